@@ -1,0 +1,32 @@
+"""Run migrations on the connection that `relay migrate` hands over, or print them as SQL."""
+
+from alembic import context
+
+from relay.operate.migrate import VERSION_TABLE, settings_of
+
+config = context.config
+schema, connect = settings_of(config)
+
+
+def run() -> None:
+    with context.begin_transaction():
+        context.run_migrations(schema=schema)
+
+
+if context.is_offline_mode():
+    context.configure(
+        dialect_name="postgresql",
+        literal_binds=True,
+        version_table=VERSION_TABLE,
+        version_table_schema=schema,
+    )
+    run()
+else:
+    with connect() as connection:
+        context.configure(
+            connection=connection,
+            version_table=VERSION_TABLE,
+            version_table_schema=schema,
+            transaction_per_migration=True,
+        )
+        run()

@@ -1,0 +1,1 @@
+"""What an operator does: migrate, status, parked messages."""

@@ -1,0 +1,99 @@
+"""Bring the tables to the version of this release."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import TextIO
+
+import sqlalchemy as sa
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+
+import relay
+from relay.database import sqlalchemy_engine
+from relay.settings import DatabaseSettings, Settings
+
+VERSION_TABLE = "migration"
+
+TAKE_LOCK = sa.text("SELECT pg_advisory_lock(hashtextextended(:schema || '.migrate', 0))")
+RELEASE_LOCK = sa.text("SELECT pg_advisory_unlock(hashtextextended(:schema || '.migrate', 0))")
+
+
+def migrate(database: DatabaseSettings, revision: str = "head") -> None:
+    """Upgrade to `revision`. Several processes may call this at once: one works, the others wait and find it done.
+
+    Each migration is one transaction: interrupted, it leaves the version before.
+    """
+    command.upgrade(_config(database), revision)
+
+
+def downgrade(database: DatabaseSettings, revision: str) -> None:
+    """Go back to `revision`; `base` drops every table with all its rows."""
+    command.downgrade(_config(database), revision)
+
+
+def write_sql(database: DatabaseSettings, output: TextIO) -> None:
+    """Write the statements that `migrate` would run on an empty database; connects to none."""
+    command.upgrade(_config(database, output), "head", sql=True)
+
+
+def is_at_head(database: DatabaseSettings) -> bool:
+    """Tell whether the tables are of this release."""
+    return current_revision(database) == head_revision()
+
+
+def head_revision() -> str | None:
+    return ScriptDirectory(str(_scripts())).get_current_head()
+
+
+def current_revision(database: DatabaseSettings) -> str | None:
+    """Tell the revision in the database; None when it has no outbox tables."""
+    engine = sqlalchemy_engine(database)
+    with engine.connect() as connection:
+        options = {"version_table": VERSION_TABLE, "version_table_schema": database.schema_name}
+        return MigrationContext.configure(connection, opts=options).get_current_revision()
+
+
+def settings_of(config: Config) -> tuple[str, Callable[[], AbstractContextManager[sa.Connection]]]:
+    """Give migrations/env.py the schema and a way to a locked connection.
+
+    The plain `alembic` command, which developers use, has no settings: it gets those of the environment.
+    """
+    database = config.attributes.get("database")
+    if database is None:
+        from relay.configuration import load  # only the developer's command comes here
+
+        settings: Settings = load().settings
+        database = settings.database
+    return database.schema_name, lambda: _locked_connection(database)
+
+
+@contextmanager
+def _locked_connection(database: DatabaseSettings) -> Iterator[sa.Connection]:
+    schema = {"schema": database.schema_name}
+    with sqlalchemy_engine(database).connect() as connection:
+        connection.execute(TAKE_LOCK, schema)
+        connection.execute(sa.schema.CreateSchema(database.schema_name, if_not_exists=True))
+        connection.commit()
+        try:
+            yield connection
+        finally:
+            connection.rollback()
+            connection.execute(RELEASE_LOCK, schema)
+            connection.commit()
+
+
+def _config(database: DatabaseSettings, output: TextIO | None = None) -> Config:
+    config = Config(output_buffer=output) if output else Config()
+    config.set_main_option("script_location", str(_scripts()))
+    config.attributes["database"] = database
+    return config
+
+
+def _scripts() -> Path:
+    """Find the migrations: inside the installed package, or beside it in a checkout."""
+    package = Path(relay.__file__).parent
+    inside = package / "migrations"
+    return inside if inside.is_dir() else package.parent / "migrations"
