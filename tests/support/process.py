@@ -1,0 +1,162 @@
+"""A server's process: ends when it is told to, and with its parent in any case."""
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+POLL = 0.02  # seconds between two looks at something that is starting or ending
+
+
+class ServerError(Exception):
+    """A private server cannot be started, or a command on it failed; the message says which and shows its words."""
+
+
+def free_port() -> int:
+    """Find a loopback port that nobody listens on.
+
+    Taken below 32768: above it the kernel hands ports to outgoing connections, which may come in between.
+    """
+    while True:
+        port = random.SystemRandom().randrange(15_000, 32_000)
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+
+
+def wait_for(condition: Callable[[], bool], what: str, seconds: float) -> None:
+    """Return once `condition()` holds.
+
+    Raises:
+        TimeoutError: it did not within `seconds`; the message names `what`.
+    """
+    until = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > until:
+            raise TimeoutError(f"{what}: not within {seconds:g} s")
+        time.sleep(POLL)
+
+
+def is_listening(port: int) -> bool:
+    """Tell whether somebody accepts connections on this loopback port."""
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+class Process:
+    """A program in a session of its own, so that Ctrl-C at the terminal reaches us first and we end it in order.
+
+    The kernel kills it when the thread that started it ends: start it from the main thread.
+    `user`: whom to run as, when we are root.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str | Path],
+        *,
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+        folder: Path | None = None,
+        user: str | None = None,
+        death_signal: str = "KILL",
+    ) -> None:
+        self.name = Path(command[0]).name
+        self._log = log
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                # setpriv replaces itself by the program, so the process id is the program's; a Python function
+                # run between fork and exec would do the same, but is refused beside threads from Python 3.12 on.
+                ["setpriv", f"--pdeathsig={death_signal}", *as_user(user), "--", *map(str, command)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                cwd=folder,
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+    def wait_until(self, condition: Callable[[], bool], seconds: float) -> None:
+        """Return once `condition()` holds; else end the process and show the end of its log.
+
+        Raises:
+            ServerError: it ended by itself or was too slow.
+        """
+        try:
+            wait_for(lambda: not self.is_running() or condition(), f"{self.name} starts", seconds)
+        except TimeoutError as error:
+            self.stop(signal.SIGKILL)
+            raise ServerError(f"{error}\n{self.log_end()}") from error
+        except BaseException:  # Ctrl-C too: a half-started server has no other owner yet
+            self.stop(signal.SIGKILL)
+            raise
+        if not self.is_running():
+            raise ServerError(f"{self.name} ended at once with code {self._process.returncode}\n{self.log_end()}")
+
+    def stop(self, how: signal.Signals, seconds: float = 20) -> None:
+        """End it with this signal and, if it takes longer than `seconds`, with SIGKILL; return when it is gone."""
+        if self.is_running():
+            self._process.send_signal(how)
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(seconds)
+        with suppress(ProcessLookupError):  # the usual case: it was the last of its group, which is its own session
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def log_end(self) -> str:
+        """Give the last lines that it wrote."""
+        return "\n".join(self._log.read_text(errors="replace").splitlines()[-15:])
+
+
+def run(
+    command: Sequence[str | Path],
+    *,
+    user: str | None = None,
+    environment: Mapping[str, str] | None = None,
+    stdin: str = "",
+) -> str:
+    """Run a short command to its end and give what it printed.
+
+    Raises:
+        ServerError: it failed; the message holds its output.
+    """
+    prefix = ["setpriv", *as_user(user), "--"] if as_user(user) else []
+    done = subprocess.run(
+        [*prefix, *map(str, command)],
+        check=False,
+        capture_output=True,
+        text=True,
+        env=environment,
+        input=stdin,
+        cwd="/",
+        start_new_session=True,
+    )
+    if done.returncode:
+        words = (done.stderr + done.stdout).strip()
+        raise ServerError(f"{Path(command[0]).name} failed with code {done.returncode}: {words}")
+    return done.stdout
+
+
+def as_user(user: str | None) -> list[str]:
+    """Give setpriv's arguments that run a program as `user`, when we are root and `user` is named."""
+    if user is None or os.geteuid() != 0:
+        return []
+    return [f"--reuid={user}", "--regid=nogroup", "--clear-groups"]

@@ -1,0 +1,206 @@
+"""A private RabbitMQ node: own folder, ports, cookie and epmd, on loopback, ended with us."""
+
+import os
+import secrets
+import signal
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tests.support.folders import temporary_folder
+from tests.support.process import Process, ServerError, free_port, is_listening, run
+
+# Not /usr/sbin: Debian's wrappers there change to the user `rabbitmq` and refuse everybody but root.
+PROGRAMS = Path("/usr/lib/rabbitmq/bin")
+USER = "relay"
+
+# Erlang's schedulers spin while idle, at the cost of everything else on the machine.
+NO_BUSY_WAIT = "+sbwt none +sbwtdcpu none +sbwtdio none"
+
+
+class RabbitServer:
+    """One node; `with RabbitServer() as node:` starts and stops it.
+
+    `folder`: where queues and messages are kept for the next start; without it a temporary one that is removed.
+    `configuration`: further keys of rabbitmq.conf. `schedulers`: Erlang's threads; one for each core unless given.
+    """
+
+    def __init__(
+        self,
+        *,
+        folder: Path | None = None,
+        configuration: Mapping[str, str] | None = None,
+        schedulers: int | None = None,
+    ) -> None:
+        self.port = 0
+        self._given_folder = folder
+        self._configuration = configuration or {}
+        self._erlang_arguments = NO_BUSY_WAIT + (f" +S {schedulers}:{schedulers}" if schedulers else "")
+        self._stack = ExitStack()
+        self._epmd: Process | None = None
+        self._node: Process | None = None
+
+    def __enter__(self) -> Self:
+        try:
+            self._prepare(self._given_folder or self._stack.enter_context(temporary_folder()))
+            self.start()
+        except BaseException:  # Ctrl-C too: nothing is left behind
+            self.stop(signal.SIGKILL)
+            self._stop_epmd()
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.stop()
+        finally:
+            self._stop_epmd()
+            self._stack.close()
+
+    @property
+    def pid(self) -> int:
+        """Whom to send signals to."""
+        assert self._node is not None, "the node is not running"
+        return self._node.pid
+
+    def url(self, vhost: str = "/") -> str:
+        """Give the AMQP URL of a virtual host."""
+        return f"amqp://{USER}:{self._password}@127.0.0.1:{self.port}/{vhost.replace('/', '%2F')}"
+
+    def add_vhost(self, name: str) -> str:
+        """Make a virtual host that our user may do everything in, and give its URL."""
+        self.call(
+            f'rabbit_vhost:add(<<"{name}">>, <<"tests">>), '
+            f'rabbit_auth_backend_internal:set_permissions(<<"{USER}">>, <<"{name}">>, '
+            '<<".*">>, <<".*">>, <<".*">>, <<"tests">>).'
+        )
+        return self.url(name)
+
+    def delete_vhost(self, name: str) -> None:
+        """Remove it with its queues, closing the connections that are still in it."""
+        self.call(f'rabbit_vhost:delete(<<"{name}">>, <<"tests">>).')
+
+    def ctl(self, *arguments: str) -> str:
+        """Run rabbitmqctl, which takes half a second, and give what it printed.
+
+        Raises:
+            ServerError: it failed; the message holds its words.
+        """
+        return run([PROGRAMS / "rabbitmqctl", "-q", "-n", self._name, *arguments], environment=self._environment)
+
+    def call(self, expressions: str) -> str:
+        """Evaluate Erlang expressions on the node, which takes a few milliseconds, and give the result as text.
+
+        Raises:
+            ServerError: they failed.
+        """
+        cookie = (self._folder / "home" / ".erlang.cookie").read_text()
+        answer = run(
+            ["erl_call", "-address", f"127.0.0.1:{self._dist_port}", "-c", cookie, "-timeout", "30", "-e"],
+            environment=self._environment,
+            stdin=f"{expressions}\n",
+        )
+        if not answer.startswith("{ok, "):
+            raise ServerError(f"{expressions} failed on the node: {answer}")
+        return answer.removeprefix("{ok, ").removesuffix("}")
+
+    def start(self) -> None:
+        """Start the node on its folder; it keeps its ports from one start to the next.
+
+        Raises:
+            ServerError: it did not come up; the message shows the end of its log.
+        """
+        self._start_epmd()
+        self._node = Process(
+            [PROGRAMS / "rabbitmq-server"],
+            log=self._folder / "rabbitmq.log",
+            environment=self._environment,
+            folder=self._folder,
+        )
+        self._node.wait_until(lambda: is_listening(self.port), 90)
+        self.call("rabbit:await_startup().")
+
+    def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
+        """Stop it: SIGTERM in order, SIGKILL as a lost machine does."""
+        if self._node is not None:
+            self._node.stop(how)
+            self._node = None
+
+    def _prepare(self, folder: Path) -> None:
+        if not is_installed():
+            raise ServerError("RabbitMQ is not installed; `tests/support/packages test` installs it")
+        home = folder / "home"
+        home.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._password = _secret(folder / "password")
+        _secret(home / ".erlang.cookie")
+        self.port, self._dist_port, self._epmd_port = free_port(), free_port(), free_port()
+        # The name stays: a node's data belongs to its name. Two nodes of one name meet nowhere, as each has its epmd.
+        self._name = "relay@localhost"
+        self._environment = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(home),
+            "LANG": "C.UTF-8",
+            "RABBITMQ_NODENAME": self._name,
+            "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
+            "RABBITMQ_NODE_PORT": str(self.port),
+            "RABBITMQ_DIST_PORT": str(self._dist_port),
+            "RABBITMQ_MNESIA_BASE": str(folder / "data"),
+            "RABBITMQ_LOG_BASE": str(folder / "log"),
+            "RABBITMQ_CONFIG_FILE": str(folder / "rabbitmq.conf"),
+            "RABBITMQ_ADVANCED_CONFIG_FILE": str(folder / "advanced.config"),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(folder / "enabled_plugins"),
+            "RABBITMQ_CONF_ENV_FILE": "/dev/null",  # what the machine configures is not for this node
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": (
+                f"{self._erlang_arguments} -kernel inet_dist_use_interface {{127,0,0,1}}"
+            ),
+            "ERL_EPMD_PORT": str(self._epmd_port),
+            "ERL_EPMD_ADDRESS": "127.0.0.1",
+            # The script then becomes the node instead of staying beside it: one process to end.
+            "RUNNING_UNDER_SYSTEMD": "true",
+        }
+        (folder / "enabled_plugins").write_text("[].\n")
+        lines = {
+            "default_user": USER,
+            "default_pass": self._password,
+            "loopback_users": "none",
+            "disk_free_limit.absolute": "50MB",
+            **self._configuration,
+        }
+        configuration = folder / "rabbitmq.conf"
+        configuration.write_text("".join(f"{key} = {value}\n" for key, value in lines.items()))
+        configuration.chmod(0o600)
+
+    def _start_epmd(self) -> None:
+        """Start the name server ourselves: one started by Erlang detaches and outlives us."""
+        if self._epmd is None:
+            self._epmd = Process(
+                ["epmd", "-port", str(self._epmd_port), "-address", "127.0.0.1"],
+                log=self._folder / "epmd.log",
+                environment=self._environment,
+            )
+            self._epmd.wait_until(lambda: is_listening(self._epmd_port), 10)
+
+    def _stop_epmd(self) -> None:
+        if self._epmd is not None:
+            self._epmd.stop(signal.SIGTERM)
+            self._epmd = None
+
+
+def is_installed() -> bool:
+    """Tell whether this machine has RabbitMQ."""
+    return (PROGRAMS / "rabbitmq-server").exists()
+
+
+def _secret(file: Path) -> str:
+    """Give the secret kept in this file; a new one when there is none."""
+    if not file.exists():
+        file.touch(0o600)
+        file.write_text(secrets.token_hex(12))
+        file.chmod(0o400)  # Erlang refuses a cookie that others may read
+    return file.read_text()
