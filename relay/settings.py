@@ -1,17 +1,66 @@
 """What can be configured: one frozen model a section of relay.toml.
 
 How the values are found (flags, environment, secret files, relay.toml, defaults) is `relay.configuration`.
+The text below a key is its description in docs/configuration.md and config/relay.toml.
 """
 
+from dataclasses import dataclass
 from enum import StrEnum
 from socket import gethostname
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, StringConstraints
+from psycopg import ProgrammingError
+from psycopg.conninfo import conninfo_to_dict
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, StringConstraints
 
-Identifier = Annotated[str, StringConstraints(pattern=r"^[a-z_][a-z0-9_]{0,39}$")]
-ShortString = Annotated[str, StringConstraints(max_length=255)]
-Seconds = Annotated[float, Field(gt=0)]
+
+@dataclass(frozen=True, slots=True)
+class Takes:
+    """What a key takes, in words, where its type does not say it."""
+
+    words: str
+
+
+def _libpq_url(url: SecretStr) -> SecretStr:
+    try:
+        given = conninfo_to_dict(url.get_secret_value())
+    except ProgrammingError:
+        given = {}
+    if not given:  # libpq takes an empty string for "whatever listens on the local socket"
+        raise ValueError  # nothing to say: libpq's words repeat the URL, password and all
+    return url
+
+
+def _amqp_urls(urls: SecretStr) -> SecretStr:
+    if not all(url.strip().startswith(("amqp://", "amqps://")) for url in urls.get_secret_value().split(",")):
+        raise ValueError
+    return urls
+
+
+def _short(text: str) -> str:
+    if len(text.encode()) > 255:
+        raise ValueError
+    return text
+
+
+DatabaseUrl = Annotated[
+    SecretStr,
+    AfterValidator(_libpq_url),
+    Takes("a libpq URL, postgresql://user:password@host:5432/database"),
+]
+BrokerUrl = Annotated[
+    SecretStr,
+    AfterValidator(_amqp_urls),
+    Takes("amqp:// or amqps:// URLs, amqp://user:password@host:5672/vhost, several separated by commas"),
+]
+Identifier = Annotated[
+    str,
+    StringConstraints(pattern=r"^[a-z_][a-z0-9_]{0,39}$"),
+    Takes("at most 40 lower-case letters, digits and _, no digit first"),
+]
+ShortString = Annotated[str, AfterValidator(_short), Takes("text of at most 255 bytes")]
+Pattern = Annotated[str, StringConstraints(min_length=1), Takes("a shell pattern")]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False), Takes("seconds, above 0")]
 
 
 class Ordering(StrEnum):
@@ -36,66 +85,6 @@ class Wire(StrEnum):
     PUBLISH = "publish"  # the library's documented basic_publish, one call a message
 
 
-class Section(BaseModel):
-    """A table of relay.toml: immutable, and an unknown key is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class DatabaseSettings(Section):
-    """`[database]`: where the outbox is."""
-
-    url: SecretStr = SecretStr("postgresql://localhost/postgres")
-    schema_name: Identifier = Field("outbox", alias="schema")
-    connect_timeout: Seconds = 5.0
-    command_timeout: Seconds = 30.0  # no answer to a statement within this: the connection is lost
-
-
-class BrokerSettings(Section):
-    """`[broker]`: where the messages go."""
-
-    url: SecretStr = SecretStr("amqp://guest:guest@localhost/")  # several separated by commas
-    exchange: ShortString = "outbox"  # for rows that name none and that no route takes
-    declare: bool = True  # declare that exchange at start when it is missing
-    app_id: ShortString = "outbox-relay"
-    connect_timeout: Seconds = 5.0
-    confirm_timeout: Seconds = 30.0  # no confirm within this: outcome unknown, sent again
-    heartbeat: Annotated[int, Field(ge=1, le=60)] = 5
-
-
-class RelaySettings(Section):
-    """`[relay]`: how rows are carried."""
-
-    node: ShortString = Field(default_factory=gethostname)
-    ordering: Ordering = Ordering.KEY
-    key_policy: KeyPolicy = KeyPolicy.HOLD
-    wire: Wire = Wire.FRAMES
-    max_in_flight: Annotated[int, Field(ge=1, le=65535)] = 1200  # messages sent and not yet confirmed
-    max_window_rows: Annotated[int, Field(ge=1)] = 8000  # rows read and not yet settled
-    max_window_bytes: Annotated[int, Field(ge=65536)] = 64 * 1024 * 1024
-    max_message_bytes: Annotated[int, Field(ge=1)] = 16 * 1024 * 1024
-    max_attempts: Annotated[int, Field(ge=1, le=1000)] = 8
-    backoff_initial: Seconds = 0.5
-    backoff_max: Seconds = 60.0
-    poll_interval: Seconds = 1.0  # beneath the wake-up, when the relay sleeps
-    sweep_interval: Seconds = 10.0
-    heartbeat_interval: Seconds = 1.0
-    drain_timeout: Seconds = 8.0
-
-
-class Route(Section):
-    """`[[routes]]`: where rows that name no exchange go; the first that matches decides.
-
-    `event_type` and `aggregate_type` are shell patterns. `routing_key` may contain `{aggregate_type}`,
-    `{aggregate_id}` and `{event_type}`.
-    """
-
-    event_type: str = "*"
-    aggregate_type: str = "*"
-    exchange: ShortString
-    routing_key: ShortString = "{aggregate_type}.{event_type}"
-
-
 class LogFormat(StrEnum):
     """How log events are written."""
 
@@ -104,11 +93,105 @@ class LogFormat(StrEnum):
     JSON = "json"
 
 
-class LogSettings(Section):
-    """`[log]`."""
+class Section(BaseModel):
+    """A table of relay.toml: immutable, an unknown key is an error, and no error repeats a value."""
 
-    level: Annotated[str, StringConstraints(pattern="^(debug|info|warning|error)$")] = "info"
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        populate_by_name=True,
+        use_attribute_docstrings=True,
+        hide_input_in_errors=True,
+    )
+
+
+class DatabaseSettings(Section):
+    """`[database]`: where the outbox is."""
+
+    url: DatabaseUrl = SecretStr("postgresql://localhost/postgres")
+    """PostgreSQL; several hosts are tried in turn, and libpq's parameters may follow the question mark"""
+    schema_name: Identifier = Field("outbox", alias="schema")
+    """schema of the outbox tables"""
+    connect_timeout: Seconds = 5.0
+    """for a connection to each host"""
+    command_timeout: Seconds = 30.0
+    """no answer to a statement within this: the connection is lost"""
+
+
+class BrokerSettings(Section):
+    """`[broker]`: where the messages go."""
+
+    url: BrokerUrl = SecretStr("amqp://guest:guest@localhost/")
+    """RabbitMQ; several URLs are tried in turn"""
+    exchange: ShortString = "outbox"
+    """for rows that name no exchange and that no route takes"""
+    declare: bool = True
+    """declare that exchange (topic, durable) at start when it is missing"""
+    app_id: ShortString = "outbox-relay"
+    """the property `app_id` of every message"""
+    connect_timeout: Seconds = 5.0
+    """for a connection to each host"""
+    confirm_timeout: Seconds = 30.0
+    """no confirm within this: the outcome is unknown, and the message is sent again"""
+    heartbeat: Annotated[int, Field(ge=1, le=60)] = 5
+    """seconds; a silent broker is noticed after about three"""
+
+
+class RelaySettings(Section):
+    """`[relay]`: how rows are carried."""
+
+    node: ShortString = Field(default_factory=gethostname)
+    """name of this node, one of a kind"""
+    ordering: Ordering = Ordering.KEY
+    """what is kept in order on the way to the broker"""
+    key_policy: KeyPolicy = KeyPolicy.HOLD
+    """later rows of a key whose row was parked wait behind it (hold) or go on (skip)"""
+    wire: Wire = Wire.FRAMES
+    """frames: encoded here, one write for many messages; publish: the AMQP library's own call for each"""
+    max_in_flight: Annotated[int, Field(ge=1, le=65535)] = 1200
+    """messages sent and not yet confirmed"""
+    max_window_rows: Annotated[int, Field(ge=1)] = 8000
+    """rows read and not yet settled"""
+    max_window_bytes: Annotated[int, Field(ge=65536)] = 64 * 1024 * 1024
+    """bytes read and not yet settled"""
+    max_message_bytes: Annotated[int, Field(ge=1)] = 16 * 1024 * 1024
+    """a larger payload is parked"""
+    max_attempts: Annotated[int, Field(ge=1, le=1000)] = 8
+    """a row is parked when the broker refused it this often; outages do not count"""
+    backoff_initial: Seconds = 0.5
+    """wait after a row's first refusal; doubles with each"""
+    backoff_max: Seconds = 60.0
+    """longest wait between two attempts"""
+    poll_interval: Seconds = 1.0
+    """a sleeping relay looks for rows this often, also when nobody rings"""
+    sweep_interval: Seconds = 10.0
+    """rows that became visible late, behind higher ids, are looked for this often"""
+    heartbeat_interval: Seconds = 1.0
+    """the node's row in the table `node` is renewed this often"""
+    drain_timeout: Seconds = 8.0
+    """after SIGTERM, messages in flight have this long to be confirmed"""
+
+
+class Route(Section):
+    """`[[routes]]`: where rows that name no exchange go; the first that matches decides."""
+
+    event_type: Pattern = "*"
+    """shell pattern"""
+    aggregate_type: Pattern = "*"
+    """shell pattern"""
+    exchange: ShortString
+    """an exchange that exists; `""` is the default exchange"""
+    routing_key: ShortString = "{aggregate_type}.{event_type}"
+    """may contain `{aggregate_type}`, `{aggregate_id}` and `{event_type}`"""
+
+
+class LogSettings(Section):
+    """`[log]`: what is said on stderr."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """the least that is said"""
     format: LogFormat = LogFormat.AUTO
+    """auto: for people on a terminal, else json"""
 
 
 class Settings(Section):
@@ -118,4 +201,5 @@ class Settings(Section):
     broker: BrokerSettings = BrokerSettings()
     relay: RelaySettings = RelaySettings()
     routes: tuple[Route, ...] = ()
+    """as a variable: a JSON list of tables"""
     log: LogSettings = LogSettings()

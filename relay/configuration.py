@@ -1,0 +1,254 @@
+"""Find the settings: flags, then environment, then secret files, then relay.toml, then defaults.
+
+`load` reads every source to its end before it complains, so that one run tells all that is wrong.
+"""
+
+import json
+import os
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
+
+from relay.errors import ConfigurationError
+from relay.keys import Key, all_keys, route_keys
+from relay.settings import Settings
+
+PREFIX = "RELAY_"
+CONFIG_VARIABLE = "RELAY_CONFIG"
+FILE_SUFFIX = "_FILE"
+USUAL_FILE = Path("relay.toml")
+
+# Kubernetes gives every container such variables for each Service of its namespace; a Service named `relay`
+# must not keep the relay from starting.
+KUBERNETES = re.compile(r"RELAY_(\w+_)?(SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)")
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The settings, and where the value of each key was found."""
+
+    settings: Settings
+    origins: Mapping[str, str]  # by the key's name: "variable RELAY_DATABASE_URL", "default"
+
+
+@dataclass(slots=True)
+class Source:
+    """What one source says, before anything is checked but its keys."""
+
+    values: dict[str, Any] = field(default_factory=dict)  # by the key's name
+    origins: dict[str, str] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    def put(self, key: Key, value: object, origin: str) -> None:
+        self.values[key.name] = value
+        self.origins[key.name] = origin
+
+
+def load(
+    *,
+    config: Path | None = None,
+    flags: Mapping[str, str | None] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Loaded:
+    """Give the settings of this process.
+
+    Args:
+        config: path of relay.toml, from a flag; else RELAY_CONFIG; else ./relay.toml when there is one.
+        flags: values given on the command line, by the key's name; None was not given.
+        environ: in place of the process's environment.
+    Raises:
+        ConfigurationError: names every key that cannot be used, where it was set, and what it takes.
+    """
+    environment = os.environ if environ is None else environ
+    sources = (
+        _from_flags(flags or {}),
+        _from_environment(environment),
+        _from_secret_files(environment),
+        _from_file(config, environment),
+    )
+    problems = [problem for source in sources for problem in source.problems]
+    values, origins = _overlay(sources)
+    try:
+        settings = _validate(sources)
+    except ValidationError as error:
+        problems += [_explain(each["loc"], values, origins) for each in error.errors(include_url=False)]
+    if problems:
+        raise ConfigurationError("\n".join(dict.fromkeys(problems)))
+    return Loaded(settings, {key.name: origins.get(key.name, "default") for key in all_keys()})
+
+
+def _from_flags(flags: Mapping[str, str | None]) -> Source:
+    source = Source()
+    for key in all_keys():
+        value = flags.get(key.name)
+        if value is not None:
+            source.put(key, value, f"flag {key.flag}")
+    return source
+
+
+def _from_environment(environ: Mapping[str, str]) -> Source:
+    source = Source()
+    known = {key.variable: key for key in all_keys()}
+    for variable in sorted(environ):
+        if not variable.startswith(PREFIX) or variable == CONFIG_VARIABLE or KUBERNETES.fullmatch(variable):
+            continue
+        if variable.removesuffix(FILE_SUFFIX) not in known:
+            near = _near(variable, [*known, *(each + FILE_SUFFIX for each in known), CONFIG_VARIABLE])
+            source.problems.append(f"unknown variable {variable}{near}")
+        elif key := known.get(variable):
+            _put_text(source, key, environ[variable], f"variable {variable}")
+    return source
+
+
+def _from_secret_files(environ: Mapping[str, str]) -> Source:
+    source = Source()
+    for key in all_keys():
+        variable = key.variable + FILE_SUFFIX
+        path = environ.get(variable)
+        if path is None:
+            continue
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            source.problems.append(f"file {path} (variable {variable}) cannot be read: {_reason(error)}")
+        else:
+            _put_text(source, key, text.rstrip("\r\n"), f"file {path} of {variable}")
+    return source
+
+
+def _put_text(source: Source, key: Key, text: str, origin: str) -> None:
+    if not key.is_list:
+        source.put(key, text, origin)
+        return
+    try:
+        source.put(key, json.loads(text), origin)
+    except json.JSONDecodeError as error:
+        source.problems.append(f"{key.name} ({origin}) is not JSON: {error}; it takes a list of {key.takes}")
+
+
+def _from_file(config: Path | None, environ: Mapping[str, str]) -> Source:
+    named = environ.get(CONFIG_VARIABLE)
+    if config is not None:
+        path, named_by = config, " (flag --config)"
+    elif named is not None:
+        path, named_by = Path(named), f" (variable {CONFIG_VARIABLE})"
+    elif USUAL_FILE.is_file():
+        path, named_by = USUAL_FILE, ""
+    else:
+        return Source()
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        return Source(problems=[f"file {path}{named_by} cannot be read: {_reason(error)}"])
+    except tomllib.TOMLDecodeError as error:
+        return Source(problems=[f"file {path}{named_by} is not TOML: {error}"])
+    return _from_tables(tables, f"file {path}")
+
+
+def _from_tables(tables: Mapping[str, Any], origin: str) -> Source:
+    source = Source()
+    known = {key.name: key for key in all_keys()}
+    sections = {key.path[0] for key in all_keys() if not key.is_list}
+    for name, value in tables.items():
+        if name in sections and not isinstance(value, dict):
+            source.problems.append(f"{name} ({origin}) is no table; it takes [{name}] with keys below")
+            continue
+        pairs = {f"{name}.{inner}": each for inner, each in value.items()} if name in sections else {name: value}
+        for full_name, each in pairs.items():
+            if full_name in known:
+                source.put(known[full_name], each, origin)
+            else:
+                near = _near(full_name, known) or _near_last_part(full_name, known) or _near(name, sections)
+                source.problems.append(f"unknown key {full_name} ({origin}){near}")
+    return source
+
+
+def _overlay(sources: Iterable[Source]) -> tuple[dict[str, Any], dict[str, str]]:
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for source in reversed(tuple(sources)):
+        values |= source.values
+        origins |= source.origins
+    return values, origins
+
+
+def _validate(sources: tuple[Source, ...]) -> Settings:
+    class Layered(Settings, BaseSettings):  # type: ignore[misc]  # both say model_config; ours is the narrower
+        """The settings with our sources in place of those of pydantic-settings, which name no origin."""
+
+        @classmethod
+        def settings_customise_sources(
+            cls,
+            settings_cls: type[BaseSettings],
+            *_usual: PydanticBaseSettingsSource,
+            **_named: PydanticBaseSettingsSource,
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            return tuple(_Nested(settings_cls, source) for source in sources)
+
+    found = Layered()
+    return Settings(**{name: getattr(found, name) for name in Settings.model_fields})
+
+
+class _Nested(PydanticBaseSettingsSource):
+    """A source as pydantic-settings merges them: nested tables."""
+
+    def __init__(self, settings_cls: type[BaseSettings], source: Source) -> None:
+        super().__init__(settings_cls)
+        self.source = source
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        raise NotImplementedError("the whole source is given at once")
+
+    def __call__(self) -> dict[str, Any]:
+        tables: dict[str, Any] = {}
+        for name, value in self.source.values.items():
+            section, _, key = name.partition(".")
+            if key:
+                tables.setdefault(section, {})[key] = value
+            else:
+                tables[section] = value
+        return tables
+
+
+def _explain(loc: tuple[int | str, ...], values: Mapping[str, Any], origins: Mapping[str, str]) -> str:
+    """Say in one line what a validation error is about, without the words of pydantic and without a secret."""
+    key = next(key for key in all_keys() if key.path == loc[: len(key.path)])
+    origin = origins.get(key.name, "default")
+    if not key.is_list:
+        # What cannot be read as a URL cannot be redacted as one: a secret is not repeated here.
+        shown = "" if key.is_secret else f" = {values[key.name]!r}"
+        return f"{key.name}{shown} ({origin}): it takes {key.takes}"
+    inner = loc[len(key.path) :]
+    if len(inner) < 2:  # not a list, or an item that is no table
+        return f"{key.name} ({origin}): it takes {key.takes}"
+    index, name = inner[0], str(inner[1])
+    known = {each.name: each for each in route_keys()}
+    full_name = f"{key.name}[{index}].{name}"
+    if name not in known:
+        return f"unknown key {full_name} ({origin}){_near(name, known)}"
+    if name not in values[key.name][index]:
+        return f"{full_name} ({origin}) is missing; it takes {known[name].takes}"
+    return f"{full_name} = {values[key.name][index][name]!r} ({origin}): it takes {known[name].takes}"
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    near = get_close_matches(name, known, n=1, cutoff=0.75)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def _near_last_part(name: str, known: Iterable[str]) -> str:
+    last_parts: dict[str, str] = {full.rpartition(".")[2]: full for full in known}
+    near = get_close_matches(name.rpartition(".")[2], last_parts, n=1, cutoff=0.75)
+    return f"; did you mean {last_parts[near[0]]}?" if near else ""
+
+
+def _reason(error: OSError | UnicodeDecodeError) -> str:
+    return (error.strerror or type(error).__name__) if isinstance(error, OSError) else "it is not UTF-8"

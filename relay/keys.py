@@ -1,0 +1,151 @@
+"""Every key of the settings as a value: its variable, what it takes, its default; made from `relay.settings`."""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+from typing import Any, Literal, get_args, get_origin
+
+from annotated_types import Ge, Le
+from pydantic import SecretStr
+from pydantic.fields import FieldInfo
+
+from relay.settings import Route, Section, Settings, Takes
+
+# Shorter than the scheme gives (RELAY_DATABASE__URL), because these two are set by everyone.
+SHORT_VARIABLES = {"database.url": "RELAY_DATABASE_URL", "broker.url": "RELAY_BROKER_URL"}
+UNFIXED_DEFAULTS = {"relay.node": "the host's name"}
+
+SECRET_PARAMETER = re.compile(
+    r"((?:^|[?&\s])[^=&?\s]*(?:pass|secret|token|scram)[^=&?\s]*\s*=\s*)('[^']*'|[^&\s]*)", re.I
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key of relay.toml: `relay.ordering`, or `routes`, which is a list of tables."""
+
+    name: str
+    variable: str
+    takes: str
+    default: str  # as TOML, or in words where each machine has its own
+    about: str
+    is_secret: bool
+    is_list: bool
+
+    @property
+    def path(self) -> tuple[str, ...]:
+        return tuple(self.name.split("."))
+
+    @property
+    def flag(self) -> str:
+        return "--" + re.sub("[._]", "-", self.name)
+
+
+@cache
+def all_keys() -> tuple[Key, ...]:
+    """Give every key, in the order of the models."""
+    return tuple(_walk(Settings))
+
+
+@cache
+def route_keys() -> tuple[Key, ...]:
+    """Give the keys of one `[[routes]]` table."""
+    return tuple(_key(name, field) for name, field in _fields(Route))
+
+
+def redacted(url: str) -> str:
+    """Give a URL, or several with commas between, with `***` in place of every password.
+
+    Holds for what is no proper URL too: a value that cannot be read may still hold a password.
+    """
+    hidden = ",".join(_without_password(part) for part in re.split(r",(?=\s*amqps?://)", url))
+    return SECRET_PARAMETER.sub(r"\1***", hidden)
+
+
+def as_toml(value: object) -> str:
+    """Write a setting's value as relay.toml would have it."""
+    match value:
+        case SecretStr():
+            return as_toml(redacted(value.get_secret_value()))
+        case Enum():
+            return as_toml(value.value)
+        case Section():
+            pairs = ((name, getattr(value, attribute)) for name, attribute in _attributes(type(value)))
+            return "{ " + ", ".join(f"{name} = {as_toml(each)}" for name, each in pairs) + " }"
+        case tuple() | list():
+            return "[" + ", ".join(as_toml(each) for each in value) + "]"
+        case _:
+            return json.dumps(value, ensure_ascii=False)  # a string, number or truth value of JSON is one of TOML
+
+
+def value_of(settings: Settings, key: Key) -> Any:
+    """Read the value of `key`."""
+    value: Any = settings
+    for step in key.path:
+        value = getattr(value, dict(_attributes(type(value)))[step])
+    return value
+
+
+def _walk(model: type[Section], prefix: str = "") -> Iterator[Key]:
+    for name, field in _fields(model):
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, Section):
+            yield from _walk(inner, f"{prefix}{name}.")
+        else:
+            yield _key(prefix + name, field)
+
+
+def _key(name: str, field: FieldInfo) -> Key:
+    is_list = get_origin(field.annotation) is tuple
+    default = field.get_default(call_default_factory=True)
+    if isinstance(default, SecretStr):
+        default = default.get_secret_value()  # one that everyone may know
+    return Key(
+        name=name,
+        variable=SHORT_VARIABLES.get(name, "RELAY_" + name.upper().replace(".", "__")),
+        takes="tables with the keys " + ", ".join(each for each, _ in _fields(Route)) if is_list else _words(field),
+        default="none: it must be given" if field.is_required() else UNFIXED_DEFAULTS.get(name, as_toml(default)),
+        about=(field.description or "").replace("\n", " "),
+        is_secret=field.annotation is SecretStr,
+        is_list=is_list,
+    )
+
+
+def _words(field: FieldInfo) -> str:
+    words = next((each.words for each in field.metadata if isinstance(each, Takes)), None)
+    if words:
+        return words
+    annotation = field.annotation
+    if annotation is bool:
+        return "true or false"
+    if get_origin(annotation) is Literal:
+        return "one of " + ", ".join(get_args(annotation))
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        return "one of " + ", ".join(str(member.value) for member in annotation)
+    if annotation is int:
+        low = next((each.ge for each in field.metadata if isinstance(each, Ge)), None)
+        high = next((each.le for each in field.metadata if isinstance(each, Le)), None)
+        return f"a whole number from {low} to {high}" if high is not None else f"a whole number, at least {low}"
+    raise TypeError(f"{field}: say what it takes with relay.settings.Takes")
+
+
+def _fields(model: type[Section]) -> Iterator[tuple[str, FieldInfo]]:
+    return ((field.alias or name, field) for name, field in model.model_fields.items())
+
+
+def _attributes(model: type[Section]) -> Iterator[tuple[str, str]]:
+    return ((field.alias or name, name) for name, field in model.model_fields.items())
+
+
+def _without_password(url: str) -> str:
+    scheme, separator, rest = url.partition("://")
+    # To the last @ before the parameters: a password that was not percent-encoded may hold one, or a slash.
+    before, question, parameters = rest.partition("?")
+    user, at, hosts = before.rpartition("@")
+    if not separator or not at:
+        return url
+    name, colon, _ = user.partition(":")
+    return f"{scheme}://{name}{colon and ':***'}@{hosts}{question}{parameters}"
