@@ -1,0 +1,103 @@
+"""Rows to drain: written into a file once, and from there into the table again and again."""
+
+import random
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import orjson
+import psycopg
+
+from bench.keys import Keys, draw
+
+AGGREGATE_TYPE = "invoice"
+EVENT_TYPE = "InvoiceIssued"
+ROUTING_KEY = f"{AGGREGATE_TYPE}.{EVENT_TYPE}"
+PAYLOAD_BYTES = 512
+SEED = 1997
+
+EMPTY_TABLE = "TRUNCATE outbox.message RESTART IDENTITY"
+
+FILL = """
+    COPY outbox.message (message_id, aggregate_type, aggregate_id, event_type, payload) FROM STDIN
+"""
+
+# What the C client needs to send the very same messages.
+LIST_ROWS = """
+    COPY (SELECT id, lane, message_id, aggregate_id FROM outbox.message_pending ORDER BY id) TO STDOUT
+"""
+
+# The insert's own ring may have found the relay awake for a poll: rung again, so that it always wakes up at once.
+RING = "SELECT pg_notify('outbox.doorbell', '')"
+
+# Each lane is looked at from its end, where a row lives as long as there is one: from the front, every look
+# would walk over the index entries of all rows that are already gone.
+HAS_PENDING = """
+    SELECT EXISTS (
+        SELECT FROM generate_series(0, 15) AS l (lane)
+        CROSS JOIN LATERAL (
+            SELECT FROM outbox.message_pending AS row
+            WHERE row.lane = l.lane::smallint ORDER BY row.lane DESC, row.id DESC LIMIT 1
+        ) AS last
+    )
+"""
+
+COUNT_SENT = "SELECT count(*) FROM outbox.message WHERE state = 'sent'"
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """The same rows for every round: to be copied from `table_file`, and listed for the C client in `list_file`."""
+
+    keys: Keys
+    rows: int
+    table_file: Path
+    list_file: Path
+
+
+def prepare(database_url: str, folder: Path, keys: Keys, rows: int) -> Backlog:
+    """Draw the rows and write both files; the table is left empty."""
+    backlog = Backlog(keys, rows, folder / f"{keys}.copy", folder / f"{keys}.rows")
+    numbers = random.Random(SEED)
+    with backlog.table_file.open("wb") as file:
+        for number, customer in enumerate(draw(keys, rows, SEED), start=1):
+            message_id = uuid.UUID(int=numbers.getrandbits(128), version=4)
+            head = f"{message_id}\t{AGGREGATE_TYPE}\t{customer}\t{EVENT_TYPE}\t".encode()
+            file.write(head + _payload(number, customer, numbers) + b"\n")
+
+    empty(database_url)
+    with uncommitted(database_url, backlog) as connection:
+        with connection.cursor().copy(LIST_ROWS) as listed, backlog.list_file.open("wb") as file:
+            for block in listed:
+                file.write(block)
+        connection.rollback()
+    return backlog
+
+
+def empty(database_url: str) -> None:
+    """Remove all rows and start their ids at 1 again, so that every round has the same."""
+    with psycopg.connect(database_url) as connection:
+        connection.execute(EMPTY_TABLE)
+
+
+@contextmanager
+def uncommitted(database_url: str, backlog: Backlog) -> Iterator[psycopg.Connection]:
+    """Fill the table in a transaction that is still open when it is handed over.
+
+    So the whole backlog becomes visible at one moment, which the caller chooses: its `commit()`.
+    """
+    with psycopg.connect(database_url) as connection:
+        with connection.cursor().copy(FILL) as copy, backlog.table_file.open("rb") as file:
+            while block := file.read(1 << 20):
+                copy.write(block)
+        connection.execute(RING)
+        yield connection
+
+
+def _payload(number: int, customer: str, numbers: random.Random) -> bytes:
+    """Give an invoice as JSON of exactly PAYLOAD_BYTES."""
+    invoice = {"invoice": f"CDNOW-{number:07}", "customer": customer, "cents": numbers.randrange(100, 20_000)}
+    bare = orjson.dumps({**invoice, "note": ""})
+    return bare[:-2] + b"n" * (PAYLOAD_BYTES - len(bare)) + bare[-2:]

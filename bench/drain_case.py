@@ -1,0 +1,132 @@
+"""One case of bench/drain in one round: the relay on a backlog, or the C client with the same messages."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+
+from bench import backlog as table
+from bench import queue, reference
+from bench.backlog import Backlog
+from bench.processes import cpu_seconds, wait_idle
+from bench.relay_process import running_relay
+from bench.servers import Servers, watching
+from relay.settings import Ordering
+from tests.support.process import Process
+
+POLL = 0.05  # seconds between two looks at the table: the end of the interval is late by this at most
+TOO_LONG = 600.0
+REFERENCE = "C client"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is measured: the relay with an ordering, or without one the C client."""
+
+    backlog: Backlog
+    ordering: Ordering | None
+
+    @property
+    def name(self) -> str:
+        return REFERENCE if self.ordering is None else f"{self.ordering}, {self.backlog.keys} keys"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One case in one round; CPU in microseconds a message."""
+
+    case: str
+    round: int
+    messages: int
+    seconds: float
+    sender_cpu: float  # the relay, or the C client
+    postgres_cpu: float
+    rabbitmq_cpu: float
+    in_queue: int
+
+    @property
+    def rate(self) -> float:
+        return self.messages / self.seconds
+
+    @property
+    def lost(self) -> int:
+        return max(0, self.messages - self.in_queue)
+
+
+def measure(servers: Servers, case: Case, number: int, *, program: Path | None, profile: Path | None) -> Measured:
+    """Measure one case once: on an empty queue, an empty table, and servers that have come to rest."""
+    queue.purge(servers.broker_url)
+    table.empty(servers.database_url)
+    if case.ordering is None:
+        assert program is not None, "the C client is built before it is measured"
+        seconds, cpu = _publish_by_client(servers, case.backlog, program)
+    else:
+        seconds, cpu = _drain_by_relay(servers, case.backlog, case.ordering, profile)
+    micro = 1e6 / case.backlog.rows
+    return Measured(
+        case=case.name,
+        round=number,
+        messages=case.backlog.rows,
+        seconds=seconds,
+        sender_cpu=cpu.sender * micro,
+        postgres_cpu=cpu.postgres * micro,
+        rabbitmq_cpu=cpu.rabbitmq * micro,
+        in_queue=queue.depth(servers.broker_url),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Cpu:
+    """Seconds of CPU time."""
+
+    sender: float
+    postgres: float
+    rabbitmq: float
+
+    def since(self, before: "_Cpu") -> "_Cpu":
+        return _Cpu(self.sender - before.sender, self.postgres - before.postgres, self.rabbitmq - before.rabbitmq)
+
+
+def _publish_by_client(servers: Servers, backlog: Backlog, program: Path) -> tuple[float, _Cpu]:
+    wait_idle(servers.postgres_pid, servers.rabbitmq_pid)
+    before = cpu_seconds(servers.rabbitmq_pid)
+    published = reference.publish(program, servers.broker_url, backlog)
+    rabbitmq = cpu_seconds(servers.rabbitmq_pid) - before
+    return published.seconds, _Cpu(published.cpu_seconds, 0.0, rabbitmq)
+
+
+def _drain_by_relay(servers: Servers, backlog: Backlog, ordering: Ordering, profile: Path | None) -> tuple[float, _Cpu]:
+    log = servers.folder / "relay.log"
+    with (
+        watching(servers.database_url) as watch,
+        running_relay(servers.database_url, servers.broker_url, ordering, log=log, profile=profile) as relay,
+        table.uncommitted(servers.database_url, backlog) as writer,
+    ):
+        watch.execute("CHECKPOINT")  # what the filling left to write is not the relay's
+        wait_idle(servers.postgres_pid, servers.rabbitmq_pid)
+
+        before = _cpu(servers, relay)
+        started = time.monotonic()
+        writer.commit()
+        _wait_drained(watch, relay, started + TOO_LONG)
+        seconds = time.monotonic() - started
+        return seconds, _cpu(servers, relay).since(before)
+
+
+def _wait_drained(watch: psycopg.Connection, relay: Process, deadline: float) -> None:
+    while _has_pending(watch):
+        if not relay.is_running():
+            raise RuntimeError(f"the relay ended before the table was empty:\n{relay.log_end()}")
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"the table is not empty after {TOO_LONG:g} s:\n{relay.log_end()}")
+        time.sleep(POLL)
+
+
+def _has_pending(watch: psycopg.Connection) -> bool:
+    row = watch.execute(table.HAS_PENDING).fetchone()
+    return row is not None and bool(row[0])
+
+
+def _cpu(servers: Servers, relay: Process) -> _Cpu:
+    return _Cpu(cpu_seconds(relay.pid), cpu_seconds(servers.postgres_pid), cpu_seconds(servers.rabbitmq_pid))

@@ -1,0 +1,45 @@
+"""`relay run` as the benchmarks start it: the installed command, told everything by the environment."""
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from relay.settings import Ordering
+from tests.support.process import Process
+
+READY_SECONDS = 30.0
+DRAIN_SECONDS = 20.0
+
+
+@contextmanager
+def running_relay(
+    database_url: str, broker_url: str, ordering: Ordering, *, log: Path, profile: Path | None = None
+) -> Iterator[Process]:
+    """Start a relay, hand it over once it logged `relay.ready`, and drain it at the end.
+
+    Settings given by RELAY_... variables of the caller's environment hold, so that one can be tried out.
+    With `profile`, it runs under cProfile, which slows it down and writes its figures into that file.
+    """
+    environment = {
+        **os.environ,
+        "RELAY_DATABASE_URL": database_url,
+        "RELAY_BROKER_URL": broker_url,
+        "RELAY_RELAY__ORDERING": ordering.value,
+        "RELAY_LOG__FORMAT": "json",
+    }
+    log.write_text("")
+    relay = Process(relay_command(profile), log=log, environment=environment)
+    try:
+        relay.wait_until(lambda: "relay.ready" in log.read_text(), READY_SECONDS)
+        yield relay
+    finally:
+        relay.stop(signal.SIGTERM, DRAIN_SECONDS)
+
+
+def relay_command(profile: Path | None) -> list[str]:
+    """Give the command line of the relay installed beside this Python."""
+    command = [str(Path(sys.executable).parent / "relay"), "run"]
+    return command if profile is None else [sys.executable, "-m", "cProfile", "-o", str(profile), *command]

@@ -1,0 +1,49 @@
+"""The private servers of a benchmark: PostgreSQL as durable as in production, RabbitMQ, the tables and the queue."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+from pydantic import SecretStr
+from rich.console import Console
+
+from bench.queue import bind_queue
+from relay.operate.migrate import migrate
+from relay.settings import DatabaseSettings
+from tests.support.folders import temporary_folder
+from tests.support.postgres import PostgresServer
+from tests.support.rabbitmq import RabbitServer
+
+
+@dataclass(frozen=True, slots=True)
+class Servers:
+    """Where they are, whom to account CPU time to, and a folder for what the benchmark makes."""
+
+    database_url: str
+    postgres_pid: int
+    broker_url: str
+    rabbitmq_pid: int
+    folder: Path
+
+
+@contextmanager
+def private_servers(console: Console, *, routing_key: str) -> Iterator[Servers]:
+    """Start both, with the outbox tables and a bound quorum queue; stop them and remove everything at the end."""
+    with (
+        console.status("starting PostgreSQL and RabbitMQ"),
+        temporary_folder() as folder,
+        PostgresServer(durable=True) as postgres,
+        RabbitServer() as rabbitmq,
+    ):
+        database_url = postgres.create_database("bench")
+        migrate(DatabaseSettings(url=SecretStr(database_url)))
+        bind_queue(rabbitmq.url(), routing_key)
+        yield Servers(database_url, postgres.pid, rabbitmq.url(), rabbitmq.pid, folder)
+
+
+def watching(database_url: str) -> psycopg.Connection:
+    """Open the connection that looks at the table meanwhile; its plans are index scans, so a look costs little."""
+    options = "-c enable_seqscan=off -c enable_bitmapscan=off"
+    return psycopg.connect(database_url, autocommit=True, options=options, application_name="bench")
