@@ -12,11 +12,27 @@ help: ## list the commands
 setup: $(VENV)/.ready ## make .venv from the hash-pinned locks, with every command in .venv/bin
 
 $(VENV)/.ready: requirements/build.txt requirements/dev.txt pyproject.toml
+	@PYTHON=$(PYTHON) tests/support/packages python
+	@echo "Making $(VENV) from the locks in requirements/ (once; a few minutes with the downloads)"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/build.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes --no-build-isolation -r requirements/dev.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
+
+demo: setup ## carry 69,659 real purchases from Spark to a consumer, and reconcile; FRESH=1 starts over
+	@PYTHON=$(PYTHON) tests/support/packages demo
+	@$(BIN)/python -m demo $(if $(FRESH),--fresh)
+
+test: setup ## run every test on real servers, which are started for the run
+	@PYTHON=$(PYTHON) tests/support/packages test
+	$(BIN)/pytest
+
+bench: setup ## measure drain, latency and Spark, each next to a reference; about 10 minutes
+	@PYTHON=$(PYTHON) tests/support/packages bench
+	$(BIN)/python -m bench.drain
+	$(BIN)/python -m bench.latency
+	$(BIN)/python -m bench.spark
 
 lint: setup ## ruff, mypy strict, import contracts
 	$(BIN)/ruff check .
@@ -28,4 +44,4 @@ lock: setup ## renew the locks from pyproject.toml
 	requirements/renew
 
 clean: ## remove .venv, caches and what the demo left
-	rm -rf $(VENV) .demo .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
+	rm -rf "$$(readlink -m .demo/postgres)" $(VENV) .demo .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist

