@@ -73,6 +73,7 @@ class Process:
         death_signal: str = "KILL",
     ) -> None:
         self.name = Path(command[0]).name
+        self.returncode: int | None = None
         self._log = log
         with log.open("ab") as output:
             self._process = subprocess.Popen(
@@ -92,7 +93,8 @@ class Process:
         return self._process.pid
 
     def is_running(self) -> bool:
-        return self._process.poll() is None
+        self.returncode = self._process.poll()
+        return self.returncode is None
 
     def wait_until(self, condition: Callable[[], bool], seconds: float) -> None:
         """Return once `condition()` holds; else end the process and show the end of its log.
@@ -109,17 +111,22 @@ class Process:
             self.stop(signal.SIGKILL)
             raise
         if not self.is_running():
-            raise ServerError(f"{self.name} ended at once with code {self._process.returncode}\n{self.log_end()}")
+            self.stop(signal.SIGKILL)  # it may have left children
+            raise ServerError(f"{self.name} ended at once with code {self.returncode}\n{self.log_end()}")
 
     def stop(self, how: signal.Signals, seconds: float = 20) -> None:
-        """End it with this signal and, if it takes longer than `seconds`, with SIGKILL; return when it is gone."""
+        """End it with this signal and, if it takes longer than `seconds`, with SIGKILL; return when it is gone.
+
+        What it started and left behind is killed: its session is its own, so nobody else is in it.
+        """
         if self.is_running():
             self._process.send_signal(how)
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(seconds)
-        with suppress(ProcessLookupError):  # the usual case: it was the last of its group, which is its own session
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        for pid in _session(self._process.pid):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.returncode = self._process.wait()
 
     def log_end(self) -> str:
         """Give the last lines that it wrote."""
@@ -160,3 +167,15 @@ def as_user(user: str | None) -> list[str]:
     if user is None or os.geteuid() != 0:
         return []
     return [f"--reuid={user}", "--regid=nogroup", "--clear-groups"]
+
+
+def _session(leader: int) -> list[int]:
+    """List the living processes of a session; process groups do not tell, since Spark's workers make their own."""
+    members = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it ended meanwhile
+            # The name in parentheses may hold blanks; behind it: state, parent, process group, session.
+            state, _, _, session = stat.read_text().rpartition(")")[2].split()[:4]
+            if int(session) == leader and state != "Z":
+                members.append(int(stat.parent.name))
+    return members

@@ -87,6 +87,17 @@ def test_a_process_that_is_too_slow_is_ended(tmp_path: Path) -> None:
     assert not process.is_running()
 
 
+def test_what_a_process_started_ends_with_it(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    process = Process(["bash", "-mc", "sleep 600 & echo $!; wait"], log=log)  # -m: the child has a process group
+    process.wait_until(lambda: log.read_text().endswith("\n"), 10)
+
+    process.stop(signal.SIGTERM)
+
+    child = Path(f"/proc/{log.read_text().strip()}")
+    wait_for(lambda: not child.exists(), "the child ends", 10)
+
+
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_server_ends_with_its_owner(owner: subprocess.Popen[str], how: signal.Signals) -> None:
     assert owner.stdout is not None
