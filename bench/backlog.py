@@ -18,7 +18,8 @@ ROUTING_KEY = f"{AGGREGATE_TYPE}.{EVENT_TYPE}"
 PAYLOAD_BYTES = 512
 SEED = 1997
 
-EMPTY_TABLE = "TRUNCATE outbox.message RESTART IDENTITY"
+EMPTY = "TRUNCATE outbox.message"
+START_IDS_AGAIN = "ALTER SEQUENCE outbox.message_id_seq RESTART"
 
 FILL = """
     COPY outbox.message (message_id, aggregate_type, aggregate_id, event_type, payload) FROM STDIN
@@ -31,20 +32,6 @@ LIST_ROWS = """
 
 # The insert's own ring may have found the relay awake for a poll: rung again, so that it always wakes up at once.
 RING = "SELECT pg_notify('outbox.doorbell', '')"
-
-# Each lane is looked at from its end, where a row lives as long as there is one: from the front, every look
-# would walk over the index entries of all rows that are already gone.
-HAS_PENDING = """
-    SELECT EXISTS (
-        SELECT FROM generate_series(0, 15) AS l (lane)
-        CROSS JOIN LATERAL (
-            SELECT FROM outbox.message_pending AS row
-            WHERE row.lane = l.lane::smallint ORDER BY row.lane DESC, row.id DESC LIMIT 1
-        ) AS last
-    )
-"""
-
-COUNT_SENT = "SELECT count(*) FROM outbox.message WHERE state = 'sent'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +54,7 @@ def prepare(database_url: str, folder: Path, keys: Keys, rows: int) -> Backlog:
             head = f"{message_id}\t{AGGREGATE_TYPE}\t{customer}\t{EVENT_TYPE}\t".encode()
             file.write(head + _payload(number, customer, numbers) + b"\n")
 
-    empty(database_url)
+    empty(database_url, same_ids=True)
     with uncommitted(database_url, backlog) as connection:
         with connection.cursor().copy(LIST_ROWS) as listed, backlog.list_file.open("wb") as file:
             for block in listed:
@@ -76,10 +63,16 @@ def prepare(database_url: str, folder: Path, keys: Keys, rows: int) -> Backlog:
     return backlog
 
 
-def empty(database_url: str) -> None:
-    """Remove all rows and start their ids at 1 again, so that every round has the same."""
+def empty(database_url: str, *, same_ids: bool) -> None:
+    """Remove all rows.
+
+    `same_ids`: start at 1 again, as the rows for the C client have them. Not while a relay runs: it has seen
+    higher ids, and would take the new rows for late commits.
+    """
     with psycopg.connect(database_url) as connection:
-        connection.execute(EMPTY_TABLE)
+        connection.execute(EMPTY)
+        if same_ids:
+            connection.execute(START_IDS_AGAIN)
 
 
 @contextmanager

@@ -4,19 +4,16 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import psycopg
-
 from bench import backlog as table
 from bench import queue, reference
 from bench.backlog import Backlog
 from bench.processes import cpu_seconds, wait_idle
 from bench.relay_process import running_relay
-from bench.servers import Servers, watching
+from bench.servers import Servers
+from bench.watch import wait_drained, watching
 from relay.settings import Ordering
 from tests.support.process import Process
 
-POLL = 0.05  # seconds between two looks at the table: the end of the interval is late by this at most
-TOO_LONG = 600.0
 REFERENCE = "C client"
 
 
@@ -57,7 +54,7 @@ class Measured:
 def measure(servers: Servers, case: Case, number: int, *, program: Path | None, profile: Path | None) -> Measured:
     """Measure one case once: on an empty queue, an empty table, and servers that have come to rest."""
     queue.purge(servers.broker_url)
-    table.empty(servers.database_url)
+    table.empty(servers.database_url, same_ids=True)
     if case.ordering is None:
         assert program is not None, "the C client is built before it is measured"
         seconds, cpu = _publish_by_client(servers, case.backlog, program)
@@ -109,23 +106,9 @@ def _drain_by_relay(servers: Servers, backlog: Backlog, ordering: Ordering, prof
         before = _cpu(servers, relay)
         started = time.monotonic()
         writer.commit()
-        _wait_drained(watch, relay, started + TOO_LONG)
+        wait_drained(watch, relay)
         seconds = time.monotonic() - started
         return seconds, _cpu(servers, relay).since(before)
-
-
-def _wait_drained(watch: psycopg.Connection, relay: Process, deadline: float) -> None:
-    while _has_pending(watch):
-        if not relay.is_running():
-            raise RuntimeError(f"the relay ended before the table was empty:\n{relay.log_end()}")
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"the table is not empty after {TOO_LONG:g} s:\n{relay.log_end()}")
-        time.sleep(POLL)
-
-
-def _has_pending(watch: psycopg.Connection) -> bool:
-    row = watch.execute(table.HAS_PENDING).fetchone()
-    return row is not None and bool(row[0])
 
 
 def _cpu(servers: Servers, relay: Process) -> _Cpu:

@@ -25,7 +25,7 @@ enum { CHANNEL = 1, FRAME_MAX = 131072, LARGEST_AGGREGATE_ID = 255 };
 
 struct row {
     int64_t id;
-    int32_t lane;
+    int16_t lane;
     char message_id[37];
     char aggregate_id[LARGEST_AGGREGATE_ID + 1];
 };
@@ -63,7 +63,7 @@ static struct row *read_rows(FILE *input, uint64_t *count) {
     *count = 0;
     while (rows != NULL && fgets(line, sizeof line, input) != NULL) {
         struct row *row = &rows[*count];
-        if (sscanf(line, "%" SCNd64 "\t%" SCNd32 "\t%36[^\t]\t%255[^\n]", &row->id, &row->lane, row->message_id,
+        if (sscanf(line, "%" SCNd64 "\t%" SCNd16 "\t%36[^\t]\t%255[^\n]", &row->id, &row->lane, row->message_id,
                    row->aggregate_id) != 4)
             die("this row cannot be read", line);
         if (++*count == room) rows = realloc(rows, (room *= 2) * sizeof *rows);
@@ -92,9 +92,9 @@ static amqp_connection_state_t connect_to(char *url) {
 static void publish(amqp_connection_state_t connection, const struct route *route, const struct row *row,
                     uint64_t timestamp, amqp_bytes_t body) {
     amqp_table_entry_t headers[] = {
-        {amqp_cstring_bytes("x-outbox-id"), {.kind = AMQP_FIELD_KIND_I64, .value.i64 = row->id}},
-        {amqp_cstring_bytes("x-outbox-lane"), {.kind = AMQP_FIELD_KIND_I32, .value.i32 = row->lane}},
         {amqp_cstring_bytes("x-aggregate-type"), {.kind = AMQP_FIELD_KIND_UTF8, .value.bytes = route->aggregate_type}},
+        {amqp_cstring_bytes("x-outbox-id"), {.kind = AMQP_FIELD_KIND_I64, .value.i64 = row->id}},
+        {amqp_cstring_bytes("x-outbox-lane"), {.kind = AMQP_FIELD_KIND_I16, .value.i16 = row->lane}},
         {amqp_cstring_bytes("x-aggregate-id"),
          {.kind = AMQP_FIELD_KIND_UTF8, .value.bytes = amqp_cstring_bytes(row->aggregate_id)}},
     };

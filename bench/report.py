@@ -45,11 +45,12 @@ def spread(values: Sequence[float]) -> Spread:
 
 def print_table(console: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table: the first column names the case, the others are figures."""
-    table = Table(title=title, title_justify="left", box=box.SIMPLE)
+    table = Table(box=box.SIMPLE)
     for number, column in enumerate(columns):
         table.add_column(column, justify="right" if number else "left", no_wrap=number == 0)
     for row in rows:
         table.add_row(*row)
+    console.print(f"\n{title}", style="bold")
     console.print(table)
 
 

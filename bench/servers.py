@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import psycopg
 from pydantic import SecretStr
 from rich.console import Console
 
@@ -41,9 +40,3 @@ def private_servers(console: Console, *, routing_key: str) -> Iterator[Servers]:
         migrate(DatabaseSettings(url=SecretStr(database_url)))
         bind_queue(rabbitmq.url(), routing_key)
         yield Servers(database_url, postgres.pid, rabbitmq.url(), rabbitmq.pid, folder)
-
-
-def watching(database_url: str) -> psycopg.Connection:
-    """Open the connection that looks at the table meanwhile; its plans are index scans, so a look costs little."""
-    options = "-c enable_seqscan=off -c enable_bitmapscan=off"
-    return psycopg.connect(database_url, autocommit=True, options=options, application_name="bench")

@@ -1,0 +1,118 @@
+"""What bench/latency measures: commit to confirm, the idle relay, and writers with and without the wake-up."""
+
+import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+
+import psycopg
+
+from bench import backlog as table
+from bench import queue
+from bench.processes import cpu_seconds, wait_idle
+from bench.servers import Servers
+from bench.watch import wait_drained
+from bench.writers import Commit, write_flat_out, write_steadily
+from tests.support.process import Process
+
+SENT = "SELECT id, extract(epoch FROM sent_at)::float8 FROM outbox.message WHERE state = 'sent'"
+
+SWITCH_TRIGGER = {
+    True: "ALTER TABLE outbox.message ENABLE TRIGGER ring",
+    False: "ALTER TABLE outbox.message DISABLE TRIGGER ring",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Stand:
+    """What a measurement needs at hand: the servers, a running relay, the connection that looks, the writers."""
+
+    servers: Servers
+    relay: Process
+    watch: psycopg.Connection
+    writers: ProcessPoolExecutor
+
+
+@dataclass(frozen=True, slots=True)
+class Latencies:
+    """One round: milliseconds to the confirm, sorted, from the COMMIT's answer and from its request."""
+
+    from_returned: list[float]
+    from_asked: list[float]
+    written: int
+    lost: int  # written, and not in the queue or not marked
+    out_of_order: float  # share of rows that became visible after a row with a higher id
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """Percent of one core with nothing to do."""
+
+    relay: float
+    postgres: float
+    rabbitmq: float
+
+
+@dataclass(frozen=True, slots=True)
+class WriterRates:
+    """One round: commits a second of all writers."""
+
+    trigger_on: float
+    trigger_off: float
+
+
+def measure_latency(stand: Stand, rate: float, seconds: float) -> Latencies:
+    """Write steadily, and compare each commit with its row's `sent_at`.
+
+    `sent_at` is the begin of the transaction that marks the row, which comes after the broker's confirm: an upper
+    bound of the moment of the confirm. It is read from the same machine's clock as the writers'.
+    """
+    _clear(stand)
+    commits = write_steadily(stand.writers, stand.servers.database_url, rate, seconds)
+    wait_drained(stand.watch, stand.relay)
+    sent_at: dict[int, float] = dict(stand.watch.execute(SENT).fetchall())
+    sent = [commit for commit in commits if commit.id in sent_at]
+    return Latencies(
+        from_returned=sorted(1000 * (sent_at[commit.id] - commit.returned_at) for commit in sent),
+        from_asked=sorted(1000 * (sent_at[commit.id] - commit.asked_at) for commit in sent),
+        written=len(commits),
+        lost=len(commits) - min(len(sent), queue.depth(stand.servers.broker_url)),
+        out_of_order=_share_out_of_order(commits),
+    )
+
+
+def measure_idle(stand: Stand, seconds: float) -> Idle:
+    """Look at the CPU time that everything uses while nobody writes."""
+    pids = stand.relay.pid, stand.servers.postgres_pid, stand.servers.rabbitmq_pid
+    wait_idle(*pids)
+    before = [cpu_seconds(pid) for pid in pids]
+    started = time.monotonic()
+    time.sleep(seconds)
+    passed = time.monotonic() - started
+    return Idle(*(100 * (cpu_seconds(pid) - used) / passed for pid, used in zip(pids, before, strict=True)))
+
+
+def measure_writers(stand: Stand, seconds: float, number: int) -> WriterRates:
+    """Let the writers go as fast as they can, once with the trigger and once without; odd rounds begin with it."""
+    rates: dict[bool, float] = {}
+    for trigger in (True, False) if number % 2 else (False, True):
+        _clear(stand)
+        stand.watch.execute(SWITCH_TRIGGER[trigger])
+        stand.watch.execute("CHECKPOINT")
+        wait_idle(stand.relay.pid, stand.servers.postgres_pid, stand.servers.rabbitmq_pid)
+        rates[trigger] = write_flat_out(stand.writers, stand.servers.database_url, seconds)
+        wait_drained(stand.watch, stand.relay)
+    stand.watch.execute(SWITCH_TRIGGER[True])
+    return WriterRates(trigger_on=rates[True], trigger_off=rates[False])
+
+
+def _clear(stand: Stand) -> None:
+    queue.purge(stand.servers.broker_url)
+    table.empty(stand.servers.database_url, same_ids=False)
+
+
+def _share_out_of_order(commits: list[Commit]) -> float:
+    highest = behind = 0
+    for commit in commits:
+        behind += commit.id < highest
+        highest = max(highest, commit.id)
+    return behind / len(commits)

@@ -1,0 +1,100 @@
+"""Applications that write: each a process and a connection of its own, so that none waits for another's Python."""
+
+import multiprocessing
+import random
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import psycopg
+
+from bench.backlog import AGGREGATE_TYPE, EVENT_TYPE, PAYLOAD_BYTES
+
+WRITERS = 8
+HOLD = (0.001, 0.020)  # seconds that a steady writer's transaction stays open after its insert
+HEAD_START = 1.0  # seconds for all writers to connect before the first one writes
+KEYS = 5000
+
+INSERT = """
+    INSERT INTO outbox.message (aggregate_type, aggregate_id, event_type, payload)
+    VALUES (%s, %s, %s, %s) RETURNING id
+"""
+PAYLOAD = '{"note":"' + "n" * (PAYLOAD_BYTES - len('{"note":""}')) + '"}'
+
+
+class Commit(NamedTuple):
+    """A row, and when its transaction ended: seconds since the epoch, as the database's own clock has them."""
+
+    id: int
+    asked_at: float  # just before COMMIT was sent
+    returned_at: float  # just after its answer came
+
+
+@contextmanager
+def writer_pool() -> Iterator[ProcessPoolExecutor]:
+    """Give WRITERS processes, ended with the block."""
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(WRITERS, mp_context=spawn, initializer=_leave_interrupt_to_parent) as pool:
+        yield pool
+
+
+def write_steadily(pool: ProcessPoolExecutor, database_url: str, rate: float, seconds: float) -> list[Commit]:
+    """Write `rate` rows a second, one a transaction, for `seconds`; give them in the order of their commits.
+
+    The transactions last 1-20 ms and overlap, so ids become visible out of their order all the time.
+    """
+    start = time.time() + HEAD_START
+    tasks = [
+        pool.submit(_write_steadily, database_url, number, start, seconds, WRITERS / rate) for number in range(WRITERS)
+    ]
+    return sorted((commit for task in tasks for commit in task.result()), key=lambda commit: commit.returned_at)
+
+
+def write_flat_out(pool: ProcessPoolExecutor, database_url: str, seconds: float) -> float:
+    """Write as fast as all writers can, one row a transaction; give their commits a second."""
+    start = time.time() + HEAD_START
+    tasks = [pool.submit(_write_flat_out, database_url, number, start, seconds) for number in range(WRITERS)]
+    return sum(task.result() for task in tasks) / seconds
+
+
+def _write_steadily(database_url: str, number: int, start: float, seconds: float, interval: float) -> list[Commit]:
+    numbers = random.Random(number)
+    commits: list[Commit] = []
+    due = start + interval * number / WRITERS  # spread evenly, so that the load is even too
+    with psycopg.connect(database_url) as connection:
+        while due < start + seconds:
+            # A writer that is late writes at once: the rate holds on average, as with a queue of requests.
+            time.sleep(max(0.0, due - time.time()))
+            id_ = _insert(connection, numbers)
+            time.sleep(numbers.uniform(*HOLD))
+            asked_at = time.time()
+            connection.commit()
+            commits.append(Commit(id_, asked_at, time.time()))
+            due += interval
+    return commits
+
+
+def _write_flat_out(database_url: str, number: int, start: float, seconds: float) -> int:
+    numbers = random.Random(number)
+    commits = 0
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        time.sleep(max(0.0, start - time.time()))
+        while time.time() < start + seconds:
+            _insert(connection, numbers)
+            commits += 1
+    return commits
+
+
+def _insert(connection: psycopg.Connection, numbers: random.Random) -> int:
+    key = str(numbers.randrange(KEYS))
+    row = connection.execute(INSERT, (AGGREGATE_TYPE, key, EVENT_TYPE, PAYLOAD)).fetchone()
+    assert row is not None, "RETURNING gives a row for each one inserted"
+    return int(row[0])
+
+
+def _leave_interrupt_to_parent() -> None:
+    """Ctrl-C reaches all processes of the terminal: the parent alone decides what ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
