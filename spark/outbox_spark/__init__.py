@@ -1,0 +1,72 @@
+"""Write DataFrames into business tables and the outbox, in one transaction and once.
+
+    import outbox_spark
+
+    outbox_spark.register(spark)
+    invoices = outbox_spark.in_order(invoices, "customer_id", "issued_on", "line")
+    invoices.write.format("outbox").mode("append").options(
+        url="postgresql://user@host/database",
+        dbtable="billing.invoice",
+        aggregateType="customer",
+        aggregateIdColumn="customer_id",
+        eventType="InvoiceIssued",
+        txnAppId="nightly-invoices",
+        txnVersion="20261121",
+    ).save()
+
+A batch is named by `txnAppId` and `txnVersion`: written again under the same name, by a rerun or a restarted driver,
+it is recognised and nothing is written. Executors need this package, pyarrow and the ADBC driver; the driver psycopg
+as well. No part uses RDDs or py4j, so that Spark Connect serves too.
+"""
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
+
+from outbox_spark.errors import (
+    BatchError,
+    ColumnError,
+    CommitUnknownError,
+    OptionError,
+    OutboxWriteError,
+    RowError,
+    TableError,
+)
+from outbox_spark.identity import message_id
+from outbox_spark.order import in_order
+from outbox_spark.source import OutboxDataSource
+
+if TYPE_CHECKING:
+    from outbox_spark.ledger import Batch
+
+__all__ = [
+    "BatchError",
+    "ColumnError",
+    "CommitUnknownError",
+    "OptionError",
+    "OutboxDataSource",
+    "OutboxWriteError",
+    "RowError",
+    "TableError",
+    "committed",
+    "in_order",
+    "message_id",
+    "register",
+]
+
+
+def register(spark: SparkSession) -> None:
+    """Make the format `outbox` known to the session."""
+    spark.dataSource.register(OutboxDataSource)
+
+
+def committed(url: str, app_id: str, version: int, *, outbox_schema: str = "outbox") -> "Batch | None":
+    """Tell the committed batch of that name; None when there is none (yet). On the driver.
+
+    A job asks this first, so that a batch run again costs no work at all.
+    """
+    from outbox_spark.ledger import read  # noqa: PLC0415  # executors import this package and have no psycopg
+    from outbox_spark.session import connect, conninfo  # noqa: PLC0415
+
+    with connect(conninfo(url)) as connection:
+        return read(connection, outbox_schema, app_id, version)

@@ -1,0 +1,38 @@
+"""What can go wrong with a write, as one tree.
+
+OutboxWriteError
+  OptionError          an option is unknown, missing or cannot be
+  TableError           a table is missing, or may not be written
+  ColumnError          the DataFrame does not fit the tables
+  RowError             a value that the database would refuse; its row is named
+  BatchError           the batch cannot be committed; nothing of it is in the tables
+  CommitUnknownError   the connection broke while the commit was under way
+"""
+
+
+class OutboxWriteError(Exception):
+    """Base of every error of this package."""
+
+
+class OptionError(OutboxWriteError):
+    """An option cannot be used; refused before any task runs."""
+
+
+class TableError(OutboxWriteError):
+    """A table is missing or may not be written; refused before any task runs."""
+
+
+class ColumnError(OutboxWriteError):
+    """The DataFrame's columns do not fit; refused before any task runs, every column named."""
+
+
+class RowError(OutboxWriteError):
+    """A row that the database would refuse; fails its task, so the batch is not written."""
+
+
+class BatchError(OutboxWriteError):
+    """The batch cannot be committed; it is not in the tables, and may be run again."""
+
+
+class CommitUnknownError(OutboxWriteError):
+    """Nobody answered whether the transaction was committed; the same batch may be run again to find out."""

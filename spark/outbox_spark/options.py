@@ -1,0 +1,161 @@
+"""The options of a write, in the words of Spark's JDBC source and of Delta."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from hashlib import sha256
+from typing import NoReturn
+from uuid import uuid4
+
+from outbox_spark.errors import OptionError
+
+ROWS_PER_INGEST = 20_000
+STAGING_MAX_AGE = 86_400.0  # seconds; longer than any batch may take
+
+REQUIRED = ("url", "dbtable", "aggregateType", "aggregateIdColumn", "eventType")
+OPTIONAL = (
+    "user",
+    "password",
+    "payloadColumns",
+    "payloadColumn",
+    "headersColumn",
+    "sequenceColumn",
+    "exchange",
+    "routingKey",
+    "contentType",
+    "txnAppId",
+    "txnVersion",
+    "atomic",
+    "batchsize",
+    "outboxSchema",
+    "stagingSchema",
+    "stagingMaxAge",
+)
+MAX_VERSION = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """What one `save()` was told.
+
+    `app_id` and `version` name the batch in the ledger. Without them each `save()` is a batch of its own,
+    which nothing recognises again, as in Delta.
+    """
+
+    url: str
+    user: str | None
+    password: str | None
+    dbtable: str
+    aggregate_type: str
+    aggregate_id_column: str
+    event_type: str
+    payload_columns: tuple[str, ...]  # empty: every column of the business table
+    payload_column: str | None
+    headers_column: str | None
+    sequence_column: str | None
+    exchange: str | None
+    routing_key: str | None
+    content_type: str | None
+    app_id: str
+    version: int
+    batchsize: int
+    outbox_schema: str
+    staging_schema: str
+    staging_max_age: float
+
+    @property
+    def batch_hash(self) -> str:
+        """Twelve hex digits that every attempt at this batch shares, for the names of its staging tables."""
+        return sha256(f"{self.outbox_schema}\0{self.app_id}\0{self.version}".encode()).hexdigest()[:12]
+
+    def named_columns(self) -> dict[str, str]:
+        """Tell which option names which column."""
+        named = {
+            "aggregateIdColumn": self.aggregate_id_column,
+            "payloadColumn": self.payload_column,
+            "headersColumn": self.headers_column,
+            "sequenceColumn": self.sequence_column,
+        }
+        return {option: column for option, column in named.items() if column is not None}
+
+
+def read_options(given: Mapping[str, str]) -> WriteOptions:
+    """Read the options as Spark hands them over: in lower case, values as text.
+
+    Raises:
+        OptionError: with every fault of them at once.
+    """
+    given = {key.lower(): value for key, value in given.items()}
+    faults = [*_unknown(given), *(f"option {name} is missing" for name in REQUIRED if not given.get(name.lower()))]
+
+    def text(name: str) -> str | None:
+        return given.get(name.lower()) or None
+
+    def short(name: str) -> str | None:
+        value = text(name)
+        if value is not None and len(value.encode()) > 255:
+            faults.append(f"option {name} is longer than 255 bytes")
+        return value
+
+    def number(name: str, default: int, low: int, high: int) -> int:
+        value = text(name)
+        if value is None:
+            return default
+        # isdecimal also takes other scripts' digits, which int() reads as well; nothing is lost.
+        if not value.isdecimal() or not low <= int(value) <= high:
+            faults.append(f"option {name} takes a whole number from {low} to {high}, not {value!r}")
+            return default
+        return int(value)
+
+    if not str(text("url") or "postgresql://").startswith(("postgresql://", "postgres://")):
+        faults.append("option url takes a libpq URL: postgresql://user@host:5432/database")
+    if text("atomic") not in {None, "batch"}:
+        faults.append(f"option atomic takes only 'batch', not {text('atomic')!r}")
+    if (text("txnAppId") is None) != (text("txnVersion") is None):
+        faults.append("options txnAppId and txnVersion name a batch together: give both or neither")
+    if text("payloadColumns") and text("payloadColumn"):
+        faults.append("options payloadColumns and payloadColumn exclude each other")
+    outbox_schema = text("outboxSchema") or "outbox"
+    options = WriteOptions(
+        url=text("url") or "",
+        user=text("user"),
+        password=text("password"),
+        dbtable=text("dbtable") or "",
+        aggregate_type=short("aggregateType") or "",
+        aggregate_id_column=text("aggregateIdColumn") or "",
+        event_type=short("eventType") or "",
+        payload_columns=tuple(name.strip() for name in (text("payloadColumns") or "").split(",") if name.strip()),
+        payload_column=text("payloadColumn"),
+        headers_column=text("headersColumn"),
+        sequence_column=text("sequenceColumn"),
+        # '' is a value for these two: the default exchange, and no key.
+        exchange=given.get("exchange"),
+        routing_key=given.get("routingkey"),
+        content_type=short("contentType"),
+        app_id=text("txnAppId") or f"save-{uuid4()}",
+        version=number("txnVersion", 0, 0, MAX_VERSION),
+        batchsize=number("batchsize", ROWS_PER_INGEST, 1, 10_000_000),
+        outbox_schema=outbox_schema,
+        staging_schema=text("stagingSchema") or outbox_schema,
+        staging_max_age=number("stagingMaxAge", int(STAGING_MAX_AGE), 60, 10**9),
+    )
+    for name, value in (("exchange", options.exchange), ("routingKey", options.routing_key)):
+        if value is not None and len(value.encode()) > 255:
+            faults.append(f"option {name} is longer than 255 bytes")
+    if faults:
+        _refuse(faults)
+    return options
+
+
+def _unknown(given: Mapping[str, str]) -> list[str]:
+    known = {name.lower(): name for name in (*REQUIRED, *OPTIONAL)}
+    faults = []
+    for name in sorted(given.keys() - known.keys()):
+        close = get_close_matches(name, known, n=1)
+        remedy = f"; did you mean {known[close[0]]}?" if close else f"; known are {', '.join(known.values())}"
+        faults.append(f"option {name!r} is unknown{remedy}")
+    return faults
+
+
+def _refuse(faults: list[str]) -> NoReturn:
+    raise OptionError("; ".join(faults))

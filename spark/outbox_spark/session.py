@@ -1,0 +1,53 @@
+"""Connections to PostgreSQL: psycopg on the driver, ADBC on the executors, both from one string."""
+
+from typing import Any
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from outbox_spark.errors import OptionError, OutboxWriteError
+
+# A server that died silently is noticed within about 10 s; the URL's own parameters override.
+DEADLINES = {
+    "connect_timeout": 10,
+    "keepalives": 1,
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 10_000,
+    "application_name": "outbox-spark",
+}
+
+
+def conninfo(url: str, user: str | None = None, password: str | None = None) -> str:
+    """Give the libpq string that driver and executors connect with; it may hold the password.
+
+    Raises:
+        OptionError: libpq cannot read the URL.
+    """
+    try:
+        given = conninfo_to_dict(url)
+    except psycopg.ProgrammingError:
+        # libpq quotes the URL in its message, password and all: not repeated here.
+        raise OptionError(
+            "the database URL cannot be read; it takes postgresql://user:password@host:5432/database"
+        ) from None
+    own = {key: value for key, value in (("user", user), ("password", password)) if value is not None}
+    settings: dict[str, Any] = {**DEADLINES, **given, **own}
+    return make_conninfo(**settings)
+
+
+def connect(info: str) -> psycopg.Connection:
+    """Open a connection in autocommit mode.
+
+    Raises:
+        OutboxWriteError: no host lets us in; libpq's own words tell why.
+    """
+    try:
+        return psycopg.connect(info, autocommit=True)
+    except psycopg.OperationalError as error:
+        raise OutboxWriteError(one_line(error)) from None
+
+
+def one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,59 @@
+"""One Spark session a run, and for each test a database with the tables of billing."""
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from pyspark.sql import SparkSession
+
+import outbox_spark
+
+ROOT = Path(__file__).resolve().parents[2]
+BILLING = (ROOT / "spark" / "jobs" / "billing.sql").read_text()
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A session that tries a task three times."""
+    folder = tmp_path_factory.mktemp("spark")
+    # Spark's Python workers: this Python, and the writers that fail on purpose.
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "spark")])
+    os.environ["SPARK_LOCAL_DIRS"] = str(folder)
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.log.level": "OFF",  # the failures are the tests' own
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.session.timeZone": "Asia/Kolkata",  # half an hour off: a lost zone is seen
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+    }
+    session = SparkSession.builder.master("local[2,3]").config(map=settings).getOrCreate()
+    outbox_spark.register(session)
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def connection(database_url: str) -> Iterator[psycopg.Connection]:
+    """A connection to the test's database, which has the tables of billing."""
+    with psycopg.connect(database_url, autocommit=True) as connected:
+        connected.execute(BILLING)
+        yield connected
+
+
+@pytest.fixture
+def options(database_url: str, connection: psycopg.Connection) -> dict[str, str]:
+    """Options of a good write into billing.invoice, as a batch without a name."""
+    return {
+        "url": database_url,
+        "dbtable": "billing.invoice",
+        "aggregateType": "customer",
+        "aggregateIdColumn": "customer_id",
+        "eventType": "InvoiceIssued",
+    }

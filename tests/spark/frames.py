@@ -1,0 +1,45 @@
+"""DataFrames to write, and what a write has left in the database."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import psycopg
+from pyspark.sql import DataFrame, SparkSession
+
+MADE_INVOICES = """
+    SELECT concat('INV-', id) AS invoice_id, concat('C', id % 7) AS customer_id,
+        date_add(date'2026-01-01', CAST(id % 28 AS int)) AS issued_on, CAST(id % 5 + 1 AS int) AS quantity,
+        CAST(id + 0.11 AS decimal(12, 2)) AS amount
+    FROM range(0, {count}, 1, {partitions})
+"""
+
+
+def invoices(spark: SparkSession, count: int = 100, *, partitions: int = 4) -> DataFrame:
+    """Make that many rows of billing.invoice, of seven customers, in that many partitions."""
+    return spark.sql(MADE_INVOICES.format(count=count, partitions=partitions))
+
+
+def save(frame: DataFrame, options: Mapping[str, str], *, format: str = "outbox", **changed: str) -> None:
+    """Append the frame with these options, some of them changed."""
+    frame.write.format(format).mode("append").options(**{**options, **changed}).save()
+
+
+def counts(connection: psycopg.Connection) -> tuple[int, int, int]:
+    """Tell how many invoices, messages and ledger rows there are."""
+    return (
+        one(connection, "SELECT count(*) FROM billing.invoice"),
+        one(connection, "SELECT count(*) FROM outbox.message"),
+        one(connection, "SELECT count(*) FROM outbox.batch"),
+    )
+
+
+def staging_tables(connection: psycopg.Connection) -> list[str]:
+    """Tell the staging tables that are left."""
+    found = connection.execute(r"SELECT relname FROM pg_class WHERE relname LIKE 'staging\_%' AND relkind = 'r'")
+    return [name for (name,) in found]
+
+
+def one(connection: psycopg.Connection, query: str) -> Any:
+    """Give the only value of a query."""
+    ((value,),) = connection.execute(query).fetchall()  # type: ignore[call-overload]
+    return value
