@@ -10,12 +10,15 @@ schema, connect = settings_of(config)
 
 def run() -> None:
     with context.begin_transaction():
+        if context.is_offline_mode():
+            context.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}")
         context.run_migrations(schema=schema)
 
 
 if context.is_offline_mode():
     context.configure(
         dialect_name="postgresql",
+        dialect_opts={"paramstyle": "named"},  # with the driver's own, every % would be written twice
         literal_binds=True,
         version_table=VERSION_TABLE,
         version_table_schema=schema,

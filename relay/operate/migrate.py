@@ -10,28 +10,40 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from alembic.util import CommandError
 
 import relay
+from relay.configuration import load
 from relay.database import sqlalchemy_engine
-from relay.settings import DatabaseSettings, Settings
+from relay.errors import SchemaError
+from relay.settings import DatabaseSettings
 
 VERSION_TABLE = "migration"
 
 TAKE_LOCK = sa.text("SELECT pg_advisory_lock(hashtextextended(:schema || '.migrate', 0))")
-RELEASE_LOCK = sa.text("SELECT pg_advisory_unlock(hashtextextended(:schema || '.migrate', 0))")
 
 
 def migrate(database: DatabaseSettings, revision: str = "head") -> None:
     """Upgrade to `revision`. Several processes may call this at once: one works, the others wait and find it done.
 
     Each migration is one transaction: interrupted, it leaves the version before.
+
+    Raises:
+        DatabaseUnavailableError: no connection.
+        SchemaError: the tables are of a later release, or PostgreSQL refused a statement; nothing of it was done.
     """
-    command.upgrade(_config(database), revision)
+    with _refusals_named():
+        command.upgrade(_config(database), revision)
 
 
 def downgrade(database: DatabaseSettings, revision: str) -> None:
-    """Go back to `revision`; `base` drops every table with all its rows."""
-    command.downgrade(_config(database), revision)
+    """Go back to `revision`; `base` drops every table with all its rows.
+
+    Raises:
+        as `migrate`.
+    """
+    with _refusals_named():
+        command.downgrade(_config(database), revision)
 
 
 def write_sql(database: DatabaseSettings, output: TextIO) -> None:
@@ -63,26 +75,30 @@ def settings_of(config: Config) -> tuple[str, Callable[[], AbstractContextManage
     """
     database = config.attributes.get("database")
     if database is None:
-        from relay.configuration import load  # only the developer's command comes here
-
-        settings: Settings = load().settings
-        database = settings.database
+        database = load().settings.database
     return database.schema_name, lambda: _locked_connection(database)
 
 
 @contextmanager
 def _locked_connection(database: DatabaseSettings) -> Iterator[sa.Connection]:
-    schema = {"schema": database.schema_name}
+    # The engine has no pool: the end of this block ends the session, and with it the lock.
     with sqlalchemy_engine(database).connect() as connection:
-        connection.execute(TAKE_LOCK, schema)
-        connection.execute(sa.schema.CreateSchema(database.schema_name, if_not_exists=True))
+        connection.execute(TAKE_LOCK, {"schema": database.schema_name})
+        # IF NOT EXISTS would ask for the right to create schemas even where ours is there already.
+        if not sa.inspect(connection).has_schema(database.schema_name):
+            connection.execute(sa.schema.CreateSchema(database.schema_name))
         connection.commit()
-        try:
-            yield connection
-        finally:
-            connection.rollback()
-            connection.execute(RELEASE_LOCK, schema)
-            connection.commit()
+        yield connection
+
+
+@contextmanager
+def _refusals_named() -> Iterator[None]:
+    try:
+        yield
+    except sa.exc.DBAPIError as error:
+        raise SchemaError(f"the migration stopped, and what it had not finished is undone: {' '.join(str(error.orig).split())}") from error
+    except CommandError as error:
+        raise SchemaError(f"{error}; this is release {relay.__version__}, which goes to {head_revision()}") from error
 
 
 def _config(database: DatabaseSettings, output: TextIO | None = None) -> Config:

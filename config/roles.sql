@@ -1,0 +1,39 @@
+-- Roles for the three sides of the outbox, to be granted to the logins of your applications:
+--     GRANT outbox_writer TO billing_app;
+--
+-- Run it after `relay migrate`, as the owner of the tables who may also create roles; running it again is harmless.
+-- For a schema other than `outbox`: sed 's/SCHEMA outbox/SCHEMA events/; s/outbox\./events./g' config/roles.sql
+BEGIN;
+
+DO $$
+DECLARE
+    name text;
+BEGIN
+    FOREACH name IN ARRAY ARRAY['outbox_writer', 'outbox_relay', 'outbox_consumer'] LOOP
+        IF to_regrole(name) IS NULL THEN
+            EXECUTE format('CREATE ROLE %I NOLOGIN', name);
+        END IF;
+    END LOOP;
+END $$;
+
+GRANT USAGE ON SCHEMA outbox TO outbox_writer, outbox_relay, outbox_consumer;
+
+-- Writers: new rows, and these are pending, since `state` and what the relay writes are not theirs to name.
+GRANT INSERT (
+    message_id, aggregate_type, aggregate_id, event_type, exchange, routing_key, headers, content_type,
+    payload, payload_bytes, available_at, writer, batch_id, trace_context
+) ON outbox.message TO outbox_writer;
+GRANT USAGE ON SEQUENCE outbox.message_id_seq TO outbox_writer;
+
+-- The relay and its operators: read, mark, park, retry; what an event says is not theirs to change.
+GRANT SELECT ON outbox.message TO outbox_relay;
+GRANT UPDATE (state, attempts, available_at, last_error, held_behind, parked_at, sent_at)
+    ON outbox.message TO outbox_relay;
+GRANT EXECUTE ON FUNCTION outbox.ensure_sent_days(date, integer) TO outbox_relay;
+GRANT SELECT, INSERT, UPDATE, DELETE ON outbox.node TO outbox_relay;
+GRANT SELECT ON outbox.batch, outbox.migration TO outbox_relay;
+
+-- Consumers: their inbox.
+GRANT SELECT, INSERT ON outbox.processed_message TO outbox_consumer;
+
+COMMIT;

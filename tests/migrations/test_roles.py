@@ -1,0 +1,169 @@
+"""`config/roles.sql`: each side of the outbox can do its work and nothing else."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import LiteralString
+from uuid import uuid4
+
+import psycopg
+import pytest
+from sqlalchemy.orm import Session
+
+from relay.database import sqlalchemy_engine
+from relay.outbox import Event, OutboxMessage, add, add_many
+from relay.settings import DatabaseSettings
+from tests.migrations.conftest import Connection
+
+pytestmark = pytest.mark.every_postgres
+
+SCRIPT = (Path(__file__).parents[2] / "config" / "roles.sql").read_bytes()
+ROLES = "outbox_writer, outbox_relay, outbox_consumer"
+INSERT = "INSERT INTO outbox.message (aggregate_type, event_type, payload) VALUES ('a', 'e', '1')"
+
+
+@pytest.fixture(autouse=True)
+def roles(connection: Connection) -> Iterator[None]:
+    connection.execute(SCRIPT)
+    connection.execute("INSERT INTO outbox.node (name, backend_pid, version) VALUES ('n', 1, '1')")
+    connection.execute(INSERT)
+    yield
+    connection.execute(f"DROP OWNED BY {ROLES}")
+    connection.execute(f"DROP ROLE {ROLES}")
+
+
+@contextmanager
+def role(connection: Connection, name: LiteralString) -> Iterator[Connection]:
+    connection.execute("SET ROLE " + name)
+    yield connection
+    connection.execute("RESET ROLE")
+
+
+def test_the_script_can_be_run_again(connection: Connection) -> None:
+    connection.execute(SCRIPT)
+
+
+def test_a_writer_writes_with_plain_sql(connection: Connection) -> None:
+    with role(connection, "outbox_writer") as writer:
+        assert writer.execute(INSERT).rowcount == 1
+
+
+def test_a_writer_rings_for_a_relay_that_sleeps(connection: Connection, other_connection: Connection) -> None:
+    other_connection.execute('LISTEN "outbox.doorbell"')
+    other_connection.execute("SELECT pg_advisory_lock_shared(hashtextextended('outbox.doorbell', 0))")
+
+    with role(connection, "outbox_writer") as writer:
+        writer.execute(INSERT)
+
+    assert len(list(other_connection.notifies(timeout=20, stop_after=1))) == 1
+
+
+def test_a_writer_writes_with_every_writer_of_the_package(connection: Connection, database: DatabaseSettings) -> None:
+    event = Event("a", "k", "e", {"a": 1})
+
+    with role(connection, "outbox_writer") as writer:
+        add(writer, event)
+        add(writer, event, event)
+        add_many(writer, [event] * 100)
+    with Session(sqlalchemy_engine(database)) as session:
+        session.connection().exec_driver_sql("SET ROLE outbox_writer")
+        session.add_all([OutboxMessage(Event("a", "k", "e", {})) for _ in range(3)])
+        session.commit()
+
+    assert connection.execute("SELECT count(*) FROM outbox.message WHERE aggregate_id = 'k'").fetchone() == (106,)
+
+
+def allowed(connection: Connection, role_name: LiteralString, statements: list[LiteralString]) -> list[str]:
+    """Give those of the statements that the role may run; each is undone."""
+    done: list[str] = []
+    with role(connection, role_name):
+        for statement in statements:
+            try:
+                with connection.transaction(force_rollback=True):
+                    connection.execute(statement)
+            except psycopg.errors.InsufficientPrivilege:
+                continue
+            done.append(statement)
+    return done
+
+
+def inserted(column: LiteralString, value: LiteralString) -> LiteralString:
+    return f"INSERT INTO outbox.message (aggregate_type, event_type, payload, {column}) VALUES ('a', 'e', '1', {value})"
+
+
+def test_a_writer_can_do_nothing_but_write(connection: Connection) -> None:
+    statements: list[LiteralString] = [
+        inserted("state, sent_at", "'sent', now()"),
+        inserted("state", "'parked'"),
+        inserted("id", "1"),
+        inserted("attempts", "9"),
+        inserted("created_at", "now()"),
+        "SELECT 1 FROM outbox.message",
+        "SELECT payload FROM outbox.message_pending",
+        "UPDATE outbox.message SET state = 'sent', sent_at = now()",
+        "DELETE FROM outbox.message",
+        "TRUNCATE outbox.message",
+        "INSERT INTO outbox.message_pending (aggregate_type, event_type, payload) VALUES ('a', 'e', '1')",
+        "SELECT outbox.ensure_sent_days('2031-01-01', 1)",
+        "SELECT setval('outbox.message_id_seq', 1)",
+        "SELECT 1 FROM outbox.node",
+        "SELECT 1 FROM outbox.processed_message",
+        "CREATE TABLE outbox.mine ()",
+    ]
+
+    assert allowed(connection, "outbox_writer", statements) == []
+
+
+def test_the_relay_can_do_its_work(connection: Connection) -> None:
+    statements: list[LiteralString] = [
+        "SELECT * FROM outbox.message",
+        "SELECT 1 FROM outbox.message FOR UPDATE SKIP LOCKED",
+        "UPDATE outbox.message SET state = 'sent', sent_at = now()",
+        "UPDATE outbox.message SET state = 'parked', parked_at = now(), last_error = 'x', attempts = 8",
+        "UPDATE outbox.message SET state = 'discarded', last_error = 'x'",
+        "UPDATE outbox.message SET available_at = now(), attempts = attempts + 1, held_behind = 1",
+        "SELECT outbox.ensure_sent_days('2031-01-01', 1)",
+        "INSERT INTO outbox.node (name, backend_pid, version) VALUES ('n', 1, '1') ON CONFLICT (name) DO NOTHING",
+        "UPDATE outbox.node SET heartbeat_at = now()",
+        "DELETE FROM outbox.node",
+        "SELECT * FROM outbox.migration",
+    ]
+
+    assert allowed(connection, "outbox_relay", statements) == statements
+
+
+def test_the_relay_changes_no_event(connection: Connection) -> None:
+    statements: list[LiteralString] = [
+        INSERT,
+        "UPDATE outbox.message SET payload = '2'",
+        "UPDATE outbox.message SET aggregate_id = 'x'",
+        "DELETE FROM outbox.message",
+        "DROP TABLE outbox.message",
+        "UPDATE outbox.migration SET version_num = '9999'",
+    ]
+
+    assert allowed(connection, "outbox_relay", statements) == []
+
+
+def test_a_consumer_uses_its_inbox(connection: Connection) -> None:
+    statement = (
+        "INSERT INTO outbox.processed_message (consumer_name, message_id, business_key) VALUES ('c', %s, 'k')"
+        " ON CONFLICT (consumer_name, message_id) DO NOTHING"
+    )
+    message_id = uuid4()
+
+    with role(connection, "outbox_consumer") as consumer:
+        assert [consumer.execute(statement, [message_id]).rowcount for _ in range(2)] == [1, 0]
+
+
+def test_a_consumer_can_do_nothing_else(connection: Connection) -> None:
+    statements: list[LiteralString] = [
+        INSERT,
+        "SELECT 1 FROM outbox.message",
+        "DELETE FROM outbox.processed_message",
+        "UPDATE outbox.processed_message SET consumer_name = 'x'",
+        "SELECT outbox.ensure_sent_days('2031-01-01', 1)",
+        "SELECT 1 FROM outbox.node",
+    ]
+
+    assert allowed(connection, "outbox_consumer", statements) == []
