@@ -1,0 +1,37 @@
+"""The write side: say an event in the transaction that makes it true.
+
+from relay.outbox import Event, add
+
+with psycopg.connect(url) as connection:
+    connection.execute("UPDATE invoice SET state = 'issued' WHERE id = 42")
+    add(connection, Event("Invoice", "42", "InvoiceIssued", {"invoice": 42}))
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from relay.outbox.add import add, add_many
+from relay.outbox.errors import EventError, FieldError, HeaderError, PayloadError, PayloadTooLargeError
+from relay.outbox.event import Event
+
+if TYPE_CHECKING:
+    from relay.outbox.orm import OutboxMessage
+
+__all__ = [
+    "Event",
+    "EventError",
+    "FieldError",
+    "HeaderError",
+    "OutboxMessage",
+    "PayloadError",
+    "PayloadTooLargeError",
+    "add",
+    "add_many",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "OutboxMessage":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from relay.outbox.orm import OutboxMessage  # noqa: PLC0415  # SQLAlchemy costs 0.2 s: only who asks pays
+
+    return OutboxMessage

@@ -1,0 +1,91 @@
+"""Write events in the caller's transaction."""
+
+from collections.abc import Coroutine, Iterable
+from typing import TYPE_CHECKING, Any, overload
+
+import psycopg
+
+from relay.outbox import insert
+from relay.outbox.event import Event
+from relay.outbox.row import MAX_PAYLOAD_BYTES, Row, row_of
+from relay.outbox.trace import current_trace_context
+
+# SQLAlchemy costs 0.2 s to import: only who hands us something of its own pays, and has paid already.
+if TYPE_CHECKING:
+    from relay.outbox import alchemy
+
+    Sync = psycopg.Connection[Any] | alchemy.Sync
+    Async = psycopg.AsyncConnection[Any] | alchemy.Async
+
+# Rows from which `add_many` copies: at 100 rows COPY takes 12 us a row and one INSERT 22, at 5 they are even.
+ROWS_TO_COPY = 50
+
+
+@overload
+def add(target: "Sync", *events: Event, schema: str = "outbox", max_payload_bytes: int = MAX_PAYLOAD_BYTES) -> None: ...
+@overload
+def add(
+    target: "Async", *events: Event, schema: str = "outbox", max_payload_bytes: int = MAX_PAYLOAD_BYTES
+) -> Coroutine[Any, Any, None]: ...
+def add(
+    target: "Sync | Async", *events: Event, schema: str = "outbox", max_payload_bytes: int = MAX_PAYLOAD_BYTES
+) -> Coroutine[Any, Any, None] | None:
+    """Write the events in the transaction of `target`, in one statement; await it where `target` is asynchronous.
+
+    `target`: a connection of psycopg, or a connection or session of SQLAlchemy. It is neither opened, nor committed,
+    nor rolled back: the events exist if and when the caller's transaction commits. On a connection in autocommit
+    mode outside a transaction block that is at once, apart from whatever they tell of.
+
+    The current OpenTelemetry span goes along as the events' trace context.
+
+    Raises:
+        EventError: an event cannot be carried; nothing was sent to the database, the transaction goes on.
+    """
+    rows = _rows(events, max_payload_bytes)
+    return _write(target, rows, schema, by_copy=False)
+
+
+@overload
+def add_many(
+    target: "Sync", events: Iterable[Event], *, schema: str = "outbox", max_payload_bytes: int = MAX_PAYLOAD_BYTES
+) -> None: ...
+@overload
+def add_many(
+    target: "Async", events: Iterable[Event], *, schema: str = "outbox", max_payload_bytes: int = MAX_PAYLOAD_BYTES
+) -> Coroutine[Any, Any, None]: ...
+def add_many(
+    target: "Sync | Async",
+    events: Iterable[Event],
+    *,
+    schema: str = "outbox",
+    max_payload_bytes: int = MAX_PAYLOAD_BYTES,
+) -> Coroutine[Any, Any, None] | None:
+    """Write as `add` does, by COPY where the events are many.
+
+    All rows are in memory before the first is sent, so that a bad event leaves the transaction usable: give
+    millions in several calls, in one transaction. COPY takes psycopg 3, also beneath SQLAlchemy, and its errors
+    are psycopg's own there.
+    """
+    rows = _rows(events, max_payload_bytes)
+    return _write(target, rows, schema, by_copy=len(rows) >= ROWS_TO_COPY)
+
+
+def _rows(events: Iterable[Event], max_payload_bytes: int) -> list[Row]:
+    trace_context = current_trace_context()
+    return [row_of(event, trace_context, max_payload_bytes) for event in events]
+
+
+def _write(target: "Sync | Async", rows: list[Row], schema: str, *, by_copy: bool) -> Coroutine[Any, Any, None] | None:
+    if isinstance(target, psycopg.AsyncConnection):
+        return insert.write_async(target, rows, schema, by_copy=by_copy)
+    if isinstance(target, psycopg.Connection):
+        insert.write(target, rows, schema, by_copy=by_copy)
+        return None
+    from relay.outbox import alchemy  # noqa: PLC0415
+
+    if isinstance(target, alchemy.ASYNC):
+        return alchemy.write_async(target, rows, schema, by_copy=by_copy)
+    if isinstance(target, alchemy.SYNC):
+        alchemy.write(target, rows, schema, by_copy=by_copy)
+        return None
+    raise TypeError(f"{type(target).__name__} is no connection or session of psycopg 3 or SQLAlchemy")

@@ -1,0 +1,59 @@
+"""What the outbox refuses, before anything is sent to the database.
+
+EventError (relay.errors)
+  FieldError              a field is of another type, empty, too long, or not what PostgreSQL and AMQP take
+  HeaderError             a header that AMQP cannot carry
+  PayloadError            a payload that is not what its content type says
+    PayloadTooLargeError
+
+Each names the event by its type and key, never by its payload.
+"""
+
+from reprlib import repr as shortened
+from typing import TYPE_CHECKING
+
+from relay.errors import EventError
+
+if TYPE_CHECKING:
+    from relay.outbox.event import Event
+
+__all__ = ["EventError", "FieldError", "HeaderError", "PayloadError", "PayloadTooLargeError"]
+
+
+class FieldError(EventError):
+    """A field of the event that the table or AMQP cannot hold."""
+
+    def __init__(self, event: "Event", field: str, problem: str) -> None:
+        super().__init__(f"{_named(event)}: {field} {problem}")
+        self.event = event
+        self.field = field
+
+
+class HeaderError(EventError):
+    """A header that AMQP cannot carry; `header` is its path, as in `headers.retries[2]`."""
+
+    def __init__(self, event: "Event", header: str, problem: str) -> None:
+        super().__init__(f"{_named(event)}: {header} {problem}")
+        self.event = event
+        self.header = header
+
+
+class PayloadError(EventError):
+    """A payload that is not what its content type says."""
+
+    def __init__(self, event: "Event", problem: str) -> None:
+        super().__init__(f"{_named(event)}: payload {problem}")
+        self.event = event
+
+
+class PayloadTooLargeError(PayloadError):
+    """A payload that the relay would not send."""
+
+    def __init__(self, event: "Event", size: int, limit: int) -> None:
+        super().__init__(event, f"has {size} bytes; the limit is {limit} (max_payload_bytes)")
+        self.size = size
+        self.limit = limit
+
+
+def _named(event: "Event") -> str:
+    return f"event {shortened(event.event_type)} of {shortened(event.aggregate_type)} {shortened(event.aggregate_id)}"

@@ -1,0 +1,50 @@
+"""What an application says has happened."""
+
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from datetime import datetime
+from typing import Any, Protocol
+from uuid import UUID, uuid4
+
+
+class JsonModel(Protocol):
+    """What pydantic's models are, without importing pydantic."""
+
+    def model_dump_json(self) -> str: ...
+
+
+Payload = bytes | str | dict[str, Any] | list[Any] | JsonModel
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event, to be written in the transaction that makes it true.
+
+    The fields are checked when the event is added, all events of a call before the first is sent.
+
+    `aggregate_type` and `aggregate_id` together are the ordering key: events of one key are delivered in the
+    order of their writing. An `aggregate_id` of None asks for no order.
+
+    The payload by its type and `content_type`, where None means `application/json`:
+    - str or bytes with a JSON content type (`application/json`, `...+json`) is JSON text; it goes out byte for byte;
+    - str (as UTF-8) or bytes with another content type goes out as these bytes, whatever they are;
+    - a dict or list is written as JSON by orjson, which takes datetimes, UUIDs and dataclasses, and no Decimal;
+    - a pydantic model writes itself.
+
+    `headers`: text, bool, 64-bit integers, finite floats, None, and lists and dicts of these.
+    `exchange` and `routing_key`: None leaves it to the relay's routes.
+    `available_at`: not sent before this instant; it takes a time zone.
+    `message_id`: what consumers recognise a repeat by.
+    """
+
+    aggregate_type: str
+    aggregate_id: str | None
+    event_type: str
+    payload: Payload
+    _: KW_ONLY
+    headers: Mapping[str, Any] | None = None
+    message_id: UUID = field(default_factory=uuid4)
+    exchange: str | None = None
+    routing_key: str | None = None
+    content_type: str | None = None
+    available_at: datetime | None = None

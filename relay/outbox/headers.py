@@ -1,0 +1,81 @@
+"""Headers: what fits both jsonb, where they wait, and an AMQP table, in which they travel."""
+
+from collections.abc import Mapping
+from math import isfinite
+
+import orjson
+
+from relay.outbox.errors import HeaderError
+from relay.outbox.event import Event
+
+MAX_HEADER_NAME_BYTES = 128  # AMQP 0-9-1, 4.2.5.5; client libraries cut longer ones off
+# All properties travel in one frame, which cannot be split: 131,072 bytes with RabbitMQ's default frame_max.
+MAX_HEADERS_BYTES = 64 * 1024
+INTEGERS = range(-(2**63), 2**63)
+
+
+def headers_text(event: Event) -> str | None:
+    """Give the headers as JSON text.
+
+    Raises:
+        HeaderError: AMQP cannot carry one of them, or not as what it was.
+    """
+    if event.headers is None:
+        return None
+    if not isinstance(event.headers, Mapping):
+        raise HeaderError(event, "headers", f"is of type {type(event.headers).__name__}; it takes a dict")
+    try:
+        _check(event, "headers", dict(event.headers))
+        data = orjson.dumps(dict(event.headers))
+    except (RecursionError, orjson.JSONEncodeError):
+        raise HeaderError(event, "headers", "is nested too deeply") from None
+    if len(data) > MAX_HEADERS_BYTES:
+        raise HeaderError(event, "headers", f"has {len(data)} bytes as JSON; the limit is {MAX_HEADERS_BYTES}")
+    return data.decode()
+
+
+def _check(event: Event, path: str, value: object) -> None:
+    match value:
+        case None | bool():
+            pass
+        case str():
+            _check_text(event, path, value)
+        case int():
+            if value not in INTEGERS:
+                raise HeaderError(event, path, "does not fit into 64 bits")
+        case float():
+            # jsonb writes 1e19 as 10000000000000000000, which is read back as an integer that AMQP has no type for.
+            if not isfinite(value) or abs(value) >= 2**63:
+                raise HeaderError(event, path, f"is {value}; AMQP and jsonb take finite numbers below 2^63")
+        case list():
+            for position, item in enumerate(value):
+                _check(event, f"{path}[{position}]", item)
+        case dict():
+            for name, item in value.items():
+                _check_name(event, path, name)
+                _check(event, f"{path}.{name}", item)
+        case _:
+            raise HeaderError(
+                event,
+                path,
+                f"is of type {type(value).__name__}; AMQP through JSON takes text, numbers, bool, None, lists, dicts",
+            )
+
+
+def _check_name(event: Event, path: str, name: object) -> None:
+    if not isinstance(name, str):
+        raise HeaderError(event, f"{path}.{name!r}", f"has a name of type {type(name).__name__}; it takes a str")
+    _check_text(event, f"{path}.{name}", name)
+    if (size := len(name.encode())) > MAX_HEADER_NAME_BYTES:
+        raise HeaderError(
+            event, f"{path}.{name[:20]}...", f"has a name of {size} bytes; the limit is {MAX_HEADER_NAME_BYTES}"
+        )
+
+
+def _check_text(event: Event, path: str, text: str) -> None:
+    if "\0" in text:
+        raise HeaderError(event, path.replace("\0", "?"), "holds a NUL character, which jsonb cannot store")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise HeaderError(event, ascii(path), "holds half a surrogate pair, which UTF-8 cannot encode") from None

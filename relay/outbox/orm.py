@@ -1,0 +1,65 @@
+"""The mapped class, for those whose events hang in a session beside their business objects."""
+
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from relay.outbox.event import Event
+from relay.outbox.row import MAX_PAYLOAD_BYTES, row_of
+from relay.outbox.trace import current_trace_context
+
+
+class JsonText(sa.types.TypeDecorator[str]):
+    """JSON as the text it is: SQLAlchemy's own type would parse it and write it anew."""
+
+    impl = sa.Text
+    cache_ok = True
+
+    def __init__(self, stored_as: sa.JSON[Any]) -> None:
+        super().__init__()
+        self.stored_as = stored_as
+
+    def bind_expression(self, bindparam: sa.BindParameter[str]) -> sa.ColumnElement[str]:
+        return sa.cast(bindparam, self.stored_as)
+
+    def column_expression(self, column: sa.ColumnElement[Any]) -> sa.ColumnElement[str]:
+        return sa.cast(column, sa.Text)
+
+
+class OutboxBase(DeclarativeBase):
+    """A registry of its own: the table belongs to `relay migrate`, not to the application's metadata."""
+
+
+class OutboxMessage(OutboxBase):
+    """A row that says an event; `session.add(OutboxMessage(event))` writes it with the session's flush.
+
+    The event is checked here, before the session knows of it. A schema other than `outbox` comes from the engine:
+    `execution_options={"schema_translate_map": {"outbox": "events"}}`.
+
+    Raises:
+        EventError: the event cannot be carried.
+    """
+
+    __tablename__ = "message"
+    __table_args__ = {"schema": "outbox"}  # noqa: RUF012
+
+    # The key is the one that is known before the write: to fetch `id` a writer would need the right to read.
+    message_id: Mapped[UUID] = mapped_column(primary_key=True)
+    aggregate_type: Mapped[str]
+    aggregate_id: Mapped[str | None]
+    event_type: Mapped[str]
+    exchange: Mapped[str | None]
+    routing_key: Mapped[str | None]
+    headers: Mapped[str | None] = mapped_column(JsonText(postgresql.JSONB()))
+    content_type: Mapped[str | None]
+    payload: Mapped[str | None] = mapped_column(JsonText(postgresql.JSON()))
+    payload_bytes: Mapped[bytes | None]
+    available_at: Mapped[datetime | None] = mapped_column(sa.DateTime(timezone=True))
+    trace_context: Mapped[str | None] = mapped_column(JsonText(postgresql.JSONB()))
+
+    def __init__(self, event: Event, *, max_payload_bytes: int = MAX_PAYLOAD_BYTES) -> None:
+        super().__init__(**row_of(event, current_trace_context(), max_payload_bytes)._asdict())

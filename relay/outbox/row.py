@@ -1,0 +1,189 @@
+"""From an event to the row that is written, or to the error that says why not."""
+
+import json
+from dataclasses import fields, is_dataclass
+from datetime import datetime
+from math import isfinite
+from typing import Any, NamedTuple, NoReturn
+from uuid import UUID
+
+import orjson
+
+from relay.outbox.errors import FieldError, PayloadError, PayloadTooLargeError
+from relay.outbox.event import Event
+from relay.outbox.headers import headers_text
+
+MAX_PAYLOAD_BYTES = 16 * 1024 * 1024  # as relay.max_message_bytes: what the relay sends at most
+MAX_TEXT_BYTES = 255  # an AMQP short string, and the table's own checks
+
+
+class Row(NamedTuple):
+    """One row: the columns of `outbox.message` that a writer fills, JSON as text."""
+
+    message_id: UUID
+    aggregate_type: str
+    aggregate_id: str | None
+    event_type: str
+    exchange: str | None
+    routing_key: str | None
+    headers: str | None
+    content_type: str | None
+    payload: str | None
+    payload_bytes: bytes | None
+    available_at: datetime | None
+    trace_context: str | None
+
+
+def row_of(event: Event, trace_context: str | None, max_payload_bytes: int = MAX_PAYLOAD_BYTES) -> Row:
+    """Give the row of an event.
+
+    Raises:
+        EventError: the table would refuse the row, or the relay could never send it.
+    """
+    _check_text(event, "aggregate_type", event.aggregate_type)
+    _check_text(event, "aggregate_id", event.aggregate_id, optional=True)
+    _check_text(event, "event_type", event.event_type)
+    _check_text(event, "exchange", event.exchange, optional=True, may_be_empty=True)  # '' is the default exchange
+    _check_text(event, "routing_key", event.routing_key, optional=True, may_be_empty=True)
+    _check_text(event, "content_type", event.content_type, optional=True)
+    if not isinstance(event.message_id, UUID):
+        raise FieldError(event, "message_id", f"is of type {_kind(event.message_id)}; it takes a UUID")
+    _check_available_at(event)
+    text, data = _payload(event)
+    size = len(data) if data is not None else len(text.encode()) if text is not None else 0
+    if size > max_payload_bytes:
+        raise PayloadTooLargeError(event, size, max_payload_bytes)
+    return Row(
+        message_id=event.message_id,
+        aggregate_type=event.aggregate_type,
+        aggregate_id=event.aggregate_id,
+        event_type=event.event_type,
+        exchange=event.exchange,
+        routing_key=event.routing_key,
+        headers=headers_text(event),
+        content_type=event.content_type,
+        payload=text,
+        payload_bytes=data,
+        available_at=event.available_at,
+        trace_context=trace_context,
+    )
+
+
+def _check_text(event: Event, field: str, value: object, *, optional: bool = False, may_be_empty: bool = False) -> None:
+    if value is None and optional:
+        return
+    if not isinstance(value, str):
+        raise FieldError(event, field, f"is of type {_kind(value)}; it takes a str")
+    if not value and not may_be_empty:
+        raise FieldError(event, field, "is empty")
+    if "\0" in value:
+        raise FieldError(event, field, "holds a NUL character, which PostgreSQL cannot store")
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError:
+        raise FieldError(event, field, "holds half a surrogate pair, which UTF-8 cannot encode") from None
+    if size > MAX_TEXT_BYTES:
+        raise FieldError(event, field, f"has {size} bytes of UTF-8; the limit is {MAX_TEXT_BYTES}")
+
+
+def _check_available_at(event: Event) -> None:
+    if event.available_at is None:
+        return
+    if not isinstance(event.available_at, datetime):
+        raise FieldError(event, "available_at", f"is of type {_kind(event.available_at)}; it takes a datetime")
+    if event.available_at.utcoffset() is None:
+        raise FieldError(event, "available_at", "has no time zone; give it one, as in datetime.now(UTC)")
+
+
+def _payload(event: Event) -> tuple[str | None, bytes | None]:
+    """Give the values of the columns `payload` and `payload_bytes`, of which one is None."""
+    payload = event.payload
+    if event.content_type is None or _is_json(event.content_type):
+        return _json_text(event), None
+    match payload:
+        case bytes():
+            return None, payload
+        case str():
+            try:
+                return None, payload.encode()
+            except UnicodeEncodeError:
+                raise PayloadError(event, "holds half a surrogate pair, which UTF-8 cannot encode") from None
+        case _:
+            raise PayloadError(event, f"of type {_kind(payload)} becomes JSON, but content_type says otherwise")
+
+
+def _is_json(content_type: str) -> bool:
+    media_type = content_type.partition(";")[0].strip().lower()
+    return media_type == "application/json" or media_type.endswith("+json")
+
+
+def _json_text(event: Event) -> str:
+    payload = event.payload
+    match payload:
+        case str():
+            return _checked(event, payload)
+        case bytes():
+            try:
+                return _checked(event, payload.decode())
+            except UnicodeDecodeError as error:
+                raise _not_json(event, f"byte {error.start} is not UTF-8") from None
+        case dict() | list():
+            return _dumped(event, payload)
+        case _ if callable(dump := getattr(payload, "model_dump_json", None)):
+            return str(dump())
+        case _:
+            raise PayloadError(event, f"is of type {_kind(payload)}; it takes bytes, str, dict, list or a model")
+
+
+def _checked(event: Event, text: str) -> str:
+    """Give `text` back if it is JSON to PostgreSQL, whose rule is the grammar alone."""
+    try:
+        orjson.loads(text)
+    except orjson.JSONDecodeError:
+        # orjson also refuses numbers beyond a double, lone surrogate escapes and a depth of 1024, which
+        # PostgreSQL stores: the standard library, without its conversions, decides. Only refusals cost this.
+        try:
+            json.loads(text, parse_int=str, parse_float=str, parse_constant=_refuse)
+            text.encode()
+        except RecursionError:
+            raise PayloadError(event, "is nested too deeply") from None
+        except ValueError as error:
+            raise _not_json(event, str(error)) from None
+    return text
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no JSON value")
+
+
+def _dumped(event: Event, payload: dict[str, Any] | list[Any]) -> str:
+    try:
+        data = orjson.dumps(payload)
+    except orjson.JSONEncodeError as error:
+        raise PayloadError(event, f"cannot be written as JSON: {error}") from None
+    # orjson writes NaN and infinities as null. Looking for them costs more than the dump, so only where a null is.
+    if b"null" in data and _has_lost_number(payload):
+        raise PayloadError(event, "cannot be written as JSON: it holds NaN or an infinity")
+    return data.decode()
+
+
+def _has_lost_number(value: object) -> bool:
+    match value:
+        case float():
+            return not isfinite(value)
+        case dict():
+            return any(_has_lost_number(item) for item in value.values())
+        case list() | tuple():
+            return any(_has_lost_number(item) for item in value)
+        case _ if is_dataclass(value):
+            return any(_has_lost_number(getattr(value, each.name)) for each in fields(value))
+        case _:
+            return False
+
+
+def _not_json(event: Event, why: str) -> PayloadError:
+    return PayloadError(event, f"is not JSON ({why}); other bytes need a content_type, as application/octet-stream")
+
+
+def _kind(value: object) -> str:
+    return type(value).__name__
