@@ -59,6 +59,7 @@ Identifier = Annotated[
     Takes("at most 40 lower-case letters, digits and _, no digit first"),
 ]
 ShortString = Annotated[str, AfterValidator(_short), Takes("text of at most 255 bytes")]
+NodeName = Annotated[str, StringConstraints(min_length=1), AfterValidator(_short), Takes("text of 1 to 255 bytes")]
 Pattern = Annotated[str, StringConstraints(min_length=1), Takes("a shell pattern")]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False), Takes("seconds, above 0")]
 
@@ -140,7 +141,7 @@ class BrokerSettings(Section):
 class RelaySettings(Section):
     """`[relay]`: how rows are carried."""
 
-    node: ShortString = Field(default_factory=gethostname)
+    node: NodeName = Field(default_factory=gethostname)
     """name of this node, one of a kind"""
     ordering: Ordering = Ordering.KEY
     """what is kept in order on the way to the broker"""

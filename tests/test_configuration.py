@@ -1,0 +1,217 @@
+"""Where a setting comes from, and what is said when it cannot be used."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from relay.configuration import load
+from relay.errors import ConfigurationError
+from relay.keys import Key, all_keys, redacted
+from relay.settings import Ordering, Settings
+
+Write = Callable[[str], Path]
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def toml(tmp_path: Path) -> Write:
+    def write(text: str) -> Path:
+        path = tmp_path / "settings.toml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def secret(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "secret"
+    path.write_text(text)
+    return str(path)
+
+
+def test_without_any_source_every_key_has_its_default() -> None:
+    loaded = load(environ={})
+
+    assert loaded.settings == Settings()
+    assert set(loaded.origins) == {key.name for key in all_keys()}
+    assert set(loaded.origins.values()) == {"default"}
+
+
+def test_each_source_goes_before_the_next(toml: Write, tmp_path: Path) -> None:
+    file = toml('[database]\nurl = "postgresql://file/db"')
+    environ = {"RELAY_DATABASE_URL_FILE": secret(tmp_path, "postgresql://secret/db\n")}
+
+    def found(**more: object) -> tuple[str, str]:
+        loaded = load(environ=environ, **more)  # type: ignore[arg-type]
+        return loaded.settings.database.url.get_secret_value(), loaded.origins["database.url"]
+
+    assert found(config=None)[0] == "postgresql://secret/db"
+    from_secret = found(config=file)
+    environ["RELAY_DATABASE_URL"] = "postgresql://variable/db"
+    from_variable = found(config=file)
+    from_flag = found(config=file, flags={"database.url": "postgresql://flag/db"})
+    environ.clear()
+    from_file = found(config=file)
+
+    assert from_flag == ("postgresql://flag/db", "flag --database-url")
+    assert from_variable == ("postgresql://variable/db", "variable RELAY_DATABASE_URL")
+    assert from_secret == ("postgresql://secret/db", f"file {tmp_path / 'secret'} of RELAY_DATABASE_URL_FILE")
+    assert from_file == ("postgresql://file/db", f"file {file}")
+
+
+def test_keys_of_one_section_may_come_from_different_sources(toml: Write) -> None:
+    file = toml('[relay]\nordering = "none"\nmax_attempts = 3')
+
+    loaded = load(config=file, environ={"RELAY_RELAY__ORDERING": "pipelined", "RELAY_DATABASE__SCHEMA": "billing"})
+
+    assert loaded.settings.relay.ordering is Ordering.PIPELINED
+    assert loaded.settings.relay.max_attempts == 3
+    assert loaded.settings.database.schema_name == "billing"
+
+
+@pytest.mark.parametrize("key", [key for key in all_keys() if not key.is_list], ids=lambda key: key.name)
+def test_every_key_can_be_a_variable(key: Key, tmp_path: Path) -> None:
+    variable, name = key.variable, key.name
+    default = key.default.strip('"')
+
+    as_variable = load(environ={variable: default})
+    as_file = load(environ={f"{variable}_FILE": secret(tmp_path, default)})
+
+    assert as_variable.origins[name] == f"variable {variable}"
+    assert as_file.origins[name].endswith(f"of {variable}_FILE")
+
+
+def test_the_file_is_named_by_the_flag_then_the_variable_then_the_folder(toml: Write, tmp_path: Path) -> None:
+    flag = toml('[log]\nlevel = "error"')
+    (tmp_path / "variable.toml").write_text('[log]\nlevel = "warning"')
+    (tmp_path / "relay.toml").write_text('[log]\nlevel = "debug"')
+    environ = {"RELAY_CONFIG": "variable.toml"}
+
+    assert load(config=flag, environ=environ).settings.log.level == "error"
+    assert load(environ=environ).settings.log.level == "warning"
+    assert load(environ={}).settings.log.level == "debug"
+
+
+def test_routes_are_tables_in_the_file_and_json_in_a_variable(toml: Write) -> None:
+    file = toml('[[routes]]\nevent_type = "Invoice*"\nexchange = "billing"')
+
+    from_file = load(config=file, environ={}).settings.routes
+    from_variable = load(
+        environ={"RELAY_ROUTES": '[{"event_type": "Invoice*", "exchange": "billing"}]'}
+    ).settings.routes
+
+    assert from_file == from_variable
+    assert from_file[0].routing_key == "{aggregate_type}.{event_type}"
+
+
+def test_all_that_is_wrong_is_told_at_once_with_key_source_and_what_it_takes(toml: Write) -> None:
+    file = toml(
+        """
+        databse = {}
+        relay = 5
+        routes = [{event_type = "X"}, {exchnge = "a", exchange = "b"}, {exchange = 4}]
+        [broker]
+        exchnge = "x"
+        ordering = "key"
+        heartbeat = 99
+        """
+    )
+    environ = {
+        "RELAY_DATABSE_URL": "x",
+        "RELAY_RELAY__ORDERING": "keyy",
+        "RELAY_DATABASE__SCHEMA": "Robert'); DROP",
+        "RELAY_DATABASE_URL": "",
+        "RELAY_BROKER_URL_FILE": "/does/not/exist",
+        "RELAY_RELAY__NODE": "ü" * 128,
+    }
+
+    with pytest.raises(ConfigurationError) as refused:
+        load(config=file, environ=environ)
+
+    assert sorted(str(refused.value).splitlines()) == sorted(
+        [
+            "unknown variable RELAY_DATABSE_URL; did you mean RELAY_DATABASE_URL?",
+            "file /does/not/exist (variable RELAY_BROKER_URL_FILE) cannot be read: No such file or directory",
+            f"unknown key databse (file {file}); did you mean database?",
+            f"relay (file {file}) is no table; it takes [relay] with keys below",
+            f"unknown key broker.exchnge (file {file}); did you mean broker.exchange?",
+            f"unknown key broker.ordering (file {file}); did you mean relay.ordering?",
+            f"broker.heartbeat = 99 (file {file}): it takes a whole number from 1 to 60",
+            "relay.ordering = 'keyy' (variable RELAY_RELAY__ORDERING): it takes one of key, pipelined, none",
+            f"relay.node = '{'ü' * 128}' (variable RELAY_RELAY__NODE): it takes text of 1 to 255 bytes",
+            (
+                'database.schema = "Robert\'); DROP" (variable RELAY_DATABASE__SCHEMA): it takes at most 40 lower-case'
+                " letters, digits and _, no digit first"
+            ),
+            (
+                "database.url (variable RELAY_DATABASE_URL): it takes a libpq URL,"
+                " postgresql://user:password@host:5432/database"
+            ),
+            f"routes[0].exchange (file {file}) is missing; it takes text of at most 255 bytes",
+            f"unknown key routes[1].exchnge (file {file}); did you mean exchange?",
+            f"routes[2].exchange = 4 (file {file}): it takes text of at most 255 bytes",
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        ({"RELAY_BROKER_URL": "http://me:hunter2@h/"}, "broker.url (variable RELAY_BROKER_URL): it takes amqp://"),
+        ({"RELAY_DATABASE_URL": "me:hunter2@h"}, "database.url (variable RELAY_DATABASE_URL): it takes a libpq URL"),
+        ({"RELAY_ROUTES": "hunter2"}, "routes (variable RELAY_ROUTES) is not JSON"),
+        ({"RELAY_ROUTES": '"hunter2"'}, "routes (variable RELAY_ROUTES): it takes tables"),
+        ({"RELAY_ROUTES": '["hunter2"]'}, "routes (variable RELAY_ROUTES): it takes tables"),
+        ({"RELAY_CONFIG": "/none.toml"}, "file /none.toml (variable RELAY_CONFIG) cannot be read: No such file"),
+        ({"RELAY_DATABASE__URL": "x"}, "unknown variable RELAY_DATABASE__URL; did you mean RELAY_DATABASE_URL?"),
+        ({"RELAY_XYZ": "x"}, "unknown variable RELAY_XYZ"),
+        ({"RELAY_LOG__LEVEL": "loud"}, "log.level = 'loud' (variable RELAY_LOG__LEVEL): it takes one of debug, info"),
+        ({"RELAY_RELAY__BACKOFF_MAX": "inf"}, "relay.backoff_max = 'inf'"),
+    ],
+)
+def test_a_refusal_names_the_source_and_repeats_no_secret(environ: dict[str, str], words: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        load(environ=environ)
+
+    assert str(refused.value).startswith(words)
+    assert "hunter2" not in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("content", [b"[relay\n", b"\xff\xfe"])
+def test_a_file_that_is_not_toml_is_named(content: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "broken.toml"
+    file.write_bytes(content)
+
+    with pytest.raises(ConfigurationError, match=r"broken\.toml \(flag --config\)"):
+        load(config=file, environ={})
+
+
+def test_variables_of_a_kubernetes_service_named_relay_are_passed_over() -> None:
+    names = ["SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_HTTP", "PORT", "PORT_8080_TCP", "PORT_8080_TCP_ADDR"]
+
+    loaded = load(environ={f"RELAY_{name}": "tcp://10.0.0.1:8080" for name in names})
+
+    assert loaded.settings == Settings()
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        (
+            "postgresql://u:p@h1:1,h2/db?password=x&sslmode=off",
+            "postgresql://u:***@h1:1,h2/db?password=***&sslmode=off",
+        ),
+        ("postgresql://u@h/db", "postgresql://u@h/db"),
+        ("host=h password='a b' user=u", "host=h password=*** user=u"),
+        ("amqp://u:p@a/,amqps://u:q/w@x@b/v", "amqp://u:***@a/,amqps://u:***@b/v"),
+        ("amqp://u:p,q@a/", "amqp://u:***@a/"),
+    ],
+)
+def test_a_url_is_shown_without_its_password(url: str, shown: str) -> None:
+    assert redacted(url) == shown
