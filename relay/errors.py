@@ -2,12 +2,21 @@
 
 OutboxError
   ConfigurationError      the relay was told something that cannot be
+  UsageError              a command was asked for something that it does not do
   EventError              an event that the outbox would refuse (relay.outbox)
   DatabaseUnavailableError
   SchemaError             the database is reachable, but the tables are missing or behind
+  AccessError             the database is reachable, but does not let this role do it
   BrokerUnavailableError
   LaneLostError           another node holds the lane
   DeadlineError           no answer in time
+  ConsumerError           the consumer cannot go on; nothing was acknowledged that was not applied
+    QueueMissingError
+    UnhandledMessageError a message that nobody can apply
+  HandlerCancelledError   a handler ended itself by CancelledError
+  NotFoundError           nothing of that name or id is there
+  NotReadyError           the relay does not run, or cannot deliver
+  PartlyDoneError         a command did a part of what it was asked for
 """
 
 
@@ -17,6 +26,10 @@ class OutboxError(Exception):
 
 class ConfigurationError(OutboxError):
     """The configuration cannot be used; the message names each key, where it was set, and what it takes."""
+
+
+class UsageError(OutboxError):
+    """A command was asked for something that it does not do; nothing was done."""
 
 
 class EventError(OutboxError, ValueError):
@@ -29,6 +42,10 @@ class DatabaseUnavailableError(OutboxError):
 
 class SchemaError(OutboxError):
     """The outbox tables are missing, or of another version than this relay."""
+
+
+class AccessError(OutboxError):
+    """The database is reachable, but does not let this role do what was asked for."""
 
 
 class BrokerUnavailableError(OutboxError):
@@ -50,3 +67,43 @@ class DeadlineError(OutboxError):
         super().__init__(f"{waited_for}: no answer within {seconds:g} s")
         self.waited_for = waited_for
         self.seconds = seconds
+
+
+class NotFoundError(OutboxError):
+    """Nothing of that name or id is there."""
+
+
+class NotReadyError(OutboxError):
+    """The relay does not run, or cannot deliver."""
+
+
+class PartlyDoneError(OutboxError):
+    """A command did a part of what it was asked for; the message tells which, and what stopped it."""
+
+
+class ConsumerError(OutboxError):
+    """The consumer stopped because going on would lose a message or none would come."""
+
+
+class QueueMissingError(ConsumerError):
+    """The queue to consume from does not exist; consumers declare nothing."""
+
+    def __init__(self, queue: str) -> None:
+        super().__init__(f"queue {queue!r} does not exist; create it and bind it, a consumer declares nothing")
+        self.queue = queue
+
+
+class UnhandledMessageError(ConsumerError):
+    """A message that this consumer cannot apply; it is still in the queue."""
+
+    def __init__(self, queue: str, reason: str) -> None:
+        super().__init__(f"queue {queue!r}: stopped at a message that cannot be applied and stays there: {reason}")
+        self.queue = queue
+        self.reason = reason
+
+
+class HandlerCancelledError(OutboxError):
+    """A handler let a CancelledError out that did not come from us."""
+
+    def __init__(self) -> None:
+        super().__init__("the handler was cancelled by something that it waited for")

@@ -1,0 +1,122 @@
+"""The `relay` command: one file a command group; what they do is `relay.operate` and `relay.engine`.
+
+Exit codes: 0 done, 1 failed or not ready, 2 usage or configuration, 3 partly done, 130 interrupted.
+"""
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+
+from cyclopts import App, CycloptsError, Parameter
+
+from relay import __version__
+from relay.cli.printing import printable
+from relay.errors import (
+    BrokerUnavailableError,
+    ConfigurationError,
+    DatabaseUnavailableError,
+    OutboxError,
+    PartlyDoneError,
+    UsageError,
+)
+
+SHOW = "(`relay config show` tells where it was found)"
+REMEDIES = {
+    DatabaseUnavailableError: f"check the host, user and password in database.url {SHOW}",
+    BrokerUnavailableError: f"check the host, virtual host, user and password in broker.url {SHOW}",
+}
+INTERRUPTED = 130
+BROKEN_PIPE = 141  # as a program that SIGPIPE ended
+
+# By name, so that `relay healthcheck` loads neither the engine nor the migrations.
+COMMANDS = {
+    "run": (
+        "relay.cli.run:run",
+        "Carry rows to the broker until SIGTERM; then drain and exit with 0.",
+    ),
+    "migrate": (
+        "relay.cli.migrate:migrate",
+        "Bring the tables to the version of this release.",
+    ),
+    "status": (
+        "relay.cli.status:status",
+        "Tell the backlog, the parked rows and the relays.",
+    ),
+    "parked": ("relay.cli.parked:app", "See, retry or discard what could not be delivered."),
+    "config": ("relay.cli.config:app", "Tell the settings in use."),
+    "healthcheck": (
+        "relay.cli.healthcheck:healthcheck",
+        "Exit with 0 if this host's relay is alive, else with 1.",
+    ),
+}
+
+HELP = """Carry outbox rows from PostgreSQL to RabbitMQ: at least once, in order per key.
+
+Settings come from flags, RELAY_ variables, secret files, relay.toml and defaults, in this order.
+"""
+EXIT_CODES = "Exit codes: 0 done, 1 failed or not ready, 2 usage or configuration, 3 partly done, 130 interrupted."
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and give its exit code; an error of ours is one line on stderr."""
+    try:
+        code = _app()(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+    except CycloptsError as error:
+        _complain(f"{str(error).rstrip('.')} (see `relay --help`)")
+        return 2
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Python flushes stdout once more at its end, and would complain about the same pipe.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    except OutboxError as error:
+        return _explain(error)
+    except BaseExceptionGroup as group:  # tasks that failed together: ours are explained, a bug keeps its traceback
+        errors = list(_leaves(group))
+        if not all(isinstance(error, OutboxError) for error in errors):
+            raise
+        return max(_explain(error) for error in errors)
+    return code if isinstance(code, int) else 0
+
+
+def _app() -> App:
+    on_terminal = sys.stdout.isatty()
+    app = App(
+        name="relay",
+        help=HELP,
+        help_epilogue=EXIT_CODES,
+        version=f"relay {__version__}",
+        help_formatter="default" if on_terminal else "plain",
+        help_format="plaintext",
+        default_parameter=Parameter(show_default=False, negative=""),
+        suppress_keyboard_interrupt=False,
+    )
+    for name, (place, about) in COMMANDS.items():
+        app.command(place, name=name, help=about)
+    return app
+
+
+def _explain(error: BaseException) -> int:
+    remedy = REMEDIES.get(type(error)) if isinstance(error, OutboxError) else None
+    for line in str(error).splitlines():
+        _complain(f"{line}; {remedy}" if remedy else line)
+    match error:
+        case ConfigurationError() | UsageError():
+            return 2
+        case PartlyDoneError():
+            return 3
+        case _:
+            return 1
+
+
+def _complain(line: str) -> None:
+    print(f"relay: {printable(' '.join(line.split()))}", file=sys.stderr)
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error

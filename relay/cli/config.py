@@ -1,0 +1,31 @@
+"""`relay config`."""
+
+import sys
+
+from cyclopts import App
+
+from relay.cli.options import Options, Output
+from relay.cli.printing import print_json, print_table
+from relay.keys import all_keys, as_toml, value_of
+from relay.operate.reference import example
+
+app = App(name="config", help="The settings in use.")
+
+
+@app.command
+def show(*, options: Options | None = None, output: Output = "text") -> int:
+    """Print every setting with the place where it was found; passwords are hidden."""
+    loaded = (options or Options()).load()
+    rows = [(key.name, as_toml(value_of(loaded.settings, key)), loaded.origins[key.name]) for key in all_keys()]
+    if output == "json":
+        print_json({name: {"value": value, "origin": origin} for name, value, origin in rows})
+    else:
+        print_table(("key", "value", "origin"), rows)
+    return 0
+
+
+@app.command(name="example")
+def example_() -> int:
+    """Print a relay.toml with every key and its default, as comments."""
+    sys.stdout.write(example())
+    return 0

@@ -1,0 +1,22 @@
+"""`relay healthcheck`."""
+
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from relay.cli.options import DatabaseOptions
+from relay.operate.session import session
+from relay.operate.status import check_health
+
+
+def healthcheck(
+    *,
+    options: DatabaseOptions | None = None,
+    ready: Annotated[bool, Parameter(help="The relay must also be able to deliver.")] = False,
+    node: Annotated[str | None, Parameter(help="Name of the relay, in place of relay.node.")] = None,
+) -> int:
+    """Exit with 0 if the relay of this host has a fresh heartbeat, else with 1 and the reason."""
+    settings = (options or DatabaseOptions()).load().settings
+    with session(settings.database) as connection:
+        check_health(connection, settings.database.schema_name, node or settings.relay.node, ready=ready)
+    return 0

@@ -1,0 +1,45 @@
+"""Flags that several commands take."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from relay.configuration import Loaded, load
+
+Output = Annotated[
+    Literal["text", "json"],
+    Parameter(name=["--output", "-o"], help="A table for people (tab-separated in a pipe), or JSON."),
+]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatabaseOptions:
+    """Where the settings are, for a command that needs the database alone."""
+
+    config: Annotated[Path | None, Parameter(help="Path of relay.toml, in place of RELAY_CONFIG.")] = None
+    database_url: Annotated[
+        str | None, Parameter(help="In place of RELAY_DATABASE_URL; others on this machine can see its password.")
+    ] = None
+
+    def load(self) -> Loaded:
+        return load(config=self.config, flags={"database.url": self.database_url})
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Where the settings are, for a command that needs the broker, too."""
+
+    config: Annotated[Path | None, Parameter(help="Path of relay.toml, in place of RELAY_CONFIG.")] = None
+    database_url: Annotated[
+        str | None, Parameter(help="In place of RELAY_DATABASE_URL; others on this machine can see its password.")
+    ] = None
+    broker_url: Annotated[
+        str | None, Parameter(help="In place of RELAY_BROKER_URL; others on this machine can see its password.")
+    ] = None
+
+    def load(self) -> Loaded:
+        return load(config=self.config, flags={"database.url": self.database_url, "broker.url": self.broker_url})

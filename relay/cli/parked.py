@@ -1,0 +1,194 @@
+"""`relay parked`."""
+
+import base64
+import json
+from dataclasses import dataclass
+from typing import Annotated
+from uuid import UUID
+
+from cyclopts import App, Parameter, validators
+
+from relay.cli.options import DatabaseOptions, Output
+from relay.cli.printing import print_json, print_lines, print_table, printable, say
+from relay.errors import UsageError
+from relay.operate.parked import Parked, ParkedMessage, Selection, list_parked, show_parked
+from relay.operate.release import Done, discard, preview, retry
+from relay.operate.session import session
+
+BULK_TIMEOUT = 600.0  # seconds for a statement: one head may have a million rows behind it
+LIST_COLUMNS = ("id", "message id", "type", "key", "event", "attempts", "parked at", "behind", "held", "reason")
+
+app = App(name="parked", help="See, retry or discard what could not be delivered.")
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filters:
+    """Which rows."""
+
+    ids: Annotated[list[int] | None, Parameter(name="--id", help="By id; may be repeated.")] = None
+    message_ids: Annotated[
+        list[UUID] | None, Parameter(name="--message-id", help="By message id; may be repeated.")
+    ] = None
+    aggregate_type: Annotated[str | None, Parameter(help="Of this type.")] = None
+    aggregate_id: Annotated[str | None, Parameter(help="Of this key.")] = None
+    event_type: Annotated[str | None, Parameter(help="Of this event.")] = None
+    reason: Annotated[str | None, Parameter(help="A part of the reason.")] = None
+    limit: Annotated[
+        int | None, Parameter(help="Only the first so many, by id.", validator=validators.Number(gte=1))
+    ] = None
+
+    def selection(self) -> Selection:
+        return Selection(
+            ids=self.ids or None,
+            message_ids=self.message_ids or None,
+            aggregate_type=self.aggregate_type,
+            aggregate_id=self.aggregate_id,
+            event_type=self.event_type,
+            reason=self.reason,
+            limit=self.limit,
+        )
+
+
+All = Annotated[bool, Parameter(name="--all", help="Every parked row; needed when there is no filter.")]
+DryRun = Annotated[bool, Parameter(help="Change nothing; print the exact count.")]
+
+
+@app.command(name="list")
+def list_(
+    *,
+    options: DatabaseOptions | None = None,
+    filters: Filters | None = None,
+    held: Annotated[bool, Parameter(help="Also rows that only wait behind another one.")] = False,
+    output: Output = "text",
+) -> int:
+    """List parked rows, at most 100 unless --limit says otherwise."""
+    selection = (filters or Filters()).selection()
+    if selection.limit is None:
+        selection = selection.at_most(100)
+    database = (options or DatabaseOptions()).load().settings.database
+    with session(database) as connection:
+        rows, total = list_parked(connection, database.schema_name, selection, with_held=held)
+    if output == "json":
+        print_json({"total": total, "rows": rows})
+        return 0
+    print_table(LIST_COLUMNS, [_list_row(row) for row in rows])
+    return 0
+
+
+@app.command
+def show(
+    row: Annotated[str, Parameter(help="Its id or message id.")],
+    *,
+    options: DatabaseOptions | None = None,
+    full: Annotated[bool, Parameter(help="The whole payload, not only its first 1000 characters.")] = False,
+    output: Output = "text",
+) -> int:
+    """Show one parked or discarded row with its payload."""
+    named = _id(row)
+    database = (options or DatabaseOptions()).load().settings.database
+    with session(database) as connection:
+        message = show_parked(connection, database.schema_name, named, length=2**31 - 1 if full else 1000)
+    if output == "json":
+        print_json(message)
+    else:
+        print_lines(_show_rows(message))
+    return 0
+
+
+@app.command(name="retry")
+def retry_(
+    *,
+    options: DatabaseOptions | None = None,
+    filters: Filters | None = None,
+    all_: All = False,
+    dry_run: DryRun = False,
+    output: Output = "text",
+) -> int:
+    """Send rows again, with all their attempts; rows held behind them follow in order."""
+    database = (options or DatabaseOptions()).load().settings.database
+    selection = _bulk(filters, all_)
+    with session(database, timeout=BULK_TIMEOUT) as connection:
+        change = preview if dry_run else retry
+        done = change(connection, database.schema_name, selection)
+    return _report("would retry" if dry_run else "retried", done, output)
+
+
+@app.command(name="discard")
+def discard_(
+    *,
+    options: DatabaseOptions | None = None,
+    filters: Filters | None = None,
+    note: Annotated[str | None, Parameter(help="Why; kept with the row.")] = None,
+    all_: All = False,
+    dry_run: DryRun = False,
+    output: Output = "text",
+) -> int:
+    """Give rows up: they are kept and never sent; rows held behind them go out."""
+    database = (options or DatabaseOptions()).load().settings.database
+    selection = _bulk(filters, all_)
+    with session(database, timeout=BULK_TIMEOUT) as connection:
+        if dry_run:
+            done = preview(connection, database.schema_name, selection)
+        else:
+            done = discard(connection, database.schema_name, selection, note=note)
+    return _report("would discard" if dry_run else "discarded", done, output)
+
+
+def _bulk(filters: Filters | None, everything: bool) -> Selection:
+    selection = (filters or Filters()).selection()
+    if selection.is_everything and not everything:
+        raise UsageError("give a filter such as --id or --event-type, or --all for every parked row")
+    if everything and not selection.is_everything:
+        raise UsageError("--all and a filter exclude each other")
+    return selection
+
+
+def _report(did: str, done: Done, output: Output) -> int:
+    """Print what was done; 3 when some of the rows named were not there, 1 when none was."""
+    if output == "json":
+        print_json(done)
+    else:
+        rows = "row" if done.chosen == 1 else "rows"
+        say(f"{did} {done.chosen} {rows}, and released {done.released} held behind")
+        for reason in done.not_found:
+            say(reason)
+    if done.not_found:
+        return 3 if done.chosen else 1
+    return 0
+
+
+def _list_row(row: Parked) -> tuple[object, ...]:
+    parked_at = row.parked_at and row.parked_at.strftime("%Y-%m-%d %H:%M:%S%z")
+    return (
+        row.id,
+        row.message_id,
+        row.aggregate_type,
+        row.aggregate_id,
+        row.event_type,
+        row.attempts,
+        parked_at,
+        row.held_behind,
+        row.held,
+        row.last_error,
+    )
+
+
+def _show_rows(message: ParkedMessage) -> list[tuple[str, object]]:
+    fields = [
+        (name, getattr(message, name))
+        for name in ParkedMessage.__dataclass_fields__
+        if name not in ("headers", "payload", "payload_bytes")
+    ]
+    headers = None if message.headers is None else json.dumps(message.headers, ensure_ascii=False)
+    payload = message.payload
+    if message.payload_bytes is not None:
+        payload = f"base64 {base64.b64encode(message.payload_bytes).decode()}"
+    return [*fields, ("headers", headers), ("payload", payload)]
+
+
+def _id(text: str) -> int | UUID:
+    try:
+        return int(text) if text.isdecimal() else UUID(text)
+    except ValueError:
+        raise UsageError(f"{printable(text)} is no id and no message id") from None

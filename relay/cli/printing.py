@@ -1,0 +1,63 @@
+"""Print results: tables on a terminal, tab-separated lines in a pipe, JSON when asked."""
+
+import base64
+import sys
+from collections.abc import Iterable, Sequence
+
+import orjson
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+Row = Sequence[object]
+
+
+def print_json(value: object) -> None:
+    """Print one JSON document; indented on a terminal, on one line in a pipe."""
+    option = orjson.OPT_APPEND_NEWLINE | (orjson.OPT_INDENT_2 if sys.stdout.isatty() else 0)
+    sys.stdout.write(orjson.dumps(value, option=option, default=_as_json).decode())
+    sys.stdout.flush()
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Row]) -> None:
+    """Print rows below a line of column names."""
+    if sys.stdout.isatty():
+        Console().print(table(columns, rows))
+    else:
+        print_lines([columns, *rows])
+
+
+def print_lines(rows: Iterable[Row]) -> None:
+    """Print rows with tabs between the values, for `cut` and `awk`."""
+    for row in rows:
+        sys.stdout.write("\t".join(printable(value) for value in row) + "\n")
+    sys.stdout.flush()
+
+
+def say(line: str) -> None:
+    """Print one line about what was done."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def table(columns: Sequence[str], rows: Iterable[Row]) -> Table:
+    """Give a table for a terminal."""
+    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    for column in columns:
+        drawn.add_column(column, overflow="fold")
+    for row in rows:
+        drawn.add_row(*(Text(printable(value)) for value in row))
+    return drawn
+
+
+def printable(value: object) -> str:
+    """Give a value as one line without control characters: keys and reasons come from outside."""
+    text = "" if value is None else value if isinstance(value, str) else str(value)
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def _as_json(value: object) -> str:
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    raise TypeError(f"{type(value).__name__} has no JSON form")

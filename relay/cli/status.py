@@ -1,0 +1,120 @@
+"""`relay status`."""
+
+import time
+from collections.abc import Iterator
+from typing import Annotated
+
+from cyclopts import Parameter, validators
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from relay.cli.options import DatabaseOptions, Output
+from relay.cli.printing import Row, print_json, print_lines, printable, table
+from relay.errors import DatabaseUnavailableError
+from relay.operate.session import session
+from relay.operate.status import Node, State, Status, read_status
+from relay.settings import Settings
+
+COLOURS = {State.OK: "green", State.DEGRADED: "yellow", State.STALLED: "red"}
+NODE_COLUMNS = ("relay", "state", "lanes", "in flight", "published", "heartbeat", "version")
+
+
+def status(
+    *,
+    options: DatabaseOptions | None = None,
+    watch: Annotated[bool, Parameter(name=["--watch", "-w"], help="Go on until Ctrl-C.")] = False,
+    interval: Annotated[
+        float, Parameter(help="Seconds between two looks.", validator=validators.Number(gte=0.1))
+    ] = 2.0,
+    output: Output = "text",
+) -> int:
+    """Tell the backlog, the parked rows and the relays. Exits with 0 whatever the state is."""
+    settings = (options or DatabaseOptions()).load().settings
+    console = Console()
+    if not watch:
+        _print(_read(settings), console, output)
+    elif console.is_terminal and output == "text":
+        with Live(console=console, auto_refresh=False, screen=True) as live:
+            for seen in _looks(settings, interval):
+                live.update(seen if isinstance(seen, Text) else _drawn(seen), refresh=True)
+    else:
+        for seen in _looks(settings, interval):
+            if isinstance(seen, Status):
+                _print(seen, console, output)
+            else:
+                Console(stderr=True).print(seen, soft_wrap=True)
+    return 0
+
+
+def _read(settings: Settings) -> Status:
+    with session(settings.database) as connection:
+        return read_status(
+            connection, settings.database.schema_name, progress_timeout=3 * settings.relay.heartbeat_interval
+        )
+
+
+def _looks(settings: Settings, interval: float) -> Iterator[Status | Text]:
+    """Give a status each `interval` seconds; a database that goes away after the first is waited for."""
+    yield _read(settings)
+    while True:
+        time.sleep(interval)
+        try:
+            yield _read(settings)
+        except DatabaseUnavailableError as error:
+            yield Text(f"relay: {printable(str(error))}")
+
+
+def _print(seen: Status, console: Console, output: Output) -> None:
+    if output == "json":
+        print_json(seen)
+    elif console.is_terminal:
+        console.print(_drawn(seen))
+    else:
+        print_lines([("state", seen.state), *(("reason", reason) for reason in seen.reasons), *_figures(seen)])
+        print_lines([("node", *_node_row(node)) for node in seen.nodes])
+
+
+def _drawn(seen: Status) -> RenderableType:
+    parts: list[RenderableType] = [Text(seen.state, style=f"bold {COLOURS[seen.state]}")]
+    parts += [Text(f"  {printable(reason)}") for reason in seen.reasons]
+    width = max(len(name) for name, _ in _figures(seen))
+    parts += [Text(""), *(Text(f"{name:<{width}}  {value}") for name, value in _figures(seen))]
+    if seen.nodes:
+        parts += [Text(""), table(NODE_COLUMNS, [_node_row(node) for node in seen.nodes])]
+    return Group(*parts)
+
+
+def _figures(seen: Status) -> list[tuple[str, str]]:
+    age = "" if seen.oldest_pending_age_s is None else f"{seen.oldest_pending_age_s:.1f}"
+    return [
+        ("pending", str(seen.pending)),
+        ("oldest_pending_age_s", age),
+        ("in_flight", str(seen.in_flight)),
+        ("parked", str(seen.parked)),
+        ("parked_held", str(seen.parked_held)),
+        ("published_total", str(seen.published_total)),
+    ]
+
+
+def _node_row(node: Node) -> Row:
+    return (
+        node.name,
+        node.state if node.alive else "gone",
+        _ranges(node.lanes),
+        node.in_flight,
+        node.published_total,
+        f"{node.heartbeat_age_s:.0f} s ago",
+        node.version,
+    )
+
+
+def _ranges(lanes: list[int]) -> str:
+    """Write lanes short: 0-7 9."""
+    runs: list[list[int]] = []
+    for lane in sorted(lanes):
+        if runs and lane == runs[-1][-1] + 1:
+            runs[-1].append(lane)
+        else:
+            runs.append([lane])
+    return " ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs) or "none"

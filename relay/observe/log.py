@@ -1,0 +1,83 @@
+"""Set up the log: events for people on a terminal, else one JSON object a line; never a password."""
+
+import logging
+import sys
+from typing import TextIO
+
+import structlog
+from structlog.types import EventDict, Processor, WrappedLogger
+
+from relay.keys import redacted
+from relay.settings import LogFormat, LogSettings
+
+# At debug and info the libraries tell every frame, payloads included.
+LIBRARIES_FROM = logging.WARNING
+
+
+def set_up(settings: LogSettings, stream: TextIO | None = None) -> None:
+    """Send the events of structlog, and what the libraries log from warning on, to `stream` (stderr).
+
+    stdout belongs to the results of commands.
+    """
+    output = stream or sys.stderr
+    level = logging.getLevelNamesMapping()[settings.level.upper()]
+    structlog.configure(
+        processors=[*_shared(), structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=_logger,
+        cache_logger_on_first_use=False,  # a module's logger is made before this runs
+    )
+    handler = logging.StreamHandler(output)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[structlog.stdlib.add_logger_name, *_shared()],
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                *_final(settings.format, output),
+            ],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers = [handler]
+    root.setLevel(max(level, LIBRARIES_FROM))
+    logging.getLogger("relay").setLevel(level)
+    logging.captureWarnings(True)
+
+
+def _logger(*_: object) -> WrappedLogger:
+    return logging.getLogger("relay")
+
+
+def _shared() -> list[Processor]:
+    return [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.StackInfoRenderer(),
+    ]
+
+
+def _final(style: LogFormat, output: TextIO) -> list[Processor]:
+    on_terminal = output.isatty()
+    match style:
+        case LogFormat.CONSOLE:
+            is_console = True
+        case LogFormat.JSON:
+            is_console = False
+        case LogFormat.AUTO:
+            is_console = on_terminal
+    if is_console:
+        return [
+            structlog.processors.format_exc_info,
+            without_passwords,
+            structlog.dev.ConsoleRenderer(colors=on_terminal, exception_formatter=structlog.dev.plain_traceback),
+        ]
+    return [structlog.processors.format_exc_info, without_passwords, structlog.processors.JSONRenderer()]
+
+
+def without_passwords(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """Take the password out of whatever URL got into a value; a net below the rule that none does."""
+    for name, value in event.items():
+        if isinstance(value, str) and "://" in value and "@" in value:
+            event[name] = " ".join(redacted(word) for word in value.split(" "))
+    return event

@@ -1,0 +1,155 @@
+"""What could not be delivered: which rows, and why.
+
+Under the key policy `hold` later rows of a key are parked behind its first one, the head.
+"""
+
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import psycopg
+from psycopg.rows import class_row
+from psycopg.sql import SQL, Composed, Identifier
+
+from relay.errors import NotFoundError
+
+IS_HEAD = SQL("""(row.held_behind IS NULL OR NOT EXISTS (
+        SELECT FROM {schema}.message AS before WHERE before.state = 'parked' AND before.id = row.held_behind))""")
+
+MATCHES = SQL("""row.state = 'parked'
+        AND (%(ids)s::bigint[] IS NULL OR row.id = ANY (%(ids)s::bigint[]))
+        AND (%(message_ids)s::uuid[] IS NULL OR row.message_id = ANY (%(message_ids)s::uuid[]))
+        AND (%(aggregate_type)s::text IS NULL OR row.aggregate_type = %(aggregate_type)s::text)
+        AND (%(aggregate_id)s::text IS NULL OR row.aggregate_id = %(aggregate_id)s::text)
+        AND (%(event_type)s::text IS NULL OR row.event_type = %(event_type)s::text)
+        AND (%(reason)s::text IS NULL OR strpos(lower(row.last_error), lower(%(reason)s::text)) > 0)""")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Which parked rows; what is None selects nothing away."""
+
+    ids: list[int] | None = None
+    message_ids: list[UUID] | None = None
+    aggregate_type: str | None = None
+    aggregate_id: str | None = None
+    event_type: str | None = None
+    reason: str | None = None  # a part of last_error, upper and lower case alike
+    limit: int | None = None  # the first so many, by id
+
+    @property
+    def is_everything(self) -> bool:
+        return all(value is None for name, value in asdict(self).items() if name != "limit")
+
+    def at_most(self, limit: int) -> "Selection":
+        return replace(self, limit=limit)
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """A parked row, without its payload."""
+
+    id: int
+    message_id: UUID
+    aggregate_type: str
+    aggregate_id: str | None
+    event_type: str
+    attempts: int
+    parked_at: datetime | None
+    last_error: str | None
+    held_behind: int | None
+    held: int  # rows that wait behind this one
+
+
+@dataclass(frozen=True, slots=True)
+class ParkedMessage:
+    """A parked or discarded row with everything that would be sent; the payload may be cut short."""
+
+    id: int
+    message_id: UUID
+    aggregate_type: str
+    aggregate_id: str | None
+    event_type: str
+    state: str
+    attempts: int
+    created_at: datetime
+    parked_at: datetime | None
+    last_error: str | None
+    held_behind: int | None
+    exchange: str | None
+    routing_key: str | None
+    content_type: str | None
+    headers: dict[str, Any] | None
+    writer: str | None
+    payload: str | None
+    payload_bytes: bytes | None
+    payload_size: int
+
+
+LIST_PARKED = SQL("""
+    SELECT row.id, row.message_id, row.aggregate_type, row.aggregate_id, row.event_type, row.attempts,
+           row.parked_at, row.last_error, row.held_behind,
+           (SELECT count(*) FROM {schema}.message AS held
+            WHERE held.state = 'parked' AND held.aggregate_type = row.aggregate_type
+              AND held.aggregate_id = row.aggregate_id AND held.held_behind = row.id) AS held
+    FROM {schema}.message AS row
+    WHERE {matches} AND (%(with_held)s OR {is_head})
+    ORDER BY row.id
+    LIMIT %(limit)s
+""")
+COUNT_PARKED = SQL("SELECT count(*) FROM {schema}.message AS row WHERE {matches} AND (%(with_held)s OR {is_head})")
+
+
+def list_parked(
+    connection: psycopg.Connection, schema: str, selection: Selection, *, with_held: bool
+) -> tuple[list[Parked], int]:
+    """Give the selected rows by id, and how many there are beyond `selection.limit`.
+
+    Without `with_held`, rows that only wait behind another one of their key are left out.
+    """
+    parameters = {**asdict(selection), "with_held": with_held}
+    with connection.cursor(row_factory=class_row(Parked)) as cursor:
+        rows = cursor.execute(composed(schema, LIST_PARKED), parameters).fetchall()
+    return rows, scalar(connection, composed(schema, COUNT_PARKED), parameters)
+
+
+SHOW_PARKED = SQL("""
+    SELECT id, message_id, aggregate_type, aggregate_id, event_type, state, attempts, created_at, parked_at,
+           last_error, held_behind, exchange, routing_key, content_type, headers, writer,
+           left(payload::text, %(length)s) AS payload,
+           substring(payload_bytes FROM 1 FOR %(length)s) AS payload_bytes,
+           coalesce(octet_length(payload::text), octet_length(payload_bytes)) AS payload_size
+    FROM {schema}.message
+    WHERE state IN ('parked', 'discarded') AND (id = %(id)s::bigint OR message_id = %(message_id)s::uuid)
+""")
+
+
+def show_parked(connection: psycopg.Connection, schema: str, row: int | UUID, *, length: int) -> ParkedMessage:
+    """Give one row by its id or message id, with the first `length` characters or bytes of its payload.
+
+    Raises:
+        NotFoundError: no such row is parked or discarded.
+    """
+    parameters = {
+        "id": row if isinstance(row, int) else None,
+        "message_id": row if isinstance(row, UUID) else None,
+        "length": length,
+    }
+    with connection.cursor(row_factory=class_row(ParkedMessage)) as cursor:
+        message = cursor.execute(composed(schema, SHOW_PARKED), parameters).fetchone()
+    if message is None:
+        raise NotFoundError(f"no parked or discarded row has the id {row}: see `relay parked list --held`")
+    return message
+
+
+def composed(schema: str, statement: SQL, **parts: Composed) -> Composed:
+    """Fill the names and the shared conditions into a statement."""
+    names = {"schema": Identifier(schema)}
+    return statement.format(**names, is_head=IS_HEAD.format(**names), matches=MATCHES, **parts)
+
+
+def scalar(connection: psycopg.Connection, statement: SQL | Composed, parameters: dict[str, Any] | None = None) -> Any:
+    """Give the one value of the one row."""
+    row = connection.execute(statement, parameters).fetchone()
+    return row[0] if row else None

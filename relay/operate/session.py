@@ -1,0 +1,66 @@
+"""A connection for an operator's command: every wait bounded, and errors in words that name the remedy."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg
+from psycopg import errors
+from psycopg.sql import SQL, Identifier
+
+from relay.database import connect
+from relay.errors import AccessError, DatabaseUnavailableError, DeadlineError, SchemaError
+from relay.operate.migrate import head_revision
+from relay.settings import DatabaseSettings
+
+SET_TIMEOUT = SQL("SELECT set_config('statement_timeout', %(milliseconds)s, false)")
+READ_REVISION = SQL("SELECT version_num FROM {schema}.migration")
+
+
+@contextmanager
+def session(database: DatabaseSettings, *, timeout: float | None = None) -> Iterator[psycopg.Connection]:
+    """Give an autocommit connection to a database that has the tables.
+
+    Args:
+        timeout: seconds for each statement, in place of database.command_timeout.
+    Raises:
+        DatabaseUnavailableError: no connection, or it was lost.
+        SchemaError: the tables are missing, or older than this release. Newer ones are served:
+            a migration runs before the relays are replaced.
+        AccessError, DeadlineError: what the database refused or took too long for.
+    """
+    seconds = timeout or database.command_timeout
+    connection = connect(database)
+    try:
+        connection.execute(SET_TIMEOUT, {"milliseconds": str(round(seconds * 1000))})
+        _check_revision(connection, database.schema_name)
+        yield connection
+    except (errors.UndefinedTable, errors.UndefinedColumn, errors.InvalidSchemaName) as error:
+        raise SchemaError(
+            f"database {connection.info.dbname} has no outbox tables in schema {database.schema_name}:"
+            " run `relay migrate`, or check database.schema"
+        ) from error
+    except errors.InsufficientPrivilege as error:
+        raise AccessError(
+            f"{error.diag.message_primary}: grant it to role {connection.info.user}, or name another in database.url"
+        ) from error
+    except errors.ReadOnlySqlTransaction as error:
+        raise AccessError(
+            f"{connection.info.host} is read only, as a standby is: add target_session_attrs=read-write to database.url"
+        ) from error
+    except errors.QueryCanceled as error:
+        raise DeadlineError("PostgreSQL", seconds) from error
+    except psycopg.OperationalError as error:
+        raise DatabaseUnavailableError(f"the connection was lost: {' '.join(str(error).split())}") from error
+    finally:
+        connection.close()
+
+
+def _check_revision(connection: psycopg.Connection, schema: str) -> None:
+    row = connection.execute(READ_REVISION.format(schema=Identifier(schema))).fetchone()
+    found, wanted = row[0] if row else None, head_revision()
+    # Revisions are numbered, so an older one compares less.
+    if found is None or (wanted is not None and found < wanted):
+        raise SchemaError(
+            f"the outbox tables in schema {schema} are of version {found or 'none'}, and this release needs {wanted}:"
+            " run `relay migrate`"
+        )

@@ -1,0 +1,212 @@
+"""Tell how the outbox is doing, from its tables alone: nothing here asks a relay or the broker."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+import psycopg
+from psycopg.rows import class_row
+from psycopg.sql import SQL, Identifier
+
+from relay.errors import NotReadyError
+
+NODE_STALE_AFTER = 10.0  # seconds without a heartbeat, by the database's clock
+STALLED_AFTER = 10.0  # seconds that a row may wait before somebody must be seen working on it
+LANES = 16
+
+READ_NODES = SQL("""
+    SELECT name, lanes, in_flight, published_total, state, reasons, version, started_at,
+           heartbeat_at AS last_heartbeat,
+           extract(epoch FROM clock_timestamp() - heartbeat_at)::float8 AS heartbeat_age_s,
+           clock_timestamp() - heartbeat_at <= {stale_after} * interval '1 second' AS alive
+    FROM {schema}.node
+    ORDER BY name
+""")
+
+COUNT_PENDING = SQL("SELECT count(*) FROM {schema}.message WHERE state = 'pending'")
+COUNT_PARKED = SQL("""
+    SELECT count(*), count(*) FILTER (WHERE held_behind IS NULL) FROM {schema}.message WHERE state = 'parked'
+""")
+
+# A row scheduled for next week must not look like one that has waited since last week: a row waits since it
+# was written, or since its available_at. The first of each lane stands for its lane (ids and times of writing
+# run together but for transactions that overlap), so a backlog of a million rows costs what one of ten does.
+OLDEST_PENDING = SQL("""
+    SELECT extract(epoch FROM now() - least(
+        (SELECT min(front.created_at)
+         FROM generate_series(0, {lanes} - 1) AS lane (number)
+         CROSS JOIN LATERAL (
+             SELECT row.created_at
+             FROM {schema}.message AS row
+             WHERE row.state = 'pending' AND row.lane = lane.number::smallint AND row.available_at IS NULL
+             ORDER BY row.id
+             LIMIT 1
+         ) AS front),
+        (SELECT min(row.available_at)
+         FROM {schema}.message AS row
+         WHERE row.state = 'pending' AND row.available_at IS NOT NULL AND row.available_at <= now())
+    ))::float8
+""")
+
+# Refused rows that wait for their next attempt; and of these, those for which it is not overdue.
+COUNT_REFUSED = SQL("""
+    SELECT count(*), count(*) FILTER (WHERE available_at > now() - {stalled_after} * interval '1 second')
+    FROM {schema}.message
+    WHERE state = 'pending' AND available_at IS NOT NULL AND attempts > 0
+""")
+
+# Statistics taken while the table was empty would make the planner read all of it, once a lane.
+BY_INDEX = SQL("SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL enable_sort = off")
+
+
+class State(StrEnum):
+    """How the outbox is doing as a whole."""
+
+    OK = "ok"
+    DEGRADED = "degraded"  # something needs a look; what can be delivered is
+    STALLED = "stalled"  # rows wait and nothing goes out
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A relay as its row in `node` tells."""
+
+    name: str
+    lanes: list[int]
+    in_flight: int
+    published_total: int
+    state: str
+    reasons: list[str]
+    version: str
+    started_at: datetime
+    last_heartbeat: datetime
+    heartbeat_age_s: float
+    alive: bool  # the heartbeat is fresh
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What `relay status` tells; the field names are the keys of its JSON."""
+
+    state: State
+    reasons: list[str]
+    pending: int
+    in_flight: int
+    parked: int
+    parked_held: int  # of these, rows that only wait behind another one of their key
+    oldest_pending_age_s: float | None
+    published_total: int
+    nodes: list[Node]
+
+
+def read_status(connection: psycopg.Connection, schema: str, *, progress_timeout: float = 3.0) -> Status:
+    """Read how the outbox is doing.
+
+    When rows have waited for long although a relay is alive, this watches for up to `progress_timeout`
+    seconds whether anything goes out: a large backlog being worked off is no stall. Give it three
+    heartbeats, since the counters move with them.
+    """
+    names = {"schema": Identifier(schema)}
+    # One snapshot for all figures: a row that is being parked must not be counted twice, or not at all.
+    with connection.transaction():
+        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        nodes = _nodes(connection, schema)
+        pending = _numbers(connection, COUNT_PENDING.format(**names))[0]
+        parked, parked_heads = _numbers(connection, COUNT_PARKED.format(**names))
+        connection.execute(BY_INDEX)
+        oldest = connection.execute(OLDEST_PENDING.format(**names, lanes=LANES)).fetchone()
+        refused, tried_on = _numbers(connection, COUNT_REFUSED.format(**names, stalled_after=STALLED_AFTER))
+    oldest_age = None if oldest is None or oldest[0] is None else max(0.0, float(oldest[0]))
+    waits = oldest_age is not None and oldest_age > STALLED_AFTER
+    # Rows behind a refused one of their key wait with it: that is a fault of the row, and it will be parked.
+    worked_on = tried_on > 0 and any(node.alive for node in nodes)
+    stalled = waits and not worked_on and not _progresses(connection, schema, nodes, progress_timeout)
+    reasons = _reasons(nodes, pending, oldest_age if stalled else None) + _row_reasons(
+        refused, parked_heads, parked - parked_heads
+    )
+    return Status(
+        state=State.STALLED if stalled else State.DEGRADED if reasons else State.OK,
+        reasons=reasons,
+        pending=pending,
+        in_flight=sum(node.in_flight for node in nodes if node.alive),
+        parked=parked,
+        parked_held=parked - parked_heads,
+        oldest_pending_age_s=None if oldest_age is None else round(oldest_age, 3),
+        published_total=sum(node.published_total for node in nodes),
+        nodes=nodes,
+    )
+
+
+READ_NODE = SQL("""
+    SELECT state, reasons, extract(epoch FROM clock_timestamp() - heartbeat_at)::float8
+    FROM {schema}.node
+    WHERE name = %(name)s
+""")
+
+
+def check_health(connection: psycopg.Connection, schema: str, name: str, *, ready: bool) -> None:
+    """Do nothing if the relay `name` is alive (and, with `ready`, can deliver).
+
+    Raises:
+        NotReadyError: says what is wrong. Parked rows are no reason: they need an operator, not a restart.
+    """
+    row = connection.execute(READ_NODE.format(schema=Identifier(schema)), {"name": name}).fetchone()
+    if row is None:
+        raise NotReadyError(
+            f"no relay named {name} has ever written a heartbeat: start `relay run`, or check relay.node"
+        )
+    state, reasons, age = row
+    if age > NODE_STALE_AFTER:
+        raise NotReadyError(f"the last heartbeat of relay {name} is {age:.0f} s old: see its log, or restart it")
+    if ready and state != State.OK:
+        raise NotReadyError(f"relay {name} is {state}: {'; '.join(reasons) or 'it gives no reason'}")
+
+
+def _nodes(connection: psycopg.Connection, schema: str) -> list[Node]:
+    with connection.cursor(row_factory=class_row(Node)) as cursor:
+        return cursor.execute(READ_NODES.format(schema=Identifier(schema), stale_after=NODE_STALE_AFTER)).fetchall()
+
+
+def _numbers(connection: psycopg.Connection, query: psycopg.sql.Composed) -> tuple[int, ...]:
+    row = connection.execute(query).fetchone()
+    assert row is not None, "an aggregate gives one row"  # noqa: S101
+    return row
+
+
+def _progresses(connection: psycopg.Connection, schema: str, before: Sequence[Node], timeout: float) -> bool:
+    """Tell whether a relay that is alive publishes anything within `timeout` seconds."""
+    published = {node.name: node.published_total for node in before if node.alive}
+    deadline = time.monotonic() + timeout
+    while published and time.monotonic() < deadline:
+        time.sleep(0.1)
+        for node in _nodes(connection, schema):
+            if node.name in published and node.published_total != published[node.name]:
+                return True
+    return False
+
+
+def _reasons(nodes: Sequence[Node], pending: int, stalled_for: float | None) -> list[str]:
+    alive = [node for node in nodes if node.alive]
+    reasons = []
+    if not alive:
+        reasons.append("no relay is alive: start `relay run`")
+    elif stalled_for is not None:
+        reasons.append(f"nothing goes out, and the oldest pending row has waited {stalled_for:.0f} s")
+    reasons += [f"relay {node.name}: {reason}" for node in alive for reason in node.reasons]
+    reasons += [f"relay {node.name} is {node.state}" for node in alive if node.state != State.OK and not node.reasons]
+    free = sorted(set(range(LANES)) - {lane for node in alive for lane in node.lanes})
+    if alive and free and pending:
+        reasons.append(f"no relay holds {'lane' if len(free) == 1 else 'lanes'} {', '.join(map(str, free))}")
+    return reasons
+
+
+def _row_reasons(refused: int, parked: int, held: int) -> list[str]:
+    reasons = []
+    if refused:
+        reasons.append(f"{refused} refused by the broker, to be tried again")
+    if parked:
+        behind = f", {held} held behind {'it' if parked == 1 else 'them'}" if held else ""
+        reasons.append(f"{parked} parked{behind}: see `relay parked list`")
+    return reasons
