@@ -1,0 +1,30 @@
+"""What keeps this node from delivering, in words for the operator."""
+
+import structlog
+
+log = structlog.get_logger(__name__)
+
+
+class Health:
+    """Reasons by part ("broker", "database", ...); none of them: all is well."""
+
+    def __init__(self) -> None:
+        self._reasons: dict[str, str] = {}
+
+    def degrade(self, part: str, reason: str) -> None:
+        """A part does not work; it is logged when the reason is new."""
+        if self._reasons.get(part) != reason:
+            self._reasons[part] = reason
+            log.warning(f"{part}.degraded", reason=reason)
+
+    def heal(self, part: str) -> None:
+        if self._reasons.pop(part, None) is not None:
+            log.info(f"{part}.healed")
+
+    @property
+    def state(self) -> str:
+        return "degraded" if self._reasons else "ok"
+
+    @property
+    def reasons(self) -> list[str]:
+        return [f"{part}: {reason}" for part, reason in sorted(self._reasons.items())]

@@ -1,0 +1,91 @@
+"""Keys that wait behind a parked row (`key_policy = "hold"`).
+
+Their later rows are parked behind it, out of the hot partition, and follow in order when an operator retries or
+discards the parked one. The table decides: what is kept in memory only saves the question for all other keys.
+"""
+
+from collections.abc import Sequence
+
+import structlog
+from psycopg.sql import SQL
+
+from relay.engine.row import Key, Row
+from relay.engine.session import LaneSession
+from relay.engine.tail import Tail
+
+log = structlog.get_logger(__name__)
+
+LOAD = SQL("""
+    SELECT DISTINCT aggregate_type, aggregate_id
+    FROM {schema}.message
+    WHERE state = 'parked' AND held_behind IS NULL AND aggregate_id IS NOT NULL
+""")
+
+PARK_BEHIND = SQL("""
+    UPDATE {schema}.message AS row
+    SET state = 'parked', parked_at = now(), held_behind = behind.head,
+        last_error = 'waits behind message ' || behind.head
+    FROM (
+        SELECT follower.lane, follower.id, (
+            SELECT min(head.id)
+            FROM {schema}.message AS head
+            WHERE head.state = 'parked' AND head.held_behind IS NULL
+                AND head.aggregate_type = follower.aggregate_type AND head.aggregate_id = follower.aggregate_id
+        ) AS head
+        FROM unnest(%(lanes)s::smallint[], %(ids)s::bigint[]) AS given (lane, id)
+        JOIN {schema}.message AS follower
+            ON follower.state = 'pending' AND follower.lane = given.lane AND follower.id = given.id
+    ) AS behind
+    WHERE row.state = 'pending' AND row.lane = behind.lane AND row.id = behind.id AND behind.head IS NOT NULL
+    RETURNING row.id
+""")
+
+
+class HeldKeys:
+    """The keys whose rows are parked as they come."""
+
+    def __init__(self, session: LaneSession, tail: Tail) -> None:
+        self._session = session
+        self._tail = tail
+        self._keys: set[Key] = set()
+
+    async def load(self) -> None:
+        """Learn the held keys from the table."""
+        async with self._session.use() as connection:
+            cursor = await connection.execute(self._session.sql(LOAD))
+            self._keys = {(kind.encode(), id_.encode()) for kind, id_ in await cursor.fetchall()}
+
+    def add(self, key: Key) -> None:
+        self._keys.add(key)
+
+    async def keep_back(self, window: list[Row]) -> list[Row]:
+        """Park the rows of held keys; give the others."""
+        if not self._keys:
+            return window
+        free: list[Row] = []
+        held: list[Row] = []
+        for row in window:
+            (held if row.key in self._keys else free).append(row)
+        await self.park_behind(held)
+        return free
+
+    async def park_behind(self, rows: Sequence[Row]) -> None:
+        """Park rows behind the parked one of their key.
+
+        Where there is none any more, an operator has released the key: its rows are read anew, in order with those
+        that he put back.
+        """
+        if not rows:
+            return
+        ids = {"lanes": [row.lane for row in rows], "ids": [row.id for row in rows]}
+        async with self._session.use() as connection, connection.transaction():
+            await self._session.take_park_lock(connection)
+            cursor = await connection.execute(self._session.sql(PARK_BEHIND), ids)
+            parked = {row[0] for row in await cursor.fetchall()}
+        self._tail.forget(rows)
+        for row in rows:
+            if row.id not in parked and row.key is not None:
+                self._keys.discard(row.key)
+                self._tail.go_back(row.lane)
+        if parked:
+            log.warning("messages.held", rows=len(parked))

@@ -1,0 +1,38 @@
+"""The main job on one page: rows are read, sent, confirmed and marked.
+
+tail ──window──> publisher ──frames──> broker
+  ^                  │ <──confirms────────┘
+  └──forget── marker <┘ settled rows
+"""
+
+import asyncio
+
+import structlog
+
+from relay.engine.hold import HeldKeys
+from relay.engine.mark import Marker
+from relay.engine.publish import Publisher
+from relay.engine.tail import Tail
+
+log = structlog.get_logger(__name__)
+
+
+async def forward(
+    tail: Tail, held: HeldKeys, publisher: Publisher, marker: Marker, *, drain: asyncio.Event, drain_timeout: float
+) -> None:
+    """Carry pending rows to the broker until `drain` is set.
+
+    On return every row that was read is marked, parked or still pending: what was sent is settled and written, unless
+    that took longer than `drain_timeout` seconds; what was only read is left for the next run.
+    Being cancelled, or losing the session, is a crash that we are told about: rows in flight stay pending and go out
+    again.
+    """
+    async with asyncio.TaskGroup() as tasks:
+        marking = tasks.create_task(marker.run(), name="mark")
+        while (window := await tail.next_window(until=drain)) is not None:  # sleeps while idle, waits for room
+            publisher.offer(await held.keep_back(window))
+        publisher.stop()
+        await asyncio.wait([marking], timeout=drain_timeout)
+        if not marking.done():
+            log.warning("drain.timed_out", in_flight=publisher.in_flight, seconds=drain_timeout)
+            marking.cancel()

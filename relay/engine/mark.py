@@ -1,0 +1,130 @@
+"""Write into the table what became of the rows: sent, to be tried again later, or parked.
+
+Marking comes after the confirm. A crash in between leaves the row pending, and it goes out again with the same
+message_id.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import psycopg
+import structlog
+from psycopg.sql import SQL
+
+from relay.engine.backoff import backoff
+from relay.engine.hold import HeldKeys
+from relay.engine.publish import Fault, Publisher
+from relay.engine.row import Row
+from relay.engine.session import LaneSession
+from relay.engine.tail import Tail
+from relay.settings import RelaySettings
+
+log = structlog.get_logger(__name__)
+
+# lane as well as id: the index is (lane, id), and by id alone each mark scans the whole backlog.
+# state = 'pending' prunes the plan to one partition; without it every retained day is probed.
+MARK_SENT = SQL("""
+    UPDATE {schema}.message AS row
+    SET state = 'sent', sent_at = now()
+    FROM unnest(%(lanes)s::smallint[], %(ids)s::bigint[]) AS done (lane, id)
+    WHERE row.state = 'pending' AND row.lane = done.lane AND row.id = done.id
+""")
+
+POSTPONE = SQL("""
+    UPDATE {schema}.message
+    SET attempts = %(attempts)s, available_at = now() + %(seconds)s * interval '1 second', last_error = %(reason)s
+    WHERE state = 'pending' AND lane = %(lane)s AND id = %(id)s
+""")
+
+PARK = SQL("""
+    UPDATE {schema}.message
+    SET state = 'parked', attempts = %(attempts)s, available_at = NULL, last_error = %(reason)s, parked_at = now()
+    WHERE state = 'pending' AND lane = %(lane)s AND id = %(id)s
+""")
+
+ROWS_PER_MARK = 4000  # bounds the statement, not the rate: a mark takes what the last one left behind
+
+
+class Marker:
+    """Marks settled rows, as many at once as have gathered during the last mark."""
+
+    def __init__(
+        self, session: LaneSession, tail: Tail, publisher: Publisher, held: HeldKeys | None, settings: RelaySettings
+    ) -> None:
+        self._session = session
+        self._tail = tail
+        self._publisher = publisher
+        self._held = held
+        self._settings = settings
+        self._mark_sent = session.sql(MARK_SENT)
+        self._marked = 0
+
+    async def run(self) -> None:
+        """Mark until the publisher has stopped and everything in flight is settled and written."""
+        while await self._publisher.wait_settled():
+            confirmed, faulty = self._publisher.take_settled()
+            for start in range(0, len(confirmed), ROWS_PER_MARK):
+                await self._sent(confirmed[start : start + ROWS_PER_MARK])
+            for fault in faulty:
+                await self._fault(fault)
+
+    def take_count(self) -> int:
+        """Give the number of rows marked as sent since the last call."""
+        marked, self._marked = self._marked, 0
+        return marked
+
+    async def _sent(self, rows: Sequence[Row]) -> None:
+        parameters = {
+            "lanes": _array(row.lane for row in rows),
+            "ids": _array(row.id for row in rows),
+        }
+        try:
+            marked = await self._execute_mark(parameters)
+        except psycopg.errors.CheckViolation:  # no partition for today: the clock has gone past those made ahead
+            await self._session.ensure_days()
+            marked = await self._execute_mark(parameters)
+        if marked != len(rows):
+            # Somebody else parked, discarded or deleted them meanwhile; they were sent all the same.
+            log.warning("mark.missed", rows=len(rows), marked=marked)
+        self._marked += marked
+        self._tail.forget(rows)
+        log.debug("batch.published", rows=len(rows), first_id=rows[0].id)
+
+    async def _execute_mark(self, parameters: dict[str, str]) -> int:
+        async with self._session.use() as connection:
+            return (await connection.execute(self._mark_sent, parameters, prepare=True)).rowcount
+
+    async def _fault(self, fault: Fault) -> None:
+        row = fault.row._replace(attempts=fault.row.attempts + 1, backoff_ms=0)
+        if row.attempts < self._settings.max_attempts:
+            await self._postpone(row, fault.reason)
+        else:
+            await self._park(row, fault.reason)
+
+    async def _postpone(self, row: Row, reason: str) -> None:
+        seconds = backoff(row.attempts, self._settings.backoff_initial, self._settings.backoff_max)
+        async with self._session.use() as connection:
+            await connection.execute(self._session.sql(POSTPONE), _values(row, reason) | {"seconds": seconds})
+        log.warning("message.postponed", id=row.id, attempts=row.attempts, seconds=round(seconds, 2), reason=reason)
+        self._publisher.retry_after(seconds, row)
+
+    async def _park(self, row: Row, reason: str) -> None:
+        async with self._session.use() as connection, connection.transaction():
+            await self._session.take_park_lock(connection)
+            await connection.execute(self._session.sql(PARK), _values(row, reason))
+        log.error("message.parked", id=row.id, attempts=row.attempts, reason=reason)
+        self._tail.forget((row,))
+        if row.key is None or self._held is None:
+            self._publisher.pass_over(row)
+        else:
+            followers = self._publisher.take_followers(row)
+            self._held.add(row.key)
+            await self._held.park_behind(followers)
+
+
+def _values(row: Row, reason: str) -> dict[str, object]:
+    return {"lane": row.lane, "id": row.id, "attempts": row.attempts, "reason": reason}
+
+
+def _array(numbers: Iterable[int]) -> str:
+    # As text: the driver's list dumper costs four times as much.
+    return "{" + ",".join(map(str, numbers)) + "}"

@@ -1,0 +1,78 @@
+"""What a row is as an AMQP message: its address, properties and headers, before any encoding."""
+
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+import orjson
+from pamqp.commands import Basic
+
+from relay.engine.row import Row
+
+POSTGRES_EPOCH = 946_684_800  # 2000-01-01 as a Unix time
+JSON = b"application/json"
+BYTES = b"application/octet-stream"
+PERSISTENT = 2
+HEADER_NAME_BYTES = 128  # the library would cut a longer one silently
+REDELIVERED = "x-outbox-redelivered"
+OURS = frozenset({"x-outbox-id", "x-outbox-lane", "x-aggregate-type", "x-aggregate-id", REDELIVERED})
+
+
+class UnsendableError(ValueError):
+    """The row cannot become a message; the reason is for the operator."""
+
+
+class Identity(NamedTuple):
+    """What the relay says of itself on each message."""
+
+    app_id: bytes
+    max_message_bytes: int
+
+
+def too_large(size: int, identity: Identity) -> str:
+    return f"{size} bytes are more than max_message_bytes ({identity.max_message_bytes})"
+
+
+def unix_time(row: Row) -> int:
+    """When the row was written, in whole seconds: AMQP timestamps have no finer unit."""
+    return row.created_at // 1_000_000 + POSTGRES_EPOCH
+
+
+def content_type(row: Row) -> bytes:
+    return row.content_type or (JSON if row.payload is not None else BYTES)
+
+
+def extra_headers(row: Row, *, redelivered: bool) -> dict[str, Any]:
+    """Give the headers beyond those that every message has; the names that are ours cannot be overridden.
+
+    Raises:
+        UnsendableError: a value is of a kind that AMQP tables do not have.
+    """
+    headers: dict[str, Any] = {}
+    if row.headers is not None:
+        headers.update((name, value) for name, value in orjson.loads(row.headers).items() if name not in OURS)
+    if row.trace_context is not None:
+        headers.update(orjson.loads(row.trace_context))
+    if redelivered:
+        headers[REDELIVERED] = True
+    for name in headers:
+        if len(name.encode()) > HEADER_NAME_BYTES:
+            raise UnsendableError(f"header name {name[:40]!r}... is longer than {HEADER_NAME_BYTES} bytes")
+    return headers
+
+
+def properties(row: Row, identity: Identity, *, redelivered: bool) -> Basic.Properties:
+    """Give the properties as the library's own type: the reference for `frames`, and all that `publish` sends."""
+    headers: dict[str, Any] = {"x-aggregate-type": row.aggregate_type.decode()}
+    if row.aggregate_id is not None:
+        headers["x-aggregate-id"] = row.aggregate_id.decode()
+    headers |= {"x-outbox-id": row.id, "x-outbox-lane": row.lane}
+    headers |= extra_headers(row, redelivered=redelivered)
+    return Basic.Properties(
+        content_type=content_type(row).decode(),
+        headers=headers,
+        delivery_mode=PERSISTENT,
+        message_id=row.message_id.decode(),
+        timestamp=datetime.fromtimestamp(unix_time(row), tz=UTC),
+        message_type=row.event_type.decode(),
+        app_id=identity.app_id.decode(),
+    )

@@ -1,0 +1,192 @@
+"""A relay node: both connections, the loop between them, and their loss and return."""
+
+import asyncio
+import signal
+
+import psycopg
+import structlog
+from psycopg.sql import SQL
+
+import relay
+from relay.engine.backoff import backoff
+from relay.engine.health import Health
+from relay.engine.hold import HeldKeys
+from relay.engine.link import Link
+from relay.engine.loop import forward
+from relay.engine.mark import Marker
+from relay.engine.publish import Publisher
+from relay.engine.session import LaneSession
+from relay.engine.tail import Tail
+from relay.errors import DatabaseUnavailableError, DeadlineError, OutboxError
+from relay.settings import KeyPolicy, Ordering, Settings
+
+log = structlog.get_logger(__name__)
+
+RECONNECT_INITIAL, RECONNECT_MAX = 0.1, 5.0  # seconds
+ENSURE_DAYS_INTERVAL = 3600.0  # seconds
+INTERRUPTED = 130
+
+HEARTBEAT = SQL("""
+    INSERT INTO {schema}.node AS node (name, backend_pid, lanes, in_flight, published_total, state, reasons, version)
+    VALUES (%(name)s, pg_backend_pid(), %(lanes)s, %(in_flight)s, %(published)s, %(state)s, %(reasons)s, %(version)s)
+    ON CONFLICT (name) DO UPDATE SET
+        started_at = CASE WHEN node.backend_pid = excluded.backend_pid THEN node.started_at ELSE now() END,
+        backend_pid = excluded.backend_pid, heartbeat_at = now(), lanes = excluded.lanes,
+        in_flight = excluded.in_flight, published_total = node.published_total + excluded.published_total,
+        state = excluded.state, reasons = excluded.reasons, version = excluded.version
+""")
+
+
+async def serve(settings: Settings) -> int:
+    """Relay until SIGTERM or SIGINT, then drain; a second signal stops at once, and loses nothing.
+
+    Returns:
+        The exit code: 0 after draining, 130 after a second signal.
+    Raises:
+        OutboxError: it could not start: no database or broker within the connect time-out, or no tables.
+    """
+    loop = asyncio.get_running_loop()
+    node = Node(settings)
+    running = asyncio.create_task(node.run(), name="node")
+
+    def on_signal(number: int) -> None:
+        if node.drain.is_set():
+            running.cancel()
+        else:
+            log.info("relay.draining", signal=signal.Signals(number).name)
+            node.start_draining()
+
+    signals = (signal.SIGTERM, signal.SIGINT)
+    for number in signals:
+        loop.add_signal_handler(number, on_signal, number)
+    try:
+        await running
+    except asyncio.CancelledError:
+        log.warning("relay.interrupted")
+        return INTERRUPTED
+    except BaseExceptionGroup as group:
+        raise _first(group) from group
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)
+    log.info("relay.stopped")
+    return 0
+
+
+class Node:
+    """One node with one set of lanes."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._health = Health()
+        self._publisher = Publisher(settings.relay)
+        self._link = Link(settings, self._publisher, self._health)
+        self._tail: Tail | None = None
+        self._ready = False
+        self.drain = asyncio.Event()
+
+    async def run(self) -> None:
+        """Relay until drained."""
+        async with asyncio.TaskGroup() as tasks:
+            linking = tasks.create_task(self._link.run(), name="link")
+            await self._relay()
+            linking.cancel()
+
+    def start_draining(self) -> None:
+        """Stop reading; `run` returns when what is in flight is settled and marked."""
+        self.drain.set()
+        if self._tail:
+            self._tail.wake()
+
+    async def _relay(self) -> None:
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + self._settings.database.connect_timeout
+        failures = 0
+        while not self.drain.is_set():
+            try:
+                session = await LaneSession.open(self._settings.database)
+            except DatabaseUnavailableError as error:
+                if not self._ready and loop.time() >= give_up_at:
+                    raise
+                self._health.degrade("database", str(error))
+                failures += 1
+                await self._sleep(backoff(failures, RECONNECT_INITIAL, RECONNECT_MAX))
+                continue
+            failures = 0
+            self._health.heal("database")
+            try:
+                async with session:
+                    await self._use(session)
+            except* (psycopg.OperationalError, psycopg.InterfaceError, DeadlineError) as group:
+                self._health.degrade("database", f"session lost: {_first(group)}")
+            await self._publisher.abandon()
+
+    async def _use(self, session: LaneSession) -> None:
+        """Relay through one session until drained or until it is lost."""
+        settings = self._settings.relay
+        tail = self._tail = Tail(session, settings)
+        holding = settings.key_policy is KeyPolicy.HOLD and settings.ordering is not Ordering.NONE
+        held = HeldKeys(session, tail)
+        if holding:
+            await held.load()
+        marker = Marker(session, tail, self._publisher, held if holding else None, settings)
+        async with asyncio.TaskGroup() as tasks:
+            beating = tasks.create_task(self._beat(session, tail, marker), name="beat")
+            await self._link.up.wait()
+            await forward(tail, held, self._publisher, marker, drain=self.drain, drain_timeout=settings.drain_timeout)
+            beating.cancel()
+        await self._heartbeat(session, marker, lanes=[])
+
+    async def _beat(self, session: LaneSession, tail: Tail, marker: Marker) -> None:
+        """Take lanes as they become free, and tell that we live."""
+        loop = asyncio.get_running_loop()
+        days_at = loop.time() + ENSURE_DAYS_INTERVAL
+        while True:
+            if taken := await session.take_lanes():
+                log.info("lanes.taken", lanes=taken)
+                tail.wake()
+            if not session.lanes:
+                self._health.degrade("lanes", "every lane is held by another node; standing by")
+            else:
+                self._health.heal("lanes")
+            await self._heartbeat(session, marker, lanes=session.lanes)
+            if session.lanes and self._link.up.is_set() and not self._ready:
+                self._ready = True
+                log.info("relay.ready", node=self._settings.relay.node, lanes=session.lanes)
+            if loop.time() >= days_at:
+                await session.ensure_days()
+                days_at = loop.time() + ENSURE_DAYS_INTERVAL
+            await asyncio.sleep(self._settings.relay.heartbeat_interval)
+
+    async def _heartbeat(self, session: LaneSession, marker: Marker, *, lanes: list[int]) -> None:
+        values = {
+            "name": self._settings.relay.node,
+            "lanes": lanes,
+            "in_flight": self._publisher.in_flight,
+            "published": marker.take_count(),
+            "state": self._health.state,
+            "reasons": self._health.reasons,
+            "version": relay.__version__,
+        }
+        async with session.use() as connection:
+            await connection.execute(session.sql(HEARTBEAT), values, prepare=True)
+
+    async def _sleep(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self.drain.wait()
+        except TimeoutError:
+            pass
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Give the error that an operator should read: one of ours if there is one."""
+    leaves: list[BaseException] = []
+    rest: list[BaseException] = [group]
+    while rest:
+        error = rest.pop()
+        if isinstance(error, BaseExceptionGroup):
+            rest.extend(error.exceptions)
+        else:
+            leaves.append(error)
+    return next((leaf for leaf in leaves if isinstance(leaf, OutboxError)), leaves[0])

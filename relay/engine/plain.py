@@ -1,0 +1,90 @@
+"""The library's documented way to publish, behind the wire's interface: one `basic_publish` a message.
+
+Several times slower than `FrameWire`; it is there for the day when a release of the library breaks the fast way
+(`relay.wire = "publish"`), and as the reference that the fast way is tested against.
+"""
+
+import asyncio
+from collections.abc import Iterable
+
+from aiormq.abc import AbstractChannel
+from aiormq.exceptions import AMQPError, DeliveryError, PublishError
+
+from relay.engine.message import Identity, UnsendableError, properties, too_large
+from relay.engine.routes import Router
+from relay.engine.row import Outcome, Row, Settled
+from relay.engine.wire import NACKED, Settle, after_close, returned_words
+
+
+class PlainWire:
+    """See `wire.Wire`."""
+
+    def __init__(self, channel: AbstractChannel, router: Router, identity: Identity, settle: Settle) -> None:
+        self._channel = channel
+        self._router = router
+        self._identity = identity
+        self._settle = settle
+        self._loop = asyncio.get_running_loop()
+        self._rows: dict[asyncio.Task[None], Row] = {}
+        self._started: dict[asyncio.Task[None], float] = {}
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._rows)
+
+    def send(self, rows: Iterable[Row], redelivered: set[int]) -> None:
+        for row in rows:
+            # Each takes the channel's lock, which is fair: the messages leave in this order.
+            task = asyncio.create_task(self._publish(row, redelivered=row.id in redelivered), name=f"publish:{row.id}")
+            self._rows[task] = row
+            self._started[task] = self._loop.time()
+
+    async def run(self) -> None:
+        try:
+            await asyncio.wait([self._channel.closing])
+        finally:
+            lost = tuple(self._rows.values())
+            for task in tuple(self._rows):
+                task.cancel()
+            await asyncio.gather(*self._rows, return_exceptions=True)
+            self._rows.clear()
+            if lost:
+                self._settle(after_close(lost, self._channel.closing))
+
+    def unconfirmed_for(self, now: float) -> float:
+        return now - next(iter(self._started.values()), now)
+
+    async def _publish(self, row: Row, *, redelivered: bool) -> None:
+        try:
+            settled = Settled((row,), *await self._outcome(row, redelivered=redelivered))
+        # CancelledError as well: the library raises it when the connection goes away under a publish.
+        except (AMQPError, OSError, asyncio.CancelledError):
+            return  # `run` settles what is left when the channel has closed
+        self._forget()
+        self._settle(settled)
+
+    async def _outcome(self, row: Row, *, redelivered: bool) -> tuple[Outcome, str]:
+        try:
+            if len(row.body) > self._identity.max_message_bytes:
+                raise UnsendableError(too_large(len(row.body), self._identity))
+            address = self._router.address(row)
+            await self._channel.basic_publish(
+                row.body,
+                exchange=address.exchange.decode(),
+                routing_key=address.routing_key.decode(),
+                properties=properties(row, self._identity, redelivered=redelivered),
+                mandatory=True,
+            )
+        except PublishError as error:
+            return Outcome.RETURNED, returned_words(error.frame)
+        except DeliveryError:
+            return Outcome.NACKED, NACKED
+        except (TypeError, ValueError) as error:  # what the encoders raise before anything is sent
+            return Outcome.REFUSED, str(error)
+        return Outcome.CONFIRMED, ""
+
+    def _forget(self) -> None:
+        task = asyncio.current_task()
+        if task is not None:
+            self._rows.pop(task, None)
+            self._started.pop(task, None)

@@ -1,0 +1,233 @@
+"""Decide which row goes to the broker next, and what follows from each outcome.
+
+With `ordering = "key"` nothing of a key is sent before its predecessor is settled: a refusal, which is normal while
+a quorum queue elects its leader, then cannot let a later row overtake. Other keys fill the window meanwhile.
+With `pipelined` and `none` rows go out as they come, and a refused one comes back later.
+"""
+
+import asyncio
+import heapq
+from collections import deque
+from collections.abc import Iterable
+from itertools import count
+from typing import NamedTuple, assert_never
+
+from relay.engine.backoff import backoff
+from relay.engine.row import Key, Outcome, Row, Settled
+from relay.engine.wire import Wire
+from relay.settings import Ordering, RelaySettings
+
+NACK_BACKOFF, NACK_BACKOFF_MAX = 0.05, 5.0  # seconds; a leader election takes half a second
+
+
+class Fault(NamedTuple):
+    """A row that the broker or the protocol refuses; it burns one of the row's attempts."""
+
+    row: Row
+    reason: str
+
+
+class Publisher:
+    """The rows between the table and the broker: offered by the tail, taken over by the marker when settled.
+
+    Attributes:
+        confirmed, faulty: settled rows, for the marker to take (`take_settled`).
+        settled: set when there are some.
+    """
+
+    def __init__(self, settings: RelaySettings) -> None:
+        self._by_key = settings.ordering is Ordering.KEY
+        self._max_in_flight = settings.max_in_flight
+        self._wire: Wire | None = None
+        self._ready: deque[Row] = deque()
+        self._busy: dict[Key, deque[Row] | None] = {}  # a key with a row under way -> the rows that wait for it
+        self._later: list[tuple[float, int, Row]] = []  # heap: (loop time, tie-break, row)
+        self._tie = count()
+        self._timer: asyncio.TimerHandle | None = None
+        self._nacks: dict[int, int] = {}  # id -> times
+        self._redelivered: set[int] = set()
+        self._unmarked: dict[int, bytes] = {}  # id -> message_id: confirmed, but the session was lost before the mark
+        self._stopped = False
+        self._suspects: set[int] = set()  # sent one at a time: the next that closes the channel is to blame
+        self._loop = asyncio.get_running_loop()
+        self.confirmed: list[Row] = []
+        self.faulty: list[Fault] = []
+        self.settled = asyncio.Event()
+
+    @property
+    def in_flight(self) -> int:
+        """Messages sent and not yet confirmed."""
+        return self._wire.in_flight if self._wire else 0
+
+    def offer(self, rows: Iterable[Row]) -> None:
+        """Take rows over; those of one lane must come in id order."""
+        busy, ready, by_key = self._busy, self._ready, self._by_key
+        for row in rows:
+            if self._unmarked and self._unmarked.pop(row.id, None) == row.message_id:
+                self.confirmed.append(row)
+                self.settled.set()
+                continue
+            key = row.key if by_key else None
+            if key is not None:
+                if key in busy:
+                    waiting = busy[key]
+                    if waiting is None:
+                        busy[key] = deque((row,))
+                    else:
+                        waiting.append(row)
+                    continue
+                busy[key] = None
+            if row.backoff_ms:
+                self._again_after(row.backoff_ms / 1000, row)
+            else:
+                ready.append(row)
+        self._pump()
+
+    def attach(self, wire: Wire | None) -> None:
+        """Send through this wire from now on; None while there is no connection."""
+        self._wire = wire
+        self.settled.set()  # whoever waits for the end of what is in flight looks again
+        self._pump()
+
+    def settle(self, settled: Settled) -> None:
+        """Act on an outcome. The wire calls this."""
+        match settled.outcome:
+            case Outcome.CONFIRMED:
+                self._confirm(settled.rows)
+            case Outcome.RETURNED | Outcome.REFUSED:
+                self.faulty.extend(Fault(row, settled.reason) for row in settled.rows)
+                self.settled.set()
+            case Outcome.NACKED:
+                for row in settled.rows:
+                    times = self._nacks[row.id] = self._nacks.get(row.id, 0) + 1
+                    self._again_after(backoff(times, NACK_BACKOFF, NACK_BACKOFF_MAX), row)
+            case Outcome.UNKNOWN | Outcome.SUSPECT:
+                # The broker may have taken them: the consumer is told that they are repeats.
+                self._redelivered.update(row.id for row in settled.rows)
+                if settled.outcome is Outcome.SUSPECT:
+                    self._suspects.update(row.id for row in settled.rows)
+                self._ready.extendleft(reversed(settled.rows))
+            case _:
+                assert_never(settled.outcome)
+        if self._stopped:
+            self.settled.set()
+        if self._suspects and settled.outcome is not Outcome.SUSPECT:
+            self._suspects.difference_update(row.id for row in settled.rows)
+        self._pump()
+
+    def take_settled(self) -> tuple[list[Row], list[Fault]]:
+        """Give what is settled since the last call. A faulty row's key stays held until one of the next three calls."""
+        self.settled.clear()
+        taken = self.confirmed, self.faulty
+        self.confirmed, self.faulty = [], []
+        return taken
+
+    def retry_after(self, seconds: float, row: Row) -> None:
+        """Send a faulty row again after a while; its key waits."""
+        self._again_after(seconds, row)
+
+    def pass_over(self, row: Row) -> None:
+        """A faulty row was parked and its key goes on without it."""
+        self._release(row)
+        self._pump()
+
+    def take_followers(self, row: Row) -> list[Row]:
+        """A faulty row was parked and its key waits: give the rows that were offered behind it, in order."""
+        key = row.key
+        return list(self._busy.pop(key, None) or ()) if key is not None else []
+
+    async def wait_settled(self) -> bool:
+        """Wait for settled rows; False when stopped and nothing is left to come."""
+        while not (self.confirmed or self.faulty):
+            if self._stopped and not self.in_flight:
+                return False
+            self.settled.clear()
+            await self.settled.wait()
+        return True
+
+    def stop(self) -> None:
+        """Send no more. What is in flight is still settled; the rest stays pending in the table."""
+        self._stopped = True
+        self._forget_unsent()
+        self.settled.set()
+
+    async def abandon(self) -> None:
+        """Forget every row: the session that held their lanes is lost. Returns when nothing is in flight any more.
+
+        What the broker confirmed is remembered: read again, it is marked without being sent again.
+        """
+        self.stop()
+        while self.in_flight:
+            self.settled.clear()
+            await self.settled.wait()
+        self._unmarked.update((row.id, row.message_id) for row in self.confirmed)
+        self.take_settled()
+        self._forget_unsent()
+        self._busy.clear()
+        self._suspects.clear()
+        self._nacks.clear()
+        self._stopped = False
+
+    def _forget_unsent(self) -> None:
+        self._ready.clear()
+        self._later.clear()
+        self._arm()
+
+    def _confirm(self, rows: Iterable[Row]) -> None:
+        busy, ready = self._busy, self._ready
+        self.confirmed.extend(rows)
+        self.settled.set()
+        if self._by_key:
+            for row in rows:
+                if row.aggregate_id is None:
+                    continue
+                key = (row.aggregate_type, row.aggregate_id)
+                waiting = busy[key]
+                if waiting is None:
+                    del busy[key]
+                else:
+                    # To the front: a long queue behind one key would else finish last, alone.
+                    ready.appendleft(waiting.popleft())
+                    if not waiting:
+                        busy[key] = None
+        if self._nacks or self._redelivered:
+            for row in rows:
+                self._nacks.pop(row.id, None)
+                self._redelivered.discard(row.id)
+
+    def _release(self, row: Row) -> None:
+        key = row.key if self._by_key else None
+        if key is None:
+            return
+        waiting = self._busy[key]
+        if waiting is None:
+            del self._busy[key]
+        else:
+            self._ready.append(waiting.popleft())
+            self._busy[key] = waiting or None
+
+    def _again_after(self, seconds: float, row: Row) -> None:
+        heapq.heappush(self._later, (self._loop.time() + seconds, next(self._tie), row))
+        self._arm()
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(self._later[0][0], self._due) if self._later else None
+
+    def _due(self) -> None:
+        now = self._loop.time()
+        while self._later and self._later[0][0] <= now:
+            self._ready.append(heapq.heappop(self._later)[2])
+        self._timer = None
+        self._arm()
+        self._pump()
+
+    def _pump(self) -> None:
+        wire, ready = self._wire, self._ready
+        if wire is None or not ready or self._stopped:
+            return
+        limit = 1 if self._suspects else self._max_in_flight
+        room = min(limit - wire.in_flight, len(ready))
+        if room > 0:
+            wire.send([ready.popleft() for _ in range(room)], self._redelivered)

@@ -1,0 +1,64 @@
+"""A row of the outbox as the engine carries it, and what can become of it."""
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import NamedTuple
+
+Key = tuple[bytes, bytes]
+
+
+class Row(NamedTuple):
+    """One pending message, its text as the UTF-8 bytes that PostgreSQL sent: nothing is decoded on the way.
+
+    The fields are the columns of `tail.COLUMNS`, in that order.
+    """
+
+    lane: int
+    id: int
+    message_id: bytes  # text form, 36 bytes
+    aggregate_type: bytes
+    aggregate_id: bytes | None
+    event_type: bytes
+    exchange: bytes | None
+    routing_key: bytes | None
+    content_type: bytes | None
+    headers: bytes | None  # a JSON object
+    trace_context: bytes | None  # a JSON object
+    payload: bytes | None
+    payload_bytes: bytes | None
+    created_at: int  # microseconds since 2000-01-01 UTC, as PostgreSQL keeps them
+    attempts: int
+    backoff_ms: int  # how long it still has to wait; 0: it is due
+
+    @property
+    def key(self) -> Key | None:
+        """The ordering key; None asks for no order."""
+        return None if self.aggregate_id is None else (self.aggregate_type, self.aggregate_id)
+
+    @property
+    def body(self) -> bytes:
+        return self.payload if self.payload is not None else self.payload_bytes or b""
+
+    @property
+    def size(self) -> int:
+        """Bytes that the row holds in memory, roughly."""
+        return len(self.body) + len(self.headers or b"") + 512
+
+
+class Outcome(StrEnum):
+    """What became of one publish, as far as we can know."""
+
+    CONFIRMED = "confirmed"  # the broker has taken it over
+    NACKED = "nacked"  # the broker could not; nothing is wrong with the row
+    RETURNED = "returned"  # no queue is bound for its routing key
+    REFUSED = "refused"  # it alone closed the channel, or cannot be sent as it is
+    SUSPECT = "suspect"  # the broker closed the channel on account of one of them
+    UNKNOWN = "unknown"  # time-out or lost connection: it may have arrived
+
+
+class Settled(NamedTuple):
+    """Rows with one outcome, in the order in which they were sent; `reason` is in the broker's words."""
+
+    rows: Sequence[Row]
+    outcome: Outcome
+    reason: str = ""

@@ -1,0 +1,176 @@
+"""The database session that holds the lanes: what is read and marked goes through it, and ends with it.
+
+A lane belongs to whoever holds its session advisory lock. Its rows are read and marked on that very session, so a
+node that lost the session can neither read nor mark another row.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Any, Self
+
+import psycopg
+from psycopg import AsyncConnection, AsyncCursor
+from psycopg.sql import SQL, Composed, Identifier, Literal
+
+from relay.database import connect_async
+from relay.errors import DatabaseUnavailableError, DeadlineError, SchemaError
+from relay.settings import DatabaseSettings
+
+LANES = 16
+
+# The hot statements must not depend on statistics: those of an empty table make the planner choose a sequential
+# scan at the first spike (tests/engine/test_plans.py). This session runs nothing else.
+PLANNER = SQL("""
+    SET enable_seqscan = off;
+    SET enable_bitmapscan = off;
+    SET enable_hashjoin = off;
+    SET enable_mergejoin = off;
+    SET enable_sort = off;
+    SET jit = off;
+    SET max_parallel_workers_per_gather = 0;
+    SET idle_in_transaction_session_timeout = '30s'
+""")
+
+TAKE_LANES = SQL("""
+    SELECT lane::smallint
+    FROM generate_series(0, 15) AS lane
+    WHERE lane <> ALL (%(held)s::integer[]) AND pg_try_advisory_lock(hashtext({schema} || '.lane'), lane)
+""")
+
+ENSURE_DAYS = SQL("SELECT {schema}.ensure_sent_days((now() AT TIME ZONE 'UTC')::date, 3)")
+
+# Shared: any number of nodes may sleep. A writer that cannot have the lock for itself rings.
+TAKE_DOORBELL = SQL("SELECT pg_advisory_lock_shared(hashtextextended({doorbell}, 0))")
+LEAVE_DOORBELL = SQL("SELECT pg_advisory_unlock_shared(hashtextextended({doorbell}, 0))")
+
+# Whoever parks, retries or discards takes it: a row can then not be parked behind one that is just leaving.
+PARK_LOCK = SQL("SELECT pg_advisory_xact_lock(hashtextextended({park}, 0))")
+
+
+class LaneSession:
+    """A connection and the lanes that it holds; `async with` closes it, which hands the lanes over.
+
+    Attributes:
+        lanes: the lanes held, ascending.
+        wake: set when someone rings or wants the session; ends `rest`.
+    """
+
+    def __init__(self, connection: AsyncConnection, database: DatabaseSettings) -> None:
+        self.lanes: list[int] = []
+        self.schema = database.schema_name
+        self.wake = asyncio.Event()
+        self._connection = connection
+        self._command_timeout = database.command_timeout
+        self._lock = asyncio.Lock()
+        self._doorbell_held = False
+        self._resting = False
+        self._loop = asyncio.get_running_loop()
+        connection.add_notify_handler(lambda _: self.wake.set())
+
+    @classmethod
+    async def open(cls, database: DatabaseSettings) -> Self:
+        """Connect, without a lane yet, and make the day partitions.
+
+        Raises:
+            DatabaseUnavailableError: nothing lets us in.
+            SchemaError: the outbox tables are missing.
+        """
+        connection = await connect_async(database, application_name="outbox-relay")
+        schema = database.schema_name
+        try:
+            async with asyncio.timeout(database.command_timeout):
+                await connection.execute(PLANNER)
+                await connection.execute(ENSURE_DAYS.format(schema=Identifier(schema)))
+                await connection.execute(SQL("LISTEN {}").format(Identifier(f"{schema}.doorbell")))
+        except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedFunction, psycopg.errors.InvalidSchemaName):
+            await connection.close()
+            raise SchemaError(f"the outbox tables are missing in schema {schema!r}: run `relay migrate`") from None
+        except (psycopg.OperationalError, TimeoutError) as error:
+            await connection.close()
+            raise DatabaseUnavailableError(f"the database ended the session: {error}") from error
+        return cls(connection, database)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._connection.close()
+
+    def sql(self, statement: SQL, **names: Any) -> Composed:
+        """Fill in the schema; each statement is composed once, by whoever keeps it."""
+        return statement.format(schema=Identifier(self.schema), **names)
+
+    @asynccontextmanager
+    async def use(self) -> AsyncIterator[AsyncConnection]:
+        """Have the connection alone, for statements that answer within the command time-out.
+
+        Raises:
+            DeadlineError: they did not; the session cannot be used any more.
+            psycopg.OperationalError: the session is lost.
+        """
+        if self._resting:
+            self.wake.set()
+        async with self._lock:
+            try:
+                async with asyncio.timeout(self._command_timeout):
+                    yield self._connection
+            except TimeoutError:
+                raise DeadlineError("a statement of the relay", self._command_timeout) from None
+
+    async def rest(self, seconds: float, *, doorbell: bool) -> None:
+        """Sleep until someone rings, someone wants the session, or the time is over.
+
+        Call it only after a read that was made while the doorbell lock was held: a writer that committed before
+        did not ring.
+        """
+        # Nobody else waits for the socket meanwhile: `use` wakes us before it takes the lock, and we hold it.
+        async with self._lock:
+            socket = self._connection.fileno()
+            self._resting = True
+            if doorbell:
+                self._loop.add_reader(socket, self.wake.set)
+            try:
+                async with asyncio.timeout(seconds):
+                    await self.wake.wait()
+            except TimeoutError:
+                pass
+            finally:
+                self._resting = False
+                if doorbell:
+                    self._loop.remove_reader(socket)
+
+    async def hold_doorbell(self, *, hold: bool) -> bool:
+        """Ask writers to ring from now on, or no more; tell whether that was a change."""
+        if hold is self._doorbell_held:
+            return False
+        statement = TAKE_DOORBELL if hold else LEAVE_DOORBELL
+        async with self.use() as connection:
+            await connection.execute(statement.format(doorbell=Literal(f"{self.schema}.doorbell")))
+        self._doorbell_held = hold
+        return True
+
+    async def take_lanes(self) -> list[int]:
+        """Take every lane that is free, and give those that were taken now."""
+        async with self.use() as connection:
+            statement = TAKE_LANES.format(schema=Literal(self.schema))
+            cursor = await connection.execute(statement, {"held": self.lanes})
+            taken = [lane for (lane,) in await cursor.fetchall()]
+        self.lanes = sorted([*self.lanes, *taken])
+        return taken
+
+    async def ensure_days(self) -> None:
+        """Make the partitions of today and the next two days (UTC), where they are missing."""
+        async with self.use() as connection:
+            await connection.execute(self.sql(ENSURE_DAYS))
+
+    async def take_park_lock(self, connection: AsyncConnection) -> None:
+        """Keep everyone else from parking, retrying and discarding until the end of this transaction."""
+        await connection.execute(PARK_LOCK.format(park=Literal(f"{self.schema}.park")))
+
+    def cursor(self) -> AsyncCursor[Any]:
+        """Give a cursor for results in binary form."""
+        return self._connection.cursor(binary=True)

@@ -1,0 +1,254 @@
+"""Read pending rows, lane by lane in id order, each once, and none of them too late.
+
+Ids are given before commit, so a row may become visible behind a higher id. The tail remembers for each lane how far
+it has read (its floor), and goes back when a transaction that was running during an earlier read has ended: to the
+position at which that transaction was first seen. All decisions about what was missed go by the snapshot of the read
+itself. What no rule foresees (an id taken long before its row was inserted) is caught by the sweep, which reads from
+zero: the row's state, not its position, is the truth.
+"""
+
+import asyncio
+import time
+from collections import defaultdict, deque
+from collections.abc import Iterable
+from functools import partial
+
+from psycopg.adapt import Loader
+from psycopg.sql import SQL
+from psycopg.types.numeric import Int8BinaryLoader
+from psycopg.types.string import ByteaBinaryLoader
+
+from relay.engine.row import Row
+from relay.engine.session import LaneSession
+from relay.settings import RelaySettings
+
+COLUMNS = SQL("""
+    lane, id, message_id::text AS message_id, aggregate_type, aggregate_id, event_type, exchange, routing_key,
+    content_type, headers::text AS headers, trace_context::text AS trace_context, payload, payload_bytes, created_at,
+    attempts, greatest(0, extract(epoch FROM available_at - now()) * 1000)::integer AS backoff_ms
+""")
+
+# The first row carries the snapshot in which all the others were seen; its lane is -1.
+# A row that waits out its backoff is read, so that its key is held; one that its writer delayed is not until then.
+# What is held already is left out by a hashed subplan; `size` of a column stored uncompressed costs no detoasting.
+READ = SQL("""
+    SELECT -1::smallint, 0::bigint, pg_current_snapshot()::text, '', NULL, '', NULL, NULL,
+        NULL, NULL, NULL, NULL::json, NULL::bytea, now(), 0::smallint, 0
+    UNION ALL
+    SELECT {fields}
+    FROM unnest(%(lanes)s::smallint[], %(floors)s::bigint[]) AS owned (lane, floor)
+    CROSS JOIN LATERAL (
+        SELECT *, sum(size) OVER (ORDER BY id ROWS UNBOUNDED PRECEDING) - size AS before
+        FROM (
+            SELECT {columns}, coalesce(pg_column_size(payload), pg_column_size(payload_bytes)) AS size
+            FROM {schema}.message
+            WHERE state = 'pending' AND lane = owned.lane AND id > owned.floor
+                AND (available_at IS NULL OR available_at <= now() OR attempts > 0)
+                AND id NOT IN (SELECT unnest(%(held)s::bigint[]))
+            ORDER BY id
+            LIMIT %(rows)s
+        ) AS first_rows
+    ) AS row
+    WHERE before < %(bytes)s
+""")
+
+# Rows whose delay is over, or that an operator put back: where to go back to.
+DUE = SQL("""
+    SELECT lane, min(id)
+    FROM {schema}.message
+    WHERE state = 'pending' AND available_at <= now() AND id NOT IN (SELECT unnest(%(held)s::bigint[]))
+    GROUP BY lane
+""")
+
+GAP = 0.05  # seconds between taking an id and taking a transaction id, at most (the sweep catches the rest)
+NEAR = 5_000  # ids: running transactions that started within them are awaited by reading from there each time
+SHORT_REST = 0.002  # seconds between two reads while rows keep coming
+DOORBELL_AFTER = 0.02  # seconds without a row, after which writers are asked to ring
+DUE_INTERVAL = 0.5  # seconds
+SWEEP_SHARE = 50  # a sweep takes at most this part of the time
+
+
+class Tail:
+    """The pending rows of the session's lanes, as windows bounded in rows and bytes."""
+
+    def __init__(self, session: LaneSession, settings: RelaySettings) -> None:
+        self._session = session
+        self._settings = settings
+        self._cursor = session.cursor()
+        self._cursor.row_factory = lambda _: partial(tuple.__new__, Row)
+        raw: dict[str, type[Loader]] = {
+            "text": ByteaBinaryLoader,
+            "json": ByteaBinaryLoader,
+            "timestamptz": Int8BinaryLoader,
+        }
+        for name, loader in raw.items():
+            self._cursor.adapters.register_loader(name, loader)
+        fields = SQL(", ").join(SQL("row.") + SQL(name) for name in Row._fields)
+        self._read = session.sql(READ, columns=COLUMNS, fields=fields)
+        self._due = session.sql(DUE)
+        self._held: dict[int, int] = {}  # id -> size: read and not yet settled in the table
+        self._held_bytes = 0
+        self._floors = defaultdict[int, int](int)  # lane -> everything visible at or below was read
+        self._tops = defaultdict[int, int](int)  # lane -> the highest id ever read
+        self._running: dict[int, int] = {}  # transaction id -> the position at which it was first seen
+        self._positions: deque[tuple[float, int]] = deque([(0.0, 0)])  # (after a read, highest id so far)
+        self._read_at = 0.0  # just before the last read
+        self._row_at = 0.0
+        self._due_at = 0.0
+        self._sweep_at = 0.0
+        self._more = True  # some lane has more than it was asked for
+        self._limit = self._limit_bytes = 1  # of the last read, a lane
+        self._room = asyncio.Event()
+
+    @property
+    def held(self) -> int:
+        """Rows read and not yet settled in the table."""
+        return len(self._held)
+
+    async def next_window(self, *, until: asyncio.Event) -> list[Row] | None:
+        """Wait for pending rows and give them, by lane and id; None when `until` is set."""
+        while not until.is_set():
+            self._session.wake.clear()
+            if not self._session.lanes:
+                await self._session.rest(self._settings.poll_interval, doorbell=False)
+                continue
+            if not self._has_room():
+                self._room.clear()
+                await self._room.wait()
+                continue
+            if not self._more:
+                await asyncio.sleep(self._read_at + SHORT_REST - time.monotonic())
+            rows = await self._next_rows()
+            if rows:
+                self._row_at = time.monotonic()
+                await self._session.hold_doorbell(hold=False)
+                return rows
+            await self._rest()
+        return None
+
+    def forget(self, rows: Iterable[Row]) -> None:
+        """These rows are settled in the table."""
+        for row in rows:
+            self._held_bytes -= self._held.pop(row.id, 0)
+        if self._has_room():
+            self._room.set()
+
+    def go_back(self, lane: int, before: int = 0) -> None:
+        """Read a lane again from the first id above `before`; what is held is not read twice."""
+        self._floors[lane] = min(self._floors[lane], before)
+        self._more = True
+
+    def wake(self) -> None:
+        """Let `next_window` look around: there are new lanes, or `until` is set."""
+        self._room.set()
+        self._session.wake.set()
+
+    def _has_room(self) -> bool:
+        # A quarter at least: reading costs a statement, and a window of a few rows is not worth it while many wait.
+        rows, size = self._settings.max_window_rows, self._settings.max_window_bytes
+        return len(self._held) <= rows * 3 // 4 and self._held_bytes <= size * 3 // 4
+
+    async def _rest(self) -> None:
+        if self._more:
+            return
+        idle = time.monotonic() - self._row_at
+        doorbell = idle >= DOORBELL_AFTER
+        if doorbell and await self._session.hold_doorbell(hold=True):
+            return  # read once more first: whoever committed until now has not rung
+        # A writer that tested the doorbell while we were busy and commits only now is found by polling:
+        # after a tenth of the time that it took.
+        await self._session.rest(min(max(idle / 10, SHORT_REST), self._settings.poll_interval), doorbell=doorbell)
+
+    async def _next_rows(self) -> list[Row]:
+        now = time.monotonic()
+        sweeping = now >= self._sweep_at
+        if sweeping:
+            self._go_back_everywhere(0)
+        elif now >= self._due_at:
+            await self._look_for_due(now)
+        horizon = self._position_at(self._read_at - GAP)
+        near = [since for since in self._running.values() if self._positions[-1][1] - since <= NEAR]
+        floor = min([horizon, *near])
+        rows, snapshot = await self._select(floor)
+        if self._note_ended(snapshot, horizon, floor):
+            # A long transaction has ended: its rows lie far back, and belong before what was just read.
+            rows, snapshot = await self._select(floor)
+            self._note_ended(snapshot, horizon, 0)
+        self._take(rows)
+        ended = time.monotonic()
+        if sweeping:
+            self._sweep_at = ended + max(self._settings.sweep_interval, (ended - now) * SWEEP_SHARE)
+        self._read_at = now
+        self._positions.append((ended, max(self._tops.values(), default=0)))
+        return rows
+
+    async def _select(self, floor: int) -> tuple[list[Row], bytes]:
+        """Read from the lanes' floors, or from `floor` where that is lower; give the rows and their snapshot."""
+        lanes = self._session.lanes
+        floors = [min(self._floors[lane], floor) for lane in lanes]
+        lowest = min(floors)
+        self._limit = max(1, (self._settings.max_window_rows - len(self._held)) // len(lanes))
+        self._limit_bytes = max(1, (self._settings.max_window_bytes - self._held_bytes) // len(lanes))
+        parameters = {
+            "lanes": lanes,
+            "floors": floors,
+            "held": "{" + ",".join([str(id_) for id_ in self._held if id_ > lowest]) + "}",
+            "rows": self._limit,
+            "bytes": self._limit_bytes,
+        }
+        async with self._session.use():
+            await self._cursor.execute(self._read, parameters, prepare=True)
+            head, *rows = await self._cursor.fetchall()
+        return rows, head.message_id
+
+    def _note_ended(self, snapshot: bytes, horizon: int, floor: int) -> bool:
+        """Learn from a read's snapshot which transactions run; tell whether a read from `floor` was too short.
+
+        Then the lanes' floors have gone back to where the ended ones were first seen.
+        """
+        running = {int(xid) for xid in snapshot.split(b":")[2].split(b",") if xid}
+        ended = self._running.keys() - running
+        back = min((self._running.pop(xid) for xid in ended), default=floor)
+        for xid in running - self._running.keys():
+            self._running[xid] = horizon
+        if back >= floor:
+            return False
+        self._go_back_everywhere(back)
+        return True
+
+    def _take(self, rows: list[Row]) -> None:
+        held = self._held
+        ends: dict[int, tuple[int, int, int]] = {}  # lane -> (last id, rows, bytes)
+        for row in rows:
+            size = held[row.id] = row.size
+            _, number, total = ends.get(row.lane, (0, 0, 0))
+            ends[row.lane] = row.id, number + 1, total + size
+            self._held_bytes += size
+        self._more = False
+        for lane in self._session.lanes:
+            last, number, total = ends.get(lane, (0, 0, 0))
+            if number >= self._limit or total >= self._limit_bytes:  # Row.size is never less than the server's
+                self._floors[lane] = last
+                self._more = True
+                self._tops[lane] = max(self._tops[lane], last)
+            else:
+                self._floors[lane] = self._tops[lane] = max(self._tops[lane], last)
+
+    async def _look_for_due(self, now: float) -> None:
+        self._due_at = now + DUE_INTERVAL
+        async with self._session.use() as connection:
+            held = "{" + ",".join(map(str, self._held)) + "}"
+            cursor = await connection.execute(self._due, {"held": held}, prepare=True)
+            due = await cursor.fetchall()
+        for lane, first in due:
+            self.go_back(lane, first - 1)
+
+    def _go_back_everywhere(self, before: int) -> None:
+        for lane in self._session.lanes:
+            self.go_back(lane, before)
+
+    def _position_at(self, moment: float) -> int:
+        """Give the highest id that was read by then; every id taken later is higher."""
+        while len(self._positions) > 1 and self._positions[1][0] <= moment:
+            self._positions.popleft()
+        return self._positions[0][1]

@@ -1,0 +1,180 @@
+"""A channel in confirm mode: rows go in, and what became of each comes out, matched by delivery tag.
+
+`FrameWire` is the fast way: it encodes the frames of many rows into one buffer, hands it to the library's writer
+in one piece and counts confirms itself, without a task or a future a message. `PlainWire` (plain.py) is the
+library's documented way behind the same interface; both pass tests/engine/test_wire.py.
+
+The fast way leans on four attributes of aiormq's channel, which are public but not documented: `frames`, `number`,
+`write_queue` and `connection.connection_tune`. That is why pyproject.toml pins the version.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+from aiormq.abc import AbstractChannel, ChannelFrame
+from aiormq.exceptions import AMQPChannelError
+from pamqp.commands import Basic
+from pamqp.header import ContentHeader
+
+from relay.engine.frames import Encoder
+from relay.engine.message import UnsendableError
+from relay.engine.row import Outcome, Row, Settled
+
+Settle = Callable[[Settled], None]
+NACKED = "the broker refused it for now (basic.nack)"
+
+
+def returned_words(frame: Any) -> str:
+    """Say in the broker's words why it returned a message."""
+    return f"{frame.reply_code} {frame.reply_text}: nothing is bound for its routing key"
+
+
+def after_close(rows: Sequence[Row], closing: asyncio.Future[Any]) -> Settled:
+    """Tell what became of the rows that were in flight when their channel went away.
+
+    The broker closes a channel, and not the connection, on account of one message: with one in flight it is that.
+    """
+    error = closing.exception() if closing.done() and not closing.cancelled() else None
+    if not isinstance(error, AMQPChannelError):
+        return Settled(rows, Outcome.UNKNOWN, "the connection was lost before the confirm")
+    words = " ".join(str(arg) for arg in error.args if arg is not None)
+    return Settled(rows, Outcome.REFUSED if len(rows) == 1 else Outcome.SUSPECT, words)
+
+
+class Wire(Protocol):
+    """What the publisher needs of a channel."""
+
+    @property
+    def in_flight(self) -> int:
+        """Messages sent and not yet settled."""
+
+    def send(self, rows: Iterable[Row], redelivered: set[int]) -> None:
+        """Send in this order; the outcome of each comes by the wire's `settle`, and never within this call.
+
+        Rows whose id is in `redelivered` carry the header that says so.
+        """
+
+    async def run(self) -> None:
+        """Carry what is sent until the channel closes; then every row still in flight is settled as unknown."""
+
+    def unconfirmed_for(self, now: float) -> float:
+        """Tell for how many seconds the oldest row in flight has waited."""
+
+
+class FrameWire:
+    """The fast wire; see the module."""
+
+    def __init__(self, channel: AbstractChannel, encoder: Encoder, settle: Settle) -> None:
+        self._channel = channel
+        self._encoder = encoder
+        self._settle = settle
+        self._loop = asyncio.get_running_loop()
+        self._rows: dict[int, Row] = {}  # by delivery tag, in sending order
+        self._tag = 0
+        self._lowest = 1  # no tag below it is in flight
+        self._sent_at: deque[tuple[int, float]] = deque()  # (last tag of a write, loop time)
+        self._return: Basic.Return | None = None  # its header and body are still to come
+        self._return_bytes = 0
+        self._parts: list[bytes] = []
+        self._wake = asyncio.Event()
+        # Confirms are taken where the connection's reader puts them, before the channel's own reader, which
+        # walks every pending tag for a `multiple` ack and needs a task switch for each frame.
+        self._write_queue: asyncio.Queue[ChannelFrame] = channel.write_queue  # type: ignore[attr-defined]
+        self._pass_on = channel.frames.put
+        channel.frames.put = self._take  # type: ignore[method-assign]
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._rows)
+
+    def send(self, rows: Iterable[Row], redelivered: set[int]) -> None:
+        refused: list[Settled] = []
+        for row in rows:
+            try:
+                self._encoder.encode(row, self._parts, redelivered=row.id in redelivered)
+            except UnsendableError as error:
+                refused.append(Settled((row,), Outcome.REFUSED, str(error)))
+                continue
+            self._tag += 1
+            self._rows[self._tag] = row
+        for settled in refused:
+            self._loop.call_soon(self._settle, settled)
+        self._wake.set()
+
+    async def run(self) -> None:
+        closing = self._channel.closing
+        closing.add_done_callback(lambda _: self._wake.set())
+        try:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                if closing.done():
+                    return
+                if self._parts:
+                    await self._flush()
+        finally:
+            self._channel.frames.put = self._pass_on  # type: ignore[method-assign]
+            lost = tuple(self._rows.values())
+            self._rows.clear()
+            if lost:
+                self._settle(after_close(lost, closing))
+
+    async def _flush(self) -> None:
+        await self._channel.connection.ready()  # held back while the broker blocks us: buffers would grow
+        payload = b"".join(self._parts)
+        self._parts.clear()
+        self._sent_at.append((self._tag, self._loop.time()))
+        await self._write_queue.put(ChannelFrame(payload=payload, should_close=False))
+
+    def unconfirmed_for(self, now: float) -> float:
+        if not self._rows:
+            self._sent_at.clear()
+            return 0.0
+        oldest = next(iter(self._rows))
+        while self._sent_at and self._sent_at[0][0] < oldest:
+            self._sent_at.popleft()
+        return now - self._sent_at[0][1] if self._sent_at else 0.0
+
+    async def _take(self, item: tuple[int, Any]) -> None:
+        """Take confirms and returns; everything else goes on to the channel."""
+        frame = item[1]
+        kind = type(frame)
+        if kind is Basic.Ack:
+            self._confirm(frame.delivery_tag, frame.multiple, Outcome.CONFIRMED)
+        elif kind is Basic.Nack:
+            self._confirm(frame.delivery_tag, frame.multiple, Outcome.NACKED)
+        elif kind is Basic.Return:
+            self._return = frame
+        elif self._return is not None:
+            self._read_return(frame)
+        else:
+            await self._pass_on(item)
+
+    def _confirm(self, tag: int, multiple: bool, outcome: Outcome) -> None:
+        pop = self._rows.pop
+        if multiple:
+            rows = [row for t in range(self._lowest, tag + 1) if (row := pop(t, None)) is not None]
+            self._lowest = tag + 1
+        else:
+            rows = [row] if (row := pop(tag, None)) is not None else []
+        if rows:
+            self._settle(Settled(rows, outcome, "" if outcome is Outcome.CONFIRMED else NACKED))
+
+    def _read_return(self, frame: Any) -> None:
+        """Take the header and the body frames that follow a return; they name the row by its outbox id.
+
+        Not by message_id, as the library does: two messages in flight may carry the same one. The ack that the
+        broker sends after the return then finds no row.
+        """
+        if type(frame) is ContentHeader:
+            self._return_bytes = frame.body_size or 0
+            returned, headers = self._return, frame.properties.headers or {}
+            tag = next((tag for tag, row in self._rows.items() if row.id == headers.get("x-outbox-id")), None)
+            if tag is not None and returned is not None:
+                self._settle(Settled((self._rows.pop(tag),), Outcome.RETURNED, returned_words(returned)))
+        else:
+            self._return_bytes -= len(frame.value)
+        if self._return_bytes <= 0:
+            self._return = None
