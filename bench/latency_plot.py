@@ -43,7 +43,7 @@ def _draw_rates(axes: Axes, rounds: Sequence[WriterRates]) -> None:
     axes.plot(numbers, [one.trigger_on for one in rounds], "o-", color="#4477aa", label="with the wake-up trigger")
     axes.plot(numbers, [one.trigger_off for one in rounds], "o--", color="#999999", label="without")
     axes.set_xticks(list(numbers))
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.2 * max((max(one.trigger_on, one.trigger_off) for one in rounds), default=1.0))
     axes.set_xlabel("round")
     axes.set_ylabel("commits a second")
     axes.set_title("Writers flat out", loc="left")

@@ -11,8 +11,13 @@
  */
 
 #define _GNU_SOURCE
+#if __has_include(<rabbitmq-c/amqp.h>) /* since release 0.12 */
+#include <rabbitmq-c/amqp.h>
+#include <rabbitmq-c/tcp_socket.h>
+#else
 #include <amqp.h>
 #include <amqp_tcp_socket.h>
+#endif
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
