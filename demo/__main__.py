@@ -1,0 +1,113 @@
+"""`python -m demo [--fresh]`: the main job on real data, from the file to the reconciliation."""
+
+import argparse
+import signal
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import FrameType
+
+import psycopg
+from rich.console import Console
+from rich.markup import escape
+
+from demo import queue, stages
+from demo.rates import Stage, rate_table, read_clock, read_stages
+from demo.reconcile import Processes, Reconciliation, count_purchases, count_tables
+from demo.report import Report
+from demo.servers import PLACE, one_demo_at_a_time, servers, start_over
+from relay.configuration import load
+from relay.errors import OutboxError
+from relay.operate.migrate import migrate
+from tests.support.process import ServerError
+from tests.support.purchases import purchases
+
+TABLES = Path(__file__).resolve().parents[1] / "spark" / "jobs" / "billing.sql"
+
+
+def main(arguments: list[str]) -> int:
+    """Run the demo; 0 when everything adds up, 1 when not or when a step failed, 130 after Ctrl-C."""
+    parser = argparse.ArgumentParser(prog="python -m demo", description=__doc__)
+    parser.add_argument("--fresh", action="store_true", help="forget what earlier runs wrote")
+    options = parser.parse_args(arguments)
+    console = Console()
+    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGHUP, _interrupt)
+    try:
+        with one_demo_at_a_time():
+            if options.fresh:
+                start_over()
+            return run(Report(console))
+    except (ServerError, OutboxError, psycopg.Error) as error:
+        console.print(f"[red]✗[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        console.print(f"The logs are in {PLACE.name}/", highlight=False)
+        return 1
+    except KeyboardInterrupt:
+        console.print("Stopped; nothing is left running. `make demo` goes on from here.", highlight=False)
+        return 130
+
+
+def run(report: Report) -> int:
+    """Do one step after the other; every server and process ends with this call."""
+    with report.step("Purchases of CDNOW") as step:
+        file = purchases()
+        step.note("the file in the wheel `lifetimes`")
+    with servers(report) as environment:
+        reconciliation, rates = carry(report, environment, file)
+    return conclude(report, reconciliation, rates)
+
+
+def carry(report: Report, environment: Mapping[str, str], file: Path) -> tuple[Reconciliation, list[Stage]]:
+    """Carry the purchases from the file to the projection, and count."""
+    settings = load(environ=environment).settings
+    database_url = environment["RELAY_DATABASE_URL"]
+    with report.step("relay migrate"):
+        migrate(settings.database)
+        with psycopg.connect(database_url) as connection:
+            connection.execute(TABLES.read_bytes())
+    with report.step("Queue") as step:
+        queue.declare(settings.broker)
+        step.note(f"{queue.QUEUE}, a quorum queue bound to the exchange {settings.broker.exchange}")
+    since, before = read_clock(database_url), count_tables(database_url)
+    with ExitStack() as processes:
+        with report.step("relay run, and a consumer"):
+            relay = processes.enter_context(stages.running_relay(environment))
+            consumer = processes.enter_context(stages.running_consumer(environment))
+        with report.step("Spark: file to outbox") as spark:
+            if stages.is_in_ledger(database_url):
+                spark.note("the batch is in the ledger, and Spark is to find that out")
+            stages.run_spark(file, environment, spark)
+        with report.step("relay and consumer: the rest") as step:
+            stages.wait_until_projected(database_url, [relay, consumer], step)
+    counts, after = stages.consumer_counts(), count_tables(database_url)
+    run = Processes(
+        applied=counts["applied"],
+        duplicates=counts["duplicates"],
+        left_in_queue=queue.depth(settings.broker),
+    )
+    loaded = Stage("Spark: start, clean, write, commit", after.written - before.written, spark.seconds)
+    return (
+        Reconciliation(count_purchases(file, database_url), before, after, run),
+        [loaded, *read_stages(database_url, since)],
+    )
+
+
+def conclude(report: Report, reconciliation: Reconciliation, rates: list[Stage]) -> int:
+    """Show the counts, and say what they mean: 0 when they add up."""
+    report.console.print(reconciliation.table())
+    report.console.print(rate_table(rates))
+    if problems := reconciliation.problems():
+        for problem in problems:
+            report.say(f"[red]✗ does not hold:[/] {problem}")
+        return 1
+    report.say("[green]✓ It adds up: nothing lost, nothing doubled, the money is the same at both ends.[/]")
+    return 0
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
