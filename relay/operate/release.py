@@ -117,7 +117,8 @@ def discard(connection: psycopg.Connection, schema: str, selection: Selection, *
 
 HOLD_BEHIND_REMAINING = SQL("""
     WITH fate AS MATERIALIZED ({fates})
-    UPDATE {schema}.message AS row SET held_behind = fate.remaining
+    UPDATE {schema}.message AS row
+    SET held_behind = fate.remaining, last_error = 'waits behind message ' || fate.remaining
     FROM fate
     WHERE row.state = 'parked' AND row.id = fate.id AND NOT fate.goes
 """)

@@ -1,0 +1,56 @@
+"""Rows as a writer, a relay or a crash leaves them, by SQL: these tests need no relay."""
+
+from typing import Any
+
+import psycopg
+from psycopg import sql
+from psycopg.types.json import Jsonb
+
+LANES = list(range(16))
+
+
+class Rows:
+    """Writes rows into one database's outbox."""
+
+    def __init__(self, url: str) -> None:
+        self.connection = psycopg.connect(url, autocommit=True)
+
+    def pending(self, key: str | None = "1", **columns: Any) -> int:
+        """Insert a row and give its id."""
+        values = {
+            "aggregate_type": "invoice",
+            "aggregate_id": key,
+            "event_type": "InvoiceIssued",
+            "payload": Jsonb({"key": key}),
+            **columns,
+        }
+        statement = sql.SQL("INSERT INTO outbox.message ({}) VALUES ({}) RETURNING id").format(
+            sql.SQL(", ").join(map(sql.Identifier, values)), sql.SQL(", ").join(map(sql.Placeholder, values))
+        )
+        row = self.connection.execute(statement, values).fetchone()
+        assert row is not None
+        return int(row[0])
+
+    def parked(self, key: str | None = "1", *, behind: int | None = None, **columns: Any) -> int:
+        """Insert a row and park it as a relay does; `behind` another one, or at the head of its key."""
+        row = self.pending(key, **columns)
+        error = f"waits behind message {behind}" if behind else "returned: no queue is bound"
+        self.connection.execute(
+            "UPDATE outbox.message SET state = 'parked', parked_at = now(), attempts = %s, last_error = %s,"
+            " held_behind = %s WHERE id = %s",
+            [0 if behind else 8, error, behind, row],
+        )
+        return row
+
+    def node(self, name: str = "relay-1", *, age: float = 0, **columns: Any) -> None:
+        """Write a relay's heartbeat, `age` seconds old."""
+        values = {"name": name, "backend_pid": 1, "lanes": LANES, "version": "0.1.0", **columns}
+        statement = sql.SQL(
+            "INSERT INTO outbox.node (heartbeat_at, {}) VALUES (now() - %(age)s * interval '1 second', {})"
+        ).format(sql.SQL(", ").join(map(sql.Identifier, values)), sql.SQL(", ").join(map(sql.Placeholder, values)))
+        self.connection.execute(statement, {**values, "age": age})
+
+    def states(self) -> dict[int, tuple[str, int | None]]:
+        """Give state and held_behind of every row by id."""
+        rows = self.connection.execute("SELECT id, state, held_behind FROM outbox.message ORDER BY id")
+        return {row: (state, behind) for row, state, behind in rows}

@@ -1,0 +1,250 @@
+"""The status tells the truth about backlog, relays and progress, from the tables alone."""
+
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from relay.errors import AccessError, DatabaseUnavailableError, DeadlineError, NotReadyError, SchemaError
+from relay.operate.session import session
+from relay.operate.status import BY_INDEX, LANES, OLDEST_PENDING, State, Status, check_health, read_status
+from relay.settings import DatabaseSettings
+from tests.operate.rows import Rows
+from tests.support.postgres import PostgresServer
+
+
+@pytest.fixture
+def connection(database: DatabaseSettings) -> Iterator[psycopg.Connection]:
+    with session(database) as opened:
+        yield opened
+
+
+def read(connection: psycopg.Connection) -> Status:
+    return read_status(connection, "outbox", progress_timeout=0.3)
+
+
+def ago(seconds: float) -> datetime:
+    return datetime.now(UTC) - timedelta(seconds=seconds)
+
+
+@pytest.mark.every_postgres
+def test_all_is_well_with_a_live_relay(rows: Rows, connection: psycopg.Connection) -> None:
+    rows.node(in_flight=7, published_total=40)
+    rows.node("relay-0", age=3600, in_flight=9, published_total=2)
+    rows.pending()
+
+    status = read(connection)
+
+    assert (status.state, status.reasons) == (State.OK, [])
+    assert (status.pending, status.in_flight, status.parked, status.published_total) == (1, 7, 0, 42)
+    assert status.oldest_pending_age_s is not None
+    assert [(node.name, node.alive, len(node.lanes)) for node in status.nodes] == [
+        ("relay-0", False, 16),
+        ("relay-1", True, 16),
+    ]
+
+
+def test_an_empty_outbox_without_a_relay_is_degraded(connection: psycopg.Connection) -> None:
+    status = read(connection)
+
+    assert (status.state, status.pending, status.oldest_pending_age_s) == (State.DEGRADED, 0, None)
+    assert status.reasons == ["no relay is alive: start `relay run`"]
+
+
+@pytest.mark.parametrize(("age", "state"), [(1, State.DEGRADED), (60, State.STALLED)])
+def test_rows_that_age_without_a_live_relay_are_stalled(
+    age: int, state: State, rows: Rows, connection: psycopg.Connection
+) -> None:
+    rows.node(age=30)
+    rows.pending(created_at=ago(age))
+
+    assert read(connection).state is state
+
+
+def test_old_rows_and_a_live_relay_that_sends_nothing_are_stalled(rows: Rows, connection: psycopg.Connection) -> None:
+    rows.node(state="degraded", reasons=["broker: no connection"])
+    rows.pending(created_at=ago(60))
+
+    status = read(connection)
+
+    assert status.state is State.STALLED
+    assert status.reasons == [
+        "nothing goes out, and the oldest pending row has waited 60 s",
+        "relay relay-1: broker: no connection",
+    ]
+
+
+def test_old_rows_that_are_being_worked_off_are_not_stalled(
+    rows: Rows, connection: psycopg.Connection, database_url: str
+) -> None:
+    rows.node(published_total=1)
+    rows.pending(created_at=ago(60))
+    stop = threading.Event()
+
+    def publish() -> None:
+        with psycopg.connect(database_url, autocommit=True) as other:
+            while not stop.wait(0.02):
+                other.execute("UPDATE outbox.node SET published_total = published_total + 1")
+
+    publishing = threading.Thread(target=publish)
+    publishing.start()
+    try:
+        status = read_status(connection, "outbox", progress_timeout=20)
+    finally:
+        stop.set()
+        publishing.join()
+
+    assert (status.state, status.reasons) == (State.OK, [])
+
+
+def test_rows_that_wait_behind_a_refused_one_are_degraded_until_its_attempt_is_overdue(
+    rows: Rows, connection: psycopg.Connection
+) -> None:
+    rows.node()
+    refused = rows.pending(created_at=ago(60), attempts=3, available_at=ago(-30))
+    rows.pending(created_at=ago(60))
+
+    waiting = read(connection)
+    rows.connection.execute("UPDATE outbox.message SET available_at = %s WHERE id = %s", [ago(30), refused])
+    overdue = read(connection)
+
+    assert (waiting.state, waiting.reasons) == (State.DEGRADED, ["1 refused by the broker, to be tried again"])
+    assert overdue.state is State.STALLED
+
+
+def test_a_row_for_later_does_not_age(rows: Rows, connection: psycopg.Connection) -> None:
+    rows.node()
+    rows.pending(created_at=ago(7 * 86400), available_at=ago(-3600))
+
+    later = read(connection)
+    rows.pending(created_at=ago(7 * 86400), available_at=ago(5))
+    due = read(connection)
+
+    assert (later.state, later.oldest_pending_age_s) == (State.OK, None)
+    assert due.oldest_pending_age_s == pytest.approx(5, abs=4)
+
+
+def test_the_oldest_row_is_found_in_any_lane_behind_rows_for_later(rows: Rows, connection: psycopg.Connection) -> None:
+    rows.node()
+    for number in range(40):
+        rows.pending(str(number), available_at=ago(-3600))
+        rows.pending(str(number), created_at=ago(3 if number == 23 else 1))
+
+    assert read(connection).oldest_pending_age_s == pytest.approx(3, abs=1.5)
+
+
+def test_parked_rows_degrade_and_are_counted_apart_from_those_held_behind(
+    rows: Rows, connection: psycopg.Connection
+) -> None:
+    rows.node()
+    head = rows.parked()
+    rows.parked(behind=head)
+
+    status = read(connection)
+
+    assert (status.state, status.parked, status.parked_held) == (State.DEGRADED, 2, 1)
+    assert status.reasons == ["1 parked, 1 held behind it: see `relay parked list`"]
+
+
+def test_lanes_that_nobody_holds_are_named_while_rows_wait(rows: Rows, connection: psycopg.Connection) -> None:
+    rows.node(lanes=[lane for lane in range(16) if lane not in (3, 4)])
+    rows.pending()
+
+    assert read(connection).reasons == ["no relay holds lanes 3, 4"]
+
+
+@pytest.mark.every_postgres
+def test_the_oldest_row_is_found_by_index_whatever_the_statistics_say(
+    rows: Rows, connection: psycopg.Connection
+) -> None:
+    connection.execute("ANALYZE outbox.message_pending")
+    rows.connection.execute(
+        "INSERT INTO outbox.message (aggregate_type, aggregate_id, event_type, payload)"
+        " SELECT 'invoice', number::text, 'InvoiceIssued', '{}' FROM generate_series(1, 20000) AS number"
+    )
+    statement = OLDEST_PENDING.format(schema=sql.Identifier("outbox"), lanes=LANES)
+
+    with connection.transaction():
+        connection.execute(BY_INDEX)
+        plan = "\n".join(row[0] for row in connection.execute(sql.SQL("EXPLAIN ") + statement))
+
+    assert "Seq Scan" not in plan
+    assert "Sort" not in plan
+    assert "message_pending_lane_id" in plan
+
+
+def test_health_is_that_of_the_named_relay(rows: Rows, connection: psycopg.Connection) -> None:
+    rows.node("fine")
+    rows.node("slow", state="degraded", reasons=["broker: no connection"])
+    rows.node("dead", age=11)
+    rows.parked()
+
+    check_health(connection, "outbox", "fine", ready=True)
+    check_health(connection, "outbox", "slow", ready=False)
+    with pytest.raises(NotReadyError, match="relay slow is degraded: broker: no connection"):
+        check_health(connection, "outbox", "slow", ready=True)
+    with pytest.raises(NotReadyError, match="the last heartbeat of relay dead is 11 s old"):
+        check_health(connection, "outbox", "dead", ready=False)
+    with pytest.raises(NotReadyError, match="no relay named none has ever written a heartbeat"):
+        check_health(connection, "outbox", "none", ready=False)
+
+
+def test_a_session_refuses_tables_that_are_missing_or_behind_and_serves_newer_ones(
+    rows: Rows, database: DatabaseSettings
+) -> None:
+    def open_session(found: str | None) -> None:
+        rows.connection.execute("DELETE FROM outbox.migration")
+        if found:
+            rows.connection.execute("INSERT INTO outbox.migration VALUES (%s)", [found])
+        with session(database):
+            pass
+
+    open_session("9999")
+    with pytest.raises(SchemaError, match="are of version 0000, and this release needs"):
+        open_session("0000")
+    with pytest.raises(SchemaError, match="are of version none, and this release needs"):
+        open_session(None)
+    with (
+        pytest.raises(SchemaError, match="has no outbox tables in schema elsewhere: run `relay migrate`"),
+        session(DatabaseSettings(url=database.url, schema_name="elsewhere")),
+    ):
+        pass
+
+
+def test_a_session_names_the_right_that_is_missing(
+    rows: Rows, database: DatabaseSettings, postgres: PostgresServer, database_url: str
+) -> None:
+    role = f"reader_{postgres.port}_{database_url[-12:]}"
+    rows.connection.execute(sql.SQL("CREATE ROLE {} LOGIN PASSWORD 'pw'").format(sql.Identifier(role)))
+    try:
+        url = postgres.url(database_url.rpartition("/")[2], user=role, password="pw")
+        refused = pytest.raises(AccessError, match=f"permission denied for schema outbox: grant it to role {role}")
+        with refused, session(DatabaseSettings.model_validate({"url": url})):
+            pass
+    finally:
+        rows.connection.execute(sql.SQL("DROP ROLE {}").format(sql.Identifier(role)))
+
+
+def test_a_session_bounds_its_statements(database: DatabaseSettings) -> None:
+    late = pytest.raises(DeadlineError, match=r"PostgreSQL: no answer within 0\.05 s")
+
+    with late, session(database, timeout=0.05) as opened:
+        opened.execute("SELECT pg_sleep(30)")
+
+
+def test_a_session_tells_a_lost_connection(database: DatabaseSettings) -> None:
+    lost = pytest.raises(DatabaseUnavailableError, match="the connection was lost: terminating connection")
+
+    with lost, session(database) as opened:
+        opened.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+
+
+def test_a_server_that_is_read_only_is_named_as_such(rows: Rows, database: DatabaseSettings) -> None:
+    refused = pytest.raises(AccessError, match="is read only, as a standby is: add target_session_attrs=read-write")
+
+    with refused, session(database) as opened:
+        opened.execute("SET default_transaction_read_only = on")
+        opened.execute("UPDATE outbox.node SET state = 'ok'")
