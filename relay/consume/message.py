@@ -1,0 +1,68 @@
+"""What a handler is given: one message, as the relay sent it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import orjson
+from aiormq.abc import DeliveredMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """An event. `message_id` is its identity: a repeat has the same one."""
+
+    message_id: UUID
+    type: str
+    body: bytes
+    aggregate_type: str | None  # together with aggregate_id the key: messages of one key come in order
+    aggregate_id: str | None
+    content_type: str | None
+    timestamp: datetime | None
+    routing_key: str
+    redelivered: bool  # the broker has delivered it before, maybe to somebody else
+    headers: Mapping[str, Any]
+
+    def json(self) -> Any:
+        """Decode the body; raises orjson.JSONDecodeError (a ValueError) when it is no JSON."""
+        return orjson.loads(self.body)
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A message on its way through this consumer, with the number that acknowledges it."""
+
+    tag: int
+    key: str  # nothing of a key is begun before what came earlier is settled
+    message: Message
+
+
+def read_delivery(delivered: DeliveredMessage) -> Delivery | str:
+    """Take a delivery apart; a text tells why it cannot be a message of the outbox."""
+    properties = delivered.header.properties
+    headers = properties.headers or {}
+    try:
+        message_id = UUID(properties.message_id or "")
+    except ValueError:
+        return f"its message_id {properties.message_id!r} is no UUID"
+    message = Message(
+        message_id=message_id,
+        type=properties.message_type or "",
+        body=delivered.body,
+        aggregate_type=_text(headers.get("x-aggregate-type")),
+        aggregate_id=_text(headers.get("x-aggregate-id")),
+        content_type=properties.content_type,
+        timestamp=properties.timestamp,
+        routing_key=delivered.routing_key or "",
+        redelivered=bool(delivered.redelivered),
+        headers=headers,
+    )
+    # Without an aggregate id no order is asked for: the message is a key of its own.
+    key = str(message_id) if message.aggregate_id is None else f"{message.aggregate_type}/{message.aggregate_id}"
+    return Delivery(delivered.delivery_tag or 0, key, message)
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)

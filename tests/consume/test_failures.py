@@ -1,0 +1,182 @@
+"""A handler that fails loses nothing, stops nobody else, and is not called in a tight loop."""
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import psycopg
+import pytest
+
+from relay.consume import Backoff, Consumer, Inbox, Message, on
+from relay.errors import UnhandledMessageError
+from relay.settings import BrokerSettings
+from tests.consume.effects import QUICK, Queue, Table, count, running
+from tests.support.eventually import eventually
+
+SHAPES = [
+    pytest.param({"concurrency": 2}, id="two"),
+    pytest.param({"concurrency": 1, "batch_size": 50}, id="batch"),
+    pytest.param({"concurrency": 1, "batch_size": 50, "pipeline": True}, id="pipelined-batch"),
+]
+SEVERAL_MINUTES = Backoff(initial=600.0, maximum=600.0)
+
+
+class Stumbling:
+    """A handler that writes and then fails on the numbers it is told, so and so many times."""
+
+    def __init__(self, failures: dict[int, int], error: BaseException | None = None) -> None:
+        self.calls: Counter[int] = Counter()
+        self._failures = Counter(failures)
+        self._error = error or RuntimeError("not today")
+
+        @on("Counted")
+        async def handle(message: Message, connection: psycopg.AsyncConnection) -> None:
+            number = message.json()
+            self.calls[number] += 1
+            await count(message, connection)
+            if self._failures[number]:
+                self._failures[number] -= 1
+                raise self._error
+
+        self.handle = handle
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+async def test_a_failed_message_is_tried_again_until_it_works(
+    shape: dict[str, Any], queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+) -> None:
+    handler = Stumbling({3: 2})
+    for number in range(6):
+        await queue.send(number, key=f"key-{number}")
+
+    consumer = Consumer(queue.name, [handler.handle], inbox=inbox, broker=broker, backoff=QUICK, **shape)
+    async with running(consumer):
+        await eventually(lambda: consumer.counters.applied == 6, "all are applied")
+
+    assert sorted(await table.numbers()) == list(range(6))
+    assert await table.inbox_count() == 6
+    assert consumer.counters.failed >= 1  # a batch that is rolled back is not counted: nobody is to blame yet
+    assert await queue.drained()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+async def test_a_failed_message_leaves_nothing_behind_and_stays_in_the_queue(
+    shape: dict[str, Any], queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+) -> None:
+    handler = Stumbling({1: 1})
+    await queue.send(1)
+
+    consumer = Consumer(queue.name, [handler.handle], inbox=inbox, broker=broker, backoff=SEVERAL_MINUTES, **shape)
+    async with running(consumer):
+        await eventually(lambda: consumer.counters.failed == 1, "it failed")
+        assert await table.numbers() == []
+        assert await table.inbox_count() == 0
+
+    async def is_back() -> bool:
+        return await queue.ready_count() == 1
+
+    await eventually(is_back, "the message is in the queue again")
+    assert consumer.counters.applied == 0
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+async def test_what_comes_behind_a_failed_message_of_its_key_waits_and_other_keys_go_on(
+    shape: dict[str, Any], queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+) -> None:
+    """In the meantime more comes of both keys, and is kept apart in the same way."""
+    handler = Stumbling({0: 3})
+    for number in range(8):
+        await queue.send(number, key="ab"[number % 2])
+
+    consumer = Consumer(queue.name, [handler.handle], inbox=inbox, broker=broker, backoff=QUICK, **shape)
+    async with running(consumer):
+        await eventually(lambda: consumer.counters.applied == 8, "all are applied")
+
+    assert await table.numbers("a") == [0, 2, 4, 6]
+    assert await table.numbers("b") == [1, 3, 5, 7]
+    assert handler.calls[0] >= 4
+
+
+async def test_a_message_that_always_fails_is_not_tried_in_a_tight_loop(
+    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+) -> None:
+    """While two hundred others are applied it is tried once."""
+    handler = Stumbling({0: 1_000_000})
+    await queue.send(0, key="poison")
+    await queue.send_all(range(1, 201), key="other")
+
+    consumer = Consumer(
+        queue.name, [handler.handle], inbox=inbox, broker=broker, backoff=SEVERAL_MINUTES, concurrency=2
+    )
+    async with running(consumer):
+        await eventually(lambda: consumer.counters.applied == 200, "the others are applied")
+
+    assert handler.calls[0] == 1
+    assert await table.numbers("other") == list(range(1, 201))
+
+
+async def test_a_handler_that_is_cancelled_from_inside_has_failed(
+    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+) -> None:
+    handler = Stumbling({1: 1}, asyncio.CancelledError())
+    await queue.send(1)
+
+    consumer = Consumer(queue.name, [handler.handle], inbox=inbox, broker=broker, backoff=QUICK)
+    async with running(consumer):
+        await eventually(lambda: consumer.counters.applied == 1, "it is applied")
+
+    assert consumer.counters.failed == 1
+
+
+async def test_a_handler_may_not_commit(queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings) -> None:
+    @on("Counted")
+    async def commit(message: Message, connection: psycopg.AsyncConnection) -> None:
+        await count(message, connection)
+        await connection.commit()
+
+    await queue.send(1)
+
+    consumer = Consumer(queue.name, [commit], inbox=inbox, broker=broker, backoff=SEVERAL_MINUTES)
+    async with running(consumer):
+        await eventually(lambda: consumer.counters.failed == 1, "it failed")
+
+    assert await table.numbers() == []
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+async def test_a_statement_that_the_database_refuses_fails_only_its_own_message(
+    shape: dict[str, Any], queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+) -> None:
+    await table.connection.execute("ALTER TABLE effect ADD CHECK (number <> 2)")
+    for number in range(4):
+        await queue.send(number, key=f"key-{number}")
+
+    consumer = Consumer(queue.name, [count], inbox=inbox, broker=broker, backoff=SEVERAL_MINUTES, **shape)
+    async with running(consumer):
+        await eventually(lambda: consumer.counters.applied == 3 and consumer.counters.failed == 1, "all are tried")
+
+    assert sorted(await table.numbers()) == [0, 1, 3]
+    assert await table.inbox_count() == 3
+
+
+@pytest.mark.parametrize(
+    ("sent", "reason"),
+    [
+        ({"event_type": "Renamed"}, "type 'Renamed', which has no handler"),
+        ({"message_id": "seven"}, "message_id 'seven' is no UUID"),
+    ],
+)
+async def test_a_message_that_nobody_can_apply_stops_the_consumer_and_stays(
+    sent: dict[str, str], reason: str, *, queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+) -> None:
+    await queue.send(1, **sent)
+
+    consumer = Consumer(queue.name, [count], inbox=inbox, broker=broker)
+    with pytest.raises(UnhandledMessageError, match=reason):
+        await asyncio.wait_for(consumer.run(signals=False), 20)
+
+    async def is_back() -> bool:
+        return await queue.ready_count() == 1
+
+    await eventually(is_back, "the message is in the queue again")
+    assert await table.inbox_count() == 0

@@ -1,0 +1,274 @@
+"""Servers that go away are waited for, and whatever was not acknowledged comes again without a second effect."""
+
+import asyncio
+import signal
+import sys
+from collections.abc import MutableMapping, Sequence
+from pathlib import Path
+
+import psycopg
+import pytest
+from pamqp.commands import Basic
+from pydantic import SecretStr
+from structlog.testing import capture_logs
+from yarl import URL
+
+from relay.consume import Consumer, Inbox, Message, on
+from relay.errors import BrokerUnavailableError, DatabaseUnavailableError, QueueMissingError, SchemaError
+from relay.settings import BrokerSettings, DatabaseSettings
+from tests.consume.effects import QUICK, Queue, Table, count, running, through
+from tests.consume.process import environment
+from tests.support.eventually import eventually
+from tests.support.process import Process, free_port
+from tests.support.proxy import Act, FaultProxy, Way
+from tests.support.rabbitmq import RabbitServer
+
+OURS = "FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'outbox-consumer%'"
+WAITING = f"SELECT pid {OURS} AND wait_event_type = 'Lock'"
+END_SESSIONS = f"SELECT pg_terminate_backend(pid) {OURS}"
+INTERPRETER = [sys.executable, "-m", "tests.consume.process"]
+
+
+def port_of(broker: BrokerSettings) -> int:
+    return URL(broker.url.get_secret_value()).port or 5672
+
+
+async def test_killed_between_commit_and_ack_it_takes_effect_once(
+    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings, tmp_path: Path
+) -> None:
+    await queue.send(1)
+
+    async with FaultProxy("127.0.0.1", port_of(broker)) as proxy:
+        proxy.on_frame(Way.UP, Basic.Ack, 1, Act.HOLD)
+        variables = environment(inbox.database, through(broker, proxy.port))
+        process = Process(INTERPRETER, log=tmp_path / "log", environment=variables)
+        await asyncio.wait_for(proxy.fired.wait(), 20)
+        assert await table.numbers() == [1]  # committed before the ack
+        process.stop(signal.SIGKILL)
+        proxy.cut()
+
+    consumer = Consumer(queue.name, [count], inbox=inbox, broker=broker)
+    async with running(consumer):
+        await eventually(lambda: consumer.counters.duplicates == 1, "it came again")
+
+    assert await table.numbers() == [1]
+    assert await queue.drained()
+
+
+async def test_a_lost_ack_is_a_duplicate_and_no_error(
+    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+) -> None:
+    async with FaultProxy("127.0.0.1", port_of(broker)) as proxy:
+        proxy.on_frame(Way.UP, Basic.Ack, 2, Act.RESET)
+        await queue.send_all(range(5))
+
+        consumer = Consumer(
+            queue.name, [count], inbox=inbox, broker=through(broker, proxy.port), concurrency=1, backoff=QUICK
+        )
+        async with running(consumer):
+            await eventually(lambda: sum_of(consumer) == 6, "all are settled")
+
+    assert proxy.fired.is_set()
+    assert await table.numbers() == list(range(5))
+    assert (consumer.counters.duplicates, consumer.counters.failed) == (1, 0)
+
+
+async def test_sigterm_lets_the_running_transaction_finish(
+    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    await queue.send_all(range(3))
+    async with await psycopg.AsyncConnection.connect(inbox.database.url.get_secret_value()) as other:
+        await other.execute("LOCK TABLE effect IN EXCLUSIVE MODE")
+        process = Process(INTERPRETER, log=log, environment=environment(inbox.database, broker))
+        await eventually(lambda: has_waiting_handler(table), "the handler waits for the lock")
+
+        ending = asyncio.create_task(asyncio.to_thread(process.stop, signal.SIGTERM))
+        await eventually(lambda: "consumer.draining" in log.read_text(), "it takes no more deliveries")
+        await other.rollback()
+        await ending
+
+    assert process.returncode == 0
+    assert await table.numbers() == [0]
+    await eventually(lambda: has_ready(queue, 2), "the others are in the queue again")
+    assert '"applied": 1' in log.read_text().splitlines()[-1]
+
+
+async def test_a_transaction_that_outlives_the_drain_is_rolled_back_and_comes_again(
+    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+) -> None:
+    await queue.send(1)
+    async with await psycopg.AsyncConnection.connect(inbox.database.url.get_secret_value()) as other:
+        await other.execute("LOCK TABLE effect IN EXCLUSIVE MODE")
+        consumer = Consumer(queue.name, [count], inbox=inbox, broker=broker, drain_timeout=0.1)
+        async with running(consumer):
+            await eventually(lambda: has_waiting_handler(table), "the handler waits for the lock")
+        await other.rollback()
+
+    assert await table.numbers() == []
+    await eventually(lambda: has_ready(queue, 1), "the message is in the queue again")
+
+
+async def test_a_second_stop_does_not_wait_for_the_running_transaction(
+    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+) -> None:
+    await queue.send(1)
+    async with await psycopg.AsyncConnection.connect(inbox.database.url.get_secret_value()) as other:
+        await other.execute("LOCK TABLE effect IN EXCLUSIVE MODE")
+        consumer = Consumer(queue.name, [count], inbox=inbox, broker=broker, drain_timeout=600)
+        async with running(consumer) as task:
+            await eventually(lambda: has_waiting_handler(table), "the handler waits for the lock")
+            consumer.stop()
+            consumer.stop()
+            await asyncio.wait_for(asyncio.shield(task), 20)
+        await other.rollback()
+
+    assert await table.numbers() == []
+
+
+async def test_connections_closed_by_the_broker_are_opened_again(
+    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings, rabbitmq: RabbitServer
+) -> None:
+    await queue.send_all(range(300))
+
+    with capture_logs() as events:
+        consumer = Consumer(queue.name, [count], inbox=inbox, broker=broker, backoff=QUICK)
+        async with running(consumer):
+            await eventually(lambda: consumer.counters.applied > 20, "some are applied")
+            # Not by rabbitmqctl, which would take longer to start than the consumer needs for all of them.
+            rabbitmq.call('rabbit_networking:close_all_user_connections(<<"relay">>, <<"test">>).')
+            await eventually(lambda: consumer.counters.applied == 300, "all are applied")
+
+    assert await table.numbers() == list(range(300))
+    assert [event["event"] for event in events].count("consumer.ready") == 2
+    assert "broker.lost" in [event["event"] for event in events]
+
+
+async def test_a_broker_that_is_away_is_waited_for(
+    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+) -> None:
+    await queue.send(1)
+    async with FaultProxy("127.0.0.1", port_of(broker)) as proxy:
+        consumer = Consumer(
+            queue.name, [count], inbox=inbox, broker=through(broker, proxy.port), concurrency=1, backoff=QUICK
+        )
+        async with running(consumer):
+            await eventually(lambda: consumer.counters.applied == 1, "the first is applied")
+            with capture_logs() as events:
+                proxy.refusing = True
+                proxy.cut()
+                await eventually(lambda: attempts_in(events, "broker.lost") >= 3, "it has tried several times")
+            proxy.refusing = False
+            await queue.send(2)
+            await eventually(lambda: consumer.counters.applied == 2, "the second is applied")
+
+    assert await table.numbers() == [1, 2]
+
+
+async def test_a_queue_that_was_deleted_is_waited_for(
+    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+) -> None:
+    await queue.send(1)
+    consumer = Consumer(queue.name, [count], inbox=inbox, broker=broker, backoff=QUICK)
+    async with running(consumer):
+        await eventually(lambda: consumer.counters.applied == 1, "the first is applied")
+        with capture_logs() as events:
+            await queue.channel.queue_delete(queue.name)
+            await eventually(lambda: attempts_in(events, "broker.lost") >= 2, "it has noticed")
+        await queue.declare()
+        await queue.send(2)
+        await eventually(lambda: consumer.counters.applied == 2, "the second is applied")
+
+
+async def test_database_sessions_that_are_ended_are_opened_again(
+    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+) -> None:
+    await queue.send_all(range(300))
+
+    consumer = Consumer(queue.name, [count], inbox=inbox, broker=broker, batch_size=7, backoff=QUICK)
+    async with running(consumer):
+        await eventually(lambda: consumer.counters.applied > 20, "some are applied")
+        await table.connection.execute(END_SESSIONS)
+        await eventually(lambda: sum_of(consumer) == 300, "all are settled")
+
+    assert await table.numbers() == list(range(300))
+    assert consumer.counters.failed == 0
+
+
+async def test_an_unanswered_commit_is_repeated_and_takes_effect_once(
+    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+) -> None:
+    """The server has committed, or not: we cannot know, and need not."""
+    await queue.send(1)
+    url = URL(inbox.database.url.get_secret_value())
+    async with FaultProxy("127.0.0.1", url.port or 5432, amqp=False) as proxy:
+        far = inbox.database.model_copy(
+            update={"url": SecretStr(str(url.with_port(proxy.port))), "command_timeout": 0.3}
+        )
+
+        @on("Counted")
+        async def then_silence(message: Message, connection: psycopg.AsyncConnection) -> None:
+            await count(message, connection)
+            if not silenced.is_set():
+                silenced.set()
+                proxy.hold(Way.DOWN)
+
+        silenced = asyncio.Event()
+        consumer = Consumer(
+            queue.name, [then_silence], inbox=Inbox(far, inbox.consumer_name), broker=broker, backoff=QUICK
+        )
+        with capture_logs() as events:
+            async with running(consumer):
+                await asyncio.wait_for(silenced.wait(), 20)
+                await eventually(lambda: proxy.connections == 2, "it gave up and asks the server to cancel")
+                proxy.cut()
+                proxy.release(Way.DOWN)
+                await eventually(lambda: sum_of(consumer) == 1, "it is settled")
+
+    assert await table.numbers() == [1]
+    assert consumer.counters.duplicates == 1
+    assert "database.lost" in [event["event"] for event in events]
+
+
+async def test_a_missing_queue_is_told_at_the_start(inbox: Inbox, broker: BrokerSettings) -> None:
+    consumer = Consumer("nowhere", [count], inbox=inbox, broker=broker)
+
+    with pytest.raises(QueueMissingError, match="queue 'nowhere' does not exist; create it"):
+        await asyncio.wait_for(consumer.run(signals=False), 20)
+
+
+async def test_a_missing_inbox_is_told_at_the_start(queue: Queue, inbox: Inbox, broker: BrokerSettings) -> None:
+    elsewhere = Inbox(inbox.database.model_copy(update={"schema_name": "elsewhere"}), "projection")
+    consumer = Consumer(queue.name, [count], inbox=elsewhere, broker=broker)
+
+    with pytest.raises(SchemaError, match=r"elsewhere\.processed_message is missing"):
+        await consumer.run(signals=False)
+
+
+async def test_servers_that_are_not_there_are_told_at_the_start(
+    queue: Queue, inbox: Inbox, broker: BrokerSettings
+) -> None:
+    nobody = free_port()
+    no_database = DatabaseSettings(url=SecretStr(f"postgresql://u:secret@127.0.0.1:{nobody}/d"))
+
+    with pytest.raises(DatabaseUnavailableError, match="refused"):
+        await Consumer(queue.name, [count], inbox=Inbox(no_database, "c"), broker=broker).run(signals=False)
+    with pytest.raises(BrokerUnavailableError, match=str(nobody)):
+        await Consumer(queue.name, [count], inbox=inbox, broker=through(broker, nobody)).run(signals=False)
+
+
+def sum_of(consumer: Consumer) -> int:
+    return consumer.counters.applied + consumer.counters.duplicates
+
+
+def attempts_in(events: Sequence[MutableMapping[str, object]], name: str) -> int:
+    return sum(event["event"] == name for event in events)
+
+
+async def has_waiting_handler(table: Table) -> bool:
+    cursor = await table.connection.execute(WAITING)
+    return bool(await cursor.fetchall())
+
+
+async def has_ready(queue: Queue, count: int) -> bool:
+    return await queue.ready_count() == count

@@ -1,0 +1,25 @@
+"""Wait for what another process or server is about to do."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+POLL = 0.01  # seconds between two looks
+
+
+async def eventually(
+    condition: Callable[[], Awaitable[bool]] | Callable[[], bool], what: str, within: float = 20
+) -> None:
+    """Return once the condition holds; it may be a plain function or a coroutine function.
+
+    Raises:
+        TimeoutError: it did not in time; the message names `what`.
+    """
+    try:
+        async with asyncio.timeout(within):
+            while True:
+                held = condition()
+                if held if isinstance(held, bool) else await held:
+                    return
+                await asyncio.sleep(POLL)
+    except TimeoutError:
+        raise TimeoutError(f"{what}: not within {within:g} s") from None
