@@ -9,9 +9,9 @@ with psycopg.connect(url) as connection:
 
 from typing import TYPE_CHECKING, Any
 
-from relay.outbox.add import add, add_many
 from relay.outbox.errors import EventError, FieldError, HeaderError, PayloadError, PayloadTooLargeError
 from relay.outbox.event import Event
+from relay.outbox.write import add, add_many
 
 if TYPE_CHECKING:
     from relay.outbox.orm import OutboxMessage

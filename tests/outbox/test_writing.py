@@ -1,0 +1,139 @@
+"""What single writers do beside the contract: COPY, schemas, types, what is imported."""
+
+import subprocess
+import sys
+from typing import Any, assert_type
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+
+from relay.database import sqlalchemy_engine
+from relay.operate.migrate import migrate
+from relay.outbox import Event, OutboxMessage, PayloadTooLargeError, add, add_many
+from relay.settings import DatabaseSettings
+from tests.outbox.conftest import Table
+from tests.outbox.writers import CHECKED
+
+
+def event(payload: str = "{}") -> Event:
+    return Event("Invoice", "7", "InvoiceIssued", payload)
+
+
+@pytest.mark.parametrize("writer", [name for name in CHECKED if name.endswith("-copy")])
+async def test_many_rows_are_copied(writer: str, module_url: str, table: Table) -> None:
+    async with CHECKED[writer](module_url) as transaction:
+        await transaction.add(event())
+
+        last = "SELECT query FROM pg_stat_activity WHERE datname = current_database() AND state = 'idle in transaction'"
+        assert [row["query"].split()[0] for row in table.execute(last)] == ["COPY"]
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 49, 50, 51, 2000])
+def test_add_many_writes_any_number_in_order(module_url: str, table: Table, count: int) -> None:
+    with psycopg.connect(module_url) as connection:
+        add_many(connection, (event(str(number)) for number in range(count)))
+
+    assert [row["payload"] for row in table.rows()] == [str(number) for number in range(count)]
+
+
+def test_rows_can_be_added_inside_a_block_of_a_connection_in_autocommit_mode(module_url: str, table: Table) -> None:
+    with psycopg.connect(module_url, autocommit=True) as connection, connection.transaction(force_rollback=True):
+        add(connection, event())
+
+    assert table.rows() == []
+
+
+def test_a_connection_with_another_kind_of_cursor_is_served(module_url: str, table: Table) -> None:
+    with psycopg.connect(module_url, cursor_factory=psycopg.RawCursor) as connection:
+        add(connection, event())
+        add(connection, event(), event())
+        add_many(connection, [event() for _ in range(60)])
+
+    assert len(table.rows()) == 63
+
+
+def test_the_limit_on_a_payload_can_be_set(module_url: str, table: Table) -> None:
+    with psycopg.connect(module_url) as connection:
+        with pytest.raises(PayloadTooLargeError):
+            add(connection, event("12345"), max_payload_bytes=4)
+        with pytest.raises(PayloadTooLargeError):
+            add_many(connection, [event("12345")], max_payload_bytes=4)
+
+
+def test_another_schema_is_written_to(database: DatabaseSettings) -> None:
+    events = database.model_copy(update={"schema_name": "events"})
+    migrate(events)
+    engine = sqlalchemy_engine(database)
+
+    with psycopg.connect(database.url.get_secret_value()) as connection:
+        add(connection, event(), schema="events")
+        add(connection, event(), event(), schema="events")
+        add_many(connection, [event() for _ in range(60)], schema="events")
+    with engine.begin() as begun:
+        add(begun, event(), schema="events")
+        add_many(begun, [event() for _ in range(60)], schema="events")
+    with Session(engine.execution_options(schema_translate_map={"outbox": "events"})) as session:
+        session.add(OutboxMessage(event()))
+        session.commit()
+
+    with psycopg.connect(database.url.get_secret_value()) as connection:
+        assert connection.execute("SELECT count(*) FROM events.message").fetchone() == (125,)
+        assert connection.execute("SELECT count(*) FROM outbox.message").fetchone() == (0,)
+
+
+def test_a_mapped_row_reads_back_as_the_text_it_was(module_url: str, table: Table) -> None:
+    engine = sa.create_engine(module_url.replace("postgresql:", "postgresql+psycopg:"), poolclass=sa.pool.NullPool)
+    message = OutboxMessage(event('{"a" : 1.10}'))
+    message_id = message.message_id
+    with Session(engine) as session:
+        session.add(message)
+        session.commit()
+
+    with Session(engine) as session:
+        assert session.get_one(OutboxMessage, message_id).payload == '{"a" : 1.10}'
+
+
+def test_mapped_rows_are_written_in_the_order_of_their_adding(module_url: str, table: Table) -> None:
+    engine = sa.create_engine(module_url.replace("postgresql:", "postgresql+psycopg:"), poolclass=sa.pool.NullPool)
+    with Session(engine) as session:
+        for number in range(30):
+            # Rows with other columns set go in other statements: the order must hold across them.
+            extra: dict[str, Any] = {} if number % 3 else {"headers": {"n": number}}
+            session.add(OutboxMessage(Event("A", "7" if number % 2 else None, "E", str(number), **extra)))
+        session.commit()
+
+    assert [row["payload"] for row in table.rows()] == [str(number) for number in range(30)]
+
+
+def test_something_else_than_a_connection_is_refused() -> None:
+    with pytest.raises(TypeError, match="str is no connection or session of psycopg 3 or SQLAlchemy"):
+        add("postgresql://localhost", event())  # type: ignore[call-overload]
+
+
+def test_what_must_be_awaited_says_so_in_its_type() -> None:
+    """Checked by mypy; the function is never called."""
+
+    async def typed(
+        sync: psycopg.Connection, session: Session, connection: psycopg.AsyncConnection, async_session: AsyncSession
+    ) -> None:
+        add(sync, event())
+        add_many(session, [event()])
+        add(connection, event())  # type: ignore[unused-coroutine]
+        assert_type(await add(connection, event()), None)
+        assert_type(await add_many(async_session, [event()]), None)
+
+    assert callable(typed)
+
+
+def test_users_of_psycopg_import_neither_sqlalchemy_nor_pydantic_nor_opentelemetry() -> None:
+    script = (
+        "import sys; from relay.outbox import Event, add, add_many;"
+        "print([name for name in ('sqlalchemy', 'pydantic', 'opentelemetry') if name in sys.modules])"
+    )
+
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=60)
+
+    assert done.stdout.strip() == "[]"

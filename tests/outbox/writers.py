@@ -1,0 +1,169 @@
+"""Every way to write an event, behind one interface, so that one suite can ask the same of all."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+import psycopg
+import sqlalchemy as sa
+from psycopg import sql
+from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker, create_async_engine
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
+
+from relay.outbox import Event, OutboxMessage, add, add_many
+
+# As many as make add_many copy; readers leave them out.
+FILLER = [Event("Filler", None, "Filler", "0") for _ in range(50)]
+
+
+@dataclass(frozen=True)
+class Transaction:
+    """A transaction of an application."""
+
+    add: Callable[..., Awaitable[None]]
+    execute: Callable[[str], Awaitable[object]]  # what else the application does in it
+    commit: Callable[[], Awaitable[None]]
+    rollback: Callable[[], Awaitable[None]]
+
+
+Writer = Callable[[str], AbstractAsyncContextManager[Transaction]]
+Add = Callable[..., Coroutine[Any, Any, None] | None]
+
+
+def add_copying(target: Any, *events: Event) -> Coroutine[Any, Any, None] | None:
+    return cast(Add, add_many)(target, [*events, *FILLER])
+
+
+@asynccontextmanager
+async def psycopg_connection(url: str, add: Add) -> AsyncIterator[Transaction]:
+    connection = psycopg.connect(url)
+    try:
+        yield _in_turn(connection, add, lambda text: connection.execute(text.encode()))
+    finally:
+        connection.close()
+
+
+@asynccontextmanager
+async def psycopg_async_connection(url: str, add: Add) -> AsyncIterator[Transaction]:
+    connection = await psycopg.AsyncConnection.connect(url)
+    try:
+        yield _in_turn(connection, add, lambda text: connection.execute(text.encode()))
+    finally:
+        await connection.close()
+
+
+@asynccontextmanager
+async def sqlalchemy_connection(url: str, add: Add) -> AsyncIterator[Transaction]:
+    with _engine(url).connect() as connection:
+        yield _in_turn(connection, add, connection.exec_driver_sql)
+
+
+@asynccontextmanager
+async def sqlalchemy_session(url: str, add: Add) -> AsyncIterator[Transaction]:
+    with Session(_engine(url)) as session:
+        yield _in_turn(session, add, lambda text: session.execute(sa.text(text)))
+
+
+@asynccontextmanager
+async def sqlalchemy_scoped_session(url: str, add: Add) -> AsyncIterator[Transaction]:
+    session = scoped_session(sessionmaker(_engine(url)))
+    try:
+        yield _in_turn(session, add, lambda text: session.execute(sa.text(text)))
+    finally:
+        session.remove()
+
+
+@asynccontextmanager
+async def sqlalchemy_async_connection(url: str, add: Add) -> AsyncIterator[Transaction]:
+    async with _async_engine(url).connect() as connection:
+        yield _in_turn(connection, add, connection.exec_driver_sql)
+
+
+@asynccontextmanager
+async def sqlalchemy_async_session(url: str, add: Add) -> AsyncIterator[Transaction]:
+    async with AsyncSession(_async_engine(url)) as session:
+        yield _in_turn(session, add, lambda text: session.execute(sa.text(text)))
+
+
+@asynccontextmanager
+async def sqlalchemy_async_scoped_session(url: str, add: Add) -> AsyncIterator[Transaction]:
+    session = async_scoped_session(async_sessionmaker(_async_engine(url)), scopefunc=lambda: 1)
+    try:
+        yield _in_turn(session, add, lambda text: session.execute(sa.text(text)))
+    finally:
+        await session.remove()
+
+
+def add_mapped(session: Any, *events: Event) -> None:
+    session.add_all([OutboxMessage(event) for event in events])
+
+
+def add_plain(connection: psycopg.Connection, *events: Event) -> None:
+    """Write as an application would that has never heard of this package."""
+    for event in events:
+        payload = "payload_bytes" if isinstance(event.payload, bytes) else "payload"
+        values = {
+            "aggregate_type": event.aggregate_type,
+            "aggregate_id": event.aggregate_id,
+            "event_type": event.event_type,
+            payload: event.payload,
+            "message_id": event.message_id,
+            "headers": event.headers and psycopg.types.json.Jsonb(event.headers),
+            "exchange": event.exchange,
+            "routing_key": event.routing_key,
+            "content_type": event.content_type,
+            "available_at": event.available_at,
+        }
+        given = {column: value for column, value in values.items() if value is not None}
+        statement = sql.SQL("INSERT INTO outbox.message ({}) VALUES ({})").format(
+            sql.SQL(", ").join(map(sql.Identifier, given)), sql.SQL(", ").join(sql.Placeholder() * len(given))
+        )
+        connection.execute(statement, list(given.values()))
+
+
+TARGETS = [
+    psycopg_connection,
+    psycopg_async_connection,
+    sqlalchemy_connection,
+    sqlalchemy_session,
+    sqlalchemy_scoped_session,
+    sqlalchemy_async_connection,
+    sqlalchemy_async_session,
+    sqlalchemy_async_scoped_session,
+]
+CHECKED: dict[str, Writer] = {
+    **{f"{target.__name__}-add": partial(target, add=add) for target in TARGETS},
+    **{f"{target.__name__}-copy": partial(target, add=add_copying) for target in TARGETS},
+    "mapped-session": partial(sqlalchemy_session, add=add_mapped),
+    "mapped-async_session": partial(sqlalchemy_async_session, add=add_mapped),
+}
+ALL: dict[str, Writer] = {**CHECKED, "plain": partial(psycopg_connection, add=add_plain)}
+
+
+def _in_turn(target: Any, add: Add, execute: Callable[[str], object]) -> Transaction:
+    """Make an interface of a target whose methods may or may not have to be awaited."""
+
+    async def call(function: Callable[..., Any], *arguments: object) -> Any:
+        result = function(*arguments)
+        return await result if hasattr(result, "__await__") else result
+
+    return Transaction(
+        add=lambda *events: call(add, target, *events),
+        execute=lambda text: call(execute, text),
+        commit=lambda: call(target.commit),
+        rollback=lambda: call(target.rollback),
+    )
+
+
+def _engine(url: str) -> sa.Engine:
+    return sa.create_engine(_sqlalchemy_url(url), poolclass=sa.pool.NullPool)
+
+
+def _async_engine(url: str) -> Any:
+    return create_async_engine(_sqlalchemy_url(url), poolclass=sa.pool.NullPool)
+
+
+def _sqlalchemy_url(url: str) -> str:
+    return url.replace("postgresql://", "postgresql+psycopg://")
