@@ -31,6 +31,7 @@ from outbox_spark.errors import (
     OutboxWriteError,
     RowError,
     TableError,
+    reason,
 )
 from outbox_spark.identity import message_id
 from outbox_spark.order import in_order
@@ -51,6 +52,7 @@ __all__ = [
     "committed",
     "in_order",
     "message_id",
+    "reason",
     "register",
 ]
 

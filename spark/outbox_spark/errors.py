@@ -1,4 +1,4 @@
-"""What can go wrong with a write, as one tree.
+"""What can go wrong with a write, as one tree; Spark wraps them, and `reason` finds them in its words.
 
 OutboxWriteError
   OptionError          an option is unknown, missing or cannot be
@@ -8,6 +8,10 @@ OutboxWriteError
   BatchError           the batch cannot be committed; nothing of it is in the tables
   CommitUnknownError   the connection broke while the commit was under way
 """
+
+import re
+
+OURS = re.compile(r"^\s*(?:\S*: )?outbox_spark\.errors\.(\w+): (.*)$", re.MULTILINE)
 
 
 class OutboxWriteError(Exception):
@@ -36,3 +40,11 @@ class BatchError(OutboxWriteError):
 
 class CommitUnknownError(OutboxWriteError):
     """Nobody answered whether the transaction was committed; the same batch may be run again to find out."""
+
+
+def reason(error: BaseException) -> str | None:
+    """Tell in one line what this package said, of an exception that Spark made of it; None when it said nothing."""
+    if isinstance(error, OutboxWriteError):
+        return str(error)
+    found = OURS.search(str(error))
+    return None if found is None else found.group(2).strip()

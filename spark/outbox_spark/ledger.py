@@ -13,6 +13,8 @@ import psycopg
 from psycopg.sql import SQL, Identifier
 from psycopg.types.json import Jsonb
 
+from outbox_spark.errors import TableError
+
 WHOLE_BATCH = -1  # the `partition` of a batch that is committed in one piece
 
 READ = SQL("""
@@ -47,10 +49,18 @@ class Batch:
 
 
 def read(connection: psycopg.Connection, schema: str, app_id: str, version: int) -> Batch | None:
-    """Read the ledger row of a batch."""
-    found = connection.execute(
-        READ.format(schema=Identifier(schema)), {"app_id": app_id, "version": version, "partition": WHOLE_BATCH}
-    ).fetchone()
+    """Read the ledger row of a batch.
+
+    Raises:
+        TableError: there is no ledger.
+    """
+    names = {"app_id": app_id, "version": version, "partition": WHOLE_BATCH}
+    try:
+        found = connection.execute(READ.format(schema=Identifier(schema)), names).fetchone()
+    except psycopg.errors.UndefinedTable:
+        raise TableError(
+            f"table {schema}.batch does not exist in database {connection.info.dbname!r}: run `relay migrate` on it"
+        ) from None
     return None if found is None else Batch(*found)
 
 

@@ -105,7 +105,7 @@ def require_outbox(connection: psycopg.Connection, outbox_schema: str, staging_s
     """
     for table in ("message", "batch"):
         name = Identifier(outbox_schema, table).as_string(connection)
-        _find(connection, name, "option outboxSchema (has `relay migrate` been run on this database?)")
+        _find(connection, name, "option outboxSchema", remedy=": run `relay migrate` on it")
     now, may_create = connection.execute(LOOK_AROUND, {"schema": staging_schema}).fetchall()[0]
     if not may_create:
         grant = SQL("GRANT USAGE, CREATE ON SCHEMA {} TO {}").format(
@@ -118,14 +118,14 @@ def require_outbox(connection: psycopg.Connection, outbox_schema: str, staging_s
     return cast(datetime, now)
 
 
-def _find(connection: psycopg.Connection, name: str, named_by: str) -> tuple[int, str, str]:
+def _find(connection: psycopg.Connection, name: str, named_by: str, *, remedy: str = "") -> tuple[int, str, str]:
     try:
         found = connection.execute(FIND_TABLE, {"name": name}).fetchone()
     except psycopg.Error as error:
         # For example "cross-database references are not implemented: a.b.c".
         raise TableError(f"table {name} of {named_by}: {one_line(error)}") from None
     if found is None:
-        raise TableError(f"table {name} of {named_by} does not exist in database {connection.info.dbname!r}")
+        raise TableError(f"table {name} of {named_by} does not exist in database {connection.info.dbname!r}{remedy}")
     oid, schema, relation, is_table, may_insert = found
     if not is_table:
         raise TableError(f"{schema}.{relation} of {named_by} is no table")

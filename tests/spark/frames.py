@@ -19,9 +19,9 @@ def invoices(spark: SparkSession, count: int = 100, *, partitions: int = 4) -> D
     return spark.sql(MADE_INVOICES.format(count=count, partitions=partitions))
 
 
-def save(frame: DataFrame, options: Mapping[str, str], *, format: str = "outbox", **changed: str) -> None:
+def save(frame: DataFrame, options: Mapping[str, str], *, source: str = "outbox", **changed: str) -> None:
     """Append the frame with these options, some of them changed."""
-    frame.write.format(format).mode("append").options(**{**options, **changed}).save()
+    frame.write.format(source).mode("append").options(**{**options, **changed}).save()
 
 
 def counts(connection: psycopg.Connection) -> tuple[int, int, int]:
@@ -41,5 +41,5 @@ def staging_tables(connection: psycopg.Connection) -> list[str]:
 
 def one(connection: psycopg.Connection, query: str) -> Any:
     """Give the only value of a query."""
-    ((value,),) = connection.execute(query).fetchall()  # type: ignore[call-overload]
+    ((value,),) = connection.execute(query).fetchall()
     return value

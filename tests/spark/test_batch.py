@@ -1,13 +1,6 @@
 """A batch as it should be: both tables in one transaction, exact values, order per key."""
 
-import json
-from datetime import UTC, date, datetime
-from decimal import Decimal
-from itertools import pairwise
-
 import psycopg
-import pytest
-from psycopg.rows import dict_row
 from pyspark.sql import SparkSession
 
 import outbox_spark

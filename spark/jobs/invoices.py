@@ -1,0 +1,231 @@
+"""Make an invoice of each purchase in a file: billing.invoice and InvoiceIssued events, in one transaction, once.
+
+    spark-submit spark/jobs/invoices.py --input CDNOW_master.txt --url postgresql://user@host/database
+
+Lines that are no purchase go to billing.quarantine before that, in a transaction of their own under the name of the
+batch: run again before the batch is committed, the job replaces them; afterwards it writes nothing. So the quarantine
+of a batch that is in the ledger (outbox.batch) is exactly what its file has.
+
+At the end one line of JSON on stdout tells the counts. Exit code 0: written, or recognised as written before;
+1: failed, and nothing of the batch was written; 2: the arguments cannot be.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from hashlib import file_digest
+from pathlib import Path
+from typing import Any, NoReturn
+
+import psycopg
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark import SparkConf
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+import outbox_spark
+from outbox_spark.ledger import read
+from outbox_spark.session import connect, conninfo, one_line
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # spark-submit knows only the folder of this file
+
+from jobs import purchases
+
+TABLES = (Path(__file__).resolve().parent / "billing.sql").read_text()
+URL = "RELAY_DATABASE_URL"
+
+TAKE_BATCH = (
+    "SELECT pg_advisory_xact_lock(hashtextextended('billing.quarantine/' || %(app_id)s || '/' || %(version)s, 0))"
+)
+FORGET_QUARANTINE = "DELETE FROM billing.quarantine WHERE app_id = %(app_id)s AND version = %(version)s"
+COPY_QUARANTINE = "COPY billing.quarantine (app_id, version, file, line_number, reason, line) FROM STDIN"
+COUNT_QUARANTINE = "SELECT count(*) FROM billing.quarantine WHERE app_id = %(app_id)s AND version = %(version)s"
+
+
+class JobError(Exception):
+    """The job cannot do its work; the message says why and what follows."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = _parser().parse_args(arguments)
+    try:
+        batch = _batch(options)
+        if (summary := _recognised(options, **batch)) is None:
+            summary = _run(options, batch)
+    except (JobError, outbox_spark.OutboxWriteError, psycopg.Error) as error:
+        return _fail(one_line(error))
+    except (PySparkException, Py4JError) as error:
+        # Spark's own messages have the call stacks of two languages; the first line says what it is.
+        return _fail(outbox_spark.reason(error) or next(iter(str(error).splitlines()), type(error).__name__))
+    print(json.dumps(summary))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="invoices.py",
+        description="Make an invoice of each purchase in a file, and its event, in one transaction and once.",
+        epilog="The file: customer, day as YYYYMMDD, number of CDs and dollars, in columns of blanks; a header may "
+        "stand in its first line. What does not parse goes to billing.quarantine with its reason.",
+    )
+    parser.add_argument("--input", required=True, help="the file of purchases; what Spark reads, or a local path")
+    parser.add_argument("--url", default=os.environ.get(URL), help=f"libpq URL of the database; default ${URL}")
+    parser.add_argument("--app-id", help="name of the batch, with --version; default: invoices and the file's content")
+    parser.add_argument("--version", type=_whole_number, help="number of the batch; the same batch is written once")
+    parser.add_argument("--outbox-schema", default="outbox", help="schema of the outbox tables; default %(default)s")
+    parser.add_argument("--partitions", type=_whole_number, default=4, help="tasks that write; default %(default)s")
+    return parser
+
+
+def _whole_number(text: str) -> int:
+    if not text.isascii() or not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"takes a whole number, not {text!r}")
+    return int(text)
+
+
+def _batch(options: argparse.Namespace) -> dict[str, Any]:
+    """Give the batch its name, and refuse arguments that cannot be (exit code 2)."""
+    if not options.url:
+        _refuse(f"give the database with --url or in {URL}")
+    try:
+        conninfo(options.url)
+    except outbox_spark.OptionError as error:
+        _refuse(str(error))
+    if (options.app_id is None) != (options.version is None):
+        _refuse("--app-id and --version name a batch together: give both or neither")
+    if options.partitions < 1:
+        _refuse("--partitions takes at least 1")
+    path = Path(options.input)
+    is_local = "://" not in options.input and "*" not in options.input
+    if is_local and not path.exists():
+        _refuse(f"--input: there is no file {options.input}")
+    if options.app_id is not None:
+        return {"app_id": options.app_id, "version": options.version}
+    if not is_local or not path.is_file():
+        _refuse("--input is not one local file, whose content could name the batch: give --app-id and --version")
+    with path.open("rb") as file:
+        return {"app_id": "invoices", "version": int(file_digest(file, "sha256").hexdigest()[:15], 16)}
+
+
+def _recognised(options: argparse.Namespace, *, app_id: str, version: int) -> dict[str, Any] | None:
+    """Tell what a batch that is committed has written; None when there is work to do."""
+    batch = outbox_spark.committed(options.url, app_id, version, outbox_schema=options.outbox_schema)
+    if batch is None:
+        return None
+    print(f"invoices.py: {batch} is in the ledger already: nothing is written", file=sys.stderr)
+    with connect(conninfo(options.url)) as connection:
+        ((quarantined,),) = connection.execute(COUNT_QUARANTINE, {"app_id": app_id, "version": version}).fetchall()
+    rows = batch.row_counts["rows"]
+    return {
+        "app_id": app_id,
+        "version": version,
+        "recognised": True,
+        "quarantined": quarantined,
+        "invoices": rows,
+        "outbox_rows": batch.row_counts["messages"],
+    }
+
+
+def _run(options: argparse.Namespace, batch: dict[str, Any]) -> dict[str, Any]:
+    with connect(conninfo(options.url)) as connection:
+        connection.execute(TABLES)
+    with _session(options.input) as spark:
+        started = time.monotonic()
+        parsed = purchases.parse(purchases.read_lines(spark, options.input))
+        _name_stage(spark, "count what the file holds")
+        counts = purchases.count(parsed)
+        if counts.lines == 0:
+            raise JobError(f"{options.input} is empty; nothing was written")
+        if counts.purchases == 0:
+            raise JobError(_wrong_shape(options.input, parsed, counts))
+        _name_stage(spark, "put aside the lines that are no purchase")
+        _quarantine(options, batch, purchases.quarantined(parsed) if counts.quarantined else None)
+        _name_stage(spark, "write invoices and their events")
+        write_started = time.monotonic()
+        _write(purchases.invoices(parsed, options.partitions), options, **batch)
+        now = time.monotonic()
+    return {
+        **batch,
+        "recognised": False,
+        **asdict(counts),
+        "invoices": counts.purchases,
+        "outbox_rows": counts.purchases,
+        "seconds": round(now - started, 3),
+        "write_seconds": round(now - write_started, 3),
+        "rows_per_second": round(2 * counts.purchases / (now - write_started)),
+    }
+
+
+@contextmanager
+def _session(input_name: str) -> Iterator[SparkSession]:
+    # Workers at plan time take the environment's Python, whatever the builder says.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.appName(f"invoices of {Path(input_name).name}")
+    if SparkConf().get("spark.master", "local[*]") == "local[*]":
+        builder = builder.master("local[*,3]")  # spark-submit's default never tries a task again
+    spark = builder.getOrCreate()
+    try:
+        outbox_spark.register(spark)
+        yield spark
+    finally:
+        spark.stop()
+
+
+def _name_stage(spark: SparkSession, name: str) -> None:
+    """Name what follows in Spark's web page."""
+    spark.sparkContext.setJobGroup("invoices", name)
+
+
+def _quarantine(options: argparse.Namespace, batch: dict[str, Any], lines: DataFrame | None) -> None:
+    """Make billing.quarantine hold these lines of the batch and no others, unless the batch is committed."""
+    with connect(conninfo(options.url)) as connection, connection.transaction(), connection.cursor() as cursor:
+        cursor.execute(TAKE_BATCH, batch)
+        if read(connection, options.outbox_schema, **batch) is not None:
+            return  # by a twin of this run, in the meantime
+        cursor.execute(FORGET_QUARANTINE, batch)
+        if lines is not None:
+            with cursor.copy(COPY_QUARANTINE) as copy:
+                for row in lines.toLocalIterator():
+                    copy.write_row((*batch.values(), row.file, row.line_number, row.reason, row.line))
+
+
+def _write(invoices: DataFrame, options: argparse.Namespace, *, app_id: str, version: int) -> None:
+    invoices.write.format("outbox").mode("append").options(
+        url=options.url,
+        dbtable="billing.invoice",
+        aggregateType="customer",  # whose events are kept in order
+        aggregateIdColumn="customer_id",
+        eventType="InvoiceIssued",
+        sequenceColumn="invoice_id",
+        txnAppId=app_id,
+        txnVersion=str(version),
+        outboxSchema=options.outbox_schema,
+    ).save()
+
+
+def _wrong_shape(name: str, parsed: DataFrame, counts: purchases.Counts) -> str:
+    first = purchases.quarantined(parsed).orderBy("file", "line_number").first()
+    example = "" if first is None else f" (line {first.line_number} {first.reason})"
+    return (
+        f"{name} has no purchase in its {counts.lines} lines{example}; nothing was written. A line is "
+        "customer, day as YYYYMMDD, number of CDs and dollars, in columns of blanks"
+    )
+
+
+def _refuse(message: str) -> NoReturn:
+    print(f"invoices.py: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _fail(message: str) -> int:
+    print(f"invoices.py: {message}", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
