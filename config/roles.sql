@@ -1,22 +1,22 @@
--- Roles for the three sides of the outbox, to be granted to the logins of your applications:
+-- Roles for the sides of the outbox, to be granted to the logins of your applications:
 --     GRANT outbox_writer TO billing_app;
 --
 -- Run it after `relay migrate`, as the owner of the tables who may also create roles; running it again is harmless.
--- For a schema other than `outbox`: sed 's/SCHEMA outbox/SCHEMA events/; s/outbox\./events./g' config/roles.sql
+-- For a schema other than `outbox`: sed 's/SCHEMA outbox\b/SCHEMA events/; s/\boutbox\./events./g' config/roles.sql
 BEGIN;
 
 DO $$
 DECLARE
     name text;
 BEGIN
-    FOREACH name IN ARRAY ARRAY['outbox_writer', 'outbox_relay', 'outbox_consumer'] LOOP
+    FOREACH name IN ARRAY ARRAY['outbox_writer', 'outbox_spark', 'outbox_relay', 'outbox_consumer'] LOOP
         IF to_regrole(name) IS NULL THEN
             EXECUTE format('CREATE ROLE %I NOLOGIN', name);
         END IF;
     END LOOP;
 END $$;
 
-GRANT USAGE ON SCHEMA outbox TO outbox_writer, outbox_relay, outbox_consumer;
+GRANT USAGE ON SCHEMA outbox TO outbox_writer, outbox_spark, outbox_relay, outbox_consumer;
 
 -- Writers: new rows, and these are pending, since `state` and what the relay writes are not theirs to name.
 GRANT INSERT (
@@ -24,6 +24,13 @@ GRANT INSERT (
     payload, payload_bytes, available_at, writer, batch_id, trace_context
 ) ON outbox.message TO outbox_writer;
 GRANT USAGE ON SEQUENCE outbox.message_id_seq TO outbox_writer;
+
+-- Spark: writes as writers do, with the ledger; its staging tables have a schema of their own, which jobs name
+-- by the option stagingSchema. The business table is yours to grant.
+GRANT outbox_writer TO outbox_spark;
+GRANT SELECT, INSERT ON outbox.batch TO outbox_spark;
+CREATE SCHEMA IF NOT EXISTS outbox_staging;
+GRANT USAGE, CREATE ON SCHEMA outbox_staging TO outbox_spark;
 
 -- The relay and its operators: read, mark, park, retry; what an event says is not theirs to change.
 GRANT SELECT ON outbox.message TO outbox_relay;

@@ -89,7 +89,10 @@ BEGIN
     PERFORM pg_advisory_xact_lock(hashtextextended('{schema}.ensure_sent_days', 0));
     FOR day IN SELECT first + n FROM generate_series(0, days - 1) AS n LOOP
         part := 'message_sent_' || to_char(day, 'YYYYMMDD');
-        CONTINUE WHEN to_regclass(format('%I.%I', '{schema}', part)) IS NOT NULL;
+        CONTINUE WHEN EXISTS (
+            SELECT FROM pg_inherits
+            WHERE inhparent = to_regclass('{schema}.message_sent')
+                AND inhrelid = to_regclass(format('%I.%I', '{schema}', part)));
         EXECUTE format('CREATE TABLE %I.%I (LIKE %I.message_sent INCLUDING ALL)', '{schema}', part, '{schema}');
         EXECUTE format(
             'ALTER TABLE %I.message_sent ATTACH PARTITION %I.%I FOR VALUES FROM (%L) TO (%L)',

@@ -1,5 +1,7 @@
 """`config/roles.sql`: each side of the outbox can do its work and nothing else."""
 
+import re
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,20 +13,21 @@ import pytest
 from sqlalchemy.orm import Session
 
 from relay.database import sqlalchemy_engine
+from relay.operate.migrate import migrate
 from relay.outbox import Event, OutboxMessage, add, add_many
 from relay.settings import DatabaseSettings
 from tests.migrations.conftest import Connection
 
 pytestmark = pytest.mark.every_postgres
 
-SCRIPT = (Path(__file__).parents[2] / "config" / "roles.sql").read_bytes()
-ROLES = "outbox_writer, outbox_relay, outbox_consumer"
+SCRIPT = Path(__file__).parents[2] / "config" / "roles.sql"
+ROLES = "outbox_writer, outbox_spark, outbox_relay, outbox_consumer"
 INSERT = "INSERT INTO outbox.message (aggregate_type, event_type, payload) VALUES ('a', 'e', '1')"
 
 
 @pytest.fixture(autouse=True)
 def roles(connection: Connection) -> Iterator[None]:
-    connection.execute(SCRIPT)
+    connection.execute(SCRIPT.read_bytes())
     connection.execute("INSERT INTO outbox.node (name, backend_pid, version) VALUES ('n', 1, '1')")
     connection.execute(INSERT)
     yield
@@ -40,7 +43,21 @@ def role(connection: Connection, name: LiteralString) -> Iterator[Connection]:
 
 
 def test_the_script_can_be_run_again(connection: Connection) -> None:
-    connection.execute(SCRIPT)
+    connection.execute(SCRIPT.read_bytes())
+
+
+def test_the_command_in_the_script_makes_it_one_for_another_schema(
+    connection: Connection, database: DatabaseSettings
+) -> None:
+    migrate(database.model_copy(update={"schema_name": "events"}))
+    command = re.search("sed .*", SCRIPT.read_text())
+    assert command is not None
+
+    run = subprocess.run(command[0], shell=True, cwd=SCRIPT.parents[1], check=True, capture_output=True)
+    connection.execute(run.stdout)
+
+    with role(connection, "outbox_writer") as writer:
+        writer.execute("INSERT INTO events.message (aggregate_type, event_type, payload) VALUES ('a', 'e', '1')")
 
 
 def test_a_writer_writes_with_plain_sql(connection: Connection) -> None:
@@ -112,6 +129,26 @@ def test_a_writer_can_do_nothing_but_write(connection: Connection) -> None:
     ]
 
     assert allowed(connection, "outbox_writer", statements) == []
+
+
+def test_spark_writes_a_batch_and_its_ledger_row(connection: Connection) -> None:
+    statements: list[LiteralString] = [
+        inserted("writer, batch_id", "'job', 7"),
+        "CREATE UNLOGGED TABLE outbox_staging.mine ()",
+        """
+        INSERT INTO outbox.batch (app_id, version, partitions, token, row_counts)
+        VALUES ('job', 7, 1, gen_random_uuid(), '{}') ON CONFLICT (app_id, version, partition) DO NOTHING
+        """,
+        "SELECT * FROM outbox.batch",
+    ]
+    refused: list[LiteralString] = [
+        "UPDATE outbox.batch SET version = 8",
+        "DELETE FROM outbox.batch",
+        "SELECT 1 FROM outbox.message",
+        "CREATE TABLE outbox.mine ()",
+    ]
+
+    assert allowed(connection, "outbox_spark", [*statements, *refused]) == statements
 
 
 def test_the_relay_can_do_its_work(connection: Connection) -> None:

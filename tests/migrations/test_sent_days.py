@@ -109,6 +109,13 @@ def test_a_row_without_a_day_is_refused_and_stays_pending(connection: Connection
     assert connection.execute("SELECT count(*) FROM outbox.message_pending").fetchone() == (1,)
 
 
+def test_a_table_that_only_has_the_name_of_a_day_is_no_day(connection: Connection) -> None:
+    connection.execute("CREATE TABLE outbox.message_sent_20310101 ()")
+
+    with pytest.raises(psycopg.errors.DuplicateTable):
+        ensure(connection, "2031-01-01", 1)
+
+
 def test_a_made_day_has_the_columns_and_checks_of_the_table(connection: Connection) -> None:
     ensure(connection, "2031-01-01", 1)
     columns = "SELECT attname, attgenerated FROM pg_attribute WHERE attrelid = %s::regclass AND attnum > 0"

@@ -6,7 +6,8 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from opentelemetry import trace
+from opentelemetry import baggage, trace
+from opentelemetry.context import attach, detach
 from opentelemetry.sdk.trace import TracerProvider
 
 from relay.outbox import Event, EventError
@@ -188,17 +189,19 @@ def tracer() -> Iterator[trace.Tracer]:
     provider.shutdown()
 
 
-async def test_the_current_span_goes_along(
+async def test_the_current_span_goes_along_and_no_baggage(
     checked_writer: Writer, module_url: str, table: Table, tracer: trace.Tracer
 ) -> None:
     state = trace.TraceState([("vendor", "value")])
     caller = trace.SpanContext(
         trace_id=7, span_id=8, is_remote=True, trace_state=state, trace_flags=trace.TraceFlags(1)
     )
-    context = trace.set_span_in_context(trace.NonRecordingSpan(caller))
+    context = trace.set_span_in_context(trace.NonRecordingSpan(caller), baggage.set_baggage("user", "secret"))
 
-    with tracer.start_as_current_span("issue invoice", context) as span:
+    token = attach(context)
+    with tracer.start_as_current_span("issue invoice") as span:
         await write(checked_writer, module_url, issued(), issued())
+    detach(token)
 
     carried: dict[str, Any] = {
         "traceparent": f"00-{7:032x}-{span.get_span_context().span_id:016x}-01",
