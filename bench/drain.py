@@ -5,7 +5,6 @@ pending any more: reading, publishing, the broker's confirms and the marks of al
 begins with its first publish and ends with its last confirm. See docs/benchmarks.md.
 """
 
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from enum import StrEnum
@@ -14,6 +13,7 @@ from cyclopts import App
 
 from bench import backlog as table
 from bench import reference, report
+from bench.command import Count, main
 from bench.drain_case import REFERENCE, Case, Measured, measure
 from bench.keys import Keys
 from bench.servers import Servers, private_servers
@@ -42,9 +42,9 @@ class WhichKeys(StrEnum):
 @app.default
 def drain(
     *,
-    rounds: int = 3,
-    rows: int = 200_000,
-    hot_rows: int = 20_000,
+    rounds: Count = 3,
+    rows: Count = 200_000,
+    hot_rows: Count = 20_000,
     ordering: WhichOrdering = WhichOrdering.BOTH,
     keys: WhichKeys = WhichKeys.BOTH,
     skip_reference: bool = False,
@@ -136,4 +136,4 @@ def _report(measured: Sequence[Measured], names: Sequence[str], options: dict[st
 
 
 if __name__ == "__main__":
-    sys.exit(app())
+    main(app)

@@ -5,7 +5,6 @@ transactions; CPU of relay and database with nothing to do; the commit rate of w
 can, with the wake-up trigger and without. See docs/benchmarks.md.
 """
 
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -14,6 +13,7 @@ from cyclopts import App
 
 from bench import backlog as table
 from bench import report
+from bench.command import CountOrNone, Positive, PositiveOrNone, main
 from bench.latency_case import Idle, Latencies, Stand, WriterRates, measure_idle, measure_latency, measure_writers
 from bench.latency_plot import plot
 from bench.relay_process import running_relay
@@ -32,12 +32,12 @@ console = report.open_console()
 @app.default
 def latency(
     *,
-    rounds: int = 3,
-    seconds: float = 20.0,
-    rate: float = 500.0,
-    idle_seconds: float = 30.0,
-    writer_rounds: int = 5,
-    writer_seconds: float = 8.0,
+    rounds: CountOrNone = 3,
+    seconds: Positive = 20.0,
+    rate: Positive = 500.0,
+    idle_seconds: PositiveOrNone = 30.0,
+    writer_rounds: CountOrNone = 5,
+    writer_seconds: Positive = 8.0,
     ordering: Ordering = Ordering.KEY,
 ) -> int:
     """Print tables; write JSON and a plot to bench/results/. Exit code 1 when a message was lost.
@@ -150,4 +150,4 @@ def _quantile(ascending: Sequence[float], share: float) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(app())
+    main(app)

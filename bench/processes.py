@@ -5,6 +5,8 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
+from bench.command import BenchmarkError
+
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 IDLE_SHARE = 0.08  # of one core; an idle broker takes 1-3 %
 
@@ -40,13 +42,13 @@ def wait_idle(*roots: int, timeout: float = 120.0) -> None:
     """Wait until the processes have done their chores of the last run (segments, snapshots, checkpoints).
 
     Raises:
-        TimeoutError: one is still busy; figures taken now would be wrong.
+        BenchmarkError: one is still busy; figures taken now would be wrong.
     """
     deadline = time.monotonic() + timeout
     quiet = 0
     while quiet < 2:
         if time.monotonic() > deadline:
-            raise TimeoutError(f"the servers are still busy after {timeout:g} s; a measurement now would be wrong")
+            raise BenchmarkError(f"the servers are still busy after {timeout:g} s; a measurement now would be wrong")
         before = sum(map(cpu_seconds, roots))
         time.sleep(0.5)  # the length of the sample, not a guess at how long the chores take
         share = (sum(map(cpu_seconds, roots)) - before) / 0.5

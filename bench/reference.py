@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.backlog import AGGREGATE_TYPE, EVENT_TYPE, PAYLOAD_BYTES, Backlog
+from bench.command import BenchmarkError
 from bench.queue import EXCHANGE
 
 SOURCE = Path(__file__).with_name("publish.c")
@@ -15,7 +16,7 @@ HEADERS = (Path("/usr/include/amqp.h"), Path("/usr/include/rabbitmq-c/amqp.h")) 
 WINDOW = 1000  # messages unconfirmed at a time; a larger window costs the broker more CPU a message
 
 
-class ReferenceClientError(Exception):
+class ReferenceClientError(BenchmarkError):
     """The C client cannot be built or did not publish everything."""
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from bench.command import BenchmarkError
 from relay.settings import Ordering
 from tests.support.process import Process
 
@@ -22,6 +23,9 @@ def running_relay(
 
     Settings given by RELAY_... variables of the caller's environment hold, so that one can be tried out.
     With `profile`, it runs under cProfile, which slows it down and writes its figures into that file.
+
+    Raises:
+        BenchmarkError: it did not exit with 0 when it was told to drain.
     """
     environment = {
         **os.environ,
@@ -37,6 +41,8 @@ def running_relay(
         yield relay
     finally:
         relay.stop(signal.SIGTERM, DRAIN_SECONDS)
+    if relay.returncode != 0:
+        raise BenchmarkError(f"the relay did not drain: exit code {relay.returncode}\n{relay.log_end()}")
 
 
 def relay_command(profile: Path | None) -> list[str]:

@@ -4,6 +4,7 @@ import time
 
 import psycopg
 
+from bench.command import BenchmarkError
 from tests.support.process import Process
 
 POLL = 0.05  # seconds between two looks
@@ -33,15 +34,14 @@ def wait_drained(watch: psycopg.Connection, relay: Process) -> None:
     """Return once no row is pending; late by POLL at most.
 
     Raises:
-        RuntimeError: the relay ended before; the message shows its last words.
-        TimeoutError: rows are still pending after TOO_LONG.
+        BenchmarkError: the relay ended before, or rows are still pending after TOO_LONG; it shows its last words.
     """
     deadline = time.monotonic() + TOO_LONG
     while _has_pending(watch):
         if not relay.is_running():
-            raise RuntimeError(f"the relay ended before the table was empty:\n{relay.log_end()}")
+            raise BenchmarkError(f"the relay ended before the table was empty:\n{relay.log_end()}")
         if time.monotonic() > deadline:
-            raise TimeoutError(f"rows are still pending after {TOO_LONG:g} s:\n{relay.log_end()}")
+            raise BenchmarkError(f"rows are still pending after {TOO_LONG:g} s:\n{relay.log_end()}")
         time.sleep(POLL)
 
 

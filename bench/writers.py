@@ -36,9 +36,20 @@ class Commit(NamedTuple):
 @contextmanager
 def writer_pool() -> Iterator[ProcessPoolExecutor]:
     """Give WRITERS processes, ended with the block."""
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(WRITERS, mp_context=spawn, initializer=_leave_interrupt_to_parent) as pool:
-        yield pool
+    with ProcessPoolExecutor(WRITERS, mp_context=multiprocessing.get_context("spawn")) as pool:
+        # Ctrl-C reaches all processes of the terminal. The writers inherit that it is ignored: we alone decide.
+        ours = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            for _ in range(WRITERS):
+                pool.submit(time.time)  # starts a process when all that there are have something to do
+        finally:
+            signal.signal(signal.SIGINT, ours)
+        try:
+            yield pool
+        except BaseException:  # Ctrl-C too: else the end of the block waits for writers in the midst of a round
+            for writer in multiprocessing.active_children():
+                writer.terminate()
+            raise
 
 
 def write_steadily(pool: ProcessPoolExecutor, database_url: str, rate: float, seconds: float) -> list[Commit]:
@@ -93,8 +104,3 @@ def _insert(connection: psycopg.Connection, numbers: random.Random) -> int:
     row = connection.execute(INSERT, (AGGREGATE_TYPE, key, EVENT_TYPE, PAYLOAD)).fetchone()
     assert row is not None, "RETURNING gives a row for each one inserted"
     return int(row[0])
-
-
-def _leave_interrupt_to_parent() -> None:
-    """Ctrl-C reaches all processes of the terminal: the parent alone decides what ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -92,6 +92,6 @@ async def _take(broker_url: str, header_kinds: list[bytes]) -> Message:
         "has_timestamp": message.timestamp is not None,
         "type": message.type,
         "app_id": message.app_id,
-        "headers": list(zip(message.headers.items(), kinds, strict=True)),  # in their order
+        "headers": list(zip(message.headers.items(), kinds, strict=True)),
         "body_bytes": message.body_size,
     }
