@@ -55,6 +55,11 @@ CREATE TABLE {schema}.message (
 ) PARTITION BY LIST (state);
 ALTER SEQUENCE {schema}.message_id_seq OWNED BY {schema}.message.id;
 
+-- Uncompressed out of line: the relay then reads the sizes without fetching the values, so that it can bound its
+-- memory, and moving a row to its day costs no compressing (docs/decisions/0003-payloads-uncompressed.md).
+ALTER TABLE {schema}.message ALTER COLUMN payload SET STORAGE EXTERNAL,
+    ALTER COLUMN payload_bytes SET STORAGE EXTERNAL;
+
 CREATE TABLE {schema}.message_pending PARTITION OF {schema}.message FOR VALUES IN ('pending')
     WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000,
           autovacuum_vacuum_insert_threshold = -1,

@@ -94,9 +94,11 @@ class Link:
                 self.up.set()
                 await self._watch(wire, underlay, carrying)
             finally:
-                self._publisher.attach(None)
+                self._publisher.attach(None)  # first: nothing is sent into a wire that is closed
                 carrying.cancel()
                 await asyncio.wait([carrying])
+                if (lost := await wire.close()) is not None:
+                    self._publisher.settle(lost)
             await asyncio.sleep(REOPEN_AFTER)
 
     async def _declare(self, connection: AbstractConnection) -> None:

@@ -85,6 +85,14 @@ class Node:
         self._ready = False
         self.drain = asyncio.Event()
 
+    def is_ready(self) -> bool:
+        """Tell whether there were, at one moment, lanes and both connections."""
+        return self._ready
+
+    @property
+    def in_flight(self) -> int:
+        return self._publisher.in_flight
+
     async def run(self) -> None:
         """Relay until drained."""
         async with asyncio.TaskGroup() as tasks:
@@ -133,6 +141,7 @@ class Node:
         async with asyncio.TaskGroup() as tasks:
             beating = tasks.create_task(self._beat(session, tail, marker), name="beat")
             await self._link.up.wait()
+            self._announce(session)
             await forward(tail, held, self._publisher, marker, drain=self.drain, drain_timeout=settings.drain_timeout)
             beating.cancel()
         await self._heartbeat(session, marker, lanes=[])
@@ -150,13 +159,16 @@ class Node:
             else:
                 self._health.heal("lanes")
             await self._heartbeat(session, marker, lanes=session.lanes)
-            if session.lanes and self._link.up.is_set() and not self._ready:
-                self._ready = True
-                log.info("relay.ready", node=self._settings.relay.node, lanes=session.lanes)
+            self._announce(session)
             if loop.time() >= days_at:
                 await session.ensure_days()
                 days_at = loop.time() + ENSURE_DAYS_INTERVAL
             await asyncio.sleep(self._settings.relay.heartbeat_interval)
+
+    def _announce(self, session: LaneSession) -> None:
+        if session.lanes and self._link.up.is_set() and not self._ready:
+            self._ready = True
+            log.info("relay.ready", node=self._settings.relay.node, lanes=session.lanes)
 
     async def _heartbeat(self, session: LaneSession, marker: Marker, *, lanes: list[int]) -> None:
         values = {

@@ -40,16 +40,16 @@ class PlainWire:
             self._started[task] = self._loop.time()
 
     async def run(self) -> None:
-        try:
-            await asyncio.wait([self._channel.closing])
-        finally:
-            lost = tuple(self._rows.values())
-            for task in tuple(self._rows):
-                task.cancel()
-            await asyncio.gather(*self._rows, return_exceptions=True)
-            self._rows.clear()
-            if lost:
-                self._settle(after_close(lost, self._channel.closing))
+        await asyncio.wait([self._channel.closing])
+
+    async def close(self) -> Settled | None:
+        tasks, lost = tuple(self._rows), tuple(self._rows.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._rows.clear()
+        self._started.clear()
+        return after_close(lost, self._channel.closing)
 
     def unconfirmed_for(self, now: float) -> float:
         return now - next(iter(self._started.values()), now)
@@ -59,7 +59,7 @@ class PlainWire:
             settled = Settled((row,), *await self._outcome(row, redelivered=redelivered))
         # CancelledError as well: the library raises it when the connection goes away under a publish.
         except (AMQPError, OSError, asyncio.CancelledError):
-            return  # `run` settles what is left when the channel has closed
+            return  # `close` settles what is left
         self._forget()
         self._settle(settled)
 

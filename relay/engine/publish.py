@@ -31,6 +31,7 @@ class Publisher:
     """The rows between the table and the broker: offered by the tail, taken over by the marker when settled.
 
     Attributes:
+        in_flight: messages handed to a wire and not yet settled.
         confirmed, faulty: settled rows, for the marker to take (`take_settled`).
         settled: set when there are some.
     """
@@ -50,14 +51,10 @@ class Publisher:
         self._stopped = False
         self._suspects: set[int] = set()  # sent one at a time: the next that closes the channel is to blame
         self._loop = asyncio.get_running_loop()
+        self.in_flight = 0
         self.confirmed: list[Row] = []
         self.faulty: list[Fault] = []
         self.settled = asyncio.Event()
-
-    @property
-    def in_flight(self) -> int:
-        """Messages sent and not yet confirmed."""
-        return self._wire.in_flight if self._wire else 0
 
     def offer(self, rows: Iterable[Row]) -> None:
         """Take rows over; those of one lane must come in id order."""
@@ -86,11 +83,11 @@ class Publisher:
     def attach(self, wire: Wire | None) -> None:
         """Send through this wire from now on; None while there is no connection."""
         self._wire = wire
-        self.settled.set()  # whoever waits for the end of what is in flight looks again
         self._pump()
 
     def settle(self, settled: Settled) -> None:
         """Act on an outcome. The wire calls this."""
+        self.in_flight -= len(settled.rows)
         match settled.outcome:
             case Outcome.CONFIRMED:
                 self._confirm(settled.rows)
@@ -228,6 +225,7 @@ class Publisher:
         if wire is None or not ready or self._stopped:
             return
         limit = 1 if self._suspects else self._max_in_flight
-        room = min(limit - wire.in_flight, len(ready))
+        room = min(limit - self.in_flight, len(ready))
         if room > 0:
+            self.in_flight += room
             wire.send([ready.popleft() for _ in range(room)], self._redelivered)

@@ -84,7 +84,7 @@ class Tail:
         for name, loader in raw.items():
             self._cursor.adapters.register_loader(name, loader)
         fields = SQL(", ").join(SQL("row.") + SQL(name) for name in Row._fields)
-        self._read = session.sql(READ, columns=COLUMNS, fields=fields)
+        self.statement = session.sql(READ, columns=COLUMNS, fields=fields)
         self._due = session.sql(DUE)
         self._held: dict[int, int] = {}  # id -> size: read and not yet settled in the table
         self._held_bytes = 0
@@ -197,7 +197,7 @@ class Tail:
             "bytes": self._limit_bytes,
         }
         async with self._session.use():
-            await self._cursor.execute(self._read, parameters, prepare=True)
+            await self._cursor.execute(self.statement, parameters, prepare=True)
             head, *rows = await self._cursor.fetchall()
         return rows, head.message_id
 

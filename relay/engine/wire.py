@@ -31,11 +31,13 @@ def returned_words(frame: Any) -> str:
     return f"{frame.reply_code} {frame.reply_text}: nothing is bound for its routing key"
 
 
-def after_close(rows: Sequence[Row], closing: asyncio.Future[Any]) -> Settled:
+def after_close(rows: Sequence[Row], closing: asyncio.Future[Any]) -> Settled | None:
     """Tell what became of the rows that were in flight when their channel went away.
 
     The broker closes a channel, and not the connection, on account of one message: with one in flight it is that.
     """
+    if not rows:
+        return None
     error = closing.exception() if closing.done() and not closing.cancelled() else None
     if not isinstance(error, AMQPChannelError):
         return Settled(rows, Outcome.UNKNOWN, "the connection was lost before the confirm")
@@ -57,7 +59,10 @@ class Wire(Protocol):
         """
 
     async def run(self) -> None:
-        """Carry what is sent until the channel closes; then every row still in flight is settled as unknown."""
+        """Carry what is sent until the channel closes."""
+
+    async def close(self) -> Settled | None:
+        """Give what became of the rows still in flight when the wire is used no more; None when there are none."""
 
     def unconfirmed_for(self, now: float) -> float:
         """Tell for how many seconds the oldest row in flight has waited."""
@@ -106,20 +111,17 @@ class FrameWire:
     async def run(self) -> None:
         closing = self._channel.closing
         closing.add_done_callback(lambda _: self._wake.set())
-        try:
-            while True:
-                await self._wake.wait()
-                self._wake.clear()
-                if closing.done():
-                    return
-                if self._parts:
-                    await self._flush()
-        finally:
-            self._channel.frames.put = self._pass_on  # type: ignore[method-assign]
-            lost = tuple(self._rows.values())
-            self._rows.clear()
-            if lost:
-                self._settle(after_close(lost, closing))
+        while not closing.done():
+            if self._parts:
+                await self._flush()
+            await self._wake.wait()
+            self._wake.clear()
+
+    async def close(self) -> Settled | None:
+        self._channel.frames.put = self._pass_on  # type: ignore[method-assign]
+        lost = tuple(self._rows.values())
+        self._rows.clear()
+        return after_close(lost, self._channel.closing)
 
     async def _flush(self) -> None:
         await self._channel.connection.ready()  # held back while the broker blocks us: buffers would grow

@@ -1,0 +1,127 @@
+"""A table to write into, a queue to read from, and a node between them in this process."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+import aio_pika
+import psycopg
+import pytest
+from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
+from psycopg.sql import SQL, Identifier
+from psycopg.types.json import Json
+
+from relay.engine.node import Node
+from relay.settings import RelaySettings, Settings
+from tests.support.eventually import eventually
+
+RunNode = Callable[..., AbstractAsyncContextManager[Node]]
+
+
+class Outbox:
+    """The table as a writer and an onlooker see it."""
+
+    def __init__(self, connection: psycopg.AsyncConnection) -> None:
+        self.connection = connection
+
+    async def insert(self, key: str | None = "1", **columns: Any) -> int:
+        """Write one row and give its id."""
+        values: dict[str, Any] = {
+            "aggregate_type": "customer",
+            "aggregate_id": key,
+            "event_type": "InvoiceIssued",
+            "payload": Json({"key": key}),
+            **columns,
+        }
+        if "payload_bytes" in columns:
+            del values["payload"]
+        statement = SQL("INSERT INTO outbox.message ({}) VALUES ({}) RETURNING id").format(
+            SQL(", ").join(map(Identifier, values)), SQL(", ").join(SQL("%s") for _ in values)
+        )
+        cursor = await self.connection.execute(statement, list(values.values()))
+        row = await cursor.fetchone()
+        assert row is not None
+        return int(row[0])
+
+    async def insert_many(self, number: int, *, keys: int = 100, payload: str = '{"n": 1}') -> None:
+        await self.connection.execute(
+            "INSERT INTO outbox.message (aggregate_type, aggregate_id, event_type, payload)"
+            " SELECT 'customer', (n %% %s)::text, 'InvoiceIssued', %s::json FROM generate_series(1, %s) AS n",
+            [keys, payload, number],
+        )
+
+    async def ids(self, state: str) -> list[int]:
+        cursor = await self.connection.execute("SELECT id FROM outbox.message WHERE state = %s ORDER BY id", [state])
+        return [row[0] for row in await cursor.fetchall()]
+
+    async def is_empty(self) -> bool:
+        return not await self.ids("pending")
+
+    async def column(self, name: str, id_: int) -> Any:
+        statement = SQL("SELECT {} FROM outbox.message WHERE id = %s").format(Identifier(name))
+        row = await (await self.connection.execute(statement, [id_])).fetchone()
+        assert row is not None
+        return row[0]
+
+
+class Reader:
+    """A queue bound to everything that the default exchange gets."""
+
+    def __init__(self, channel: AbstractChannel, queue: AbstractQueue) -> None:
+        self.channel = channel
+        self.queue = queue
+
+    async def drain(self, number: int, within: float = 20) -> list[AbstractIncomingMessage]:
+        """Take what is in the queue, which must become exactly `number` messages."""
+        messages: list[AbstractIncomingMessage] = []
+
+        async def take(message: AbstractIncomingMessage) -> None:
+            messages.append(message)
+
+        tag = await self.queue.consume(take, no_ack=True)
+        await eventually(lambda: len(messages) >= number, f"{number} messages in the queue", within)
+        await self.queue.cancel(tag)
+        assert len(messages) == number
+        return messages
+
+    async def ids(self, number: int) -> list[int]:
+        return [int(str(message.headers["x-outbox-id"])) for message in await self.drain(number)]
+
+
+@pytest.fixture
+async def outbox(database_url: str) -> AsyncIterator[Outbox]:
+    async with await psycopg.AsyncConnection.connect(database_url, autocommit=True) as connection:
+        yield Outbox(connection)
+
+
+@pytest.fixture
+async def channel(broker_url: str) -> AsyncIterator[AbstractChannel]:
+    async with await aio_pika.connect(broker_url) as connection:
+        yield await connection.channel()
+
+
+@pytest.fixture
+async def queue(channel: AbstractChannel) -> Reader:
+    exchange = await channel.declare_exchange("outbox", aio_pika.ExchangeType.TOPIC, durable=True)
+    queue = await channel.declare_queue("events", durable=True, arguments={"x-queue-type": "quorum"})
+    await queue.bind(exchange, "#")
+    return Reader(channel, queue)
+
+
+@pytest.fixture
+def run_node(settings: Settings) -> RunNode:
+    """`async with run_node(max_attempts=2) as node:` runs a node with these relay settings, and drains it."""
+
+    @asynccontextmanager
+    async def run(base: Settings = settings, **relay: Any) -> AsyncIterator[Node]:
+        quick = {"backoff_initial": 0.05, "backoff_max": 0.2, "heartbeat_interval": 0.2, **relay}
+        node = Node(base.model_copy(update={"relay": RelaySettings(**{**base.relay.model_dump(), **quick})}))
+        running = asyncio.create_task(node.run())
+        try:
+            yield node
+        finally:
+            node.start_draining()
+            await running
+
+    return run

@@ -1,0 +1,147 @@
+"""The fast encoder says the same as the library's own types."""
+
+from typing import Any
+
+import pamqp.frame
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pamqp.body import ContentBody
+from pamqp.commands import Basic
+from pamqp.header import ContentHeader
+
+from relay.engine.frames import Encoder
+from relay.engine.message import Identity, UnsendableError, properties
+from relay.engine.routes import Router
+from relay.engine.row import Row
+from relay.settings import Route
+
+IDENTITY = Identity(b"outbox-relay", 1 << 20)
+ROW = Row(
+    lane=3,
+    id=12345,
+    message_id=b"0190a8f0-1111-7222-8333-444455556666",
+    aggregate_type=b"customer",
+    aggregate_id=b"42",
+    event_type=b"InvoiceIssued",
+    exchange=None,
+    routing_key=None,
+    content_type=None,
+    headers=None,
+    trace_context=None,
+    payload=b'{"a": 1}',
+    payload_bytes=None,
+    created_at=800_000_000_000_000,
+    attempts=0,
+    backoff_ms=0,
+)
+
+
+def encoder(*routes: Route, frame_max: int = 4096) -> Encoder:
+    return Encoder(7, frame_max, Router(routes, "outbox"), IDENTITY)
+
+
+def decode(data: bytes) -> list[Any]:
+    frames = []
+    while data:
+        size, channel, frame = pamqp.frame.unmarshal(data)
+        assert channel == 7
+        frames.append(frame)
+        data = data[size:]
+    return frames
+
+
+def encode(row: Row, by: Encoder, *, redelivered: bool = False) -> tuple[Basic.Publish, ContentHeader, bytes]:
+    parts: list[bytes] = []
+    by.encode(row, parts, redelivered=redelivered)
+    publish, header, *bodies = decode(b"".join(parts))
+    assert all(isinstance(body, ContentBody) for body in bodies)
+    return publish, header, b"".join(body.value for body in bodies)
+
+
+names = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=40)
+rows = st.builds(
+    ROW._replace,
+    lane=st.integers(0, 15),
+    id=st.integers(1, 2**63 - 1),
+    aggregate_type=names.map(str.encode),
+    aggregate_id=st.none() | names.map(str.encode),
+    event_type=names.map(str.encode),
+    exchange=st.none() | names.map(str.encode),
+    routing_key=st.none() | names.map(str.encode),
+    content_type=st.none() | names.map(str.encode),
+    headers=st.none() | st.sampled_from([b"{}", b'{"a": 1, "b": [true, null, "x"], "c": {"d": -70000}}']),
+    trace_context=st.none() | st.just(b'{"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}'),
+    payload=st.sampled_from([None, b"{}", b'"' + b"x" * 9000 + b'"']),
+    payload_bytes=st.binary(max_size=9000),
+    created_at=st.integers(0, 10**15),
+).map(lambda row: row if row.payload is None else row._replace(payload_bytes=None))
+
+
+@given(rows, st.booleans())
+def test_frames_decode_to_the_library_s_own_message(row: Row, redelivered: bool) -> None:
+    publish, header, body = encode(row, encoder(), redelivered=redelivered)
+
+    address = Router((), "outbox").address(row)
+    assert (publish.exchange.encode(), publish.routing_key.encode()) == address
+    assert publish.mandatory
+    assert dict(header.properties) == dict(properties(row, IDENTITY, redelivered=redelivered))
+    assert header.body_size == len(row.body)
+    assert body == row.body
+
+
+def test_one_encoder_keeps_kinds_apart() -> None:
+    by = encoder()
+    variants = [
+        ROW,
+        ROW._replace(event_type=b"InvoicePaid"),
+        ROW._replace(aggregate_type=b"order"),
+        ROW._replace(content_type=b"application/cloudevents+json"),
+        ROW._replace(payload=None, payload_bytes=b"raw"),
+        ROW._replace(exchange=b"other"),
+        ROW._replace(routing_key=b"other"),
+        ROW._replace(aggregate_id=None),
+    ]
+
+    for row in (*variants, *variants):
+        publish, header, _ = encode(row, by)
+        assert dict(header.properties) == dict(properties(row, IDENTITY, redelivered=False))
+        assert (publish.exchange.encode(), publish.routing_key.encode()) == Router((), "outbox").address(row)
+
+
+def test_a_route_that_names_the_aggregate_id_is_filled_in_for_each_row() -> None:
+    by = encoder(Route(exchange="invoices", routing_key="customer.{aggregate_id}"))
+
+    keys = [encode(ROW._replace(aggregate_id=key), by)[0].routing_key for key in (b"1", b"2", b"1")]
+
+    assert keys == ["customer.1", "customer.2", "customer.1"]
+
+
+def test_no_frame_is_larger_than_the_connection_allows() -> None:
+    parts: list[bytes] = []
+
+    encoder(frame_max=4096).encode(ROW._replace(payload=b"x" * 20_000), parts)
+
+    data = b"".join(parts)
+    while data:
+        size, _, _ = pamqp.frame.unmarshal(data)
+        assert size <= 4096
+        data = data[size:]
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        (ROW._replace(payload=b"x" * ((1 << 20) + 1)), "max_message_bytes"),
+        (ROW._replace(headers=b'{"' + b"n" * 200 + b'": 1}'), "header name"),
+        (ROW._replace(headers=b'{"big": 18446744073709551615}'), "header big"),
+        (ROW._replace(routing_key=b"k" * 256), "routing key"),
+    ],
+)
+def test_what_cannot_be_a_message_is_refused_and_leaves_no_bytes(row: Row, words: str) -> None:
+    parts: list[bytes] = []
+
+    with pytest.raises(UnsendableError, match=words):
+        encoder().encode(row, parts)
+
+    assert not parts

@@ -1,0 +1,254 @@
+"""A node carries what is committed, and shows and parks what it cannot."""
+
+import json
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+
+import aio_pika
+import pytest
+
+from relay.settings import Ordering, Route, Settings, Wire
+from tests.engine.conftest import Outbox, Reader, RunNode
+from tests.support.eventually import eventually
+from tests.support.rabbitmq import RabbitServer
+
+
+@pytest.mark.parametrize("wire", Wire)
+@pytest.mark.parametrize("ordering", Ordering)
+async def test_committed_rows_arrive_once_and_are_marked(
+    outbox: Outbox, queue: Reader, run_node: RunNode, wire: Wire, ordering: Ordering
+) -> None:
+    await outbox.insert_many(2000)
+
+    async with run_node(wire=wire, ordering=ordering):
+        await eventually(outbox.is_empty, "every row marked")
+
+    assert sorted(await queue.ids(2000)) == await outbox.ids("sent")
+
+
+async def test_a_message_says_who_it_is(outbox: Outbox, queue: Reader, run_node: RunNode) -> None:
+    id_ = await outbox.insert("42", headers=json.dumps({"tenant": "a"}), payload='{"amount": 1.50,  "x": "\\\\"}')
+
+    async with run_node():
+        (message,) = await queue.drain(1)
+
+    assert message.body == b'{"amount": 1.50,  "x": "\\\\"}'
+    assert message.message_id == str(await outbox.column("message_id", id_))
+    assert (message.type, message.app_id, message.content_type) == ("InvoiceIssued", "outbox-relay", "application/json")
+    assert message.delivery_mode == aio_pika.DeliveryMode.PERSISTENT
+    assert message.routing_key == "customer.InvoiceIssued"
+    headers = {name: value for name, value in message.headers.items() if name != "x-delivery-count"}  # the broker's
+    assert headers == {
+        "x-outbox-id": id_,
+        "x-outbox-lane": await outbox.column("lane", id_),
+        "x-aggregate-type": "customer",
+        "x-aggregate-id": "42",
+        "tenant": "a",
+    }
+    created: datetime = await outbox.column("created_at", id_)
+    assert message.timestamp == created.replace(microsecond=0)
+
+
+async def test_the_default_exchange_is_declared_when_it_is_missing(
+    outbox: Outbox, channel: aio_pika.abc.AbstractChannel, run_node: RunNode
+) -> None:
+    async with run_node() as node:
+        await eventually(node.is_ready, "ready")
+
+    exchange = await channel.declare_exchange("outbox", passive=True)
+    queue = await channel.declare_queue("late", durable=True)
+    await queue.bind(exchange, "customer.*")
+    await outbox.insert()
+    async with run_node():
+        await eventually(outbox.is_empty, "sent")
+    assert await queue.get(no_ack=True)
+
+
+async def test_exchange_and_queue_can_be_addressed_directly(outbox: Outbox, queue: Reader, run_node: RunNode) -> None:
+    id_ = await outbox.insert(exchange="", routing_key="events")
+
+    async with run_node():
+        assert await queue.ids(1) == [id_]
+
+
+async def test_routes_of_the_configuration_decide(
+    outbox: Outbox, channel: aio_pika.abc.AbstractChannel, settings: Settings, run_node: RunNode
+) -> None:
+    exchange = await channel.declare_exchange("invoices", aio_pika.ExchangeType.DIRECT, durable=True)
+    queue = await channel.declare_queue("invoices", durable=True)
+    await queue.bind(exchange, "for-42")
+    routed = settings.model_copy(update={"routes": (Route(exchange="invoices", routing_key="for-{aggregate_id}"),)})
+    id_ = await outbox.insert("42")
+
+    async with run_node(routed):
+        await eventually(outbox.is_empty, "sent")
+
+    message = await queue.get(no_ack=True)
+    assert message.headers["x-outbox-id"] == id_
+
+
+@pytest.mark.parametrize("wire", Wire)
+async def test_an_unroutable_row_burns_its_attempts_and_is_parked_with_the_reason(
+    outbox: Outbox, queue: Reader, run_node: RunNode, wire: Wire
+) -> None:
+    lost = await outbox.insert("1", routing_key="nowhere", exchange="")
+    fine = await outbox.insert("2")
+
+    async with run_node(wire=wire, max_attempts=3):
+        await eventually(lambda: is_parked(outbox, lost), "parked")
+        assert await queue.ids(1) == [fine]
+
+    assert await outbox.column("attempts", lost) == 3
+    assert "312 NO_ROUTE" in await outbox.column("last_error", lost)
+
+
+@pytest.mark.parametrize("wire", Wire)
+async def test_a_missing_exchange_parks_its_own_rows_only(
+    outbox: Outbox, queue: Reader, run_node: RunNode, wire: Wire
+) -> None:
+    lost = [await outbox.insert(f"lost-{n}", exchange="missing") for n in range(3)]
+    fine = [await outbox.insert(f"fine-{n}") for n in range(20)]
+
+    async with run_node(wire=wire, max_attempts=2):
+        await eventually(outbox.is_empty, "nothing pending")
+
+    assert await outbox.ids("parked") == lost
+    assert await outbox.ids("sent") == fine
+    assert "no exchange 'missing'" in await outbox.column("last_error", lost[0])
+    assert await outbox.column("attempts", lost[0]) == 2
+    # Neighbours in flight when the channel closed may go out twice, and say so.
+    messages = [message async for message in taken(queue)]
+    assert {int(str(m.headers["x-outbox-id"])) for m in messages} == set(fine)
+    firsts = set()
+    for message in messages:
+        assert message.message_id not in firsts or message.headers.get("x-outbox-redelivered")
+        firsts.add(message.message_id)
+
+
+@pytest.mark.parametrize("wire", Wire)
+async def test_what_is_too_large_is_parked_unsent(outbox: Outbox, queue: Reader, run_node: RunNode, wire: Wire) -> None:
+    large = await outbox.insert("1", payload=json.dumps("x" * 5000))
+    fine = await outbox.insert("2")
+
+    async with run_node(wire=wire, max_attempts=1, max_message_bytes=4096):
+        await eventually(outbox.is_empty, "nothing pending")
+
+    assert await outbox.ids("parked") == [large]
+    assert "max_message_bytes" in await outbox.column("last_error", large)
+    assert await queue.ids(1) == [fine]
+
+
+async def test_a_delayed_row_waits_and_holds_nobody(outbox: Outbox, queue: Reader, run_node: RunNode) -> None:
+    due_at = datetime.now(UTC) + timedelta(seconds=1.5)
+    delayed = await outbox.insert("1", available_at=due_at)
+    later = await outbox.insert("1")
+
+    async with run_node():
+        assert await queue.ids(1) == [later]
+        assert await queue.ids(1) == [delayed]
+        await eventually(outbox.is_empty, "marked")
+
+    assert await outbox.column("sent_at", delayed) >= due_at
+
+
+async def test_a_retry_takes_its_backoff_along_over_a_restart(
+    outbox: Outbox, channel: aio_pika.abc.AbstractChannel, queue: Reader, run_node: RunNode
+) -> None:
+    first = await outbox.insert("1", exchange="", routing_key="later")
+    second = await outbox.insert("1")
+    async with run_node(backoff_initial=1.0, backoff_max=2.0):
+        await eventually(lambda: attempts(outbox, first), "one attempt burnt")
+
+    await channel.declare_queue("later", durable=True)
+    async with run_node():
+        await eventually(outbox.is_empty, "both sent")
+
+    assert await outbox.column("sent_at", first) <= await outbox.column("sent_at", second)
+    assert await outbox.column("attempts", first) >= 1
+
+
+async def test_a_new_row_wakes_a_sleeping_node(outbox: Outbox, queue: Reader, run_node: RunNode) -> None:
+    # Polling is out of the question here: only the doorbell can be so quick.
+    async with run_node(poll_interval=60, sweep_interval=60, heartbeat_interval=60) as node:
+        await eventually(node.is_ready, "ready")
+        await eventually(lambda: sleeps(outbox), "asks writers to ring")
+
+        for _ in range(3):
+            id_ = await outbox.insert()
+            assert await queue.ids(1) == [id_]
+            await eventually(lambda: sleeps(outbox), "sleeps again")
+
+
+async def test_a_lost_database_session_is_replaced(outbox: Outbox, queue: Reader, run_node: RunNode) -> None:
+    async with run_node() as node:
+        await eventually(node.is_ready, "ready")
+        await outbox.connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE application_name = 'outbox-relay' AND datname = current_database()"
+        )
+        id_ = await outbox.insert()
+
+        assert await queue.ids(1) == [id_]
+
+
+async def test_a_lost_broker_connection_is_replaced_and_burns_no_attempt(
+    outbox: Outbox, queue: Reader, run_node: RunNode, rabbitmq: RabbitServer, broker_url: str
+) -> None:
+    async with run_node() as node:
+        await eventually(node.is_ready, "ready")
+        await outbox.insert_many(5000)
+        rabbitmq.ctl("close_all_connections", "--vhost", broker_url.rpartition("/")[2], "test")
+        await eventually(outbox.is_empty, "everything sent")
+
+    sent = await outbox.ids("sent")
+    assert len(sent) == 5000
+    cursor = await outbox.connection.execute("SELECT max(attempts) FROM outbox.message WHERE state = 'sent'")
+    assert await cursor.fetchone() == (0,)
+
+
+async def test_draining_settles_what_is_in_flight_and_leaves_the_rest(
+    outbox: Outbox, queue: Reader, run_node: RunNode
+) -> None:
+    await outbox.insert_many(30_000)
+
+    async with run_node() as node:
+        await eventually(lambda: node.in_flight > 0, "something in flight")
+
+    sent = await outbox.ids("sent")
+    assert sent
+    assert sorted(await queue.ids(len(sent))) == sent
+
+
+async def test_a_second_node_stands_by_until_the_first_is_gone(
+    outbox: Outbox, queue: Reader, settings: Settings, run_node: RunNode
+) -> None:
+    async with run_node(node="second") as second:
+        async with run_node(node="first") as other:
+            await eventually(lambda: second.is_ready() or other.is_ready(), "one of them is ready")
+            assert not (second.is_ready() and other.is_ready())
+            first = await outbox.insert()
+            assert await queue.ids(1) == [first]
+        id_ = await outbox.insert()
+        if second.is_ready():
+            assert await queue.ids(1) == [id_]
+
+
+async def is_parked(outbox: Outbox, id_: int) -> bool:
+    return id_ in await outbox.ids("parked")
+
+
+async def attempts(outbox: Outbox, id_: int) -> bool:
+    return bool(await outbox.column("attempts", id_))
+
+
+async def sleeps(outbox: Outbox) -> bool:
+    cursor = await outbox.connection.execute(
+        "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ShareLock' AND granted"
+        " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+    )
+    return await cursor.fetchone() == (1,)
+
+
+async def taken(queue: Reader) -> AsyncIterator[aio_pika.abc.AbstractIncomingMessage]:
+    while (message := await queue.queue.get(no_ack=True, fail=False)) is not None:
+        yield message

@@ -1,0 +1,67 @@
+"""The hot statements keep their plans when the statistics are those of an empty table."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from psycopg.sql import SQL, Composed
+
+from relay.engine.hold import PARK_BEHIND
+from relay.engine.mark import MARK_SENT, PARK, POSTPONE
+from relay.engine.session import LaneSession
+from relay.engine.tail import DUE, Tail
+from relay.settings import DatabaseSettings, RelaySettings
+from tests.engine.conftest import Outbox
+
+pytestmark = pytest.mark.every_postgres
+
+LANES = list(range(16))
+ROW = {"lane": 3, "id": 7, "attempts": 1, "reason": "", "seconds": 1.0}
+
+
+@pytest.fixture
+async def session(database: DatabaseSettings, outbox: Outbox) -> AsyncIterator[LaneSession]:
+    """A relay's session on a table that filled up right after it was analyzed while empty."""
+    await outbox.connection.execute("SELECT outbox.ensure_sent_days(current_date - 10, 14)")
+    await outbox.connection.execute("ALTER TABLE outbox.message_pending SET (autovacuum_enabled = off)")
+    await outbox.connection.execute("ANALYZE outbox.message")
+    await outbox.insert_many(200_000, keys=5000)
+    async with await LaneSession.open(database) as session:
+        yield session
+
+
+async def test_no_hot_statement_scans_more_than_the_pending_index(session: LaneSession) -> None:
+    tail = Tail(session, RelaySettings())
+    ids = {"lanes": "{3,3,4}", "ids": "{7,8,9}"}
+    held = "{" + ",".join(map(str, range(5000))) + "}"
+    reading = {"lanes": LANES, "floors": [0] * 16, "held": held, "rows": 500, "bytes": 1 << 22}
+    statements: dict[str, tuple[Composed, dict[str, Any]]] = {
+        "read": (tail.statement, reading),
+        "due": (session.sql(DUE), {"held": held}),
+        "mark": (session.sql(MARK_SENT), ids),
+        "postpone": (session.sql(POSTPONE), ROW),
+        "park": (session.sql(PARK), ROW),
+        "park behind": (session.sql(PARK_BEHIND), {"lanes": [3], "ids": [7]}),
+    }
+
+    for name, (statement, values) in statements.items():
+        plan = await explain(session, statement, values)
+
+        scans = [node for node in nodes(plan) if "Relation Name" in node and node["Node Type"] != "ModifyTable"]
+        tables = {scan["Relation Name"] for scan in scans}
+        assert all(scan["Node Type"] == "Index Scan" for scan in scans), (name, scans)
+        assert tables <= {"message_pending", "message_parked"}, (name, tables)
+        assert sum(scan.get("Actual Rows", 0) * scan.get("Actual Loops", 1) for scan in scans) <= 16 * 500, name
+
+
+async def explain(session: LaneSession, statement: Composed, values: dict[str, Any]) -> dict[str, Any]:
+    async with session.use() as connection, connection.transaction(force_rollback=True):
+        cursor = await connection.execute(SQL("EXPLAIN (ANALYZE, FORMAT JSON) ") + statement, values)
+        row = await cursor.fetchone()
+    assert row is not None
+    plan: dict[str, Any] = row[0][0]["Plan"]
+    return plan
+
+
+def nodes(plan: dict[str, Any]) -> list[dict[str, Any]]:
+    return [plan, *(node for child in plan.get("Plans", ()) for node in nodes(child))]
