@@ -96,7 +96,9 @@ def _refusals_named() -> Iterator[None]:
     try:
         yield
     except sa.exc.DBAPIError as error:
-        raise SchemaError(f"the migration stopped, and what it had not finished is undone: {' '.join(str(error.orig).split())}") from error
+        raise SchemaError(
+            f"the migration stopped, and what it had not finished is undone: {' '.join(str(error.orig).split())}"
+        ) from error
     except CommandError as error:
         raise SchemaError(f"{error}; this is release {relay.__version__}, which goes to {head_revision()}") from error
 

@@ -13,6 +13,7 @@ from relay.operate.migrate import current_revision, downgrade, head_revision, is
 from relay.settings import DatabaseSettings
 from tests.migrations.catalog import description
 from tests.support.postgres import PostgresServer
+from tests.support.process import wait_for
 
 pytestmark = pytest.mark.every_postgres
 
@@ -50,8 +51,12 @@ def test_migrating_again_changes_nothing(database: DatabaseSettings) -> None:
 
 def test_several_processes_may_migrate_at_once(empty_database: DatabaseSettings) -> None:
     command = [sys.executable, "-c", MIGRATE, url_of(empty_database)]
+    waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
 
-    processes = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(4)]
+    with psycopg.connect(url_of(empty_database), autocommit=True) as connection:
+        connection.execute("SELECT pg_advisory_lock(hashtextextended('outbox.migrate', 0))")
+        processes = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(4)]
+        wait_for(lambda: connection.execute(waiting).fetchone() == (4,), "all four wait for the lock", 60)
     ends = [(process.communicate(timeout=60)[1], process.returncode) for process in processes]
 
     assert ends == [("", 0)] * 4
