@@ -116,15 +116,16 @@ def test_a_table_that_only_has_the_name_of_a_day_is_no_day(connection: Connectio
         ensure(connection, "2031-01-01", 1)
 
 
-def test_a_made_day_has_the_columns_and_checks_of_the_table(connection: Connection) -> None:
+def test_every_partition_has_the_columns_storage_and_checks_of_the_table(connection: Connection) -> None:
     ensure(connection, "2031-01-01", 1)
-    columns = "SELECT attname, attgenerated FROM pg_attribute WHERE attrelid = %s::regclass AND attnum > 0"
+    columns = "SELECT attname, attgenerated, attstorage FROM pg_attribute WHERE attrelid = %s::regclass AND attnum > 0"
     checks = "SELECT conname FROM pg_constraint WHERE conrelid = %s::regclass AND contype = 'c' ORDER BY 1"
 
     for question in (columns, checks):
-        made = connection.execute(question, ["outbox.message_sent_20310101"]).fetchall()
-        assert made == connection.execute(question, ["outbox.message"]).fetchall()
-        assert made
+        expected = connection.execute(question, ["outbox.message"]).fetchall()
+        assert expected
+        for partition in ("pending", "parked", "discarded", "sent_20310101"):
+            assert connection.execute(question, [f"outbox.message_{partition}"]).fetchall() == expected
 
 
 def test_a_day_can_be_detached_while_writers_go_on(connection: Connection) -> None:
