@@ -1,0 +1,149 @@
+"""Relay and consumer are killed while writers roll back and commit late; afterwards everything adds up."""
+
+import asyncio
+import os
+import secrets
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+from random import Random
+from typing import LiteralString
+from uuid import UUID
+
+import aio_pika
+import orjson
+import psycopg
+import pytest
+from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
+
+from relay.settings import Settings
+from tests.faults.billing import Writers
+from tests.faults.checker import Delivered, check_deliveries, check_rows, report
+from tests.faults.projector import QUEUE
+from tests.faults.victim import Victim
+from tests.support.eventually import eventually
+
+KILLS = 5  # of each
+WITNESS = "witness"  # gets what the consumer gets, and is read at the end
+SEED_VARIABLE = "TEST_SEED"  # the seed of an earlier run, to run it again
+
+SENT = "SELECT count(*) FROM outbox.message WHERE state = 'sent'"
+APPLIED = "SELECT count(*) FROM outbox.processed_message"
+LEFT = "SELECT count(*) FROM outbox.message WHERE state <> 'sent'"
+UNPROJECTED = """
+    SELECT (SELECT count(*) FROM billing.invoice) - (SELECT count(*) FROM billing.invoice_projection)
+"""
+FAULTED = "SELECT count(*) FROM outbox.message WHERE attempts > 0"
+
+
+@pytest.mark.timeout(300)
+async def test_kills_rollbacks_and_late_commits_lose_invent_and_reorder_nothing(
+    settings: Settings, database_url: str, broker_url: str, tmp_path: Path
+) -> None:
+    seed = int(os.environ.get(SEED_VARIABLE) or secrets.randbits(32))
+    print(f"{SEED_VARIABLE}={seed}")  # shown when the test fails
+    chance = Random(seed)
+    writers = Writers(database_url, seed)
+    await writers.prepare()
+    async with (
+        queues(broker_url, settings.broker.exchange) as channel,
+        await psycopg.AsyncConnection.connect(database_url, autocommit=True) as reader,
+        victims(database_url, broker_url, tmp_path) as (relay, consumer),
+    ):
+        stop = asyncio.Event()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(writers.run(stop), name="writers")
+            await asyncio.gather(
+                kill_repeatedly(relay, lambda: number(reader, SENT), chance),
+                kill_repeatedly(consumer, lambda: number(reader, APPLIED), chance),
+            )
+            stop.set()
+        await eventually(lambda: is_zero(reader, LEFT), "every row is sent", 60)
+        await eventually(lambda: is_zero(reader, UNPROJECTED), "every invoice is projected", 60)
+        assert (relay.stop(signal.SIGTERM), consumer.stop(signal.SIGTERM)) == (0, 0)
+
+        violations = check_deliveries(writers.history, await read_witness(channel))
+        violations += check_rows(
+            await rows(reader, "billing.invoice"), await rows(reader, "billing.invoice_projection")
+        )
+
+        assert not violations, report(violations)
+        assert await number(reader, FAULTED) == 0  # an outage burns no attempt
+        assert writers.late
+        assert any(not written.committed for written in writers.history)
+
+
+async def kill_repeatedly(victim: Victim, progress: Callable[[], Awaitable[int]], chance: Random) -> None:
+    """Kill it as soon as it has done some more work, and start it again."""
+    for _ in range(KILLS):
+        goal = await progress() + chance.randrange(1, 400)
+
+        async def has_come_on(goal: int = goal) -> bool:
+            return await progress() >= goal
+
+        await eventually(has_come_on, f"{victim.name} works after start {victim.starts}", 60)
+        await asyncio.to_thread(victim.stop, signal.SIGKILL)
+        await victim.start()
+
+
+@asynccontextmanager
+async def queues(broker_url: str, exchange_name: str) -> AsyncIterator[AbstractChannel]:
+    """Declare the consumer's queue and the witness, both bound to everything that the relay publishes."""
+    async with await aio_pika.connect(broker_url) as connection:
+        channel = await connection.channel()
+        exchange = await channel.declare_exchange(exchange_name, aio_pika.ExchangeType.TOPIC, durable=True)
+        for name in (QUEUE, WITNESS):
+            queue = await channel.declare_queue(name, durable=True, arguments={"x-queue-type": "quorum"})
+            await queue.bind(exchange, "#")
+        yield channel
+
+
+@asynccontextmanager
+async def victims(database_url: str, broker_url: str, logs: Path) -> AsyncIterator[tuple[Victim, Victim]]:
+    """Run relay and consumer; at the end of the test nothing of them is left."""
+    environment = {
+        **os.environ,
+        "RELAY_DATABASE_URL": database_url,
+        "RELAY_BROKER_URL": broker_url,
+        "RELAY_RELAY__NODE": "victim",
+        "RELAY_LOG__FORMAT": "json",
+    }
+    programs = Path(sys.executable).parent
+    relay = Victim("relay", [programs / "relay", "run"], environment, "relay.ready", logs)
+    projector = [sys.executable, "-m", "tests.faults.projector"]
+    consumer = Victim("consumer", projector, environment, "consumer.ready", logs)
+    with ExitStack() as started:
+        for victim in (relay, consumer):
+            started.callback(victim.stop, signal.SIGKILL)
+            await victim.start()
+        yield relay, consumer
+
+
+async def read_witness(channel: AbstractChannel) -> list[Delivered]:
+    """Empty the witness queue; the order is the one in which the broker took the messages."""
+    queue = await channel.declare_queue(WITNESS, passive=True)
+    expected = queue.declaration_result.message_count or 0
+    deliveries: list[Delivered] = []
+
+    async def note(message: AbstractIncomingMessage) -> None:
+        invoice = orjson.loads(message.body)
+        deliveries.append(Delivered(UUID(message.message_id), invoice["customer_id"], invoice["number"]))
+
+    await queue.consume(note, no_ack=True)
+    await eventually(lambda: len(deliveries) == expected, f"{expected} messages are read", 60)
+    return deliveries
+
+
+async def number(reader: psycopg.AsyncConnection, query: LiteralString) -> int:
+    row = await (await reader.execute(query)).fetchone()
+    return int(row[0]) if row else 0
+
+
+async def is_zero(reader: psycopg.AsyncConnection, query: LiteralString) -> bool:
+    return await number(reader, query) == 0
+
+
+async def rows(reader: psycopg.AsyncConnection, table: LiteralString) -> list[tuple[object, ...]]:
+    return await (await reader.execute(f"SELECT * FROM {table}")).fetchall()

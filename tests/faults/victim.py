@@ -1,0 +1,45 @@
+"""A process that is killed and started again."""
+
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.support.eventually import eventually
+from tests.support.process import Process, ServerError
+
+
+@dataclass
+class Victim:
+    """One program; each start writes a log of its own."""
+
+    name: str
+    command: Sequence[str | Path]
+    environment: Mapping[str, str]
+    ready: str  # the log event after which it works
+    logs: Path
+    starts: int = 0
+    _process: Process | None = field(default=None, repr=False)
+
+    async def start(self) -> None:
+        """Start it, from the main thread, and return when it works. Raises ServerError when it ended at once."""
+        self.starts += 1
+        self._process = process = Process(self.command, log=self.log, environment=self.environment)
+        await eventually(lambda: not process.is_running() or self._is_ready(), f"{self.name} starts", 60)
+        if not process.is_running():
+            raise ServerError(f"{self.name} ended at once with code {process.returncode}\n{process.log_end()}")
+
+    def stop(self, how: signal.Signals) -> int | None:
+        """End it with this signal and tell its exit code."""
+        if self._process is None:
+            return None
+        self._process.stop(how)
+        code, self._process = self._process.returncode, None
+        return code
+
+    def _is_ready(self) -> bool:
+        return f'"{self.ready}"' in self.log.read_text()
+
+    @property
+    def log(self) -> Path:
+        return self.logs / f"{self.name}-{self.starts}.log"
