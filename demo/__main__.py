@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import psycopg
 from rich.console import Console
@@ -75,34 +76,43 @@ def carry(report: Report, environment: Mapping[str, str], file: Path) -> tuple[R
             relay = processes.enter_context(stages.running_relay(environment))
             consumer = processes.enter_context(stages.running_consumer(environment))
         with report.step("Spark: file to outbox") as spark:
-            if stages.is_in_ledger(database_url):
-                spark.note("the batch is in the ledger, and Spark is to find that out")
-            stages.run_spark(file, environment, spark)
+            summary = stages.run_spark(file, environment, spark)
+            spark.note(_what_spark_did(summary))
         with report.step("relay and consumer: the rest") as step:
             stages.wait_until_projected(database_url, [relay, consumer], step)
+    stages.require_good_end(relay, consumer)
     counts, after = stages.consumer_counts(), count_tables(database_url)
     run = Processes(
         applied=counts["applied"],
         duplicates=counts["duplicates"],
         left_in_queue=queue.depth(settings.broker),
     )
-    loaded = Stage("Spark: start, clean, write, commit", after.written - before.written, spark.seconds)
-    return (
-        Reconciliation(count_purchases(file, database_url), before, after, run),
-        [loaded, *read_stages(database_url, since)],
-    )
+    loaded = after.written - before.written
+    rates = [
+        Stage("Spark, from start to end", loaded, spark.seconds),
+        Stage("Spark: of it, write both tables and commit", loaded, summary.get("write_seconds")),
+        *read_stages(database_url, since),
+    ]
+    return Reconciliation(count_purchases(file, database_url), before, after, run), rates
 
 
 def conclude(report: Report, reconciliation: Reconciliation, rates: list[Stage]) -> int:
     """Show the counts, and say what they mean: 0 when they add up."""
     report.console.print(reconciliation.table())
-    report.console.print(rate_table(rates))
+    if any(stage.rows for stage in rates):
+        report.console.print(rate_table(rates))
     if problems := reconciliation.problems():
         for problem in problems:
             report.say(f"[red]✗ does not hold:[/] {problem}")
         return 1
     report.say("[green]✓ It adds up: nothing lost, nothing doubled, the money is the same at both ends.[/]")
     return 0
+
+
+def _what_spark_did(summary: dict[str, Any]) -> str:
+    if summary["recognised"]:
+        return "the batch is in the ledger: recognised, nothing written"
+    return f"{summary['invoices']:,} invoices and events, {summary['quarantined']:,} lines in quarantine"
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:

@@ -123,22 +123,22 @@ class Reconciliation:
         def row(name: str, now: int | None, this_run: int | None, place: str) -> None:
             table.add_row(name, *("" if count is None else f"{count:,}" for count in (now, this_run)), place)
 
-        row("purchases in", self.purchases.lines, None, "the file, by this program")
+        row("purchases in", self.purchases.lines, None, "the file, by the demo")
         row("quarantined", after.quarantined, after.quarantined - before.quarantined, "billing.quarantine")
         row("invoices", after.invoices, after.invoices - before.invoices, "billing.invoice")
         row("outbox rows", after.written, after.written - before.written, "outbox.message")
-        row("sent", after.sent, after.sent - before.sent, "outbox.message, state sent")
-        row("confirmed", after.confirmed, after.confirmed - before.confirmed, "the relay, at the broker's confirms")
-        row("consumed", None, run.consumed, "the consumer, at its acks")
+        row("sent", after.sent, after.sent - before.sent, "state sent")
+        row("confirmed", after.confirmed, after.confirmed - before.confirmed, "the relay, at confirms")
+        row("consumed", None, run.consumed, "the consumer, at acks")
         row("projected", after.projected, after.projected - before.projected, "billing.invoice_projection")
-        row("duplicates absorbed", None, run.duplicates, "the consumer, at its inbox")
+        row("duplicates absorbed", None, run.duplicates, "the consumer, at the inbox")
         row("left in the queue", run.left_in_queue, None, "the broker")
-        row("parked", after.parked, after.parked - before.parked, "outbox.message, state parked")
+        row("parked", after.parked, after.parked - before.parked, "state parked")
         row("lost", after.lost, None, "invoices EXCEPT projection")
         table.add_section()
-        table.add_row("money in", f"{self.purchases.money:,}", "", "the file, by this program")
-        table.add_row("money invoiced", f"{after.invoiced_money:,}", "", "sum over billing.invoice")
-        table.add_row("money projected", f"{after.projected_money:,}", "", "sum over billing.invoice_projection")
+        table.add_row("money in", f"{self.purchases.money:,}", "", "the file, by the demo")
+        table.add_row("money invoiced", f"{after.invoiced_money:,}", "", "billing.invoice")
+        table.add_row("money projected", f"{after.projected_money:,}", "", "billing.invoice_projection")
         return table
 
 

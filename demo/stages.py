@@ -7,14 +7,16 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
 
 import psycopg
 
-from demo.reconcile import APP_ID, VERSION, Tables, count_tables
+from demo.reconcile import APP_ID, BATCH, VERSION
 from demo.report import Step
 from demo.servers import PLACE
 from tests.support.java import java_home
-from tests.support.process import Process, ServerError
+from tests.support.process import Process, ServerError, free_port
 
 ROOT = PLACE.parent
 COMMANDS = Path(sys.executable).parent  # of the .venv that runs us
@@ -22,7 +24,13 @@ NODE = "demo"
 LOOK_EVERY = 0.5  # seconds
 GIVE_UP_AFTER = 60.0  # seconds in which no message moved
 
-IS_IN_LEDGER = "SELECT FROM outbox.batch WHERE app_id = %s AND version = %s"
+COUNT_MOVED = """
+    SELECT
+        (SELECT count(*) FROM outbox.message WHERE state = 'pending'),
+        (SELECT count(*) FROM outbox.message
+            WHERE state = 'sent' AND writer = %(app_id)s AND batch_id = %(version)s),
+        (SELECT count(*) FROM billing.invoice_projection)
+"""
 
 
 @contextmanager
@@ -43,8 +51,8 @@ def running_consumer(environment: Mapping[str, str]) -> Iterator[Process]:
         yield consumer
 
 
-def run_spark(purchases: Path, environment: Mapping[str, str], step: Step) -> None:
-    """Run the pipeline of spark/jobs/invoices.py to its end.
+def run_spark(purchases: Path, environment: Mapping[str, str], step: Step) -> dict[str, Any]:
+    """Run the pipeline of spark/jobs/invoices.py to its end and give its summary; the database is in the environment.
 
     Raises:
         ServerError: it failed; the message shows the end of its log.
@@ -52,52 +60,71 @@ def run_spark(purchases: Path, environment: Mapping[str, str], step: Step) -> No
     home = java_home()
     if home is None:
         raise ServerError("no Java 17-21 found; `tests/support/packages demo` installs one")
-    job: list[Path | str] = [ROOT / "spark" / "jobs" / "invoices.py", "--input", purchases]
-    options = ["--url", environment["RELAY_DATABASE_URL"], "--app-id", APP_ID, "--version", str(VERSION)]
+    page = f"http://127.0.0.1:{(port := free_port())}"
+    spark_options = ["--conf", f"spark.ui.port={port}", "--conf", "spark.ui.showConsoleProgress=false"]
+    batch = ["--app-id", APP_ID, "--version", str(VERSION)]
     with _running(
         "spark",
-        [COMMANDS / "spark-submit", *job, *options],
-        {**environment, "JAVA_HOME": str(home), "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT / "spark")},
+        [COMMANDS / "spark-submit", *spark_options, ROOT / "spark/jobs/invoices.py", "--input", purchases, *batch],
+        {
+            **environment,
+            "JAVA_HOME": str(home),
+            "PYSPARK_PYTHON": sys.executable,
+            "PYTHONPATH": str(ROOT / "spark"),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+        },
     ) as spark:
         while spark.is_running():
-            step.note(_last_words(spark))
+            step.note(_running_stage(page))
             time.sleep(LOOK_EVERY)
-        if spark.returncode:
-            raise ServerError(f"spark-submit failed with code {spark.returncode}\n{spark.log_end()}")
+    if spark.returncode:
+        raise ServerError(f"spark-submit failed with code {spark.returncode}\n{spark.log_end()}")
+    summary: dict[str, Any] = json.loads(spark.log_end().rpartition("\n")[2])
+    return summary
 
 
-def is_in_ledger(database_url: str) -> bool:
-    """Tell whether the batch was committed before."""
-    with psycopg.connect(database_url) as connection:
-        return connection.execute(IS_IN_LEDGER, [APP_ID, VERSION]).rowcount == 1
+def wait_until_projected(database_url: str, processes: list[Process], step: Step) -> None:
+    """Return once nothing is pending and all that is sent is projected, or nothing moved for a while.
 
-
-def wait_until_projected(database_url: str, processes: list[Process], step: Step) -> Tables:
-    """Return once everything written is sent and projected, or nothing has moved for a while: the rest is counting.
+    Which of the two it is, and whether it is right, is not decided here but by counting it all.
 
     Raises:
         ServerError: relay or consumer ended by itself.
     """
     seen, moved_at = None, time.monotonic()
-    while True:
-        tables = count_tables(database_url)
-        step.note(f"sent {tables.sent:,}, projected {tables.projected:,} of {tables.written:,}")
-        if tables.written == tables.sent + tables.parked and tables.projected >= tables.sent:
-            return tables
-        if tables != seen:
-            seen, moved_at = tables, time.monotonic()
-        elif time.monotonic() - moved_at > GIVE_UP_AFTER:
-            return tables
-        for process in processes:
-            if not process.is_running():
-                raise ServerError(f"{process.name} ended with code {process.returncode}\n{process.log_end()}")
-        time.sleep(LOOK_EVERY)
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        while time.monotonic() - moved_at < GIVE_UP_AFTER:
+            moved = connection.execute(COUNT_MOVED, BATCH).fetchone()
+            assert moved is not None, "a SELECT of counts gives one row"
+            pending, sent, projected = moved
+            step.note(f"{pending:,} pending, {sent:,} sent, {projected:,} projected")
+            if pending == 0 and projected >= sent:
+                return
+            if moved != seen:
+                seen, moved_at = moved, time.monotonic()
+            for process in processes:
+                if not process.is_running():
+                    raise ServerError(f"{process.name} ended with code {process.returncode}\n{process.log_end()}")
+            time.sleep(LOOK_EVERY)
 
 
 def consumer_counts() -> dict[str, int]:
     """Give what the consumer counted: applied, duplicates, failed."""
     counts: dict[str, int] = json.loads(_counts_file().read_text())
     return counts
+
+
+def require_good_end(*processes: Process) -> None:
+    """See that they ended as they should when they are told to: drained, with code 0.
+
+    Raises:
+        ServerError: one did not; the message shows the end of its log.
+    """
+    for process in processes:
+        if process.returncode:
+            raise ServerError(
+                f"{process.name} was told to drain and ended with code {process.returncode}\n{process.log_end()}"
+            )
 
 
 def _counts_file() -> Path:
@@ -115,5 +142,13 @@ def _running(name: str, command: Sequence[Path | str], environment: Mapping[str,
         process.stop(signal.SIGTERM)
 
 
-def _last_words(process: Process) -> str:
-    return process.log_end().rpartition("\n")[2][:100]
+def _running_stage(page: str) -> str:
+    """Tell what Spark is at, from its own web page; where that is, while it has not begun."""
+    try:
+        with urlopen(f"{page}/api/v1/applications", timeout=1) as answer:
+            (application,) = json.load(answer)
+        with urlopen(f"{page}/api/v1/applications/{application['id']}/jobs?status=running", timeout=1) as answer:
+            jobs = json.load(answer)
+    except (OSError, ValueError):
+        return "starting"  # or ending: the page is there only in between
+    return f"{jobs[0].get('description', '')} ({page})" if jobs else page
