@@ -67,18 +67,27 @@ def redacted(url: str) -> str:
 
 def as_toml(value: object) -> str:
     """Write a setting's value as relay.toml would have it."""
+    plain = as_json(value)
+    if isinstance(plain, dict):
+        return "{ " + ", ".join(f"{name} = {as_toml(each)}" for name, each in plain.items()) + " }"
+    if isinstance(plain, list):
+        return "[" + ", ".join(as_toml(each) for each in plain) + "]"
+    return json.dumps(plain, ensure_ascii=False)  # a string, number or truth value of JSON is one of TOML
+
+
+def as_json(value: object) -> object:
+    """Give a setting's value as JSON would have it."""
     match value:
         case SecretStr():
-            return as_toml(redacted(value.get_secret_value()))
+            return redacted(value.get_secret_value())
         case Enum():
-            return as_toml(value.value)
+            return value.value
         case Section():
-            pairs = ((name, getattr(value, attribute)) for name, attribute in _attributes(type(value)))
-            return "{ " + ", ".join(f"{name} = {as_toml(each)}" for name, each in pairs) + " }"
+            return {name: as_json(getattr(value, attribute)) for name, attribute in _attributes(type(value))}
         case tuple() | list():
-            return "[" + ", ".join(as_toml(each) for each in value) + "]"
+            return [as_json(each) for each in value]
         case _:
-            return json.dumps(value, ensure_ascii=False)  # a string, number or truth value of JSON is one of TOML
+            return value
 
 
 def value_of(settings: Settings, key: Key) -> Any:

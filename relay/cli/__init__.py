@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from cyclopts import App, CycloptsError, Parameter
 
 from relay import __version__
-from relay.cli.printing import printable
+from relay.cli.printing import complain
 from relay.errors import (
     BrokerUnavailableError,
     ConfigurationError,
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         code = _app()(arguments, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
-        _complain(f"{str(error).rstrip('.')} (see `relay --help`)")
+        complain(f"{str(error).rstrip('.')} (see `relay --help`)")
         return 2
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -100,7 +100,7 @@ def _app() -> App:
 def _explain(error: BaseException) -> int:
     remedy = REMEDIES.get(type(error)) if isinstance(error, OutboxError) else None
     for line in str(error).splitlines():
-        _complain(f"{line}; {remedy}" if remedy else line)
+        complain(f"{line}; {remedy}" if remedy else line)
     match error:
         case ConfigurationError() | UsageError():
             return 2
@@ -108,10 +108,6 @@ def _explain(error: BaseException) -> int:
             return 3
         case _:
             return 1
-
-
-def _complain(line: str) -> None:
-    print(f"relay: {printable(' '.join(line.split()))}", file=sys.stderr)
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:

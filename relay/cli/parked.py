@@ -9,7 +9,7 @@ from uuid import UUID
 from cyclopts import App, Parameter, validators
 
 from relay.cli.options import DatabaseOptions, Output
-from relay.cli.printing import print_json, print_lines, print_table, printable, say
+from relay.cli.printing import complain, print_json, print_lines, print_table, printable, say
 from relay.errors import UsageError
 from relay.operate.parked import Parked, ParkedMessage, Selection, list_parked, show_parked
 from relay.operate.release import Done, discard, preview, retry
@@ -111,7 +111,7 @@ def retry_(
     with session(database, timeout=BULK_TIMEOUT) as connection:
         change = preview if dry_run else retry
         done = change(connection, database.schema_name, selection)
-    return _report("would retry" if dry_run else "retried", done, output)
+    return _report("retry", done, output, dry_run=dry_run)
 
 
 @app.command(name="discard")
@@ -132,7 +132,7 @@ def discard_(
             done = preview(connection, database.schema_name, selection)
         else:
             done = discard(connection, database.schema_name, selection, note=note)
-    return _report("would discard" if dry_run else "discarded", done, output)
+    return _report("discard", done, output, dry_run=dry_run)
 
 
 def _bulk(filters: Filters | None, everything: bool) -> Selection:
@@ -144,15 +144,19 @@ def _bulk(filters: Filters | None, everything: bool) -> Selection:
     return selection
 
 
-def _report(did: str, done: Done, output: Output) -> int:
+def _report(verb: str, done: Done, output: Output, *, dry_run: bool) -> int:
     """Print what was done; 3 when some of the rows named were not there, 1 when none was."""
     if output == "json":
         print_json(done)
     else:
-        rows = "row" if done.chosen == 1 else "rows"
-        say(f"{did} {done.chosen} {rows}, and released {done.released} held behind")
-        for reason in done.not_found:
-            say(reason)
+        rows, behind = ("row", "it") if done.chosen == 1 else ("rows", "them")
+        if dry_run:
+            say(f"would {verb} {done.chosen} {rows}, and release {done.released} held behind {behind}")
+        else:
+            past = {"retry": "retried", "discard": "discarded"}[verb]
+            say(f"{past} {done.chosen} {rows}, and released {done.released} held behind {behind}")
+    for reason in done.not_found:
+        complain(reason)
     if done.not_found:
         return 3 if done.chosen else 1
     return 0

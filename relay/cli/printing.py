@@ -41,6 +41,12 @@ def say(line: str) -> None:
     sys.stdout.flush()
 
 
+def complain(line: str) -> None:
+    """Print one line about what is wrong on stderr."""
+    sys.stderr.write(f"relay: {printable(' '.join(line.split()))}\n")
+    sys.stderr.flush()
+
+
 def table(columns: Sequence[str], rows: Iterable[Row]) -> Table:
     """Give a table for a terminal."""
     drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")

@@ -1,9 +1,12 @@
 """`relay run`."""
 
 import asyncio
+from contextlib import suppress
 
 from relay.cli.options import Options
+from relay.errors import DatabaseUnavailableError
 from relay.observe.log import set_up
+from relay.operate.session import session
 
 
 def run(*, options: Options | None = None) -> int:
@@ -12,4 +15,7 @@ def run(*, options: Options | None = None) -> int:
 
     settings = (options or Options()).load().settings
     set_up(settings.log)
+    # What is not reachable yet is waited for by `serve`, within the time-out for connecting.
+    with suppress(DatabaseUnavailableError), session(settings.database):
+        pass
     return asyncio.run(serve(settings))

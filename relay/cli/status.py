@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.text import Text
 
 from relay.cli.options import DatabaseOptions, Output
-from relay.cli.printing import Row, print_json, print_lines, printable, table
+from relay.cli.printing import Row, complain, print_json, print_lines, printable, table
 from relay.errors import DatabaseUnavailableError
 from relay.operate.session import session
 from relay.operate.status import Node, State, Status, read_status
@@ -37,13 +37,14 @@ def status(
     elif console.is_terminal and output == "text":
         with Live(console=console, auto_refresh=False, screen=True) as live:
             for seen in _looks(settings, interval):
-                live.update(seen if isinstance(seen, Text) else _drawn(seen), refresh=True)
+                drawn = _drawn(seen) if isinstance(seen, Status) else Text(f"relay: {printable(str(seen))}")
+                live.update(drawn, refresh=True)
     else:
         for seen in _looks(settings, interval):
             if isinstance(seen, Status):
                 _print(seen, console, output)
             else:
-                Console(stderr=True).print(seen, soft_wrap=True)
+                complain(str(seen))
     return 0
 
 
@@ -54,7 +55,7 @@ def _read(settings: Settings) -> Status:
         )
 
 
-def _looks(settings: Settings, interval: float) -> Iterator[Status | Text]:
+def _looks(settings: Settings, interval: float) -> Iterator[Status | DatabaseUnavailableError]:
     """Give a status each `interval` seconds; a database that goes away after the first is waited for."""
     yield _read(settings)
     while True:
@@ -62,7 +63,7 @@ def _looks(settings: Settings, interval: float) -> Iterator[Status | Text]:
         try:
             yield _read(settings)
         except DatabaseUnavailableError as error:
-            yield Text(f"relay: {printable(str(error))}")
+            yield error
 
 
 def _print(seen: Status, console: Console, output: Output) -> None:

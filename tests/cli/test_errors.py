@@ -1,0 +1,223 @@
+"""Whatever is wrong is one line on stderr, with the remedy, and the exit code says whose turn it is."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from tests.cli.command import PASSWORD, Command, Result
+from tests.operate.rows import Rows
+from tests.support.postgres import PostgresServer
+from tests.support.process import free_port
+from tests.support.rabbitmq import RabbitServer
+
+READING = [["status"], ["parked", "list"], ["parked", "retry", "--all"], ["healthcheck"], ["migrate", "--check"]]
+every_reader = pytest.mark.parametrize("arguments", READING, ids=" ".join)
+EVERY_COMMAND = [*READING, ["migrate"], ["config", "show"], ["run"]]
+every_command = pytest.mark.parametrize("arguments", EVERY_COMMAND, ids=" ".join)
+WHERE_FOUND = "(`relay config show` tells where it was found)"
+
+
+def only_line(result: Result) -> str:
+    assert result.out == ""
+    (line,) = result.err.splitlines()
+    assert line.startswith("relay: ")
+    return line
+
+
+@pytest.fixture
+def empty_database(postgres: PostgresServer, database_url: str) -> Iterator[str]:
+    name = f"empty_{database_url[-12:]}"
+    yield postgres.create_database(name)
+    postgres.drop_database(name)
+
+
+@every_reader
+def test_a_database_without_tables(arguments: list[str], relay: Command, empty_database: str) -> None:
+    result = relay(*arguments, RELAY_DATABASE_URL=empty_database)
+
+    assert result.code == 1
+    assert "has no outbox tables in schema outbox: run `relay migrate`" in only_line(result)
+
+
+@every_reader
+def test_tables_that_are_behind(arguments: list[str], relay: Command, rows: Rows) -> None:
+    rows.connection.execute("UPDATE outbox.migration SET version_num = '0000'")
+
+    result = relay(*arguments)
+
+    assert result.code == 1
+    assert only_line(result).endswith("run `relay migrate`")
+    assert "are of version 0000, and this release needs" in result.err
+
+
+@pytest.mark.parametrize("arguments", [*READING, ["migrate"]], ids=" ".join)
+def test_a_wrong_password(arguments: list[str], relay: Command, postgres: PostgresServer, database_url: str) -> None:
+    url = postgres.url(database_url.rpartition("/")[2], password=PASSWORD)
+
+    result = relay(*arguments, RELAY_DATABASE_URL=url)
+
+    assert result.code == 1
+    assert 'password authentication failed for user "postgres"' in only_line(result)
+    assert result.err.endswith(f"check the host, user and password in database.url {WHERE_FOUND}\n")
+
+
+@pytest.mark.parametrize("arguments", [*READING, ["migrate"]], ids=" ".join)
+@pytest.mark.parametrize("host", ["127.0.0.1", "no-such-host.invalid"])
+def test_a_host_that_cannot_be_reached(host: str, arguments: list[str], tmp_path: Path) -> None:
+    url = f"postgresql://u:{PASSWORD}@{host}:{free_port()}/d"
+
+    result = Command(tmp_path, RELAY_DATABASE_URL=url)(*arguments)
+
+    assert result.code == 1
+    assert host in only_line(result)
+    assert result.err.endswith(f"check the host, user and password in database.url {WHERE_FOUND}\n")
+
+
+def test_run_without_a_database(tmp_path: Path) -> None:
+    url = f"postgresql://u:{PASSWORD}@127.0.0.1:{free_port()}/d"
+    relay = Command(tmp_path, RELAY_DATABASE_URL=url, RELAY_DATABASE__CONNECT_TIMEOUT="2")
+
+    result = relay.process("run")
+
+    assert result.code == 1
+    assert result.err.splitlines()[-1].startswith("relay: connection failed")
+    assert result.err.endswith(f"check the host, user and password in database.url {WHERE_FOUND}\n")
+
+
+def test_run_without_tables(relay: Command, empty_database: str, broker_url: str) -> None:
+    result = relay.process("run", RELAY_DATABASE_URL=empty_database, RELAY_BROKER_URL=broker_url)
+
+    assert result.code == 1
+    assert "run `relay migrate`" in result.err.splitlines()[-1]
+
+
+def test_run_with_tables_that_are_behind(relay: Command, rows: Rows, broker_url: str) -> None:
+    rows.connection.execute("UPDATE outbox.migration SET version_num = '0000'")
+
+    result = relay.process("run", RELAY_BROKER_URL=broker_url)
+
+    assert result.code == 1
+    assert "run `relay migrate`" in result.err.splitlines()[-1]
+
+
+def test_run_without_a_broker(relay: Command) -> None:
+    port = free_port()
+
+    result = relay.process(
+        "run", RELAY_BROKER_URL=f"amqp://u:{PASSWORD}@127.0.0.1:{port}/", RELAY_BROKER__CONNECT_TIMEOUT="2"
+    )
+
+    assert result.code == 1
+    assert f"127.0.0.1:{port}" in result.err.splitlines()[-1]
+    assert "broker.url" in result.err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("change", ["vhost", "password"])
+def test_run_with_a_virtual_host_or_password_that_the_broker_refuses(
+    change: str, relay: Command, rabbitmq: RabbitServer
+) -> None:
+    url = rabbitmq.url("no-such-vhost")
+    if change == "password":
+        url = f"amqp://guest:{PASSWORD}@{url.rpartition('@')[2]}"
+
+    result = relay.process("run", RELAY_BROKER_URL=url, RELAY_BROKER__CONNECT_TIMEOUT="2")
+
+    assert result.code == 1
+    assert "broker.url" in result.err.splitlines()[-1]
+
+
+@every_command
+def test_an_unknown_key_in_the_file_or_the_environment(arguments: list[str], tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text("[broker]\nexchnge = 'x'\n")
+    relay = Command(tmp_path, RELAY_DATABSE_URL=f"postgresql://u:{PASSWORD}@h/d", RELAY_CONFIG="mine.toml")
+
+    result = relay(*arguments)
+
+    assert result.code == 2
+    assert result.err.splitlines() == [
+        "relay: unknown variable RELAY_DATABSE_URL; did you mean RELAY_DATABASE_URL?",
+        "relay: unknown key broker.exchnge (file mine.toml); did you mean broker.exchange?",
+    ]
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [{"RELAY_DATABASE_URL": f"{PASSWORD}"}, {"RELAY_BROKER_URL": f"http://u:{PASSWORD}@h/"}],
+    ids=lambda variables: next(iter(variables)),
+)
+def test_a_url_that_is_none(variables: dict[str, str], tmp_path: Path) -> None:
+    (name,) = variables
+
+    result = Command(tmp_path, **variables)("status")
+
+    assert result.code == 2
+    assert f"(variable {name}): it takes" in only_line(result)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["frob"], 'Unknown command "frob"'),
+        (["status", "--nope"], "Unknown option: --nope"),
+        (["status", "--interval", "x"], "--interval"),
+        (["status", "--output", "yaml"], "--output"),
+        (["parked", "retry"], "--all for every parked row"),
+        (["parked", "discard", "--limit", "3"], "--all for every parked row"),
+        (["parked", "retry", "--all", "--id", "3"], "exclude each other"),
+        (["parked", "retry", "7"], "7"),
+        (["parked", "show", "abc"], "abc is no id and no message id"),
+        (["parked", "show"], "row"),
+        (["migrate", "--sql", "--check"], "exclude each other"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_command_that_cannot_be(arguments: list[str], words: str, tmp_path: Path) -> None:
+    result = Command(tmp_path)(*arguments)
+
+    assert result.code == 2
+    assert words.lower() in only_line(result).lower()
+
+
+def test_a_role_without_rights(relay: Command, rows: Rows, postgres: PostgresServer, database_url: str) -> None:
+    database = database_url.rpartition("/")[2]
+    rows.connection.execute(sql.SQL("CREATE ROLE {} LOGIN PASSWORD 'pw'").format(sql.Identifier(database)))
+    url = postgres.url(database, user=database, password="pw")
+    try:
+        read = relay("status", RELAY_DATABASE_URL=url)
+        migrated = relay("migrate", RELAY_DATABASE_URL=url)
+    finally:
+        with psycopg.connect(postgres.admin_url, autocommit=True) as admin:
+            admin.execute(sql.SQL("DROP ROLE {}").format(sql.Identifier(database)))
+
+    assert (read.code, migrated.code) == (1, 1)
+    assert f"permission denied for schema outbox: grant it to role {database}" in only_line(read)
+    assert "permission denied" in only_line(migrated)
+
+
+def test_the_installed_command_does_as_the_tests_do(relay: Command, tmp_path: Path) -> None:
+    status = relay.process("status", "-o", "json")
+    usage = relay.process("status", "--nope")
+    nowhere = Command(tmp_path, RELAY_DATABASE_URL=f"postgresql://u:{PASSWORD}@127.0.0.1:{free_port()}/d")
+    unreachable = nowhere.process("status")
+
+    assert (status.code, status.err) == (0, "")
+    assert usage.code == 2
+    assert only_line(usage) == only_line(relay("status", "--nope"))
+    assert unreachable.code == 1
+    assert only_line(unreachable) == only_line(nowhere("status"))
+
+
+def test_a_reader_that_has_seen_enough_gets_no_complaint(relay: Command) -> None:
+    command = relay.start("status", "--watch", "--interval", "0.1")
+    assert command.stdout is not None
+    assert command.stderr is not None
+    command.stdout.readline()
+
+    command.stdout.close()
+
+    assert command.wait(30) == 141
+    assert command.stderr.read() == ""
+    command.stderr.close()
