@@ -26,6 +26,7 @@ class PlainWire:
         self._settle = settle
         self._loop = asyncio.get_running_loop()
         self._rows: dict[asyncio.Task[None], Row] = {}
+        self._ids: dict[bytes, asyncio.Task[None]] = {}  # message_id -> the last task that sends it
         self._started: dict[asyncio.Task[None], float] = {}
 
     @property
@@ -34,9 +35,13 @@ class PlainWire:
 
     def send(self, rows: Iterable[Row], redelivered: set[int]) -> None:
         for row in rows:
+            twin = self._ids.get(row.message_id)
             # Each takes the channel's lock, which is fair: the messages leave in this order.
-            task = asyncio.create_task(self._publish(row, redelivered=row.id in redelivered), name=f"publish:{row.id}")
+            task = asyncio.create_task(
+                self._publish(row, twin, redelivered=row.id in redelivered), name=f"publish:{row.id}"
+            )
             self._rows[task] = row
+            self._ids[row.message_id] = task
             self._started[task] = self._loop.time()
 
     async def run(self) -> None:
@@ -49,12 +54,16 @@ class PlainWire:
         await asyncio.gather(*tasks, return_exceptions=True)
         self._rows.clear()
         self._started.clear()
+        self._ids.clear()
         return after_close(lost, self._channel.closing)
 
     def unconfirmed_for(self, now: float) -> float:
         return now - next(iter(self._started.values()), now)
 
-    async def _publish(self, row: Row, *, redelivered: bool) -> None:
+    async def _publish(self, row: Row, twin: asyncio.Task[None] | None, *, redelivered: bool) -> None:
+        # The library finds a returned message by its message_id: two of one id must not be in flight together.
+        if twin is not None:
+            await asyncio.wait([twin])
         try:
             settled = Settled((row,), *await self._outcome(row, redelivered=redelivered))
         # CancelledError as well: the library raises it when the connection goes away under a publish.
@@ -86,5 +95,7 @@ class PlainWire:
     def _forget(self) -> None:
         task = asyncio.current_task()
         if task is not None:
-            self._rows.pop(task, None)
-            self._started.pop(task, None)
+            row = self._rows.pop(task)
+            del self._started[task]
+            if self._ids.get(row.message_id) is task:
+                del self._ids[row.message_id]

@@ -1,0 +1,137 @@
+"""What happens to a key whose row is parked, and how it comes back."""
+
+import asyncio
+from collections.abc import Callable
+
+import psycopg
+import pytest
+from aio_pika.abc import AbstractChannel
+
+from relay.operate.parked import Selection
+from relay.operate.release import Done, discard, retry
+from relay.settings import KeyPolicy, Ordering
+from tests.engine.conftest import Outbox, Reader, RunNode
+from tests.support.eventually import eventually
+
+Change = Callable[[psycopg.Connection], Done]
+
+
+async def operate(database_url: str, change: Change) -> Done:
+    def run() -> Done:
+        with psycopg.connect(database_url, autocommit=True) as connection:
+            return change(connection)
+
+    return await asyncio.to_thread(run)
+
+
+async def test_later_rows_of_a_held_key_wait_parked_behind_it_and_others_go_on(
+    outbox: Outbox, queue: Reader, run_node: RunNode
+) -> None:
+    before = await outbox.insert("1")
+    head = await outbox.insert("1", exchange="", routing_key="nowhere")
+    offered_with_it = await outbox.insert("1")
+    other = await outbox.insert("2")
+
+    async with run_node(max_attempts=2):
+        await eventually(outbox.is_empty, "nothing pending")
+        read_later = await outbox.insert("1")
+        await eventually(outbox.is_empty, "nothing pending")
+        assert sorted(await queue.ids(2)) == [before, other]
+
+    assert await outbox.ids("parked") == [head, offered_with_it, read_later]
+    for follower in (offered_with_it, read_later):
+        assert await outbox.column("held_behind", follower) == head
+        assert await outbox.column("attempts", follower) == 0
+
+
+async def test_a_held_key_is_still_held_after_a_restart(outbox: Outbox, queue: Reader, run_node: RunNode) -> None:
+    head = await outbox.insert("1", exchange="", routing_key="nowhere")
+    async with run_node(max_attempts=1):
+        await eventually(outbox.is_empty, "parked")
+    follower = await outbox.insert("1")
+
+    async with run_node(max_attempts=1):
+        await eventually(outbox.is_empty, "nothing pending")
+
+    assert await outbox.ids("parked") == [head, follower]
+
+
+@pytest.mark.parametrize("running", [True, False])
+async def test_a_retried_key_follows_in_order(
+    outbox: Outbox, queue: Reader, channel: AbstractChannel, run_node: RunNode, database_url: str, running: bool
+) -> None:
+    head = await outbox.insert("1", exchange="", routing_key="later")
+    followers = [await outbox.insert("1") for _ in range(20)]
+    async with run_node(max_attempts=1):
+        await eventually(outbox.is_empty, "parked")
+        await channel.declare_queue("later", durable=True)
+        if running:
+            await operate(database_url, lambda c: retry(c, "outbox", Selection(ids=[head])))
+            followers.append(await outbox.insert("1"))
+            await eventually(outbox.is_empty, "sent")
+    if not running:
+        await operate(database_url, lambda c: retry(c, "outbox", Selection(ids=[head])))
+        followers.append(await outbox.insert("1"))
+        async with run_node(max_attempts=1):
+            await eventually(outbox.is_empty, "sent")
+
+    assert await outbox.ids("sent") == [head, *followers]
+    assert await queue.ids(21) == followers
+    assert await outbox.column("sent_at", head) <= await outbox.column("sent_at", followers[0])
+
+
+async def test_a_discarded_row_lets_its_followers_go(
+    outbox: Outbox, queue: Reader, run_node: RunNode, database_url: str
+) -> None:
+    head = await outbox.insert("1", exchange="", routing_key="nowhere")
+    followers = [await outbox.insert("1") for _ in range(5)]
+
+    async with run_node(max_attempts=1):
+        await eventually(outbox.is_empty, "parked")
+        await operate(database_url, lambda c: discard(c, "outbox", Selection(ids=[head]), note="obsolete"))
+        assert await queue.ids(5) == followers
+
+    assert await outbox.ids("discarded") == [head]
+
+
+async def test_no_follower_is_left_behind_when_rows_come_while_an_operator_retries(
+    outbox: Outbox, queue: Reader, channel: AbstractChannel, run_node: RunNode, database_url: str
+) -> None:
+    head = await outbox.insert("1", exchange="", routing_key="later")
+    expected = []
+    async with run_node(max_attempts=1):
+        await eventually(outbox.is_empty, "parked")
+        await channel.declare_queue("later", durable=True)
+        retrying = asyncio.create_task(operate(database_url, lambda c: retry(c, "outbox", Selection(ids=[head]))))
+        for _ in range(60):
+            expected.append(await outbox.insert("1"))
+            await asyncio.sleep(0)
+        await retrying
+        assert await queue.ids(60) == expected
+        await eventually(outbox.is_empty, "sent")
+
+    assert await outbox.ids("parked") == []
+
+
+async def test_with_skip_the_key_goes_on(outbox: Outbox, queue: Reader, run_node: RunNode) -> None:
+    head = await outbox.insert("1", exchange="", routing_key="nowhere")
+    followers = [await outbox.insert("1") for _ in range(3)]
+
+    async with run_node(max_attempts=2, key_policy=KeyPolicy.SKIP):
+        assert await queue.ids(3) == followers
+        await eventually(outbox.is_empty, "nothing pending")
+
+    assert await outbox.ids("parked") == [head]
+
+
+@pytest.mark.parametrize("ordering", [Ordering.PIPELINED, Ordering.NONE])
+async def test_without_order_by_key_a_faulty_row_is_parked_too(
+    outbox: Outbox, queue: Reader, run_node: RunNode, ordering: Ordering
+) -> None:
+    head = await outbox.insert("1", exchange="", routing_key="nowhere")
+    await outbox.insert("1")
+
+    async with run_node(max_attempts=2, ordering=ordering):
+        await eventually(outbox.is_empty, "nothing pending")
+
+    assert head in await outbox.ids("parked")

@@ -1,0 +1,150 @@
+"""Order per key holds whatever the outcomes; the wire here is a list, so that each outcome can be chosen."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from relay.engine.publish import Publisher
+from relay.engine.row import Outcome, Row, Settled
+from relay.settings import Ordering, RelaySettings
+from tests.engine.test_frames import ROW
+from tests.support.eventually import eventually
+
+
+class Recorder:
+    """A wire that sends nowhere; the test settles what it has recorded."""
+
+    def __init__(self) -> None:
+        self.sent: list[Row] = []
+        self.open: list[Row] = []
+        self.redelivered: list[int] = []
+
+    def send(self, rows: Iterable[Row], redelivered: set[int]) -> None:
+        for row in rows:
+            self.sent.append(row)
+            self.open.append(row)
+            if row.id in redelivered:
+                self.redelivered.append(row.id)
+
+    @property
+    def in_flight(self) -> int:
+        return len(self.open)
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+    async def close(self) -> Settled | None:
+        return None
+
+    def unconfirmed_for(self, now: float) -> float:
+        return 0.0 * now
+
+
+def rows(keys: Sequence[int | None]) -> list[Row]:
+    return [
+        ROW._replace(id=number, aggregate_id=None if key is None else str(key).encode())
+        for number, key in enumerate(keys, start=1)
+    ]
+
+
+def attached(**relay: object) -> tuple[Publisher, Recorder]:
+    publisher, wire = Publisher(RelaySettings.model_validate(relay)), Recorder()
+    publisher.attach(wire)
+    return publisher, wire
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data(), st.lists(st.one_of(st.none(), st.integers(0, 3)), max_size=40), st.integers(1, 8))
+def test_nothing_of_a_key_is_sent_before_its_predecessor_is_settled(
+    data: st.DataObject, keys: list[int | None], max_in_flight: int
+) -> None:
+    async def scenario() -> None:
+        publisher, wire = attached(max_in_flight=max_in_flight)
+        given_rows = rows(keys)
+        publisher.offer(given_rows)
+        confirmed: list[Row] = []
+        while wire.open:
+            assert len(wire.open) <= max_in_flight
+            under_way = [row.key for row in wire.open if row.key is not None]
+            assert len(under_way) == len(set(under_way)), "two rows of one key in flight"
+            row = wire.open.pop(data.draw(st.integers(0, len(wire.open) - 1)))
+            outcome = data.draw(st.sampled_from([Outcome.CONFIRMED, Outcome.CONFIRMED, Outcome.UNKNOWN]))
+            publisher.settle(Settled((row,), outcome))
+            if outcome is Outcome.CONFIRMED:
+                confirmed.append(row)
+        assert sorted(confirmed) == given_rows
+        by_key = defaultdict(list)
+        for row in confirmed:
+            by_key[row.key].append(row.id)
+        for key, ids in by_key.items():
+            assert key is None or ids == sorted(ids)
+
+    asyncio.run(scenario())
+
+
+async def test_an_unknown_outcome_goes_out_again_first_and_says_so() -> None:
+    publisher, wire = attached(ordering=Ordering.PIPELINED, max_in_flight=4)
+    publisher.offer(rows([1, 1, 1, 1, 1, 1]))
+    lost, wire.open = wire.open, []
+    publisher.attach(None)
+
+    publisher.settle(Settled(lost, Outcome.UNKNOWN, "cut"))
+    publisher.attach(wire)
+
+    assert [row.id for row in wire.open] == [1, 2, 3, 4]
+    assert wire.redelivered == [1, 2, 3, 4]
+    assert publisher.take_settled() == ([], [])
+
+
+async def test_a_nack_burns_no_attempt_and_keeps_its_key_in_order() -> None:
+    publisher, wire = attached()
+    first, second, other = rows([1, 1, 2])
+    publisher.offer([first, second, other])
+    assert wire.open == [first, other]
+
+    wire.open.remove(first)
+    publisher.settle(Settled((first,), Outcome.NACKED))
+    assert wire.open == [other]
+    await eventually(lambda: first in wire.open, "sent again after the backoff")
+
+    assert second not in wire.open
+    assert publisher.take_settled() == ([], [])
+
+
+async def test_suspects_go_one_at_a_time_until_each_is_settled() -> None:
+    publisher, wire = attached()
+    suspects = rows([1, 2, 3])
+    publisher.offer(suspects)
+    wire.open.clear()
+
+    publisher.settle(Settled(suspects, Outcome.SUSPECT, "404"))
+
+    for row in suspects:
+        assert wire.open == [row]
+        wire.open.clear()
+        publisher.settle(Settled((row,), Outcome.REFUSED if row.id == 2 else Outcome.CONFIRMED, "404"))
+    confirmed, faulty = publisher.take_settled()
+    assert [row.id for row in confirmed] == [1, 3]
+    assert [fault.row.id for fault in faulty] == [2]
+
+
+async def test_what_was_confirmed_but_not_marked_is_not_sent_again() -> None:
+    publisher, wire = attached()
+    first, second = rows([1, 2])
+    publisher.offer([first, second])
+    wire.open.clear()
+    publisher.settle(Settled((first,), Outcome.CONFIRMED))
+    publisher.settle(Settled((second,), Outcome.UNKNOWN))
+    wire.open.clear()
+    publisher.settle(Settled((second,), Outcome.UNKNOWN))
+    wire.open.clear()
+    publisher.settle(Settled((second,), Outcome.NACKED))
+
+    await publisher.abandon()
+    publisher.offer([first, second])
+
+    assert publisher.take_settled() == ([first], [])
+    assert wire.open == [second]
