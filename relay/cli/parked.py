@@ -2,14 +2,16 @@
 
 import base64
 import json
+import sys
 from dataclasses import dataclass
+from datetime import UTC
 from typing import Annotated
 from uuid import UUID
 
 from cyclopts import App, Parameter, validators
 
 from relay.cli.options import DatabaseOptions, Output
-from relay.cli.printing import complain, print_json, print_lines, print_table, printable, say
+from relay.cli.printing import aside, complain, print_json, print_pairs, print_table, printable, say
 from relay.errors import UsageError
 from relay.operate.parked import Parked, ParkedMessage, Selection, list_parked, show_parked
 from relay.operate.release import Done, discard, preview, retry
@@ -72,7 +74,12 @@ def list_(
     if output == "json":
         print_json({"total": total, "rows": rows})
         return 0
-    print_table(LIST_COLUMNS, [_list_row(row) for row in rows])
+    # `show` tells the message id; on a terminal the reason needs its room.
+    left_out = {"message id"} if sys.stdout.isatty() else set()
+    kept = [index for index, column in enumerate(LIST_COLUMNS) if column not in left_out]
+    print_table([LIST_COLUMNS[index] for index in kept], [[_list_row(row)[index] for index in kept] for row in rows])
+    if total > len(rows):
+        aside(f"{total - len(rows)} more: --limit {total} lists them all")
     return 0
 
 
@@ -92,7 +99,7 @@ def show(
     if output == "json":
         print_json(message)
     else:
-        print_lines(_show_rows(message))
+        print_pairs(_show_rows(message))
     return 0
 
 
@@ -163,7 +170,7 @@ def _report(verb: str, done: Done, output: Output, *, dry_run: bool) -> int:
 
 
 def _list_row(row: Parked) -> tuple[object, ...]:
-    parked_at = row.parked_at and row.parked_at.strftime("%Y-%m-%d %H:%M:%S%z")
+    parked_at = row.parked_at and row.parked_at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%SZ")
     return (
         row.id,
         row.message_id,

@@ -28,6 +28,20 @@ def print_table(columns: Sequence[str], rows: Iterable[Row]) -> None:
         print_lines([columns, *rows])
 
 
+def print_pairs(pairs: Sequence[tuple[str, object]]) -> None:
+    """Print names and values; on a terminal aligned, and without those that are not set."""
+    if not sys.stdout.isatty():
+        print_lines(pairs)
+        return
+    drawn = Table.grid(padding=(0, 2))
+    drawn.add_column(style="bold")
+    drawn.add_column(overflow="fold")
+    for name, value in pairs:
+        if value is not None:
+            drawn.add_row(Text(name), Text(printable(value)))
+    Console().print(drawn)
+
+
 def print_lines(rows: Iterable[Row]) -> None:
     """Print rows with tabs between the values, for `cut` and `awk`."""
     for row in rows:
@@ -39,6 +53,12 @@ def say(line: str) -> None:
     """Print one line about what was done."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
+
+
+def aside(line: str) -> None:
+    """Print one line beside the result, out of the way of a pipe."""
+    sys.stderr.write(line + "\n")
+    sys.stderr.flush()
 
 
 def complain(line: str) -> None:

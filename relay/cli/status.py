@@ -79,8 +79,16 @@ def _print(seen: Status, console: Console, output: Output) -> None:
 def _drawn(seen: Status) -> RenderableType:
     parts: list[RenderableType] = [Text(seen.state, style=f"bold {COLOURS[seen.state]}")]
     parts += [Text(f"  {printable(reason)}") for reason in seen.reasons]
-    width = max(len(name) for name, _ in _figures(seen))
-    parts += [Text(""), *(Text(f"{name:<{width}}  {value}") for name, value in _figures(seen))]
+    age = seen.oldest_pending_age_s
+    waited = "" if age is None else f"   the oldest has waited {age:.1f} s"
+    held = f"   {seen.parked_held:,} of them held behind others" if seen.parked_held else ""
+    parts += [
+        Text(""),
+        Text(f"pending    {seen.pending:>12,}{waited}"),
+        Text(f"in flight  {seen.in_flight:>12,}"),
+        Text(f"parked     {seen.parked:>12,}{held}"),
+        Text(f"published  {seen.published_total:>12,}"),
+    ]
     if seen.nodes:
         parts += [Text(""), table(NODE_COLUMNS, [_node_row(node) for node in seen.nodes])]
     return Group(*parts)

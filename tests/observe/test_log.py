@@ -1,0 +1,103 @@
+"""The log is JSON unless a person reads it, quiet about the libraries, and never holds a password."""
+
+import io
+import json
+import logging
+import warnings
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from relay.observe.log import set_up
+from relay.settings import LogFormat, LogSettings
+
+URL = "amqp://relay:hunter2@broker/"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def _log_as_before() -> Iterator[None]:
+    root, ours = logging.getLogger(), logging.getLogger("relay")
+    before = (root.handlers, root.level, ours.level, warnings.showwarning)
+    yield
+    logging.captureWarnings(False)
+    root.handlers = before[0]
+    root.setLevel(before[1])
+    ours.setLevel(before[2])
+    structlog.reset_defaults()
+
+
+def test_an_event_is_one_json_object_a_line() -> None:
+    output = io.StringIO()
+    log = structlog.get_logger("relay.engine")
+    set_up(LogSettings(), output)
+
+    log.info("lane.taken", lane=3, waited_ms=4)
+    log.debug("batch.published")
+
+    (line,) = output.getvalue().splitlines()
+    event = json.loads(line)
+    assert event.pop("timestamp").endswith("Z")
+    assert event == {"event": "lane.taken", "lane": 3, "waited_ms": 4, "level": "info"}
+
+
+@pytest.mark.parametrize(
+    ("style", "output", "is_json"),
+    [
+        (LogFormat.AUTO, Terminal(), False),
+        (LogFormat.AUTO, io.StringIO(), True),
+        (LogFormat.JSON, Terminal(), True),
+        (LogFormat.CONSOLE, io.StringIO(), False),
+    ],
+)
+def test_people_read_a_console_and_programs_json(style: LogFormat, output: io.StringIO, is_json: bool) -> None:
+    set_up(LogSettings(format=style), output)
+
+    structlog.get_logger().info("relay.ready", lanes=16)
+
+    assert output.getvalue().startswith("{") is is_json
+    assert ("\x1b[" in output.getvalue()) is (isinstance(output, Terminal) and not is_json)
+
+
+@pytest.mark.parametrize("library", ["aio_pika.connection", "aiormq.connection", "alembic.runtime.migration"])
+def test_libraries_are_heard_from_warning_on_also_at_debug(library: str) -> None:
+    output = io.StringIO()
+    set_up(LogSettings(level="debug"), output)
+
+    logging.getLogger(library).info("frame %r", b"payload")
+    logging.getLogger(library).warning("reconnecting to %s", URL)
+    structlog.get_logger().debug("batch.published", rows=2)
+
+    warning, debug = [json.loads(line) for line in output.getvalue().splitlines()]
+    assert (warning["event"], warning["logger"]) == ("reconnecting to amqp://relay:***@broker/", library)
+    assert (debug["event"], debug["rows"]) == ("batch.published", 2)
+
+
+@pytest.mark.parametrize("style", [LogFormat.CONSOLE, LogFormat.JSON])
+def test_no_password_gets_through_a_value_or_a_traceback(style: LogFormat) -> None:
+    output = io.StringIO()
+    set_up(LogSettings(format=style), output)
+
+    try:
+        raise RuntimeError(f"cannot reach {URL}")
+    except RuntimeError:
+        structlog.get_logger().exception("relay.failed", url=URL, reason=f"cannot reach {URL}")
+
+    assert "RuntimeError" in output.getvalue()
+    assert "hunter2" not in output.getvalue()
+
+
+def test_the_level_is_the_least_that_is_said() -> None:
+    output = io.StringIO()
+    set_up(LogSettings(level="error"), output)
+
+    structlog.get_logger().warning("broker.degraded")
+    logging.getLogger("aio_pika").warning("reconnecting")
+    structlog.get_logger().error("relay.failed")
+
+    assert [json.loads(line)["event"] for line in output.getvalue().splitlines()] == ["relay.failed"]
