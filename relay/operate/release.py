@@ -146,6 +146,8 @@ def _change(
                 connection.execute(TAKE_LOCK.format(name=f"{schema}.park"))
                 parameters = {**asdict(selection), "after": after, "until": until, "batch": batch}
                 heads = [row[0] for row in connection.execute(composed(schema, READ_HEADS), parameters)]
+                if not heads:
+                    break
                 connection.execute(_with_fates(schema, HOLD_BEHIND_REMAINING), {"heads": heads})
                 let_go = connection.execute(_with_fates(schema, RELEASE), {"heads": heads}).rowcount
                 change_heads({"heads": heads})
@@ -154,8 +156,6 @@ def _change(
             if not chosen:
                 raise
             raise PartlyDoneError(f"{chosen} rows are done, the others stay parked: {error}") from error
-        if not heads:
-            break
         chosen, released, after = chosen + len(heads), released + let_go, heads[-1]
     return Done(chosen, released, not_found)
 
