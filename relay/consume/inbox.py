@@ -5,7 +5,7 @@ often a message is delivered, nor whether we learn that a commit arrived: after 
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, LiteralString, Protocol
@@ -15,7 +15,7 @@ import psycopg
 from psycopg.sql import SQL, Composed, Identifier
 
 from relay.consume.handlers import Handlers
-from relay.consume.message import Delivery
+from relay.consume.message import Delivery, Message
 from relay.database import connect, connect_async
 from relay.errors import HandlerCancelledError, SchemaError
 from relay.settings import DatabaseSettings
@@ -133,7 +133,7 @@ class AsyncTransactions:
                 deadline.reschedule(None)
                 try:
                     async with connection.pipeline() if self._pipeline else nullcontext():
-                        await self._handle([d for d in batch if _take(d, fresh)], connection)
+                        await self._handle(batch, fresh, connection)
                 finally:
                     deadline.reschedule(now() + patience)
         except TimeoutError:
@@ -142,10 +142,10 @@ class AsyncTransactions:
             raise
         return applied
 
-    async def _handle(self, batch: Sequence[Delivery], connection: psycopg.AsyncConnection) -> None:
+    async def _handle(self, batch: Sequence[Delivery], fresh: set[UUID], connection: psycopg.AsyncConnection) -> None:
         try:
-            for delivery in batch:
-                await self._handlers.by_type_of(delivery.message)(delivery.message, connection)
+            for handler, argument in self._handlers.calls(_take(batch, fresh)):
+                await handler(argument, connection)
         except asyncio.CancelledError:
             # Some libraries raise it when their own connection is lost (aio-pika does); nobody cancelled us.
             if (task := asyncio.current_task()) is None or task.cancelling():
@@ -191,17 +191,17 @@ class ThreadTransactions:
             cursor = connection.execute(self._remember, _inbox_rows(self._inbox, batch), binary=True)
             fresh: set[UUID] = {message_id for (message_id,) in cursor.fetchall()}
             applied = len(fresh)
-            for delivery in [d for d in batch if _take(d, fresh)]:
-                self._handlers.by_type_of(delivery.message)(delivery.message, connection)
+            for handler, argument in self._handlers.calls(_take(batch, fresh)):
+                handler(argument, connection)
         return applied
 
 
-def _take(delivery: Delivery, fresh: set[UUID]) -> bool:
-    """Tell whether this delivery is the one to apply; a batch may hold a message twice."""
-    if delivery.message.message_id not in fresh:
-        return False
-    fresh.remove(delivery.message.message_id)
-    return True
+def _take(batch: Sequence[Delivery], fresh: set[UUID]) -> Iterator[Message]:
+    """Give the messages to apply, in order, each once: a batch may hold one twice."""
+    for delivery in batch:
+        if delivery.message.message_id in fresh:
+            fresh.remove(delivery.message.message_id)
+            yield delivery.message
 
 
 def _inbox_rows(inbox: Inbox, batch: Sequence[Delivery]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Each message takes effect once, in order per key, and is acknowledged after the commit."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import psycopg
@@ -8,7 +9,7 @@ from structlog.testing import capture_logs
 
 from relay.consume import Consumer, Inbox, Message, on
 from relay.settings import BrokerSettings
-from tests.consume.effects import QUICK, Queue, Table, count, running
+from tests.consume.effects import QUICK, Queue, Table, count, count_together, running
 from tests.support.eventually import eventually
 
 SHAPES = [
@@ -44,6 +45,36 @@ async def test_each_message_takes_effect_once_and_in_order_per_key(
     assert await table.inbox_count() == 40
     assert await queue.drained()
     assert (consumer.counters.duplicates, consumer.counters.failed) == (0, 0)
+
+
+async def test_a_batch_handler_gets_neighbours_together_and_each_message_once(
+    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+) -> None:
+    sizes: list[int] = []
+
+    @on("Counted", batch=True)
+    async def note(messages: Sequence[Message], connection: psycopg.AsyncConnection) -> None:
+        sizes.append(len(messages))
+        await count_together(messages, connection)
+
+    @on("*")
+    async def between(message: Message, connection: psycopg.AsyncConnection) -> None:
+        sizes.append(0)
+
+    repeated = await queue.send(0)
+    await queue.send_all(range(1, 4))
+    await queue.send(9, event_type="Renamed")
+    await queue.send(0, message_id=repeated)
+    await queue.send_all(range(4, 20))
+
+    consumer = Consumer(queue.name, [note, between], inbox=inbox, broker=broker, concurrency=1, batch_size=100)
+    async with running(consumer):
+        await eventually(lambda: consumer.counters.applied == 21, "all are applied")
+
+    assert await table.numbers() == list(range(20))
+    assert sum(sizes) == 20
+    assert max(sizes) > 1
+    assert consumer.counters.duplicates == 1
 
 
 async def test_plain_functions_work_in_threads(

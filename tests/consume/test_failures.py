@@ -10,7 +10,7 @@ import pytest
 from relay.consume import Backoff, Consumer, Inbox, Message, on
 from relay.errors import UnhandledMessageError
 from relay.settings import BrokerSettings
-from tests.consume.effects import QUICK, Queue, Table, count, running
+from tests.consume.effects import QUICK, Queue, Table, count, count_together, running
 from tests.support.eventually import eventually
 
 SHAPES = [
@@ -141,6 +141,22 @@ async def test_a_handler_may_not_commit(queue: Queue, table: Table, inbox: Inbox
         await eventually(lambda: consumer.counters.failed == 1, "it failed")
 
     assert await table.numbers() == []
+
+
+async def test_a_batch_handler_that_fails_is_called_again_with_one_message_at_a_time(
+    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+) -> None:
+    await table.connection.execute("ALTER TABLE effect ADD CHECK (number <> 2)")
+    for number in range(8):
+        await queue.send(number, key=f"key-{number}")
+
+    consumer = Consumer(
+        queue.name, [count_together], inbox=inbox, broker=broker, backoff=SEVERAL_MINUTES, concurrency=1, batch_size=8
+    )
+    async with running(consumer):
+        await eventually(lambda: consumer.counters.applied == 7 and consumer.counters.failed == 1, "all are tried")
+
+    assert await table.numbers() == [0, 1, 3, 4, 5, 6, 7]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
