@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 import psycopg
 import structlog
-from psycopg.sql import SQL
+from psycopg.sql import SQL, Composed
 
 from relay.engine.backoff import backoff
 from relay.engine.hold import HeldKeys
@@ -21,13 +21,25 @@ from relay.settings import RelaySettings
 
 log = structlog.get_logger(__name__)
 
+# DELETE and INSERT in one statement, not UPDATE ... SET state = 'sent': letting PostgreSQL move each row to its
+# partition costs it twice the time (docs/decisions/0002-mark-by-delete-and-insert.md).
 # lane as well as id: the index is (lane, id), and by id alone each mark scans the whole backlog.
-# state = 'pending' prunes the plan to one partition; without it every retained day is probed.
 MARK_SENT = SQL("""
-    UPDATE {schema}.message AS row
-    SET state = 'sent', sent_at = now()
-    FROM unnest(%(lanes)s::smallint[], %(ids)s::bigint[]) AS done (lane, id)
-    WHERE row.state = 'pending' AND row.lane = done.lane AND row.id = done.id
+    WITH done AS (
+        DELETE FROM {schema}.message_pending AS row
+        USING unnest(%(lanes)s::smallint[], %(ids)s::bigint[]) AS done (lane, id)
+        WHERE row.lane = done.lane AND row.id = done.id
+        RETURNING row.*
+    )
+    INSERT INTO {schema}.message_sent ({kept}, state, sent_at)
+    SELECT {kept}, 'sent', now() FROM done
+""")
+
+# All columns but `state`, `sent_at` and the generated `lane`.
+KEPT = SQL("""
+    id, message_id, aggregate_type, aggregate_id, event_type, exchange, routing_key, headers, content_type, payload,
+    payload_bytes, created_at, attempts, available_at, last_error, held_behind, parked_at, writer, batch_id,
+    trace_context
 """)
 
 POSTPONE = SQL("""
@@ -58,7 +70,7 @@ class Marker:
         self._publisher = publisher
         self._held = held
         self._settings = settings
-        self._mark_sent = session.sql(MARK_SENT)
+        self._mark_sent = mark_statement(session)
         self._marked = 0
         self._marked_at = 0.0
 
@@ -132,6 +144,10 @@ class Marker:
             followers = self._publisher.take_followers(row)
             self._held.add(row.key)
             await self._held.park_behind(followers)
+
+
+def mark_statement(session: LaneSession) -> Composed:
+    return session.sql(MARK_SENT, kept=KEPT)
 
 
 def _values(row: Row, reason: str) -> dict[str, object]:

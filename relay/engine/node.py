@@ -17,7 +17,7 @@ from relay.engine.mark import Marker
 from relay.engine.publish import Publisher
 from relay.engine.session import LaneSession
 from relay.engine.tail import Tail
-from relay.errors import DatabaseUnavailableError, DeadlineError, OutboxError
+from relay.errors import AccessError, DatabaseUnavailableError, DeadlineError, OutboxError
 from relay.settings import KeyPolicy, Ordering, Settings
 
 log = structlog.get_logger(__name__)
@@ -65,7 +65,10 @@ async def serve(settings: Settings) -> int:
         log.warning("relay.interrupted")
         return INTERRUPTED
     except BaseExceptionGroup as group:
-        raise _first(group) from group
+        error = _first(group)
+        if isinstance(error, psycopg.errors.InsufficientPrivilege):
+            raise AccessError(f"{error.diag.message_primary}: config/roles.sql grants what the relay needs") from group
+        raise error from group
     finally:
         for number in signals:
             loop.remove_signal_handler(number)

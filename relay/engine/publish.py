@@ -64,8 +64,8 @@ class Publisher:
                 self.confirmed.append(row)
                 self.settled.set()
                 continue
-            key = row.key if by_key else None
-            if key is not None:
+            if by_key and row.aggregate_id is not None:
+                key = (row.aggregate_type, row.aggregate_id)
                 if key in busy:
                     waiting = busy[key]
                     if waiting is None:

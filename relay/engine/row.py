@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 Key = tuple[bytes, bytes]
 
+ROW_BYTES = 512  # what a row costs in memory beside its payload and headers
+
 
 class Row(NamedTuple):
     """One pending message, its text as the UTF-8 bytes that PostgreSQL sent: nothing is decoded on the way.
@@ -42,7 +44,7 @@ class Row(NamedTuple):
     @property
     def size(self) -> int:
         """Bytes that the row holds in memory, roughly."""
-        return len(self.body) + len(self.headers or b"") + 512
+        return len(self.payload or self.payload_bytes or b"") + len(self.headers or b"") + ROW_BYTES
 
 
 class Outcome(StrEnum):

@@ -12,6 +12,8 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Iterable
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
 
 from psycopg.adapt import Loader
 from psycopg.sql import SQL
@@ -217,22 +219,22 @@ class Tail:
         return True
 
     def _take(self, rows: list[Row]) -> None:
-        held = self._held
-        ends: dict[int, tuple[int, int, int]] = {}  # lane -> (last id, rows, bytes)
-        for row in rows:
-            size = held[row.id] = row.size
-            _, number, total = ends.get(row.lane, (0, 0, 0))
-            ends[row.lane] = row.id, number + 1, total + size
-            self._held_bytes += size
         self._more = False
-        for lane in self._session.lanes:
-            last, number, total = ends.get(lane, (0, 0, 0))
-            if number >= self._limit or total >= self._limit_bytes:  # Row.size is never less than the server's
+        ended = set(self._session.lanes)
+        for lane, group in groupby(rows, itemgetter(0)):
+            of_lane = list(group)
+            sizes = {row.id: row.size for row in of_lane}
+            total = sum(sizes.values())
+            self._held |= sizes
+            self._held_bytes += total
+            last = of_lane[-1].id
+            if len(of_lane) >= self._limit or total >= self._limit_bytes:  # Row.size is never below the server's
                 self._floors[lane] = last
                 self._more = True
-                self._tops[lane] = max(self._tops[lane], last)
-            else:
-                self._floors[lane] = self._tops[lane] = max(self._tops[lane], last)
+                ended.discard(lane)
+            self._tops[lane] = max(self._tops[lane], last)
+        for lane in ended:
+            self._floors[lane] = self._tops[lane]
 
     async def _look_for_due(self, now: float) -> None:
         self._due_at = now + DUE_INTERVAL

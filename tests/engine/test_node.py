@@ -3,14 +3,19 @@
 import json
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import aio_pika
 import pytest
+from pydantic import SecretStr
 
+from relay.engine.mark import KEPT
 from relay.settings import Ordering, Route, Settings, Wire
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.support.eventually import eventually
 from tests.support.rabbitmq import RabbitServer
+
+ROLES = Path("config/roles.sql").read_bytes()
 
 
 @pytest.mark.parametrize("wire", Wire)
@@ -62,6 +67,49 @@ async def test_the_default_exchange_is_declared_when_it_is_missing(
     async with run_node():
         await eventually(outbox.is_empty, "sent")
     assert await queue.get(no_ack=True)
+
+
+async def test_a_sent_row_keeps_every_column(outbox: Outbox, queue: Reader, run_node: RunNode) -> None:
+    id_ = await outbox.insert(
+        None,
+        headers=json.dumps({"tenant": "a"}),
+        payload_bytes=b"\\x00\\",
+        content_type="application/octet-stream",
+        exchange="outbox",
+        routing_key="customer.x",
+        available_at=datetime(2026, 1, 1, tzinfo=UTC),
+        last_error="once",
+        writer="tests",
+        batch_id=7,
+        trace_context=json.dumps({"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}),
+    )
+    whole = "SELECT to_jsonb(message) - '{state,sent_at}'::text[] FROM outbox.message WHERE id = %s"
+    before = await (await outbox.connection.execute(whole, [id_])).fetchone()
+
+    async with run_node():
+        await eventually(outbox.is_empty, "sent")
+
+    assert await (await outbox.connection.execute(whole, [id_])).fetchone() == before
+    assert await outbox.column("sent_at", id_) is not None
+    columns = await outbox.connection.execute(
+        "SELECT column_name FROM information_schema.columns WHERE table_schema = 'outbox' AND table_name = 'message'"
+    )
+    kept = {name.strip() for name in KEPT.as_string().split(",")}
+    assert {row[0] for row in await columns.fetchall()} == {*kept, "lane", "state", "sent_at"}
+
+
+async def test_the_relay_s_role_suffices(
+    outbox: Outbox, queue: Reader, settings: Settings, database_url: str, run_node: RunNode
+) -> None:
+    await outbox.connection.execute(ROLES)
+    as_relay = settings.database.model_copy(update={"url": SecretStr(f"{database_url}?options=-crole%3Doutbox_relay")})
+    fine, lost, behind = [await outbox.insert(), await outbox.insert("2", exchange="missing"), await outbox.insert("2")]
+
+    async with run_node(settings.model_copy(update={"database": as_relay}), max_attempts=2):
+        await eventually(outbox.is_empty, "nothing pending")
+
+    assert await outbox.ids("sent") == [fine]
+    assert await outbox.ids("parked") == [lost, behind]
 
 
 async def test_exchange_and_queue_can_be_addressed_directly(outbox: Outbox, queue: Reader, run_node: RunNode) -> None:

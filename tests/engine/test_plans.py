@@ -7,7 +7,7 @@ import pytest
 from psycopg.sql import SQL, Composed
 
 from relay.engine.hold import PARK_BEHIND
-from relay.engine.mark import MARK_SENT, PARK, POSTPONE
+from relay.engine.mark import PARK, POSTPONE, mark_statement
 from relay.engine.session import LaneSession
 from relay.engine.tail import DUE, Tail
 from relay.settings import DatabaseSettings, RelaySettings
@@ -38,7 +38,7 @@ async def test_no_hot_statement_scans_more_than_the_pending_index(session: LaneS
     statements: dict[str, tuple[Composed, dict[str, Any]]] = {
         "read": (tail.statement, reading),
         "due": (session.sql(DUE), {"held": held}),
-        "mark": (session.sql(MARK_SENT), ids),
+        "mark": (mark_statement(session), ids),
         "postpone": (session.sql(POSTPONE), ROW),
         "park": (session.sql(PARK), ROW),
         "park behind": (session.sql(PARK_BEHIND), {"lanes": [3], "ids": [7]}),
