@@ -16,7 +16,7 @@ $(VENV)/.ready: requirements/build.txt requirements/dev.txt pyproject.toml
 	@echo "Making $(VENV) from the locks in requirements/ (once; a few minutes with the downloads)"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/build.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes --no-build-isolation -r requirements/dev.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes --no-build-isolation --use-pep517 -r requirements/dev.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 

@@ -31,6 +31,7 @@ def main(arguments: list[str]) -> int:
     """Run the demo; 0 when everything adds up, 1 when not or when a step failed, 130 after Ctrl-C."""
     parser = argparse.ArgumentParser(prog="python -m demo", description=__doc__)
     parser.add_argument("--fresh", action="store_true", help="forget what earlier runs wrote")
+    parser.add_argument("--input", type=Path, help="another file of the same shape, for a demo that starts fresh")
     options = parser.parse_args(arguments)
     console = Console()
     signal.signal(signal.SIGTERM, _interrupt)
@@ -39,21 +40,22 @@ def main(arguments: list[str]) -> int:
         with one_demo_at_a_time():
             if options.fresh:
                 start_over()
-            return run(Report(console))
+            return run(Report(console), options.input)
     except (ServerError, OutboxError, psycopg.Error) as error:
         console.print(f"[red]✗[/] {escape(str(error))}", highlight=False, soft_wrap=True)
-        console.print(f"The logs are in {PLACE.name}/", highlight=False)
+        console.print(f"The logs are in {PLACE}", highlight=False, soft_wrap=True)
         return 1
     except KeyboardInterrupt:
         console.print("Stopped; nothing is left running. `make demo` goes on from here.", highlight=False)
         return 130
 
 
-def run(report: Report) -> int:
+def run(report: Report, file: Path | None = None) -> int:
     """Do one step after the other; every server and process ends with this call."""
-    with report.step("Purchases of CDNOW") as step:
-        file = purchases()
-        step.note("the file in the wheel `lifetimes`")
+    if file is None:
+        with report.step("Purchases of CDNOW") as step:
+            file = purchases()
+            step.note("the file in the wheel `lifetimes`")
     with servers(report) as environment:
         reconciliation, rates = carry(report, environment, file)
     return conclude(report, reconciliation, rates)

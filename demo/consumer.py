@@ -43,8 +43,7 @@ def main(counts_file: Path) -> None:
         [project],
         inbox=Inbox(settings.database, NAME),
         broker=settings.broker,
-        concurrency=2,
-        batch_size=200,
+        batch_size=1000,  # one transaction for as many as have come, which costs one sync to disk
         pipeline=True,
     )
     try:

@@ -13,7 +13,8 @@ from tests.support.postgres import NEWEST, PostgresServer, can_serve_from
 from tests.support.process import ServerError
 from tests.support.rabbitmq import RabbitServer
 
-PLACE = Path(__file__).resolve().parents[1] / ".demo"
+ROOT = Path(__file__).resolve().parents[1]
+PLACE = Path(os.environ.get("DEMO_FOLDER", ROOT / ".demo"))  # tests have their own
 DATABASE = "demo"
 DATABASE_URL = "RELAY_DATABASE_URL"
 BROKER_URL = "RELAY_BROKER_URL"
@@ -26,7 +27,7 @@ def one_demo_at_a_time() -> Iterator[None]:
     Raises:
         ServerError: another `make demo` is running in this checkout.
     """
-    PLACE.mkdir(exist_ok=True)
+    PLACE.mkdir(parents=True, exist_ok=True)
     with (PLACE / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -85,4 +86,4 @@ def _postgres_folder() -> Path:
 
 
 def _shown(path: Path) -> str:
-    return str(path.relative_to(PLACE.parent)) if path.is_relative_to(PLACE.parent) else str(path)
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)

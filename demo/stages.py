@@ -14,11 +14,10 @@ import psycopg
 
 from demo.reconcile import APP_ID, BATCH, VERSION
 from demo.report import Step
-from demo.servers import PLACE
+from demo.servers import PLACE, ROOT
 from tests.support.java import java_home
 from tests.support.process import Process, ServerError, free_port
 
-ROOT = PLACE.parent
 COMMANDS = Path(sys.executable).parent  # of the .venv that runs us
 NODE = "demo"
 LOOK_EVERY = 0.5  # seconds

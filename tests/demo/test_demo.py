@@ -1,0 +1,98 @@
+"""The demo as its reader runs it, on few purchases."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from demo.servers import ROOT
+from tests.support.folders import temporary_folder
+from tests.support.process import wait_for
+
+PURCHASES = 500
+UNREADABLE = " 00007 19970199  1   10.00\n"
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A folder in place of .demo/, and in it a file of purchases."""
+    with temporary_folder() as folder:
+        lines = [
+            f" {n % 90:05d} 1997{n % 12 + 1:02d}{n % 28 + 1:02d}  2   {n}.{n % 100:02d}\n" for n in range(PURCHASES)
+        ]
+        (folder / "purchases.txt").write_text(
+            " customer_id  date number_of_cds  dollar_value\n" + "".join(lines) + UNREADABLE
+        )
+        yield folder
+
+
+def start(place: Path) -> subprocess.Popen[str]:
+    """Run the demo in that folder, on servers of its own."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RELAY_")}
+    return subprocess.Popen(
+        [sys.executable, "-m", "demo", "--input", place / "purchases.txt"],
+        cwd=ROOT,
+        env={**environment, "DEMO_FOLDER": str(place), "COLUMNS": "120"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def processes_of(place: Path) -> list[str]:
+    """List the commands of all processes that have to do with the folder."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            about = (process / "environ").read_bytes() + (process / "cmdline").read_bytes()
+        except OSError:
+            continue  # it ended meanwhile
+        if str(place).encode() in about:
+            found.append((process / "cmdline").read_text().replace("\0", " "))
+    return found
+
+
+def row(output: str, name: str) -> list[str]:
+    """Give the two counts of a row of the reconciliation."""
+    found = re.search(rf"^│ {name} +│ +([\d,.]*) │ +([\d,]*) │", output, re.MULTILINE)
+    assert found, f"no row {name!r} in:\n{output}"
+    return list(found.groups())
+
+
+@pytest.mark.timeout(300)
+def test_it_adds_up_and_a_second_run_recognises_the_batch(place: Path) -> None:
+    with start(place) as first:
+        said_first = first.communicate()[0]
+    with start(place) as second:
+        said_second = second.communicate()[0]
+
+    assert (first.returncode, second.returncode) == (0, 0), said_first + said_second
+    assert row(said_first, "quarantined") == ["1", "1"]
+    assert row(said_first, "projected") == ["500", "500"]
+    assert row(said_second, "invoices") == ["500", "0"]
+    assert row(said_second, "confirmed") == ["500", "0"]
+    assert "recognised, nothing written" in said_second
+    assert processes_of(place) == []
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("during", ["PostgreSQL", "a consumer"])
+def test_ctrl_c_leaves_no_process(place: Path, during: str) -> None:
+    with start(place) as demo:
+        assert demo.stdout is not None
+        for line in demo.stdout:
+            if during in line:
+                break
+
+        demo.send_signal(signal.SIGINT)
+        said = demo.communicate()[0]
+
+    assert demo.returncode == 130, said
+    assert "nothing is left running" in said
+    wait_for(lambda: processes_of(place) == [], "every process of the demo is gone", 10)
