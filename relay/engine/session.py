@@ -33,6 +33,9 @@ PLANNER = SQL("""
     SET idle_in_transaction_session_timeout = '30s'
 """)
 
+REVISION = SQL("SELECT version_num FROM {schema}.migration")
+OLDEST_REVISION = "0001"  # what this release needs; a newer one is served: migrations come before the relays
+
 TAKE_LANES = SQL("""
     SELECT lane::smallint
     FROM generate_series(0, 15) AS lane
@@ -75,22 +78,30 @@ class LaneSession:
 
         Raises:
             DatabaseUnavailableError: nothing lets us in.
-            SchemaError: the outbox tables are missing.
+            SchemaError: the outbox tables are missing or too old.
         """
-        connection = await connect_async(database, application_name="outbox-relay")
-        schema = database.schema_name
+        session = cls(await connect_async(database, application_name="outbox-relay"), database)
         try:
-            async with asyncio.timeout(database.command_timeout):
-                await connection.execute(PLANNER)
-                await connection.execute(ENSURE_DAYS.format(schema=Identifier(schema)))
-                await connection.execute(SQL("LISTEN {}").format(Identifier(f"{schema}.doorbell")))
+            await session._prepare()
+        except BaseException:
+            await session._connection.close()
+            raise
+        return session
+
+    async def _prepare(self) -> None:
+        try:
+            async with asyncio.timeout(self._command_timeout):
+                await self._connection.execute(PLANNER)
+                cursor = await self._connection.execute(self.sql(REVISION))
+                (revision,) = await cursor.fetchone() or ("",)
+                if revision < OLDEST_REVISION:
+                    raise SchemaError(f"the outbox tables in schema {self.schema!r} are too old: run `relay migrate`")
+                await self._connection.execute(self.sql(ENSURE_DAYS))
+                await self._connection.execute(SQL("LISTEN {}").format(Identifier(f"{self.schema}.doorbell")))
         except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedFunction, psycopg.errors.InvalidSchemaName):
-            await connection.close()
-            raise SchemaError(f"the outbox tables are missing in schema {schema!r}: run `relay migrate`") from None
+            raise SchemaError(f"the outbox tables are missing in schema {self.schema!r}: run `relay migrate`") from None
         except (psycopg.OperationalError, TimeoutError) as error:
-            await connection.close()
             raise DatabaseUnavailableError(f"the database ended the session: {error}") from error
-        return cls(connection, database)
 
     async def __aenter__(self) -> Self:
         return self
