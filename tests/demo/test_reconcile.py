@@ -14,6 +14,7 @@ from demo.__main__ import TABLES, conclude
 from demo.rates import read_clock, read_stages
 from demo.reconcile import (
     Processes,
+    Purchases,
     Reconciliation,
     count_purchases,
     count_tables,
@@ -74,6 +75,12 @@ def test_a_good_run_adds_up(connection: psycopg.Connection, database_url: str, f
     assert found.problems() == []
     assert found.purchases.lines == 4
     assert found.after.projected_money == Decimal("100.87")
+
+
+def test_a_file_may_have_no_header(connection: psycopg.Connection, database_url: str, file: Path) -> None:
+    file.write_text(" 00001 19970101  1   11.77\n 00002 19970112  1   12.00\n")
+
+    assert count_purchases(file, database_url) == Purchases(2, Decimal("23.77"))
 
 
 @pytest.mark.parametrize(
