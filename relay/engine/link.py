@@ -43,7 +43,6 @@ class Link:
         self._health = health
         self._router = Router(settings.routes, settings.broker.exchange)
         self._identity = Identity(settings.broker.app_id.encode(), settings.relay.max_message_bytes)
-        self._blocked = False
         self.up = asyncio.Event()
 
     async def run(self) -> None:
@@ -127,16 +126,19 @@ class Link:
         """Return when the channel has closed; close it when a confirm is overdue."""
         timeout = self._settings.broker.confirm_timeout
         loop = asyncio.get_running_loop()
+        was_blocked = False
         blocked_for = 0.0
         while not carrying.done():
             await asyncio.wait([carrying], timeout=WATCH_INTERVAL)
-            if await self._is_blocked(channel):
+            blocked = await _is_blocked(channel)
+            if blocked:
                 # The clock of the confirms stands still: what was sent is stored when the alarm clears, and
                 # sending it again would make thousands of duplicates.
                 blocked_for += WATCH_INTERVAL
                 self._health.degrade("broker", "it blocks publishers (connection.blocked: memory or disk alarm)")
-            elif self._blocked:
+            elif was_blocked:
                 self._health.heal("broker")
+            was_blocked = blocked
             if not wire.in_flight:
                 blocked_for = 0.0
             waited = wire.unconfirmed_for(loop.time()) - blocked_for
@@ -144,12 +146,12 @@ class Link:
                 log.warning("confirm.timed_out", in_flight=wire.in_flight, seconds=round(waited, 1))
                 raise OSError(f"no confirm within {timeout:g} s")
 
-    async def _is_blocked(self, channel: AbstractChannel) -> bool:
-        was, self._blocked = self._blocked, False
-        try:
-            # The only public sign: it waits while blocked.
-            async with asyncio.timeout(0.01):
-                await channel.connection.ready()
-        except TimeoutError:
-            self._blocked = True
-        return self._blocked or (was and self._blocked)
+
+async def _is_blocked(channel: AbstractChannel) -> bool:
+    try:
+        # The library's only public sign: this waits while the broker blocks us.
+        async with asyncio.timeout(0.01):
+            await channel.connection.ready()
+    except TimeoutError:
+        return True
+    return False

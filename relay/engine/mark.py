@@ -71,7 +71,6 @@ class Marker:
         self._held = held
         self._settings = settings
         self._mark_sent = mark_statement(session)
-        self._marked = 0
         self._marked_at = 0.0
 
     async def run(self) -> None:
@@ -92,11 +91,6 @@ class Marker:
             await asyncio.sleep(wait)
         self._marked_at = loop.time()
 
-    def take_count(self) -> int:
-        """Give the number of rows marked as sent since the last call."""
-        marked, self._marked = self._marked, 0
-        return marked
-
     async def _sent(self, rows: Sequence[Row]) -> None:
         parameters = {
             "lanes": _array(row.lane for row in rows),
@@ -110,7 +104,7 @@ class Marker:
         if marked != len(rows):
             # Somebody else parked, discarded or deleted them meanwhile; they were sent all the same.
             log.warning("mark.missed", rows=len(rows), marked=marked)
-        self._marked += marked
+        self._publisher.published_total += marked
         self._tail.forget(rows)
         log.debug("batch.published", rows=len(rows), first_id=rows[0].id)
 

@@ -86,6 +86,7 @@ class Node:
         self._link = Link(settings, self._publisher, self._health)
         self._tail: Tail | None = None
         self._ready = False
+        self._reported = 0  # of publisher.published_total, in the table
         self.drain = asyncio.Event()
 
     def is_ready(self) -> bool:
@@ -142,14 +143,14 @@ class Node:
             await held.load()
         marker = Marker(session, tail, self._publisher, held if holding else None, settings)
         async with asyncio.TaskGroup() as tasks:
-            beating = tasks.create_task(self._beat(session, tail, marker), name="beat")
+            beating = tasks.create_task(self._beat(session, tail), name="beat")
             await self._link.up.wait()
             self._announce(session)
             await forward(tail, held, self._publisher, marker, drain=self.drain, drain_timeout=settings.drain_timeout)
             beating.cancel()
-        await self._heartbeat(session, marker, lanes=[])
+        await self._heartbeat(session, lanes=[])
 
-    async def _beat(self, session: LaneSession, tail: Tail, marker: Marker) -> None:
+    async def _beat(self, session: LaneSession, tail: Tail) -> None:
         """Take lanes as they become free, and tell that we live."""
         loop = asyncio.get_running_loop()
         days_at = loop.time() + ENSURE_DAYS_INTERVAL
@@ -161,7 +162,7 @@ class Node:
                 self._health.degrade("lanes", "every lane is held by another node; standing by")
             else:
                 self._health.heal("lanes")
-            await self._heartbeat(session, marker, lanes=session.lanes)
+            await self._heartbeat(session, lanes=session.lanes)
             self._announce(session)
             if loop.time() >= days_at:
                 await session.ensure_days()
@@ -173,18 +174,20 @@ class Node:
             self._ready = True
             log.info("relay.ready", node=self._settings.relay.node, lanes=session.lanes)
 
-    async def _heartbeat(self, session: LaneSession, marker: Marker, *, lanes: list[int]) -> None:
+    async def _heartbeat(self, session: LaneSession, *, lanes: list[int]) -> None:
+        published = self._publisher.published_total
         values = {
             "name": self._settings.relay.node,
             "lanes": lanes,
             "in_flight": self._publisher.in_flight,
-            "published": marker.take_count(),
+            "published": published - self._reported,
             "state": self._health.state,
             "reasons": self._health.reasons,
             "version": relay.__version__,
         }
         async with session.use() as connection:
             await connection.execute(session.sql(HEARTBEAT), values, prepare=True)
+        self._reported = published
 
     async def _sleep(self, seconds: float) -> None:
         try:

@@ -32,6 +32,7 @@ class Publisher:
 
     Attributes:
         in_flight: messages handed to a wire and not yet settled.
+        published_total: rows confirmed and marked since the start; the marker counts them.
         confirmed, faulty: settled rows, for the marker to take (`take_settled`).
         settled: set when there are some.
     """
@@ -47,11 +48,13 @@ class Publisher:
         self._timer: asyncio.TimerHandle | None = None
         self._nacks: dict[int, int] = {}  # id -> times
         self._redelivered: set[int] = set()
+        self._taken: list[Row] = []  # confirmed, and being marked
         self._unmarked: dict[int, bytes] = {}  # id -> message_id: confirmed, but the session was lost before the mark
         self._stopped = False
         self._suspects: set[int] = set()  # sent one at a time: the next that closes the channel is to blame
         self._loop = asyncio.get_running_loop()
         self.in_flight = 0
+        self.published_total = 0
         self.confirmed: list[Row] = []
         self.faulty: list[Fault] = []
         self.settled = asyncio.Event()
@@ -113,11 +116,14 @@ class Publisher:
         self._pump()
 
     def take_settled(self) -> tuple[list[Row], list[Fault]]:
-        """Give what is settled since the last call. A faulty row's key stays held until one of the next three calls."""
+        """Give what is settled since the last call, which says that everything given before is in the table.
+
+        A faulty row's key stays held until one of the next three calls.
+        """
         self.settled.clear()
-        taken = self.confirmed, self.faulty
+        self._taken, faulty = self.confirmed, self.faulty
         self.confirmed, self.faulty = [], []
-        return taken
+        return self._taken, faulty
 
     def retry_after(self, seconds: float, row: Row) -> None:
         """Send a faulty row again after a while; its key waits."""
@@ -157,7 +163,7 @@ class Publisher:
         while self.in_flight:
             self.settled.clear()
             await self.settled.wait()
-        self._unmarked.update((row.id, row.message_id) for row in self.confirmed)
+        self._unmarked = {row.id: row.message_id for row in (*self._taken, *self.confirmed)}
         self.take_settled()
         self._forget_unsent()
         self._busy.clear()

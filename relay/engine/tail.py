@@ -67,6 +67,7 @@ NEAR = 5_000  # ids: running transactions that started within them are awaited b
 SHORT_REST = 0.002  # seconds between two reads while rows keep coming
 DOORBELL_AFTER = 0.02  # seconds without a row, after which writers are asked to ring
 DUE_INTERVAL = 0.5  # seconds
+LANE_SHARE = 4  # a lane may hold this part of the window
 SWEEP_SHARE = 50  # a sweep takes at most this part of the time
 
 
@@ -90,6 +91,8 @@ class Tail:
         self._due = session.sql(DUE)
         self._held: dict[int, int] = {}  # id -> size: read and not yet settled in the table
         self._held_bytes = 0
+        self._held_in = defaultdict[int, int](int)  # lane -> how many of them
+        self._lane_quota = max(1, settings.max_window_rows // LANE_SHARE)
         self._floors = defaultdict[int, int](int)  # lane -> everything visible at or below was read
         self._tops = defaultdict[int, int](int)  # lane -> the highest id ever read
         self._running: dict[int, int] = {}  # transaction id -> the position at which it was first seen
@@ -99,6 +102,7 @@ class Tail:
         self._due_at = 0.0
         self._sweep_at = 0.0
         self._more = True  # some lane has more than it was asked for
+        self._reading: list[int] = []  # the lanes of the last read
         self._limit = self._limit_bytes = 1  # of the last read, a lane
         self._room = asyncio.Event()
 
@@ -131,7 +135,12 @@ class Tail:
     def forget(self, rows: Iterable[Row]) -> None:
         """These rows are settled in the table."""
         for row in rows:
-            self._held_bytes -= self._held.pop(row.id, 0)
+            size = self._held.pop(row.id, 0)
+            if size:
+                self._held_bytes -= size
+                self._held_in[row.lane] -= 1
+                if self._held_in[row.lane] == self._lane_quota - 1:
+                    self._more = True  # it was left out while it was full
         if self._has_room():
             self._room.set()
 
@@ -148,7 +157,11 @@ class Tail:
     def _has_room(self) -> bool:
         # A quarter at least: reading costs a statement, and a window of a few rows is not worth it while many wait.
         rows, size = self._settings.max_window_rows, self._settings.max_window_bytes
-        return len(self._held) <= rows * 3 // 4 and self._held_bytes <= size * 3 // 4
+        return len(self._held) <= rows * 3 // 4 and self._held_bytes <= size * 3 // 4 and bool(self._lanes_with_room())
+
+    def _lanes_with_room(self) -> list[int]:
+        # A lane whose key is stuck must not fill the window of all the others.
+        return [lane for lane in self._session.lanes if self._held_in[lane] < self._lane_quota]
 
     async def _rest(self) -> None:
         if self._more:
@@ -186,10 +199,11 @@ class Tail:
 
     async def _select(self, floor: int) -> tuple[list[Row], bytes]:
         """Read from the lanes' floors, or from `floor` where that is lower; give the rows and their snapshot."""
-        lanes = self._session.lanes
+        lanes = self._reading = self._lanes_with_room()
         floors = [min(self._floors[lane], floor) for lane in lanes]
         lowest = min(floors)
-        self._limit = max(1, (self._settings.max_window_rows - len(self._held)) // len(lanes))
+        room = self._settings.max_window_rows - len(self._held)
+        self._limit = min(max(1, room // len(lanes)), self._lane_quota)
         self._limit_bytes = max(1, (self._settings.max_window_bytes - self._held_bytes) // len(lanes))
         parameters = {
             "lanes": lanes,
@@ -220,13 +234,14 @@ class Tail:
 
     def _take(self, rows: list[Row]) -> None:
         self._more = False
-        ended = set(self._session.lanes)
+        ended = set(self._reading)
         for lane, group in groupby(rows, itemgetter(0)):
             of_lane = list(group)
             sizes = {row.id: row.size for row in of_lane}
             total = sum(sizes.values())
             self._held |= sizes
             self._held_bytes += total
+            self._held_in[lane] += len(of_lane)
             last = of_lane[-1].id
             if len(of_lane) >= self._limit or total >= self._limit_bytes:  # Row.size is never below the server's
                 self._floors[lane] = last

@@ -184,6 +184,20 @@ async def test_a_window_is_bounded_in_rows_and_no_lane_starves(outbox: Outbox, f
     assert follower.tail.held <= 160
 
 
+async def test_a_lane_that_is_not_settled_leaves_room_for_the_others(outbox: Outbox, follow: Follow) -> None:
+    await outbox.insert_many(3000, keys=1)
+    follower = await follow(max_window_rows=160)
+    await eventually(lambda: len(follower.ids) >= 40, "a quarter of the window is taken")
+
+    others = [await outbox.insert(f"other-{n}") for n in range(20)]
+
+    cursor = await outbox.connection.execute(
+        "SELECT id FROM outbox.message WHERE id = ANY(%s) AND lane <> (SELECT lane FROM outbox.message WHERE id = %s)",
+        [others, follower.ids[0]],
+    )
+    await follower.has(*(row[0] for row in await cursor.fetchall()))
+
+
 async def test_a_window_is_bounded_in_bytes(outbox: Outbox, follow: Follow) -> None:
     await outbox.insert_many(200, keys=1, payload='"' + "x" * 100_000 + '"')
 
