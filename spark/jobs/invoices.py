@@ -109,6 +109,7 @@ def _batch(options: argparse.Namespace) -> dict[str, Any]:
     if not is_local or not path.is_file():
         _refuse("--input is not one local file, whose content could name the batch: give --app-id and --version")
     with path.open("rb") as file:
+        # 60 bits, which a bigint holds; the same file is the same batch, under whatever name it lies.
         return {"app_id": "invoices", "version": int(file_digest(file, "sha256").hexdigest()[:15], 16)}
 
 
@@ -132,6 +133,8 @@ def _recognised(options: argparse.Namespace, *, app_id: str, version: int) -> di
 
 
 def _run(options: argparse.Namespace, batch: dict[str, Any]) -> dict[str, Any]:
+    if Path(options.input).is_file() and not Path(options.input).stat().st_size:
+        raise JobError(f"{options.input} is empty; nothing was written")
     with connect(conninfo(options.url)) as connection:
         connection.execute(TABLES)
     with _session(options.input) as spark:
@@ -140,7 +143,7 @@ def _run(options: argparse.Namespace, batch: dict[str, Any]) -> dict[str, Any]:
         _name_stage(spark, "count what the file holds")
         counts = purchases.count(parsed)
         if counts.lines == 0:
-            raise JobError(f"{options.input} is empty; nothing was written")
+            raise JobError(f"{options.input} has no lines; nothing was written")
         if counts.purchases == 0:
             raise JobError(_wrong_shape(options.input, parsed, counts))
         _name_stage(spark, "put aside the lines that are no purchase")

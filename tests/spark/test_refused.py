@@ -1,0 +1,189 @@
+"""What is refused before any task runs, by name; and rows that are refused with their key."""
+
+from collections.abc import Callable
+
+import psycopg
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+import outbox_spark
+from outbox_spark.errors import OutboxWriteError
+from outbox_spark.prepare import prepare
+from tests.spark.frames import counts, invoices, save, staging_tables
+
+Options = dict[str, str]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"batchSze": "5"}, "option 'batchsze' is unknown; did you mean batchsize?"),
+        ({"path": "/tmp/x"}, "option 'path' is unknown; known are url, dbtable"),
+        ({"eventType": ""}, "option eventType is missing"),
+        ({"batchsize": "-1"}, "option batchsize takes a whole number from 1 to 10000000, not '-1'"),
+        ({"txnAppId": "a"}, "options txnAppId and txnVersion name a batch together: give both or neither"),
+        ({"txnAppId": "a", "txnVersion": "x"}, "option txnVersion takes a whole number"),
+        ({"atomic": "partition"}, "option atomic takes only 'batch', not 'partition'"),
+        ({"url": "jdbc:postgresql://x/y"}, "option url takes a libpq URL"),
+        ({"payloadColumns": "amount", "payloadColumn": "amount"}, "exclude each other"),
+        ({"routingKey": "k" * 256}, "option routingKey is longer than 255 bytes"),
+        ({"dbtable": "billing.nothing"}, "table billing.nothing of option dbtable does not exist in database"),
+        ({"dbtable": "pg_catalog.pg_views"}, "pg_catalog.pg_views of option dbtable is no table"),
+        ({"outboxSchema": "empty"}, 'table "empty"."message" of option outboxSchema does not exist in database'),
+        ({"stagingSchema": "nowhere"}, "staging tables cannot be made in schema 'nowhere'"),
+        ({"aggregateIdColumn": "customer"}, "column 'customer' of option aggregateIdColumn is not in the DataFrame"),
+        ({"payloadColumns": "amount, prize"}, "column 'prize' of option payloadColumns is not in the DataFrame"),
+        ({"payloadColumn": "amount"}, "column 'amount' of option payloadColumn takes a string of JSON"),
+        ({"headersColumn": "amount"}, "column 'amount' of option headersColumn takes a map of strings, or a string"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(
+    spark: SparkSession, options: Options, changed: Options, message: str
+) -> None:
+    given = {**options, **changed}
+
+    with pytest.raises(OutboxWriteError) as refused:
+        prepare(given, invoices(spark).schema, overwrite=False)
+
+    assert message in str(refused.value).replace("'\"", '"').replace("\"'", '"')
+    assert "\n" not in str(refused.value)
+
+
+def test_every_fault_of_the_options_is_told_at_once(spark: SparkSession, options: Options) -> None:
+    with pytest.raises(outbox_spark.OptionError) as refused:
+        prepare({**options, "dbtable": "", "atomic": "no", "colour": "red"}, invoices(spark).schema, overwrite=False)
+
+    assert [word in str(refused.value) for word in ("dbtable", "atomic", "colour")] == [True, True, True]
+
+
+def test_a_wrong_password_is_never_shown(spark: SparkSession, options: Options) -> None:
+    with pytest.raises(OutboxWriteError) as refused:
+        prepare({**options, "password": "opensesame"}, invoices(spark).schema, overwrite=False)
+
+    assert "password authentication failed" in str(refused.value)
+    assert "opensesame" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda frame: frame.drop("amount"), "column 'amount' of billing.invoice is NOT NULL without a default"),
+        (
+            lambda frame: frame.withColumn("tax", f.lit(1)),
+            "column 'tax' is not in billing.invoice, and no option names",
+        ),
+        (
+            lambda frame: frame.withColumn("amount", f.col("amount").cast("decimal(14,4)")),
+            "column 'amount' is decimal(14,4) in the DataFrame and numeric(12,2) in billing.invoice",
+        ),
+        (
+            lambda frame: frame.withColumn("quantity", f.col("quantity").cast("bigint")),
+            "column 'quantity' is bigint in the DataFrame and integer in billing.invoice",
+        ),
+        (
+            lambda frame: frame.withColumn("issued_on", f.col("issued_on").cast("timestamp")),
+            "column 'issued_on' is timestamp in the DataFrame and date in billing.invoice",
+        ),
+        (
+            lambda frame: frame.withColumn("customer_id", f.array("customer_id")),
+            "which the payload does not take: make JSON of it with to_json()",
+        ),
+        (
+            lambda frame: frame.select("*", f.lit(1).alias("quantity")),
+            "column 'quantity' is in the DataFrame more than once",
+        ),
+    ],
+    ids=["missing", "unknown", "rounded", "too-wide", "cut", "nested", "twice"],
+)
+def test_columns_that_do_not_fit_are_refused(
+    spark: SparkSession, options: Options, change: Callable[[DataFrame], DataFrame], message: str
+) -> None:
+    with pytest.raises(outbox_spark.ColumnError) as refused:
+        prepare(options, change(invoices(spark)).schema, overwrite=False)
+
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(("spark_type", "table_type"), [("timestamp", "timestamp"), ("timestamp_ntz", "timestamptz")])
+def test_a_timestamp_never_gains_or_loses_its_zone(
+    spark: SparkSession, options: Options, connection: psycopg.Connection, spark_type: str, table_type: str
+) -> None:
+    connection.execute(f"ALTER TABLE billing.invoice ADD paid_at {table_type}")
+    frame = invoices(spark).withColumn("paid_at", f.lit(None).cast(spark_type))
+
+    with pytest.raises(outbox_spark.ColumnError, match="column 'paid_at' is timestamp"):
+        prepare(options, frame.schema, overwrite=False)
+
+
+def test_generated_columns_are_refused(spark: SparkSession, options: Options, connection: psycopg.Connection) -> None:
+    connection.execute("ALTER TABLE billing.invoice ADD total numeric GENERATED ALWAYS AS (amount * quantity) STORED")
+
+    with pytest.raises(outbox_spark.ColumnError, match=r"column 'total' .* is generated"):
+        prepare(options, invoices(spark).withColumn("total", f.lit(1)).schema, overwrite=False)
+
+
+def test_who_may_not_write_is_told_what_to_grant(
+    spark: SparkSession, options: Options, connection: psycopg.Connection, database_url: str
+) -> None:
+    connection.execute("""
+        DROP ROLE IF EXISTS spark_writer;
+        CREATE ROLE spark_writer LOGIN PASSWORD 'weak';
+        GRANT USAGE ON SCHEMA outbox, billing TO spark_writer;
+        GRANT SELECT, INSERT ON outbox.message, outbox.batch TO spark_writer;
+    """)
+    given = {**options, "user": "spark_writer", "password": "weak"}
+    try:
+        with pytest.raises(outbox_spark.TableError, match='GRANT USAGE, CREATE ON SCHEMA "outbox" TO "spark_writer"'):
+            prepare(given, invoices(spark).schema, overwrite=False)
+        connection.execute("GRANT CREATE ON SCHEMA outbox TO spark_writer")
+        with pytest.raises(outbox_spark.TableError, match=r"'spark_writer' may not INSERT into billing\.invoice"):
+            prepare(given, invoices(spark).schema, overwrite=False)
+    finally:
+        connection.execute("DROP OWNED BY spark_writer; DROP ROLE spark_writer")
+
+
+def test_overwrite_is_refused(spark: SparkSession, options: Options) -> None:
+    with pytest.raises(PySparkException) as refused:
+        invoices(spark).write.format("outbox").mode("overwrite").options(**options).save()
+
+    assert outbox_spark.reason(refused.value) == (
+        "mode overwrite is refused: an outbox only takes events in; use mode('append')"
+    )
+
+
+@pytest.mark.parametrize(
+    ("faulty", "message"),
+    [
+        (r"concat(invoice_id, '\0')", "column 'invoice_id' holds a NUL character"),
+        ("if(true, null, invoice_id)", "column 'invoice_id' is NULL"),
+    ],
+    ids=["nul", "null"],
+)
+def test_a_row_that_the_database_would_refuse_is_named_by_its_key(
+    spark: SparkSession, options: Options, connection: psycopg.Connection, faulty: str, message: str
+) -> None:
+    good = f.col("invoice_id")
+    frame = invoices(spark).withColumn("invoice_id", f.when(good == "INV-40", f.expr(faulty)).otherwise(good))
+
+    with pytest.raises(PySparkException) as refused:
+        save(frame, options)
+
+    assert f"the row with customer_id 'C5' cannot be written to billing.invoice and the outbox: {message}" in str(
+        outbox_spark.reason(refused.value)
+    )
+    assert counts(connection) == (0, 0, 0)
+    assert staging_tables(connection) == []
+
+
+def test_two_events_with_one_sequence_are_refused(
+    spark: SparkSession, options: Options, connection: psycopg.Connection
+) -> None:
+    frame = invoices(spark).withColumn("line", f.lit("1"))
+
+    with pytest.raises(PySparkException) as refused:
+        save(frame, options, sequenceColumn="line")
+
+    assert "have the same 'line', so consumers would take them for one" in str(outbox_spark.reason(refused.value))
+    assert counts(connection) == (0, 0, 0)
