@@ -6,8 +6,8 @@ Lines that are no purchase go to billing.quarantine before that, in a transactio
 batch: run again before the batch is committed, the job replaces them; afterwards it writes nothing. So the quarantine
 of a batch that is in the ledger (outbox.batch) is exactly what its file has.
 
-At the end one line of JSON on stdout tells the counts. Exit code 0: written, or recognised as written before;
-1: failed, and nothing of the batch was written; 2: the arguments cannot be.
+The last line on stdout is JSON with the counts (spark-submit brings what goes to stderr there too). Exit code 0:
+written, or recognised as written before; 1: failed, nothing of the batch was written; 2: the arguments cannot be.
 """
 
 import argparse

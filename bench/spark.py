@@ -1,0 +1,188 @@
+"""How fast Spark writes invoices with their events: `python -m bench.spark`, next to Spark's own JDBC writer.
+
+The reference is the JDBC writer tuned (reWriteBatchedInserts, 10,000 rows a batch) doing the two tables in two
+transactions: nothing keeps them together, and a task that is tried again writes its rows again. Ours is one
+transaction for both, written once. Both take the same DataFrame out of Spark's cache, and their interval is that of
+`save()`.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import psycopg
+from cyclopts import App
+from pydantic import SecretStr
+from pyspark.sql import DataFrame, SparkSession
+
+import outbox_spark
+from bench import report
+from bench.command import BenchmarkError, Count, main
+from bench.spark_session import driver_jar, spark_session
+from relay.operate.migrate import migrate
+from relay.settings import DatabaseSettings
+from tests.support.postgres import PostgresServer
+
+app = App(name="python -m bench.spark", help="Measure Spark's writes into the outbox.", version_flags=[])
+console = report.open_console()
+
+BILLING = (Path(__file__).resolve().parents[1] / "spark" / "jobs" / "billing.sql").read_text()
+AGGREGATE_TYPE, EVENT_TYPE = "customer", "InvoiceIssued"
+CUSTOMERS = 23_570  # as many as CDNOW has
+
+MAKE_INVOICES = """
+    SELECT concat(lpad(id % {customers}, 5, '0'), '-', id) AS invoice_id,
+        lpad(id % {customers}, 5, '0') AS customer_id, date_add(date'1997-01-01', CAST(id % 540 AS int)) AS issued_on,
+        CAST(id % 5 + 1 AS int) AS quantity, CAST(id % 9973 + 0.77 AS decimal(12, 2)) AS amount
+    FROM range(0, {rows}, 1, {partitions})
+"""
+CHECK = """
+    SELECT (SELECT count(*) FROM billing.invoice), (SELECT count(*) FROM outbox.message),
+        (SELECT sum(amount) FROM billing.invoice),
+        (SELECT sum((payload->>'amount')::numeric) FROM outbox.message)
+"""
+
+
+class Writer(StrEnum):
+    """Who writes."""
+
+    JDBC = "JDBC tuned, two transactions"
+    OUTBOX = "outbox, one transaction"
+    OUTBOX_SEQUENCE = "outbox, ids by sequence"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One write of all rows."""
+
+    round: int
+    writer: Writer
+    seconds: float
+    rate: float  # rows of both tables a second
+
+
+@app.default
+def spark(*, rows: Count = 600_000, rounds: Count = 3, partitions: Count = 4) -> int:
+    """Print a table; write JSON and a plot to bench/results/.
+
+    Parameters
+    ----------
+    rows
+        Invoices, each with its event.
+    rounds
+        How often each writer is measured, after one round to warm up; each starts with another writer.
+    partitions
+        Partitions of the DataFrame; two tasks run at a time.
+    """
+    measured: list[Measured] = []
+    with _database() as url, driver_jar() as jar, spark_session(jar) as session:
+        with console.status("making the invoices"):
+            frame = session.sql(MAKE_INVOICES.format(customers=CUSTOMERS, rows=rows, partitions=partitions)).cache()
+            money = frame.selectExpr("sum(amount)").collect()[0][0]
+        writers = _writers(session, frame, url)
+        for number in range(rounds + 1):
+            first = number % len(writers)
+            for writer in [*writers][first:] + [*writers][:first]:
+                with console.status(f"round {number} of {rounds}: {writer}"), psycopg.connect(url) as connection:
+                    seconds = _measure(connection, writers[writer])
+                    _check(connection, rows, money)
+                if number > 0:
+                    measured.append(Measured(number, writer, seconds, 2 * rows / seconds))
+                    console.print(f"round {number}/{rounds}  {writer:30}  {measured[-1].rate:9,.0f} rows/s")
+    return _report(measured, {"rows": rows, "rounds": rounds, "partitions": partitions})
+
+
+@contextmanager
+def _database() -> Iterator[str]:
+    with console.status("starting PostgreSQL"), PostgresServer(durable=True) as postgres:
+        url = postgres.create_database("bench")
+        migrate(DatabaseSettings(url=SecretStr(url)))
+        with psycopg.connect(url) as connection:
+            connection.execute(BILLING)
+        yield url
+
+
+def _writers(session: SparkSession, frame: DataFrame, url: str) -> dict[Writer, Callable[[], None]]:
+    outbox_spark.register(session)
+    events = frame.selectExpr(
+        f"'{AGGREGATE_TYPE}' AS aggregate_type",
+        "customer_id AS aggregate_id",
+        f"'{EVENT_TYPE}' AS event_type",
+        "to_json(struct(*)) AS payload",
+    )
+
+    def by_jdbc() -> None:
+        _save_by_jdbc(frame, url, "billing.invoice")
+        _save_by_jdbc(events, url, "outbox.message")
+
+    return {
+        Writer.JDBC: by_jdbc,
+        Writer.OUTBOX: lambda: _save_to_outbox(frame, url),
+        Writer.OUTBOX_SEQUENCE: lambda: _save_to_outbox(frame, url, sequenceColumn="invoice_id"),
+    }
+
+
+def _save_by_jdbc(frame: DataFrame, url: str, table: str) -> None:
+    login, _, place = url.removeprefix("postgresql://").rpartition("@")
+    user, _, password = login.partition(":")
+    frame.write.format("jdbc").mode("append").options(
+        # Without stringtype the server refuses text in a json column.
+        url=f"jdbc:postgresql://{place}?reWriteBatchedInserts=true&stringtype=unspecified",
+        driver="org.postgresql.Driver",
+        dbtable=table,
+        user=user,
+        password=password,
+        batchsize="10000",
+    ).save()
+
+
+def _save_to_outbox(frame: DataFrame, url: str, **more: str) -> None:
+    frame.write.format("outbox").mode("append").options(
+        url=url,
+        dbtable="billing.invoice",
+        aggregateType=AGGREGATE_TYPE,
+        aggregateIdColumn="customer_id",
+        eventType=EVENT_TYPE,
+        **more,
+    ).save()
+
+
+def _measure(connection: psycopg.Connection, write: Callable[[], None]) -> float:
+    connection.autocommit = True
+    connection.execute("TRUNCATE billing.invoice, outbox.message_pending, outbox.batch")
+    connection.execute("CHECKPOINT")  # so that nobody pays for the writes of the one before
+    started = monotonic()
+    write()
+    return monotonic() - started
+
+
+def _check(connection: psycopg.Connection, rows: int, money: Any) -> None:
+    found = connection.execute(CHECK).fetchone()
+    if found != (rows, rows, money, money):
+        raise BenchmarkError(f"rows or money do not add up: {found}, not {rows} invoices and events of {money}")
+
+
+def _report(measured: Sequence[Measured], options: dict[str, int]) -> int:
+    reference = {one.round: one.rate for one in measured if one.writer is Writer.JDBC}
+    lines, bars, summary = [], {}, {}
+    for writer in Writer:
+        rounds = [one for one in measured if one.writer is writer]
+        rate = report.spread([one.rate for one in rounds])
+        ratio = report.spread([one.rate / reference[one.round] for one in rounds])
+        lines.append([str(writer), rate.shown(), rate.range_shown(), ratio.shown(2), ratio.range_shown(2)])
+        bars[str(writer)] = rate
+        summary[str(writer)] = {"rate": asdict(rate), "ratio": asdict(ratio)}
+    title = f"{options['rows']:,} invoices with their events: median of {options['rounds']} rounds"
+    report.print_table(console, title, ["", "rows/s", "lowest-highest", "of JDBC", "lowest-highest"], lines)
+    figures = {"options": options, "summary": summary, "rounds": [asdict(one) for one in measured]}
+    plot = report.plot_bars("spark", "Invoices and events written by Spark", "rows of both tables a second", bars)
+    report.print_files(console, report.write_json("spark", figures), plot)
+    return 0
+
+
+if __name__ == "__main__":
+    main(app)
