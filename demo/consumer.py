@@ -7,8 +7,8 @@ killed at any moment, it applies each invoice once.
 import asyncio
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
-from decimal import Decimal
 from pathlib import Path
 
 import psycopg
@@ -23,15 +23,15 @@ NAME = "demo"
 # No ON CONFLICT: should the inbox ever let a message through twice, this fails loudly.
 PROJECT = """
     INSERT INTO billing.invoice_projection (invoice_id, customer_id, issued_on, quantity, amount)
-    VALUES (%(invoice_id)s, %(customer_id)s, %(issued_on)s, %(quantity)s, %(amount)s)
+    SELECT invoice_id, customer_id, issued_on, quantity, amount
+    FROM json_populate_recordset(NULL::billing.invoice_projection, %s::json)
 """
 
 
-@on("InvoiceIssued")
-async def project(message: Message, connection: psycopg.AsyncConnection) -> None:
-    """Write the projection of one invoice."""
-    invoice = json.loads(message.body, parse_float=Decimal)  # money stays exact
-    await connection.execute(PROJECT, invoice)
+@on("InvoiceIssued", batch=True)
+async def project(messages: Sequence[Message], connection: psycopg.AsyncConnection) -> None:
+    """Write the projection of some invoices; their JSON goes to PostgreSQL as it is, so the money stays exact."""
+    await connection.execute(PROJECT, ["[" + ",".join(message.body.decode() for message in messages) + "]"])
 
 
 def main(counts_file: Path) -> None:
