@@ -38,6 +38,7 @@ GRANT UPDATE (state, attempts, available_at, last_error, held_behind, parked_at,
     ON outbox.message TO outbox_relay;
 GRANT SELECT, DELETE ON outbox.message_pending TO outbox_relay; -- a sent row moves to its day
 GRANT INSERT ON outbox.message_sent TO outbox_relay;
+GRANT SELECT ON SEQUENCE outbox.message_id_seq TO outbox_relay;
 GRANT EXECUTE ON FUNCTION outbox.ensure_sent_days(date, integer) TO outbox_relay;
 GRANT SELECT, INSERT, UPDATE, DELETE ON outbox.node TO outbox_relay;
 GRANT SELECT ON outbox.batch, outbox.migration TO outbox_relay;

@@ -30,12 +30,12 @@ COLUMNS = SQL("""
     attempts, greatest(0, extract(epoch FROM available_at - now()) * 1000)::integer AS backoff_ms
 """)
 
-# The first row carries the snapshot in which all the others were seen; its lane is -1.
+# The first row, of lane -1, carries the snapshot in which all the others were seen, and how far ids were given.
 # A row that waits out its backoff is read, so that its key is held; one that its writer delayed is not until then.
 # What is held already is left out by a hashed subplan; `size` of a column stored uncompressed costs no detoasting.
 READ = SQL("""
-    SELECT -1::smallint, 0::bigint, pg_current_snapshot()::text, '', NULL, '', NULL, NULL,
-        NULL, NULL, NULL, NULL::json, NULL::bytea, now(), 0::smallint, 0
+    SELECT -1::smallint, (SELECT last_value FROM {schema}.message_id_seq), pg_current_snapshot()::text, '', NULL, '',
+        NULL, NULL, NULL, NULL, NULL, NULL::json, NULL::bytea, now(), 0::smallint, 0
     UNION ALL
     SELECT {fields}
     FROM unnest(%(lanes)s::smallint[], %(floors)s::bigint[]) AS owned (lane, floor)
@@ -94,9 +94,8 @@ class Tail:
         self._held_in = defaultdict[int, int](int)  # lane -> how many of them
         self._lane_quota = max(1, settings.max_window_rows // LANE_SHARE)
         self._floors = defaultdict[int, int](int)  # lane -> everything visible at or below was read
-        self._tops = defaultdict[int, int](int)  # lane -> the highest id ever read
         self._running: dict[int, int] = {}  # transaction id -> the position at which it was first seen
-        self._positions: deque[tuple[float, int]] = deque([(0.0, 0)])  # (after a read, highest id so far)
+        self._positions: deque[tuple[float, int]] = deque([(0.0, 0)])  # (after a read, highest id given by then)
         self._read_at = 0.0  # just before the last read
         self._row_at = 0.0
         self._due_at = 0.0
@@ -139,8 +138,8 @@ class Tail:
             if size:
                 self._held_bytes -= size
                 self._held_in[row.lane] -= 1
-                if self._held_in[row.lane] == self._lane_quota - 1:
-                    self._more = True  # it was left out while it was full
+                if self._held_in[row.lane] == self._lane_quota * 3 // 4:
+                    self._more = True  # it was left out until now
         if self._has_room():
             self._room.set()
 
@@ -161,7 +160,7 @@ class Tail:
 
     def _lanes_with_room(self) -> list[int]:
         # A lane whose key is stuck must not fill the window of all the others.
-        return [lane for lane in self._session.lanes if self._held_in[lane] < self._lane_quota]
+        return [lane for lane in self._session.lanes if self._held_in[lane] <= self._lane_quota * 3 // 4]
 
     async def _rest(self) -> None:
         if self._more:
@@ -184,26 +183,26 @@ class Tail:
         horizon = self._position_at(self._read_at - GAP)
         near = [since for since in self._running.values() if self._positions[-1][1] - since <= NEAR]
         floor = min([horizon, *near])
-        rows, snapshot = await self._select(floor)
-        if self._note_ended(snapshot, horizon, floor):
+        head, rows = await self._select(floor)
+        if self._note_ended(head.message_id, horizon, floor):
             # A long transaction has ended: its rows lie far back, and belong before what was just read.
-            rows, snapshot = await self._select(floor)
-            self._note_ended(snapshot, horizon, 0)
-        self._take(rows)
+            head, rows = await self._select(floor)
+            self._note_ended(head.message_id, horizon, 0)
+        self._take(rows, head.id)
         ended = time.monotonic()
         if sweeping:
             self._sweep_at = ended + max(self._settings.sweep_interval, (ended - now) * SWEEP_SHARE)
         self._read_at = now
-        self._positions.append((ended, max(self._tops.values(), default=0)))
+        self._positions.append((ended, head.id))
         return rows
 
-    async def _select(self, floor: int) -> tuple[list[Row], bytes]:
-        """Read from the lanes' floors, or from `floor` where that is lower; give the rows and their snapshot."""
+    async def _select(self, floor: int) -> tuple[Row, list[Row]]:
+        """Read from the lanes' floors, or from `floor` where that is lower; give the head and the rows."""
         lanes = self._reading = self._lanes_with_room()
         floors = [min(self._floors[lane], floor) for lane in lanes]
         lowest = min(floors)
         room = self._settings.max_window_rows - len(self._held)
-        self._limit = min(max(1, room // len(lanes)), self._lane_quota)
+        self._limit = min(max(1, room // len(lanes)), max(1, self._lane_quota // 4))
         self._limit_bytes = max(1, (self._settings.max_window_bytes - self._held_bytes) // len(lanes))
         parameters = {
             "lanes": lanes,
@@ -215,7 +214,7 @@ class Tail:
         async with self._session.use():
             await self._cursor.execute(self.statement, parameters, prepare=True)
             head, *rows = await self._cursor.fetchall()
-        return rows, head.message_id
+        return head, rows
 
     def _note_ended(self, snapshot: bytes, horizon: int, floor: int) -> bool:
         """Learn from a read's snapshot which transactions run; tell whether a read from `floor` was too short.
@@ -232,7 +231,7 @@ class Tail:
         self._go_back_everywhere(back)
         return True
 
-    def _take(self, rows: list[Row]) -> None:
+    def _take(self, rows: list[Row], position: int) -> None:
         self._more = False
         ended = set(self._reading)
         for lane, group in groupby(rows, itemgetter(0)):
@@ -247,9 +246,8 @@ class Tail:
                 self._floors[lane] = last
                 self._more = True
                 ended.discard(lane)
-            self._tops[lane] = max(self._tops[lane], last)
         for lane in ended:
-            self._floors[lane] = self._tops[lane]
+            self._floors[lane] = position
 
     async def _look_for_due(self, now: float) -> None:
         self._due_at = now + DUE_INTERVAL
@@ -265,7 +263,7 @@ class Tail:
             self.go_back(lane, before)
 
     def _position_at(self, moment: float) -> int:
-        """Give the highest id that was read by then; every id taken later is higher."""
+        """Give the highest id that was taken by then; every later one is higher."""
         while len(self._positions) > 1 and self._positions[1][0] <= moment:
             self._positions.popleft()
         return self._positions[0][1]

@@ -48,6 +48,7 @@ async def test_no_hot_statement_scans_more_than_the_pending_index(session: LaneS
         plan = await explain(session, statement, values)
 
         scans = [node for node in nodes(plan) if "Relation Name" in node and node["Node Type"] != "ModifyTable"]
+        scans = [scan for scan in scans if scan["Relation Name"] != "message_id_seq"]  # one row
         tables = {scan["Relation Name"] for scan in scans}
         assert all(scan["Node Type"] == "Index Scan" for scan in scans), (name, scans)
         assert tables <= {"message_pending", "message_parked"}, (name, tables)

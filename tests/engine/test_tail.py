@@ -187,7 +187,7 @@ async def test_a_window_is_bounded_in_rows_and_no_lane_starves(outbox: Outbox, f
 async def test_a_lane_that_is_not_settled_leaves_room_for_the_others(outbox: Outbox, follow: Follow) -> None:
     await outbox.insert_many(3000, keys=1)
     follower = await follow(max_window_rows=160)
-    await eventually(lambda: len(follower.ids) >= 40, "a quarter of the window is taken")
+    await eventually(lambda: len(follower.ids) > 30, "its share of the window is taken")
 
     others = [await outbox.insert(f"other-{n}") for n in range(20)]
 
