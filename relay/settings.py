@@ -149,7 +149,7 @@ class RelaySettings(Section):
     """later rows of a key whose row was parked wait behind it (hold) or go on (skip)"""
     wire: Wire = Wire.FRAMES
     """frames: encoded here, one write for many messages; publish: the AMQP library's own call for each"""
-    max_in_flight: Annotated[int, Field(ge=1, le=65535)] = 1200
+    max_in_flight: Annotated[int, Field(ge=1, le=65535)] = 800
     """messages sent and not yet confirmed"""
     max_window_rows: Annotated[int, Field(ge=1)] = 8000
     """rows read and not yet settled"""

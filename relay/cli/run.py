@@ -1,7 +1,8 @@
 """`relay run`."""
 
-import asyncio
 from contextlib import suppress
+
+import uvloop
 
 from relay.cli.options import Options
 from relay.errors import DatabaseUnavailableError
@@ -18,4 +19,4 @@ def run(*, options: Options | None = None) -> int:
     # What is not reachable yet is waited for by `serve`, within the time-out for connecting.
     with suppress(DatabaseUnavailableError), session(settings.database):
         pass
-    return asyncio.run(serve(settings))
+    return uvloop.run(serve(settings))

@@ -5,7 +5,7 @@ message_id.
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import psycopg
 import structlog
@@ -15,7 +15,7 @@ from relay.engine.backoff import backoff
 from relay.engine.hold import HeldKeys
 from relay.engine.publish import Fault, Publisher
 from relay.engine.row import Row
-from relay.engine.session import LaneSession
+from relay.engine.session import LaneSession, array_text
 from relay.engine.tail import Tail
 from relay.settings import RelaySettings
 
@@ -93,8 +93,8 @@ class Marker:
 
     async def _sent(self, rows: Sequence[Row]) -> None:
         parameters = {
-            "lanes": _array(row.lane for row in rows),
-            "ids": _array(row.id for row in rows),
+            "lanes": array_text([row.lane for row in rows]),
+            "ids": array_text([row.id for row in rows]),
         }
         try:
             marked = await self._execute_mark(parameters)
@@ -146,8 +146,3 @@ def mark_statement(session: LaneSession) -> Composed:
 
 def _values(row: Row, reason: str) -> dict[str, object]:
     return {"lane": row.lane, "id": row.id, "attempts": row.attempts, "reason": reason}
-
-
-def _array(numbers: Iterable[int]) -> str:
-    # As text: the driver's list dumper costs four times as much.
-    return "{" + ",".join(map(str, numbers)) + "}"

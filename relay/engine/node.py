@@ -1,6 +1,7 @@
 """A relay node: both connections, the loop between them, and their loss and return."""
 
 import asyncio
+import gc
 import signal
 
 import psycopg
@@ -45,6 +46,10 @@ async def serve(settings: Settings) -> int:
     Raises:
         OutboxError: it could not start: no database or broker within the connect time-out, or no tables.
     """
+    # Rows live for milliseconds and by the thousand: the collector's usual pace finds nothing among them, and costs
+    # a tenth of the relay's CPU time.
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
     loop = asyncio.get_running_loop()
     node = Node(settings)
     running = asyncio.create_task(node.run(), name="node")

@@ -21,7 +21,7 @@ from psycopg.types.numeric import Int8BinaryLoader
 from psycopg.types.string import ByteaBinaryLoader
 
 from relay.engine.row import Row
-from relay.engine.session import LaneSession
+from relay.engine.session import LaneSession, array_text
 from relay.settings import RelaySettings
 
 COLUMNS = SQL("""
@@ -205,9 +205,9 @@ class Tail:
         self._limit = min(max(1, room // len(lanes)), max(1, self._lane_quota // 4))
         self._limit_bytes = max(1, (self._settings.max_window_bytes - self._held_bytes) // len(lanes))
         parameters = {
-            "lanes": lanes,
-            "floors": floors,
-            "held": "{" + ",".join([str(id_) for id_ in self._held if id_ > lowest]) + "}",
+            "lanes": array_text(lanes),
+            "floors": array_text(floors),
+            "held": array_text([id_ for id_ in self._held if id_ > lowest]),
             "rows": self._limit,
             "bytes": self._limit_bytes,
         }
@@ -252,8 +252,7 @@ class Tail:
     async def _look_for_due(self, now: float) -> None:
         self._due_at = now + DUE_INTERVAL
         async with self._session.use() as connection:
-            held = "{" + ",".join(map(str, self._held)) + "}"
-            cursor = await connection.execute(self._due, {"held": held}, prepare=True)
+            cursor = await connection.execute(self._due, {"held": array_text(self._held)}, prepare=True)
             due = await cursor.fetchall()
         for lane, first in due:
             self.go_back(lane, first - 1)
