@@ -30,4 +30,4 @@ def draw(keys: Keys, count: int, seed: int) -> list[str]:
 @cache
 def _customers() -> list[str]:
     """Give the customer of each purchase."""
-    return [line.split()[0] for line in purchases().read_text(encoding="ascii").splitlines() if line.strip()]
+    return [line.split()[0] for line in purchases().read_text(encoding="ascii").splitlines()[1:]]

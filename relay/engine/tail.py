@@ -34,8 +34,9 @@ COLUMNS = SQL("""
 # A row that waits out its backoff is read, so that its key is held; one that its writer delayed is not until then.
 # What is held already is left out by a hashed subplan; `size` of a column stored uncompressed costs no detoasting.
 READ = SQL("""
-    SELECT -1::smallint, (SELECT last_value FROM {schema}.message_id_seq), pg_current_snapshot()::text, '', NULL, '',
-        NULL, NULL, NULL, NULL, NULL, NULL::json, NULL::bytea, now(), 0::smallint, 0
+    SELECT -1::smallint, (SELECT last_value - (NOT is_called)::integer FROM {schema}.message_id_seq),
+        pg_current_snapshot()::text, '', NULL, '', NULL, NULL, NULL, NULL, NULL, NULL::json, NULL::bytea, now(),
+        0::smallint, 0
     UNION ALL
     SELECT {fields}
     FROM unnest(%(lanes)s::smallint[], %(floors)s::bigint[]) AS owned (lane, floor)
@@ -189,6 +190,9 @@ class Tail:
             head, rows = await self._select(floor)
             self._note_ended(head.message_id, horizon, 0)
         self._take(rows, head.id)
+        for lane in self._session.lanes:
+            if lane not in self._reading:  # what has become visible there is still to be read
+                self._floors[lane] = min(self._floors[lane], floor)
         ended = time.monotonic()
         if sweeping:
             self._sweep_at = ended + max(self._settings.sweep_interval, (ended - now) * SWEEP_SHARE)

@@ -12,7 +12,7 @@ from outbox_spark.session import one_line
 
 FIND_TABLE = SQL("""
     SELECT class.oid, space.nspname, class.relname, class.relkind IN ('r', 'p'),
-        has_table_privilege(class.oid, 'INSERT')
+        has_any_column_privilege(class.oid, 'INSERT')
     FROM pg_class AS class JOIN pg_namespace AS space ON space.oid = class.relnamespace
     WHERE class.oid = to_regclass(%(name)s)
 """)

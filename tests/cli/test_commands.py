@@ -202,7 +202,7 @@ def test_config_show_tells_values_and_origins_without_passwords(tmp_path: Path) 
     assert lines["log.level"] == ['"info"', "default"]
     assert set(shown) == {key.name for key in all_keys()}
     assert shown["database.url"] == {"value": "postgresql://u:***@h/d", "origin": "variable RELAY_DATABASE_URL"}
-    assert shown["relay.max_in_flight"]["value"] == 1200
+    assert shown["relay.max_in_flight"]["value"] == 800
     assert shown["routes"]["value"][0]["exchange"] == "x"
 
 

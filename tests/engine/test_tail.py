@@ -7,6 +7,7 @@ from typing import Protocol
 import psycopg
 import pytest
 
+from relay.engine.row import Row
 from relay.engine.session import LaneSession
 from relay.engine.tail import Tail
 from relay.settings import DatabaseSettings, RelaySettings
@@ -31,17 +32,22 @@ class Follower:
 
     def __init__(self, tail: Tail) -> None:
         self.tail = tail
+        self.rows: list[Row] = []
         self.ids: list[int] = []
         self.windows: list[int] = []
         self.drain = asyncio.Event()
 
     async def run(self) -> None:
         while (window := await self.tail.next_window(until=self.drain)) is not None:
+            self.rows.extend(window)
             self.ids.extend(row.id for row in window)
             self.windows.append(len(window))
 
     async def has(self, *ids: int) -> None:
-        await eventually(lambda: set(ids) <= set(self.ids), f"rows {ids} read")
+        try:
+            await eventually(lambda: set(ids) <= set(self.ids), "rows read")
+        except TimeoutError:
+            raise TimeoutError(f"rows {sorted(set(ids) - set(self.ids))} are not read") from None
 
 
 @pytest.fixture
@@ -88,6 +94,18 @@ async def test_a_row_that_commits_after_a_higher_id_is_read(
 
     await follower.has(late)
     assert follower.ids == [higher, late]
+
+
+async def test_the_very_first_row_is_read(outbox: Outbox, writer: psycopg.AsyncConnection, follow: Follow) -> None:
+    """A sequence that was never used says that it stands at 1."""
+    follower = await follow()
+    await asyncio.sleep(0.2)  # some reads, of which nothing can be seen, on the empty table
+    first = await insert(writer, "1")
+    await follower.has(await outbox.insert("1"))
+
+    await writer.commit()
+
+    await follower.has(first)
 
 
 async def test_a_row_of_a_savepoint_that_commits_late_is_read(
@@ -146,6 +164,26 @@ async def test_a_predecessor_that_committed_first_is_never_given_after_its_succe
         assert [id_ for id_ in follower.ids if id_ in set(ids)] == ids
 
 
+async def test_a_writer_that_is_slow_between_id_and_insert_is_not_missed(
+    outbox: Outbox, database_url: str, follow: Follow
+) -> None:
+    await outbox.connection.execute("""
+        CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$
+            BEGIN PERFORM pg_sleep(0.5); RETURN new; END $$;
+        CREATE TRIGGER slow BEFORE INSERT ON outbox.message
+            FOR EACH ROW WHEN (new.aggregate_id = 'slow') EXECUTE FUNCTION slow()
+    """)
+    follower = await follow()
+    await follower.has(await outbox.insert("1"))
+
+    async with await psycopg.AsyncConnection.connect(database_url, autocommit=True) as other:
+        slow = asyncio.create_task(insert(other, "slow"))
+        while not slow.done():
+            await follower.has(await outbox.insert("1"))
+
+    await follower.has(await slow)
+
+
 async def test_what_no_rule_foresees_is_found_by_the_sweep(outbox: Outbox, follow: Follow) -> None:
     cursor = await outbox.connection.execute("SELECT nextval('outbox.message_id_seq')")
     row = await cursor.fetchone()
@@ -196,6 +234,31 @@ async def test_a_lane_that_is_not_settled_leaves_room_for_the_others(outbox: Out
         [others, follower.ids[0]],
     )
     await follower.has(*(row[0] for row in await cursor.fetchall()))
+
+
+async def test_a_late_row_of_a_lane_that_had_no_room_is_read_when_it_has(
+    outbox: Outbox, writer: psycopg.AsyncConnection, follow: Follow
+) -> None:
+    late = await insert(writer, "0")
+    await outbox.insert_many(3000, keys=1)
+    follower = await follow(max_window_rows=160)
+    await eventually(lambda: len(follower.ids) > 30, "its share of the window is taken")
+    await writer.commit()
+    await follower.has(*[await outbox.insert(key) for key in await keys_of_other_lanes(outbox)])
+
+    await outbox.connection.execute("DELETE FROM outbox.message WHERE id = ANY(%s)", [follower.ids])
+    follower.tail.forget(follower.rows)
+
+    await follower.has(late)
+
+
+async def keys_of_other_lanes(outbox: Outbox) -> list[str]:
+    """Give keys whose lanes are not that of key 0."""
+    cursor = await outbox.connection.execute(
+        "SELECT n::text FROM generate_series(1, 12) AS n"
+        " WHERE hashtextextended('customer/' || n, 0) & 15 <> hashtextextended('customer/0', 0) & 15"
+    )
+    return [row[0] for row in await cursor.fetchall()]
 
 
 async def test_a_window_is_bounded_in_bytes(outbox: Outbox, follow: Follow) -> None:
