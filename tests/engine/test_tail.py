@@ -43,6 +43,12 @@ class Follower:
             self.ids.extend(row.id for row in window)
             self.windows.append(len(window))
 
+    async def counts(self, number: int) -> None:
+        try:
+            await eventually(lambda: len(self.ids) == number, "rows read")
+        except TimeoutError:
+            raise TimeoutError(f"{len(self.ids)} rows are read ({len(set(self.ids))} of them different)") from None
+
     async def has(self, *ids: int) -> None:
         try:
             await eventually(lambda: set(ids) <= set(self.ids), "rows read")
@@ -127,9 +133,9 @@ async def test_a_transaction_that_ran_long_is_read_when_it_ends_without_a_sweep(
 ) -> None:
     follower = await follow(max_window_rows=40_000)
     late = await insert(writer, "1")
-    for _ in range(4):  # far beyond what each read looks back
+    for turn in range(1, 5):  # far beyond what each read looks back
         await outbox.insert_many(3000)
-        await eventually(lambda: len(follower.ids) % 3000 == 0, "read")
+        await follower.counts(3000 * turn)
 
     await writer.commit()
 
