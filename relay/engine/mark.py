@@ -109,7 +109,7 @@ class Marker:
         log.debug("batch.published", rows=len(rows), first_id=rows[0].id)
 
     async def _execute_mark(self, parameters: dict[str, str]) -> int:
-        async with self._session.use() as connection:
+        async with self._session.write() as connection:
             return (await connection.execute(self._mark_sent, parameters, prepare=True)).rowcount
 
     async def _fault(self, fault: Fault) -> None:

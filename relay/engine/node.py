@@ -190,7 +190,7 @@ class Node:
             "reasons": self._health.reasons,
             "version": relay.__version__,
         }
-        async with session.use() as connection:
+        async with session.write() as connection:
             await connection.execute(session.sql(HEARTBEAT), values, prepare=True)
         self._reported = published
 

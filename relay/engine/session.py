@@ -5,6 +5,7 @@ node that lost the session can neither read nor mark another row.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from types import TracebackType
@@ -58,12 +59,16 @@ class LaneSession:
     Attributes:
         lanes: the lanes held, ascending.
         wake: set when someone rings or wants the session; ends `rest`.
+        written_at: when our last committed change began (monotonic). Its transaction id is above all that were given
+            before, so from then on every snapshot names those that still run: a snapshot does not know of running
+            transactions above the last one that has ended.
     """
 
     def __init__(self, connection: AsyncConnection, database: DatabaseSettings) -> None:
         self.lanes: list[int] = []
         self.schema = database.schema_name
         self.wake = asyncio.Event()
+        self.written_at = 0.0
         self._connection = connection
         self._command_timeout = database.command_timeout
         self._lock = asyncio.Lock()
@@ -131,6 +136,14 @@ class LaneSession:
                     yield self._connection
             except TimeoutError:
                 raise DeadlineError("a statement of the relay", self._command_timeout) from None
+
+    @asynccontextmanager
+    async def write(self) -> AsyncIterator[AsyncConnection]:
+        """`use` the connection for one statement or transaction that changes rows, and note when it began."""
+        started = time.monotonic()
+        async with self.use() as connection:
+            yield connection
+        self.written_at = started
 
     async def rest(self, seconds: float, *, doorbell: bool) -> None:
         """Sleep until someone rings, someone wants the session, or the time is over.

@@ -98,6 +98,7 @@ class Tail:
         self._running: dict[int, int] = {}  # transaction id -> the position at which it was first seen
         self._positions: deque[tuple[float, int]] = deque([(0.0, 0)])  # (after a read, highest id given by then)
         self._read_at = 0.0  # just before the last read
+        self._known_until = 0.0  # who had a transaction id by then was named by the last read's snapshot, if running
         self._row_at = 0.0
         self._due_at = 0.0
         self._sweep_at = 0.0
@@ -181,7 +182,8 @@ class Tail:
             self._go_back_everywhere(0)
         elif now >= self._due_at:
             await self._look_for_due(now)
-        horizon = self._position_at(self._read_at - GAP)
+        horizon = self._position_at(self._known_until - GAP)
+        known_until = self._session.written_at
         near = [since for since in self._running.values() if self._positions[-1][1] - since <= NEAR]
         floor = min([horizon, *near])
         head, rows = await self._select(floor)
@@ -197,6 +199,7 @@ class Tail:
         if sweeping:
             self._sweep_at = ended + max(self._settings.sweep_interval, (ended - now) * SWEEP_SHARE)
         self._read_at = now
+        self._known_until = known_until
         self._positions.append((ended, head.id))
         return rows
 

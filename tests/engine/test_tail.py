@@ -37,6 +37,13 @@ class Follower:
         self.windows: list[int] = []
         self.drain = asyncio.Event()
 
+    async def write(self, session: LaneSession) -> None:
+        """Change something now and then, as heartbeats and marks do."""
+        while not self.drain.is_set():
+            async with session.write() as connection:
+                await connection.execute("SELECT pg_current_xact_id()")
+            await asyncio.sleep(0.01)
+
     async def run(self) -> None:
         while (window := await self.tail.next_window(until=self.drain)) is not None:
             self.rows.extend(window)
@@ -66,6 +73,7 @@ async def follow(database: DatabaseSettings) -> AsyncIterator[Follow]:
         async def start(**settings: float) -> Follower:
             follower = Follower(Tail(session, RelaySettings(**{**NO_SWEEP, **settings})))
             followers.append((follower, asyncio.create_task(follower.run())))
+            followers.append((follower, asyncio.create_task(follower.write(session))))
             return follower
 
         yield start
@@ -112,6 +120,22 @@ async def test_the_very_first_row_is_read(outbox: Outbox, writer: psycopg.AsyncC
     await writer.commit()
 
     await follower.has(first)
+
+
+async def test_a_late_row_is_read_when_its_transaction_is_the_youngest_of_all(
+    outbox: Outbox, writer: psycopg.AsyncConnection, follow: Follow
+) -> None:
+    """A snapshot does not name running transactions that are younger than the last one that has ended."""
+    follower = await follow()
+    await follower.has(await outbox.insert("1"))
+    late = [await insert(writer, "1")]
+    for _ in range(10):
+        await asyncio.sleep(0.05)  # far longer than a read looks back
+        late.append(await insert(writer, "1"))
+
+    await writer.commit()
+
+    await follower.has(*late)
 
 
 async def test_a_row_of_a_savepoint_that_commits_late_is_read(
