@@ -42,7 +42,7 @@ class Follower:
         while not self.drain.is_set():
             async with session.write() as connection:
                 await connection.execute("SELECT pg_current_xact_id()")
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.3)
 
     async def run(self) -> None:
         while (window := await self.tail.next_window(until=self.drain)) is not None:
