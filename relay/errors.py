@@ -8,7 +8,6 @@ OutboxError
   SchemaError             the database is reachable, but the tables are missing or behind
   AccessError             the database is reachable, but does not let this role do it
   BrokerUnavailableError
-  LaneLostError           another node holds the lane
   DeadlineError           no answer in time
   ConsumerError           the consumer cannot go on; nothing was acknowledged that was not applied
     QueueMissingError
@@ -50,14 +49,6 @@ class AccessError(OutboxError):
 
 class BrokerUnavailableError(OutboxError):
     """No connection to RabbitMQ."""
-
-
-class LaneLostError(OutboxError):
-    """Another session holds the lane; its rows stay pending for that one."""
-
-    def __init__(self, lane: int) -> None:
-        super().__init__(f"lane {lane} is held by another node; its rows stay pending")
-        self.lane = lane
 
 
 class DeadlineError(OutboxError):

@@ -7,7 +7,6 @@ successors overtake it, and because RabbitMQ 4 drops a message from a quorum que
 """
 
 import asyncio
-import random
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from traceback import format_tb
 
 import structlog
 
+from relay.backoff import backoff
 from relay.consume.inbox import Transactions
 from relay.consume.message import Delivery
 from relay.errors import DatabaseUnavailableError
@@ -39,7 +39,7 @@ class Backoff:
     maximum: float = 30.0
 
     def seconds(self, attempts: int) -> float:
-        return min(self.maximum, self.initial * 2.0 ** min(attempts - 1, 32)) * random.uniform(0.5, 1.0)  # noqa: S311
+        return backoff(attempts, self.initial, self.maximum)
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from aiormq.abc import AbstractChannel
 from aiormq.exceptions import AMQPError, ChannelNotFoundEntity
 
 from relay import broker
-from relay.engine.backoff import backoff
+from relay.backoff import backoff
 from relay.engine.frames import Encoder
 from relay.engine.health import Health
 from relay.engine.message import Identity

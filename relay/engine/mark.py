@@ -11,7 +11,7 @@ import psycopg
 import structlog
 from psycopg.sql import SQL, Composed
 
-from relay.engine.backoff import backoff
+from relay.backoff import backoff
 from relay.engine.hold import HeldKeys
 from relay.engine.publish import Fault, Publisher
 from relay.engine.row import Row

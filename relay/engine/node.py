@@ -9,7 +9,7 @@ import structlog
 from psycopg.sql import SQL
 
 import relay
-from relay.engine.backoff import backoff
+from relay.backoff import backoff
 from relay.engine.health import Health
 from relay.engine.hold import HeldKeys
 from relay.engine.link import Link

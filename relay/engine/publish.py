@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from itertools import count
 from typing import NamedTuple, assert_never
 
-from relay.engine.backoff import backoff
+from relay.backoff import backoff
 from relay.engine.row import Key, Outcome, Row, Settled
 from relay.engine.wire import Wire
 from relay.settings import Ordering, RelaySettings
