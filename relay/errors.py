@@ -18,6 +18,8 @@ OutboxError
   PartlyDoneError         a command did a part of what it was asked for
 """
 
+from collections.abc import Iterator
+
 
 class OutboxError(Exception):
     """Base of every error of this package."""
@@ -98,3 +100,12 @@ class HandlerCancelledError(OutboxError):
 
     def __init__(self) -> None:
         super().__init__("the handler was cancelled by something that it waited for")
+
+
+def leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    """Give the errors in a group and in the groups inside it, first to last."""
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from leaves(error)
+        else:
+            yield error

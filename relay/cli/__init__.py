@@ -5,7 +5,7 @@ Exit codes: 0 done, 1 failed or not ready, 2 usage or configuration, 3 partly do
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError, Parameter
 
@@ -18,6 +18,7 @@ from relay.errors import (
     OutboxError,
     PartlyDoneError,
     UsageError,
+    leaves,
 )
 
 SHOW = "(`relay config show` tells where it was found)"
@@ -73,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OutboxError as error:
         return _explain(error)
     except BaseExceptionGroup as group:  # tasks that failed together: ours are explained, a bug keeps its traceback
-        errors = list(_leaves(group))
+        errors = list(leaves(group))
         if not all(isinstance(error, OutboxError) for error in errors):
             raise
         return max(_explain(error) for error in errors)
@@ -108,11 +109,3 @@ def _explain(error: BaseException) -> int:
             return 3
         case _:
             return 1
-
-
-def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
-    for error in group.exceptions:
-        if isinstance(error, BaseExceptionGroup):
-            yield from _leaves(error)
-        else:
-            yield error

@@ -18,7 +18,7 @@ from relay.engine.mark import Marker
 from relay.engine.publish import Publisher
 from relay.engine.session import LaneSession
 from relay.engine.tail import Tail
-from relay.errors import AccessError, DatabaseUnavailableError, DeadlineError, OutboxError
+from relay.errors import AccessError, DatabaseUnavailableError, DeadlineError, OutboxError, leaves
 from relay.settings import KeyPolicy, Ordering, Settings
 
 log = structlog.get_logger(__name__)
@@ -204,12 +204,5 @@ class Node:
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """Give the error that an operator should read: one of ours if there is one."""
-    leaves: list[BaseException] = []
-    rest: list[BaseException] = [group]
-    while rest:
-        error = rest.pop()
-        if isinstance(error, BaseExceptionGroup):
-            rest.extend(error.exceptions)
-        else:
-            leaves.append(error)
-    return next((leaf for leaf in leaves if isinstance(leaf, OutboxError)), leaves[0])
+    found = list(leaves(group))
+    return next((leaf for leaf in found if isinstance(leaf, OutboxError)), found[0])
