@@ -131,7 +131,8 @@ class Encoder:
             + struct.pack(">BH", HEADER, self._channel)
         )
         properties = _short(content_type(row), "content type")
-        names = b"\x10x-aggregate-typeS" + _long(row.aggregate_type) + b"\x0bx-outbox-idl"
+        stamp = _table(dict(self._identity.stamp))
+        names = stamp + b"\x10x-aggregate-typeS" + _long(row.aggregate_type) + b"\x0bx-outbox-idl"
         lane = b"\x0dx-outbox-lanes"
         delivery = bytes((PERSISTENT, len(row.message_id)))
         end = _short(row.event_type, "event type") + _short(self._identity.app_id, "app id")

@@ -1,6 +1,7 @@
 """Keep a connection to the broker: host after host, with a new channel when the broker closes one."""
 
 import asyncio
+from collections.abc import Mapping
 from contextlib import suppress
 
 import aio_pika
@@ -33,16 +34,20 @@ REOPEN_AFTER = 0.02  # seconds; a row that closes each channel must not make a h
 class Link:
     """The broker's side of the node; `run` attaches a wire to the publisher whenever there is a channel.
 
+    Args:
+        stamp: headers for every message beside the usual ones.
     Attributes:
         up: set once there was a channel.
     """
 
-    def __init__(self, settings: Settings, publisher: Publisher, health: Health) -> None:
+    def __init__(
+        self, settings: Settings, publisher: Publisher, health: Health, stamp: Mapping[str, str | int] | None = None
+    ) -> None:
         self._settings = settings
         self._publisher = publisher
         self._health = health
         self._router = Router(settings.routes, settings.broker.exchange)
-        self._identity = Identity(settings.broker.app_id.encode(), settings.relay.max_message_bytes)
+        self._identity = Identity(settings.broker.app_id.encode(), settings.relay.max_message_bytes, stamp or {})
         self.up = asyncio.Event()
 
     async def run(self) -> None:

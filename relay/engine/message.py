@@ -1,6 +1,8 @@
 """What a row is as an AMQP message: its address, properties and headers, before any encoding."""
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import orjson
@@ -14,7 +16,10 @@ BYTES = b"application/octet-stream"
 PERSISTENT = 2
 HEADER_NAME_BYTES = 128  # the library would cut a longer one silently
 REDELIVERED = "x-outbox-redelivered"
-OURS = frozenset({"x-outbox-id", "x-outbox-lane", "x-aggregate-type", "x-aggregate-id", REDELIVERED})
+REPLAY_ID, REPLAYED_AT = "x-replay-id", "x-replayed-at"
+OURS = frozenset(
+    {"x-outbox-id", "x-outbox-lane", "x-aggregate-type", "x-aggregate-id", REDELIVERED, REPLAY_ID, REPLAYED_AT}
+)
 
 
 class UnsendableError(ValueError):
@@ -26,6 +31,7 @@ class Identity(NamedTuple):
 
     app_id: bytes
     max_message_bytes: int
+    stamp: Mapping[str, str | int] = MappingProxyType({})  # headers that all messages of a connection get
 
 
 def too_large(size: int, identity: Identity) -> str:
@@ -65,7 +71,7 @@ def properties(row: Row, identity: Identity, *, redelivered: bool) -> Basic.Prop
     headers: dict[str, Any] = {"x-aggregate-type": row.aggregate_type.decode()}
     if row.aggregate_id is not None:
         headers["x-aggregate-id"] = row.aggregate_id.decode()
-    headers |= {"x-outbox-id": row.id, "x-outbox-lane": row.lane}
+    headers |= {"x-outbox-id": row.id, "x-outbox-lane": row.lane, **identity.stamp}
     headers |= extra_headers(row, redelivered=redelivered)
     return Basic.Properties(
         content_type=content_type(row).decode(),
