@@ -2,7 +2,13 @@
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
+
+from psycopg import AsyncCursor
+from psycopg.adapt import Loader
+from psycopg.types.numeric import Int8BinaryLoader
+from psycopg.types.string import ByteaBinaryLoader
 
 Key = tuple[bytes, bytes]
 
@@ -45,6 +51,18 @@ class Row(NamedTuple):
     def size(self) -> int:
         """Bytes that the row holds in memory, roughly."""
         return len(self.payload or self.payload_bytes or b"") + len(self.headers or b"") + ROW_BYTES
+
+
+def give_rows(cursor: AsyncCursor[Any]) -> None:
+    """Let a cursor for results in binary form give `Row`s, their text undecoded."""
+    cursor.row_factory = lambda _: partial(tuple.__new__, Row)
+    raw: dict[str, type[Loader]] = {
+        "text": ByteaBinaryLoader,
+        "json": ByteaBinaryLoader,
+        "timestamptz": Int8BinaryLoader,
+    }
+    for name, loader in raw.items():
+        cursor.adapters.register_loader(name, loader)
 
 
 class Outcome(StrEnum):

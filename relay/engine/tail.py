@@ -11,16 +11,12 @@ import asyncio
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterable
-from functools import partial
 from itertools import groupby
 from operator import itemgetter
 
-from psycopg.adapt import Loader
 from psycopg.sql import SQL
-from psycopg.types.numeric import Int8BinaryLoader
-from psycopg.types.string import ByteaBinaryLoader
 
-from relay.engine.row import Row
+from relay.engine.row import Row, give_rows
 from relay.engine.session import LaneSession, array_text
 from relay.settings import RelaySettings
 
@@ -79,14 +75,7 @@ class Tail:
         self._session = session
         self._settings = settings
         self._cursor = session.cursor()
-        self._cursor.row_factory = lambda _: partial(tuple.__new__, Row)
-        raw: dict[str, type[Loader]] = {
-            "text": ByteaBinaryLoader,
-            "json": ByteaBinaryLoader,
-            "timestamptz": Int8BinaryLoader,
-        }
-        for name, loader in raw.items():
-            self._cursor.adapters.register_loader(name, loader)
+        give_rows(self._cursor)
         fields = SQL(", ").join(SQL("row.") + SQL(name) for name in Row._fields)
         self.statement = session.sql(READ, columns=COLUMNS, fields=fields)
         self._due = session.sql(DUE)
