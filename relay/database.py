@@ -3,7 +3,6 @@
 from typing import Any
 
 import psycopg
-import sqlalchemy as sa
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from relay.errors import ConfigurationError, DatabaseUnavailableError
@@ -62,19 +61,6 @@ async def connect_async(database: DatabaseSettings, **overrides: Any) -> psycopg
         return await psycopg.AsyncConnection.connect(conninfo(database, **overrides), autocommit=True)
     except psycopg.OperationalError as error:
         raise DatabaseUnavailableError(_reason(error)) from error
-
-
-def sqlalchemy_engine(database: DatabaseSettings) -> sa.Engine:
-    """Give an engine without a pool; several hosts and every other libpq parameter work as in `connect`."""
-    return sa.create_engine(
-        "postgresql+psycopg://", creator=lambda: _plain_connection(database), poolclass=sa.pool.NullPool
-    )
-
-
-def _plain_connection(database: DatabaseSettings) -> psycopg.Connection:
-    connection = connect(database)
-    connection.autocommit = False
-    return connection
 
 
 def _reason(error: psycopg.Error) -> str:

@@ -5,10 +5,6 @@ import sys
 from collections.abc import Iterable, Sequence
 
 import orjson
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 Row = Sequence[object]
 
@@ -22,24 +18,22 @@ def print_json(value: object) -> None:
 
 def print_table(columns: Sequence[str], rows: Iterable[Row]) -> None:
     """Print rows below a line of column names."""
-    if sys.stdout.isatty():
-        Console().print(table(columns, rows))
-    else:
+    if not sys.stdout.isatty():
         print_lines([columns, *rows])
+        return
+    from relay.cli.drawing import draw_table  # noqa: PLC0415
+
+    draw_table(columns, rows)
 
 
 def print_pairs(pairs: Sequence[tuple[str, object]]) -> None:
-    """Print names and values; on a terminal aligned, and without those that are not set."""
+    """Print names and values; on a terminal without those that are not set."""
     if not sys.stdout.isatty():
         print_lines(pairs)
         return
-    drawn = Table.grid(padding=(0, 2))
-    drawn.add_column(style="bold")
-    drawn.add_column(overflow="fold")
-    for name, value in pairs:
-        if value is not None:
-            drawn.add_row(Text(name), Text(printable(value)))
-    Console().print(drawn)
+    from relay.cli.drawing import draw_pairs  # noqa: PLC0415
+
+    draw_pairs(pairs)
 
 
 def print_lines(rows: Iterable[Row]) -> None:
@@ -65,16 +59,6 @@ def complain(line: str) -> None:
     """Print one line about what is wrong on stderr."""
     sys.stderr.write(f"relay: {printable(' '.join(line.split()))}\n")
     sys.stderr.flush()
-
-
-def table(columns: Sequence[str], rows: Iterable[Row]) -> Table:
-    """Give a table for a terminal."""
-    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    for column in columns:
-        drawn.add_column(column, overflow="fold")
-    for row in rows:
-        drawn.add_row(*(Text(printable(value)) for value in row))
-    return drawn
 
 
 def printable(value: object) -> str:

@@ -9,8 +9,9 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from relay.cli.drawing import table
 from relay.cli.options import DatabaseOptions, Output
-from relay.cli.printing import Row, complain, print_json, print_lines, printable, table
+from relay.cli.printing import Row, complain, print_json, print_lines, printable
 from relay.errors import DatabaseUnavailableError
 from relay.operate.session import session
 from relay.operate.status import Node, State, Status, read_status

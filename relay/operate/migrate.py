@@ -2,20 +2,20 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
 from typing import TextIO
 
+import psycopg
 import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 
 import relay
 from relay.configuration import load
-from relay.database import sqlalchemy_engine
+from relay.database import connect
 from relay.errors import SchemaError
+from relay.operate.revision import SCRIPTS, head_revision
 from relay.settings import DatabaseSettings
 
 VERSION_TABLE = "migration"
@@ -56,10 +56,6 @@ def is_at_head(database: DatabaseSettings) -> bool:
     return current_revision(database) == head_revision()
 
 
-def head_revision() -> str | None:
-    return ScriptDirectory(str(_scripts())).get_current_head()
-
-
 def current_revision(database: DatabaseSettings) -> str | None:
     """Tell the revision in the database; None when it has no outbox tables."""
     engine = sqlalchemy_engine(database)
@@ -77,6 +73,19 @@ def settings_of(config: Config) -> tuple[str, Callable[[], AbstractContextManage
     if database is None:
         database = load().settings.database
     return database.schema_name, lambda: _locked_connection(database)
+
+
+def sqlalchemy_engine(database: DatabaseSettings) -> sa.Engine:
+    """Give an engine without a pool; several hosts and every other libpq parameter work as in `connect`."""
+    return sa.create_engine(
+        "postgresql+psycopg://", creator=lambda: _plain_connection(database), poolclass=sa.pool.NullPool
+    )
+
+
+def _plain_connection(database: DatabaseSettings) -> psycopg.Connection:
+    connection = connect(database)
+    connection.autocommit = False
+    return connection
 
 
 @contextmanager
@@ -105,13 +114,6 @@ def _refusals_named() -> Iterator[None]:
 
 def _config(database: DatabaseSettings, output: TextIO | None = None) -> Config:
     config = Config(output_buffer=output) if output else Config()
-    config.set_main_option("script_location", str(_scripts()))
+    config.set_main_option("script_location", str(SCRIPTS))
     config.attributes["database"] = database
     return config
-
-
-def _scripts() -> Path:
-    """Find the migrations: inside the installed package, or beside it in a checkout."""
-    package = Path(relay.__file__).parent
-    inside = package / "migrations"
-    return inside if inside.is_dir() else package.parent / "migrations"

@@ -9,7 +9,7 @@ from psycopg.sql import SQL, Identifier
 
 from relay.database import connect
 from relay.errors import AccessError, DatabaseUnavailableError, DeadlineError, SchemaError
-from relay.operate.migrate import head_revision
+from relay.operate.revision import head_revision
 from relay.settings import DatabaseSettings
 
 SET_TIMEOUT = SQL("SELECT set_config('statement_timeout', %(milliseconds)s, false)")
@@ -59,7 +59,7 @@ def _check_revision(connection: psycopg.Connection, schema: str) -> None:
     row = connection.execute(READ_REVISION.format(schema=Identifier(schema))).fetchone()
     found, wanted = row[0] if row else None, head_revision()
     # Revisions are numbered, so an older one compares less.
-    if found is None or (wanted is not None and found < wanted):
+    if found is None or found < wanted:
         raise SchemaError(
             f"the outbox tables in schema {schema} are of version {found or 'none'}, and this release needs {wanted}:"
             " run `relay migrate`"

@@ -259,9 +259,15 @@ def test_run_says_when_it_is_ready_and_drains_on_sigterm(relay: Command, broker_
     assert [line for line in err.splitlines() if not isinstance(json.loads(line), dict)] == []
 
 
-def test_the_module_of_the_command_can_be_imported_without_its_engine() -> None:
-    heavy = "{'relay.engine', 'alembic', 'sqlalchemy', 'psycopg', 'aio_pika'}"
-    code = f"import sys, relay.cli; print(sorted(set(sys.modules) & {heavy}))"
+@pytest.mark.parametrize(
+    ("module", "heavy"),
+    [
+        ("relay.cli", {"relay.engine", "alembic", "sqlalchemy", "psycopg", "aio_pika", "rich"}),
+        ("relay.cli.healthcheck", {"relay.engine", "alembic", "sqlalchemy", "aio_pika", "rich"}),  # run all the time
+    ],
+)
+def test_a_command_imports_only_what_it_needs(module: str, heavy: set[str]) -> None:
+    code = f"import sys, {module}; print(sorted(set(sys.modules) & {heavy}))"
 
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 

@@ -9,7 +9,8 @@ import psycopg
 import pytest
 
 from relay.errors import SchemaError
-from relay.operate.migrate import current_revision, downgrade, head_revision, is_at_head, migrate, write_sql
+from relay.operate.migrate import current_revision, downgrade, is_at_head, migrate, write_sql
+from relay.operate.revision import head_revision
 from relay.settings import DatabaseSettings
 from tests.migrations.catalog import description
 from tests.support.postgres import PostgresServer

@@ -12,8 +12,7 @@ import psycopg
 import pytest
 from sqlalchemy.orm import Session
 
-from relay.database import sqlalchemy_engine
-from relay.operate.migrate import migrate
+from relay.operate.migrate import migrate, sqlalchemy_engine
 from relay.outbox import Event, OutboxMessage, add, add_many
 from relay.settings import DatabaseSettings
 from tests.migrations.conftest import Connection

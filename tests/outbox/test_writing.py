@@ -10,8 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from relay.database import sqlalchemy_engine
-from relay.operate.migrate import migrate
+from relay.operate.migrate import migrate, sqlalchemy_engine
 from relay.outbox import Event, OutboxMessage, PayloadTooLargeError, add, add_many
 from relay.settings import DatabaseSettings
 from tests.outbox.conftest import Table
