@@ -17,7 +17,7 @@ DESCRIPTION = """
     UNION ALL
     SELECT pg_get_indexdef(indexrelid) FROM tables JOIN pg_index ON indrelid = tables.oid
     UNION ALL
-    SELECT pg_get_triggerdef(pg_trigger.oid) FROM tables JOIN pg_trigger ON tgrelid = tables.oid
+    SELECT pg_get_triggerdef(pg_trigger.oid) FROM tables JOIN pg_trigger ON tgrelid = tables.oid AND NOT tgisinternal
     UNION ALL
     SELECT format('%%s %%s', pg_get_functiondef(pg_proc.oid), proacl)
     FROM pg_proc JOIN spaces ON pronamespace = spaces.oid
