@@ -13,6 +13,10 @@ from relay.settings import LogFormat, LogSettings
 # At debug and info the libraries tell every frame, payloads included.
 LIBRARIES_FROM = logging.WARNING
 
+# They report a broken connection as an error, with the traceback of their own insides, and once more at each try to
+# connect. It heals by itself, and what an operator has to know the relay says (`broker.degraded`).
+AMQP_LIBRARIES = {"aio_pika", "aiormq"}
+
 
 def set_up(settings: LogSettings, stream: TextIO | None = None) -> None:
     """Send the events of structlog, and what the libraries log from warning on, to `stream` (stderr).
@@ -37,11 +41,29 @@ def set_up(settings: LogSettings, stream: TextIO | None = None) -> None:
             ],
         )
     )
+    handler.addFilter(_AmqpLibraries(level))
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(max(level, LIBRARIES_FROM))
     logging.getLogger("relay").setLevel(level)
     logging.captureWarnings(True)
+
+
+class _AmqpLibraries(logging.Filter):
+    """Make a warning of one line of what the AMQP libraries say; at debug they keep their tracebacks."""
+
+    def __init__(self, level: int) -> None:
+        super().__init__()
+        self.level = level
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.name.partition(".")[0] not in AMQP_LIBRARIES:
+            return True  # a traceback from anywhere else is a bug's
+        record.levelno, record.levelname = logging.WARNING, "WARNING"
+        if record.exc_info and self.level > logging.DEBUG:
+            record.msg, record.args = f"{record.getMessage()}: {record.exc_info[1]!r}", ()
+            record.exc_info = None
+        return record.levelno >= self.level
 
 
 def _logger(*_: object) -> WrappedLogger:

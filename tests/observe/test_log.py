@@ -1,16 +1,21 @@
 """The log is JSON unless a person reads it, quiet about the libraries, and never holds a password."""
 
+import asyncio
 import io
 import json
 import logging
 import warnings
 from collections.abc import Iterator
+from typing import Literal
 
+import aio_pika
 import pytest
 import structlog
 
 from relay.observe.log import set_up
 from relay.settings import LogFormat, LogSettings
+from tests.support.eventually import eventually
+from tests.support.rabbitmq import RabbitServer
 
 URL = "amqp://relay:hunter2@broker/"
 
@@ -78,6 +83,37 @@ def test_libraries_are_heard_from_warning_on_also_at_debug(library: str) -> None
     assert (debug["event"], debug["rows"]) == ("batch.published", 2)
 
 
+@pytest.mark.parametrize("level", ["info", "debug"])
+async def test_a_broken_broker_connection_is_a_warning_of_one_line_with_a_traceback_at_debug_only(
+    broker_url: str, rabbitmq: RabbitServer, level: Literal["info", "debug"]
+) -> None:
+    output = io.StringIO()
+    set_up(LogSettings(level=level, format=LogFormat.CONSOLE), output)
+    connection = await aio_pika.connect(broker_url)
+    lost = asyncio.Event()
+    connection.close_callbacks.add(lambda *_: lost.set())
+
+    rabbitmq.ctl("close_all_connections", "--vhost", broker_url.rpartition("/")[2], "the drill")
+    await eventually(lost.is_set, "the connection is lost")
+    await connection.close()
+
+    lines = output.getvalue().splitlines()
+    assert "Traceback" in output.getvalue() if level == "debug" else all("the drill" in line for line in lines)
+    assert "[warning" in lines[0]
+    assert "[error" not in output.getvalue()
+
+
+def test_what_went_wrong_elsewhere_keeps_its_traceback() -> None:
+    output = io.StringIO()
+    set_up(LogSettings(), output)
+
+    logging.getLogger("asyncio").error("never retrieved", exc_info=ValueError("a bug"))
+
+    event = json.loads(output.getvalue())
+    assert event["level"] == "error"
+    assert "ValueError: a bug" in event["exception"]
+
+
 @pytest.mark.parametrize("style", [LogFormat.CONSOLE, LogFormat.JSON])
 def test_no_password_gets_through_a_value_or_a_traceback(style: LogFormat) -> None:
     output = io.StringIO()
@@ -97,7 +133,7 @@ def test_the_level_is_the_least_that_is_said() -> None:
     set_up(LogSettings(level="error"), output)
 
     structlog.get_logger().warning("broker.degraded")
-    logging.getLogger("aio_pika").warning("reconnecting")
+    logging.getLogger("aio_pika").error("cannot connect")
     structlog.get_logger().error("relay.failed")
 
     assert [json.loads(line)["event"] for line in output.getvalue().splitlines()] == ["relay.failed"]
