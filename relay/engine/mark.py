@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import psycopg
 import structlog
-from psycopg.sql import SQL, Composed
+from psycopg.sql import SQL
 
 from relay.backoff import backoff
 from relay.engine.hold import HeldKeys
@@ -54,8 +54,8 @@ PARK = SQL("""
     WHERE state = 'pending' AND lane = %(lane)s AND id = %(id)s
 """)
 
-MARK_INTERVAL = 0.003  # seconds between two marks of fewer rows than
-ROWS_WORTH_A_MARK = 200
+MARK_INTERVAL = 0.02  # seconds between two marks of fewer rows than
+ROWS_WORTH_A_MARK = 1000
 ROWS_PER_MARK = 4000  # bounds the statement, not the rate: a mark takes what the last one left behind
 
 
@@ -140,7 +140,7 @@ class Marker:
             await self._held.park_behind(followers)
 
 
-def mark_statement(session: LaneSession) -> Composed:
+def mark_statement(session: LaneSession) -> bytes:
     return session.sql(MARK_SENT, kept=KEPT)
 
 

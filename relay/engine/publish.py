@@ -185,14 +185,11 @@ class Publisher:
                 if row.aggregate_id is None:
                     continue
                 key = (row.aggregate_type, row.aggregate_id)
-                waiting = busy[key]
-                if waiting is None:
-                    del busy[key]
-                else:
+                waiting = busy.pop(key)
+                if waiting is not None:
                     # To the front: a long queue behind one key would else finish last, alone.
                     ready.appendleft(waiting.popleft())
-                    if not waiting:
-                        busy[key] = None
+                    busy[key] = waiting or None
         if self._nacks or self._redelivered:
             for row in rows:
                 self._nacks.pop(row.id, None)

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import psycopg
 from psycopg import AsyncConnection, AsyncCursor
-from psycopg.sql import SQL, Composed, Identifier, Literal
+from psycopg.sql import SQL, Identifier, Literal
 
 from relay.database import connect_async
 from relay.errors import DatabaseUnavailableError, DeadlineError, SchemaError
@@ -33,6 +33,9 @@ PLANNER = SQL("""
     SET max_parallel_workers_per_gather = 0;
     SET idle_in_transaction_session_timeout = '30s'
 """)
+
+# One wide row, and libpq keeps an input buffer of its size: 16 KiB else, and a wake-up for each 16 KiB of a window.
+WIDE_ROW = SQL("SELECT repeat(' ', 262144)")
 
 REVISION = SQL("SELECT version_num FROM {schema}.migration")
 OLDEST_REVISION = "0001"  # what this release needs; a newer one is served: migrations come before the relays
@@ -97,6 +100,7 @@ class LaneSession:
         try:
             async with asyncio.timeout(self._command_timeout):
                 await self._connection.execute(PLANNER)
+                await self._connection.execute(WIDE_ROW)
                 cursor = await self._connection.execute(self.sql(REVISION))
                 (revision,) = await cursor.fetchone() or ("",)
                 if revision < OLDEST_REVISION:
@@ -116,9 +120,9 @@ class LaneSession:
     ) -> None:
         await self._connection.close()
 
-    def sql(self, statement: SQL, **names: Any) -> Composed:
-        """Fill in the schema; each statement is composed once, by whoever keeps it."""
-        return statement.format(schema=Identifier(self.schema), **names)
+    def sql(self, statement: SQL, **names: Any) -> bytes:
+        """Fill in the schema. As bytes, the driver parses the placeholders of a statement once and not each time."""
+        return statement.format(schema=Identifier(self.schema), **names).as_bytes()
 
     @asynccontextmanager
     async def use(self) -> AsyncIterator[AsyncConnection]:

@@ -4,7 +4,6 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from psycopg.sql import SQL, Composed
 
 from relay.engine.hold import PARK_BEHIND
 from relay.engine.mark import PARK, POSTPONE, mark_statement
@@ -35,7 +34,7 @@ async def test_no_hot_statement_scans_more_than_the_pending_index(session: LaneS
     ids = {"lanes": "{3,3,4}", "ids": "{7,8,9}"}
     held = "{" + ",".join(map(str, range(5000))) + "}"
     reading = {"lanes": LANES, "floors": [0] * 16, "held": held, "rows": 500, "bytes": 1 << 22}
-    statements: dict[str, tuple[Composed, dict[str, Any]]] = {
+    statements: dict[str, tuple[bytes, dict[str, Any]]] = {
         "read": (tail.statement, reading),
         "due": (session.sql(DUE), {"held": held}),
         "mark": (mark_statement(session), ids),
@@ -55,9 +54,9 @@ async def test_no_hot_statement_scans_more_than_the_pending_index(session: LaneS
         assert sum(scan.get("Actual Rows", 0) * scan.get("Actual Loops", 1) for scan in scans) <= 16 * 500, name
 
 
-async def explain(session: LaneSession, statement: Composed, values: dict[str, Any]) -> dict[str, Any]:
+async def explain(session: LaneSession, statement: bytes, values: dict[str, Any]) -> dict[str, Any]:
     async with session.use() as connection, connection.transaction(force_rollback=True):
-        cursor = await connection.execute(SQL("EXPLAIN (ANALYZE, FORMAT JSON) ") + statement, values)
+        cursor = await connection.execute(b"EXPLAIN (ANALYZE, FORMAT JSON) " + statement, values)
         row = await cursor.fetchone()
     assert row is not None
     plan: dict[str, Any] = row[0][0]["Plan"]
