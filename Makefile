@@ -2,9 +2,11 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 FRESH ?=
+TARGET ?= relay
+OPTIONS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench lock clean
+.PHONY: help setup demo test image lint bench lock clean
 
 help: ## list the commands
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -27,6 +29,9 @@ demo: setup ## carry 69,659 real purchases from Spark to a consumer, and reconci
 test: setup ## run every test on real servers, which are started for the run
 	@PYTHON=$(PYTHON) tests/support/packages test
 	$(BIN)/pytest
+
+image: ## build the container image with docker, podman or buildah; TARGET=spark the one of Spark, OPTIONS=... for the build
+	@config/build-image $(TARGET) $(OPTIONS)
 
 bench: setup ## measure drain, latency and Spark, each next to a reference; about 10 minutes
 	@PYTHON=$(PYTHON) tests/support/packages bench

@@ -4,8 +4,11 @@ Exit codes: 0 done, 1 failed or not ready, 2 usage or configuration, 3 partly do
 """
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
+from types import FrameType
+from typing import NoReturn
 
 from cyclopts import App, CycloptsError, Parameter
 
@@ -44,6 +47,7 @@ COMMANDS = {
         "Tell the backlog, the parked rows and the relays.",
     ),
     "parked": ("relay.cli.parked:app", "See, retry or discard what could not be delivered."),
+    "replay": ("relay.cli.replay:app", "Send again what was sent; list, show and cancel replays."),
     "config": ("relay.cli.config:app", "Tell the settings in use."),
     "healthcheck": (
         "relay.cli.healthcheck:healthcheck",
@@ -60,6 +64,10 @@ EXIT_CODES = "Exit codes: 0 done, 1 failed or not ready, 2 usage or configuratio
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and give its exit code; an error of ours is one line on stderr."""
+    if os.getpid() == 1:
+        # In a container: the kernel keeps from PID 1 every signal that it has no handler for, and `run` has its own
+        # only when it has started.
+        signal.signal(signal.SIGTERM, _terminate)
     try:
         code = _app()(arguments, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
@@ -96,6 +104,10 @@ def _app() -> App:
     for name, (place, about) in COMMANDS.items():
         app.command(place, name=name, help=about)
     return app
+
+
+def _terminate(number: int, _frame: FrameType | None) -> NoReturn:
+    sys.exit(128 + number)
 
 
 def _explain(error: BaseException) -> int:

@@ -1,0 +1,46 @@
+"""The project's images, built once a run, and containers of them."""
+
+import os
+import secrets
+from collections.abc import Iterator
+
+import pytest
+
+from tests.container.podman import Podman, missing, private_podman
+from tests.container.run import Relay
+from tests.support.postgres import PostgresServer
+
+
+@pytest.fixture(scope="session")
+def podman() -> Iterator[Podman]:
+    """Podman with the base image."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can make a base image and run containers of it here")
+    if lacking := missing():
+        pytest.skip(f"{', '.join(lacking)} not installed; on Debian `tests/support/packages test` installs it")
+    with private_podman() as engine:
+        engine.make_base()
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def image(podman: Podman) -> str:
+    """The image of the relay."""
+    podman.build("relay")
+    return "outbox-relay"
+
+
+@pytest.fixture
+def empty_database_url(postgres: PostgresServer) -> Iterator[str]:
+    """A database without tables."""
+    name = f"test_{secrets.token_hex(6)}"
+    yield postgres.create_database(name)
+    postgres.drop_database(name)
+
+
+@pytest.fixture
+def relay(podman: Podman, image: str, empty_database_url: str, broker_url: str) -> Iterator[Relay]:
+    """Containers of the relay, on a database without tables and a virtual host of the test's own."""
+    containers = Relay(podman, image, RELAY_DATABASE_URL=empty_database_url, RELAY_BROKER_URL=broker_url)
+    yield containers
+    containers.remove()

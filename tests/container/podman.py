@@ -1,0 +1,186 @@
+"""Podman with a storage and settings of its own: nothing of the machine's containers is seen or changed."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.support.folders import temporary_folder
+from tests.support.process import ServerError
+
+ROOT = Path(__file__).resolve().parents[2]
+BASE = "localhost/python:3.13-slim-trixie"
+PROGRAMS = ("podman", "runc", "debootstrap")
+CERTIFICATES = Path("etc/ssl/certs/ca-certificates.crt")
+
+# As root inside of another container and without systemd, where podman's own choices do not work: crun refuses hybrid
+# cgroups, and the default limits are above what we may ask for.
+SETTINGS = """
+[engine]
+cgroup_manager = "cgroupfs"
+events_logger = "file"
+runtime = "runc"
+[network]
+network_backend = "netavark"
+[containers]
+default_ulimits = ["nofile=1024:4096", "nproc=4096:8192"]
+"""
+STORAGE = """
+[storage]
+driver = "{driver}"
+graphroot = "{folder}/images"
+runroot = "{folder}/run"
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a command left: exit code, stdout, stderr."""
+
+    code: int
+    out: str
+    err: str
+
+
+class Podman:
+    """Podman and its images in one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        (folder / "containers.conf").write_text(SETTINGS)
+        self.folder = folder
+        self.environment = {
+            **os.environ,
+            "CONTAINERS_CONF": str(folder / "containers.conf"),
+            "CONTAINERS_STORAGE_CONF": str(folder / "storage.conf"),
+            "TMPDIR": str(folder),
+        }
+        for driver in ("overlay", "vfs"):  # vfs works everywhere, and copies an image for each container
+            (folder / "storage.conf").write_text(STORAGE.format(driver=driver, folder=folder))
+            if self("info").code == 0:
+                break
+
+    def __call__(self, *arguments: str, seconds: float = 60) -> Result:
+        """Run `podman ...` to its end, whatever that is."""
+        done = subprocess.run(
+            ["podman", *arguments],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
+        )
+        return Result(done.returncode, done.stdout, _own_words(done.stderr))
+
+    def do(self, *arguments: str, seconds: float = 60) -> str:
+        """Run `podman ...`, which must succeed, and give what it printed.
+
+        Raises:
+            ServerError: it failed; the message holds its words.
+        """
+        done = self(*arguments, seconds=seconds)
+        if done.code:
+            raise ServerError(f"podman {arguments[0]} failed with code {done.code}: {done.err}")
+        return done.out.strip()
+
+    def make_base(self) -> None:
+        """Make what the Dockerfile builds on: a Debian with Python, as small as its slim images; nothing can be pulled.
+
+        It trusts whom this machine trusts, as a base of one's own does behind a proxy.
+        """
+        tree = self.folder / "base"
+        include = "--include=ca-certificates,python3,python3-venv"
+        self.run(["debootstrap", "--variant=minbase", include, "trixie", tree, *_mirror()])
+        for left in ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/locale", "usr/share/man"):
+            shutil.rmtree(tree / left)
+        # Like the images of Python, it has no bytecode.
+        for cache in list((tree / "usr/lib").rglob("__pycache__")):
+            shutil.rmtree(cache)
+        if (trusted := Path("/") / CERTIFICATES).exists():
+            shutil.copy(trusted, tree / CERTIFICATES)
+        archive = self.folder / "base.tar"
+        self.run(["tar", "--create", "--file", archive, "--directory", tree, "."])
+        shutil.rmtree(tree)
+        self.do("import", str(archive), BASE, seconds=300)
+        archive.unlink()
+
+    def build(self, target: str) -> None:
+        """Build an image of the project with the command of `make image`."""
+        # chroot: no second network inside; without layers, which are of no use in a storage that ends with the run.
+        options = ["--isolation=chroot", "--layers=false", f"--build-arg=BASE={BASE}"]
+        if (configuration := self._pip_configuration()) is not None:
+            options.append(f"--secret=id=pip.conf,src={configuration}")
+        without_docker = {**self.environment, "DOCKER_HOST": "unix:///nowhere"}
+        self.run([ROOT / "config/build-image", target, *options], environment=without_docker)
+
+    def run(self, command: Sequence[str | Path], *, environment: Mapping[str, str] | None = None) -> None:
+        """Run a longer command, which must succeed.
+
+        Raises:
+            ServerError: it failed; the message holds its last words.
+        """
+        done = subprocess.run(
+            [*map(str, command)],
+            env=environment or self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            end = "\n".join(done.stdout.splitlines()[-30:])
+            raise ServerError(f"{Path(command[0]).name} failed with code {done.returncode}\n{end}")
+
+    def size(self, image: str) -> int:
+        """Tell the bytes of an image, those of its base included."""
+        return int(self.do("image", "inspect", "--format", "{{.Size}}", image))
+
+    def _pip_configuration(self) -> Path | None:
+        """Give a file with where this machine's pip finds packages over the network; None when it is the default."""
+        asked = [sys.executable, "-m", "pip", "config", "list"]
+        listed = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+        lines = []
+        for line in listed.splitlines():
+            name, _, value = line.partition("=")
+            option, words = name.rpartition(".")[2], value.strip("'").split()
+            reachable = [word for word in words if not word.startswith("file:")]
+            if option in ("index-url", "extra-index-url", "trusted-host", "proxy") and reachable:
+                lines.append(f"{option} = {' '.join(reachable)}\n")
+        if not lines:
+            return None
+        file = self.folder / "pip.conf"
+        file.write_text("[global]\n" + "".join(dict.fromkeys(lines)))
+        return file
+
+
+def missing() -> list[str]:
+    """Name the programs that are needed and not here."""
+    return [program for program in PROGRAMS if shutil.which(program) is None]
+
+
+@contextmanager
+def private_podman() -> Iterator[Podman]:
+    """Give a podman without images; at the end its containers and all else are gone."""
+    with temporary_folder() as folder:
+        podman = Podman(folder)
+        try:
+            yield podman
+        finally:
+            podman.do("rm", "--all", "--force", "--time", "0", seconds=120)
+            podman.do("network", "prune", "--force")
+
+
+def _mirror() -> list[str]:
+    """Give the archive that this machine's apt uses for Debian; without one debootstrap has its own."""
+    asked = ["apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages", "Origin: Debian"]
+    found = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()
+    return [each for each in found if not each.rstrip("/").endswith("-security")][:1]
+
+
+def _own_words(errors: str) -> str:
+    """Leave out that there is no systemd to run health checks by the clock: they are run by hand here."""
+    return "".join(line for line in errors.splitlines(keepends=True) if "unable to get systemd connection" not in line)

@@ -1,0 +1,90 @@
+"""Run the relay's image as strictly as a platform does: its own user, nothing writable, no rights."""
+
+import secrets
+from dataclasses import dataclass
+
+from tests.container.podman import Podman, Result
+from tests.support.process import wait_for
+
+STRICT = (
+    "--network=host",  # where the tests' servers are
+    "--read-only",
+    "--read-only-tmpfs=false",  # not even /tmp
+    "--cap-drop=all",
+    "--security-opt=no-new-privileges",
+    "--timeout=600",  # one that outlives a killed test run is ended all the same
+)
+
+
+class Relay:
+    """Containers of the relay with the same variables."""
+
+    def __init__(self, podman: Podman, image: str, **variables: str) -> None:
+        self._podman = podman
+        self._options = [*STRICT, *(f"--env={name}={value}" for name, value in variables.items())]
+        self._image = image
+        self._started: list[str] = []
+
+    def __call__(self, *arguments: str, **variables: str) -> Result:
+        """Run a command in a container to its end."""
+        return self._podman("run", "--rm", *self._options, *_variables(variables), self._image, *arguments)
+
+    def start(self, *arguments: str, **variables: str) -> "Container":
+        """Start a container; without arguments it does what the image does by default."""
+        name = f"relay-{secrets.token_hex(4)}"
+        self._started.append(name)
+        options = [*self._options, *_variables(variables), f"--name={name}", f"--hostname={name}"]
+        self._podman.do("run", "--detach", *options, self._image, *arguments)
+        return Container(self._podman, name)
+
+    def remove(self) -> None:
+        """End what still runs, and remove it."""
+        for name in self._started:
+            self._podman.do("rm", "--force", "--time=0", name)
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """One that was started."""
+
+    podman: Podman
+    name: str
+
+    def log(self) -> str:
+        done = self.podman("logs", self.name)
+        return done.out + done.err
+
+    def wait_for_log(self, words: str) -> None:
+        """Return once these words are in its log.
+
+        Raises:
+            TimeoutError: it ended, or was too slow; the message has its log.
+        """
+        try:
+            wait_for(lambda: words in self.log() or not self.is_running(), words, 30)
+        except TimeoutError as error:
+            raise TimeoutError(f"{error}\n{self.log()}") from None
+        if words not in self.log():
+            raise TimeoutError(f"{self.name} ended without {words}\n{self.log()}")
+
+    def is_running(self) -> bool:
+        return self._state("Running") == "true"
+
+    def healthcheck(self) -> Result:
+        """Do what the platform does at each interval, and give its words: podman's own command tells only the code."""
+        told = self.podman("exec", self.name, "relay", "healthcheck")
+        seen = self.podman("healthcheck", "run", self.name)
+        assert seen.code == told.code, seen
+        return told
+
+    def stop(self) -> int:
+        """Stop it as platforms do, SIGTERM and after 10 s SIGKILL, and give the exit code: 137 if it took SIGKILL."""
+        self.podman.do("stop", "--time=10", self.name)
+        return int(self._state("ExitCode"))
+
+    def _state(self, name: str) -> str:
+        return self.podman.do("container", "inspect", "--format", f"{{{{.State.{name}}}}}", self.name)
+
+
+def _variables(variables: dict[str, str]) -> list[str]:
+    return [f"--env={name}={value}" for name, value in variables.items()]

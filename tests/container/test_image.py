@@ -1,0 +1,192 @@
+"""The image of the relay as an operator runs it, against real servers."""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import LiteralString
+from uuid import UUID
+
+import aio_pika
+import orjson
+import psycopg
+import pytest
+from aio_pika.abc import AbstractIncomingMessage, AbstractQueue
+from psycopg.sql import SQL, Identifier
+
+import relay as package
+from tests.container.podman import BASE, Podman
+from tests.container.run import Relay
+from tests.faults.billing import Writers
+from tests.faults.checker import Delivered, check_deliveries, report
+from tests.support.eventually import eventually
+
+pytestmark = pytest.mark.timeout(600)  # the first test builds the image
+
+MIB = 1024 * 1024
+LARGEST = 200 * MIB  # above the base
+
+SENT = "SELECT count(*) FROM outbox.message WHERE state = 'sent'"
+LEFT = "SELECT count(*) FROM outbox.message WHERE state <> 'sent'"
+
+
+async def test_migrate_and_run_carry_rows_and_sigterm_under_load_loses_nothing(
+    relay: Relay, empty_database_url: str, broker_url: str
+) -> None:
+    migrated = relay("migrate")
+    assert migrated.code == 0, migrated.err
+    writers = Writers(empty_database_url, seed=4)
+    await writers.prepare()
+    async with (
+        witness(broker_url) as queue,
+        await psycopg.AsyncConnection.connect(empty_database_url, autocommit=True) as reader,
+    ):
+        first = relay.start()
+        await asyncio.to_thread(first.wait_for_log, "relay.ready")
+        stop = asyncio.Event()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(writers.run(stop), name="writers")
+            await eventually(lambda: has_more(reader, SENT, 500), "rows are carried", 60)
+            code = await asyncio.to_thread(first.stop)
+            stop.set()
+
+        assert code == 0, first.log()
+        assert "relay.stopped" in first.log()
+        assert "drain.timed_out" not in first.log()
+        assert await number(reader, LEFT) > 0  # it was stopped while there was work
+        carried = await queue.declare()
+        assert carried.message_count == await number(reader, SENT)  # what went out is marked, and nothing went twice
+
+        second = relay.start()
+        await eventually(lambda: has_none(reader, LEFT), "every row is sent", 60)
+        assert await asyncio.to_thread(second.stop) == 0, second.log()
+
+        deliveries = await read(queue)
+        violations = check_deliveries(writers.history, deliveries)
+        assert not violations, report(violations)
+        assert len(deliveries) == await number(reader, SENT)
+
+
+def test_the_health_check_follows_the_relay(relay: Relay, empty_database_url: str) -> None:
+    alone = relay("healthcheck", RELAY_RELAY__NODE="nobody")
+    assert (alone.code, alone.out) == (1, "")
+    assert "run `relay migrate`" in alone.err
+
+    relay("migrate")
+    running = relay.start()
+    running.wait_for_log("relay.ready")
+
+    assert running.healthcheck().code == 0
+
+    with closed(empty_database_url):
+        running.wait_for_log("database.degraded")
+        sick = running.healthcheck()
+        assert sick.code == 1
+        assert "is not currently accepting connections" in sick.err
+    running.wait_for_log("database.healed")
+    assert running.healthcheck().code == 0
+
+    assert running.stop() == 0
+    assert "Traceback" not in running.log()
+
+
+def test_what_is_logged_is_json(relay: Relay) -> None:
+    relay("migrate")
+    running = relay.start()
+    running.wait_for_log("relay.ready")
+    running.stop()
+
+    events = [json.loads(line)["event"] for line in running.log().splitlines()]
+
+    assert [event for event in events if event.startswith("relay.")] == [
+        "relay.ready",
+        "relay.draining",
+        "relay.stopped",
+    ]
+
+
+def test_sigterm_ends_it_also_before_it_has_started(relay: Relay) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:  # takes the connection and never answers
+        waiting = relay.start(RELAY_DATABASE_URL=f"postgresql://127.0.0.1:{mute.getsockname()[1]}/x?connect_timeout=60")
+        mute.settimeout(30)
+        connection, _ = mute.accept()
+        with connection:
+            code = waiting.stop()
+
+    assert code == 128 + 15, waiting.log()
+
+
+def test_it_runs_as_whatever_user_the_platform_gives(podman: Podman, image: str) -> None:
+    said = podman("run", "--rm", "--read-only", "--read-only-tmpfs=false", "--user=1000660000:0", image, "--version")
+
+    assert (said.code, said.out) == (0, f"relay {package.__version__}\n"), said.err
+
+
+def test_it_says_what_it_is_and_has_nothing_to_build_with(
+    podman: Podman, image: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    [about] = json.loads(podman.do("image", "inspect", image))
+    programs = "import shutil; print([p for p in ('java', 'pip', 'cc', 'gcc', 'spark-submit') if shutil.which(p)])"
+    found = podman.do("run", "--rm", "--entrypoint=python", image, "-c", programs)
+
+    labels = about["Config"]["Labels"]
+    above_base = podman.size(image) - podman.size(BASE)
+    with capsys.disabled():
+        print(f"\nimage relay: {above_base / MIB:.0f} MiB above its base of {podman.size(BASE) / MIB:.0f} MiB")
+    assert found == "[]"
+    assert about["Config"]["User"] == "10001:10001"
+    assert labels["org.opencontainers.image.version"] == package.__version__
+    assert len(labels["org.opencontainers.image.revision"]) == 40
+    assert above_base < LARGEST
+
+
+@asynccontextmanager
+async def witness(broker_url: str) -> AsyncIterator[AbstractQueue]:
+    """A queue that gets everything that the relay publishes."""
+    async with await aio_pika.connect(broker_url) as connection:
+        channel = await connection.channel()
+        exchange = await channel.declare_exchange("outbox", aio_pika.ExchangeType.TOPIC, durable=True)
+        queue = await channel.declare_queue("witness", durable=True, arguments={"x-queue-type": "quorum"})
+        await queue.bind(exchange, "#")
+        yield queue
+
+
+async def read(queue: AbstractQueue) -> list[Delivered]:
+    """Empty it; the order is the one in which the broker took the messages."""
+    expected = (await queue.declare()).message_count or 0
+    deliveries: list[Delivered] = []
+
+    async def note(message: AbstractIncomingMessage) -> None:
+        invoice = orjson.loads(message.body)
+        deliveries.append(Delivered(UUID(message.message_id), invoice["customer_id"], invoice["number"]))
+
+    await queue.consume(note, no_ack=True)
+    await eventually(lambda: len(deliveries) == expected, f"{expected} messages are read", 60)
+    return deliveries
+
+
+@contextmanager
+def closed(database_url: str) -> Iterator[None]:
+    """Let nobody into this database, and end who is in it."""
+    name = database_url.rpartition("/")[2]
+    with psycopg.connect(database_url.removesuffix(name) + "postgres", autocommit=True) as admin:
+        admin.execute(SQL("ALTER DATABASE {} ALLOW_CONNECTIONS false").format(Identifier(name)))
+        admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name])
+        try:
+            yield
+        finally:
+            admin.execute(SQL("ALTER DATABASE {} ALLOW_CONNECTIONS true").format(Identifier(name)))
+
+
+async def has_more(reader: psycopg.AsyncConnection, query: LiteralString, than: int) -> bool:
+    return await number(reader, query) > than
+
+
+async def has_none(reader: psycopg.AsyncConnection, query: LiteralString) -> bool:
+    return await number(reader, query) == 0
+
+
+async def number(reader: psycopg.AsyncConnection, query: LiteralString) -> int:
+    row = await (await reader.execute(query)).fetchone()
+    return int(row[0]) if row else 0
