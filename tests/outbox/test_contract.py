@@ -14,6 +14,8 @@ from relay.outbox import Event, EventError
 from tests.outbox.conftest import Table
 from tests.outbox.writers import ALL, CHECKED, Writer
 
+pytestmark = pytest.mark.every_postgres
+
 # JSON that any parse and dump would change: spaces, order, repeated names, escapes, numbers beyond 64 bits,
 # zeros at the end; and what drivers' placeholders look like.
 TEXT = (
