@@ -15,11 +15,13 @@ from outbox_spark.session import connect, one_line
 ASK_AGAIN_FOR = 30.0  # seconds, when the connection broke while the commit was under way
 
 # Rows come out of a staging table as they went in: no scan that joins another one midway, no parallel workers.
-# The server looks every 2 s whether this driver is still there, so that a killed one holds no lock for long.
+# The server looks every 2 s whether this driver is still there, so that a killed one holds no lock for long; and it
+# gives up when a network that died silently keeps the COMMIT from it, so that whoever asks the ledger is answered.
 PREPARE = """
     SET LOCAL synchronize_seqscans = off;
     SET LOCAL max_parallel_workers_per_gather = 0;
-    SET LOCAL client_connection_check_interval = '2s'
+    SET LOCAL client_connection_check_interval = '2s';
+    SET LOCAL idle_in_transaction_session_timeout = '15s'
 """
 
 MOVE_BUSINESS_ROWS = SQL("INSERT INTO {table} ({columns}) SELECT {columns} FROM {staging}")
@@ -51,10 +53,10 @@ def commit_batch(save: Save, staged: Sequence[Staged]) -> Batch | None:
             return _write(connection, save, staged)
     except psycopg.OperationalError as error:
         # Unknown, not failed: the ledger knows.
-        found = _ask_ledger(save, error)
-        if found is not None and found.token == save.token:
-            return None
-        raise BatchError(f"nothing of the batch was written: {one_line(error)}") from None
+        found = _ask_ledger(save, staged, error)
+        if found is None:
+            raise BatchError(f"nothing of the batch was written: {one_line(error).rstrip(".")}; run it again") from None
+        return None if found.token == save.token else found
     except psycopg.Error as error:
         raise BatchError(f"nothing of the batch was written: {one_line(error)}") from None
 
@@ -146,17 +148,26 @@ def _refuse_repeated_sequences(connection: psycopg.Connection, save: Save, stage
         )
 
 
-def _ask_ledger(save: Save, error: psycopg.Error) -> Batch | None:
+def _ask_ledger(save: Save, staged: Sequence[Staged], error: psycopg.Error) -> Batch | None:
+    """Tell what the ledger has of the batch once the transaction that broke has ended, one way or the other.
+
+    Reading would not tell: the server may still be at its COMMIT. Entering the batch waits for it.
+    """
     options = save.options
     give_up_at = time.monotonic() + ASK_AGAIN_FOR
-    while time.monotonic() < give_up_at:
-        # OperationalError: still no connection, or lost again.
-        with suppress(psycopg.OperationalError), psycopg.connect(save.info, autocommit=True) as connection:
-            return read(connection, options.outbox_schema, options.app_id, options.version)
+    while (left := give_up_at - time.monotonic()) > 0:
+        # Still no connection, lost again, or the transaction has not ended; or a standby on its way to be primary.
+        not_yet = suppress(psycopg.OperationalError, psycopg.errors.ReadOnlySqlTransaction)
+        with not_yet, psycopg.connect(save.info) as connection:
+            connection.execute("SELECT set_config('lock_timeout', %s, true)", [f"{left + 0.001:.3f}s"])
+            found = _enter_ledger(connection, save, staged)
+            connection.rollback()
+            return found
         time.sleep(0.5)
     raise CommitUnknownError(
         f"the connection broke while batch {options.app_id!r} version {options.version} was being committed "
-        f"({one_line(error)}); run it again with the same txnAppId and txnVersion: it is then written or recognised"
+        f"({one_line(error)}), and the database does not tell whether it was; run it again with "
+        f"txnAppId {options.app_id!r} and txnVersion {options.version}: it is then written or recognised"
     )
 
 

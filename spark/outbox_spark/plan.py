@@ -44,19 +44,18 @@ class Staging:
 
     schema: str
     quoted_schema: str
-    prefix: str  # of all its tables: small letters, digits and underscores
-    columns: str  # of each of them, as CREATE TABLE takes it
+    prefix: str  # of all its tables, and the name of their pattern: small letters, digits and underscores
 
     def table_of(self, attempt: int) -> str:
         return f"{self.prefix}_{attempt}"
 
     def create(self, attempt: int) -> str:
-        """Give the statement that makes an attempt's table.
+        """Give the statement that makes an attempt's table; it fails when the pattern is gone.
 
         Unlogged: after a crash of the database it is empty, which the commit notices by its count.
         """
-        table = f"{self.quoted_schema}.{self.table_of(attempt)}"
-        return f"CREATE UNLOGGED TABLE {table} ({self.columns}) WITH (autovacuum_enabled = false)"
+        table, pattern = (f"{self.quoted_schema}.{name}" for name in (self.table_of(attempt), self.prefix))
+        return f"CREATE UNLOGGED TABLE {table} (LIKE {pattern}) WITH (autovacuum_enabled = false)"
 
 
 @dataclass(frozen=True, slots=True)

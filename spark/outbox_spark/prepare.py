@@ -13,7 +13,7 @@ from outbox_spark.ledger import Batch, read
 from outbox_spark.options import read_options
 from outbox_spark.plan import Save
 from outbox_spark.session import connect, conninfo, one_line
-from outbox_spark.staging import drop_aged, drop_leftovers, new_staging
+from outbox_spark.staging import drop_aged, drop_attempts, drop_leftovers, make_pattern, name_staging
 from outbox_spark.tables import describe, require_outbox
 
 log = logging.getLogger("outbox_spark")
@@ -35,8 +35,10 @@ def prepare(given: Mapping[str, str], schema: StructType, *, overwrite: bool) ->
         recognised = read(connection, options.outbox_schema, options.app_id, options.version)
         for name in drop_aged(connection, options.staging_schema, now=now, max_age=options.staging_max_age):
             log.warning("outbox: dropped %s.%s, which a dead batch had left", options.staging_schema, name)
-    token = uuid4()
-    staging = new_staging(plan, options.staging_schema, now=now, batch_hash=options.batch_hash, token=token)
+        token = uuid4()
+        staging = name_staging(options.staging_schema, now=now, batch_hash=options.batch_hash, token=token)
+        if recognised is None:
+            make_pattern(connection, staging, plan)
     return Save(token, info, options, plan, staging), recognised
 
 
@@ -49,6 +51,7 @@ def clean_after(save: Save) -> None:
     """Drop what other attempts at the committed batch have staged. A failure is logged: the batch is written."""
     try:
         with connect(save.info) as connection:
+            drop_attempts(connection, save.staging, patience="500ms")
             drop_leftovers(connection, save.staging.schema, batch_hash=save.options.batch_hash)
     except (OutboxWriteError, psycopg.Error) as error:
         log.warning("outbox: staging tables of the committed batch are left to go by age: %s", one_line(error))

@@ -75,4 +75,5 @@ class OutboxWriter(DataSourceArrowWriter):  # type: ignore[misc]  # mypy does no
         from outbox_spark.staging import drop_attempts  # noqa: PLC0415
 
         with connect(self._save.info) as connection:
-            drop_attempts(connection, self._save.staging)
+            # Longer than Spark takes to kill the Python worker of a task (spark.python.task.killTimeout, 2 s).
+            drop_attempts(connection, self._save.staging, patience="10s")

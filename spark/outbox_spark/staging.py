@@ -3,6 +3,9 @@
 A name is `staging_<made at, seconds>_<hash of the batch>_<token of the save>_<attempt id>`. So the commit takes
 exactly the tables that the winning attempts told it, whatever else lies around; a batch that is committed leaves
 nothing of its earlier, killed attempts; and what no rerun ever cleans goes by age.
+
+The same name without an attempt is the pattern of a `save()`, an empty table that its attempts copy. Spark does not
+wait for the tasks that it kills: dropping the pattern first waits for those that load, and the rest find it gone.
 """
 
 import re
@@ -15,7 +18,7 @@ from psycopg.sql import SQL, Identifier
 
 from outbox_spark.plan import AGGREGATE_ID, HEADERS, MESSAGE_ID, PAYLOAD, Plan, Staging
 
-NAME = re.compile(r"^staging_(?P<made_at>[0-9]{10})_(?P<batch>[0-9a-f]{12})_(?P<token>[0-9a-f]{10})_[0-9]+$")
+NAME = re.compile(r"^staging_(?P<made_at>[0-9]{10})_(?P<batch>[0-9a-f]{12})_(?P<token>[0-9a-f]{10})(_[0-9]+)?$")
 
 LIST = SQL(r"""
     SELECT class.relname::text FROM pg_class AS class
@@ -24,8 +27,17 @@ LIST = SQL(r"""
 """)
 
 
-def new_staging(plan: Plan, schema: str, *, now: datetime, batch_hash: str, token: UUID) -> Staging:
-    """Give the staging of one `save()`."""
+def name_staging(schema: str, *, now: datetime, batch_hash: str, token: UUID) -> Staging:
+    """Give the names of one `save()`."""
+    return Staging(
+        schema=schema,
+        quoted_schema=Identifier(schema).as_string(),
+        prefix=f"staging_{int(now.timestamp()):010d}_{batch_hash}_{token.hex[:10]}",
+    )
+
+
+def make_pattern(connection: psycopg.Connection, staging: Staging, plan: Plan) -> None:
+    """Make the table that the attempts copy."""
     # The types are as format_type() wrote them, hence SQL that needs no quoting.
     columns = [SQL("{} {}").format(Identifier(column.name), SQL(column.type)) for column in plan.columns]
     columns += [
@@ -35,12 +47,8 @@ def new_staging(plan: Plan, schema: str, *, now: datetime, batch_hash: str, toke
     ]
     if plan.headers is not None:
         columns.append(SQL("{} jsonb").format(Identifier(HEADERS)))
-    return Staging(
-        schema=schema,
-        quoted_schema=Identifier(schema).as_string(),
-        prefix=f"staging_{int(now.timestamp()):010d}_{batch_hash}_{token.hex[:10]}",
-        columns=SQL(", ").join(columns).as_string(),
-    )
+    pattern = Identifier(staging.schema, staging.prefix)
+    connection.execute(SQL("CREATE UNLOGGED TABLE {} ({})").format(pattern, SQL(", ").join(columns)))
 
 
 def drop_leftovers(connection: psycopg.Connection, schema: str, *, batch_hash: str) -> list[str]:
@@ -48,9 +56,14 @@ def drop_leftovers(connection: psycopg.Connection, schema: str, *, batch_hash: s
     return _drop(connection, schema, lambda name: name["batch"] == batch_hash)
 
 
-def drop_attempts(connection: psycopg.Connection, staging: Staging) -> list[str]:
-    """Drop the staging tables of one `save()`; tell the names."""
-    return _drop(connection, staging.schema, lambda name: name[0].startswith(f"{staging.prefix}_"))
+def drop_attempts(connection: psycopg.Connection, staging: Staging, *, patience: str) -> list[str]:
+    """Drop the staging tables of one `save()`; tell the names.
+
+    Args:
+        patience: how long to wait for attempts that still load; those that take longer go by age.
+    """
+    _drop_table(connection, staging.schema, staging.prefix, patience=patience)
+    return _drop(connection, staging.schema, lambda name: name[0].startswith(staging.prefix))
 
 
 def drop_aged(connection: psycopg.Connection, schema: str, *, now: datetime, max_age: float) -> list[str]:
@@ -64,12 +77,17 @@ def _drop(connection: psycopg.Connection, schema: str, is_dead: Callable[[re.Mat
         name = NAME.match(relation)
         if name is None or not is_dead(name):
             continue
-        try:
-            with connection.transaction():
-                # A twin that is still loading holds its table: it is left, and goes by age.
-                connection.execute("SET LOCAL lock_timeout = '500ms'")
-                connection.execute(SQL("DROP TABLE IF EXISTS {}").format(Identifier(schema, relation)))
-        except psycopg.errors.LockNotAvailable:
-            continue
-        dropped.append(relation)
+        if _drop_table(connection, schema, relation, patience="500ms"):
+            dropped.append(relation)
     return dropped
+
+
+def _drop_table(connection: psycopg.Connection, schema: str, table: str, *, patience: str) -> bool:
+    """Drop a table if it is there; False when somebody holds it for longer than `patience`."""
+    try:
+        with connection.transaction():
+            connection.execute("SELECT set_config('lock_timeout', %s, true)", [patience])
+            connection.execute(SQL("DROP TABLE IF EXISTS {}").format(Identifier(schema, table)))
+    except psycopg.errors.LockNotAvailable:
+        return False
+    return True

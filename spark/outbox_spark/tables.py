@@ -28,7 +28,8 @@ LIST_COLUMNS = SQL("""
             SELECT FROM pg_index AS index
             WHERE index.indrelid = col.attrelid AND index.indisunique AND index.indimmediate AND index.indisvalid
                 AND index.indnkeyatts = 1 AND index.indkey[0] = col.attnum AND index.indpred IS NULL
-        )
+        ),
+        has_column_privilege(col.attrelid, col.attnum, 'INSERT')
     FROM pg_attribute AS col
     JOIN pg_type AS type ON type.oid = col.atttypid
     JOIN pg_type AS base ON base.oid = CASE type.typtype WHEN 'd' THEN type.typbasetype ELSE type.oid END
@@ -55,6 +56,7 @@ class TableColumn:
     has_default: bool
     is_generated: bool
     is_unique: bool  # by an index on this column alone
+    may_insert: bool
 
     @property
     def precision_and_scale(self) -> tuple[int, int] | None:

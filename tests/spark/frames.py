@@ -12,6 +12,10 @@ MADE_INVOICES = """
         CAST(id + 0.11 AS decimal(12, 2)) AS amount
     FROM range(0, {count}, 1, {partitions})
 """
+WAITING_FOR_LOCK = """
+    SELECT count(*) FROM pg_stat_activity
+    WHERE application_name = 'outbox-spark' AND wait_event_type = 'Lock' AND datname = current_database()
+"""
 
 
 def invoices(spark: SparkSession, count: int = 100, *, partitions: int = 4) -> DataFrame:

@@ -4,23 +4,31 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 
 import psycopg
+import pyarrow as pa
 import pytest
+from adbc_driver_manager import ProgrammingError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 import outbox_spark
+from outbox_spark.load import load
+from outbox_spark.prepare import prepare
+from outbox_spark.source import OutboxWriter
 from tests.spark import faulty
-from tests.spark.frames import counts, invoices, one, save, staging_tables
+from tests.spark.frames import WAITING_FOR_LOCK, counts, invoices, one, save, staging_tables
 from tests.support.process import Process, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 BATCH = {"txnAppId": "nightly", "txnVersion": "7"}
-WAITING_FOR_LOCK = """
+LOADING = """
     SELECT count(*) FROM pg_stat_activity
-    WHERE application_name = 'outbox-spark' AND wait_event_type = 'Lock' AND datname = current_database()
+    WHERE application_name = 'outbox-spark' AND state = 'idle in transaction' AND datname = current_database()
 """
 SESSIONS = """
     SELECT count(*) FROM pg_stat_activity WHERE application_name = 'outbox-spark' AND datname = current_database()
@@ -79,7 +87,7 @@ def test_a_batch_run_again_is_announced_before_any_task(
     assert "batch 'nightly' version 7 (100 rows, committed" in record.getMessage()
 
 
-def test_without_a_name_each_save_is_a_batch_of_its_own(
+def test_without_a_name_each_failingis_a_batch_of_its_own(
     spark: SparkSession, options: dict[str, str], connection: psycopg.Connection
 ) -> None:
     save(invoices(spark), options)
@@ -128,7 +136,7 @@ def test_a_driver_killed_in_its_commit_leaves_nothing_and_its_batch_runs_again(
             driver.stop(signal.SIGKILL)
     wait_for(lambda: _count(options["url"], SESSIONS) == 0, "the killed driver's session ends", 30)
     assert counts(connection) == (0, 0, 0)
-    assert len(staging_tables(connection)) == 4
+    assert len(staging_tables(connection)) == 4 + 1  # with their pattern
 
     save(invoices(spark), options, **BATCH)
 
@@ -164,6 +172,34 @@ def test_rows_that_a_trigger_holds_back_fail_the_batch(
         save(invoices(spark), options)
 
     assert counts(connection) == (0, 0, 0)
+
+
+def test_an_attempt_that_loads_while_its_save_fails_leaves_no_staging(
+    spark: SparkSession, options: dict[str, str], connection: psycopg.Connection
+) -> None:
+    first, *rest = invoices(spark).toArrow().to_batches(10)
+    failing, _ = prepare({**options, "batchsize": "10"}, invoices(spark).schema, overwrite=False)
+    goes_on = Event()
+
+    def slowly() -> Iterator[pa.RecordBatch]:
+        yield first
+        goes_on.wait(60)
+        yield from rest
+
+    with ThreadPoolExecutor() as threads:
+        try:
+            loading = threads.submit(load, failing, slowly(), partition=0, attempt=0)
+            wait_for(lambda: one(connection, LOADING) == 1, "the attempt has staged some rows", 20)
+            aborting = threads.submit(OutboxWriter(failing, is_recognised=False).abort, [])
+            wait_for(lambda: one(connection, WAITING_FOR_LOCK) == 1 or aborting.done(), "the abort waits for it", 20)
+        finally:
+            goes_on.set()
+    assert (loading.result().rows, aborting.result()) == (100, None)
+    assert staging_tables(connection) == []
+
+    with pytest.raises(ProgrammingError, match="does not exist"):
+        load(failing, [first], partition=1, attempt=1)
+    assert staging_tables(connection) == []
 
 
 def test_old_staging_of_dead_batches_is_dropped_and_nothing_else(

@@ -1,0 +1,50 @@
+"""The role `outbox_spark` of config/roles.sql, with grants on single columns of the business table."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from pyspark.sql import SparkSession
+
+import outbox_spark
+from outbox_spark.prepare import prepare
+from tests.spark.frames import counts, invoices, save, staging_tables
+
+SCRIPT = Path(__file__).parents[2] / "config" / "roles.sql"
+ROLES = "spark_job, outbox_writer, outbox_spark, outbox_relay, outbox_consumer"
+BATCH = {"txnAppId": "nightly", "txnVersion": "7"}
+
+
+@pytest.fixture
+def of_the_role(connection: psycopg.Connection, options: dict[str, str]) -> Iterator[dict[str, str]]:
+    """Options of a good write by a login that has the role, and may not read the business table."""
+    connection.execute(SCRIPT.read_bytes())
+    connection.execute("""
+        CREATE ROLE spark_job LOGIN PASSWORD 'weak' IN ROLE outbox_spark;
+        GRANT USAGE ON SCHEMA billing TO spark_job;
+        GRANT INSERT (invoice_id, customer_id, issued_on, quantity, amount) ON billing.invoice TO spark_job;
+        ALTER TABLE billing.invoice ADD paid_on date;
+    """)
+    yield {**options, **BATCH, "user": "spark_job", "password": "weak", "stagingSchema": "outbox_staging"}
+    connection.execute(f"DROP OWNED BY {ROLES}")
+    connection.execute(f"DROP ROLE {ROLES}")
+
+
+def test_grants_on_the_columns_that_are_written_are_enough(
+    spark: SparkSession, of_the_role: dict[str, str], connection: psycopg.Connection
+) -> None:
+    save(invoices(spark), of_the_role)
+    save(invoices(spark), of_the_role)
+
+    assert counts(connection) == (100, 100, 1)
+    assert staging_tables(connection) == []
+
+
+def test_a_column_without_its_grant_is_refused_by_name(spark: SparkSession, of_the_role: dict[str, str]) -> None:
+    frame = invoices(spark).selectExpr("*", "CAST(NULL AS date) AS paid_on")
+
+    with pytest.raises(outbox_spark.ColumnError) as refused:
+        prepare(of_the_role, frame.schema, overwrite=False)
+
+    assert str(refused.value) == "column 'paid_on' of billing.invoice may not be written by this user"
