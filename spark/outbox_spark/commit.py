@@ -55,7 +55,7 @@ def commit_batch(save: Save, staged: Sequence[Staged]) -> Batch | None:
         # Unknown, not failed: the ledger knows.
         found = _ask_ledger(save, staged, error)
         if found is None:
-            raise BatchError(f"nothing of the batch was written: {one_line(error).rstrip(".")}; run it again") from None
+            raise BatchError(f"nothing of the batch was written: {one_line(error).rstrip('.')}; run it again") from None
         return None if found.token == save.token else found
     except psycopg.Error as error:
         raise BatchError(f"nothing of the batch was written: {one_line(error)}") from None

@@ -87,7 +87,7 @@ def test_a_batch_run_again_is_announced_before_any_task(
     assert "batch 'nightly' version 7 (100 rows, committed" in record.getMessage()
 
 
-def test_without_a_name_each_failingis_a_batch_of_its_own(
+def test_without_a_name_each_save_is_a_batch_of_its_own(
     spark: SparkSession, options: dict[str, str], connection: psycopg.Connection
 ) -> None:
     save(invoices(spark), options)
