@@ -13,8 +13,13 @@ from psycopg.sql import SQL, Identifier
 from psycopg.types.json import Json
 
 from relay.engine.node import Node
-from relay.settings import RelaySettings, Settings
+from relay.engine.session import LaneSession
+from relay.engine.tail import Tail
+from relay.settings import DatabaseSettings, RelaySettings, Settings
+from tests.engine.follower import Follow, Follower
 from tests.support.eventually import eventually
+
+NO_SWEEP = {"sweep_interval": 3600.0, "poll_interval": 0.05}  # what the sweep would find has to be found without it
 
 RunNode = Callable[..., AbstractAsyncContextManager[Node]]
 
@@ -125,3 +130,30 @@ def run_node(settings: Settings) -> RunNode:
             await running
 
     return run
+
+
+@pytest.fixture
+async def follow(database: DatabaseSettings) -> AsyncIterator[Follow]:
+    """`await follow(max_window_rows=...)` starts to read all lanes."""
+    async with await LaneSession.open(database) as session:
+        await session.take_lanes()
+        followers: list[tuple[Follower, asyncio.Task[None]]] = []
+
+        async def start(**settings: float) -> Follower:
+            follower = Follower(Tail(session, RelaySettings(**{**NO_SWEEP, **settings})))
+            followers.append((follower, asyncio.create_task(follower.run())))
+            followers.append((follower, asyncio.create_task(follower.write(session))))
+            return follower
+
+        yield start
+        for follower, task in followers:
+            follower.drain.set()
+            follower.tail.wake()
+            await task
+
+
+@pytest.fixture
+async def writer(database_url: str) -> AsyncIterator[psycopg.AsyncConnection]:
+    """A second writer, with a transaction of its own."""
+    async with await psycopg.AsyncConnection.connect(database_url) as connection:
+        yield connection

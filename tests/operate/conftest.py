@@ -2,8 +2,11 @@
 
 from collections.abc import Iterator
 
+import psycopg
 import pytest
 
+from relay.operate.session import session
+from relay.settings import DatabaseSettings
 from tests.operate.rows import Rows
 
 
@@ -13,3 +16,10 @@ def rows(database_url: str) -> Iterator[Rows]:
     written = Rows(database_url)
     with written.connection:
         yield written
+
+
+@pytest.fixture
+def connection(database: DatabaseSettings) -> Iterator[psycopg.Connection]:
+    """An operator's session in it."""
+    with session(database) as opened:
+        yield opened

@@ -1,7 +1,6 @@
 """The status tells the truth about backlog, relays and progress, from the tables alone."""
 
 import threading
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import psycopg
@@ -14,12 +13,6 @@ from relay.operate.status import BY_INDEX, LANES, OLDEST_PENDING, State, Status,
 from relay.settings import DatabaseSettings
 from tests.operate.rows import Rows
 from tests.support.postgres import PostgresServer
-
-
-@pytest.fixture
-def connection(database: DatabaseSettings) -> Iterator[psycopg.Connection]:
-    with session(database) as opened:
-        yield opened
 
 
 def read(connection: psycopg.Connection) -> Status:

@@ -1,0 +1,79 @@
+"""A window is bounded in rows and bytes, and each lane has its share of it."""
+
+import psycopg
+
+from tests.engine.conftest import Outbox
+from tests.engine.follower import Follow, insert
+from tests.support.eventually import eventually
+
+
+async def test_a_window_is_bounded_in_rows_and_no_lane_starves(outbox: Outbox, follow: Follow) -> None:
+    await outbox.insert_many(3000, keys=1)
+    rare = await outbox.insert("another key in another lane")
+
+    follower = await follow(max_window_rows=160)
+
+    await eventually(lambda: bool(follower.windows), "a first window")
+    assert follower.windows[0] <= 160
+    assert rare in follower.ids[: follower.windows[0]]
+    assert follower.tail.held <= 160
+
+
+async def test_a_lane_that_is_not_settled_leaves_room_for_the_others(outbox: Outbox, follow: Follow) -> None:
+    await outbox.insert_many(3000, keys=1)
+    follower = await follow(max_window_rows=160)
+    await eventually(lambda: len(follower.ids) > 30, "its share of the window is taken")
+
+    others = [await outbox.insert(f"other-{n}") for n in range(20)]
+
+    cursor = await outbox.connection.execute(
+        "SELECT id FROM outbox.message WHERE id = ANY(%s) AND lane <> (SELECT lane FROM outbox.message WHERE id = %s)",
+        [others, follower.ids[0]],
+    )
+    await follower.has(*(row[0] for row in await cursor.fetchall()))
+
+
+async def test_a_late_row_of_a_lane_that_had_no_room_is_read_when_it_has(
+    outbox: Outbox, writer: psycopg.AsyncConnection, follow: Follow
+) -> None:
+    late = await insert(writer, "0")
+    await outbox.insert_many(3000, keys=1)
+    follower = await follow(max_window_rows=160)
+    await eventually(lambda: len(follower.ids) > 30, "its share of the window is taken")
+    await writer.commit()
+    await follower.has(*[await outbox.insert(key) for key in await keys_of_other_lanes(outbox)])
+
+    await outbox.connection.execute("DELETE FROM outbox.message WHERE id = ANY(%s)", [follower.ids])
+    follower.tail.forget(follower.rows)
+
+    await follower.has(late)
+
+
+async def keys_of_other_lanes(outbox: Outbox) -> list[str]:
+    """Give keys whose lanes are not that of key 0."""
+    cursor = await outbox.connection.execute(
+        "SELECT n::text FROM generate_series(1, 12) AS n"
+        " WHERE hashtextextended('customer/' || n, 0) & 15 <> hashtextextended('customer/0', 0) & 15"
+    )
+    return [row[0] for row in await cursor.fetchall()]
+
+
+async def test_a_window_is_bounded_in_bytes(outbox: Outbox, follow: Follow) -> None:
+    await outbox.insert_many(200, keys=1, payload='"' + "x" * 100_000 + '"')
+
+    follower = await follow(max_window_bytes=1 << 20)
+
+    await eventually(lambda: bool(follower.windows), "a first window")
+    # A lane may take a sixteenth of the bytes, and one row at least.
+    assert sum(follower.windows) <= 12
+
+
+async def test_rows_without_a_key_spread_over_the_lanes(outbox: Outbox, follow: Follow) -> None:
+    for _ in range(32):
+        await outbox.insert(None)
+
+    follower = await follow()
+
+    await eventually(lambda: len(follower.ids) == 32, "all read")
+    cursor = await outbox.connection.execute("SELECT count(DISTINCT lane) FROM outbox.message")
+    assert await cursor.fetchone() == (16,)
