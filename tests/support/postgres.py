@@ -7,16 +7,13 @@ import secrets
 import shutil
 import signal
 from collections.abc import Mapping
-from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import psycopg
 from psycopg import sql
 
-from tests.support.folders import temporary_folder
 from tests.support.process import Process, ServerError, as_user, free_port, run
+from tests.support.server import Server
 
 NEWEST = 18
 OLDEST = 15
@@ -42,12 +39,13 @@ host  all all 127.0.0.1/32 scram-sha-256
 """
 
 
-class PostgresServer:
+class PostgresServer(Server):
     """One server; `with PostgresServer() as server:` starts and stops it.
 
-    `folder`: where the data is kept for the next start; without it a temporary one that is removed.
     `durable`: fsync and all, as in production; else commits are as fast as memory and a crash may lose them.
     """
+
+    IN_ORDER = signal.SIGINT  # SIGTERM would wait for the sessions to end by themselves
 
     def __init__(
         self,
@@ -57,41 +55,14 @@ class PostgresServer:
         durable: bool = False,
         settings: Mapping[str, str] | None = None,
     ) -> None:
+        super().__init__(folder)
         self.version = version
-        self.port = 0
-        self._given_folder = folder
         self._settings = {**BASE, **(DURABLE if durable else FLEETING), **(settings or {})}
-        self._stack = ExitStack()
-        self._process: Process | None = None
-
-    def __enter__(self) -> Self:
-        try:
-            folder = self._given_folder or self._stack.enter_context(temporary_folder())
-            self._prepare(folder)
-            self.start()
-        except BaseException:  # Ctrl-C too: nothing is left behind
-            self._stack.close()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            self.stop()
-        finally:
-            self._stack.close()
 
     @property
     def admin_url(self) -> str:
         """The superuser's URL of the database `postgres`."""
         return self.url("postgres")
-
-    @property
-    def pid(self) -> int:
-        """Whom to send signals to."""
-        assert self._process is not None, "the server is not running"
-        return self._process.pid
 
     def url(self, database: str, *, user: str = "postgres", password: str | None = None) -> str:
         """Give a database's URL; the superuser's password is filled in."""
@@ -113,11 +84,6 @@ class PostgresServer:
         self._run(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
 
     def start(self) -> None:
-        """Start the server on its folder; it keeps its port from one start to the next.
-
-        Raises:
-            ServerError: it did not come up; the message shows the end of its log.
-        """
         self.port = self.port or free_port()
         self._process = Process(
             [self._binaries / "postgres", "-D", self._data, "-p", str(self.port)],
@@ -128,12 +94,6 @@ class PostgresServer:
             death_signal="QUIT",
         )
         self._process.wait_until(self._is_ready, 30)
-
-    def stop(self, how: signal.Signals = signal.SIGINT) -> None:
-        """Stop it: SIGINT ends all sessions in order, SIGQUIT leaves a crash to recover from."""
-        if self._process is not None:
-            self._process.stop(how)
-            self._process = None
 
     def crash(self) -> None:
         """End it as a lost machine does, every backend at once; `start` recovers."""

@@ -4,13 +4,10 @@ import os
 import secrets
 import signal
 from collections.abc import Mapping
-from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
-from tests.support.folders import temporary_folder
 from tests.support.process import Process, ServerError, free_port, is_listening, run
+from tests.support.server import Server
 
 # Not /usr/sbin: Debian's wrappers there change to the user `rabbitmq` and refuse everybody but root.
 PROGRAMS = Path("/usr/lib/rabbitmq/bin")
@@ -20,12 +17,13 @@ USER = "relay"
 NO_BUSY_WAIT = "+sbwt none +sbwtdcpu none +sbwtdio none"
 
 
-class RabbitServer:
+class RabbitServer(Server):
     """One node; `with RabbitServer() as node:` starts and stops it.
 
-    `folder`: where queues and messages are kept for the next start; without it a temporary one that is removed.
     `configuration`: further keys of rabbitmq.conf. `schedulers`: Erlang's threads; one for each core unless given.
     """
+
+    IN_ORDER = signal.SIGTERM
 
     def __init__(
         self,
@@ -34,39 +32,10 @@ class RabbitServer:
         configuration: Mapping[str, str] | None = None,
         schedulers: int | None = None,
     ) -> None:
-        self.port = 0
-        self._given_folder = folder
+        super().__init__(folder)
         self._configuration = configuration or {}
         self._erlang_arguments = NO_BUSY_WAIT + (f" +S {schedulers}:{schedulers}" if schedulers else "")
-        self._stack = ExitStack()
         self._epmd: Process | None = None
-        self._node: Process | None = None
-
-    def __enter__(self) -> Self:
-        try:
-            self._prepare(self._given_folder or self._stack.enter_context(temporary_folder()))
-            self.start()
-        except BaseException:  # Ctrl-C too: nothing is left behind
-            self.stop(signal.SIGKILL)
-            self._stop_epmd()
-            self._stack.close()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            self.stop()
-        finally:
-            self._stop_epmd()
-            self._stack.close()
-
-    @property
-    def pid(self) -> int:
-        """Whom to send signals to."""
-        assert self._node is not None, "the node is not running"
-        return self._node.pid
 
     def url(self, vhost: str = "/") -> str:
         """Give the AMQP URL of a virtual host."""
@@ -110,26 +79,15 @@ class RabbitServer:
         return answer.removeprefix("{ok, ").removesuffix("}")
 
     def start(self) -> None:
-        """Start the node on its folder; it keeps its ports from one start to the next.
-
-        Raises:
-            ServerError: it did not come up; the message shows the end of its log.
-        """
         self._start_epmd()
-        self._node = Process(
+        self._process = Process(
             [PROGRAMS / "rabbitmq-server"],
             log=self._folder / "rabbitmq.log",
             environment=self._environment,
             folder=self._folder,
         )
-        self._node.wait_until(lambda: is_listening(self.port), 90)
+        self._process.wait_until(lambda: is_listening(self.port), 90)
         self.call("rabbit:await_startup().")
-
-    def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
-        """Stop it: SIGTERM in order, SIGKILL as a lost machine does."""
-        if self._node is not None:
-            self._node.stop(how)
-            self._node = None
 
     def _prepare(self, folder: Path) -> None:
         if not is_installed():
@@ -184,12 +142,8 @@ class RabbitServer:
                 log=self._folder / "epmd.log",
                 environment=self._environment,
             )
+            self._stack.callback(self._epmd.stop, signal.SIGTERM)
             self._epmd.wait_until(lambda: is_listening(self._epmd_port), 10)
-
-    def _stop_epmd(self) -> None:
-        if self._epmd is not None:
-            self._epmd.stop(signal.SIGTERM)
-            self._epmd = None
 
 
 def is_installed() -> bool:

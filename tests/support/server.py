@@ -1,0 +1,68 @@
+"""What the private servers have in common: a folder, a process, and an end in any case."""
+
+import signal
+from abc import ABC, abstractmethod
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import ClassVar, Self
+
+from tests.support.folders import temporary_folder
+from tests.support.process import Process
+
+
+class Server(ABC):
+    """A server; `with` starts and stops it. Meanwhile it can be stopped and started again, on the same ports.
+
+    `folder`: where its data is kept for the next one; without it a temporary one that is removed.
+    """
+
+    IN_ORDER: ClassVar[signal.Signals]  # tells it to end and to leave nothing to recover
+
+    def __init__(self, folder: Path | None) -> None:
+        self.port = 0
+        self._given_folder = folder
+        self._process: Process | None = None
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        try:
+            self._prepare(self._given_folder or self._stack.enter_context(temporary_folder()))
+            self.start()
+        except BaseException:  # Ctrl-C too: nothing is left behind
+            self.stop(signal.SIGKILL)
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.stop()
+        finally:
+            self._stack.close()
+
+    @property
+    def pid(self) -> int:
+        """Whom to send signals to."""
+        assert self._process is not None, "the server is not running"
+        return self._process.pid
+
+    @abstractmethod
+    def start(self) -> None:
+        """Start the server on its folder; it keeps its ports from one start to the next.
+
+        Raises:
+            ServerError: it did not come up; the message shows the end of its log.
+        """
+
+    def stop(self, how: signal.Signals | None = None) -> None:
+        """Stop it in order, or by another signal: SIGKILL ends it as a lost machine does."""
+        if self._process is not None:
+            self._process.stop(how or self.IN_ORDER)
+            self._process = None
+
+    @abstractmethod
+    def _prepare(self, folder: Path) -> None:
+        """Make in the folder what `start` needs."""
