@@ -13,6 +13,7 @@ OutboxError
     QueueMissingError
     UnhandledMessageError a message that nobody can apply
   HandlerCancelledError   a handler ended itself by CancelledError
+  BusyError               somebody else is at it
   NotFoundError           nothing of that name or id is there
   NotReadyError           the relay does not run, or cannot deliver
   PartlyDoneError         a command did a part of what it was asked for
@@ -60,6 +61,10 @@ class DeadlineError(OutboxError):
         super().__init__(f"{waited_for}: no answer within {seconds:g} s")
         self.waited_for = waited_for
         self.seconds = seconds
+
+
+class BusyError(OutboxError):
+    """Somebody else is at it; nothing was done."""
 
 
 class NotFoundError(OutboxError):

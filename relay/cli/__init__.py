@@ -47,6 +47,7 @@ COMMANDS = {
         "Tell the backlog, the parked rows and the relays.",
     ),
     "parked": ("relay.cli.parked:app", "See, retry or discard what could not be delivered."),
+    "replay": ("relay.cli.replay:app", "Send again what was sent; list, show and cancel replays."),
     "config": ("relay.cli.config:app", "Tell the settings in use."),
     "healthcheck": (
         "relay.cli.healthcheck:healthcheck",

@@ -1,0 +1,242 @@
+"""`relay replay`."""
+
+import asyncio
+import time
+from dataclasses import dataclass
+from datetime import UTC
+from typing import Annotated
+from uuid import UUID
+
+import psycopg
+import uvloop
+from cyclopts import App, Parameter, validators
+
+from relay.cli.options import DatabaseOptions, Options, Output
+from relay.cli.printing import aside, complain, print_json, print_pairs, print_table, say
+from relay.cli.replay_progress import shown_progress
+from relay.errors import BusyError, OutboxError, PartlyDoneError, UsageError
+from relay.operate.session import session
+from relay.replay.job import Job, cancel_job, list_failures, list_jobs, make_job, read_job
+from relay.replay.moment import parse_moment
+from relay.replay.selection import Selection, count_by_day, count_waiting, first_day, now
+from relay.replay.serve import serve
+from relay.replay.target import check_target
+from relay.settings import Settings
+
+SCAN_TIMEOUT = 3600.0  # seconds for a statement: days of sent rows are read from end to end
+INTERRUPTED = 130
+LIST_COLUMNS = ("id", "state", "made at", "made by", "filter", "selected", "replayed", "failed")
+
+app = App(name="replay", help="Send again what was sent; list, show and cancel replays.")
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filters:
+    """Which sent rows."""
+
+    message_ids: Annotated[
+        list[UUID] | None, Parameter(name="--message-id", help="By message id; may be repeated.")
+    ] = None
+    aggregate_type: Annotated[str | None, Parameter(help="Of this type.")] = None
+    aggregate_id: Annotated[str | None, Parameter(help="Of this key.")] = None
+    event_type: Annotated[str | None, Parameter(help="Of this event.")] = None
+    since: Annotated[str | None, Parameter(help="Sent at or after 2026-11-21T08:00:00Z, or 2h ago: `2h`.")] = None
+    until: Annotated[str | None, Parameter(help="Sent before; only the days between the two are read.")] = None
+
+    def selection(self, connection: psycopg.Connection) -> Selection:
+        """Give the filter, its moments by the database's clock; UsageError when nothing can match it."""
+        moment = now(connection)
+        since, until = (
+            None if text is None else parse_moment(text, name, moment)
+            for name, text in (("--since", self.since), ("--until", self.until))
+        )
+        if since is not None and since >= (until or moment):
+            raise UsageError(f"--since {self.since} is not before {f'--until {self.until}' if until else 'now'}")
+        return Selection(
+            message_ids=self.message_ids or None,
+            aggregate_type=self.aggregate_type,
+            aggregate_id=self.aggregate_id,
+            event_type=self.event_type,
+            since=since,
+            until=until,
+        )
+
+
+JobId = Annotated[int, Parameter(help="Its number.")]
+Rate = Annotated[
+    float | None, Parameter(help="Messages a second, at most.", validator=validators.Number(gt=0, lt=1_000_000))
+]
+
+
+@app.default
+def replay(
+    *,
+    options: Options | None = None,
+    filters: Filters | None = None,
+    all_: Annotated[bool, Parameter(name="--all", help="Every sent row; needed when there is no filter.")] = False,
+    to_exchange: Annotated[str | None, Parameter(help="In place of where they went; '' addresses a queue.")] = None,
+    routing_key: Annotated[str | None, Parameter(help="In place of theirs; needs --to-exchange.")] = None,
+    rate: Rate = None,
+    dry_run: Annotated[bool, Parameter(help="Send nothing; print the exact count, by day.")] = False,
+    resume: Annotated[int | None, Parameter(help="Go on with this job, which was interrupted.")] = None,
+    output: Output = "text",
+) -> int:
+    """Send rows again that were sent before now, in order per key, with their message ids and x-replay-id.
+
+    Ctrl-C stops it, and --resume goes on. Beside live traffic it goes slowly, unless --rate says how fast.
+    """
+    filters = filters or Filters()
+    if resume is not None:
+        if filters != Filters() or all_ or dry_run or to_exchange is not None or routing_key is not None:
+            raise UsageError("--resume goes on with the job as it was made: it takes no filter and no address")
+    elif filters == Filters() and not all_:
+        raise UsageError("give a filter such as --aggregate-id or --since, or --all for every sent row")
+    elif filters != Filters() and all_:
+        raise UsageError("--all and a filter exclude each other")
+    _check_address(to_exchange, routing_key)
+    settings = (options or Options()).load().settings
+    with session(settings.database, timeout=SCAN_TIMEOUT) as connection:
+        schema = settings.database.schema_name
+        if resume is not None:
+            job = _resumable(read_job(connection, schema, resume))
+        else:
+            selection = filters.selection(connection)
+            _tell_what_is_not_there(connection, schema, selection)
+            if dry_run:
+                return _print_count(connection, schema, selection, output)
+            asyncio.run(check_target(settings.broker, to_exchange, routing_key))
+            job = make_job(connection, schema, selection, to_exchange=to_exchange, routing_key=routing_key)
+    return _run(settings, job, rate, output)
+
+
+@app.command(name="list")
+def list_(
+    *,
+    options: DatabaseOptions | None = None,
+    limit: Annotated[int, Parameter(help="At most so many.", validator=validators.Number(gte=1))] = 20,
+    output: Output = "text",
+) -> int:
+    """List replays, the newest first."""
+    database = (options or DatabaseOptions()).load().settings.database
+    with session(database) as connection:
+        jobs = list_jobs(connection, database.schema_name, limit=limit)
+    if output == "json":
+        print_json(jobs)
+    else:
+        print_table(LIST_COLUMNS, [_list_row(job) for job in jobs])
+    return 0
+
+
+@app.command
+def show(
+    job: JobId,
+    *,
+    options: DatabaseOptions | None = None,
+    limit: Annotated[int, Parameter(help="At most so many failed rows.", validator=validators.Number(gte=1))] = 100,
+    output: Output = "text",
+) -> int:
+    """Show one replay and the rows that it could not send."""
+    database = (options or DatabaseOptions()).load().settings.database
+    with session(database) as connection:
+        found = read_job(connection, database.schema_name, job)
+        failures = list_failures(connection, database.schema_name, job, limit=limit)
+    if output == "json":
+        print_json({"job": found, "failures": failures})
+        return 0
+    print_pairs([(name.replace("_", " "), getattr(found, name)) for name in Job.__dataclass_fields__])
+    if failures:
+        print_table(("id", "message id", "reason"), [(each.id, each.message_id, each.reason) for each in failures])
+    return 0
+
+
+@app.command
+def cancel(job: JobId, *, options: DatabaseOptions | None = None) -> int:
+    """End a replay for good; a process that runs it stops within a second."""
+    database = (options or DatabaseOptions()).load().settings.database
+    with session(database) as connection:
+        ended = cancel_job(connection, database.schema_name, job)
+    say(f"cancelled replay {ended.id}, of which {ended.replayed} rows were replayed")
+    return 0
+
+
+def _check_address(to_exchange: str | None, routing_key: str | None) -> None:
+    if routing_key is not None and to_exchange is None:
+        raise UsageError("--routing-key needs --to-exchange: rows of one filter may go to several exchanges")
+    for flag, text in (("--to-exchange", to_exchange), ("--routing-key", routing_key)):
+        if text is not None and len(text.encode()) > 255:
+            raise UsageError(f"{flag} is longer than the 255 bytes that AMQP allows")
+
+
+def _resumable(job: Job) -> Job:
+    if job.state == "running":
+        raise BusyError(f"replay {job.id} is run by another process")
+    if job.state != "interrupted":
+        raise UsageError(f"replay {job.id} is {job.state}: there is nothing to resume")
+    return job
+
+
+def _tell_what_is_not_there(connection: psycopg.Connection, schema: str, selection: Selection) -> None:
+    """Say on stderr what somebody may look for in vain: rows that are no longer kept, and rows not sent yet."""
+    first = first_day(connection, schema)
+    if first is not None and (selection.since is None or selection.since < first):
+        aside(f"sent rows are kept from {first:%Y-%m-%d} (UTC) on; nothing older can be replayed")
+    waiting = count_waiting(connection, schema, selection)
+    if selection.until is None and waiting.pending:
+        aside(f"{waiting.pending} more rows match and are pending: they go out by themselves, and are not replayed")
+    if selection.until is None and waiting.parked:
+        aside(f"{waiting.parked} more rows match and are parked, never sent: `relay parked retry` sends them")
+
+
+def _print_count(connection: psycopg.Connection, schema: str, selection: Selection, output: Output) -> int:
+    days = count_by_day(connection, schema, selection)
+    total = sum(day.rows for day in days)
+    if output == "json":
+        print_json({"rows": total, "days": days})
+    else:
+        print_table(("day", "rows"), [(day.day, day.rows) for day in days])
+        say(f"would replay {total} rows")
+    return 0
+
+
+def _run(settings: Settings, job: Job, rate: float | None, output: Output) -> int:
+    started = time.monotonic()
+    try:
+        with shown_progress(settings.log, job) as show:
+            end = uvloop.run(serve(settings, job, rate=rate, show=show))
+    except OutboxError as error:
+        if not isinstance(error, BusyError | PartlyDoneError):
+            aside(_how_to_go_on(job))
+        raise
+    selected, replayed, failed = end.progress
+    if output == "json":
+        state = "done" if end.is_done else "interrupted"
+        print_json({"id": job.id, "state": state, **end.progress._asdict()})
+    elif not end.is_done:
+        say(f"replay {job.id} stopped after {replayed + failed} of {selected or 'uncounted'} rows")
+        aside(_how_to_go_on(job))
+    elif not selected:
+        say(f"no sent row matches: nothing to replay (replay {job.id})")
+    else:
+        say(f"replay {job.id} is done: {replayed} rows replayed in {time.monotonic() - started:.1f} s")
+    if not end.is_done:
+        return INTERRUPTED
+    if gone := (selected or 0) - replayed - failed:
+        complain(f"{gone} rows are gone: their days were dropped before they could be read")
+    if failed:
+        complain(f"{failed} rows could not be sent: `relay replay show {job.id}` tells which, and why")
+    return 1 if failed or gone else 0
+
+
+def _how_to_go_on(job: Job) -> str:
+    return f"`relay replay --resume {job.id}` goes on"
+
+
+def _list_row(job: Job) -> tuple[object, ...]:
+    given = ", ".join(f"{name}={_short(value)}" for name, value in job.filter.items()) or "all"
+    made_at = job.made_at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    return (job.id, job.state, made_at, job.made_by, given, job.selected, job.replayed, job.failed)
+
+
+def _short(value: object) -> object:
+    return f"{value[0]} and {len(value) - 1} more" if isinstance(value, list) and len(value) > 1 else value

@@ -1,0 +1,1 @@
+"""Send again what was sent: start at run.py."""

@@ -1,0 +1,142 @@
+"""Replay jobs as an operator handles them: made, listed, shown, cancelled. Who sends is run.py."""
+
+import getpass
+import socket
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import psycopg
+from psycopg.rows import class_row
+from psycopg.sql import SQL, Identifier, Literal
+from psycopg.types.json import Jsonb
+
+from relay.errors import NotFoundError, UsageError
+from relay.replay.selection import Selection
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A row of the table `replay`."""
+
+    id: int
+    state: str  # running, interrupted, done, cancelled
+    made_at: datetime
+    made_by: str
+    made_as: str
+    filter: dict[str, Any]
+    to_exchange: str | None
+    routing_key: str | None
+    selected: int | None  # None until they are counted
+    replayed: int
+    failed: int
+    position: int
+    saved_at: datetime
+
+    @property
+    def selection(self) -> Selection:
+        return Selection.from_json(self.filter)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A row that could not be replayed."""
+
+    id: int
+    message_id: UUID
+    reason: str
+    failed_at: datetime
+
+
+MAKE = SQL("""
+    INSERT INTO {schema}.replay (made_by, filter, to_exchange, routing_key)
+    VALUES (%(made_by)s, %(filter)s, %(to_exchange)s, %(routing_key)s)
+    RETURNING id
+""")
+
+
+def make_job(
+    connection: psycopg.Connection,
+    schema: str,
+    selection: Selection,
+    *,
+    to_exchange: str | None = None,
+    routing_key: str | None = None,
+) -> Job:
+    """Write a job down; it selects what has been sent until now."""
+    values = {
+        "made_by": f"{getpass.getuser()}@{socket.gethostname()}",
+        "filter": Jsonb(selection.as_json()),
+        "to_exchange": to_exchange,
+        "routing_key": routing_key,
+    }
+    (job,) = connection.execute(MAKE.format(schema=Identifier(schema)), values).fetchone() or (0,)
+    return read_job(connection, schema, job)
+
+
+# Who runs a job holds its lock (session.py): an open job without one was interrupted, and can be resumed.
+READ_JOBS = SQL("""
+    SELECT job.id, CASE WHEN job.state <> 'open' THEN job.state WHEN lock.pid IS NULL THEN 'interrupted' ELSE 'running'
+        END AS state, job.made_at, job.made_by, job.made_as, job.filter, job.to_exchange, job.routing_key,
+        job.selected, job.replayed, job.failed, job.position, job.saved_at
+    FROM {schema}.replay AS job
+    LEFT JOIN pg_locks AS lock ON lock.locktype = 'advisory' AND lock.granted AND lock.objsubid = 2
+        AND lock.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+        AND lock.classid = (hashtext({lock}) & 4294967295)::oid AND lock.objid = job.id::oid
+    WHERE %(id)s::bigint IS NULL OR job.id = %(id)s
+    ORDER BY job.id DESC
+    LIMIT %(limit)s
+""")
+
+
+def list_jobs(connection: psycopg.Connection, schema: str, *, limit: int) -> list[Job]:
+    """Give the newest jobs, the newest first."""
+    return _read(connection, schema, {"id": None, "limit": limit})
+
+
+def read_job(connection: psycopg.Connection, schema: str, job: int) -> Job:
+    """Give one job.
+
+    Raises:
+        NotFoundError: there is none of this id.
+    """
+    if not (found := _read(connection, schema, {"id": job, "limit": 1})):
+        raise NotFoundError(f"there is no replay {job}: see `relay replay list`")
+    return found[0]
+
+
+LIST_FAILURES = SQL("""
+    SELECT id, message_id, reason, failed_at FROM {schema}.replay_failure
+    WHERE replay_id = %(job)s ORDER BY id LIMIT %(limit)s
+""")
+
+
+def list_failures(connection: psycopg.Connection, schema: str, job: int, *, limit: int) -> list[Failure]:
+    """Give the first rows, by id, that the job could not replay."""
+    with connection.cursor(row_factory=class_row(Failure)) as cursor:
+        statement = LIST_FAILURES.format(schema=Identifier(schema))
+        return cursor.execute(statement, {"job": job, "limit": limit}).fetchall()
+
+
+CANCEL = SQL("UPDATE {schema}.replay SET state = 'cancelled', saved_at = now() WHERE id = %(id)s AND state = 'open'")
+
+
+def cancel_job(connection: psycopg.Connection, schema: str, job: int) -> Job:
+    """End a job for good; whoever runs it stops when it saves its position the next time.
+
+    Raises:
+        NotFoundError: there is none of this id.
+        UsageError: it has ended already.
+    """
+    changed = connection.execute(CANCEL.format(schema=Identifier(schema)), {"id": job}).rowcount
+    found = read_job(connection, schema, job)
+    if not changed:
+        raise UsageError(f"replay {job} is {found.state}: there is nothing to cancel")
+    return found
+
+
+def _read(connection: psycopg.Connection, schema: str, values: dict[str, Any]) -> list[Job]:
+    statement = READ_JOBS.format(schema=Identifier(schema), lock=Literal(f"{schema}.replay"))
+    with connection.cursor(row_factory=class_row(Job)) as cursor:
+        return cursor.execute(statement, values).fetchall()

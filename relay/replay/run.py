@@ -1,0 +1,240 @@
+"""Run a replay job: read, send, wait for the confirms, save how far.
+
+list ──places──> read ──rows──> publisher ──frames──> broker        (a connection and a channel of its own)
+                                   │ <──confirms────────┘
+             save <── ledger <─────┘ settled rows
+
+The publisher is the relay's own, in order per key: nothing of a key is sent before its predecessor is settled.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import NamedTuple, TypeVar
+
+import psycopg
+import structlog
+
+from relay.backoff import backoff
+from relay.engine.health import Health
+from relay.engine.link import Link
+from relay.engine.message import REPLAY_ID, REPLAYED_AT
+from relay.engine.publish import Publisher
+from relay.engine.row import Row
+from relay.errors import DatabaseUnavailableError, DeadlineError, PartlyDoneError
+from relay.replay.job import Job
+from relay.replay.ledger import Ledger
+from relay.replay.pace import Pace
+from relay.replay.session import ReplaySession, Saved
+from relay.settings import Ordering, Settings
+
+log = structlog.get_logger(__name__)
+
+SAVE_INTERVAL = 0.3  # seconds
+LOOK_INTERVAL = 0.1  # seconds between two looks at the live rows
+RECONNECT_INITIAL, RECONNECT_MAX = 0.1, 5.0  # seconds
+WINDOW_ROWS = 4000  # above the saved position; so many at most are sent twice after a kill
+ROWS_PER_READ = 1000
+MOST_FAILURES = 1000  # of one run: what refuses so many refuses all
+
+Answer = TypeVar("Answer")
+
+
+class Progress(NamedTuple):
+    """How far a job is, over all its runs."""
+
+    selected: int | None
+    replayed: int
+    failed: int
+
+
+class Replay:
+    """One run of a job.
+
+    Attributes:
+        drain: set it to stop: what is in flight is settled and saved, and the job can be resumed.
+    """
+
+    def __init__(
+        self, settings: Settings, job: Job, *, rate: float | None, show: Callable[[Progress], None] = lambda _: None
+    ) -> None:
+        relay = settings.relay
+        self._settings = settings.model_copy(
+            update={
+                "relay": relay.model_copy(update={"ordering": Ordering.KEY, "node": f"replay {job.id}, {relay.node}"}),
+                "broker": settings.broker.model_copy(update={"declare": False}),
+            }
+        )
+        self._job = job
+        self._show = show
+        self._health = Health()
+        self._publisher = Publisher(self._settings.relay)
+        stamp: dict[str, str | int] = {REPLAY_ID: job.id, REPLAYED_AT: datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}
+        self._link = Link(self._settings, self._publisher, self._health, stamp)
+        self._ledger = Ledger(job.position)
+        self._pace = Pace(rate)
+        self._selected = job.selected
+        self._refused = 0  # rows of this run
+        self._reason = ""  # of the last one
+        self._session: ReplaySession | None = None
+        self._was_connected = False
+        self._database = asyncio.Lock()
+        self._changed = asyncio.Event()  # rows were settled, or we are to stop
+        self._ended = asyncio.Event()
+        self.drain = asyncio.Event()
+
+    @property
+    def progress(self) -> Progress:
+        job, ledger = self._job, self._ledger
+        return Progress(self._selected, job.replayed + ledger.replayed, job.failed + ledger.failed)
+
+    async def run(self) -> bool:
+        """Send what is left of the job; False when told to stop before its end.
+
+        Raises:
+            PartlyDoneError: it was cancelled, or too much was refused.
+            OutboxError: it cannot begin.
+        """
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                linking = tasks.create_task(self._link.run(), name="link")
+                settling = tasks.create_task(self._settle(), name="settle")
+                saving = tasks.create_task(self._save_often(), name="save")
+                looking = None if self._pace.is_fixed else tasks.create_task(self._look_often(), name="look")
+                complete = await self._list() and await self._send()
+                self._publisher.stop()
+                await asyncio.wait([settling], timeout=self._settings.relay.drain_timeout)
+                self._ended.set()
+                await asyncio.wait([saving])
+                for task in (linking, settling, looking):
+                    if task is not None:
+                        task.cancel()
+            await self._save("done" if complete else "open")
+        finally:
+            await self._close()
+        if self._refused >= MOST_FAILURES:
+            raise PartlyDoneError(
+                f"replay {self._job.id} stopped: {self._refused} rows were refused, the last with: {self._reason};"
+                f" `relay replay --resume {self._job.id}` goes on behind them"
+            )
+        return complete
+
+    def stop(self) -> None:
+        """Send no more; `run` returns when what is in flight is settled and saved."""
+        self.drain.set()
+        self._changed.set()
+        if self._session is not None:
+            self._session.stop_listing()
+
+    async def _list(self) -> bool:
+        """Have the rows listed; False when told to stop meanwhile."""
+        try:
+            listed = await self._on_database(lambda session: session.list_rows(self._job.position))
+        except psycopg.errors.QueryCanceled:
+            if self.drain.is_set():
+                return False
+            raise
+        if self._selected is None:
+            self._selected = listed
+        log.info("replay.listed", replay=self._job.id, rows=listed)
+        return True
+
+    async def _send(self) -> bool:
+        """Hand all rows to the publisher and wait until they are settled; False when told to stop."""
+        after = self._job.position
+        while rows := await self._next_rows(after):
+            after = rows[-1].id
+            while rows and not self.drain.is_set():
+                count = await self._pace.room(len(rows))
+                self._ledger.offer(rows[:count])
+                self._publisher.offer(rows[:count])
+                rows = rows[count:]
+        while self._ledger.rows and not self.drain.is_set():
+            await self._wait_changed()
+        return not self.drain.is_set()
+
+    async def _next_rows(self, after: int) -> list[Row]:
+        """Wait for room in the window and read on; nothing when that was all, or when told to stop."""
+        most = self._settings.relay.max_window_bytes
+        while self._ledger.rows > WINDOW_ROWS - ROWS_PER_READ or self._ledger.bytes > most * 3 // 4:
+            if self.drain.is_set():
+                break
+            await self._wait_changed()
+        if self.drain.is_set():
+            return []
+        size = most - self._ledger.bytes
+        return await self._on_database(lambda session: session.next_rows(after, ROWS_PER_READ, size))
+
+    async def _wait_changed(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
+    async def _settle(self) -> None:
+        while await self._publisher.wait_settled():
+            confirmed, faulty = self._publisher.take_settled()
+            self._ledger.confirm(confirmed)
+            for row, reason in faulty:
+                log.warning("replay.row_failed", replay=self._job.id, id=row.id, reason=reason)
+                self._ledger.fail(row, reason)
+                self._publisher.pass_over(row)
+                self._refused, self._reason = self._refused + 1, reason
+            if self._refused >= MOST_FAILURES:
+                self.stop()
+            self._changed.set()
+
+    async def _save_often(self) -> None:
+        while not self._ended.is_set():
+            await self._save("open")
+            self._show(self.progress)
+            try:
+                async with asyncio.timeout(SAVE_INTERVAL):
+                    await self._ended.wait()
+            except TimeoutError:
+                pass
+
+    async def _save(self, state: str) -> None:
+        failures = list(self._ledger.failures)
+        saved = Saved(state, *self.progress, self._ledger.position, failures)
+        if not await self._on_database(lambda session: session.save(saved)):
+            raise PartlyDoneError(f"replay {self._job.id} was cancelled after {saved.replayed} rows")
+        del self._ledger.failures[: len(failures)]
+
+    async def _look_often(self) -> None:
+        while True:
+            self._pace.see(*await self._on_database(ReplaySession.look))
+            await asyncio.sleep(LOOK_INTERVAL)
+
+    async def _on_database(self, call: Callable[[ReplaySession], Awaitable[Answer]]) -> Answer:
+        """Use the session; one that was lost is opened anew and asked again, while what was read goes out."""
+        failures = 0
+        async with self._database:
+            while True:
+                try:
+                    if self._session is None:
+                        self._session = await ReplaySession.open(self._settings.database, self._job)
+                        self._was_connected = True
+                        self._health.heal("database")
+                    return await call(self._session)
+                except (
+                    psycopg.OperationalError,
+                    psycopg.InterfaceError,
+                    DatabaseUnavailableError,
+                    DeadlineError,
+                ) as error:
+                    if self.drain.is_set() or not self._is_lost(error):
+                        raise
+                    self._health.degrade("database", str(error))
+                    await self._close()
+                failures += 1
+                await asyncio.sleep(backoff(failures, RECONNECT_INITIAL, RECONNECT_MAX))
+
+    def _is_lost(self, error: Exception) -> bool:
+        """Tell whether a new session may help: there was one before, and the database did not merely refuse."""
+        if self._session is None:
+            return self._was_connected
+        return isinstance(error, DeadlineError) or self._session.is_lost
+
+    async def _close(self) -> None:
+        if self._session is not None:
+            session, self._session = self._session, None
+            await session.close()

@@ -1,0 +1,136 @@
+"""Which sent rows: the filter of a replay, its conditions in SQL, and what there is to select from."""
+
+from dataclasses import asdict, dataclass, fields
+from datetime import UTC, date, datetime
+from typing import Any
+from uuid import UUID
+
+import psycopg
+from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
+
+FOREVER = datetime(1, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """A filter; what is None selects nothing away. `since` and `until` mean the time of sending."""
+
+    message_ids: list[UUID] | None = None
+    aggregate_type: str | None = None
+    aggregate_id: str | None = None
+    event_type: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None  # exclusive
+
+    @property
+    def is_everything(self) -> bool:
+        return all(value is None for value in asdict(self).values())
+
+    def as_json(self) -> dict[str, Any]:
+        """Give what is set, for the table `replay` and for people."""
+        given = {name: value for name, value in asdict(self).items() if value is not None}
+        return {name: _plain(value) for name, value in given.items()}
+
+    @classmethod
+    def from_json(cls, stored: dict[str, Any]) -> "Selection":
+        known = {each.name for each in fields(cls)} & stored.keys()
+        values = {name: stored[name] for name in known}
+        for name in ("since", "until"):
+            if name in values:
+                values[name] = datetime.fromisoformat(values[name])
+        if "message_ids" in values:
+            values["message_ids"] = [UUID(text) for text in values["message_ids"]]
+        return cls(**values)
+
+    def conditions(self) -> Composed:
+        """Give the conditions on a row's columns as SQL that needs no parameters; without the time of sending."""
+        parts: list[Composable] = [SQL("true")]
+        if self.message_ids is not None:
+            ids = Literal([str(each) for each in self.message_ids])
+            parts.append(SQL("message_id = ANY ({}::uuid[])").format(ids))
+        words = {name: getattr(self, name) for name in ("aggregate_type", "aggregate_id", "event_type")}
+        parts += [
+            SQL("{} = {}").format(Identifier(name), Literal(word)) for name, word in words.items() if word is not None
+        ]
+        return SQL(" AND ").join(parts)
+
+    def sent_before(self, moment: datetime) -> Composed:
+        """Give the conditions for sent rows; constants, so that the planner leaves out the days that are not meant."""
+        until = moment if self.until is None else min(self.until, moment)
+        return SQL(
+            "state = 'sent' AND sent_at >= {since}::timestamptz AND sent_at < {until}::timestamptz AND {rest}"
+        ).format(
+            since=Literal((self.since or FOREVER).isoformat()), until=Literal(until.isoformat()), rest=self.conditions()
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Day:
+    """How many rows are selected of a day."""
+
+    day: date
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Rows that match but for the time: they were not sent yet."""
+
+    pending: int
+    parked: int
+
+
+COUNT_BY_DAY = SQL("""
+    SELECT (sent_at AT TIME ZONE 'UTC')::date AS day, count(*)
+    FROM {schema}.message
+    WHERE {selected}
+    GROUP BY day
+    ORDER BY day
+""")
+
+
+def count_by_day(connection: psycopg.Connection, schema: str, selection: Selection) -> list[Day]:
+    """Count the rows that a replay made now would select."""
+    statement = COUNT_BY_DAY.format(schema=Identifier(schema), selected=selection.sent_before(now(connection)))
+    return [Day(day, rows) for day, rows in connection.execute(statement)]
+
+
+COUNT_WAITING = SQL("""
+    SELECT count(*) FILTER (WHERE state = 'pending'), count(*) FILTER (WHERE state = 'parked')
+    FROM {schema}.message
+    WHERE state IN ('pending', 'parked') AND {conditions}
+""")
+
+
+def count_waiting(connection: psycopg.Connection, schema: str, selection: Selection) -> Waiting:
+    """Count the rows that match and were not sent yet."""
+    statement = COUNT_WAITING.format(schema=Identifier(schema), conditions=selection.conditions())
+    row = connection.execute(statement).fetchone()
+    return Waiting(*row) if row else Waiting(0, 0)
+
+
+FIRST_DAY = SQL("""
+    SELECT min(substring(pg_get_expr(part.relpartbound, part.oid) FROM $$FROM \\('([^']+)'\\)$$)::timestamptz)
+    FROM pg_inherits JOIN pg_class AS part ON part.oid = inhrelid
+    WHERE inhparent = to_regclass({parent})
+""")
+
+
+def first_day(connection: psycopg.Connection, schema: str) -> datetime | None:
+    """Tell from when on sent rows are kept: what was sent before was dropped by retention, or never was here."""
+    parent = Literal(f"{schema}.message_sent")
+    row = connection.execute(FIRST_DAY.format(parent=parent)).fetchone()
+    return row[0].astimezone(UTC) if row and row[0] else None
+
+
+def now(connection: psycopg.Connection) -> datetime:
+    """Tell the database's time: sent rows carry it."""
+    moment: datetime
+    (moment,) = connection.execute("SELECT clock_timestamp()").fetchone() or (datetime.now(UTC),)
+    return moment.astimezone(UTC)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return [str(each) for each in value] if isinstance(value, list) else value

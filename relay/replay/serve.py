@@ -1,0 +1,77 @@
+"""Run a replay job as a command does: until its end or a signal, with errors in words for an operator."""
+
+import asyncio
+import gc
+import signal
+from collections.abc import Callable
+from typing import NamedTuple
+
+import psycopg
+
+from relay.errors import AccessError, DatabaseUnavailableError, OutboxError, leaves
+from relay.replay.job import Job
+from relay.replay.run import Progress, Replay
+from relay.settings import Settings
+
+
+class End(NamedTuple):
+    """How a run ended: with the job done, or told to stop."""
+
+    is_done: bool
+    progress: Progress
+
+
+async def serve(settings: Settings, job: Job, *, rate: float | None, show: Callable[[Progress], None]) -> End:
+    """Run a job until its end, or until SIGTERM or SIGINT; a second signal stops at once, and loses nothing.
+
+    Args:
+        rate: messages a second at most; None: as many as leave live traffic its pace.
+        show: called several times a second.
+    Raises:
+        BusyError: another process runs it.
+        PartlyDoneError: it was cancelled, or too much was refused.
+        OutboxError: it could not begin or go on; it can be resumed.
+    """
+    # As the relay itself (relay/engine/node.py): rows live for milliseconds, and none of them is in a cycle.
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
+    loop = asyncio.get_running_loop()
+    replay = Replay(settings, job, rate=rate, show=show)
+    running = asyncio.create_task(replay.run(), name="replay")
+
+    def on_signal() -> None:
+        if replay.drain.is_set():
+            running.cancel()
+        else:
+            replay.stop()
+
+    signals = (signal.SIGTERM, signal.SIGINT)
+    for number in signals:
+        loop.add_signal_handler(number, on_signal)
+    try:
+        return End(await running, replay.progress)
+    except asyncio.CancelledError:
+        return End(False, replay.progress)
+    except BaseExceptionGroup as group:
+        raise _explained(group) from group
+    except psycopg.Error as error:
+        raise _in_words(error) from error
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)
+
+
+def _explained(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Give the error that an operator should read: one of ours if there is one."""
+    errors = [_in_words(error) for error in leaves(group)]
+    return next((error for error in errors if isinstance(error, OutboxError)), errors[0])
+
+
+def _in_words(error: BaseException) -> BaseException:
+    match error:
+        case psycopg.errors.InsufficientPrivilege():
+            return AccessError(f"{error.diag.message_primary}: config/roles.sql grants what a replay needs")
+        case psycopg.OperationalError() | psycopg.InterfaceError():
+            return DatabaseUnavailableError(f"the connection was lost: {' '.join(str(error).split())}")
+        case _:
+            return error

@@ -1,0 +1,262 @@
+"""The database session of a replay: it holds the job's lock, lists the selected rows, reads them and saves how far.
+
+The days of sent rows have no index, since one would slow every mark. So the places of the selected rows (24 bytes
+each) are sorted by PostgreSQL once, into a cursor WITH HOLD, which holds no snapshot open; the rows themselves are
+then read by their place, a few hundred at a time (docs/decisions/0007-replay-by-place.md).
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, date, datetime, time, timedelta
+from itertools import groupby
+from typing import Any, NamedTuple, Self
+
+import structlog
+from psycopg import AsyncConnection, AsyncCursor
+from psycopg.sql import SQL, Composed, Identifier, Literal
+
+from relay.database import connect_async
+from relay.engine.row import ROW_BYTES, Row, give_rows
+from relay.errors import BusyError, DeadlineError
+from relay.replay.job import Job
+from relay.replay.ledger import Failed
+from relay.settings import DatabaseSettings
+
+log = structlog.get_logger(__name__)
+
+# The lists of a large outbox take longer than what a role may be limited to.
+PREPARE = SQL("SET statement_timeout = 0; SET jit = off; SET plan_cache_mode = force_custom_plan")
+TAKE_LOCK = SQL("SELECT pg_try_advisory_lock(hashtext({lock}), {job}::integer)")
+
+# Marks that had begun when the job was made carry a time before it, and may not be visible yet.
+MARKING = SQL("""
+    SELECT virtualtransaction FROM pg_locks
+    WHERE locktype = 'relation' AND mode = 'RowExclusiveLock' AND relation = to_regclass({sent})
+        AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+""")
+
+LIST = SQL("""
+    DECLARE replay_rows SCROLL CURSOR WITH HOLD FOR
+    SELECT id, (sent_at AT TIME ZONE 'UTC')::date AS day, ctid::text,
+        coalesce(pg_column_size(payload), pg_column_size(payload_bytes)) AS size
+    FROM {schema}.message
+    WHERE {selected} AND id > {after}
+    ORDER BY id
+""")
+UNLIST = SQL("CLOSE ALL")
+COUNT_LISTED = SQL("MOVE FORWARD ALL IN replay_rows")
+TO_START = SQL("MOVE ABSOLUTE 0 IN replay_rows")
+NEXT_PLACES = SQL("FETCH {rows} FROM replay_rows")
+
+# Of one day, so that the places are those of one partition. In the order of Row's fields.
+READ = SQL("""
+    SELECT lane, id, message_id::text, aggregate_type, aggregate_id, event_type,
+        coalesce({to_exchange}, exchange), coalesce({routing_key}, routing_key), content_type,
+        headers::text, trace_context::text, payload, payload_bytes, created_at, 0::smallint, 0
+    FROM {schema}.message
+    WHERE state = 'sent' AND sent_at >= %(first)s::timestamptz AND sent_at < %(next)s::timestamptz
+        AND ctid = ANY (%(places)s::tid[])
+""")
+
+# Absolute values: after a lost connection it may run a second time.
+SAVE = SQL("""
+    WITH saved AS (
+        UPDATE {schema}.replay
+        SET selected = %(selected)s, replayed = %(replayed)s, failed = %(failed)s, position = %(position)s,
+            state = %(state)s, saved_at = now()
+        WHERE id = %(job)s AND state = 'open'
+        RETURNING id
+    ), noted AS (
+        INSERT INTO {schema}.replay_failure (replay_id, id, message_id, reason)
+        SELECT saved.id, failure.*
+        FROM saved, unnest(%(ids)s::bigint[], %(message_ids)s::uuid[], %(reasons)s::text[]) AS failure
+        ON CONFLICT DO NOTHING
+    )
+    SELECT count(*) FROM saved
+""")
+
+LOOK = SQL("""
+    SELECT last_value,
+        (SELECT count(*) FROM (SELECT FROM {schema}.message WHERE state = 'pending' LIMIT {most}) AS first_rows)
+    FROM {schema}.message_id_seq
+""")
+MOST_PENDING = 1000  # more are not counted
+
+MARK_POLL = 0.01  # seconds
+
+
+class _Place(NamedTuple):
+    """Where a selected row lies."""
+
+    id: int
+    day: date
+    place: str
+    size: int
+
+
+class Saved(NamedTuple):
+    """What is written down of a job's progress."""
+
+    state: str
+    selected: int | None
+    replayed: int
+    failed: int
+    position: int
+    failures: Sequence[Failed]
+
+
+class ReplaySession:
+    """A connection that may run one job, until it is closed or lost."""
+
+    def __init__(self, connection: AsyncConnection, database: DatabaseSettings, job: Job) -> None:
+        self._connection = connection
+        self._schema = database.schema_name
+        self._timeout = database.command_timeout
+        self._job = job
+        self._places: list[_Place] = []
+        self._is_listed = self._is_listing = False
+        self._cursor: AsyncCursor[Any] = connection.cursor(binary=True)
+        give_rows(self._cursor)
+        self._read = self._sql(
+            READ,
+            to_exchange=SQL("{}::text").format(Literal(job.to_exchange)),
+            routing_key=SQL("{}::text").format(Literal(job.routing_key)),
+        )
+
+    @classmethod
+    async def open(cls, database: DatabaseSettings, job: Job) -> Self:
+        """Connect and take the job's lock.
+
+        Raises:
+            DatabaseUnavailableError: nothing lets us in.
+            BusyError: another process runs the job.
+        """
+        connection = await connect_async(database, application_name="outbox-relay replay")
+        session = cls(connection, database, job)
+        try:
+            await connection.execute(PREPARE)
+            lock = session._sql(TAKE_LOCK, lock=Literal(f"{session._schema}.replay"), job=Literal(job.id))
+            if await session._value(lock) is not True:
+                raise BusyError(f"replay {job.id} is run by another process")
+        except BaseException:
+            await connection.close()
+            raise
+        return session
+
+    async def close(self) -> None:
+        """Give the job free."""
+        await self._connection.close()
+
+    @property
+    def is_lost(self) -> bool:
+        return self._connection.closed
+
+    async def list_rows(self, after: int) -> int:
+        """List the selected rows with an id above `after`, and give their number. It takes a scan of their days."""
+        await self._wait_marked()
+        await self._connection.execute(UNLIST)
+        selected = self._job.selection.sent_before(self._job.made_at)
+        self._is_listing = True
+        try:
+            await self._connection.execute(self._sql(LIST, selected=selected, after=Literal(after)))
+        finally:
+            self._is_listing = False
+        count = (await self._connection.execute(COUNT_LISTED)).rowcount
+        await self._connection.execute(TO_START)
+        self._places.clear()
+        self._is_listed = True
+        return count
+
+    def stop_listing(self) -> None:
+        """Let a list that is being made fail with QueryCanceled: it may take minutes."""
+        if self._is_listing:
+            self._connection.cancel()
+
+    async def next_rows(self, after: int, rows: int, size: int) -> list[Row]:
+        """Give the next rows above `after` by id, at most about so many and so many bytes; none: that was all."""
+        while True:
+            if not self._is_listed:
+                await self.list_rows(after)
+            places = await self._next_places(rows, size)
+            found = [row for part in _by_day(places) for row in await self._read_places(part)]
+            found.sort(key=lambda row: row.id)
+            if [row.id for row in found] == [place.id for place in places]:
+                return found
+            # A day was dropped or rewritten (VACUUM FULL) meanwhile: where the rows are now, if they are, a new list
+            # tells.
+            log.warning("replay.listed_again", replay=self._job.id, after=after)
+            self._is_listed = False
+
+    async def save(self, saved: Saved) -> bool:
+        """Write down how far the job is; False when it has ended meanwhile, by a cancel."""
+        values = {
+            **saved._asdict(),
+            "job": self._job.id,
+            "ids": [failure.id for failure in saved.failures],
+            "message_ids": [failure.message_id.decode() for failure in saved.failures],
+            "reasons": [failure.reason for failure in saved.failures],
+        }
+        async with self._deadline("saving the position"):
+            cursor = await self._connection.execute(self._sql(SAVE), values)
+            return await cursor.fetchone() == (1,)
+
+    async def look(self) -> tuple[int, int]:
+        """Tell the last id given to a new row, and how many rows are pending (at most MOST_PENDING are counted)."""
+        async with self._deadline("looking at the live rows"):
+            cursor = await self._connection.execute(self._sql(LOOK, most=Literal(MOST_PENDING)))
+            row = await cursor.fetchone()
+        return (row[0], row[1]) if row else (0, 0)
+
+    async def _wait_marked(self) -> None:
+        statement = self._sql(MARKING, sent=Literal(f"{self._schema}.message_sent"))
+        async with self._deadline("the marks that run"):
+            begun = await self._column(statement)
+            while begun & await self._column(statement):  # noqa: ASYNC110  (it happens in the database)
+                await asyncio.sleep(MARK_POLL)
+
+    async def _next_places(self, rows: int, size: int) -> list[_Place]:
+        if len(self._places) < rows:
+            async with self._deadline("the list of rows"):
+                statement = self._sql(NEXT_PLACES, rows=Literal(rows))
+                cursor = await self._connection.execute(statement)
+                self._places += [_Place(*place) for place in await cursor.fetchall()]
+        count = total = 0
+        for place in self._places[:rows]:
+            total += place.size + ROW_BYTES
+            if count and total > size:
+                break
+            count += 1
+        taken, self._places = self._places[:count], self._places[count:]
+        return taken
+
+    async def _read_places(self, places: Sequence[_Place]) -> list[Row]:
+        first = datetime.combine(places[0].day, time(), UTC)
+        wanted = "{" + ",".join(f'"{place.place}"' for place in places) + "}"
+        async with self._deadline("sent rows"):
+            values = {"first": first, "next": first + timedelta(days=1), "places": wanted}
+            await self._cursor.execute(self._read, values, prepare=True)
+            return await self._cursor.fetchall()
+
+    @asynccontextmanager
+    async def _deadline(self, what: str) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(self._timeout):
+                yield
+        except TimeoutError:
+            raise DeadlineError(f"PostgreSQL, {what}", self._timeout) from None
+
+    def _sql(self, statement: SQL, **names: Any) -> Composed:
+        return statement.format(schema=Identifier(self._schema), **names)
+
+    async def _value(self, statement: Composed) -> Any:
+        row = await (await self._connection.execute(statement)).fetchone()
+        return row[0] if row else None
+
+    async def _column(self, statement: Composed) -> set[Any]:
+        return {row[0] for row in await (await self._connection.execute(statement)).fetchall()}
+
+
+def _by_day(places: Sequence[_Place]) -> list[list[_Place]]:
+    ordered = sorted(places, key=lambda place: place.day)
+    return [list(group) for _, group in groupby(ordered, key=lambda place: place.day)]

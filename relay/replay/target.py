@@ -1,0 +1,44 @@
+"""See, before a job is made, that the broker is there and what it is to send to exists."""
+
+import asyncio
+from contextlib import suppress
+
+from aio_pika.abc import AbstractConnection
+from aiormq.exceptions import AMQPError
+
+from relay import broker
+from relay.errors import BrokerUnavailableError, UsageError
+from relay.settings import BrokerSettings
+
+CLOSE_TIMEOUT = 2.0  # seconds
+
+
+async def check_target(settings: BrokerSettings, exchange: str | None, routing_key: str | None) -> None:
+    """Connect, and ask for the exchange; for the default one, `""`, ask for the queue that the routing key names.
+
+    Raises:
+        BrokerUnavailableError: nothing lets us in.
+        UsageError: it does not exist, or we may not ask for it.
+    """
+    connection = await broker.connect(settings, "relay replay")
+    try:
+        async with asyncio.timeout(settings.connect_timeout):
+            await _ask(connection, exchange, routing_key)
+    except AMQPError as error:
+        words = " ".join(str(argument) for argument in error.args if argument is not None)
+        raise UsageError(f"--to-exchange cannot be used: {words}") from error
+    except TimeoutError:
+        raise BrokerUnavailableError(f"no answer within {settings.connect_timeout:g} s") from None
+    finally:
+        with suppress(TimeoutError, AMQPError, OSError):  # of a mute broker: the end of the process closes it
+            await asyncio.wait_for(connection.close(), CLOSE_TIMEOUT)
+
+
+async def _ask(connection: AbstractConnection, exchange: str | None, routing_key: str | None) -> None:
+    if exchange is None:
+        return
+    channel = await connection.channel()
+    if exchange:
+        await channel.declare_exchange(exchange, passive=True)
+    elif routing_key is not None:
+        await channel.declare_queue(routing_key, passive=True)

@@ -1,0 +1,89 @@
+"""Sent rows, a queue for their copies, and the `relay replay` command between them."""
+
+import json
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import aio_pika
+import psycopg
+import pytest
+
+from tests.cli.command import RELAY
+from tests.replay.sent import Copies, SentRows
+from tests.support.eventually import eventually
+from tests.support.process import Process
+
+
+class Ended(NamedTuple):
+    """What a command left."""
+
+    code: int | None
+    said: str
+
+
+class Commands:
+    """`relay` with the servers of this test; what is still running at its end is killed."""
+
+    def __init__(self, folder: Path, **variables: str) -> None:
+        usual = {name: value for name, value in os.environ.items() if not name.startswith("RELAY_")}
+        self.environment = {**usual, **variables}
+        self._folder = folder
+        self._started: list[tuple[Process, Path]] = []
+
+    def start(self, *arguments: str, **variables: str) -> Process:
+        log = self._folder / f"relay-{len(self._started)}.log"
+        process = Process([RELAY, *arguments], log=log, environment={**self.environment, **variables})
+        self._started.append((process, log))
+        return process
+
+    def said(self, process: Process) -> str:
+        """Give all that it has printed until now, events included."""
+        return next(log for started, log in self._started if started is process).read_text()
+
+    async def end(self, process: Process, within: float = 60) -> Ended:
+        await eventually(lambda: not process.is_running(), "the command ends", within)
+        assert "Traceback" not in self.said(process), self.said(process)
+        return Ended(process.returncode, self.said(process))
+
+    async def __call__(self, *arguments: str, **variables: str) -> Ended:
+        """Run a command to its end."""
+        return await self.end(self.start(*arguments, **variables))
+
+    async def jobs(self) -> list[dict[str, Any]]:
+        """Give what `relay replay list` tells, the newest job first."""
+        ended = await self("replay", "list", "--output", "json")
+        jobs: list[dict[str, Any]] = json.loads(ended.said)
+        return jobs
+
+    def kill(self) -> None:
+        for process, _ in self._started:
+            process.stop(signal.SIGKILL)
+
+
+@pytest.fixture
+def relay(tmp_path: Path, database_url: str, broker_url: str) -> Iterator[Commands]:
+    commands = Commands(
+        tmp_path, RELAY_DATABASE_URL=database_url, RELAY_BROKER_URL=broker_url, RELAY_LOG__FORMAT="json"
+    )
+    yield commands
+    commands.kill()
+
+
+@pytest.fixture
+async def sent(database_url: str) -> AsyncIterator[SentRows]:
+    async with await psycopg.AsyncConnection.connect(database_url, autocommit=True) as connection:
+        yield SentRows(connection)
+
+
+@pytest.fixture
+async def copies(broker_url: str) -> AsyncIterator[Copies]:
+    """A queue bound to everything that the default exchange gets."""
+    async with await aio_pika.connect(broker_url) as connection:
+        channel = await connection.channel()
+        exchange = await channel.declare_exchange("outbox", aio_pika.ExchangeType.TOPIC, durable=True)
+        queue = await channel.declare_queue("copies", durable=True, arguments={"x-queue-type": "quorum"})
+        await queue.bind(exchange, "#")
+        yield Copies(channel, queue)
