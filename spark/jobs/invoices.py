@@ -140,15 +140,15 @@ def _run(options: argparse.Namespace, batch: dict[str, Any]) -> dict[str, Any]:
     with _session(options.input) as spark:
         started = time.monotonic()
         parsed = purchases.parse(purchases.read_lines(spark, options.input))
-        _name_stage(spark, "count what the file holds")
+        _name_stage(spark, f"1 of 3: count the lines and purchases of {Path(options.input).name}")
         counts = purchases.count(parsed)
         if counts.lines == 0:
             raise JobError(f"{options.input} has no lines; nothing was written")
         if counts.purchases == 0:
             raise JobError(_wrong_shape(options.input, parsed, counts))
-        _name_stage(spark, "put aside the lines that are no purchase")
+        _name_stage(spark, "2 of 3: write the lines that are no purchase to billing.quarantine")
         _quarantine(options, batch, purchases.quarantined(parsed) if counts.quarantined else None)
-        _name_stage(spark, "write invoices and their events")
+        _name_stage(spark, "3 of 3: write billing.invoice and its events to the outbox, in one transaction")
         write_started = time.monotonic()
         _write(purchases.invoices(parsed, options.partitions), options, **batch)
         now = time.monotonic()

@@ -23,8 +23,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "spark")])
     os.environ["SPARK_LOCAL_DIRS"] = str(folder)
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"  # where the web page listens
     settings = {
-        "spark.ui.enabled": "false",
+        "spark.ui.port": "0",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.log.level": "OFF",  # the failures are the tests' own

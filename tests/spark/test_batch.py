@@ -1,5 +1,6 @@
 """A batch as it should be: both tables in one transaction, exact values, order per key."""
 
+import ast
 import json
 import subprocess
 import sys
@@ -188,6 +189,20 @@ def test_an_empty_frame_is_a_batch_too(
     save(invoices(spark, 0), options)
 
     assert counts(connection) == (0, 0, 1)
+
+
+def test_the_writer_uses_nothing_that_spark_connect_lacks() -> None:
+    trees = [ast.walk(ast.parse(file.read_text())) for file in (ROOT / "spark" / "outbox_spark").glob("*.py")]
+    nodes = [node for tree in trees for node in tree]
+
+    used = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    imported = {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+
+    assert used.isdisjoint({"rdd", "sparkContext", "_sc", "_jvm", "_jdf", "_jsparkSession"})
+    assert not [
+        name for name in imported if name.startswith(("py4j", "pyspark.rdd", "pyspark.core", "pyspark.sql.classic"))
+    ]
+    assert "pyspark.sql" in imported
 
 
 def test_executors_need_no_psycopg() -> None:

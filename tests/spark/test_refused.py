@@ -144,13 +144,29 @@ def test_who_may_not_write_is_told_what_to_grant(
         connection.execute("DROP OWNED BY spark_writer; DROP ROLE spark_writer")
 
 
-def test_overwrite_is_refused(spark: SparkSession, options: Options) -> None:
-    with pytest.raises(PySparkException) as refused:
-        invoices(spark).write.format("outbox").mode("overwrite").options(**options).save()
+@pytest.mark.parametrize(
+    ("mode", "change", "changed", "message"),
+    [
+        ("overwrite", [], {}, "mode overwrite is refused: an outbox only takes events in; use mode('append')"),
+        ("append", ["issued_on"], {}, "column 'issued_on' of billing.invoice is NOT NULL without a default"),
+        ("append", [], {"sequenceColumn": "amount_"}, "column 'amount_' of option sequenceColumn is not in the Data"),
+        ("append", [], {"colour": "red"}, "option 'colour' is unknown; known are url, dbtable"),
+    ],
+    ids=["overwrite", "missing", "named", "unknown"],
+)
+def test_what_is_refused_is_refused_by_save_before_any_task_runs(
+    spark: SparkSession, options: Options, mode: str, change: list[str], changed: Options, message: str
+) -> None:
+    group = f"{options['url']} {message}"
+    spark.sparkContext.setJobGroup(group, "none of this runs")
+    try:
+        with pytest.raises(PySparkException) as refused:
+            invoices(spark).drop(*change).write.format("outbox").mode(mode).options(**options, **changed).save()
+    finally:
+        spark.sparkContext.setJobGroup("", "")
 
-    assert outbox_spark.reason(refused.value) == (
-        "mode overwrite is refused: an outbox only takes events in; use mode('append')"
-    )
+    assert str(outbox_spark.reason(refused.value)).startswith(message)
+    assert spark.sparkContext.statusTracker().getJobIdsForGroup(group) == []
 
 
 @pytest.mark.parametrize(

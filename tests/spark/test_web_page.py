@@ -1,0 +1,89 @@
+"""What a person sees of a write on Spark's own web page, read through the page's REST interface."""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import psycopg
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.spark.frames import WAITING_FOR_LOCK, counts, invoices, one, save
+from tests.support.process import Process, free_port, wait_for
+
+JOB = Path(__file__).parents[2] / "spark" / "jobs" / "invoices.py"
+STEPS = [
+    "1 of 3: count the lines and purchases of purchases.txt",
+    "2 of 3: write the lines that are no purchase to billing.quarantine",
+    "3 of 3: write billing.invoice and its events to the outbox, in one transaction",
+]
+
+
+@pytest.mark.timeout(300)
+def test_every_job_stage_and_query_of_the_pipeline_has_the_name_of_its_step(
+    database_url: str, connection: psycopg.Connection, tmp_path: Path
+) -> None:
+    file = tmp_path / "purchases.txt"
+    file.write_text("1 19970101 1 11.77\nthis is no purchase\n2 19970103 1 3.00\n")
+    page = f"http://127.0.0.1:{(port := free_port())}"
+    submit: list[str | Path] = [Path(sys.executable).with_name("spark-submit"), "--conf", f"spark.ui.port={port}", JOB]
+    with psycopg.connect(database_url) as lock:
+        lock.execute("LOCK TABLE outbox.batch IN EXCLUSIVE MODE")  # the job stops at its commit, its page up
+        job = Process(
+            [*submit, "--input", str(file), "--url", database_url],
+            log=tmp_path / "job.log",
+            environment={**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"},
+        )
+        try:
+            job.wait_until(lambda: one(connection, WAITING_FOR_LOCK) == 1, 180)
+            (application,) = _read(page, "")
+            place = f"/{application['id']}"
+            wait_for(lambda: not _read(page, f"{place}/jobs?status=running"), "the page knows that the jobs ended", 20)
+            jobs, queries = _read(page, f"{place}/jobs"), _read(page, f"{place}/sql")
+            stages = _read(page, f"{place}/stages?status=complete")
+            lock.commit()
+            wait_for(lambda: not job.is_running(), "the job ends", 60)
+        finally:
+            job.stop(signal.SIGKILL)
+
+    assert job.returncode == 0, job.log_end()
+    assert counts(connection) == (2, 2, 1)
+    assert application["name"] == "invoices of purchases.txt"
+    assert [query["description"] for query in queries] == STEPS
+    for things in (jobs, stages):
+        assert sorted({thing.get("description") for thing in things}, key=str) == STEPS
+
+
+def test_a_write_shows_the_name_that_its_user_gave_it(
+    spark: SparkSession, options: dict[str, str], connection: psycopg.Connection
+) -> None:
+    name = f"write the invoices of {options['url'].rpartition('/')[2]}"
+    spark.sparkContext.setJobDescription(name)
+    try:
+        save(invoices(spark), options)
+    finally:
+        spark.sparkContext.setJobDescription(None)
+
+    page, place = spark.sparkContext.uiWebUrl, f"/{spark.sparkContext.applicationId}"
+
+    def ended() -> list[Any]:
+        queries = _read(page, f"{place}/sql?length=100000&planDescription=false")
+        return [query for query in queries if query["description"] == name and query["status"] == "COMPLETED"]
+
+    wait_for(lambda: bool(ended()), "the page knows that the write ended", 20)
+    (query,) = ended()
+    (job,) = (job for job in _read(page, f"{place}/jobs") if job.get("description") == name)
+    (stage,) = (stage for stage in _read(page, f"{place}/stages") if stage.get("description") == name)
+    assert (job["status"], job["numCompletedTasks"]) == ("SUCCEEDED", 4)
+    assert stage["stageId"] in job["stageIds"]
+    assert query["successJobIds"] == [job["jobId"]]
+    assert query["nodes"][-1]["nodeName"] == "AppendData outbox"
+
+
+def _read(page: str, place: str) -> Any:
+    with urlopen(f"{page}/api/v1/applications{place}", timeout=20) as answer:
+        return json.load(answer)
