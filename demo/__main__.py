@@ -1,6 +1,8 @@
 """`python -m demo [--fresh]`: the main job on real data, from the file to the reconciliation."""
 
 import argparse
+import logging
+import os
 import signal
 import sys
 from collections.abc import Mapping
@@ -17,9 +19,9 @@ from demo import queue, stages
 from demo.rates import Stage, rate_table, read_clock, read_stages
 from demo.reconcile import Processes, Reconciliation, count_purchases, count_tables
 from demo.report import Report
-from demo.servers import PLACE, one_demo_at_a_time, servers, start_over
+from demo.servers import BROKER_URL, DATABASE_URL, PLACE, one_demo_at_a_time, servers, start_over
 from relay.configuration import load
-from relay.errors import OutboxError
+from relay.errors import BrokerUnavailableError, DatabaseUnavailableError, OutboxError
 from relay.operate.migrate import migrate
 from tests.support.process import ServerError
 from tests.support.purchases import purchases
@@ -34,6 +36,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--input", type=Path, help="another file of the same shape, for a demo that starts fresh")
     options = parser.parse_args(arguments)
     console = Console()
+    logging.getLogger("aiormq").addHandler(logging.NullHandler())  # it prints what it also raises
     signal.signal(signal.SIGTERM, _interrupt)
     signal.signal(signal.SIGHUP, _interrupt)
     try:
@@ -42,7 +45,7 @@ def main(arguments: list[str]) -> int:
                 start_over()
             return run(Report(console), options.input)
     except (ServerError, OutboxError, psycopg.Error) as error:
-        console.print(f"[red]✗[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        console.print(f"[red]✗[/] {escape(str(error))}{_remedy(error)}", highlight=False, soft_wrap=True)
         console.print(f"The logs are in {PLACE}", highlight=False, soft_wrap=True)
         return 1
     except KeyboardInterrupt:
@@ -115,6 +118,17 @@ def _what_spark_did(summary: dict[str, Any]) -> str:
     if summary["recognised"]:
         return "the batch is in the ledger: recognised, nothing written"
     return f"{summary['invoices']:,} invoices and events, {summary['quarantined']:,} lines in quarantine"
+
+
+def _remedy(error: Exception) -> str:
+    match error:
+        case DatabaseUnavailableError():
+            variable = DATABASE_URL
+        case BrokerUnavailableError():
+            variable = BROKER_URL
+        case _:
+            return ""
+    return f"; check {variable}" if os.environ.get(variable) else ""
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:

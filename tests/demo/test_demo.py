@@ -8,11 +8,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from demo.servers import ROOT
 from tests.support.folders import temporary_folder
-from tests.support.process import wait_for
+from tests.support.process import free_port, wait_for
 
 PURCHASES = 500
 UNREADABLE = " 00007 19970199  1   10.00\n"
@@ -31,13 +32,13 @@ def place() -> Iterator[Path]:
         yield folder
 
 
-def start(place: Path) -> subprocess.Popen[str]:
-    """Run the demo in that folder, on servers of its own."""
+def start(place: Path, *options: str, **variables: str) -> subprocess.Popen[str]:
+    """Run the demo in that folder, on servers of its own unless the variables name others."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RELAY_")}
     return subprocess.Popen(
-        [sys.executable, "-m", "demo", "--input", place / "purchases.txt"],
+        [sys.executable, "-m", "demo", "--input", place / "purchases.txt", *options],
         cwd=ROOT,
-        env={**environment, "DEMO_FOLDER": str(place), "COLUMNS": "120"},
+        env={**environment, "DEMO_FOLDER": str(place), "COLUMNS": "120", **variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -96,3 +97,35 @@ def test_ctrl_c_leaves_no_process(place: Path, during: str) -> None:
     assert demo.returncode == 130, said
     assert "nothing is left running" in said
     wait_for(lambda: processes_of(place) == [], "every process of the demo is gone", 10)
+
+
+@pytest.mark.timeout(300)
+def test_it_adds_up_on_the_reader_s_own_servers_and_leaves_them_full(
+    place: Path, database_url: str, broker_url: str
+) -> None:
+    own = {"RELAY_DATABASE_URL": database_url, "RELAY_BROKER_URL": broker_url}
+    with start(place, **own) as demo:
+        said = demo.communicate()[0]
+    with start(place, "--fresh", **own) as fresh:
+        refused = fresh.communicate()[0]
+
+    assert (demo.returncode, fresh.returncode) == (0, 1), said + refused
+    assert row(said, "projected") == ["500", "500"]
+    assert "private" not in said
+    assert "FRESH=1 does not empty your own servers" in refused
+    with psycopg.connect(database_url) as connection:
+        assert connection.execute("SELECT count(*) FROM billing.invoice_projection").fetchone() == (PURCHASES,)
+    assert processes_of(place) == []
+
+
+def test_a_server_of_the_reader_that_does_not_answer_is_named(place: Path, database_url: str) -> None:
+    nobody = f"127.0.0.1:{free_port()}"
+
+    with start(place, RELAY_DATABASE_URL=f"postgresql://{nobody}/demo", RELAY_BROKER_URL=f"amqp://{nobody}/") as demo:
+        without_database = demo.communicate()[0]
+    with start(place, RELAY_DATABASE_URL=database_url, RELAY_BROKER_URL=f"amqp://{nobody}/") as demo:
+        without_broker = demo.communicate()[0]
+
+    assert re.search(r"✗ .*refused.*; check RELAY_DATABASE_URL$", without_database, re.MULTILINE), without_database
+    assert re.search(r"✗ .*; check RELAY_BROKER_URL$", without_broker, re.MULTILINE), without_broker
+    assert "error when creating transport" not in without_broker
