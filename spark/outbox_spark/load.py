@@ -6,6 +6,7 @@ from contextlib import closing
 import pyarrow as pa
 from adbc_driver_postgresql import dbapi
 
+from outbox_spark.errors import BatchError
 from outbox_spark.plan import Save, Staged
 from outbox_spark.rows import staging_rows
 
@@ -16,11 +17,24 @@ def load(save: Save, batches: Iterable[pa.RecordBatch], *, partition: int, attem
     """Stage the rows of a partition, in their order.
 
     A partition without rows has no table. On an error nothing is left behind; a killed process may leave the table.
+
+    Raises:
+        RowError: the database would refuse a value; the message has the row's key.
+        BatchError: the database has refused something, or is gone.
     """
     chunks = _chunks(batches, save.options.batchsize)
     chunk = next(chunks, None)
     if chunk is None:
         return Staged(partition, None, 0)
+    try:
+        return _stage(save, chunk, chunks, partition=partition, attempt=attempt)
+    except dbapi.Error as error:
+        raise BatchError(f"partition {partition} could not be staged: {' '.join(str(error).split())}") from None
+
+
+def _stage(
+    save: Save, chunk: pa.RecordBatch | None, chunks: Iterator[pa.RecordBatch], *, partition: int, attempt: int
+) -> Staged:
     table = save.staging.table_of(attempt)
     rows = 0
     # Autocommit, since ADBC would begin a transaction of its own for each ingest.

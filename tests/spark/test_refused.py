@@ -193,6 +193,21 @@ def test_a_row_that_the_database_would_refuse_is_named_by_its_key(
     assert staging_tables(connection) == []
 
 
+def test_what_the_database_refuses_of_a_task_is_told_in_one_line(
+    spark: SparkSession, options: Options, connection: psycopg.Connection
+) -> None:
+    frame = invoices(spark).selectExpr("*", "if(invoice_id = 'INV-40', '{oops', '{}') AS body")
+
+    with pytest.raises(PySparkException) as refused:
+        save(frame, options, payloadColumn="body")
+
+    words = str(outbox_spark.reason(refused.value))
+    assert words.startswith("partition 1 could not be staged: ")
+    assert 'invalid input syntax for type json DETAIL: Token "oops" is invalid' in words
+    assert counts(connection) == (0, 0, 0)
+    assert staging_tables(connection) == []
+
+
 def test_two_events_with_one_sequence_are_refused(
     spark: SparkSession, options: Options, connection: psycopg.Connection
 ) -> None:
