@@ -6,10 +6,10 @@ TARGET ?= relay
 OPTIONS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test image lint bench lock clean
+.PHONY: help setup demo test test-images image lint bench lock clean
 
 help: ## list the commands
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 
 setup: $(VENV)/.ready ## make .venv from the hash-pinned locks, with every command in .venv/bin
 
@@ -29,6 +29,11 @@ demo: setup ## carry 69,659 real purchases from Spark to a consumer, and reconci
 test: setup ## run every test on real servers, which are started for the run
 	@PYTHON=$(PYTHON) tests/support/packages test
 	$(BIN)/pytest
+
+test-images: setup ## test the image of Spark, and compose.yaml with PostgreSQL 17 and RabbitMQ 4; about 8 minutes
+	@PYTHON=$(PYTHON) tests/support/packages test
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/compose.txt
+	$(BIN)/pytest -m images
 
 image: ## build the container image with docker, podman or buildah; TARGET=spark the one of Spark, OPTIONS=... for the build
 	@config/build-image $(TARGET) $(OPTIONS)

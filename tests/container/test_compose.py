@@ -1,0 +1,97 @@
+"""config/compose.yaml brought up, on PostgreSQL 17 and RabbitMQ 4 of Debian in place of the images that it names."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import aio_pika
+import pytest
+
+from tests.container.podman import BASE, ROOT, Podman
+from tests.container.run import Container
+from tests.support.eventually import eventually
+from tests.support.process import ServerError, free_port, wait_for
+
+pytestmark = [pytest.mark.images, pytest.mark.timeout(900)]
+
+SERVERS = Path(__file__).with_name("servers")
+COMPOSE = Path(sys.executable).with_name("podman-compose")
+PASSWORD = "opensesame"
+
+
+@dataclass(frozen=True, slots=True)
+class Composed:
+    """The services of the file under the names that podman-compose gives them."""
+
+    podman: Podman
+    environment: dict[str, str]
+
+    def __call__(self, *arguments: str) -> None:
+        """Run `podman-compose ...`, which must succeed."""
+        command: list[str | Path] = [COMPOSE, "--file", ROOT / "config/compose.yaml", *arguments]
+        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=300, check=False)
+        if done.returncode:
+            raise ServerError(f"podman-compose {arguments[0]} failed: {done.stdout}{done.stderr}")
+
+    def container(self, service: str) -> Container:
+        return Container(self.podman, f"outbox-relay_{service}_1")
+
+
+@pytest.fixture
+def composed(podman: Podman, image: str) -> Iterator[Composed]:
+    for server in ("postgres", "rabbitmq"):
+        options = ["--isolation=chroot", "--layers=false", "--format=docker", f"--build-arg=BASE={BASE}"]
+        podman.run(["podman", "build", *options, f"--target={server}", f"--tag=debian-{server}", SERVERS])
+    environment = {
+        **podman.environment,
+        "PATH": f"{COMPOSE.parent}:{os.environ['PATH']}",
+        "RELAY_IMAGE": f"localhost/{image}",
+        "POSTGRES_IMAGE": "localhost/debian-postgres",
+        "RABBITMQ_IMAGE": "localhost/debian-rabbitmq",
+        "POSTGRES_PASSWORD": PASSWORD,
+        "RABBITMQ_PASSWORD": PASSWORD,
+        "POSTGRES_PORT": str(free_port()),
+        "RABBITMQ_PORT": str(free_port()),
+    }
+    services = Composed(podman, environment)
+    yield services
+    services("down", "--volumes")
+
+
+async def test_a_row_inserted_with_psql_arrives_in_a_queue(composed: Composed) -> None:
+    # What `up` does by itself where podman runs health checks and heeds them: a podman without systemd does neither.
+    composed("up", "--detach", "postgres", "rabbitmq")
+    postgres, rabbitmq = composed.container("postgres"), composed.container("rabbitmq")
+    for server in (postgres, rabbitmq):
+        wait_for(server.is_healthy, f"{server.name} is healthy", 90)
+    composed("run", "--rm", "--no-deps", "migrate")
+    composed("run", "--detach", "--no-deps", "--name=outbox-relay_relay_1", "relay")
+    relay = composed.container("relay")
+    relay.wait_for_log("relay.ready")
+    broker = f"amqp://outbox:{PASSWORD}@127.0.0.1:{composed.environment['RABBITMQ_PORT']}/"
+    async with await aio_pika.connect(broker) as connection:
+        channel = await connection.channel()
+        queue = await channel.declare_queue("events", durable=True, arguments={"x-queue-type": "quorum"})
+        await queue.bind("outbox", "#")
+
+        insert = (
+            "INSERT INTO outbox.message (aggregate_type, aggregate_id, event_type, payload)"
+            """ VALUES ('customer', '17', 'InvoiceIssued', '{"invoice": 42}')"""
+        )
+        psql = ["psql", "--host=127.0.0.1", "--username=outbox", "--dbname=outbox", "--quiet", f"--command={insert}"]
+        composed.podman.do("exec", f"--env=PGPASSWORD={PASSWORD}", postgres.name, *psql)
+        await eventually(lambda: has_message(queue), "the row is in the queue")
+
+        message = await queue.get(no_ack=True)
+    assert message.routing_key == "customer.InvoiceIssued"
+    assert message.body == b'{"invoice": 42}'
+    assert relay.healthcheck().code == 0
+    assert relay.stop() == 0
+    assert PASSWORD not in relay.log()
+
+
+async def has_message(queue: aio_pika.abc.AbstractQueue) -> bool:
+    return (await queue.declare()).message_count == 1
