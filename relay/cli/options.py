@@ -30,13 +30,9 @@ class DatabaseOptions:
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class Options(DatabaseOptions):
     """Where the settings are, for a command that needs the broker, too."""
 
-    config: Annotated[Path | None, Parameter(help="Path of relay.toml, in place of RELAY_CONFIG.")] = None
-    database_url: Annotated[
-        str | None, Parameter(help="In place of RELAY_DATABASE_URL; others on this machine can see its password.")
-    ] = None
     broker_url: Annotated[
         str | None, Parameter(help="In place of RELAY_BROKER_URL; others on this machine can see its password.")
     ] = None
