@@ -36,8 +36,8 @@ MARKING = SQL("""
         AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """)
 
-LIST = SQL("""
-    DECLARE replay_rows SCROLL CURSOR WITH HOLD FOR
+LIST = SQL("DECLARE replay_rows SCROLL CURSOR WITH HOLD FOR {places}")
+PLACES = SQL("""
     SELECT id, (sent_at AT TIME ZONE 'UTC')::date AS day, ctid::text,
         coalesce(pg_column_size(payload), pg_column_size(payload_bytes)) AS size
     FROM {schema}.message
@@ -118,11 +118,7 @@ class ReplaySession:
         self._is_listed = self._is_listing = False
         self._cursor: AsyncCursor[Any] = connection.cursor(binary=True)
         give_rows(self._cursor)
-        self._read = self._sql(
-            READ,
-            to_exchange=SQL("{}::text").format(Literal(job.to_exchange)),
-            routing_key=SQL("{}::text").format(Literal(job.routing_key)),
-        )
+        self._read = read_statement(self._schema, job)
 
     @classmethod
     async def open(cls, database: DatabaseSettings, job: Job) -> Self:
@@ -156,10 +152,9 @@ class ReplaySession:
         """List the selected rows with an id above `after`, and give their number. It takes a scan of their days."""
         await self._wait_marked()
         await self._connection.execute(UNLIST)
-        selected = self._job.selection.sent_before(self._job.made_at)
         self._is_listing = True
         try:
-            await self._connection.execute(self._sql(LIST, selected=selected, after=Literal(after)))
+            await self._connection.execute(LIST.format(places=places_statement(self._schema, self._job, after)))
         finally:
             self._is_listing = False
         count = (await self._connection.execute(COUNT_LISTED)).rowcount
@@ -179,10 +174,9 @@ class ReplaySession:
             if not self._is_listed:
                 await self.list_rows(after)
             places = await self._next_places(rows, size)
-            found = [row for part in _by_day(places) for row in await self._read_places(part)]
-            found.sort(key=lambda row: row.id)
-            if [row.id for row in found] == [place.id for place in places]:
-                return found
+            found = {row.id: row for part in _by_day(places) for row in await self._read_places(part)}
+            if all(place.id in found for place in places):
+                return [found[place.id] for place in places]
             # A day was dropped or rewritten (VACUUM FULL) meanwhile: where the rows are now, if they are, a new list
             # tells.
             log.warning("replay.listed_again", replay=self._job.id, after=after)
@@ -255,6 +249,21 @@ class ReplaySession:
 
     async def _column(self, statement: Composed) -> set[Any]:
         return {row[0] for row in await (await self._connection.execute(statement)).fetchall()}
+
+
+def places_statement(schema: str, job: Job, after: int) -> Composed:
+    """Give the SELECT of the places of a job's rows with an id above `after`."""
+    selected = job.selection.sent_before(job.made_at)
+    return PLACES.format(schema=Identifier(schema), selected=selected, after=Literal(after))
+
+
+def read_statement(schema: str, job: Job) -> Composed:
+    """Give the SELECT of rows of one day by their places."""
+    return READ.format(
+        schema=Identifier(schema),
+        to_exchange=SQL("{}::text").format(Literal(job.to_exchange)),
+        routing_key=SQL("{}::text").format(Literal(job.routing_key)),
+    )
 
 
 def _by_day(places: Sequence[_Place]) -> list[list[_Place]]:

@@ -86,4 +86,6 @@ async def copies(broker_url: str) -> AsyncIterator[Copies]:
         exchange = await channel.declare_exchange("outbox", aio_pika.ExchangeType.TOPIC, durable=True)
         queue = await channel.declare_queue("copies", durable=True, arguments={"x-queue-type": "quorum"})
         await queue.bind(exchange, "#")
-        yield Copies(channel, queue)
+        copies = Copies(channel, queue)
+        await copies.start()
+        yield copies

@@ -2,12 +2,16 @@
 
 from collections import defaultdict
 from collections.abc import Collection, Sequence
+from itertools import pairwise
 from typing import Any, LiteralString
 
+import aio_pika
 import psycopg
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
 
 from tests.support.eventually import eventually
+
+END = "end"  # behind everything that was confirmed before
 
 ENSURE_DAYS = "SELECT outbox.ensure_sent_days((now() AT TIME ZONE 'UTC')::date - %s::integer - 1, 2)"
 
@@ -47,24 +51,41 @@ class SentRows:
 
 
 class Copies:
-    """A queue that gets everything, read to its end."""
+    """A queue that gets everything, and all that has come out of it, in order.
+
+    One consumer from begin to end: cancelled in between, it would give messages back, and they would come out of order.
+    """
 
     def __init__(self, channel: AbstractChannel, queue: AbstractQueue) -> None:
         self.channel = channel
         self.queue = queue
+        self.messages: list[AbstractIncomingMessage] = []
+        self._ends = 0
 
-    async def count(self) -> int:
-        queue = await self.channel.declare_queue(self.queue.name, passive=True)
-        return queue.declaration_result.message_count or 0
+    @property
+    def number(self) -> int:
+        return len(self.messages)
 
-    async def read(self, at_least: int = 0) -> list[AbstractIncomingMessage]:
-        """Take all messages, in the order in which the broker took them."""
-        number = max(at_least, await self.count())
-        messages: list[AbstractIncomingMessage] = []
-        tag = await self.queue.consume(messages.append, no_ack=True)  # type: ignore[arg-type]
-        await eventually(lambda: len(messages) >= number, f"{number} messages in the queue", 30)
-        await self.queue.cancel(tag)
-        return messages
+    async def start(self) -> None:
+        await self.queue.consume(self._take, no_ack=True)
+
+    async def has(self, number: int) -> None:
+        """Wait until so many have come."""
+        await eventually(lambda: self.number >= number, f"{number} messages", 60)
+
+    async def read(self) -> list[AbstractIncomingMessage]:
+        """Give all that the broker has confirmed until now and that was not given before."""
+        ends = self._ends + 1
+        await self.channel.default_exchange.publish(aio_pika.Message(b"", type=END), self.queue.name)
+        await eventually(lambda: self._ends == ends, "the end of the queue", 60)
+        given, self.messages = self.messages, []
+        return given
+
+    async def _take(self, message: AbstractIncomingMessage) -> None:
+        if message.type == END:
+            self._ends += 1
+        else:
+            self.messages.append(message)
 
 
 def ids_of(messages: Sequence[AbstractIncomingMessage]) -> list[int]:
@@ -81,7 +102,12 @@ def faults(wanted: Collection[int], messages: Sequence[AbstractIncomingMessage])
             by_key[str(message.headers["x-aggregate-id"])].append(id_)
     found = [f"row {id_} is missing" for id_ in sorted(set(wanted) - seen)]
     found += [f"row {id_} was not selected" for id_ in sorted(seen - set(wanted))]
-    return found + [f"key {key} came as {ids}" for key, ids in by_key.items() if ids != sorted(ids)]
+    return found + [
+        f"key {key}: {after} after {before}"
+        for key, ids in by_key.items()
+        for before, after in pairwise(ids)
+        if after < before
+    ]
 
 
 def repeats(messages: Sequence[AbstractIncomingMessage]) -> int:

@@ -1,0 +1,55 @@
+"""What a replay holds in memory is bounded by its window, and not by what is selected."""
+
+import re
+from pathlib import Path
+
+from tests.replay.conftest import Commands
+from tests.replay.sent import Copies, SentRows, faults
+from tests.support.eventually import eventually
+from tests.support.process import Process
+
+MIB = 1024  # kB
+QUEUE = ("--to-exchange", "", "--routing-key", "nowhere")
+
+
+async def test_ten_times_as_many_rows_need_no_more_memory(relay: Commands, sent: SentRows, copies: Copies) -> None:
+    await copies.channel.declare_queue("nowhere", durable=True)
+    peaks = []
+    for number in (6_000, 54_000):
+        await sent.add(number, keys=1000, pad=500)
+        peaks.append(await peak(relay, relay.start("replay", "--all", "--rate", "100000", *QUEUE)))
+
+    assert await sent.value("SELECT max(replayed) FROM outbox.replay") == 60_000
+    assert peaks[1] - peaks[0] < 15 * MIB
+
+
+async def test_large_rows_are_read_a_few_at_a_time(relay: Commands, sent: SentRows, copies: Copies) -> None:
+    ids = await sent.add(300, pad=10)
+    small = await peak(relay, relay.start("replay", "--all"))
+    await sent.connection.execute("TRUNCATE outbox.message")
+    assert faults(ids, await copies.read()) == []
+    await copies.channel.declare_queue("nowhere", durable=True)
+    await sent.add(300, pad=1024 * 1024)
+
+    bound = {"RELAY_RELAY__MAX_WINDOW_BYTES": str(8 * 1024 * 1024)}
+    large = await peak(relay, relay.start("replay", "--all", *QUEUE, **bound))
+
+    assert await sent.value("SELECT max(replayed) FROM outbox.replay WHERE id = 2") == 300
+    assert large - small < 80 * MIB  # of 300 MiB; what is on its way is in several buffers
+
+
+async def peak(relay: Commands, process: Process) -> int:
+    """Wait for its end and give the most memory that it had at one time, in kB."""
+    seen = [0]
+
+    def look() -> bool:
+        try:
+            found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{process.pid}/status").read_text())
+        except (FileNotFoundError, ProcessLookupError):
+            found = None
+        seen.append(int(found[1]) if found else 0)
+        return not process.is_running()
+
+    await eventually(look, "the command ends", 100)
+    assert (await relay.end(process)).code == 0
+    return max(seen)

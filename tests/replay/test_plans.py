@@ -1,0 +1,78 @@
+"""A replay reads the days that its time range needs, and the rows by their place."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.sql import SQL, Composed
+
+from relay.replay.job import make_job
+from relay.replay.selection import COUNT_BY_DAY, Selection
+from relay.replay.session import places_statement, read_statement
+from tests.engine.test_plans import nodes
+
+pytestmark = pytest.mark.every_postgres
+
+TODAY = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+DAYS = 30
+
+
+@pytest.fixture
+def connection(database_url: str) -> Any:
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute("SELECT outbox.ensure_sent_days(%s::date, %s)", [TODAY - timedelta(days=DAYS), DAYS])
+        connection.execute(
+            "INSERT INTO outbox.message (aggregate_type, event_type, payload, state, sent_at)"
+            " SELECT 'a', 'e', '1', 'sent', %s + n * interval '1 hour' FROM generate_series(1, 24 * 29) AS n",
+            [TODAY - timedelta(days=DAYS)],
+        )
+        yield connection
+
+
+def day(ago: int) -> str:
+    return f"message_sent_{TODAY - timedelta(days=ago):%Y%m%d}"
+
+
+@pytest.mark.parametrize(
+    ("since", "until", "days"),
+    [
+        (TODAY - timedelta(days=3), TODAY - timedelta(days=1), [2, 3]),
+        (TODAY - timedelta(days=3, seconds=-1), TODAY - timedelta(days=1, seconds=-1), [1, 2, 3]),
+        (TODAY - timedelta(days=1), None, [0, 1]),
+        (None, TODAY - timedelta(days=29), [30]),
+    ],
+)
+def test_only_the_days_of_the_time_range_are_read(
+    connection: psycopg.Connection, since: datetime | None, until: datetime | None, days: list[int]
+) -> None:
+    job = make_job(connection, "outbox", Selection(since=since, until=until, aggregate_id="7"))
+
+    listed = scanned(explain(connection, places_statement("outbox", job, 0)))
+    selected = job.selection.sent_before(job.made_at)
+    counted = scanned(explain(connection, COUNT_BY_DAY.format(schema=SQL("outbox"), selected=selected)))
+
+    assert listed == counted == {day(ago) for ago in days}
+
+
+def test_rows_are_read_by_their_place(connection: psycopg.Connection) -> None:
+    job = make_job(connection, "outbox", Selection())
+    first = TODAY - timedelta(days=5)
+    values = {"first": first, "next": first + timedelta(days=1), "places": '{"(0,1)","(0,3)"}'}
+
+    plan = explain(connection, read_statement("outbox", job), values)
+
+    assert {node["Node Type"] for node in nodes(plan)} == {"Tid Scan"}
+    assert scanned(plan) == {day(5)}
+    assert plan["Actual Rows"] == 2
+
+
+def explain(connection: psycopg.Connection, statement: Composed, values: Any = None) -> dict[str, Any]:
+    row = connection.execute(SQL("EXPLAIN (ANALYZE, FORMAT JSON) ") + statement, values).fetchone()
+    assert row is not None
+    plan: dict[str, Any] = row[0][0]["Plan"]
+    return plan
+
+
+def scanned(plan: dict[str, Any]) -> set[str]:
+    return {node["Relation Name"] for node in nodes(plan) if "Relation Name" in node}
