@@ -21,22 +21,32 @@ LOAD = SQL("""
     WHERE state = 'parked' AND held_behind IS NULL AND aggregate_id IS NOT NULL
 """)
 
+# LATERAL with LIMIT, as in mark.py: no statistics make this a scan.
 PARK_BEHIND = SQL("""
     UPDATE {schema}.message AS row
-    SET state = 'parked', parked_at = now(), held_behind = behind.head,
-        last_error = 'waits behind message ' || behind.head
-    FROM (
-        SELECT follower.lane, follower.id, (
-            SELECT min(head.id)
+    SET state = 'parked', parked_at = now(), (held_behind, last_error) = (
+        SELECT min(head.id), 'waits behind message ' || min(head.id)
+        FROM {schema}.message AS head
+        WHERE head.state = 'parked' AND head.held_behind IS NULL
+            AND head.aggregate_type = row.aggregate_type AND head.aggregate_id = row.aggregate_id
+    )
+    WHERE state = 'pending' AND ctid = ANY (ARRAY(
+        SELECT follower.place
+        FROM unnest(%(lanes)s::smallint[], %(ids)s::bigint[]) AS given (lane, id)
+        CROSS JOIN LATERAL (
+            SELECT ctid AS place, aggregate_type, aggregate_id
+            FROM {schema}.message_pending
+            WHERE lane = given.lane AND id = given.id
+            LIMIT 1
+        ) AS follower
+        CROSS JOIN LATERAL (
+            SELECT
             FROM {schema}.message AS head
             WHERE head.state = 'parked' AND head.held_behind IS NULL
                 AND head.aggregate_type = follower.aggregate_type AND head.aggregate_id = follower.aggregate_id
+            LIMIT 1
         ) AS head
-        FROM unnest(%(lanes)s::smallint[], %(ids)s::bigint[]) AS given (lane, id)
-        JOIN {schema}.message AS follower
-            ON follower.state = 'pending' AND follower.lane = given.lane AND follower.id = given.id
-    ) AS behind
-    WHERE row.state = 'pending' AND row.lane = behind.lane AND row.id = behind.id AND behind.head IS NOT NULL
+    ))
     RETURNING row.id
 """)
 

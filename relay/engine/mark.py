@@ -23,13 +23,20 @@ log = structlog.get_logger(__name__)
 
 # DELETE and INSERT in one statement, not UPDATE ... SET state = 'sent': letting PostgreSQL move each row to its
 # partition costs it twice the time (docs/decisions/0002-mark-by-delete-and-insert.md).
-# lane as well as id: the index is (lane, id), and by id alone each mark scans the whole backlog.
+# The places come from a LATERAL with LIMIT, which the planner can only run row by row through the index: statistics
+# taken while a large transaction was still open say that the table is empty, and a plain join is then a scan of the
+# backlog for each row.
 MARK_SENT = SQL("""
     WITH done AS (
-        DELETE FROM {schema}.message_pending AS row
-        USING unnest(%(lanes)s::smallint[], %(ids)s::bigint[]) AS done (lane, id)
-        WHERE row.lane = done.lane AND row.id = done.id
-        RETURNING row.*
+        DELETE FROM {schema}.message_pending
+        WHERE ctid = ANY (ARRAY(
+            SELECT row.place
+            FROM unnest(%(lanes)s::smallint[], %(ids)s::bigint[]) AS done (lane, id)
+            CROSS JOIN LATERAL (
+                SELECT ctid AS place FROM {schema}.message_pending WHERE lane = done.lane AND id = done.id LIMIT 1
+            ) AS row
+        ))
+        RETURNING *
     )
     INSERT INTO {schema}.message_sent ({kept}, state, sent_at)
     SELECT {kept}, 'sent', now() FROM done

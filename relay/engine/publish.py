@@ -8,16 +8,17 @@ With `pipelined` and `none` rows go out as they come, and a refused one comes ba
 import asyncio
 import heapq
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import count
 from typing import NamedTuple, assert_never
 
 from relay.backoff import backoff
-from relay.engine.row import Key, Outcome, Row, Settled
+from relay.engine.row import Key, Outcome, Row, Settled, key_of
 from relay.engine.wire import Wire
 from relay.settings import Ordering, RelaySettings
 
 NACK_BACKOFF, NACK_BACKOFF_MAX = 0.05, 5.0  # seconds; a leader election takes half a second
+REFILL = 4  # this part of the room is filled at once while rows wait: the broker's costs are for each batch
 
 
 class Fault(NamedTuple):
@@ -42,7 +43,7 @@ class Publisher:
         self._max_in_flight = settings.max_in_flight
         self._wire: Wire | None = None
         self._ready: deque[Row] = deque()
-        self._busy: dict[Key, deque[Row] | None] = {}  # a key with a row under way -> the rows that wait for it
+        self._busy: dict[Key, list[Row] | None] = {}  # a key with a row under way -> the rows that wait for it
         self._later: list[tuple[float, int, Row]] = []  # heap: (loop time, tie-break, row)
         self._tie = count()
         self._timer: asyncio.TimerHandle | None = None
@@ -62,17 +63,12 @@ class Publisher:
     def offer(self, rows: Iterable[Row]) -> None:
         """Take rows over; those of one lane must come in id order."""
         busy, ready, by_key = self._busy, self._ready, self._by_key
-        for row in rows:
-            if self._unmarked and self._unmarked.pop(row.id, None) == row.message_id:
-                self.confirmed.append(row)
-                self.settled.set()
-                continue
-            if by_key and row.aggregate_id is not None:
-                key = (row.aggregate_type, row.aggregate_id)
+        for row in self._not_confirmed(rows) if self._unmarked else rows:
+            if by_key and (key := key_of(row))[1] is not None:
                 if key in busy:
                     waiting = busy[key]
                     if waiting is None:
-                        busy[key] = deque((row,))
+                        busy[key] = [row]
                     else:
                         waiting.append(row)
                     continue
@@ -171,6 +167,14 @@ class Publisher:
         self._nacks.clear()
         self._stopped = False
 
+    def _not_confirmed(self, rows: Iterable[Row]) -> Iterator[Row]:
+        for row in rows:
+            if self._unmarked.pop(row.id, None) == row.message_id:
+                self.confirmed.append(row)
+                self.settled.set()
+            else:
+                yield row
+
     def _forget_unsent(self) -> None:
         self._ready.clear()
         self._later.clear()
@@ -181,14 +185,11 @@ class Publisher:
         self.confirmed.extend(rows)
         self.settled.set()
         if self._by_key:
-            for row in rows:
-                if row.aggregate_id is None:
-                    continue
-                key = (row.aggregate_type, row.aggregate_id)
-                waiting = busy.pop(key)
+            for key in map(key_of, rows):
+                waiting = busy.pop(key, None)
                 if waiting is not None:
                     # To the front: a long queue behind one key would else finish last, alone.
-                    ready.appendleft(waiting.popleft())
+                    ready.appendleft(waiting.pop(0))
                     busy[key] = waiting or None
         if self._nacks or self._redelivered:
             for row in rows:
@@ -203,7 +204,7 @@ class Publisher:
         if waiting is None:
             del self._busy[key]
         else:
-            self._ready.append(waiting.popleft())
+            self._ready.append(waiting.pop(0))
             self._busy[key] = waiting or None
 
     def _again_after(self, seconds: float, row: Row) -> None:
@@ -229,6 +230,6 @@ class Publisher:
             return
         limit = 1 if self._suspects else self._max_in_flight
         room = min(limit - self.in_flight, len(ready))
-        if room > 0:
+        if room > 0 and room >= min(len(ready), limit // REFILL):
             self.in_flight += room
             wire.send([ready.popleft() for _ in range(room)], self._redelivered)

@@ -1,8 +1,9 @@
 """A row of the outbox as the engine carries it, and what can become of it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from functools import partial
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from psycopg import AsyncCursor
@@ -51,6 +52,10 @@ class Row(NamedTuple):
     def size(self) -> int:
         """Bytes that the row holds in memory, roughly."""
         return len(self.payload or self.payload_bytes or b"") + len(self.headers or b"") + ROW_BYTES
+
+
+# Row.key, or (type, None) where that is None, without a Python frame a row: for loops over all of them.
+key_of: Callable[[Row], Any] = itemgetter(*map(Row._fields.index, ("aggregate_type", "aggregate_id")))
 
 
 def give_rows(cursor: AsyncCursor[Any]) -> None:

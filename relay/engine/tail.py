@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterable
-from itertools import groupby
+from itertools import chain, groupby
 from operator import itemgetter
 
 from psycopg.sql import SQL
@@ -79,9 +79,8 @@ class Tail:
         fields = SQL(", ").join(SQL("row.") + SQL(name) for name in Row._fields)
         self.statement = session.sql(READ, columns=COLUMNS, fields=fields)
         self._due = session.sql(DUE)
-        self._held: dict[int, int] = {}  # id -> size: read and not yet settled in the table
-        self._held_bytes = 0
-        self._held_in = defaultdict[int, int](int)  # lane -> how many of them
+        self._held = defaultdict[int, dict[int, int]](dict)  # lane -> id -> size: read and not yet settled
+        self._held_rows = self._held_bytes = 0
         self._lane_quota = max(1, settings.max_window_rows // LANE_SHARE)
         self._floors = defaultdict[int, int](int)  # lane -> everything visible at or below was read
         self._running: dict[int, int] = {}  # transaction id -> the position at which it was first seen
@@ -99,7 +98,7 @@ class Tail:
     @property
     def held(self) -> int:
         """Rows read and not yet settled in the table."""
-        return len(self._held)
+        return self._held_rows
 
     async def next_window(self, *, until: asyncio.Event) -> list[Row] | None:
         """Wait for pending rows and give them, by lane and id; None when `until` is set."""
@@ -125,11 +124,12 @@ class Tail:
     def forget(self, rows: Iterable[Row]) -> None:
         """These rows are settled in the table."""
         for row in rows:
-            size = self._held.pop(row.id, 0)
+            of_lane = self._held[row.lane]
+            size = of_lane.pop(row.id, 0)
             if size:
+                self._held_rows -= 1
                 self._held_bytes -= size
-                self._held_in[row.lane] -= 1
-                if self._held_in[row.lane] == self._lane_quota * 3 // 4:
+                if len(of_lane) == self._lane_quota * 3 // 4:
                     self._more = True  # it was left out until now
         if self._has_room():
             self._room.set()
@@ -147,11 +147,11 @@ class Tail:
     def _has_room(self) -> bool:
         # A quarter at least: reading costs a statement, and a window of a few rows is not worth it while many wait.
         rows, size = self._settings.max_window_rows, self._settings.max_window_bytes
-        return len(self._held) <= rows * 3 // 4 and self._held_bytes <= size * 3 // 4 and bool(self._lanes_with_room())
+        return self._held_rows <= rows * 3 // 4 and self._held_bytes <= size * 3 // 4 and bool(self._lanes_with_room())
 
     def _lanes_with_room(self) -> list[int]:
         # A lane whose key is stuck must not fill the window of all the others.
-        return [lane for lane in self._session.lanes if self._held_in[lane] <= self._lane_quota * 3 // 4]
+        return [lane for lane in self._session.lanes if len(self._held[lane]) <= self._lane_quota * 3 // 4]
 
     async def _rest(self) -> None:
         if self._more:
@@ -196,14 +196,15 @@ class Tail:
         """Read from the lanes' floors, or from `floor` where that is lower; give the head and the rows."""
         lanes = self._reading = self._lanes_with_room()
         floors = [min(self._floors[lane], floor) for lane in lanes]
-        lowest = min(floors)
-        room = self._settings.max_window_rows - len(self._held)
+        room = self._settings.max_window_rows - self._held_rows
         self._limit = min(max(1, room // len(lanes)), max(1, self._lane_quota // 4))
         self._limit_bytes = max(1, (self._settings.max_window_bytes - self._held_bytes) // len(lanes))
         parameters = {
             "lanes": array_text(lanes),
             "floors": array_text(floors),
-            "held": array_text([id_ for id_ in self._held if id_ > lowest]),
+            "held": array_text(
+                id_ for lane, floor in zip(lanes, floors, strict=True) for id_ in self._held[lane] if id_ > floor
+            ),
             "rows": self._limit,
             "bytes": self._limit_bytes,
         }
@@ -234,9 +235,9 @@ class Tail:
             of_lane = list(group)
             sizes = {row.id: row.size for row in of_lane}
             total = sum(sizes.values())
-            self._held |= sizes
+            self._held[lane] |= sizes
+            self._held_rows += len(of_lane)
             self._held_bytes += total
-            self._held_in[lane] += len(of_lane)
             last = of_lane[-1].id
             if len(of_lane) >= self._limit or total >= self._limit_bytes:  # Row.size is never below the server's
                 self._floors[lane] = last
@@ -248,7 +249,9 @@ class Tail:
     async def _look_for_due(self, now: float) -> None:
         self._due_at = now + DUE_INTERVAL
         async with self._session.use() as connection:
-            cursor = await connection.execute(self._due, {"held": array_text(self._held)}, prepare=True)
+            cursor = await connection.execute(
+                self._due, {"held": array_text(chain.from_iterable(self._held.values()))}, prepare=True
+            )
             due = await cursor.fetchall()
         for lane, first in due:
             self.go_back(lane, first - 1)

@@ -1,13 +1,14 @@
-"""The hot statements keep their plans when the statistics are those of an empty table."""
+"""The hot statements keep their plans when the statistics say that the table is empty."""
 
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from psycopg import AsyncConnection
 
 from relay.engine.hold import PARK_BEHIND
 from relay.engine.mark import PARK, POSTPONE, mark_statement
-from relay.engine.session import LaneSession
+from relay.engine.session import LaneSession, array_text
 from relay.engine.tail import DUE, Tail
 from relay.settings import DatabaseSettings, RelaySettings
 from tests.engine.conftest import Outbox
@@ -18,21 +19,30 @@ LANES = list(range(16))
 ROW = {"lane": 3, "id": 7, "attempts": 1, "reason": "", "seconds": 1.0}
 
 
-@pytest.fixture
-async def session(database: DatabaseSettings, outbox: Outbox) -> AsyncIterator[LaneSession]:
-    """A relay's session on a table that filled up right after it was analyzed while empty."""
+@pytest.fixture(params=["before the rows", "while they were written"])
+async def session(
+    request: pytest.FixtureRequest, database: DatabaseSettings, outbox: Outbox
+) -> AsyncIterator[LaneSession]:
+    """A relay's session on a table with 200,000 rows, of which the statistics know nothing.
+
+    They were taken before the rows came, or while their transaction was open: then the table has pages, and no row.
+    """
     await outbox.connection.execute("SELECT outbox.ensure_sent_days(current_date - 10, 14)")
     await outbox.connection.execute("ALTER TABLE outbox.message_pending SET (autovacuum_enabled = off)")
     await outbox.connection.execute("ANALYZE outbox.message")
-    await outbox.insert_many(200_000, keys=5000)
+    async with outbox.connection.transaction():
+        await outbox.insert_many(200_000, keys=5000)
+        if request.param == "while they were written":
+            async with await AsyncConnection.connect(database.url.get_secret_value(), autocommit=True) as other:
+                await other.execute("ANALYZE outbox.message")
     async with await LaneSession.open(database) as session:
         yield session
 
 
 async def test_no_hot_statement_scans_more_than_the_pending_index(session: LaneSession) -> None:
     tail = Tail(session, RelaySettings())
-    ids = {"lanes": "{3,3,4}", "ids": "{7,8,9}"}
-    held = "{" + ",".join(map(str, range(5000))) + "}"
+    ids = {"lanes": array_text([3] * 1000), "ids": array_text(range(1000))}
+    held = array_text(range(5000))
     reading = {"lanes": LANES, "floors": [0] * 16, "held": held, "rows": 500, "bytes": 1 << 22}
     statements: dict[str, tuple[bytes, dict[str, Any]]] = {
         "read": (tail.statement, reading),
@@ -40,7 +50,7 @@ async def test_no_hot_statement_scans_more_than_the_pending_index(session: LaneS
         "mark": (mark_statement(session), ids),
         "postpone": (session.sql(POSTPONE), ROW),
         "park": (session.sql(PARK), ROW),
-        "park behind": (session.sql(PARK_BEHIND), {"lanes": [3], "ids": [7]}),
+        "park behind": (session.sql(PARK_BEHIND), ids),
     }
 
     for name, (statement, values) in statements.items():
@@ -49,7 +59,7 @@ async def test_no_hot_statement_scans_more_than_the_pending_index(session: LaneS
         scans = [node for node in nodes(plan) if "Relation Name" in node and node["Node Type"] != "ModifyTable"]
         scans = [scan for scan in scans if scan["Relation Name"] != "message_id_seq"]  # one row
         tables = {scan["Relation Name"] for scan in scans}
-        assert all(scan["Node Type"] == "Index Scan" for scan in scans), (name, scans)
+        assert {scan["Node Type"] for scan in scans} <= {"Index Scan", "Tid Scan"}, (name, scans)
         assert tables <= {"message_pending", "message_parked"}, (name, tables)
         assert sum(scan.get("Actual Rows", 0) * scan.get("Actual Loops", 1) for scan in scans) <= 16 * 500, name
 
