@@ -75,7 +75,7 @@ def latency(
             with console.status(f"commit to confirm: round {number} of {rounds}"):
                 latencies.append(measure_latency(stand, rate, seconds))
             console.print(
-                f"commit to confirm {number}/{rounds}  p50 {_quantile(latencies[-1].from_returned, 0.5):.2f} ms"
+                f"commit to confirm {number}/{rounds}  p50 {report.quantile(latencies[-1].from_returned, 0.5):.2f} ms"
             )
         idle = None
         if idle_seconds:
@@ -107,7 +107,7 @@ def _report_latency(rounds: Sequence[Latencies]) -> dict[str, Any]:
     cases = {"from COMMIT's answer": "from_returned", "from COMMIT's request": "from_asked"}
     for name, field in cases.items():
         spreads = {
-            title: report.spread([_quantile(getattr(one, field), share) for one in rounds])
+            title: report.spread([report.quantile(getattr(one, field), share) for one in rounds])
             for title, share in QUANTILES.items()
         }
         figures[field] = {title: asdict(each) for title, each in spreads.items()}
@@ -142,11 +142,6 @@ def _report_writers(rounds: Sequence[WriterRates]) -> dict[str, Any]:
     title = f"{WRITERS} writers flat out, commits a second: median of {len(rounds)} rounds"
     report.print_table(console, title, ["", "median", "lowest-highest"], lines)
     return {"rounds": [asdict(one) for one in rounds], **{name: asdict(each) for name, each in spreads.items()}}
-
-
-def _quantile(ascending: Sequence[float], share: float) -> float:
-    """Give the smallest value that at least `share` of all do not exceed."""
-    return ascending[max(0, -int(-share * len(ascending) // 1) - 1)]
 
 
 if __name__ == "__main__":

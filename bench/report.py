@@ -43,6 +43,11 @@ def spread(values: Sequence[float]) -> Spread:
     return Spread(median(values), min(values), max(values))
 
 
+def quantile(ascending: Sequence[float], share: float) -> float:
+    """Give the smallest value that at least `share` of all do not exceed."""
+    return ascending[max(0, -int(-share * len(ascending) // 1) - 1)]
+
+
 def print_table(console: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table: the first column names the case, the others are figures."""
     table = Table(box=box.SIMPLE)

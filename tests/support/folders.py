@@ -20,10 +20,7 @@ def temporary_folder() -> Iterator[Path]:
     owner is gone and removes it then.
     """
     _remove_orphans()
-    folder = Path(tempfile.mkdtemp(prefix=PREFIX))
-    folder.chmod(0o755)  # PostgreSQL runs as another user than root and must reach its part
-    owner = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR, 0o600)
-    fcntl.flock(owner, fcntl.LOCK_EX)
+    folder, owner = _make()
     try:
         yield folder
     finally:
@@ -31,14 +28,26 @@ def temporary_folder() -> Iterator[Path]:
         os.close(owner)
 
 
+def _make() -> tuple[Path, int]:
+    """Give a new folder, and the lock that we hold on it."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+        folder.chmod(0o755)  # PostgreSQL runs as another user than root and must reach its part
+        owner = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR, 0o600)
+        fcntl.flock(owner, fcntl.LOCK_EX)
+        if (folder / LOCK).exists():
+            return folder, owner
+        os.close(owner)  # another process took it for an orphan's, before our lock
+
+
 def _remove_orphans() -> None:
     for folder in Path(tempfile.gettempdir()).glob(PREFIX + "*"):
-        if folder.stat().st_uid != os.getuid():
-            continue
         try:
+            if folder.stat().st_uid != os.getuid():
+                continue
             owner = os.open(folder / LOCK, os.O_RDWR)
         except FileNotFoundError:
-            continue  # its owner is between mkdtemp and the lock
+            continue  # its owner is between mkdtemp and the lock, or has removed it meanwhile
         try:
             fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
