@@ -66,9 +66,15 @@ def latency(
         private_servers(console, routing_key=table.ROUTING_KEY) as servers,
         watching(servers.database_url) as watch,
         writer_pool() as pool,
-        running_relay(servers.database_url, servers.broker_url, ordering, log=servers.folder / "relay.log") as relay,
+        running_relay(
+            servers.database_url,
+            servers.broker_url,
+            ordering,
+            log=servers.folder / "relay.log",
+            confirms=servers.folder / "confirms",
+        ) as relay,
     ):
-        stand = Stand(servers, relay, watch, pool)
+        stand = Stand(servers, relay, watch, pool, servers.folder / "confirms")
         with console.status("warming up"):
             measure_latency(stand, rate, WARM_UP)
         for number in range(1, rounds + 1):
@@ -104,7 +110,11 @@ def _report_latency(rounds: Sequence[Latencies]) -> dict[str, Any]:
         "out_of_order_share": report.spread([one.out_of_order for one in rounds]).median,
     }
     lines = []
-    cases = {"from COMMIT's answer": "from_returned", "from COMMIT's request": "from_asked"}
+    cases = {
+        "from COMMIT's answer": "from_returned",
+        "from COMMIT's request": "from_asked",
+        "from COMMIT's answer to the mark": "to_mark",
+    }
     for name, field in cases.items():
         spreads = {
             title: report.spread([report.quantile(getattr(one, field), share) for one in rounds])

@@ -3,11 +3,13 @@
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 import psycopg
 
 from bench import backlog as table
 from bench import queue
+from bench.confirms import read_confirms
 from bench.processes import cpu_seconds, wait_idle
 from bench.servers import Servers
 from bench.watch import wait_drained
@@ -30,14 +32,16 @@ class Stand:
     relay: Process
     watch: psycopg.Connection
     writers: ProcessPoolExecutor
+    confirms: Path  # where the relay notes them
 
 
 @dataclass(frozen=True, slots=True)
 class Latencies:
-    """One round: milliseconds to the confirm, sorted, from the COMMIT's answer and from its request."""
+    """One round: milliseconds, sorted; from the COMMIT's answer or its request to the confirm or the mark."""
 
-    from_returned: list[float]
-    from_asked: list[float]
+    from_returned: list[float]  # to the confirm
+    from_asked: list[float]  # to the confirm
+    to_mark: list[float]  # from the answer
     written: int
     lost: int  # written, and not in the queue or not marked
     out_of_order: float  # share of rows that became visible after a row with a higher id
@@ -61,19 +65,20 @@ class WriterRates:
 
 
 def measure_latency(stand: Stand, rate: float, seconds: float) -> Latencies:
-    """Write steadily, and compare each commit with its row's `sent_at`.
+    """Write steadily, and compare each commit with its row's confirm, as the relay noted it, and with `sent_at`.
 
-    `sent_at` is the begin of the transaction that marks the row, which comes after the broker's confirm: an upper
-    bound of the moment of the confirm. It is read from the same machine's clock as the writers'.
+    `sent_at` is the begin of the transaction that marks the row. All are readings of one machine's clock.
     """
     _clear(stand)
     commits = write_steadily(stand.writers, stand.servers.database_url, rate, seconds)
     wait_drained(stand.watch, stand.relay)
     sent_at: dict[int, float] = dict(stand.watch.execute(SENT).fetchall())
-    sent = [commit for commit in commits if commit.id in sent_at]
+    confirmed_at = read_confirms(stand.confirms)
+    sent = [commit for commit in commits if commit.id in sent_at and commit.id in confirmed_at]
     return Latencies(
-        from_returned=sorted(1000 * (sent_at[commit.id] - commit.returned_at) for commit in sent),
-        from_asked=sorted(1000 * (sent_at[commit.id] - commit.asked_at) for commit in sent),
+        from_returned=sorted(1000 * (confirmed_at[commit.id] - commit.returned_at) for commit in sent),
+        from_asked=sorted(1000 * (confirmed_at[commit.id] - commit.asked_at) for commit in sent),
+        to_mark=sorted(1000 * (sent_at[commit.id] - commit.returned_at) for commit in sent),
         written=len(commits),
         lost=len(commits) - min(len(sent), queue.depth(stand.servers.broker_url)),
         out_of_order=_share_out_of_order(commits),

@@ -17,12 +17,19 @@ DRAIN_SECONDS = 20.0
 
 @contextmanager
 def running_relay(
-    database_url: str, broker_url: str, ordering: Ordering, *, log: Path, profile: Path | None = None
+    database_url: str,
+    broker_url: str,
+    ordering: Ordering,
+    *,
+    log: Path,
+    profile: Path | None = None,
+    confirms: Path | None = None,
 ) -> Iterator[Process]:
     """Start a relay, hand it over once it logged `relay.ready`, and drain it at the end.
 
     Settings given by RELAY_... variables of the caller's environment hold, so that one can be tried out.
-    With `profile`, it runs under cProfile, which slows it down and writes its figures into that file.
+    With `profile`, it runs under cProfile, which slows it down and writes its figures into that file; with
+    `confirms`, it notes each confirm there (bench/confirms.py).
 
     Raises:
         BenchmarkError: it did not exit with 0 when it was told to drain.
@@ -35,7 +42,7 @@ def running_relay(
         "RELAY_LOG__FORMAT": "json",
     }
     log.write_text("")
-    relay = Process(relay_command(profile), log=log, environment=environment)
+    relay = Process(_command(profile, confirms), log=log, environment=environment)
     try:
         relay.wait_until(lambda: "relay.ready" in log.read_text(), READY_SECONDS)
         yield relay
@@ -45,7 +52,9 @@ def running_relay(
         raise BenchmarkError(f"the relay did not drain: exit code {relay.returncode}\n{relay.log_end()}")
 
 
-def relay_command(profile: Path | None) -> list[str]:
+def _command(profile: Path | None, confirms: Path | None) -> list[str]:
     """Give the command line of the relay installed beside this Python."""
+    if confirms is not None:
+        return [sys.executable, "-m", "bench.confirms", str(confirms)]
     command = [str(Path(sys.executable).parent / "relay"), "run"]
     return command if profile is None else [sys.executable, "-m", "cProfile", "-o", str(profile), *command]
