@@ -13,9 +13,11 @@ from relay.settings import LogFormat, LogSettings
 # At debug and info the libraries tell every frame, payloads included.
 LIBRARIES_FROM = logging.WARNING
 
-# They report a broken connection as an error, with the traceback of their own insides, and once more at each try to
-# connect. It heals by itself, and what an operator has to know the relay says (`broker.degraded`).
+# They report a broken connection as an error, with the traceback of their own insides. It heals by itself, and what an
+# operator has to know the relay says (`broker.degraded`).
 AMQP_LIBRARIES = {"aio_pika", "aiormq"}
+# Said at each try to connect, beside the exception that its caller gets: a line every few seconds of an outage.
+FAILED_TRY = "error when creating transport: %r"
 
 
 def set_up(settings: LogSettings, stream: TextIO | None = None) -> None:
@@ -50,7 +52,7 @@ def set_up(settings: LogSettings, stream: TextIO | None = None) -> None:
 
 
 class _AmqpLibraries(logging.Filter):
-    """Make a warning of one line of what the AMQP libraries say; at debug they keep their tracebacks."""
+    """Make a warning of one line of what the AMQP libraries say, once; at debug they keep it all."""
 
     def __init__(self, level: int) -> None:
         super().__init__()
@@ -59,6 +61,8 @@ class _AmqpLibraries(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         if record.name.partition(".")[0] not in AMQP_LIBRARIES:
             return True  # a traceback from anywhere else is a bug's
+        if self.level > logging.DEBUG and record.msg == FAILED_TRY:
+            return False
         record.levelno, record.levelname = logging.WARNING, "WARNING"
         if record.exc_info and self.level > logging.DEBUG:
             record.msg, record.args = f"{record.getMessage()}: {record.exc_info[1]!r}", ()

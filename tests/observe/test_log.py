@@ -11,10 +11,14 @@ from typing import Literal
 import aio_pika
 import pytest
 import structlog
+from pydantic import SecretStr
 
+from relay.broker import connect
+from relay.errors import BrokerUnavailableError
 from relay.observe.log import set_up
-from relay.settings import LogFormat, LogSettings
+from relay.settings import BrokerSettings, LogFormat, LogSettings
 from tests.support.eventually import eventually
+from tests.support.process import free_port
 from tests.support.rabbitmq import RabbitServer
 
 URL = "amqp://relay:hunter2@broker/"
@@ -101,6 +105,20 @@ async def test_a_broken_broker_connection_is_a_warning_of_one_line_with_a_traceb
     assert "Traceback" in output.getvalue() if level == "debug" else all("the drill" in line for line in lines)
     assert "[warning" in lines[0]
     assert "[error" not in output.getvalue()
+
+
+@pytest.mark.parametrize(("level", "lines"), [("info", 0), ("debug", 1)])
+async def test_a_failed_try_to_connect_is_left_to_the_relay_to_tell(
+    level: Literal["info", "debug"], lines: int
+) -> None:
+    output = io.StringIO()
+    set_up(LogSettings(level=level), output)
+    nobody = BrokerSettings(url=SecretStr(f"amqp://127.0.0.1:{free_port()}/"))
+
+    with pytest.raises(BrokerUnavailableError):
+        await connect(nobody, "test")
+
+    assert len(output.getvalue().splitlines()) == lines, output.getvalue()
 
 
 def test_what_went_wrong_elsewhere_keeps_its_traceback() -> None:
