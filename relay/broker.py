@@ -31,7 +31,7 @@ async def connect(broker: BrokerSettings, name: str) -> AbstractConnection:
     """Open a connection to the first host that lets us in; `name` is shown in the broker's list of connections.
 
     It is not a robust one: those declare exchanges and queues anew after a reconnect, which loses messages
-    in a split (docs/failure-model.md), and who publishes must know that the connection was lost.
+    in a split, and who publishes must know that the connection was lost.
 
     Raises:
         BrokerUnavailableError: no host lets us in; it names each host and why.

@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
 from relay.errors import ConfigurationError
-from relay.keys import Key, all_keys, route_keys
+from relay.keys import Key, all_keys, redacted, route_keys
 from relay.settings import Settings
 
 PREFIX = "RELAY_"
@@ -114,6 +114,9 @@ def _from_secret_files(environ: Mapping[str, str]) -> Source:
         variable = key.variable + FILE_SUFFIX
         path = environ.get(variable)
         if path is None:
+            continue
+        if not path:
+            source.problems.append(f"variable {variable} is empty; it takes the path of a file")
             continue
         try:
             text = Path(path).read_text(encoding="utf-8")
@@ -224,7 +227,7 @@ def _explain(loc: tuple[int | str, ...], values: Mapping[str, Any], origins: Map
     origin = origins.get(key.name, "default")
     if not key.is_list:
         # What cannot be read as a URL cannot be redacted as one: a secret is not repeated here.
-        shown = "" if key.is_secret else f" = {values[key.name]!r}"
+        shown = "" if key.is_secret else _shown(values[key.name], origin)
         return f"{key.name}{shown} ({origin}): it takes {key.takes}"
     inner = loc[len(key.path) :]
     if len(inner) < 2:  # not a list, or an item that is no table
@@ -236,7 +239,14 @@ def _explain(loc: tuple[int | str, ...], values: Mapping[str, Any], origins: Map
         return f"unknown key {full_name} ({origin}){_near(name, known)}"
     if name not in values[key.name][index]:
         return f"{full_name} ({origin}) is missing; it takes {known[name].takes}"
-    return f"{full_name} = {values[key.name][index][name]!r} ({origin}): it takes {known[name].takes}"
+    return f"{full_name}{_shown(values[key.name][index][name], origin)} ({origin}): it takes {known[name].takes}"
+
+
+def _shown(value: object, origin: str) -> str:
+    """Repeat a value that is refused, but no secret that was given to the wrong key."""
+    if origin.endswith(FILE_SUFFIX):  # who keeps a value in such a file means it to stay there
+        return ""
+    return f" = {(redacted(value) if isinstance(value, str) else value)!r}"
 
 
 def _near(name: str, known: Iterable[str]) -> str:

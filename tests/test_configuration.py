@@ -172,6 +172,12 @@ def test_all_that_is_wrong_is_told_at_once_with_key_source_and_what_it_takes(tom
         ({"RELAY_XYZ": "x"}, "unknown variable RELAY_XYZ"),
         ({"RELAY_LOG__LEVEL": "loud"}, "log.level = 'loud' (variable RELAY_LOG__LEVEL): it takes one of debug, info"),
         ({"RELAY_RELAY__BACKOFF_MAX": "inf"}, "relay.backoff_max = 'inf'"),
+        ({"RELAY_DATABASE_URL_FILE": ""}, "variable RELAY_DATABASE_URL_FILE is empty; it takes the path of a file"),
+        ({"RELAY_DATABASE__SCHEMA": "amqp://me:hunter2@h/"}, "database.schema = 'amqp://me:***@h/' (variable"),
+        (
+            {"RELAY_ROUTES": '[{"exchange": "%s amqp://me:hunter2@h/"}]' % ("x" * 255)},
+            f"routes[0].exchange = '{'x' * 255} amqp://me:***@h/' (variable RELAY_ROUTES): it takes",
+        ),
     ],
 )
 def test_a_refusal_names_the_source_and_repeats_no_secret(environ: dict[str, str], words: str) -> None:
@@ -181,6 +187,18 @@ def test_a_refusal_names_the_source_and_repeats_no_secret(environ: dict[str, str
     assert str(refused.value).startswith(words)
     assert "hunter2" not in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_a_secret_file_given_to_another_key_is_not_repeated(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_text("hunter2\n")
+
+    with pytest.raises(ConfigurationError) as refused:
+        load(environ={"RELAY_RELAY__ORDERING_FILE": str(file)})
+
+    assert str(refused.value) == (
+        f"relay.ordering (file {file} of RELAY_RELAY__ORDERING_FILE): it takes one of key, pipelined, none"
+    )
 
 
 @pytest.mark.parametrize("content", [b"[relay\n", b"\xff\xfe"])

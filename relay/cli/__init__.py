@@ -26,7 +26,7 @@ from relay.errors import (
 
 SHOW = "(`relay config show` tells where it was found)"
 REMEDIES = {
-    DatabaseUnavailableError: f"check the host, user and password in database.url {SHOW}",
+    DatabaseUnavailableError: f"check the host, database, user and password in database.url {SHOW}",
     BrokerUnavailableError: f"check the host, virtual host, user and password in broker.url {SHOW}",
 }
 INTERRUPTED = 130
@@ -113,7 +113,7 @@ def _terminate(number: int, _frame: FrameType | None) -> NoReturn:
 def _explain(error: BaseException) -> int:
     remedy = REMEDIES.get(type(error)) if isinstance(error, OutboxError) else None
     for line in str(error).splitlines():
-        complain(f"{line}; {remedy}" if remedy else line)
+        complain(f"{line.rstrip('.')}; {remedy}" if remedy else line)
     match error:
         case ConfigurationError() | UsageError():
             return 2

@@ -61,7 +61,7 @@ def test_a_wrong_password(arguments: list[str], relay: Command, postgres: Postgr
 
     assert result.code == 1
     assert 'password authentication failed for user "postgres"' in only_line(result)
-    assert result.err.endswith(f"check the host, user and password in database.url {WHERE_FOUND}\n")
+    assert result.err.endswith(f"check the host, database, user and password in database.url {WHERE_FOUND}\n")
 
 
 @pytest.mark.parametrize("arguments", [*READING, ["migrate"]], ids=" ".join)
@@ -73,7 +73,7 @@ def test_a_host_that_cannot_be_reached(host: str, arguments: list[str], tmp_path
 
     assert result.code == 1
     assert host in only_line(result)
-    assert result.err.endswith(f"check the host, user and password in database.url {WHERE_FOUND}\n")
+    assert result.err.endswith(f"check the host, database, user and password in database.url {WHERE_FOUND}\n")
 
 
 def test_run_without_a_database(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_run_without_a_database(tmp_path: Path) -> None:
 
     assert result.code == 1
     assert result.err.splitlines()[-1].startswith("relay: connection failed")
-    assert result.err.endswith(f"check the host, user and password in database.url {WHERE_FOUND}\n")
+    assert result.err.endswith(f"check the host, database, user and password in database.url {WHERE_FOUND}\n")
 
 
 def test_run_without_tables(relay: Command, empty_database: str, broker_url: str) -> None:
