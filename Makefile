@@ -38,10 +38,11 @@ test-images: setup ## test the image of Spark, and compose.yaml with PostgreSQL 
 image: ## build the container image with docker, podman or buildah; TARGET=spark the one of Spark, OPTIONS=... for the build
 	@config/build-image $(TARGET) $(OPTIONS)
 
-bench: setup ## measure drain, latency and Spark, each next to a reference; about 10 minutes
+bench: setup ## measure drain, latency, replay and Spark, each next to a reference; about 20 minutes
 	@PYTHON=$(PYTHON) tests/support/packages bench
 	$(BIN)/python -m bench.drain
 	$(BIN)/python -m bench.latency
+	$(BIN)/python -m bench.replay
 	$(BIN)/python -m bench.spark
 
 lint: setup ## ruff, mypy strict, import contracts

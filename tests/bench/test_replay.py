@@ -1,0 +1,104 @@
+"""The benchmark of the replay measures what it says: everything that is sent arrives, and a loss is seen."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import aio_pika
+import psycopg
+import pytest
+from pamqp.common import FieldTable
+
+from bench import backlog as table
+from bench import queue
+from bench.backlog import ROUTING_KEY
+from bench.command import BenchmarkError
+from bench.keys import Keys
+from bench.replay_case import (
+    Live,
+    measure_beside,
+    measure_memory,
+    measure_rates,
+    running_live,
+    running_replay,
+    wait_ended,
+)
+from bench.servers import Servers
+from tests.support.postgres import PostgresServer
+from tests.support.rabbitmq import RabbitServer
+
+ROWS = 500
+
+
+@pytest.fixture
+def servers(
+    postgres: PostgresServer, rabbitmq: RabbitServer, database_url: str, broker_url: str, tmp_path: Path
+) -> Servers:
+    queue.bind_queue(broker_url, ROUTING_KEY)
+    return Servers(database_url, postgres.pid, broker_url, rabbitmq.pid, tmp_path)
+
+
+@pytest.fixture
+def live(servers: Servers) -> Iterator[Live]:
+    with running_live(servers) as live:
+        yield live
+
+
+def test_a_backlog_is_drained_and_all_of_it_is_replayed(servers: Servers) -> None:
+    backlog = table.prepare(servers.database_url, servers.folder, Keys.CDNOW, rows=ROWS)
+
+    measured = measure_rates(servers, backlog)
+
+    assert measured.lost == 0
+    assert min(measured.drain, measured.replay, measured.replay_postgres) > 0
+    assert replayed(servers) == queue.depth(servers.broker_url) == ROWS
+
+
+def test_live_traffic_is_measured_beside_a_replay_and_alone(servers: Servers, live: Live) -> None:
+    alone = measure_beside(live, 100, 1, rows=ROWS, is_beside=False)
+    beside = measure_beside(live, 100, 1, rows=ROWS, is_beside=True)
+
+    assert (alone.lost, beside.lost) == (0, 0)
+    assert alone.replayed == 0
+    assert beside.replayed == replayed(servers)
+    assert min(len(alone.latencies), len(beside.latencies)) >= 100
+
+
+async def test_a_message_that_does_not_arrive_is_lost(servers: Servers, broker_url: str) -> None:
+    backlog = table.prepare(servers.database_url, servers.folder, Keys.CDNOW, rows=ROWS)
+    await forget_all_but(broker_url, ROWS - 10)
+
+    measured = await asyncio.to_thread(measure_rates, servers, backlog)
+
+    assert measured.lost == 20  # of the drain and of the replay
+
+
+def test_the_memory_is_that_of_the_replay_s_process(servers: Servers) -> None:
+    peak = measure_memory(servers, ROWS)
+
+    assert 20 < peak < 300  # MiB
+    assert replayed(servers) == ROWS
+
+
+def test_a_replay_that_fails_ends_the_benchmark(servers: Servers) -> None:
+    with psycopg.connect(servers.database_url) as connection:
+        connection.execute("DROP TABLE outbox.replay_failure, outbox.replay")
+
+    with running_replay(servers) as replaying, pytest.raises(BenchmarkError, match="ended with code 1"):
+        wait_ended(replaying)
+
+
+async def forget_all_but(broker_url: str, messages: int) -> None:
+    """Make the queue again as one that drops its oldest messages."""
+    async with await aio_pika.connect(broker_url) as connection, connection.channel() as channel:
+        await channel.queue_delete(queue.QUEUE)
+        arguments: FieldTable = {"x-queue-type": "quorum", "x-max-length": messages}
+        dropping = await channel.declare_queue(queue.QUEUE, durable=True, arguments=arguments)
+        await dropping.bind(queue.EXCHANGE, ROUTING_KEY)
+
+
+def replayed(servers: Servers) -> int:
+    with psycopg.connect(servers.database_url) as connection:
+        row = connection.execute("SELECT replayed FROM outbox.replay ORDER BY id DESC").fetchone()
+    assert row is not None
+    return int(row[0])
