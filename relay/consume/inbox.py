@@ -5,10 +5,10 @@ often a message is delivered, nor whether we learn that a commit arrived: after 
 """
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, LiteralString, Protocol
+from typing import Any, Generic, LiteralString, Protocol, TypeVar
 from uuid import UUID
 
 import psycopg
@@ -19,6 +19,8 @@ from relay.consume.message import Delivery, Message
 from relay.database import connect, connect_async
 from relay.errors import HandlerCancelledError, SchemaError
 from relay.settings import DatabaseSettings
+
+Connection = TypeVar("Connection", psycopg.Connection, psycopg.AsyncConnection)
 
 # In the order of message_id: two consumers that got the same messages wait for each other, never in a circle.
 REMEMBER = """
@@ -97,15 +99,46 @@ def open_transactions(inbox: Inbox, handlers: Handlers, *, pipeline: bool) -> Tr
     return AsyncTransactions(inbox, handlers, pipeline) if handlers.is_async else ThreadTransactions(inbox, handlers)
 
 
-class AsyncTransactions:
+class _Connected(Generic[Connection]):
+    """A connection that may be gone, and what is done on it, whoever waits for the answers."""
+
+    def __init__(self, inbox: Inbox, handlers: Handlers) -> None:
+        self._inbox = inbox
+        self._handlers = handlers
+        self._remember = inbox.statement(REMEMBER)
+        self._connection: Connection | None = None
+
+    @property
+    def is_lost(self) -> bool:
+        return self._connection is None or self._connection.closed
+
+    def _connected(self) -> Connection:
+        if self._connection is None:
+            raise psycopg.OperationalError("not connected")
+        return self._connection
+
+    def _arrived(self, batch: Sequence[Delivery]) -> dict[str, Any]:
+        """Give the parameters of `REMEMBER`."""
+        return {
+            "consumer": self._inbox.consumer_name,
+            "message_ids": [delivery.message.message_id for delivery in batch],
+            "business_keys": [delivery.message.aggregate_id for delivery in batch],
+        }
+
+    def _calls(
+        self, batch: Sequence[Delivery], remembered: Iterable[tuple[UUID]]
+    ) -> Iterator[tuple[Callable[..., Any], Message | list[Message]]]:
+        """Give the handlers' calls for the messages that were not known, in order, each once."""
+        fresh = {message_id for (message_id,) in remembered}
+        return self._handlers.calls(_take(batch, fresh))
+
+
+class AsyncTransactions(_Connected[psycopg.AsyncConnection]):
     """For `async def` handlers."""
 
     def __init__(self, inbox: Inbox, handlers: Handlers, pipeline: bool) -> None:
-        self._inbox = inbox
-        self._handlers = handlers
+        super().__init__(inbox, handlers)
         self._pipeline = pipeline
-        self._remember = inbox.statement(REMEMBER)
-        self._connection: psycopg.AsyncConnection | None = None
 
     async def open(self) -> None:
         await self.close()
@@ -115,36 +148,32 @@ class AsyncTransactions:
         if self._connection is not None:
             await self._connection.close()
 
-    @property
-    def is_lost(self) -> bool:
-        return self._connection is None or self._connection.closed
-
     async def apply(self, batch: Sequence[Delivery]) -> int:
-        if (connection := self._connection) is None:
-            raise psycopg.OperationalError("not connected")
+        connection = self._connected()
         now, patience = asyncio.get_running_loop().time, self._inbox.database.command_timeout
         try:
             # Begin, remember and commit are ours and bounded: a COMMIT that waits for a lost standby is ended neither
             # by statement_timeout nor by tcp_user_timeout. How long a handler may take is its own affair.
             async with asyncio.timeout(patience) as deadline, connection.transaction():
-                cursor = await connection.execute(self._remember, _inbox_rows(self._inbox, batch), binary=True)
-                fresh: set[UUID] = {message_id for (message_id,) in await cursor.fetchall()}
-                applied = len(fresh)
+                cursor = await connection.execute(self._remember, self._arrived(batch), binary=True)
+                remembered = await cursor.fetchall()
                 deadline.reschedule(None)
                 try:
                     async with connection.pipeline() if self._pipeline else nullcontext():
-                        await self._handle(batch, fresh, connection)
+                        await self._handle(batch, remembered, connection)
                 finally:
                     deadline.reschedule(now() + patience)
         except TimeoutError:
             if deadline.expired():
                 await connection.close()
             raise
-        return applied
+        return len(remembered)
 
-    async def _handle(self, batch: Sequence[Delivery], fresh: set[UUID], connection: psycopg.AsyncConnection) -> None:
+    async def _handle(
+        self, batch: Sequence[Delivery], remembered: Iterable[tuple[UUID]], connection: psycopg.AsyncConnection
+    ) -> None:
         try:
-            for handler, argument in self._handlers.calls(_take(batch, fresh)):
+            for handler, argument in self._calls(batch, remembered):
                 await handler(argument, connection)
         except asyncio.CancelledError:
             # Some libraries raise it when their own connection is lost (aio-pika does); nobody cancelled us.
@@ -153,14 +182,8 @@ class AsyncTransactions:
             raise HandlerCancelledError from None
 
 
-class ThreadTransactions:
+class ThreadTransactions(_Connected[psycopg.Connection]):
     """For plain functions: each transaction runs in a thread."""
-
-    def __init__(self, inbox: Inbox, handlers: Handlers) -> None:
-        self._inbox = inbox
-        self._handlers = handlers
-        self._remember = inbox.statement(REMEMBER)
-        self._connection: psycopg.Connection | None = None
 
     async def open(self) -> None:
         await self.close()
@@ -170,13 +193,8 @@ class ThreadTransactions:
         if self._connection is not None:
             self._connection.close()
 
-    @property
-    def is_lost(self) -> bool:
-        return self._connection is None or self._connection.closed
-
     async def apply(self, batch: Sequence[Delivery]) -> int:
-        if (connection := self._connection) is None:
-            raise psycopg.OperationalError("not connected")
+        connection = self._connected()
         work = asyncio.ensure_future(asyncio.to_thread(self._apply, connection, batch))
         try:
             return await asyncio.shield(work)
@@ -188,12 +206,10 @@ class ThreadTransactions:
 
     def _apply(self, connection: psycopg.Connection, batch: Sequence[Delivery]) -> int:
         with connection.transaction():
-            cursor = connection.execute(self._remember, _inbox_rows(self._inbox, batch), binary=True)
-            fresh: set[UUID] = {message_id for (message_id,) in cursor.fetchall()}
-            applied = len(fresh)
-            for handler, argument in self._handlers.calls(_take(batch, fresh)):
+            remembered = connection.execute(self._remember, self._arrived(batch), binary=True).fetchall()
+            for handler, argument in self._calls(batch, remembered):
                 handler(argument, connection)
-        return applied
+        return len(remembered)
 
 
 def _take(batch: Sequence[Delivery], fresh: set[UUID]) -> Iterator[Message]:
@@ -202,11 +218,3 @@ def _take(batch: Sequence[Delivery], fresh: set[UUID]) -> Iterator[Message]:
         if delivery.message.message_id in fresh:
             fresh.remove(delivery.message.message_id)
             yield delivery.message
-
-
-def _inbox_rows(inbox: Inbox, batch: Sequence[Delivery]) -> dict[str, Any]:
-    return {
-        "consumer": inbox.consumer_name,
-        "message_ids": [delivery.message.message_id for delivery in batch],
-        "business_keys": [delivery.message.aggregate_id for delivery in batch],
-    }
