@@ -42,10 +42,10 @@ class Pace:
         self._room -= given
         return given
 
-    def see(self, last_id: int, pending: int) -> None:
-        """Take note of the live rows: is somebody writing, or waiting?"""
+    def see(self, last_id: int, is_pending: bool) -> None:
+        """Take note of the live rows: does somebody write, or wait?"""
         now = self._loop.time()
-        if pending or last_id != self._last_id:
+        if is_pending or last_id != self._last_id:
             self._busy_at = now
         self._last_id = last_id
         self.limit = FULL if now - self._busy_at > QUIET_AFTER else BESIDE_LIVE

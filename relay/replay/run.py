@@ -9,6 +9,7 @@ The publisher is the relay's own, in order per key: nothing of a key is sent bef
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import NamedTuple, TypeVar
 
@@ -101,9 +102,11 @@ class Replay:
                 settling = tasks.create_task(self._settle(), name="settle")
                 saving = tasks.create_task(self._save_often(), name="save")
                 looking = None if self._pace.is_fixed else tasks.create_task(self._look_often(), name="look")
-                complete = await self._list() and await self._send()
+                complete = await self._carry()
+                stop_at = asyncio.get_running_loop().time() + self._settings.relay.drain_timeout
+                await self._settle_window(stop_at)
                 self._publisher.stop()
-                await asyncio.wait([settling], timeout=self._settings.relay.drain_timeout)
+                await asyncio.wait([settling], timeout=stop_at - asyncio.get_running_loop().time())
                 self._ended.set()
                 await asyncio.wait([saving])
                 for task in (linking, settling, looking):
@@ -126,21 +129,24 @@ class Replay:
         if self._session is not None:
             self._session.stop_listing()
 
-    async def _list(self) -> bool:
-        """Have the rows listed; False when told to stop meanwhile."""
+    async def _carry(self) -> bool:
+        """List the rows and send them all; False when told to stop meanwhile."""
         try:
-            listed = await self._on_database(lambda session: session.list_rows(self._job.position))
-        except psycopg.errors.QueryCanceled:
-            if self.drain.is_set():
-                return False
-            raise
+            await self._list()
+            await self._send()
+        except psycopg.errors.QueryCanceled:  # by `stop`, which does not wait for a list to be made
+            if not self.drain.is_set():
+                raise
+        return not self.drain.is_set()
+
+    async def _list(self) -> None:
+        listed = await self._on_database(lambda session: session.list_rows(self._job.position))
         if self._selected is None:
             self._selected = listed
         log.info("replay.listed", replay=self._job.id, rows=listed)
-        return True
 
-    async def _send(self) -> bool:
-        """Hand all rows to the publisher and wait until they are settled; False when told to stop."""
+    async def _send(self) -> None:
+        """Hand the rows to the publisher and wait until they are settled, or until told to stop."""
         after = self._job.position
         while rows := await self._next_rows(after):
             after = rows[-1].id
@@ -151,7 +157,13 @@ class Replay:
                 rows = rows[count:]
         while self._ledger.rows and not self.drain.is_set():
             await self._wait_changed()
-        return not self.drain.is_set()
+
+    async def _settle_window(self, stop_at: float) -> None:
+        """Told to stop: send what was handed over all the same, for what is settled behind a gap would go out twice."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(stop_at):
+                while self._ledger.rows and self._publisher.in_flight and self._refused < MOST_FAILURES:
+                    await self._wait_changed()
 
     async def _next_rows(self, after: int) -> list[Row]:
         """Wait for room in the window and read on; nothing when that was all, or when told to stop."""

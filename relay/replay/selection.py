@@ -22,10 +22,6 @@ class Selection:
     since: datetime | None = None
     until: datetime | None = None  # exclusive
 
-    @property
-    def is_everything(self) -> bool:
-        return all(value is None for value in asdict(self).values())
-
     def as_json(self) -> dict[str, Any]:
         """Give what is set, for the table `replay` and for people."""
         given = {name: value for name, value in asdict(self).items() if value is not None}

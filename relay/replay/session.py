@@ -76,12 +76,13 @@ SAVE = SQL("""
     SELECT count(*) FROM saved
 """)
 
+# A row that is to go out tomorrow is in nobody's way today.
 LOOK = SQL("""
-    SELECT last_value,
-        (SELECT count(*) FROM (SELECT FROM {schema}.message WHERE state = 'pending' LIMIT {most}) AS first_rows)
+    SELECT last_value, EXISTS (
+        SELECT FROM {schema}.message WHERE state = 'pending' AND (available_at IS NULL OR available_at <= now())
+    )
     FROM {schema}.message_id_seq
 """)
-MOST_PENDING = 1000  # more are not counted
 
 MARK_POLL = 0.01  # seconds
 
@@ -195,12 +196,12 @@ class ReplaySession:
             cursor = await self._connection.execute(self._sql(SAVE), values)
             return await cursor.fetchone() == (1,)
 
-    async def look(self) -> tuple[int, int]:
-        """Tell the last id given to a new row, and how many rows are pending (at most MOST_PENDING are counted)."""
+    async def look(self) -> tuple[int, bool]:
+        """Tell the last id given to a new row, and whether a row is pending that could go out."""
         async with self._deadline("looking at the live rows"):
-            cursor = await self._connection.execute(self._sql(LOOK, most=Literal(MOST_PENDING)))
+            cursor = await self._connection.execute(self._sql(LOOK))
             row = await cursor.fetchone()
-        return (row[0], row[1]) if row else (0, 0)
+        return (row[0], row[1]) if row else (0, False)
 
     async def _wait_marked(self) -> None:
         statement = self._sql(MARKING, sent=Literal(f"{self._schema}.message_sent"))

@@ -36,7 +36,7 @@ async def test_ten_kills_miss_nothing_and_repeat_only_what_was_not_saved(
     for _ in range(KILLS):
         saved = await sent.value("SELECT coalesce(max(position), 0) FROM outbox.replay")
         replaying = relay.start(*arguments, *FAST)
-        await copies.has(chance.randrange(1, 4500))
+        await copies.has(chance.randrange(1, 3500))  # so that the last kill comes long before the end
         replaying.stop(signal.SIGKILL)
         await eventually(lambda: has_no_session(sent), "the killed one's session is gone")
         arrived = await copies.read()
@@ -52,35 +52,14 @@ async def test_ten_kills_miss_nothing_and_repeat_only_what_was_not_saved(
     assert (job["state"], job["selected"], job["replayed"], job["failed"]) == ("done", 50_000, 50_000, 0)
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-async def test_a_replay_that_is_told_to_stop_saves_and_says_how_to_go_on(
-    relay: Commands, sent: SentRows, copies: Copies, how: signal.Signals
-) -> None:
-    ids = await sent.add(5000)
-    replaying = relay.start("replay", "--all", "--rate", "1500")
-    await copies.has(100)
-
-    replaying.stop(how)
-    said = relay.said(replaying)
-    interrupted = await relay.jobs()
-    resumed = await relay(*RESUME, *FAST)
-
-    messages = await copies.read()
-    assert replaying.returncode == 130, said
-    assert "`relay replay --resume 1` goes on" in said
-    assert interrupted[0]["state"] == "interrupted"
-    assert resumed.code == 0
-    assert faults(ids, messages) == []
-    assert repeats(messages) == 0
-
-
 async def test_a_broker_that_goes_away_is_waited_for(
     relay: Commands, sent: SentRows, copies: Copies, broker_url: str
 ) -> None:
     ids = await sent.add(20_000, keys=300)
     url = URL(broker_url)
     async with FaultProxy(str(url.host), url.port or 5672) as proxy:
-        replaying = relay.start("replay", "--all", *FAST, RELAY_BROKER_URL=str(url.with_port(proxy.port)))
+        own = {"RELAY_BROKER_URL": str(url.with_port(proxy.port))}
+        replaying = relay.start("replay", "--all", "--rate", "3000", **own)
         for goal in (2000, 6000):
             await copies.has(goal)
             proxy.refusing = True
@@ -97,7 +76,7 @@ async def test_a_broker_that_goes_away_is_waited_for(
 
 async def test_a_database_session_that_is_lost_is_opened_again(relay: Commands, sent: SentRows, copies: Copies) -> None:
     ids = await sent.add(6000, keys=300)
-    replaying = relay.start("replay", "--all", "--rate", "4000")
+    replaying = relay.start("replay", "--all", "--rate", "1500")
     await copies.has(500)
 
     await sent.value(
@@ -137,7 +116,7 @@ async def test_a_queue_that_refuses_now_and_then_gets_every_key_in_order(
 
 async def test_a_cancel_ends_a_replay_that_runs(relay: Commands, sent: SentRows, copies: Copies) -> None:
     await sent.add(5000)
-    replaying = relay.start("replay", "--all", "--rate", "500")
+    replaying = relay.start("replay", "--all", "--rate", "50")  # it must not end by itself, however slow the machine
     await copies.has(20)
 
     cancelled = await relay("replay", "cancel", "1")

@@ -17,6 +17,10 @@ INSERT = """
     INSERT INTO outbox.message (aggregate_type, aggregate_id, event_type, payload)
     SELECT 'customer', (n %% 20)::text, 'InvoiceIssued', to_json(n) FROM generate_series(%s::integer, %s) AS n
 """
+ASKED = """
+    SELECT count(*) FROM pg_stat_activity
+    WHERE application_name = 'outbox-relay replay' AND datname = current_database() AND query LIKE '%%pg_locks%%'
+"""
 SENT = "SELECT count(*) FROM outbox.message WHERE state = 'sent'"
 
 
@@ -43,7 +47,7 @@ async def test_two_replays_at_once_are_each_complete_and_in_order(
 
 async def test_one_job_has_one_process(relay: Commands, sent: SentRows, copies: Copies) -> None:
     ids = await sent.add(2000)
-    first = relay.start("replay", "--all", "--rate", "500")
+    first = relay.start("replay", "--all", "--rate", "20")  # it must not end by itself, however slow the machine
     await eventually(lambda: "replay.listed" in relay.said(first), "it begins")
 
     second = await relay("replay", "--resume", "1")
@@ -87,10 +91,22 @@ async def test_a_replay_that_races_the_original_takes_effect_once(
     assert await sent.value("SELECT count(DISTINCT number) FROM effect") == 2000
 
 
+async def test_a_row_whose_mark_had_begun_is_waited_for(relay: Commands, sent: SentRows, copies: Copies) -> None:
+    ids = await sent.add(10)
+    async with sent.connection.transaction():
+        ids += await sent.add(5)  # sent before the replay is made, and not visible yet
+        replaying = relay.start("replay", "--all")
+        await eventually(lambda: has_asked_for_marks(sent), "it has looked for marks that run")
+    ended = await relay.end(replaying)
+
+    assert ended.code == 0, ended.said
+    assert faults(ids, await copies.read()) == []
+
+
 async def test_a_day_that_is_dropped_meanwhile_is_told(relay: Commands, sent: SentRows, copies: Copies) -> None:
     kept = await sent.add(3000)
     await sent.add(3000, days_ago=1)
-    replaying = relay.start("replay", "--all", "--rate", "2500")
+    replaying = relay.start("replay", "--all", "--rate", "1500")
     await eventually(lambda: "replay.listed" in relay.said(replaying), "it begins")
 
     day = await sent.value("SELECT to_char((now() AT TIME ZONE 'UTC')::date - 1, 'YYYYMMDD')")
@@ -105,7 +121,7 @@ async def test_a_day_that_is_dropped_meanwhile_is_told(relay: Commands, sent: Se
 
 async def test_a_day_that_is_rewritten_meanwhile_is_read_on(relay: Commands, sent: SentRows, copies: Copies) -> None:
     ids = await sent.add(6000)
-    replaying = relay.start("replay", "--all", "--rate", "2500")
+    replaying = relay.start("replay", "--all", "--rate", "1500")
     await eventually(lambda: "replay.listed" in relay.said(replaying), "it begins")
 
     await sent.connection.execute("DELETE FROM outbox.message WHERE id = %s", [ids[-1]])
@@ -127,3 +143,8 @@ async def all_applied(sent: SentRows, number: int) -> bool:
 async def is_empty(channel: AbstractChannel, queue: str) -> bool:
     declared = await channel.declare_queue(queue, passive=True)
     return declared.declaration_result.message_count == 0
+
+
+async def has_asked_for_marks(sent: SentRows) -> bool:
+    await sent.connection.execute("SELECT pg_stat_clear_snapshot()")
+    return bool(await sent.value(ASKED) == 1)

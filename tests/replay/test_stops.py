@@ -1,0 +1,70 @@
+"""A replay that is told to stop does so at once, in the middle of whatever it does, and repeats nothing later."""
+
+import signal
+
+import pytest
+
+from tests.replay.conftest import Commands
+from tests.replay.sent import Copies, SentRows, faults, repeats
+from tests.support.eventually import eventually
+
+RESUME = ("replay", "--resume", "1")
+FAST = ("--rate", "100000")
+TODAY = "SELECT to_char((now() - interval '1 minute') AT TIME ZONE 'UTC', 'YYYYMMDD')"  # as SentRows.add has it
+WAITS = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = %s::regclass"
+CUT = """
+    SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+    WHERE application_name = 'outbox-relay replay' AND datname = current_database()
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+async def test_a_replay_that_is_told_to_stop_saves_and_says_how_to_go_on(
+    relay: Commands, sent: SentRows, copies: Copies, how: signal.Signals
+) -> None:
+    ids = await sent.add(30_000, keys=40)  # few keys: many rows wait for their predecessors at any moment
+    replaying = relay.start("replay", "--all", *FAST)
+    await copies.has(1000)
+
+    replaying.stop(how)
+    said = relay.said(replaying)
+    interrupted = await relay.jobs()
+    resumed = await relay(*RESUME, *FAST)
+
+    messages = await copies.read()
+    assert replaying.returncode == 130, said
+    assert "`relay replay --resume 1` goes on" in said
+    assert interrupted[0]["state"] == "interrupted"
+    assert resumed.code == 0
+    assert faults(ids, messages) == []
+    assert repeats(messages) == 0
+
+
+@pytest.mark.parametrize("list_of", ["a run that begins", "a run that lost its session"])
+async def test_a_list_that_is_being_made_is_not_waited_for(
+    relay: Commands, sent: SentRows, copies: Copies, list_of: str
+) -> None:
+    ids = await sent.add(20_000, keys=300)
+    day = f"outbox.message_sent_{await sent.value(TODAY)}"
+
+    async def is_listing() -> bool:
+        return bool(await sent.value(WAITS, day))
+
+    replaying = relay.start("replay", "--all", "--rate", "400")
+    await copies.has(20)
+    if list_of == "a run that begins":
+        replaying.stop(signal.SIGTERM)
+    async with sent.connection.transaction():
+        await sent.connection.execute(f"LOCK TABLE {day} IN ACCESS EXCLUSIVE MODE".encode())
+        if list_of == "a run that begins":
+            replaying = relay.start(*RESUME, "--rate", "400")
+        else:
+            await sent.value(CUT)  # what it has read goes out, then it lists anew
+        await eventually(is_listing, "it lists")
+        replaying.stop(signal.SIGTERM)
+    resumed = await relay(*RESUME, *FAST)
+
+    assert replaying.returncode == 130, relay.said(replaying)
+    assert "Traceback" not in relay.said(replaying)
+    assert resumed.code == 0
+    assert faults(ids, await copies.read()) == []
