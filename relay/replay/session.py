@@ -1,8 +1,8 @@
 """The database session of a replay: it holds the job's lock, lists the selected rows, reads them and saves how far.
 
-The days of sent rows have no index, since one would slow every mark. So the places of the selected rows (24 bytes
-each) are sorted by PostgreSQL once, into a cursor WITH HOLD, which holds no snapshot open; the rows themselves are
-then read by their place, a few hundred at a time (docs/decisions/0007-replay-by-place.md).
+The days of sent rows have no index, since one would slow every mark. So PostgreSQL sorts the places of the
+selected rows once, into a cursor WITH HOLD, which holds no snapshot open; the rows themselves are then read by their
+place, a thousand at a time (docs/decisions/0007-replay-by-place.md).
 """
 
 import asyncio
