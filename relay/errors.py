@@ -9,6 +9,7 @@ OutboxError
   AccessError             the database is reachable, but does not let this role do it
   BrokerUnavailableError
   DeadlineError           no answer in time
+  ListenError             the address for probes and metrics cannot be had
   ConsumerError           the consumer cannot go on; nothing was acknowledged that was not applied
     QueueMissingError
     UnhandledMessageError a message that nobody can apply
@@ -61,6 +62,16 @@ class DeadlineError(OutboxError):
         super().__init__(f"{waited_for}: no answer within {seconds:g} s")
         self.waited_for = waited_for
         self.seconds = seconds
+
+
+class ListenError(OutboxError):
+    """Nobody can be answered at this address."""
+
+    def __init__(self, address: str, reason: str) -> None:
+        super().__init__(
+            f"http.listen = {address}: {reason}; name another address (RELAY_HTTP__LISTEN), or an empty one for none"
+        )
+        self.address = address
 
 
 class BusyError(OutboxError):

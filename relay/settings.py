@@ -4,6 +4,7 @@ How the values are found (flags, environment, secret files, relay.toml, defaults
 The text below a key is its description in docs/configuration.md and config/relay.toml.
 """
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 from socket import gethostname
@@ -12,6 +13,8 @@ from typing import Annotated, Literal
 from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, StringConstraints
+
+LISTEN_HOST = re.compile(r"[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,14 @@ def _short(text: str) -> str:
     return text
 
 
+def _listen_address(address: str) -> str:
+    if address:
+        host, _, port = address.rpartition(":")
+        if not LISTEN_HOST.fullmatch(host) or not port.isascii() or not port.isdigit() or not 1 <= int(port) <= 65535:
+            raise ValueError
+    return address
+
+
 DatabaseUrl = Annotated[
     SecretStr,
     AfterValidator(_libpq_url),
@@ -60,6 +71,9 @@ Identifier = Annotated[
 ]
 ShortString = Annotated[str, AfterValidator(_short), Takes("text of at most 255 bytes")]
 NodeName = Annotated[str, StringConstraints(min_length=1), AfterValidator(_short), Takes("text of 1 to 255 bytes")]
+ListenAddress = Annotated[
+    str, AfterValidator(_listen_address), Takes("address:port, 0.0.0.0:8080 or [::]:8080, or nothing")
+]
 Pattern = Annotated[str, StringConstraints(min_length=1), Takes("a shell pattern")]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False), Takes("seconds, above 0")]
 
@@ -169,6 +183,8 @@ class RelaySettings(Section):
     """rows that became visible late, behind higher ids, are looked for this often"""
     heartbeat_interval: Seconds = 1.0
     """the node's row in the table `node` is renewed this often"""
+    start_timeout: Seconds = 60.0
+    """at the start, the database and the broker are waited for this long"""
     drain_timeout: Seconds = 8.0
     """after SIGTERM, messages in flight have this long to be confirmed"""
 
@@ -184,6 +200,13 @@ class Route(Section):
     """an exchange that exists; `""` is the default exchange"""
     routing_key: ShortString = "{aggregate_type}.{event_type}"
     """may contain `{aggregate_type}`, `{aggregate_id}` and `{event_type}`"""
+
+
+class HttpSettings(Section):
+    """`[http]`: where a running relay answers probes and Prometheus."""
+
+    listen: ListenAddress = ""
+    """`/livez`, `/readyz` and `/metrics` are there; empty: nowhere"""
 
 
 class LogSettings(Section):
@@ -203,4 +226,5 @@ class Settings(Section):
     relay: RelaySettings = RelaySettings()
     routes: tuple[Route, ...] = ()
     """as a variable: a JSON list of tables"""
+    http: HttpSettings = HttpSettings()
     log: LogSettings = LogSettings()

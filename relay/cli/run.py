@@ -1,6 +1,7 @@
 """`relay run`."""
 
 from contextlib import suppress
+from functools import partial
 
 import uvloop
 
@@ -12,11 +13,13 @@ from relay.operate.session import session
 
 def run(*, options: Options | None = None) -> int:
     """Carry pending rows to the broker until SIGTERM or Ctrl-C, then drain and exit with 0."""
-    from relay.engine.node import serve  # noqa: PLC0415  # the help of the other commands need not load the engine
+    # Here, so that the help of the other commands need not load the engine.
+    from relay.engine.node import serve  # noqa: PLC0415
+    from relay.http.server import answering  # noqa: PLC0415
 
     settings = (options or Options()).load().settings
     set_up(settings.log)
-    # What is not reachable yet is waited for by `serve`, within the time-out for connecting.
+    # What is not reachable yet is waited for by `serve`, within the time-out for the start.
     with suppress(DatabaseUnavailableError), session(settings.database):
         pass
-    return uvloop.run(serve(settings))
+    return uvloop.run(serve(settings, partial(answering, settings)))

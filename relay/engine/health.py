@@ -10,16 +10,27 @@ class Health:
 
     def __init__(self) -> None:
         self._reasons: dict[str, str] = {}
+        self._expected: dict[str, str] = {}
 
-    def degrade(self, part: str, reason: str) -> None:
-        """A part does not work; it is logged when the reason is new."""
+    def expect(self, part: str, reason: str) -> None:
+        """A part is not there yet, and nothing is wrong so far."""
+        self._expected[part] = reason
+
+    def degrade(self, part: str, reason: str, **more: object) -> None:
+        """A part does not work; it is logged, with `more`, when the reason is new."""
         if self._reasons.get(part) != reason:
             self._reasons[part] = reason
-            log.warning(f"{part}.degraded", reason=reason)
+            log.warning(f"{part}.degraded", reason=reason, **more)
 
     def heal(self, part: str) -> None:
+        self._expected.pop(part, None)
         if self._reasons.pop(part, None) is not None:
             log.info(f"{part}.healed")
+
+    @property
+    def hindrances(self) -> dict[str, str]:
+        """What keeps us from delivering at this moment, by part; with what is only expected yet."""
+        return self._expected | self._reasons
 
     @property
     def state(self) -> str:

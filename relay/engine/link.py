@@ -36,16 +36,24 @@ class Link:
 
     Args:
         stamp: headers for every message beside the usual ones.
+        patience: seconds in which there must be a first connection; `broker.connect_timeout` unless given.
     Attributes:
         up: set once there was a channel.
     """
 
     def __init__(
-        self, settings: Settings, publisher: Publisher, health: Health, stamp: Mapping[str, str | int] | None = None
+        self,
+        settings: Settings,
+        publisher: Publisher,
+        health: Health,
+        stamp: Mapping[str, str | int] | None = None,
+        *,
+        patience: float | None = None,
     ) -> None:
         self._settings = settings
         self._publisher = publisher
         self._health = health
+        self._patience = settings.broker.connect_timeout if patience is None else patience
         self._router = Router(settings.routes, settings.broker.exchange)
         self._identity = Identity(settings.broker.app_id.encode(), settings.relay.max_message_bytes, stamp or {})
         self.up = asyncio.Event()
@@ -54,10 +62,10 @@ class Link:
         """Stay connected until cancelled.
 
         Raises:
-            BrokerUnavailableError: there never was a connection, for longer than `connect_timeout`.
+            BrokerUnavailableError: there never was a connection, for longer than `patience`.
         """
         loop = asyncio.get_running_loop()
-        give_up_at = loop.time() + self._settings.broker.connect_timeout
+        give_up_at = loop.time() + self._patience
         failures = 0
         while True:
             try:
@@ -65,7 +73,8 @@ class Link:
             except BrokerUnavailableError as error:
                 if not self.up.is_set() and loop.time() >= give_up_at:
                     raise
-                self._health.degrade("broker", str(error))
+                waits = {} if self.up.is_set() else {"gives_up_in_s": round(give_up_at - loop.time())}
+                self._health.degrade("broker", str(error), **waits)
                 failures += 1
                 await asyncio.sleep(backoff(failures, RECONNECT_INITIAL, RECONNECT_MAX))
                 continue

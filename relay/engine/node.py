@@ -3,6 +3,8 @@
 import asyncio
 import gc
 import signal
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 
 import psycopg
 import structlog
@@ -16,16 +18,18 @@ from relay.engine.link import Link
 from relay.engine.loop import forward
 from relay.engine.mark import Marker
 from relay.engine.publish import Publisher
+from relay.engine.row import Outcome, Settled
 from relay.engine.session import LaneSession
 from relay.engine.tail import Tail
 from relay.errors import AccessError, DatabaseUnavailableError, DeadlineError, OutboxError, leaves
-from relay.settings import KeyPolicy, Ordering, Settings
+from relay.settings import KeyPolicy, Ordering, RelaySettings, Settings
 
 log = structlog.get_logger(__name__)
 
 RECONNECT_INITIAL, RECONNECT_MAX = 0.1, 5.0  # seconds
 ENSURE_DAYS_INTERVAL = 3600.0  # seconds
 INTERRUPTED = 130
+NO_LANES = "none held"
 
 HEARTBEAT = SQL("""
     INSERT INTO {schema}.node AS node (name, backend_pid, lanes, in_flight, published_total, state, reasons, version)
@@ -38,20 +42,29 @@ HEARTBEAT = SQL("""
 """)
 
 
-async def serve(settings: Settings) -> int:
+async def serve(
+    settings: Settings, beside: "Callable[[Node], AbstractAsyncContextManager[None]]" = lambda _: nullcontext()
+) -> int:
     """Relay until SIGTERM or SIGINT, then drain; a second signal stops at once, and loses nothing.
 
+    Args:
+        beside: what is open from before the start until after the end, such as a server that tells about the node.
     Returns:
         The exit code: 0 after draining, 130 after a second signal.
     Raises:
-        OutboxError: it could not start: no database or broker within the connect time-out, or no tables.
+        OutboxError: it could not start: no database or broker within `relay.start_timeout`, or no tables.
     """
     # Rows live for milliseconds and by the thousand: the collector's usual pace finds nothing among them, and costs
     # a tenth of the relay's CPU time.
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
-    loop = asyncio.get_running_loop()
     node = Node(settings)
+    async with beside(node):
+        return await _run_until_told(node)
+
+
+async def _run_until_told(node: "Node") -> int:
+    loop = asyncio.get_running_loop()
     running = asyncio.create_task(node.run(), name="node")
 
     def on_signal(number: int) -> None:
@@ -81,14 +94,30 @@ async def serve(settings: Settings) -> int:
     return 0
 
 
+class CountingPublisher(Publisher):
+    """A publisher that counts what went wrong, once a batch."""
+
+    def __init__(self, settings: RelaySettings) -> None:
+        super().__init__(settings)
+        self.failures: dict[Outcome, int] = {outcome: 0 for outcome in Outcome if outcome is not Outcome.CONFIRMED}
+
+    def settle(self, settled: Settled) -> None:
+        if settled.outcome is not Outcome.CONFIRMED:
+            self.failures[settled.outcome] += len(settled.rows)
+        super().settle(settled)
+
+
 class Node:
     """One node with one set of lanes."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._health = Health()
-        self._publisher = Publisher(settings.relay)
-        self._link = Link(settings, self._publisher, self._health)
+        for part in ("database", "broker"):
+            self._health.expect(part, "not connected yet")
+        self._health.expect("lanes", NO_LANES)
+        self._publisher = CountingPublisher(settings.relay)
+        self._link = Link(settings, self._publisher, self._health, patience=settings.relay.start_timeout)
         self._tail: Tail | None = None
         self._ready = False
         self._reported = 0  # of publisher.published_total, in the table
@@ -101,6 +130,20 @@ class Node:
     @property
     def in_flight(self) -> int:
         return self._publisher.in_flight
+
+    @property
+    def published_total(self) -> int:
+        return self._publisher.published_total
+
+    @property
+    def failures(self) -> dict[Outcome, int]:
+        """Attempts that ended without a confirm."""
+        return self._publisher.failures
+
+    def hindrances(self) -> dict[str, str]:
+        """Say what keeps it from delivering at this moment, by part; nothing when it can."""
+        draining = {"relay": "draining: it was told to stop"} if self.drain.is_set() else {}
+        return self._health.hindrances | draining
 
     async def run(self) -> None:
         """Relay until drained."""
@@ -117,7 +160,7 @@ class Node:
 
     async def _relay(self) -> None:
         loop = asyncio.get_running_loop()
-        give_up_at = loop.time() + self._settings.database.connect_timeout
+        give_up_at = loop.time() + self._settings.relay.start_timeout
         failures = 0
         while not self.drain.is_set():
             try:
@@ -125,7 +168,8 @@ class Node:
             except DatabaseUnavailableError as error:
                 if not self._ready and loop.time() >= give_up_at:
                     raise
-                self._health.degrade("database", str(error))
+                waits = {} if self._ready else {"gives_up_in_s": round(give_up_at - loop.time())}
+                self._health.degrade("database", str(error), **waits)
                 failures += 1
                 await self._sleep(backoff(failures, RECONNECT_INITIAL, RECONNECT_MAX))
                 continue
@@ -136,6 +180,7 @@ class Node:
                     await self._use(session)
             except* (psycopg.OperationalError, psycopg.InterfaceError, DeadlineError) as group:
                 self._health.degrade("database", f"session lost: {_first(group)}")
+            self._health.expect("lanes", NO_LANES)
             await self._publisher.abandon()
 
     async def _use(self, session: LaneSession) -> None:

@@ -16,6 +16,7 @@ SECTIONS = {
     "broker": "Where the messages go.",
     "relay": "How rows are carried.",
     "routes": "Where rows that name no exchange go: the first table that matches decides, else broker.exchange.",
+    "http": "Where a running relay answers probes and Prometheus (docs/metrics.md).",
     "log": "What is said on stderr.",
 }
 

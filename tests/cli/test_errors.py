@@ -76,9 +76,9 @@ def test_a_host_that_cannot_be_reached(host: str, arguments: list[str], tmp_path
     assert result.err.endswith(f"check the host, database, user and password in database.url {WHERE_FOUND}\n")
 
 
-def test_run_without_a_database(tmp_path: Path) -> None:
+def test_run_without_a_database(tmp_path: Path, broker_url: str) -> None:
     url = f"postgresql://u:{PASSWORD}@127.0.0.1:{free_port()}/d"
-    relay = Command(tmp_path, RELAY_DATABASE_URL=url, RELAY_DATABASE__CONNECT_TIMEOUT="2")
+    relay = Command(tmp_path, RELAY_DATABASE_URL=url, RELAY_BROKER_URL=broker_url, RELAY_RELAY__START_TIMEOUT="1")
 
     result = relay.process("run")
 
@@ -107,7 +107,7 @@ def test_run_without_a_broker(relay: Command) -> None:
     port = free_port()
 
     result = relay.process(
-        "run", RELAY_BROKER_URL=f"amqp://u:{PASSWORD}@127.0.0.1:{port}/", RELAY_BROKER__CONNECT_TIMEOUT="2"
+        "run", RELAY_BROKER_URL=f"amqp://u:{PASSWORD}@127.0.0.1:{port}/", RELAY_RELAY__START_TIMEOUT="1"
     )
 
     assert result.code == 1
@@ -123,7 +123,7 @@ def test_run_with_a_virtual_host_or_password_that_the_broker_refuses(
     if change == "password":
         url = f"amqp://guest:{PASSWORD}@{url.rpartition('@')[2]}"
 
-    result = relay.process("run", RELAY_BROKER_URL=url, RELAY_BROKER__CONNECT_TIMEOUT="2")
+    result = relay.process("run", RELAY_BROKER_URL=url, RELAY_RELAY__START_TIMEOUT="1")
 
     assert result.code == 1
     assert "broker.url" in result.err.splitlines()[-1]

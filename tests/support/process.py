@@ -115,6 +115,10 @@ class Process:
             self.stop(signal.SIGKILL)  # it may have left children
             raise ServerError(f"{self.name} ended at once with code {self.returncode}\n{self.log_end()}")
 
+    def tell(self, how: signal.Signals) -> None:
+        """Send a signal and wait for nothing."""
+        self._process.send_signal(how)
+
     def stop(self, how: signal.Signals, seconds: float = 20) -> None:
         """End it with this signal and, if it takes longer than `seconds`, with SIGKILL; return when it is gone.
 

@@ -1,0 +1,151 @@
+"""What `/metrics` serves is what docs/metrics.md says, and true."""
+
+import re
+from pathlib import Path
+
+import aio_pika
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from relay import __version__
+from relay.http import backlog
+from relay.http.backlog import Backlog
+from relay.settings import DatabaseSettings
+from tests.http.conftest import RunSite
+from tests.operate.rows import Rows
+from tests.support.eventually import eventually
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
+DOCUMENTED = re.compile(r"^\| `(\w+)(?:\{[^}]*\})?` \| (\w+) \|[^|]*\|[^|]+\|$", re.MULTILINE)
+
+
+@pytest.fixture
+async def queue(broker_url: str) -> None:
+    """A queue that takes what goes to the default exchange with an invoice's key."""
+    async with await aio_pika.connect(broker_url) as connection:
+        channel = await connection.channel()
+        exchange = await channel.declare_exchange("outbox", aio_pika.ExchangeType.TOPIC, durable=True)
+        events = await channel.declare_queue("events", durable=True)
+        await events.bind(exchange, "invoice.*")
+
+
+async def test_the_documented_list_is_what_is_served(run_site: RunSite) -> None:
+    async with run_site() as site:
+        await eventually(site.is_ready, "ready")
+        text = (await site.get("/metrics")).body
+
+    # As Prometheus shows them: the samples of a counter carry _total, those of an info are gauges called _info.
+    lines = [line.split() for line in text.splitlines() if line.startswith("# TYPE ")]
+    served = {(name, kind) for _, _, name, kind in lines}
+    documented = set(DOCUMENTED.findall(DOCUMENT.read_text()))
+    assert documented == served
+    assert len(documented) > 10
+
+
+@pytest.mark.usefixtures("queue")
+async def test_what_became_of_the_rows_is_counted(rows: Rows, run_site: RunSite) -> None:
+    for key in range(30):
+        rows.pending(str(key))
+    rows.pending("lost", aggregate_type="nobody")
+    rows.pending("lost", aggregate_type="nobody")
+
+    async with run_site(max_attempts=2) as site:
+        await eventually(site.is_ready, "ready")
+        await eventually(lambda: "pending" not in {state for state, _ in rows.states().values()}, "all is settled")
+        metrics = await site.metrics()
+
+    assert metrics["outbox_published_total", ()] == 30
+    assert metrics["outbox_publish_failures_total", (("reason", "returned"),)] == 2
+    assert metrics["outbox_publish_failures_total", (("reason", "nacked"),)] == 0
+    assert metrics["outbox_in_flight_messages", ()] == 0
+    assert metrics["outbox_ready", ()] == 1
+    assert metrics["outbox_build_info", (("version", __version__),)] == 1
+    assert metrics["process_resident_memory_bytes", ()] > 0
+
+
+async def test_what_waits_in_the_table_is_counted(rows: Rows, database: DatabaseSettings) -> None:
+    rows.pending("1", available_at="2020-01-01T00:00:00Z")
+    rows.pending("2")
+    head = rows.parked("3")
+    rows.parked("3", behind=head)
+    counting = Backlog(database)
+
+    counts = await counting.counts()
+
+    await counting.close()
+    assert counts is not None
+    assert (counts.pending, counts.parked) == (2, 2)
+    assert counts.oldest_pending_age > 100_000_000
+
+
+async def test_an_empty_table_has_no_age(database: DatabaseSettings) -> None:
+    counting = Backlog(database)
+
+    counts = await counting.counts()
+
+    await counting.close()
+    assert counts is not None
+    assert (counts.pending, counts.oldest_pending_age, counts.parked) == (0, 0.0, 0)
+
+
+async def test_many_scrapes_count_once(rows: Rows, database: DatabaseSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backlog, "FRESH_FOR", 3600.0)
+    counting = Backlog(database)
+    first = await counting.counts()
+    rows.pending()
+
+    again = await counting.counts()
+    monkeypatch.setattr(counting, "_due_at", 0.0)
+    later = await counting.counts()
+
+    await counting.close()
+    assert first is again
+    assert later is not None
+    assert later.pending == 1
+
+
+async def test_a_scrape_does_not_wait_for_a_slow_count(
+    rows: Rows, run_site: RunSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backlog, "PATIENCE", 0.1)
+    async with run_site() as site:
+        await eventually(site.is_ready, "ready")
+        with rows.connection.transaction():
+            rows.connection.execute("LOCK TABLE outbox.message IN ACCESS EXCLUSIVE MODE")
+            slow = await site.metrics()
+        monkeypatch.setattr(backlog, "PATIENCE", 20.0)
+        quick = await site.metrics()
+
+    assert ("outbox_in_flight_messages", ()) in slow
+    assert ("outbox_pending_messages", ()) not in slow
+    assert quick["outbox_pending_messages", ()] == 0
+
+
+async def test_a_count_that_fails_is_told_once_and_leaves_no_number(
+    rows: Rows, database: DatabaseSettings, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backlog, "FRESH_FOR", 0.0)
+    monkeypatch.setattr(backlog, "SHARE", 0)
+    counting = Backlog(database)
+    assert await counting.counts() is not None
+    rows.connection.execute("ALTER TABLE outbox.message RENAME TO elsewhere")
+
+    failed = [await counting.counts() for _ in range(3)]
+    rows.connection.execute("ALTER TABLE outbox.elsewhere RENAME TO message")
+    healed = await counting.counts()
+
+    await counting.close()
+    assert failed == [None] * 3
+    assert healed is not None
+    assert capsys.readouterr().out.count("backlog.not_counted") == 1
+
+
+async def test_openmetrics_is_served_to_who_asks_for_it(run_site: RunSite) -> None:
+    async with run_site() as site:
+        usual = await site.get("/metrics")
+        openmetrics = await site.get("/metrics", Accept="application/openmetrics-text; version=1.0.0")
+
+    assert usual.content_type.startswith("text/plain; version=0.0.4")
+    assert list(text_string_to_metric_families(usual.body))
+    assert openmetrics.content_type.startswith("application/openmetrics-text; version=1.0.0")
+    assert openmetrics.body.endswith("# EOF\n")

@@ -1,0 +1,49 @@
+"""A relay that is started before its servers waits for them, says so once, and gives up after `start_timeout`."""
+
+from relay.settings import Settings
+from tests.http.conftest import StartRelay
+from tests.support.postgres import PostgresServer
+from tests.support.proxy import FaultProxy
+from tests.support.rabbitmq import RabbitServer
+
+
+async def test_it_waits_for_the_database_and_then_for_the_broker(
+    settings: Settings, postgres: PostgresServer, rabbitmq: RabbitServer, start_relay: StartRelay
+) -> None:
+    async with (
+        FaultProxy("127.0.0.1", postgres.port, amqp=False) as database,
+        FaultProxy("127.0.0.1", rabbitmq.port) as broker,
+    ):
+        database.refusing = broker.refusing = True
+        relay = start_relay(
+            RELAY_DATABASE_URL=settings.database.url.get_secret_value().replace(
+                f":{postgres.port}/", f":{database.port}/"
+            ),
+            RELAY_BROKER_URL=settings.broker.url.get_secret_value().replace(f":{rabbitmq.port}/", f":{broker.port}/"),
+        )
+        await relay.wait_for_log("database.degraded")
+        await relay.wait_for_log("broker.degraded")
+        assert (await relay.site.get("/livez")).status == 200
+
+        database.refusing = False
+        await relay.wait_for_log("database.healed")
+        assert (await relay.site.get("/readyz")).status == 503
+        broker.refusing = False
+        await relay.wait_for_log("relay.ready")
+        waited = [event for event in relay.events() if str(event["event"]).endswith(".degraded")]
+
+    assert {event["event"] for event in waited} == {"database.degraded", "broker.degraded"}
+    assert all(0 < event["gives_up_in_s"] <= 60 for event in waited)
+    reasons = [event["reason"] for event in waited]
+    assert len(reasons) == len(set(reasons))  # nothing is said twice, however often it tried
+
+
+async def test_it_gives_up_in_the_end(settings: Settings, rabbitmq: RabbitServer, start_relay: StartRelay) -> None:
+    async with FaultProxy("127.0.0.1", rabbitmq.port) as broker:
+        broker.refusing = True
+        url = settings.broker.url.get_secret_value().replace(f":{rabbitmq.port}/", f":{broker.port}/")
+        relay = start_relay(RELAY_BROKER_URL=url, RELAY_RELAY__START_TIMEOUT="1")
+
+        assert await relay.wait_for_end() == 1
+
+    assert relay.log.read_text().splitlines()[-1].startswith(f"relay: 127.0.0.1:{broker.port}: ")
