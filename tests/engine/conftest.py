@@ -18,6 +18,7 @@ from relay.engine.tail import Tail
 from relay.settings import DatabaseSettings, RelaySettings, Settings
 from tests.engine.follower import Follow, Follower
 from tests.support.eventually import eventually
+from tests.support.queues import declare_bound
 
 NO_SWEEP = {"sweep_interval": 3600.0, "poll_interval": 0.05}  # what the sweep would find has to be found without it
 
@@ -108,10 +109,7 @@ async def channel(broker_url: str) -> AsyncIterator[AbstractChannel]:
 
 @pytest.fixture
 async def queue(channel: AbstractChannel) -> Reader:
-    exchange = await channel.declare_exchange("outbox", aio_pika.ExchangeType.TOPIC, durable=True)
-    queue = await channel.declare_queue("events", durable=True, arguments={"x-queue-type": "quorum"})
-    await queue.bind(exchange, "#")
-    return Reader(channel, queue)
+    return Reader(channel, await declare_bound(channel, "events"))
 
 
 @pytest.fixture
