@@ -3,11 +3,14 @@
 import base64
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC
+from functools import partial
 from typing import Annotated
 from uuid import UUID
 
+import psycopg
 from cyclopts import App, Parameter, validators
 
 from relay.cli.options import DatabaseOptions, Output
@@ -113,11 +116,7 @@ def retry_(
     output: Output = "text",
 ) -> int:
     """Send rows again, with all their attempts; rows held behind them follow in order."""
-    database = (options or DatabaseOptions()).load().settings.database
-    selection = _bulk(filters, all_)
-    with session(database, timeout=BULK_TIMEOUT) as connection:
-        change = preview if dry_run else retry
-        done = change(connection, database.schema_name, selection)
+    done = _change(preview if dry_run else retry, options, _bulk(filters, all_))
     return _report("retry", done, output, dry_run=dry_run)
 
 
@@ -132,14 +131,16 @@ def discard_(
     output: Output = "text",
 ) -> int:
     """Give rows up: they are kept and never sent; rows held behind them go out."""
-    database = (options or DatabaseOptions()).load().settings.database
-    selection = _bulk(filters, all_)
-    with session(database, timeout=BULK_TIMEOUT) as connection:
-        if dry_run:
-            done = preview(connection, database.schema_name, selection)
-        else:
-            done = discard(connection, database.schema_name, selection, note=note)
+    done = _change(preview if dry_run else partial(discard, note=note), options, _bulk(filters, all_))
     return _report("discard", done, output, dry_run=dry_run)
+
+
+def _change(
+    change: Callable[[psycopg.Connection, str, Selection], Done], options: DatabaseOptions | None, selection: Selection
+) -> Done:
+    database = (options or DatabaseOptions()).load().settings.database
+    with session(database, timeout=BULK_TIMEOUT) as connection:
+        return change(connection, database.schema_name, selection)
 
 
 def _bulk(filters: Filters | None, everything: bool) -> Selection:
