@@ -85,6 +85,8 @@ def carry(report: Report, environment: Mapping[str, str], file: Path) -> tuple[R
             spark.note(_what_spark_did(summary))
         with report.step("relay and consumer: the rest") as step:
             stages.wait_until_projected(database_url, [relay, consumer], step)
+        with report.step("relay replay: a customer") as step:
+            stages.replay_a_customer(database_url, environment, [relay, consumer], step)
     stages.require_good_end(relay, consumer)
     counts, after = stages.consumer_counts(), count_tables(database_url)
     run = Processes(

@@ -19,6 +19,7 @@ from relay.consume import Consumer, Inbox, Message, on
 from relay.observe.log import set_up
 
 NAME = "demo"
+WRITE_INTERVAL = 0.2  # seconds
 
 # No ON CONFLICT: should the inbox ever let a message through twice, this fails loudly.
 PROJECT = """
@@ -35,7 +36,7 @@ async def project(messages: Sequence[Message], connection: psycopg.AsyncConnecti
 
 
 def main(counts_file: Path) -> None:
-    """Consume until SIGTERM; leave the counts of this process in `counts_file`."""
+    """Consume until SIGTERM; keep the counts of this process in `counts_file`."""
     settings = load().settings
     set_up(settings.log)
     consumer = Consumer(
@@ -46,10 +47,30 @@ def main(counts_file: Path) -> None:
         batch_size=1000,  # one transaction for as many as have come, which costs one sync to disk
         pipeline=True,
     )
+    asyncio.run(_consume(consumer, counts_file))
+
+
+async def _consume(consumer: Consumer, counts_file: Path) -> None:
     try:
-        asyncio.run(consumer.run())
+        async with asyncio.TaskGroup() as tasks:
+            writing = tasks.create_task(_write_often(consumer, counts_file), name="counts")
+            await consumer.run()
+            writing.cancel()
     finally:
-        counts_file.write_text(json.dumps(asdict(consumer.counters)))
+        _write(consumer, counts_file)
+
+
+async def _write_often(consumer: Consumer, counts_file: Path) -> None:
+    while True:
+        _write(consumer, counts_file)
+        await asyncio.sleep(WRITE_INTERVAL)
+
+
+def _write(consumer: Consumer, counts_file: Path) -> None:
+    """Write the counts so that a reader finds either the old ones or the new ones."""
+    beside = counts_file.with_suffix(".new")
+    beside.write_text(json.dumps(asdict(consumer.counters)))
+    beside.replace(counts_file)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ COUNT_TABLES = """
         (SELECT coalesce(sum(amount), 0) FROM billing.invoice) AS invoiced_money,
         event.written, event.sent, event.parked,
         (SELECT coalesce(sum(published_total), 0)::bigint FROM outbox.node) AS confirmed,
+        (SELECT coalesce(sum(replayed), 0)::bigint FROM outbox.replay) AS replayed,
         (SELECT count(*) FROM billing.invoice_projection) AS projected,
         (SELECT coalesce(sum(amount), 0) FROM billing.invoice_projection) AS projected_money,
         (SELECT count(*) FROM
@@ -61,6 +62,7 @@ class Tables:
     sent: int
     parked: int
     confirmed: int  # by the relay's own count
+    replayed: int  # by the replays' own count
     projected: int
     projected_money: Decimal
     lost: int  # invoices that the projection does not have, or has otherwise
@@ -95,6 +97,7 @@ class Reconciliation:
         # Of this run alone: a relay that was killed has not told its last second's count.
         confirmed_now, sent_now = after.confirmed - self.before.confirmed, after.sent - self.before.sent
         projected_now = after.projected - self.before.projected
+        replayed_now = after.replayed - self.before.replayed
         rules = {
             "every purchase is an invoice or in quarantine": self.purchases.lines == after.quarantined + after.invoices,
             "every invoice has its outbox row": after.invoices == after.written,
@@ -102,6 +105,8 @@ class Reconciliation:
             "nothing was sent that the broker did not confirm": confirmed_now >= sent_now,
             "everything sent is projected": after.sent == after.projected,
             "everything consumed was projected or known": run.consumed == projected_now + run.duplicates,
+            # More may be: what a run before this one was stopped in the middle of comes again as well.
+            "everything replayed was known": run.duplicates >= replayed_now,
             "nothing is left in the queue": run.left_in_queue == 0,
             "nothing is lost": after.lost == 0,
             "nothing is invented": after.invented == 0,
@@ -129,6 +134,7 @@ class Reconciliation:
         row("outbox rows", after.written, after.written - before.written, "outbox.message")
         row("sent", after.sent, after.sent - before.sent, "state sent")
         row("confirmed", after.confirmed, after.confirmed - before.confirmed, "the relay, at confirms")
+        row("replayed", after.replayed, after.replayed - before.replayed, "outbox.replay")
         row("consumed", None, run.consumed, "the consumer, at acks")
         row("projected", after.projected, after.projected - before.projected, "billing.invoice_projection")
         row("duplicates absorbed", None, run.duplicates, "the consumer, at the inbox")

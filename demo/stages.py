@@ -1,10 +1,10 @@
-"""The processes of the demo: relay, consumer and Spark, each with its log in .demo/."""
+"""The processes of the demo: relay, consumer, Spark and replay, each with its log in .demo/."""
 
 import json
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ COUNT_MOVED = """
             WHERE state = 'sent' AND writer = %(app_id)s AND batch_id = %(version)s),
         (SELECT count(*) FROM billing.invoice_projection)
 """
+BUSIEST_CUSTOMER = "SELECT customer_id FROM billing.invoice GROUP BY 1 ORDER BY count(*) DESC, 1 LIMIT 1"
 
 
 @contextmanager
@@ -90,25 +91,49 @@ def wait_until_projected(database_url: str, processes: list[Process], step: Step
     Raises:
         ServerError: relay or consumer ended by itself.
     """
-    seen, moved_at = None, time.monotonic()
     with psycopg.connect(database_url, autocommit=True) as connection:
-        while time.monotonic() - moved_at < GIVE_UP_AFTER:
+
+        def look() -> tuple[Hashable, bool]:
             moved = connection.execute(COUNT_MOVED, BATCH).fetchone()
             assert moved is not None, "a SELECT of counts gives one row"
             pending, sent, projected = moved
             step.note(f"{pending:,} pending, {sent:,} sent, {projected:,} projected")
-            if pending == 0 and projected >= sent:
-                return
-            if moved != seen:
-                seen, moved_at = moved, time.monotonic()
-            for process in processes:
-                if not process.is_running():
-                    raise ServerError(f"{process.name} ended with code {process.returncode}\n{process.log_end()}")
+            return moved, pending == 0 and projected >= sent
+
+        _wait_while_it_moves(look, processes)
+
+
+def replay_a_customer(database_url: str, environment: Mapping[str, str], processes: list[Process], step: Step) -> None:
+    """Send the history of the customer with the most invoices again, and wait until the consumer has had it all.
+
+    Raises:
+        ServerError: the replay failed, or relay or consumer ended by itself.
+    """
+    with psycopg.connect(database_url) as connection:
+        found = connection.execute(BUSIEST_CUSTOMER).fetchone()
+    if found is None:
+        step.note("nobody has bought anything")
+        return
+    (customer,) = found
+    absorbed_before = consumer_counts()["duplicates"]
+    command = [COMMANDS / "relay", "replay", "--aggregate-type", "customer", "--aggregate-id", customer]
+    with _running("replay", [*command, "--output", "json"], {**environment, "RELAY_LOG__FORMAT": "json"}) as replay:
+        while replay.is_running():
             time.sleep(LOOK_EVERY)
+    if replay.returncode:
+        raise ServerError(f"relay replay failed with code {replay.returncode}\n{replay.log_end()}")
+    replayed: int = json.loads(replay.log_end().rpartition("\n")[2])["replayed"]
+
+    def look() -> tuple[Hashable, bool]:
+        absorbed = consumer_counts()["duplicates"] - absorbed_before
+        step.note(f"customer {customer}: {replayed:,} rows replayed, {absorbed:,} absorbed")
+        return absorbed, absorbed >= replayed
+
+    _wait_while_it_moves(look, processes)
 
 
 def consumer_counts() -> dict[str, int]:
-    """Give what the consumer counted: applied, duplicates, failed."""
+    """Give what the consumer has counted until now: applied, duplicates, failed."""
     counts: dict[str, int] = json.loads(_counts_file().read_text())
     return counts
 
@@ -124,6 +149,21 @@ def require_good_end(*processes: Process) -> None:
             raise ServerError(
                 f"{process.name} was told to drain and ended with code {process.returncode}\n{process.log_end()}"
             )
+
+
+def _wait_while_it_moves(look: Callable[[], tuple[Hashable, bool]], processes: list[Process]) -> None:
+    """Look until all is done, or until what is seen has been the same for GIVE_UP_AFTER."""
+    seen, moved_at = None, time.monotonic()
+    while time.monotonic() - moved_at < GIVE_UP_AFTER:
+        moved, is_done = look()
+        if is_done:
+            return
+        if moved != seen:
+            seen, moved_at = moved, time.monotonic()
+        for process in processes:
+            if not process.is_running():
+                raise ServerError(f"{process.name} ended with code {process.returncode}\n{process.log_end()}")
+        time.sleep(LOOK_EVERY)
 
 
 def _counts_file() -> Path:

@@ -78,6 +78,9 @@ def test_it_adds_up_and_a_second_run_recognises_the_batch(place: Path) -> None:
     assert row(said_first, "projected") == ["500", "500"]
     assert row(said_second, "invoices") == ["500", "0"]
     assert row(said_second, "confirmed") == ["500", "0"]
+    assert row(said_first, "replayed") == ["6", "6"]  # the purchases of customer 00000
+    assert row(said_second, "replayed") == ["12", "6"]
+    assert row(said_first, "duplicates absorbed") == row(said_second, "duplicates absorbed") == ["", "6"]
     assert "recognised, nothing written" in said_second
     assert processes_of(place) == []
 

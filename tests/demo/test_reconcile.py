@@ -30,7 +30,7 @@ FILE = """ customer_id  date number_of_cds  dollar_value
  00003 19970199  what is this
 """
 
-# As after a run: three invoices, all sent and projected, and a line in quarantine.
+# As after a run: three invoices, all sent and projected, one of them replayed, and a line in quarantine.
 AFTER_A_RUN = """
     INSERT INTO outbox.batch (app_id, version, partitions, token, row_counts)
         VALUES ('cdnow', 1, 1, gen_random_uuid(), '{}');
@@ -43,7 +43,8 @@ AFTER_A_RUN = """
     INSERT INTO outbox.message (aggregate_type, aggregate_id, event_type, payload, writer, batch_id, state, sent_at)
         SELECT 'customer', customer_id, 'InvoiceIssued', '{}', 'cdnow', 1, 'sent', now() FROM billing.invoice;
     INSERT INTO billing.invoice_projection SELECT * FROM billing.invoice;
-    INSERT INTO outbox.node (name, backend_pid, published_total, version) VALUES ('demo', 1, 3, '0')
+    INSERT INTO outbox.node (name, backend_pid, published_total, version) VALUES ('demo', 1, 3, '0');
+    INSERT INTO outbox.replay (made_by, filter, state, selected, replayed) VALUES ('demo', '{}', 'done', 1, 1)
 """
 
 
@@ -107,6 +108,7 @@ def test_a_file_may_have_no_header(connection: psycopg.Connection, database_url:
             "UPDATE outbox.message SET state = 'parked', sent_at = NULL WHERE aggregate_id = '00001'",
             ["every outbox row is sent", "everything sent is projected"],
         ),
+        ("UPDATE outbox.replay SET replayed = 2", ["everything replayed was known"]),
         ("UPDATE outbox.node SET published_total = 2", ["nothing was sent that the broker did not confirm"]),
         (
             "DELETE FROM billing.quarantine",
