@@ -18,6 +18,8 @@ PLACE = Path(os.environ.get("DEMO_FOLDER", ROOT / ".demo"))  # tests have their 
 DATABASE = "demo"
 DATABASE_URL = "RELAY_DATABASE_URL"
 BROKER_URL = "RELAY_BROKER_URL"
+# What the demo counts in and waits for, whatever the reader has set for another relay.
+FIXED = {"RELAY_DATABASE__SCHEMA": "outbox", "RELAY_LOG__LEVEL": "info"}
 
 
 @contextmanager
@@ -55,7 +57,7 @@ def start_over() -> None:
 @contextmanager
 def servers(report: Report) -> Iterator[dict[str, str]]:
     """Give the environment of the demo's processes, with the URLs of both servers, which run meanwhile."""
-    environment = dict(os.environ)
+    environment = {**os.environ, **FIXED}
     with ExitStack() as running:
         if not environment.get(DATABASE_URL):
             with report.step(f"PostgreSQL {NEWEST}, private") as step:

@@ -107,7 +107,8 @@ def test_it_adds_up_on_the_reader_s_own_servers_and_leaves_them_full(
     place: Path, database_url: str, broker_url: str
 ) -> None:
     own = {"RELAY_DATABASE_URL": database_url, "RELAY_BROKER_URL": broker_url}
-    with start(place, **own) as demo:
+    settings_of_a_relay = {"RELAY_DATABASE__SCHEMA": "events", "RELAY_LOG__LEVEL": "error"}
+    with start(place, **own, **settings_of_a_relay) as demo:
         said = demo.communicate()[0]
     with start(place, "--fresh", **own) as fresh:
         refused = fresh.communicate()[0]
