@@ -83,10 +83,6 @@ class Table:
     def __str__(self) -> str:
         return f"{self.schema}.{self.name}"
 
-    @property
-    def identifier(self) -> Identifier:
-        return Identifier(self.schema, self.name)
-
 
 def describe(connection: psycopg.Connection, dbtable: str) -> Table:
     """Describe the business table.

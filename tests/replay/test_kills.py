@@ -18,7 +18,6 @@ from tests.support.proxy import Act, FaultProxy
 KILLS = 10
 SEED_VARIABLE = "TEST_SEED"  # the seed of an earlier run, to run it again
 FAST = ("--rate", "100000")  # from the first message on
-POSITION = "SELECT position FROM outbox.replay"
 RESUME = ("replay", "--resume", "1")
 
 
