@@ -1,6 +1,8 @@
 """What is refused before any task runs, by name; and rows that are refused with their key."""
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -10,10 +12,12 @@ from pyspark.sql import functions as f
 
 import outbox_spark
 from outbox_spark.errors import OutboxWriteError
+from outbox_spark.options import OPTIONAL, REQUIRED
 from outbox_spark.prepare import prepare
 from tests.spark.frames import counts, invoices, save, staging_tables
 
 Options = dict[str, str]
+DOCUMENTATION = Path(__file__).resolve().parents[2] / "docs" / "spark.md"
 
 
 @pytest.mark.parametrize(
@@ -56,6 +60,12 @@ def test_every_fault_of_the_options_is_told_at_once(spark: SparkSession, options
         prepare({**options, "dbtable": "", "atomic": "no", "colour": "red"}, invoices(spark).schema, overwrite=False)
 
     assert [word in str(refused.value) for word in ("dbtable", "atomic", "colour")] == [True, True, True]
+
+
+def test_the_documented_options_are_those_that_are_known() -> None:
+    rows = [line.split("|")[1] for line in DOCUMENTATION.read_text().splitlines() if line.startswith("| `")]
+
+    assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted([*REQUIRED, *OPTIONAL])
 
 
 def test_a_wrong_password_is_never_shown(spark: SparkSession, options: Options) -> None:
