@@ -15,6 +15,7 @@ from pydantic import SecretStr
 from relay.operate.migrate import migrate
 from relay.settings import BrokerSettings, DatabaseSettings, Settings
 from tests.support import postgres as postgres_programs
+from tests.support.given import given_postgres, given_rabbitmq
 from tests.support.java import java_home
 from tests.support.postgres import NEWEST, OLDEST, PostgresServer
 from tests.support.rabbitmq import RabbitServer
@@ -29,7 +30,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if metafunc.definition.get_closest_marker("every_postgres"):
+    if metafunc.definition.get_closest_marker("every_postgres") and not given_postgres():
         metafunc.parametrize("postgres", [OLDEST, NEWEST], ids=["pg15", "pg18"], indirect=True, scope="session")
 
 
@@ -41,7 +42,8 @@ def postgres_of() -> Iterator[Callable[[int], PostgresServer]]:
 
         def server(version: int) -> PostgresServer:
             if version not in servers:
-                started = running.enter_context(PostgresServer(version))
+                started = running.enter_context(given_postgres() or PostgresServer(version))
+                started.drop_database(TEMPLATE)  # a given server may have one
                 migrate(DatabaseSettings(url=SecretStr(started.create_database(TEMPLATE))))
                 servers[version] = started
             return servers[version]
@@ -61,7 +63,7 @@ def postgres(request: pytest.FixtureRequest, postgres_of: Callable[[int], Postgr
 @pytest.fixture(scope="session")
 def rabbitmq() -> Iterator[RabbitServer]:
     """The run's broker; others use it too, so stop a node of your own."""
-    with RabbitServer(schedulers=1) as node:
+    with given_rabbitmq() or RabbitServer(schedulers=1) as node:
         yield node
 
 

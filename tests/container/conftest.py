@@ -6,9 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.container.debian import postgres_container, rabbitmq_container
 from tests.container.podman import Podman, missing, private_podman
 from tests.container.run import Relay
-from tests.support.postgres import PostgresServer
+from tests.support.postgres import NEWEST, PostgresServer
+from tests.support.rabbitmq import RabbitServer
 
 
 @pytest.fixture(scope="session")
@@ -28,6 +30,31 @@ def image(podman: Podman) -> str:
     """The image of the relay."""
     podman.build("relay")
     return "outbox-relay"
+
+
+@pytest.fixture(scope="session", params=["private", pytest.param("debian", marks=pytest.mark.images)])
+def servers(request: pytest.FixtureRequest) -> str:
+    """Which PostgreSQL and RabbitMQ the containers of the relay get: the tests' usual ones, or those of debian.py."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def postgres(servers: str, request: pytest.FixtureRequest) -> Iterator[PostgresServer]:
+    if servers == "private":
+        yield request.getfixturevalue("postgres_of")(NEWEST)
+    else:
+        with postgres_container(request.getfixturevalue("podman")) as server:
+            yield server
+
+
+@pytest.fixture(scope="session")
+def rabbitmq(servers: str, request: pytest.FixtureRequest) -> Iterator[RabbitServer]:
+    if servers == "private":
+        with RabbitServer(schedulers=1) as node:
+            yield node
+    else:
+        with rabbitmq_container(request.getfixturevalue("podman")) as node:
+            yield node
 
 
 @pytest.fixture

@@ -75,6 +75,12 @@ class Podman:
         )
         return Result(done.returncode, done.stdout, _own_words(done.stderr))
 
+    @property
+    def command(self) -> list[str]:
+        """What stands before the arguments for who does not have our environment."""
+        own = [f"{name}={value}" for name, value in self.environment.items() if os.environ.get(name) != value]
+        return ["env", *own, "podman"]
+
     def do(self, *arguments: str, seconds: float = 60) -> str:
         """Run `podman ...`, which must succeed, and give what it printed.
 

@@ -1,10 +1,14 @@
 """Run the relay's image as strictly as a platform does: its own user, nothing writable, no rights."""
 
+import json
 import secrets
 from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
 
 from tests.container.podman import Podman, Result
-from tests.support.process import wait_for
+from tests.http.site import Site
+from tests.support.process import free_port, wait_for
 
 STRICT = (
     "--network=host",  # where the tests' servers are
@@ -33,9 +37,11 @@ class Relay:
         """Start a container; without arguments it does what the image does by default."""
         name = f"relay-{secrets.token_hex(4)}"
         self._started.append(name)
+        site = Site(f"127.0.0.1:{free_port()}")  # the port that the image has is taken on some machine
+        variables = {"RELAY_HTTP__LISTEN": site.address, **variables}
         options = [*self._options, *_variables(variables), f"--name={name}", f"--hostname={name}"]
         self._podman.do("run", "--detach", *options, self._image, *arguments)
-        return Container(self._podman, name)
+        return Container(self._podman, name, site)
 
     def remove(self) -> None:
         """End what still runs, and remove it."""
@@ -49,6 +55,7 @@ class Container:
 
     podman: Podman
     name: str
+    site: Site
 
     def log(self) -> str:
         done = self.podman("logs", self.name)
@@ -67,8 +74,18 @@ class Container:
         if words not in self.log():
             raise TimeoutError(f"{self.name} ended without {words}\n{self.log()}")
 
+    def events(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.log().splitlines()]
+
     def is_running(self) -> bool:
         return self._state("Running") == "true"
+
+    def started_at(self) -> datetime:
+        return datetime.fromisoformat(self._state('StartedAt.Format "2006-01-02T15:04:05.000000Z07:00"'))
+
+    def wait_for_end(self) -> int:
+        """Give the exit code."""
+        return int(self.podman.do("wait", self.name, seconds=120))
 
     def is_healthy(self) -> bool:
         return self.podman("healthcheck", "run", self.name).code == 0

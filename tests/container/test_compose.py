@@ -10,16 +10,16 @@ from pathlib import Path
 import aio_pika
 import pytest
 
-from tests.container.podman import BASE, ROOT, Podman
+from tests.container.debian import PASSWORD, build
+from tests.container.podman import ROOT, Podman
 from tests.container.run import Container
+from tests.http.site import Site
 from tests.support.eventually import eventually
 from tests.support.process import ServerError, free_port, wait_for
 
 pytestmark = [pytest.mark.images, pytest.mark.timeout(900)]
 
-SERVERS = Path(__file__).with_name("servers")
 COMPOSE = Path(sys.executable).with_name("podman-compose")
-PASSWORD = "opensesame"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,24 +37,24 @@ class Composed:
             raise ServerError(f"podman-compose {arguments[0]} failed: {done.stdout}{done.stderr}")
 
     def container(self, service: str) -> Container:
-        return Container(self.podman, f"outbox-relay_{service}_1")
+        site = Site(f"127.0.0.1:{self.environment['METRICS_PORT']}")
+        return Container(self.podman, f"outbox-relay_{service}_1", site)
 
 
 @pytest.fixture
 def composed(podman: Podman, image: str) -> Iterator[Composed]:
-    for server in ("postgres", "rabbitmq"):
-        options = ["--isolation=chroot", "--layers=false", "--format=docker", f"--build-arg=BASE={BASE}"]
-        podman.run(["podman", "build", *options, f"--target={server}", f"--tag=debian-{server}", SERVERS])
+    images = {server: build(podman, server) for server in ("postgres", "rabbitmq")}
     environment = {
         **podman.environment,
         "PATH": f"{COMPOSE.parent}:{os.environ['PATH']}",
         "RELAY_IMAGE": f"localhost/{image}",
-        "POSTGRES_IMAGE": "localhost/debian-postgres",
-        "RABBITMQ_IMAGE": "localhost/debian-rabbitmq",
+        "POSTGRES_IMAGE": f"localhost/{images['postgres']}",
+        "RABBITMQ_IMAGE": f"localhost/{images['rabbitmq']}",
         "POSTGRES_PASSWORD": PASSWORD,
         "RABBITMQ_PASSWORD": PASSWORD,
         "POSTGRES_PORT": str(free_port()),
         "RABBITMQ_PORT": str(free_port()),
+        "METRICS_PORT": str(free_port()),
     }
     services = Composed(podman, environment)
     yield services
@@ -89,9 +89,15 @@ async def test_a_row_inserted_with_psql_arrives_in_a_queue(composed: Composed) -
     assert message.routing_key == "customer.InvoiceIssued"
     assert message.body == b'{"invoice": 42}'
     assert relay.healthcheck().code == 0
+    assert (await relay.site.get("/readyz")).body == "ok\n"
+    await eventually(lambda: has_published(relay.site), "it is counted")
     assert relay.stop() == 0
     assert PASSWORD not in relay.log()
 
 
 async def has_message(queue: aio_pika.abc.AbstractQueue) -> bool:
     return (await queue.declare()).message_count == 1
+
+
+async def has_published(site: Site) -> bool:
+    return await site.value("outbox_published_total") == 1

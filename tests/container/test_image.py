@@ -5,6 +5,7 @@ import json
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from datetime import datetime
 from typing import LiteralString
 from uuid import UUID
 
@@ -21,6 +22,7 @@ from tests.container.run import Relay
 from tests.faults.billing import Writers
 from tests.faults.checker import Delivered, check_deliveries, report
 from tests.support.eventually import eventually
+from tests.support.process import wait_for
 
 pytestmark = pytest.mark.timeout(600)  # the first test builds the image
 
@@ -28,6 +30,7 @@ MIB = 1024 * 1024
 LARGEST = 200 * MIB  # above the base
 
 SENT = "SELECT count(*) FROM outbox.message WHERE state = 'sent'"
+WAITING = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
 LEFT = "SELECT count(*) FROM outbox.message WHERE state <> 'sent'"
 
 
@@ -68,6 +71,30 @@ async def test_migrate_and_run_carry_rows_and_sigterm_under_load_loses_nothing(
         assert len(deliveries) == await number(reader, SENT)
 
 
+def test_several_may_migrate_at_once(relay: Relay, empty_database_url: str) -> None:
+    with psycopg.connect(empty_database_url, autocommit=True) as connection:
+        connection.execute("SELECT pg_advisory_lock(hashtextextended('outbox.migrate', 0))")
+        replicas = [relay.start("migrate") for _ in range(3)]
+        wait_for(lambda: connection.execute(WAITING).fetchone() == (3,), "all three wait for the lock", 60)
+        connection.execute("SELECT pg_advisory_unlock_all()")
+
+    assert [replica.wait_for_end() for replica in replicas] == [0, 0, 0]
+    assert relay("migrate", "--check").code == 0
+
+
+def test_it_is_ready_soon(relay: Relay, capsys: pytest.CaptureFixture[str]) -> None:
+    relay("migrate")
+    running = relay.start()
+    running.wait_for_log("relay.ready")
+
+    (ready,) = [event for event in running.events() if event["event"] == "relay.ready"]
+    took = datetime.fromisoformat(ready["timestamp"]) - running.started_at()
+
+    with capsys.disabled():
+        print(f"\nimage relay: ready {took.total_seconds():.2f} s after its start")
+    assert running.stop() == 0
+
+
 def test_the_health_check_follows_the_relay(relay: Relay, empty_database_url: str) -> None:
     alone = relay("healthcheck", RELAY_RELAY__NODE="nobody")
     assert (alone.code, alone.out) == (1, "")
@@ -78,12 +105,14 @@ def test_the_health_check_follows_the_relay(relay: Relay, empty_database_url: st
     running.wait_for_log("relay.ready")
 
     assert running.healthcheck().code == 0
+    assert running.site.ask("/readyz").body == "ok\n"
 
     with closed(empty_database_url):
         running.wait_for_log("database.degraded")
         sick = running.healthcheck()
         assert sick.code == 1
         assert "is not currently accepting connections" in sick.err
+        assert (running.site.ask("/readyz").status, running.site.ask("/livez").status) == (503, 200)
     running.wait_for_log("database.healed")
     assert running.healthcheck().code == 0
 
@@ -97,7 +126,7 @@ def test_what_is_logged_is_json(relay: Relay) -> None:
     running.wait_for_log("relay.ready")
     running.stop()
 
-    events = [json.loads(line)["event"] for line in running.log().splitlines()]
+    events = [event["event"] for event in running.events()]
 
     assert [event for event in events if event.startswith("relay.")] == [
         "relay.ready",
@@ -136,6 +165,12 @@ def test_it_says_what_it_is_and_has_nothing_to_build_with(
         print(f"\nimage relay: {above_base / MIB:.0f} MiB above its base of {podman.size(BASE) / MIB:.0f} MiB")
     assert found == "[]"
     assert about["Config"]["User"] == "10001:10001"
+    assert about["Healthcheck"]["Test"] == ["CMD", "relay", "healthcheck"]
+    assert "RELAY_HTTP__LISTEN=0.0.0.0:8080" in about["Config"]["Env"]
+    assert list(about["Config"]["ExposedPorts"]) == ["8080/tcp"]
+    assert labels["org.opencontainers.image.title"] == "outbox-relay"
+    assert labels["org.opencontainers.image.licenses"] == "Apache-2.0"
+    assert labels["org.opencontainers.image.description"]
     assert labels["org.opencontainers.image.version"] == package.__version__
     assert len(labels["org.opencontainers.image.revision"]) == 40
     assert above_base < LARGEST

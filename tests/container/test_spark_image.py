@@ -8,7 +8,11 @@ import pytest
 
 from tests.container.podman import BASE, Podman
 
-pytestmark = [pytest.mark.images, pytest.mark.timeout(1200)]
+pytestmark = [
+    pytest.mark.images,
+    pytest.mark.timeout(1200),
+    pytest.mark.parametrize("servers", ["private"], indirect=True),
+]
 
 PURCHASES = " 00001 19970101  1   11.77\n 00002 19970112  1   12.00\n this is no purchase\n"
 

@@ -4,71 +4,22 @@ import asyncio
 import json
 import os
 import signal
-import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from relay.engine.node import Node
 from relay.http.server import answering
 from relay.settings import HttpSettings, RelaySettings, Settings
 from tests.cli.command import RELAY
+from tests.http.site import Site
 from tests.operate.rows import Rows
 from tests.support.eventually import eventually
 from tests.support.process import Process, free_port
-
-Sample = tuple[str, tuple[tuple[str, str], ...]]
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    status: int
-    content_type: str
-    body: str
-
-
-@dataclass(frozen=True, slots=True)
-class Site:
-    """The address of a relay, and the relay if it runs in this process."""
-
-    address: str
-    node: Node | None = None
-
-    def ask(self, path: str, **headers: str) -> Answer:
-        request = urllib.request.Request(f"http://{self.address}{path}", headers=headers)
-        try:
-            with urllib.request.urlopen(request, timeout=20) as answer:
-                return Answer(answer.status, answer.headers["Content-Type"], answer.read().decode())
-        except HTTPError as refused:
-            with refused:
-                return Answer(refused.code, refused.headers["Content-Type"], refused.read().decode())
-
-    async def get(self, path: str, **headers: str) -> Answer:
-        """Ask from a thread: the relay's event loop may be ours."""
-        return await asyncio.to_thread(lambda: self.ask(path, **headers))
-
-    async def is_ready(self) -> bool:
-        return (await self.get("/readyz")).status == 200
-
-    async def metrics(self) -> dict[Sample, float]:
-        """Scrape, and give each sample's value by its name and labels."""
-        answer = await self.get("/metrics")
-        assert answer.status == 200, answer.body
-        return {
-            (sample.name, tuple(sorted(sample.labels.items()))): sample.value
-            for family in text_string_to_metric_families(answer.body)
-            for sample in family.samples
-        }
-
-    async def value(self, name: str, **labels: str) -> float | None:
-        return (await self.metrics()).get((name, tuple(sorted(labels.items()))))
-
 
 RunSite = Callable[..., AbstractAsyncContextManager[Site]]
 
@@ -85,7 +36,7 @@ def run_site(settings: Settings) -> RunSite:
         node = Node(chosen)
         async with answering(chosen, node), asyncio.TaskGroup() as tasks:
             tasks.create_task(node.run())
-            yield Site(address, node)
+            yield Site(address)
             node.start_draining()
 
     return run

@@ -12,7 +12,8 @@ from pamqp.commands import Basic
 import relay.http.server as served
 from relay.settings import BrokerSettings, Settings
 from tests.cli.command import Command
-from tests.http.conftest import Answer, RunSite, Site, StartRelay
+from tests.http.conftest import RunSite, StartRelay
+from tests.http.site import Answer, Site
 from tests.operate.rows import Rows
 from tests.support.eventually import eventually
 from tests.support.postgres import PostgresServer

@@ -93,7 +93,7 @@ class PostgresServer(Server):
             user=UNPRIVILEGED,
             death_signal="QUIT",
         )
-        self._process.wait_until(self._is_ready, 30)
+        self._process.wait_until(self.is_ready, 30)
 
     def crash(self) -> None:
         """End it as a lost machine does, every backend at once; `start` recovers."""
@@ -137,7 +137,8 @@ class PostgresServer(Server):
         file.chmod(0o600)
         _give_away(file)
 
-    def _is_ready(self) -> bool:
+    def is_ready(self) -> bool:
+        """Tell whether it lets us in."""
         try:
             psycopg.connect(self.admin_url, connect_timeout=2).close()
         except psycopg.OperationalError:

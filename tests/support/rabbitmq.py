@@ -68,12 +68,7 @@ class RabbitServer(Server):
         Raises:
             ServerError: they failed.
         """
-        cookie = (self._folder / "home" / ".erlang.cookie").read_text()
-        answer = run(
-            ["erl_call", "-address", f"127.0.0.1:{self._dist_port}", "-c", cookie, "-timeout", "30", "-e"],
-            environment=self._environment,
-            stdin=f"{expressions}\n",
-        )
+        answer = self._erl_call(f"{expressions}\n")
         if not answer.startswith("{ok, "):
             raise ServerError(f"{expressions} failed on the node: {answer}")
         return answer.removeprefix("{ok, ").removesuffix("}")
@@ -88,6 +83,11 @@ class RabbitServer(Server):
         )
         self._process.wait_until(lambda: is_listening(self.port), 90)
         self.call("rabbit:await_startup().")
+
+    def _erl_call(self, expressions: str) -> str:
+        cookie = (self._folder / "home" / ".erlang.cookie").read_text()
+        command = ["erl_call", "-address", f"127.0.0.1:{self._dist_port}", "-c", cookie, "-timeout", "30", "-e"]
+        return run(command, environment=self._environment, stdin=expressions)
 
     def _prepare(self, folder: Path) -> None:
         if not is_installed():

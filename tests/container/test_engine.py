@@ -1,0 +1,45 @@
+"""The engine's own tests, on PostgreSQL 17 and RabbitMQ 4."""
+
+import os
+import re
+import subprocess
+import sys
+
+import psycopg
+import pytest
+
+from tests.container.podman import ROOT
+from tests.support.given import GivenPostgres, GivenRabbit
+
+pytestmark = [
+    pytest.mark.images,
+    pytest.mark.timeout(1800),
+    pytest.mark.parametrize("servers", ["debian"], indirect=True),
+]
+
+
+def test_the_engine_s_tests_pass_on_them(
+    postgres: GivenPostgres, rabbitmq: GivenRabbit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    versions = rabbitmq.ctl("version").strip(), major_version(postgres)
+    environment = {**os.environ, **postgres.variables(), **rabbitmq.variables()}
+
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "tests/engine", "-q", "-p", "no:cacheprovider"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    with capsys.disabled():
+        print(f"\ntests/engine on RabbitMQ {versions[0]} and PostgreSQL {versions[1]}: {done.stdout.splitlines()[-1]}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.match(r"4\.", versions[0])
+    assert versions[1] == 17
+
+
+def major_version(postgres: GivenPostgres) -> int:
+    with psycopg.connect(postgres.admin_url) as connection:
+        return connection.info.server_version // 10_000
