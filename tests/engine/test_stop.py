@@ -1,0 +1,76 @@
+"""`relay run` told to stop while the broker's confirms do not come: whatever it does, nothing is lost."""
+
+import asyncio
+import signal
+from pathlib import Path
+
+import pytest
+
+from relay.settings import BrokerSettings
+from tests.cli.command import RELAY, Command
+from tests.consume.effects import through
+from tests.engine.conftest import Outbox, Reader, RunNode
+from tests.support.eventually import eventually
+from tests.support.process import Process
+from tests.support.proxy import FaultProxy, Way
+
+ROWS = 20
+
+
+@pytest.mark.parametrize(
+    ("drain_timeout", "signals", "code", "last_words"),
+    [
+        ("0.2", 1, 0, ["relay.draining", "drain.timed_out", "relay.stopped"]),
+        ("600", 2, 130, ["relay.draining", "relay.interrupted"]),
+    ],
+    ids=["a drain that takes too long", "a second signal"],
+)
+async def test_what_is_not_confirmed_when_it_stops_stays_pending_and_goes_out_again(
+    drain_timeout: str,
+    signals: int,
+    code: int,
+    last_words: list[str],
+    *,
+    outbox: Outbox,
+    queue: Reader,
+    broker: BrokerSettings,
+    database_url: str,
+    run_node: RunNode,
+    tmp_path: Path,
+) -> None:
+    address = broker.url.get_secret_value().rpartition("@")[2].partition("/")[0]
+    async with FaultProxy("127.0.0.1", int(address.rpartition(":")[2])) as proxy:
+        variables = {
+            "RELAY_DATABASE_URL": database_url,
+            "RELAY_BROKER_URL": through(broker, proxy.port).url.get_secret_value(),
+            "RELAY_RELAY__DRAIN_TIMEOUT": drain_timeout,
+            "RELAY_LOG__FORMAT": "json",
+        }
+        log = tmp_path / "relay.log"
+        relay = Process([RELAY, "run"], log=log, environment=Command(tmp_path).environment(variables))
+        try:
+            await eventually(lambda: "relay.ready" in log.read_text(), "it is ready", 60)
+            proxy.hold(Way.DOWN)
+            await outbox.insert_many(ROWS, keys=ROWS)
+            await eventually(lambda: has_ready(queue), "the broker has them all", 60)
+            relay.tell(signal.SIGTERM)
+            await eventually(lambda: "relay.draining" in log.read_text(), "it drains", 60)
+            if signals == 2:
+                relay.tell(signal.SIGTERM)
+            await eventually(lambda: not relay.is_running(), "it ends", 60)
+        finally:
+            await asyncio.to_thread(relay.stop, signal.SIGKILL)
+
+    pending = await outbox.ids("pending")
+    async with run_node():
+        await eventually(outbox.is_empty, "another relay sends them", 60)
+
+    assert relay.returncode == code
+    assert [word for word in last_words if f'"{word}"' not in log.read_text()] == []
+    assert len(pending) == ROWS
+    assert sorted(await queue.ids(2 * ROWS)) == sorted(pending * 2)
+
+
+async def has_ready(queue: Reader) -> bool:
+    declared = await queue.channel.declare_queue(queue.queue.name, passive=True)
+    return declared.declaration_result.message_count == ROWS
