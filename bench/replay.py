@@ -137,6 +137,8 @@ def _report_live(pairs: Sequence[Pair]) -> dict[str, Any]:
         spreads[f"{title} alone, ms"] = report.spread(alone)
         spreads[f"{title} beside a replay, ms"] = report.spread(beside)
         spreads[f"{title}, ratio"] = report.spread([b / a for a, b in zip(alone, beside, strict=True)])
+    spreads["rows written a second alone"] = report.spread([one.rate for one, _ in pairs])
+    spreads["rows written a second beside a replay"] = report.spread([one.rate for _, one in pairs])
     spreads["rows replayed meanwhile"] = report.spread([one.replayed for _, one in pairs])
     lines = [[name, each.shown(2), each.range_shown(2)] for name, each in spreads.items()]
     title = f"Live traffic, commit to confirm: median of {len(pairs)} rounds"

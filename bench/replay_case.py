@@ -30,6 +30,7 @@ from tests.support.process import Process, wait_for
 POLL = 0.02  # seconds
 REPLAY_LOG = "replay.log"
 TOO_LONG = 900.0  # seconds
+HOLD = (0.0, 0.004)  # seconds that a writer's transaction stays open: short, so that eight reach 1,000 a second
 
 # Sent long before the live rows, and of the same size.
 FILL = """
@@ -68,6 +69,7 @@ class Beside:
     """One round of live traffic: milliseconds from COMMIT's answer to the confirm, sorted."""
 
     latencies: list[float]
+    rate: float  # rows a second that the writers really wrote
     replayed: int  # meanwhile
     lost: int
 
@@ -117,18 +119,19 @@ def measure_beside(
     replayed = 0
     if is_beside:
         with running_replay(servers, replay_rate) as replaying:
-            commits = write_steadily(live.writers, servers.database_url, rate, seconds)
+            commits = write_steadily(live.writers, servers.database_url, rate, seconds, HOLD)
             wait_for(lambda: not replaying.is_running() or has_begun(servers), "the replay begins", TOO_LONG)
         _require(replaying, 0, 130)
         replayed = _value(watch, REPLAYED)
     else:
-        commits = write_steadily(live.writers, servers.database_url, rate, seconds)
+        commits = write_steadily(live.writers, servers.database_url, rate, seconds, HOLD)
     wait_drained(watch, live.relay)
     confirmed_at = read_confirms(live.confirms)
     confirmed = [commit for commit in commits if commit.id in confirmed_at]
     latencies = sorted(1000 * (confirmed_at[commit.id] - commit.returned_at) for commit in confirmed)
     missing = len(commits) + replayed - queue.depth(servers.broker_url)
-    return Beside(latencies, replayed, max(0, missing, len(commits) - len(confirmed)))
+    written = len(commits) / (commits[-1].returned_at - commits[0].returned_at)
+    return Beside(latencies, written, replayed, max(0, missing, len(commits) - len(confirmed)))
 
 
 def measure_memory(servers: Servers, rows: int) -> float:
