@@ -30,7 +30,7 @@ test: setup ## run every test on real servers, which are started for the run
 	@PYTHON=$(PYTHON) tests/support/packages test
 	$(BIN)/pytest
 
-test-images: setup ## test the image of Spark, and compose.yaml with PostgreSQL 17 and RabbitMQ 4; about 8 minutes
+test-images: setup ## test the images, compose.yaml and the engine with PostgreSQL 17 and RabbitMQ 4
 	@PYTHON=$(PYTHON) tests/support/packages test
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/compose.txt
 	$(BIN)/pytest -m images

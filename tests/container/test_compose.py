@@ -68,7 +68,7 @@ async def test_a_row_inserted_with_psql_arrives_in_a_queue(composed: Composed) -
     for server in (postgres, rabbitmq):
         wait_for(server.is_healthy, f"{server.name} is healthy", 90)
     composed("run", "--rm", "--no-deps", "migrate")
-    composed("run", "--detach", "--no-deps", "--name=outbox-relay_relay_1", "relay")
+    composed("run", "--detach", "--no-deps", "--service-ports", "--name=outbox-relay_relay_1", "relay")
     relay = composed.container("relay")
     relay.wait_for_log("relay.ready")
     broker = f"amqp://outbox:{PASSWORD}@127.0.0.1:{composed.environment['RABBITMQ_PORT']}/"
