@@ -4,10 +4,16 @@ import signal
 from collections import defaultdict
 
 import psycopg
+import pytest
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 
 from relay.consume import Consumer, Inbox, Message, on
-from relay.settings import Settings
+from relay.errors import BusyError
+from relay.operate.session import session as operator_session
+from relay.replay.job import make_job
+from relay.replay.selection import Selection
+from relay.replay.session import ReplaySession
+from relay.settings import DatabaseSettings, Settings
 from tests.consume.effects import running
 from tests.replay.conftest import Commands
 from tests.replay.sent import Copies, SentRows, faults, ids_of
@@ -59,6 +65,16 @@ async def test_one_job_has_one_process(relay: Commands, sent: SentRows, copies: 
     assert "replay 1 is run by another process" in second.said
     assert job["state"] == "running"
     assert faults(ids, await copies.read()) == []
+
+
+async def test_a_job_that_two_begin_in_the_same_moment_is_run_by_one(database: DatabaseSettings) -> None:
+    with operator_session(database) as connection:
+        job = make_job(connection, "outbox", Selection())
+
+    first = await ReplaySession.open(database, job)
+    with pytest.raises(BusyError, match="replay 1 is run by another process"):
+        await ReplaySession.open(database, job)
+    await first.close()
 
 
 async def test_a_replay_that_races_the_original_takes_effect_once(
