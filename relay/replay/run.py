@@ -132,6 +132,8 @@ class Replay:
     async def _carry(self) -> bool:
         """List the rows and send them all; False when told to stop meanwhile."""
         try:
+            if not self._pace.is_fixed:
+                await self._look()  # so that the time of the list counts when it looks again
             await self._list()
             await self._send()
         except psycopg.errors.QueryCanceled:  # by `stop`, which does not wait for a list to be made
@@ -213,8 +215,11 @@ class Replay:
 
     async def _look_often(self) -> None:
         while True:
-            self._pace.see(*await self._on_database(ReplaySession.look))
+            await self._look()
             await asyncio.sleep(LOOK_INTERVAL)
+
+    async def _look(self) -> None:
+        self._pace.see(*await self._on_database(ReplaySession.look))
 
     async def _on_database(self, call: Callable[[ReplaySession], Awaitable[Answer]]) -> Answer:
         """Use the session; one that was lost is opened anew and asked again, while what was read goes out."""
