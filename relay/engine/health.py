@@ -11,19 +11,23 @@ class Health:
     def __init__(self) -> None:
         self._reasons: dict[str, str] = {}
         self._expected: dict[str, str] = {}
+        self._told: dict[str, set[str]] = {}
 
     def expect(self, part: str, reason: str) -> None:
         """A part is not there yet, and nothing is wrong so far."""
         self._expected[part] = reason
 
     def degrade(self, part: str, reason: str, **more: object) -> None:
-        """A part does not work; it is logged, with `more`, when the reason is new."""
-        if self._reasons.get(part) != reason:
-            self._reasons[part] = reason
+        """A part does not work; each reason is logged once, with `more`, until the part works again."""
+        self._reasons[part] = reason
+        told = self._told.setdefault(part, set())
+        if reason not in told:
+            told.add(reason)
             log.warning(f"{part}.degraded", reason=reason, **more)
 
     def heal(self, part: str) -> None:
         self._expected.pop(part, None)
+        self._told.pop(part, None)
         if self._reasons.pop(part, None) is not None:
             log.info(f"{part}.healed")
 
