@@ -18,11 +18,11 @@ from relay.engine.link import Link
 from relay.engine.loop import forward
 from relay.engine.mark import Marker
 from relay.engine.publish import Publisher
-from relay.engine.row import Outcome, Settled
+from relay.engine.row import Outcome
 from relay.engine.session import LaneSession
 from relay.engine.tail import Tail
 from relay.errors import AccessError, DatabaseUnavailableError, DeadlineError, OutboxError, leaves
-from relay.settings import KeyPolicy, Ordering, RelaySettings, Settings
+from relay.settings import KeyPolicy, Ordering, Settings
 
 log = structlog.get_logger(__name__)
 
@@ -94,19 +94,6 @@ async def _run_until_told(node: "Node") -> int:
     return 0
 
 
-class CountingPublisher(Publisher):
-    """A publisher that counts what went wrong, once a batch."""
-
-    def __init__(self, settings: RelaySettings) -> None:
-        super().__init__(settings)
-        self.failures: dict[Outcome, int] = {outcome: 0 for outcome in Outcome if outcome is not Outcome.CONFIRMED}
-
-    def settle(self, settled: Settled) -> None:
-        if settled.outcome is not Outcome.CONFIRMED:
-            self.failures[settled.outcome] += len(settled.rows)
-        super().settle(settled)
-
-
 class Node:
     """One node with one set of lanes."""
 
@@ -116,7 +103,7 @@ class Node:
         for part in ("database", "broker"):
             self._health.expect(part, "not connected yet")
         self._health.expect("lanes", NO_LANES)
-        self._publisher = CountingPublisher(settings.relay)
+        self._publisher = Publisher(settings.relay)
         self._link = Link(settings, self._publisher, self._health, patience=settings.relay.start_timeout)
         self._tail: Tail | None = None
         self._ready = False

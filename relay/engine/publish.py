@@ -34,6 +34,7 @@ class Publisher:
     Attributes:
         in_flight: messages handed to a wire and not yet settled.
         published_total: rows confirmed and marked since the start; the marker counts them.
+        failures: attempts since the start that ended without a confirm, by outcome.
         confirmed, faulty: settled rows, for the marker to take (`take_settled`).
         settled: set when there are some.
     """
@@ -56,6 +57,7 @@ class Publisher:
         self._loop = asyncio.get_running_loop()
         self.in_flight = 0
         self.published_total = 0
+        self.failures: dict[Outcome, int] = {outcome: 0 for outcome in Outcome if outcome is not Outcome.CONFIRMED}
         self.confirmed: list[Row] = []
         self.faulty: list[Fault] = []
         self.settled = asyncio.Event()
@@ -87,6 +89,8 @@ class Publisher:
     def settle(self, settled: Settled) -> None:
         """Act on an outcome. The wire calls this."""
         self.in_flight -= len(settled.rows)
+        if settled.outcome is not Outcome.CONFIRMED:
+            self.failures[settled.outcome] += len(settled.rows)
         match settled.outcome:
             case Outcome.CONFIRMED:
                 self._confirm(settled.rows)
