@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
+from uuid import UUID
 
 from cyclopts import Parameter
 
@@ -39,3 +40,16 @@ class Options(DatabaseOptions):
 
     def load(self) -> Loaded:
         return load(config=self.config, flags={"database.url": self.database_url, "broker.url": self.broker_url})
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageFilters:
+    """Which rows, by what their writer said."""
+
+    message_ids: Annotated[
+        list[UUID] | None, Parameter(name="--message-id", help="By message id; may be repeated.")
+    ] = None
+    aggregate_type: Annotated[str | None, Parameter(help="Of this type.")] = None
+    aggregate_id: Annotated[str | None, Parameter(help="Of this key.")] = None
+    event_type: Annotated[str | None, Parameter(help="Of this event.")] = None

@@ -13,7 +13,7 @@ from uuid import UUID
 import psycopg
 from cyclopts import App, Parameter, validators
 
-from relay.cli.options import DatabaseOptions, Output
+from relay.cli.options import DatabaseOptions, MessageFilters, Output
 from relay.cli.printing import aside, complain, print_json, print_pairs, print_table, printable, say
 from relay.errors import UsageError
 from relay.operate.parked import Parked, ParkedMessage, Selection, list_parked, show_parked
@@ -28,16 +28,10 @@ app = App(name="parked", help="See, retry or discard what could not be delivered
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Filters:
+class Filters(MessageFilters):
     """Which rows."""
 
     ids: Annotated[list[int] | None, Parameter(name="--id", help="By id; may be repeated.")] = None
-    message_ids: Annotated[
-        list[UUID] | None, Parameter(name="--message-id", help="By message id; may be repeated.")
-    ] = None
-    aggregate_type: Annotated[str | None, Parameter(help="Of this type.")] = None
-    aggregate_id: Annotated[str | None, Parameter(help="Of this key.")] = None
-    event_type: Annotated[str | None, Parameter(help="Of this event.")] = None
     reason: Annotated[str | None, Parameter(help="A part of the reason.")] = None
     limit: Annotated[
         int | None, Parameter(help="Only the first so many, by id.", validator=validators.Number(gte=1))

@@ -5,13 +5,12 @@ import time
 from dataclasses import dataclass
 from datetime import UTC
 from typing import Annotated
-from uuid import UUID
 
 import psycopg
 import uvloop
 from cyclopts import App, Parameter, validators
 
-from relay.cli.options import DatabaseOptions, Options, Output
+from relay.cli.options import DatabaseOptions, MessageFilters, Options, Output
 from relay.cli.printing import aside, complain, print_json, print_pairs, print_table, say
 from relay.cli.replay_progress import shown_progress
 from relay.errors import BusyError, OutboxError, PartlyDoneError, UsageError
@@ -32,15 +31,9 @@ app = App(name="replay", help="Send again what was sent; list, show and cancel r
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Filters:
+class Filters(MessageFilters):
     """Which sent rows."""
 
-    message_ids: Annotated[
-        list[UUID] | None, Parameter(name="--message-id", help="By message id; may be repeated.")
-    ] = None
-    aggregate_type: Annotated[str | None, Parameter(help="Of this type.")] = None
-    aggregate_id: Annotated[str | None, Parameter(help="Of this key.")] = None
-    event_type: Annotated[str | None, Parameter(help="Of this event.")] = None
     since: Annotated[str | None, Parameter(help="Sent at or after 2026-11-21T08:00:00Z, or 2h ago: `2h`.")] = None
     until: Annotated[str | None, Parameter(help="Sent before; only the days between the two are read.")] = None
 
