@@ -145,7 +145,7 @@ def show(
 
 @app.command
 def cancel(job: JobId, *, options: DatabaseOptions | None = None) -> int:
-    """End a replay for good; a process that runs it stops within a second."""
+    """End a replay for good; a process that runs it stops within a second, or when its list is made."""
     database = (options or DatabaseOptions()).load().settings.database
     with session(database) as connection:
         ended = cancel_job(connection, database.schema_name, job)

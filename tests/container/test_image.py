@@ -23,6 +23,7 @@ from tests.faults.billing import Writers
 from tests.faults.checker import Delivered, check_deliveries, report
 from tests.support.eventually import eventually
 from tests.support.process import wait_for
+from tests.support.queues import declare_bound
 
 pytestmark = pytest.mark.timeout(600)  # the first test builds the image
 
@@ -180,11 +181,7 @@ def test_it_says_what_it_is_and_has_nothing_to_build_with(
 async def witness(broker_url: str) -> AsyncIterator[AbstractQueue]:
     """A queue that gets everything that the relay publishes."""
     async with await aio_pika.connect(broker_url) as connection:
-        channel = await connection.channel()
-        exchange = await channel.declare_exchange("outbox", aio_pika.ExchangeType.TOPIC, durable=True)
-        queue = await channel.declare_queue("witness", durable=True, arguments={"x-queue-type": "quorum"})
-        await queue.bind(exchange, "#")
-        yield queue
+        yield await declare_bound(await connection.channel(), "witness")
 
 
 async def read(queue: AbstractQueue) -> list[Delivered]:

@@ -15,6 +15,7 @@ from tests.cli.command import RELAY
 from tests.replay.sent import Copies, SentRows
 from tests.support.eventually import eventually
 from tests.support.process import Process
+from tests.support.queues import declare_bound
 
 
 class Ended(NamedTuple):
@@ -83,9 +84,6 @@ async def copies(broker_url: str) -> AsyncIterator[Copies]:
     """A queue bound to everything that the default exchange gets."""
     async with await aio_pika.connect(broker_url) as connection:
         channel = await connection.channel()
-        exchange = await channel.declare_exchange("outbox", aio_pika.ExchangeType.TOPIC, durable=True)
-        queue = await channel.declare_queue("copies", durable=True, arguments={"x-queue-type": "quorum"})
-        await queue.bind(exchange, "#")
-        copies = Copies(channel, queue)
+        copies = Copies(channel, await declare_bound(channel, "copies"))
         await copies.start()
         yield copies
