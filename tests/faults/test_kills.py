@@ -24,6 +24,7 @@ from tests.faults.checker import Delivered, check_deliveries, check_rows, report
 from tests.faults.projector import QUEUE
 from tests.faults.victim import Victim
 from tests.support.eventually import eventually
+from tests.support.queues import declare_bound
 
 KILLS = 5  # of each
 CALM = 3000  # messages written after the last kill
@@ -97,10 +98,8 @@ async def queues(broker_url: str, exchange_name: str) -> AsyncIterator[AbstractC
     """Declare the consumer's queue and the witness, both bound to everything that the relay publishes."""
     async with await aio_pika.connect(broker_url) as connection:
         channel = await connection.channel()
-        exchange = await channel.declare_exchange(exchange_name, aio_pika.ExchangeType.TOPIC, durable=True)
         for name in (QUEUE, WITNESS):
-            queue = await channel.declare_queue(name, durable=True, arguments={"x-queue-type": "quorum"})
-            await queue.bind(exchange, "#")
+            await declare_bound(channel, name, exchange_name)
         yield channel
 
 
