@@ -165,7 +165,7 @@ class RelaySettings(Section):
     """frames: encoded here, one write for many messages; publish: the AMQP library's own call for each"""
     max_in_flight: Annotated[int, Field(ge=1, le=65535)] = 800
     """messages sent and not yet confirmed"""
-    max_window_rows: Annotated[int, Field(ge=1)] = 8000
+    max_window_rows: Annotated[int, Field(ge=1)] = 2000
     """rows read and not yet settled"""
     max_window_bytes: Annotated[int, Field(ge=65536)] = 64 * 1024 * 1024
     """bytes read and not yet settled"""
