@@ -6,7 +6,7 @@ TARGET ?= relay
 OPTIONS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-images image lint bench lock clean
+.PHONY: help setup demo test drills test-images image lint bench lock clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -29,6 +29,10 @@ demo: setup ## carry 69,659 real purchases from Spark to a consumer, and reconci
 test: setup ## run every test on real servers, which are started for the run
 	@PYTHON=$(PYTHON) tests/support/packages test
 	$(BIN)/pytest
+
+drills: setup ## the faults that need a cluster, a failover or a long run
+	@PYTHON=$(PYTHON) tests/support/packages test
+	$(BIN)/pytest -m drills
 
 test-images: setup ## test the images, compose.yaml and the engine with PostgreSQL 17 and RabbitMQ 4
 	@PYTHON=$(PYTHON) tests/support/packages test
