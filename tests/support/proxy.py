@@ -71,6 +71,7 @@ class _Message:
 class _Link:
     """A client's connection to us and ours to the server."""
 
+    number: int
     writers: list[asyncio.StreamWriter]
     task: asyncio.Task[None] | None = None
     cut: Act = Act.CLOSE  # how it will end
@@ -93,7 +94,7 @@ class FaultProxy:
         self._upstream = (host, port)
         self._amqp = amqp
         self._gates = {way: asyncio.Event() for way in Way}
-        self._rules: dict[tuple[Way, Method, int], tuple[Act, bool]] = {}
+        self._rules: dict[tuple[Way, Method, int, bool], Act] = {}
         self._limits: dict[Way, tuple[int, Act]] = {}
         self._links: set[_Link] = set()
         self._tasks: list[asyncio.Task[None]] = []  # the server calls back outside of any TaskGroup
@@ -146,15 +147,24 @@ class FaultProxy:
         With `before` the frame does not arrive; else it does, with all of its content. A cut ends the connection
         of that frame only, after everything in front of it has arrived; a hold is for all connections.
         """
-        self._rules[way, method, nth] = (action, before)
+        self._rules[way, method, nth, before] = action
 
     async def wait_seen(self, way: Way, method: Method, count: int, within: float = 10.0) -> None:
         """Wait until so many frames of a method have come in, forwarded or not. Raises TimeoutError."""
         async with asyncio.timeout(within), self._counted:
             await self._counted.wait_for(lambda: self.seen[way, method] >= count)
 
+    def comes(self, way: Way, data: bytes) -> None:
+        """For who extends this: a frame or some bytes are about to pass, unless you `hold` their way now."""
+
+    def passes(self, connection: int, way: Way, data: bytes) -> None:
+        """For who extends this: a frame, or some bytes, are handed on right after this call."""
+
+    def ended(self, connection: int) -> None:
+        """For who extends this: nothing more passes on a connection."""
+
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        link = _Link([writer])
+        link = _Link(len(self._tasks), [writer])
         link.task = asyncio.create_task(self._carry(link, reader), name="proxy.carry")
         self._tasks.append(link.task)
 
@@ -179,6 +189,7 @@ class FaultProxy:
             pass  # a side is gone, or a fault was asked for
         finally:
             self._links.discard(link)
+            self.ended(link.number)
             await _end(link)
 
     async def _receive(
@@ -207,13 +218,13 @@ class FaultProxy:
             method = INDEX_MAPPING[int.from_bytes(piece.data[7:11])]
             message = _Message(method, await self._count(way, method), None if method in WITH_CONTENT else 0)
             link.channels[way, channel] = message
-            piece.before = self._take_rule(way, message, before=True)
+            piece.before = self._rules.pop((way, method, message.nth, True), None)
         elif kind == HEADER_FRAME and message is not None:
             message.missing = int.from_bytes(piece.data[11:19])
         elif kind == BODY_FRAME and message is not None and message.missing is not None:
             message.missing -= size
         if message is not None and message.missing == 0:
-            piece.after = self._take_rule(way, message, before=False)
+            piece.after = self._rules.pop((way, message.method, message.nth, False), None)
         return piece
 
     async def _count(self, way: Way, method: Method) -> int:
@@ -221,14 +232,6 @@ class FaultProxy:
             self.seen[way, method] += 1
             self._counted.notify_all()
             return self.seen[way, method]
-
-    def _take_rule(self, way: Way, message: _Message, *, before: bool) -> Act | None:
-        key = (way, message.method, message.nth)
-        action, is_before = self._rules.get(key, (None, None))
-        if is_before is not before:
-            return None
-        del self._rules[key]
-        return action
 
     async def _forward(
         self, link: _Link, way: Way, writer: asyncio.StreamWriter, pieces: asyncio.Queue[_Piece | None]
@@ -240,8 +243,10 @@ class FaultProxy:
             if (early := piece.due - clock()) > 0:
                 await asyncio.sleep(early)
             await self._act(piece.before, link, way, writer)
+            self.comes(way, piece.data)
             await self._gates[way].wait()
             size, action = self._limits.get(way, (len(piece.data) + 1, None))
+            self.passes(link.number, way, piece.data[:size])
             writer.write(piece.data[:size])
             await writer.drain()
             if action is not None and len(piece.data) >= size:
