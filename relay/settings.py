@@ -183,6 +183,8 @@ class RelaySettings(Section):
     """rows that became visible late, behind higher ids, are looked for this often"""
     heartbeat_interval: Seconds = 1.0
     """the node's row in the table `node` is renewed this often"""
+    stall_after: Seconds = 5.0
+    """messages wait and none settles, or the database does not answer, for this long: not ready, and `stalled`"""
     start_timeout: Seconds = 60.0
     """at the start, the database and the broker are waited for this long"""
     drain_timeout: Seconds = 8.0

@@ -4,6 +4,8 @@ import structlog
 
 log = structlog.get_logger(__name__)
 
+TOLD_REASONS = 20  # remembered a part: a reason with a changing number in it must not fill the memory of a long outage
+
 
 class Health:
     """Reasons by part ("broker", "database", ...); none of them: all is well."""
@@ -11,7 +13,8 @@ class Health:
     def __init__(self) -> None:
         self._reasons: dict[str, str] = {}
         self._expected: dict[str, str] = {}
-        self._told: dict[str, set[str]] = {}
+        self._told: dict[str, list[str]] = {}
+        self._stalled = ""
 
     def expect(self, part: str, reason: str) -> None:
         """A part is not there yet, and nothing is wrong so far."""
@@ -20,9 +23,10 @@ class Health:
     def degrade(self, part: str, reason: str, **more: object) -> None:
         """A part does not work; each reason is logged once, with `more`, until the part works again."""
         self._reasons[part] = reason
-        told = self._told.setdefault(part, set())
+        told = self._told.setdefault(part, [])
         if reason not in told:
-            told.add(reason)
+            told.append(reason)
+            del told[:-TOLD_REASONS]
             log.warning(f"{part}.degraded", reason=reason, **more)
 
     def heal(self, part: str) -> None:
@@ -31,15 +35,31 @@ class Health:
         if self._reasons.pop(part, None) is not None:
             log.info(f"{part}.healed")
 
+    def stall(self, waiting: int, seconds: float) -> None:
+        """Messages wait, and none has settled for so long."""
+        if not self._stalled:
+            log.warning("delivery.stalled", waiting=waiting, seconds=round(seconds, 1))
+        self._stalled = f"nothing has settled for {seconds:.0f} s, messages that wait: {waiting}"
+
+    def move(self) -> None:
+        """Delivery goes on, or nothing waits any more."""
+        if self._stalled:
+            self._stalled = ""
+            log.info("delivery.resumed")
+
     @property
     def hindrances(self) -> dict[str, str]:
         """What keeps us from delivering at this moment, by part; with what is only expected yet."""
-        return self._expected | self._reasons
+        return self._expected | self._reasons | self._stall
 
     @property
     def state(self) -> str:
-        return "degraded" if self._reasons else "ok"
+        return "stalled" if self._stalled else "degraded" if self._reasons else "ok"
 
     @property
     def reasons(self) -> list[str]:
-        return [f"{part}: {reason}" for part, reason in sorted(self._reasons.items())]
+        return [f"{part}: {reason}" for part, reason in sorted((self._reasons | self._stall).items())]
+
+    @property
+    def _stall(self) -> dict[str, str]:
+        return {"delivery": self._stalled} if self._stalled else {}

@@ -27,7 +27,7 @@ log = structlog.get_logger(__name__)
 
 WATCH_INTERVAL = 0.25  # seconds
 CLOSE_TIMEOUT = 2.0  # seconds; a mute broker does not answer the close either
-RECONNECT_INITIAL, RECONNECT_MAX = 0.1, 5.0  # seconds
+RECONNECT_INITIAL, RECONNECT_MAX = 0.1, 3.0  # seconds; ready again within 5 s of the heal
 REOPEN_AFTER = 0.02  # seconds; a row that closes each channel must not make a hot loop
 
 

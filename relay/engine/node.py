@@ -20,13 +20,14 @@ from relay.engine.mark import Marker
 from relay.engine.publish import Publisher
 from relay.engine.row import Outcome
 from relay.engine.session import LaneSession
+from relay.engine.stall import StallWatch
 from relay.engine.tail import Tail
 from relay.errors import AccessError, DatabaseUnavailableError, DeadlineError, OutboxError, leaves
 from relay.settings import KeyPolicy, Ordering, Settings
 
 log = structlog.get_logger(__name__)
 
-RECONNECT_INITIAL, RECONNECT_MAX = 0.1, 5.0  # seconds
+RECONNECT_INITIAL, RECONNECT_MAX = 0.1, 3.0  # seconds; ready again within 5 s of the heal
 ENSURE_DAYS_INTERVAL = 3600.0  # seconds
 INTERRUPTED = 130
 NO_LANES = "none held"
@@ -105,6 +106,7 @@ class Node:
         self._health.expect("lanes", NO_LANES)
         self._publisher = Publisher(settings.relay)
         self._link = Link(settings, self._publisher, self._health, patience=settings.relay.start_timeout)
+        self._stalls = StallWatch(self._publisher, self._health, settings.relay)
         self._tail: Tail | None = None
         self._ready = False
         self._reported = 0  # of publisher.published_total, in the table
@@ -135,9 +137,13 @@ class Node:
     async def run(self) -> None:
         """Relay until drained."""
         async with asyncio.TaskGroup() as tasks:
-            linking = tasks.create_task(self._link.run(), name="link")
+            beside = (
+                tasks.create_task(self._link.run(), name="link"),
+                tasks.create_task(self._stalls.run(), name="stalls"),
+            )
             await self._relay()
-            linking.cancel()
+            for task in beside:
+                task.cancel()
 
     def start_draining(self) -> None:
         """Stop reading; `run` returns when what is in flight is settled and marked."""
@@ -164,9 +170,11 @@ class Node:
             self._health.heal("database")
             try:
                 async with session:
+                    self._stalls.session = session
                     await self._use(session)
             except* (psycopg.OperationalError, psycopg.InterfaceError, DeadlineError) as group:
                 self._health.degrade("database", f"session lost: {_first(group)}")
+            self._stalls.session = None
             self._health.expect("lanes", NO_LANES)
             await self._publisher.abandon()
 

@@ -17,7 +17,7 @@ from relay.engine.row import Key, Outcome, Row, Settled, key_of
 from relay.engine.wire import Wire
 from relay.settings import Ordering, RelaySettings
 
-NACK_BACKOFF, NACK_BACKOFF_MAX = 0.05, 5.0  # seconds; a leader election takes half a second
+NACK_BACKOFF, NACK_BACKOFF_MAX = 0.05, 2.0  # seconds; a leader election takes half a second
 REFILL = 4  # this part of the room is filled at once while rows wait: the broker's costs are for each batch
 
 
@@ -61,6 +61,15 @@ class Publisher:
         self.confirmed: list[Row] = []
         self.faulty: list[Fault] = []
         self.settled = asyncio.Event()
+
+    @property
+    def waiting(self) -> int:
+        """Rows that could go at once or are under way, up to their mark.
+
+        Those count that the broker refuses for now, but none that backs off for a fault of its own, and none behind it.
+        """
+        nacked = sum(row.id in self._nacks for _, _, row in self._later) if self._nacks else 0
+        return len(self._ready) + self.in_flight + len(self.confirmed) + len(self._taken) + nacked
 
     def offer(self, rows: Iterable[Row]) -> None:
         """Take rows over; those of one lane must come in id order."""
@@ -140,7 +149,11 @@ class Publisher:
         return list(self._busy.pop(key, None) or ()) if key is not None else []
 
     async def wait_settled(self) -> bool:
-        """Wait for settled rows; False when stopped and nothing is left to come."""
+        """Wait for settled rows; False when stopped and nothing is left to come.
+
+        What was taken before is in the table.
+        """
+        self._taken = []
         while not (self.confirmed or self.faulty):
             if self._stopped and not self.in_flight:
                 return False

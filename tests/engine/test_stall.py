@@ -1,0 +1,139 @@
+"""Rows that wait while none settles are a stall; idleness, and rows that wait for a fault of their own, are none."""
+
+import time
+from types import SimpleNamespace
+from typing import cast
+
+from relay.engine.health import TOLD_REASONS, Health
+from relay.engine.publish import Publisher
+from relay.engine.row import Outcome, Settled
+from relay.engine.session import LaneSession
+from relay.engine.stall import StallWatch
+from relay.settings import RelaySettings
+from tests.engine.test_publish import Recorder, rows
+
+HOUR = 3600
+
+
+class Watched:
+    """A watch whose time the test makes pass, over a publisher whose outcomes it chooses."""
+
+    def __init__(self) -> None:
+        settings = RelaySettings(stall_after=5, heartbeat_interval=1)
+        self.publisher, self.wire, self.health = Publisher(settings), Recorder(), Health()
+        self.publisher.attach(self.wire)
+        self.watch = StallWatch(self.publisher, self.health, settings)
+        self.now = time.monotonic()
+        self.open_session()
+
+    def open_session(self) -> None:
+        self.watch.session = cast(LaneSession, SimpleNamespace(written_at=self.now))
+
+    def passes(self, seconds: float, *, answering: bool = True) -> str:
+        """Let time pass, with a look each half second; give the state then."""
+        for _ in range(int(seconds * 2)):
+            self.now += 0.5
+            if answering and self.watch.session is not None:
+                self.watch.session.written_at = self.now
+            self.watch.look(self.now)
+        return self.health.state
+
+    def settle(self, outcome: Outcome) -> None:
+        settled, self.wire.open = self.wire.open, []
+        self.publisher.settle(Settled(settled, outcome, "in the broker's words"))
+
+    async def mark(self) -> None:
+        """As the marker does."""
+        await self.publisher.wait_settled()
+        confirmed, _ = self.publisher.take_settled()
+        self.publisher.published_total += len(confirmed)
+        self.publisher.stop()
+        await self.publisher.wait_settled()
+
+
+async def test_a_long_idle_is_no_stall() -> None:
+    watched = Watched()
+
+    assert watched.passes(HOUR) == "ok"
+    assert watched.health.hindrances == {}
+
+
+async def test_rows_that_nobody_confirms_are_one_within_ten_seconds_and_until_one_settles() -> None:
+    watched = Watched()
+    watched.passes(HOUR)
+    watched.publisher.offer(rows([1, 2]))
+
+    assert watched.passes(5) == "ok"
+    assert watched.passes(1) == "stalled"
+    assert watched.health.hindrances == {"delivery": "nothing has settled for 6 s, messages that wait: 2"}
+    assert watched.health.reasons == ["delivery: nothing has settled for 6 s, messages that wait: 2"]
+    watched.settle(Outcome.CONFIRMED)
+    await watched.mark()
+    assert watched.passes(0.5) == "ok"
+    assert watched.passes(HOUR) == "ok"
+
+
+async def test_rows_that_the_broker_refuses_for_now_wait_too() -> None:
+    watched = Watched()
+    watched.publisher.offer(rows([1]))
+    watched.settle(Outcome.NACKED)
+
+    assert watched.passes(6) == "stalled"
+
+
+async def test_a_row_that_backs_off_for_a_fault_of_its_own_is_none() -> None:
+    watched = Watched()
+    faulty, follower = rows([1, 1])
+    watched.publisher.offer([faulty, follower])
+    watched.settle(Outcome.REFUSED)
+    watched.publisher.take_settled()
+    watched.publisher.retry_after(HOUR, faulty)
+
+    assert watched.passes(60) == "ok"
+
+
+async def test_rows_that_are_confirmed_and_cannot_be_marked_are_one() -> None:
+    watched = Watched()
+    watched.publisher.offer(rows([1]))
+    watched.settle(Outcome.CONFIRMED)
+    watched.publisher.take_settled()
+
+    assert watched.passes(6) == "stalled"
+
+
+async def test_rows_of_a_lost_session_still_wait_also_while_sessions_come_and_go() -> None:
+    watched = Watched()
+    watched.publisher.offer(rows([1]))
+    watched.passes(1)
+    watched.settle(Outcome.UNKNOWN)
+    watched.wire.open.clear()
+    watched.publisher.in_flight = 0
+    await watched.publisher.abandon()
+
+    for _ in range(6):
+        watched.watch.session = None
+        watched.passes(0.5)
+        watched.open_session()
+        watched.passes(0.5)
+
+    assert watched.health.state == "stalled"
+    assert watched.passes(3) == "ok"  # the new session stays, and finds nothing that waits
+
+
+async def test_a_database_that_does_not_answer_is_told_before_any_time_out() -> None:
+    watched = Watched()
+
+    assert watched.passes(6, answering=False) == "ok"
+    assert watched.passes(1, answering=False) == "degraded"
+    assert watched.health.hindrances == {"database": "it has not answered for more than 6 s"}
+    assert watched.passes(0.5) == "ok"
+
+
+async def test_a_reason_that_changes_all_the_time_fills_no_memory() -> None:
+    health = Health()
+
+    for port in range(10_000):
+        health.degrade("broker", f"port {port} is closed")
+
+    assert len(health._told["broker"]) == TOLD_REASONS
+    assert health.reasons == ["broker: port 9999 is closed"]
