@@ -1,15 +1,110 @@
 """Connections to RabbitMQ: a list of hosts, a deadline on every step, and no password in any error."""
 
 import asyncio
-from collections.abc import Sequence
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import aio_pika
-from aio_pika.abc import AbstractConnection
-from aiormq.exceptions import AMQPError
+from aio_pika.abc import ConnectionParameter
+from aiormq.connection import TCPTransportFactory, TLSTransportFactory, TransportFactory
+from aiormq.exceptions import AMQPConnectionError, AMQPError, ConnectionClosed
+from pamqp.commands import Connection as Methods
 from yarl import URL
 
 from relay.errors import BrokerUnavailableError, ConfigurationError
 from relay.settings import BrokerSettings
+
+HEARTBEATS_UNACKNOWLEDGED = 2  # a peer whose kernel has taken nothing for so many is gone
+SILENT, LOST = "silent", "lost"  # no word for too long; ended without a word
+
+
+class Connection(aio_pika.Connection):
+    """A connection that knows why the broker blocks it, and why it was lost; `connect` opens it.
+
+    It is not a robust one: those declare exchanges and queues anew after a reconnect, which loses messages
+    in a split, and who publishes must know that the connection was lost.
+
+    Attributes:
+        blocked: the broker's word for why it takes nothing (`memory`, `disk`); None while it does.
+    """
+
+    PARAMETERS = (
+        *aio_pika.Connection.PARAMETERS,
+        ConnectionParameter(name="transport_factory", parser=lambda factory: factory, is_kwarg=True),
+    )
+
+    def __init__(self, url: URL, patience: float, client_properties: dict[str, Any]) -> None:
+        self._socket = _Socket(patience)
+        super().__init__(url, client_properties=client_properties, transport_factory=self._socket)
+        self.blocked: str | None = None
+        self._blocked_at = 0.0
+        self._blocked_before = 0.0
+
+    async def connect(self, timeout: float | None = None) -> None:  # noqa: ASYNC109  (the library's signature)
+        await super().connect(timeout)
+        if self.transport is None:  # as the library types it; it is there
+            raise AMQPConnectionError("closed at once")
+        underlay = self.transport.connection
+        self._closing = underlay.closing
+        # The library has no event for it, and `ready()` tells no reason: we come before its own handlers.
+        # tests/faults/test_broker_alarms.py fails when a release of it has others.
+        for name, act in (("blocked", self._block), ("unblocked", self._unblock)):
+            handler = f"_Connection__handle_connection_{name}"
+            setattr(underlay, handler, _both(act, getattr(underlay, handler)))
+
+    @property
+    def blocked_seconds(self) -> float:
+        """For how long the broker has blocked us, until now."""
+        now = self.loop.time() - self._blocked_at if self.blocked is not None else 0.0
+        return self._blocked_before + now
+
+    def clock(self) -> float:
+        """Give a time in seconds that stands still while the broker blocks us."""
+        return self.loop.time() - self.blocked_seconds
+
+    @property
+    def is_lost(self) -> bool:
+        """Tell whether it has ended; the library's `is_closed` is about our own `close`."""
+        return self._closing.done()
+
+    @property
+    def end(self) -> BaseException | None:
+        """What ended the connection: the broker's words, or what the socket said; None while it is open."""
+        if not self._closing.done():
+            return None
+        return asyncio.CancelledError() if self._closing.cancelled() else self._closing.exception()
+
+    def _block(self, frame: Any) -> None:
+        if self.blocked is None:
+            self._blocked_at = self.loop.time()
+        self.blocked = str(frame.reason or "no reason given").removeprefix("low on ")
+        # It reads nothing now, and an alarm may last: a full receive buffer must not count as a lost peer.
+        self._socket.be_patient(for_ever=True)
+
+    def _unblock(self, _: Any) -> None:
+        self._blocked_before, self.blocked = self.blocked_seconds, None
+        self._socket.be_patient(for_ever=False)
+
+
+class _Socket(TransportFactory):
+    """Opens the socket, and keeps it: a dead peer must not be waited for as long as the kernel does (15 minutes)."""
+
+    def __init__(self, patience: float) -> None:
+        self._patience = patience
+        self._socket: socket.socket | None = None
+
+    async def create(self, url: URL, **kwargs: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        opening: TransportFactory = TLSTransportFactory() if url.scheme == "amqps" else TCPTransportFactory()
+        reader, writer = await opening.create(url, **kwargs)
+        self._socket = writer.get_extra_info("socket")
+        self.be_patient(for_ever=False)
+        return reader, writer
+
+    def be_patient(self, *, for_ever: bool) -> None:
+        if self._socket is not None:
+            milliseconds = 0 if for_ever else round(self._patience * 1000)
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
 
 
 def broker_urls(broker: BrokerSettings) -> list[URL]:
@@ -27,43 +122,68 @@ def broker_urls(broker: BrokerSettings) -> list[URL]:
     return urls
 
 
-async def connect(broker: BrokerSettings, name: str) -> AbstractConnection:
+async def connect(broker: BrokerSettings, name: str, *, after: Connection | None = None) -> Connection:
     """Open a connection to the first host that lets us in; `name` is shown in the broker's list of connections.
 
-    It is not a robust one: those declare exchanges and queues anew after a reconnect, which loses messages
-    in a split, and who publishes must know that the connection was lost.
-
+    Args:
+        after: one that was lost; its host is tried last, as it may take connections and never answer.
     Raises:
         BrokerUnavailableError: no host lets us in; it names each host and why.
     """
     urls = broker_urls(broker)
+    places = [_place(url) for url in urls]
+    if after is not None and _place(after.url) in places:
+        lost = places.index(_place(after.url)) + 1
+        urls = urls[lost:] + urls[:lost]
     reasons = []
     for url in urls:
+        # A mute broker is noticed after three missed heartbeats; the library's 60 s would mean minutes.
+        connection = Connection(
+            url.update_query(heartbeat=str(broker.heartbeat)),
+            patience=broker.heartbeat * HEARTBEATS_UNACKNOWLEDGED,
+            client_properties={"connection_name": name, "product": broker.app_id},
+        )
         try:
-            return await aio_pika.connect(
-                # A mute broker is noticed after three missed heartbeats; the library's 60 s would mean minutes.
-                url.update_query(heartbeat=str(broker.heartbeat)),
-                timeout=broker.connect_timeout,
-                client_properties={"connection_name": name, "product": broker.app_id},
-            )
+            await connection.connect(timeout=broker.connect_timeout)
         except TimeoutError:
             reasons.append(f"{_place(url)}: no answer within {broker.connect_timeout:g} s")
         except (AMQPError, OSError) as error:
-            reasons.append(f"{_place(url)}: {_words(error)}")
+            reasons.append(f"{_place(url)}: {words(error)}")
         except asyncio.CancelledError:
             # The library raises it, too, when the peer resets the connection during the handshake.
             if (task := asyncio.current_task()) is None or task.cancelling():
                 raise
             reasons.append(f"{_place(url)}: the connection was reset")
+        else:
+            return connection
     raise BrokerUnavailableError("; ".join(reasons))
+
+
+def words(error: BaseException) -> str:
+    """Give what the broker or the kernel said, on one line."""
+    return " ".join(_text(error.args).split()) or type(error).__name__
+
+
+def kind_of_end(end: BaseException | None) -> str:
+    """Give one word for why a connection was lost, for a counter: the broker's name for it, such as
+    `connection_forced`, or `lost` or `silent`."""
+    if isinstance(end, ConnectionClosed):
+        name = _text(end.args[-1:]).partition(" ")[0]
+        return name.lower() if name.isupper() else LOST
+    # The library's own heartbeat ends what was silent by a cancellation.
+    return SILENT if isinstance(end, (TimeoutError, asyncio.CancelledError)) else LOST
+
+
+def _both(act: Callable[[Any], None], handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    async def handle(frame: Methods.Blocked | Methods.Unblocked) -> None:
+        act(frame)
+        await handler(frame)
+
+    return handle
 
 
 def _place(url: URL) -> str:
     return f"{url.host}:{url.port or (5671 if url.scheme == 'amqps' else 5672)}"
-
-
-def _words(error: Exception) -> str:
-    return " ".join(_text(error.args).split()) or type(error).__name__
 
 
 def _text(args: Sequence[object]) -> str:

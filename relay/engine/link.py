@@ -1,23 +1,26 @@
 """Keep a connection to the broker: host after host, with a new channel when the broker closes one."""
 
 import asyncio
-from collections.abc import Mapping
-from contextlib import suppress
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
 
 import aio_pika
 import structlog
-from aio_pika.abc import AbstractConnection
-from aiormq.abc import AbstractChannel
+from aiormq.abc import AbstractChannel as Underlay
 from aiormq.exceptions import AMQPError, ChannelNotFoundEntity
 
 from relay import broker
 from relay.backoff import backoff
+from relay.broker import Connection, kind_of_end, words
 from relay.engine.frames import Encoder
 from relay.engine.health import Health
 from relay.engine.message import Identity
 from relay.engine.plain import PlainWire
 from relay.engine.publish import Publisher
+from relay.engine.refusals import Refusals
 from relay.engine.routes import Router
+from relay.engine.row import Outcome, Settled
 from relay.engine.wire import FrameWire, Wire
 from relay.errors import BrokerUnavailableError
 from relay.settings import Settings
@@ -26,8 +29,9 @@ from relay.settings import Wire as WireChoice
 log = structlog.get_logger(__name__)
 
 WATCH_INTERVAL = 0.25  # seconds
-CLOSE_TIMEOUT = 2.0  # seconds; a mute broker does not answer the close either
+CLOSE_TIMEOUT = 1.0  # seconds; a mute broker does not answer the close either
 RECONNECT_INITIAL, RECONNECT_MAX = 0.1, 3.0  # seconds; ready again within 5 s of the heal
+HELD_AFTER = 5.0  # seconds; a connection lost before that, and before any confirm, counts as one more failure
 REOPEN_AFTER = 0.02  # seconds; a row that closes each channel must not make a hot loop
 
 
@@ -39,6 +43,7 @@ class Link:
         patience: seconds in which there must be a first connection; `broker.connect_timeout` unless given.
     Attributes:
         up: set once there was a channel.
+        reconnects: connections that were lost, by reason (`broker.kind_of_end`).
     """
 
     def __init__(
@@ -56,7 +61,17 @@ class Link:
         self._patience = settings.broker.connect_timeout if patience is None else patience
         self._router = Router(settings.routes, settings.broker.exchange)
         self._identity = Identity(settings.broker.app_id.encode(), settings.relay.max_message_bytes, stamp or {})
+        self._refusals = Refusals(self._router, health)
+        self._connection: Connection | None = None
+        self._blocked_before = 0.0  # on connections that have ended
+        self._confirmed = False  # something, on this connection
         self.up = asyncio.Event()
+        self.reconnects: dict[str, int] = Counter()
+
+    @property
+    def blocked_seconds(self) -> float:
+        """For how long the broker has blocked us since the start, until now."""
+        return self._blocked_before + (self._connection.blocked_seconds if self._connection is not None else 0.0)
 
     async def run(self) -> None:
         """Stay connected until cancelled.
@@ -67,54 +82,84 @@ class Link:
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + self._patience
         failures = 0
+        lost: Connection | None = None
         while True:
             try:
-                connection = await broker.connect(self._settings.broker, f"relay {self._settings.relay.node}")
+                lost = await broker.connect(self._settings.broker, f"relay {self._settings.relay.node}", after=lost)
             except BrokerUnavailableError as error:
-                if not self.up.is_set() and loop.time() >= give_up_at:
-                    raise
-                waits = {} if self.up.is_set() else {"gives_up_in_s": round(give_up_at - loop.time())}
-                self._health.degrade("broker", str(error), **waits)
-                failures += 1
-                await asyncio.sleep(backoff(failures, RECONNECT_INITIAL, RECONNECT_MAX))
-                continue
-            failures = 0
-            try:
-                await self._use(connection)
-            # CancelledError as well when nobody asked for it: the library raises it when the connection goes away.
-            except (AMQPError, OSError, RuntimeError, asyncio.CancelledError) as error:
-                task = asyncio.current_task()
-                if task is None or task.cancelling():
-                    raise
-                self._health.degrade("broker", f"connection lost: {error or type(error).__name__}")
-            finally:
-                self._publisher.attach(None)
-                with suppress(TimeoutError, AMQPError, OSError, asyncio.CancelledError):
-                    await asyncio.wait_for(connection.close(), CLOSE_TIMEOUT)
+                reason = str(error)
+            else:
+                connected_at = loop.time()
+                reason = await self._use_until_lost(lost)
+                if self._confirmed or loop.time() - connected_at >= HELD_AFTER:
+                    failures = 0
+            if not self.up.is_set() and loop.time() >= give_up_at:
+                raise BrokerUnavailableError(reason)
+            waits = {} if self.up.is_set() else {"gives_up_in_s": round(give_up_at - loop.time())}
+            self._health.degrade("broker", reason, **waits)
+            failures += 1
+            await asyncio.sleep(backoff(failures, RECONNECT_INITIAL, RECONNECT_MAX))
 
-    async def _use(self, connection: AbstractConnection) -> None:
-        """Publish through one connection until it is lost."""
+    async def _use_until_lost(self, connection: Connection) -> str:
+        """Publish through one connection until it is lost, and say why it was."""
+        self._connection, self._confirmed = connection, False
+        end: BaseException | None = None
+        try:
+            await self._use(connection)
+        # CancelledError as well when nobody asked for it: the library raises it when the connection goes away.
+        except (AMQPError, OSError, RuntimeError, asyncio.CancelledError) as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            end = error
+        finally:
+            self._publisher.attach(None)
+            self._blocked_before += connection.blocked_seconds
+            self._connection = None
+            end = connection.end or end  # the broker's own words, rather than what followed from them
+            with suppress(TimeoutError, AMQPError, OSError, asyncio.CancelledError):
+                await asyncio.wait_for(connection.close(), CLOSE_TIMEOUT)
+        kind = kind_of_end(end)
+        self.reconnects[kind] += 1
+        return f"connection lost: {kind if end is None else words(end)}"
+
+    async def _use(self, connection: Connection) -> None:
         if self._settings.broker.declare and not self.up.is_set():
-            await self._declare(connection)
-        while not connection.is_closed:
-            channel = await connection.channel(publisher_confirms=True, on_return_raises=True)
-            underlay = await channel.get_underlay_channel()
-            wire = self._wire(underlay)
-            carrying = asyncio.create_task(wire.run(), name="wire")
-            try:
-                self._publisher.attach(wire)
-                self._health.heal("broker")
-                self.up.set()
-                await self._watch(wire, underlay, carrying)
-            finally:
-                self._publisher.attach(None)  # first: nothing is sent into a wire that is closed
-                carrying.cancel()
-                await asyncio.wait([carrying])
-                if (lost := await wire.close()) is not None:
-                    self._publisher.settle(lost)
+            async with self._answer("declare the exchange"):
+                await self._declare(connection)
+        while not connection.is_lost:
+            async with self._answer("open a channel"):
+                channel = await connection.channel(publisher_confirms=True, on_return_raises=True)
+                underlay = await channel.get_underlay_channel()
+            if await self._publish(connection, underlay):
+                # Who closes the channel in time is alive: it is the queue that does not confirm, and another host
+                # would not help. Who does not is mute.
+                async with self._answer("close a channel"):
+                    await channel.close()
             await asyncio.sleep(REOPEN_AFTER)
 
-    async def _declare(self, connection: AbstractConnection) -> None:
+    async def _publish(self, connection: Connection, channel: Underlay) -> bool:
+        """Publish through one channel until it has closed (False), or until a confirm is overdue (True)."""
+        wire = self._wire(channel, connection)
+        carrying = asyncio.create_task(wire.run(), name="wire")
+        overdue = False
+        try:
+            self._publisher.attach(wire)
+            self._health.heal("broker")
+            self.up.set()
+            overdue = await self._watch(wire, connection, channel, carrying)
+        finally:
+            self._publisher.attach(None)  # first: nothing is sent into a wire that is closed
+            carrying.cancel()
+            await asyncio.wait([carrying])
+            now = asyncio.get_running_loop().time()
+            if (lost := await wire.close()) is not None:
+                if overdue:
+                    self._refusals.add(lost.rows, now, since=now - self._settings.broker.confirm_timeout)
+                self._publisher.settle(lost)
+        return overdue
+
+    async def _declare(self, connection: Connection) -> None:
         """Declare the default exchange when it is missing: at start only, never on a reconnect."""
         name = self._settings.broker.exchange
         if not name:
@@ -129,43 +174,46 @@ class Link:
             await channel.close()
             log.info("exchange.declared", exchange=name)
 
-    def _wire(self, channel: AbstractChannel) -> Wire:
+    def _wire(self, channel: Underlay, connection: Connection) -> Wire:
         if self._settings.relay.wire is WireChoice.PUBLISH:
-            return PlainWire(channel, self._router, self._identity, self._publisher.settle)
+            return PlainWire(channel, self._router, self._identity, self._settle, connection.clock)
         frame_max = channel.connection.connection_tune.frame_max
         encoder = Encoder(channel.number, frame_max, self._router, self._identity)
-        return FrameWire(channel, encoder, self._publisher.settle)
+        return FrameWire(channel, encoder, self._settle, connection.clock)
 
-    async def _watch(self, wire: Wire, channel: AbstractChannel, carrying: asyncio.Task[None]) -> None:
-        """Return when the channel has closed; close it when a confirm is overdue."""
-        timeout = self._settings.broker.confirm_timeout
+    def _settle(self, settled: Settled) -> None:
+        if settled.outcome is Outcome.CONFIRMED:
+            self._confirmed = True
+        self._refusals.note(settled, asyncio.get_running_loop().time())
+        self._publisher.settle(settled)
+
+    async def _watch(self, wire: Wire, connection: Connection, channel: Underlay, carrying: asyncio.Task[None]) -> bool:
+        """Return False when the channel has closed, and True when a confirm is overdue."""
         loop = asyncio.get_running_loop()
+        closing = channel.closing  # beside the wire, which waits for ever when it is lost while the broker blocks us
         was_blocked = False
-        blocked_for = 0.0
-        while not carrying.done():
-            await asyncio.wait([carrying], timeout=WATCH_INTERVAL)
-            blocked = await _is_blocked(channel)
-            if blocked:
-                # The clock of the confirms stands still: what was sent is stored when the alarm clears, and
-                # sending it again would make thousands of duplicates.
-                blocked_for += WATCH_INTERVAL
-                self._health.degrade("broker", "it blocks publishers (connection.blocked: memory or disk alarm)")
+        while not closing.done() and not carrying.done():
+            await asyncio.wait([carrying, closing], timeout=WATCH_INTERVAL, return_when=asyncio.FIRST_COMPLETED)
+            if connection.blocked is not None:
+                self._health.degrade("broker", f"broker blocked ({connection.blocked})")
             elif was_blocked:
                 self._health.heal("broker")
-            was_blocked = blocked
-            if not wire.in_flight:
-                blocked_for = 0.0
-            waited = wire.unconfirmed_for(loop.time()) - blocked_for
-            if waited > timeout:
+            was_blocked = connection.blocked is not None
+            self._refusals.tell(loop.time())
+            # The clock of the confirms stands still while the broker blocks us: what was sent is stored when the
+            # alarm clears, and sending it again would make thousands of duplicates.
+            waited = wire.unconfirmed_for(connection.clock())
+            if waited > self._settings.broker.confirm_timeout:
                 log.warning("confirm.timed_out", in_flight=wire.in_flight, seconds=round(waited, 1))
-                raise OSError(f"no confirm within {timeout:g} s")
+                return True
+        return False
 
-
-async def _is_blocked(channel: AbstractChannel) -> bool:
-    try:
-        # The library's only public sign: this waits while the broker blocks us.
-        async with asyncio.timeout(0.01):
-            await channel.connection.ready()
-    except TimeoutError:
-        return True
-    return False
+    @asynccontextmanager
+    async def _answer(self, what: str) -> AsyncIterator[None]:
+        """Wait for the broker's answer within `broker.connect_timeout`; raises TimeoutError."""
+        timeout = self._settings.broker.connect_timeout
+        try:
+            async with asyncio.timeout(timeout):
+                yield
+        except TimeoutError:
+            raise TimeoutError(f"{what}: no answer within {timeout:g} s") from None

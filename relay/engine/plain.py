@@ -5,7 +5,7 @@ Several times slower than `FrameWire`; it is there for the day when a release of
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from aiormq.abc import AbstractChannel
 from aiormq.exceptions import AMQPError, DeliveryError, PublishError
@@ -17,14 +17,21 @@ from relay.engine.wire import NACKED, Settle, after_close, returned_words
 
 
 class PlainWire:
-    """See `wire.Wire`."""
+    """See `wire.Wire`; `clock` tells when a row was sent, the event loop's unless given."""
 
-    def __init__(self, channel: AbstractChannel, router: Router, identity: Identity, settle: Settle) -> None:
+    def __init__(
+        self,
+        channel: AbstractChannel,
+        router: Router,
+        identity: Identity,
+        settle: Settle,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
         self._channel = channel
         self._router = router
         self._identity = identity
         self._settle = settle
-        self._loop = asyncio.get_running_loop()
+        self._clock = clock or asyncio.get_running_loop().time
         self._rows: dict[asyncio.Task[None], Row] = {}
         self._ids: dict[bytes, asyncio.Task[None]] = {}  # message_id -> the last task that sends it
         self._started: dict[asyncio.Task[None], float] = {}
@@ -42,7 +49,7 @@ class PlainWire:
             )
             self._rows[task] = row
             self._ids[row.message_id] = task
-            self._started[task] = self._loop.time()
+            self._started[task] = self._clock()
 
     async def run(self) -> None:
         await asyncio.wait([self._channel.closing])

@@ -65,21 +65,24 @@ class Wire(Protocol):
         """Give what became of the rows still in flight when the wire is used no more; None when there are none."""
 
     def unconfirmed_for(self, now: float) -> float:
-        """Tell for how many seconds the oldest row in flight has waited."""
+        """Tell for how many seconds the oldest row in flight has waited, by the clock that the wire was given."""
 
 
 class FrameWire:
-    """The fast wire; see the module."""
+    """The fast wire; see the module. `clock` tells when a row was sent; the event loop's unless given."""
 
-    def __init__(self, channel: AbstractChannel, encoder: Encoder, settle: Settle) -> None:
+    def __init__(
+        self, channel: AbstractChannel, encoder: Encoder, settle: Settle, clock: Callable[[], float] | None = None
+    ) -> None:
         self._channel = channel
         self._encoder = encoder
         self._settle = settle
         self._loop = asyncio.get_running_loop()
+        self._clock = clock or self._loop.time
         self._rows: dict[int, Row] = {}  # by delivery tag, in sending order
         self._tag = 0
         self._lowest = 1  # no tag below it is in flight
-        self._sent_at: deque[tuple[int, float]] = deque()  # (last tag of a write, loop time)
+        self._sent_at: deque[tuple[int, float]] = deque()  # (last tag of a write, when)
         self._return: Basic.Return | None = None  # its header and body are still to come
         self._return_bytes = 0
         self._parts: list[bytes] = []
@@ -127,7 +130,7 @@ class FrameWire:
         await self._channel.connection.ready()  # held back while the broker blocks us: buffers would grow
         payload = b"".join(self._parts)
         self._parts.clear()
-        self._sent_at.append((self._tag, self._loop.time()))
+        self._sent_at.append((self._tag, self._clock()))
         await self._write_queue.put(ChannelFrame(payload=payload, should_close=False))
 
     def unconfirmed_for(self, now: float) -> float:
