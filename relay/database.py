@@ -1,6 +1,7 @@
 """Connections to PostgreSQL: deadlines on every step, and no password in any error."""
 
-from typing import Any
+import asyncio
+from typing import Any, NamedTuple
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -17,10 +18,23 @@ KEEPALIVE = {
     "tcp_user_timeout": 10_000,
 }
 
+BACKEND = "SELECT pg_backend_pid()"
+LOOKS = 5  # transactions of another connection during which ours must stay on its server process
+LOOK_TIMEOUT = 3.0  # seconds
 
-def conninfo(database: DatabaseSettings, **overrides: Any) -> str:
+
+class Host(NamedTuple):
+    """A server as the URL names it."""
+
+    name: str
+    port: int
+
+
+def conninfo(database: DatabaseSettings, *, last: Host | None = None, **overrides: Any) -> str:
     """Give the libpq connection string with our deadlines, which the URL's own parameters override.
 
+    Args:
+        last: one of the URL's hosts, to be tried after all others.
     Raises:
         ConfigurationError: libpq cannot read the URL.
     """
@@ -31,12 +45,14 @@ def conninfo(database: DatabaseSettings, **overrides: Any) -> str:
         raise ConfigurationError(
             "database.url (RELAY_DATABASE_URL) is no libpq URL; it takes postgresql://user:password@host:5432/database"
         ) from None
+    hosts = _hosts(given)
     defaults: dict[str, Any] = {
         "connect_timeout": max(2, round(database.connect_timeout)),  # libpq takes no less
         "application_name": "outbox-relay",
+        **({"target_session_attrs": "read-write"} if len(hosts) > 1 else {}),
         **KEEPALIVE,
     }
-    return make_conninfo(**{**defaults, **given, **overrides})
+    return make_conninfo(**{**defaults, **given, **_put_last(given, hosts, last), **overrides})
 
 
 def connect(database: DatabaseSettings, **overrides: Any) -> psycopg.Connection:
@@ -48,20 +64,82 @@ def connect(database: DatabaseSettings, **overrides: Any) -> psycopg.Connection:
     try:
         return psycopg.connect(conninfo(database, **overrides), autocommit=True)
     except psycopg.OperationalError as error:
-        raise DatabaseUnavailableError(_reason(error)) from error
+        raise DatabaseUnavailableError(one_line(error)) from error
 
 
-async def connect_async(database: DatabaseSettings, **overrides: Any) -> psycopg.AsyncConnection:
+async def connect_async(
+    database: DatabaseSettings, *, last: Host | None = None, **overrides: Any
+) -> psycopg.AsyncConnection:
     """Open an asyncio connection in autocommit mode.
 
+    Args:
+        last: one of the URL's hosts, to be tried after all others.
     Raises:
         DatabaseUnavailableError: no host of the URL lets us in; libpq's own words tell why.
     """
     try:
-        return await psycopg.AsyncConnection.connect(conninfo(database, **overrides), autocommit=True)
+        return await psycopg.AsyncConnection.connect(conninfo(database, last=last, **overrides), autocommit=True)
     except psycopg.OperationalError as error:
-        raise DatabaseUnavailableError(_reason(error)) from error
+        raise DatabaseUnavailableError(one_line(error)) from error
 
 
-def _reason(error: psycopg.Error) -> str:
+async def require_session(connection: psycopg.AsyncConnection, database: DatabaseSettings) -> None:
+    """See that this connection is a session: locks, settings and LISTEN stay with it from one statement to the next.
+
+    Raises:
+        ConfigurationError: a pooler lends the session out between our transactions.
+        DatabaseUnavailableError: a pooler did not let us find out.
+        psycopg.OperationalError: the connection is lost.
+    """
+    if await _backend(connection) == connection.info.backend_pid:
+        return
+    # Every pooler gives clients a process id of its own making. One that lends sessions out gives ours to the other
+    # connection as soon as that begins a transaction, and us another one; one that does not changes nothing.
+    try:
+        async with (
+            asyncio.timeout(LOOKS * LOOK_TIMEOUT),
+            await connect_async(database, application_name="outbox-relay pooler test") as other,
+        ):
+            before = await _backend(connection)
+            for _ in range(LOOKS):
+                async with other.transaction():
+                    is_ours = await _backend(other) != before == await _backend(connection)
+                if not is_ours:
+                    break
+    except (psycopg.Error, TimeoutError) as error:
+        raise DatabaseUnavailableError(
+            "a pooler answers, and gives us no second connection to find out whether it keeps sessions:"
+            f" {one_line(error) or 'no answer'}"
+        ) from error
+    if not is_ours:
+        raise ConfigurationError(
+            "database.url (RELAY_DATABASE_URL) leads to a pooler that lends sessions out between transactions, and the"
+            " relay's locks need a session of their own: name the server itself, or a pool with pool_mode = session"
+        )
+
+
+def one_line(error: BaseException) -> str:
+    """Give libpq's words, which come on several lines, as one."""
     return " ".join(str(error).split())
+
+
+async def _backend(connection: psycopg.AsyncConnection) -> int:
+    # Not prepared: between two transactions the statement might stay behind on another server process.
+    async with asyncio.timeout(LOOK_TIMEOUT):
+        row = await (await connection.execute(BACKEND, prepare=False)).fetchone()
+    return int(row[0]) if row else 0
+
+
+def _hosts(given: dict[str, Any]) -> list[Host]:
+    names = str(given.get("host") or given.get("hostaddr") or "").split(",")
+    ports = str(given.get("port") or 5432).split(",")
+    return [Host(name, int(ports[place % len(ports)] or 5432)) for place, name in enumerate(names)]
+
+
+def _put_last(given: dict[str, Any], hosts: list[Host], last: Host | None) -> dict[str, str]:
+    """Give the lists of the URL's hosts in the order in which they are to be tried."""
+    order = sorted(range(len(hosts)), key=lambda place: hosts[place] == last)
+    lists = {key: str(given[key]).split(",") for key in ("host", "hostaddr", "port") if given.get(key)}
+    return {
+        key: ",".join(values[place] for place in order) for key, values in lists.items() if len(values) == len(hosts)
+    }

@@ -9,6 +9,7 @@ OutboxError
   AccessError             the database is reachable, but does not let this role do it
   BrokerUnavailableError
   DeadlineError           no answer in time
+  CommitUnknownError      committed on a primary that may have been replaced
   ListenError             the address for probes and metrics cannot be had
   ConsumerError           the consumer cannot go on; nothing was acknowledged that was not applied
     QueueMissingError
@@ -62,6 +63,13 @@ class DeadlineError(OutboxError):
         super().__init__(f"{waited_for}: no answer within {seconds:g} s")
         self.waited_for = waited_for
         self.seconds = seconds
+
+
+class CommitUnknownError(OutboxError):
+    """The primary stopped waiting for its standby: what was committed is known to it alone, and may be gone soon."""
+
+    def __init__(self) -> None:
+        super().__init__("the server stopped waiting for its synchronous standby: a failover may undo the commit")
 
 
 class ListenError(OutboxError):

@@ -12,6 +12,7 @@ from psycopg.sql import SQL
 
 import relay
 from relay.backoff import backoff
+from relay.database import Host, one_line
 from relay.engine.health import Health
 from relay.engine.hold import HeldKeys
 from relay.engine.link import Link
@@ -19,10 +20,10 @@ from relay.engine.loop import forward
 from relay.engine.mark import Marker
 from relay.engine.publish import Publisher
 from relay.engine.row import Outcome
-from relay.engine.session import LaneSession
+from relay.engine.session import SESSION_LOST, LaneSession
 from relay.engine.stall import StallWatch
 from relay.engine.tail import Tail
-from relay.errors import AccessError, DatabaseUnavailableError, DeadlineError, OutboxError, leaves
+from relay.errors import AccessError, DatabaseUnavailableError, OutboxError, leaves
 from relay.settings import KeyPolicy, Ordering, Settings
 
 log = structlog.get_logger(__name__)
@@ -155,9 +156,10 @@ class Node:
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + self._settings.relay.start_timeout
         failures = 0
+        last: Host | None = None
         while not self.drain.is_set():
             try:
-                session = await LaneSession.open(self._settings.database)
+                session = await LaneSession.open(self._settings.database, last=last)
             except DatabaseUnavailableError as error:
                 if not self._ready and loop.time() >= give_up_at:
                     raise
@@ -166,17 +168,21 @@ class Node:
                 failures += 1
                 await self._sleep(backoff(failures, RECONNECT_INITIAL, RECONNECT_MAX))
                 continue
-            failures = 0
+            opened_at = loop.time()
+            last = session.host
             self._health.heal("database")
             try:
                 async with session:
                     self._stalls.session = session
                     await self._use(session)
-            except* (psycopg.OperationalError, psycopg.InterfaceError, DeadlineError) as group:
-                self._health.degrade("database", f"session lost: {_first(group)}")
+            except* SESSION_LOST as group:
+                self._health.degrade("database", f"session lost: {one_line(_first(group))}")
+                # Sessions that end as soon as they begin are followed by longer and longer waits.
+                failures = failures + 1 if loop.time() - opened_at < RECONNECT_MAX else 1
             self._stalls.session = None
             self._health.expect("lanes", NO_LANES)
             await self._publisher.abandon()
+            await self._sleep(backoff(failures, RECONNECT_INITIAL, RECONNECT_MAX))
 
     async def _use(self, session: LaneSession) -> None:
         """Relay through one session until drained or until it is lost."""

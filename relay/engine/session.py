@@ -15,8 +15,8 @@ import psycopg
 from psycopg import AsyncConnection, AsyncCursor
 from psycopg.sql import SQL, Identifier, Literal
 
-from relay.database import connect_async
-from relay.errors import DatabaseUnavailableError, DeadlineError, SchemaError
+from relay.database import KEEPALIVE, Host, connect_async, one_line, require_session
+from relay.errors import CommitUnknownError, DatabaseUnavailableError, DeadlineError, SchemaError
 from relay.settings import DatabaseSettings
 
 LANES = 16
@@ -30,8 +30,14 @@ PLANNER = SQL("""
     SET enable_mergejoin = off;
     SET enable_sort = off;
     SET jit = off;
-    SET max_parallel_workers_per_gather = 0;
-    SET idle_in_transaction_session_timeout = '30s'
+    SET max_parallel_workers_per_gather = 0
+""")
+
+# Older servers lack some of them.
+SET_TIMEOUTS = SQL("""
+    SELECT set_config(name, value, false)
+    FROM unnest(%(names)s::text[], %(values)s::text[]) AS own (name, value)
+    JOIN pg_settings USING (name)
 """)
 
 # One wide row, and libpq keeps an input buffer of its size: 16 KiB else, and a wake-up for each 16 KiB of a window.
@@ -56,10 +62,21 @@ LEAVE_DOORBELL = SQL("SELECT pg_advisory_unlock_shared(hashtextextended({doorbel
 PARK_LOCK = SQL("SELECT pg_advisory_xact_lock(hashtextextended({park}, 0))")
 
 
+# What ends a session, or makes it useless to us.
+SESSION_LOST = (
+    psycopg.OperationalError,
+    psycopg.InterfaceError,
+    psycopg.InternalError,  # such as: the server has become read-only
+    DeadlineError,
+    CommitUnknownError,
+)
+
+
 class LaneSession:
     """A connection and the lanes that it holds; `async with` closes it, which hands the lanes over.
 
     Attributes:
+        host: the server that it is on.
         lanes: the lanes held, ascending.
         wake: set when someone rings or wants the session; ends `rest`.
         written_at: when our last committed change began (monotonic). Its transaction id is above all that were given
@@ -68,27 +85,37 @@ class LaneSession:
     """
 
     def __init__(self, connection: AsyncConnection, database: DatabaseSettings) -> None:
+        self.host = Host(connection.info.host, connection.info.port)
         self.lanes: list[int] = []
         self.schema = database.schema_name
         self.wake = asyncio.Event()
         self.written_at = 0.0
         self._connection = connection
+        self._database = database
         self._command_timeout = database.command_timeout
+        self._is_unreplicated = False
         self._lock = asyncio.Lock()
         self._doorbell_held = False
         self._resting = False
         self._loop = asyncio.get_running_loop()
         connection.add_notify_handler(lambda _: self.wake.set())
+        connection.add_notice_handler(self._heed)
 
     @classmethod
-    async def open(cls, database: DatabaseSettings) -> Self:
+    async def open(cls, database: DatabaseSettings, *, last: Host | None = None) -> Self:
         """Connect, without a lane yet, and make the day partitions.
 
+        Args:
+            last: the host to try after all others. It is the one whose session was lost: an old primary that lives on
+                beside the new one lets us in, but commits nothing.
         Raises:
             DatabaseUnavailableError: nothing lets us in.
+            ConfigurationError: what lets us in is a pooler that keeps no session.
             SchemaError: the outbox tables are missing or too old.
         """
-        session = cls(await connect_async(database, application_name="outbox-relay"), database)
+        # A standby may show commits in another order than the primary made them, and cannot be marked on.
+        primary = {"application_name": "outbox-relay", "target_session_attrs": "read-write"}
+        session = cls(await connect_async(database, last=last, **primary), database)
         try:
             await session._prepare()
         except BaseException:
@@ -99,6 +126,8 @@ class LaneSession:
     async def _prepare(self) -> None:
         try:
             async with asyncio.timeout(self._command_timeout):
+                await require_session(self._connection, self._database)
+                await self._connection.execute(SET_TIMEOUTS, self._timeouts())
                 await self._connection.execute(PLANNER)
                 await self._connection.execute(WIDE_ROW)
                 cursor = await self._connection.execute(self.sql(REVISION))
@@ -109,8 +138,33 @@ class LaneSession:
                 await self._connection.execute(SQL("LISTEN {}").format(Identifier(f"{self.schema}.doorbell")))
         except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedFunction, psycopg.errors.InvalidSchemaName):
             raise SchemaError(f"the outbox tables are missing in schema {self.schema!r}: run `relay migrate`") from None
-        except (psycopg.OperationalError, TimeoutError) as error:
-            raise DatabaseUnavailableError(f"the database ended the session: {error}") from error
+        except TimeoutError:
+            raise DatabaseUnavailableError(f"no answer within {self._command_timeout:g} s") from None
+        except SESSION_LOST as error:
+            raise DatabaseUnavailableError(f"the database ended the session: {one_line(error)}") from error
+
+    def _timeouts(self) -> dict[str, list[str]]:
+        """Give what the server is to wait for, whatever its defaults are for this role or database.
+
+        It, too, must notice a peer that died silently: until then the lanes are held by nobody.
+        """
+        own = {
+            "statement_timeout": f"{max(1, round(self._command_timeout * 1000))}ms",
+            "lock_timeout": "0",
+            "transaction_timeout": "0",
+            "idle_session_timeout": "0",
+            "idle_in_transaction_session_timeout": "30s",
+        }
+        ours = self._connection.info.get_parameters()
+        for name in KEEPALIVE.keys() & ours.keys() - {"keepalives"}:
+            own[f"tcp_{name.removeprefix('tcp_')}"] = ours[name]
+        return {"names": list(own), "values": list(own.values())}
+
+    def _heed(self, notice: psycopg.errors.Diagnostic) -> None:
+        # The warning that a commit was made here and maybe nowhere else; its SQLSTATE, 01000, is that of any warning,
+        # and its words depend on the server's language.
+        if notice.source_function == "SyncRepWaitForLSN":
+            self._is_unreplicated = True
 
     async def __aenter__(self) -> Self:
         return self
@@ -130,6 +184,7 @@ class LaneSession:
 
         Raises:
             DeadlineError: they did not; the session cannot be used any more.
+            CommitUnknownError: they did, but a failover may undo it; the table is to be read anew.
             psycopg.OperationalError: the session is lost.
         """
         if self._resting:
@@ -140,6 +195,8 @@ class LaneSession:
                     yield self._connection
             except TimeoutError:
                 raise DeadlineError("a statement of the relay", self._command_timeout) from None
+            if self._is_unreplicated:
+                raise CommitUnknownError
 
     @asynccontextmanager
     async def write(self) -> AsyncIterator[AsyncConnection]:
