@@ -6,6 +6,9 @@ log = structlog.get_logger(__name__)
 
 TOLD_REASONS = 20  # remembered a part: a reason with a changing number in it must not fill the memory of a long outage
 
+# Some messages wait there while the others go out: a reason to look, none to take the node for unable.
+PARTIAL = frozenset({"queues", "routes"})
+
 
 class Health:
     """Reasons by part ("broker", "database", ...); none of them: all is well."""
@@ -50,7 +53,12 @@ class Health:
     @property
     def hindrances(self) -> dict[str, str]:
         """What keeps us from delivering at this moment, by part; with what is only expected yet."""
-        return self._expected | self._reasons | self._stall
+        whole = {part: reason for part, reason in self._reasons.items() if part not in PARTIAL}
+        return self._expected | whole | self._stall
+
+    @property
+    def is_stalled(self) -> bool:
+        return bool(self._stalled)
 
     @property
     def state(self) -> str:

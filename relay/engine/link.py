@@ -175,11 +175,12 @@ class Link:
             log.info("exchange.declared", exchange=name)
 
     def _wire(self, channel: Underlay, connection: Connection) -> Wire:
+        times = self._publisher.confirm_times
         if self._settings.relay.wire is WireChoice.PUBLISH:
-            return PlainWire(channel, self._router, self._identity, self._settle, connection.clock)
+            return PlainWire(channel, self._router, self._identity, self._settle, connection.clock, times=times)
         frame_max = channel.connection.connection_tune.frame_max
         encoder = Encoder(channel.number, frame_max, self._router, self._identity)
-        return FrameWire(channel, encoder, self._settle, connection.clock)
+        return FrameWire(channel, encoder, self._settle, connection.clock, times=times)
 
     def _settle(self, settled: Settled) -> None:
         if settled.outcome is Outcome.CONFIRMED:

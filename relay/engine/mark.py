@@ -64,6 +64,7 @@ PARK = SQL("""
 MARK_INTERVAL, BUSY_MARK_INTERVAL = 0.003, 0.02  # seconds between two marks of fewer rows than
 ROWS_WORTH_A_MARK = 1000
 BUSY_IN_FLIGHT = 200  # messages; a backlog keeps more in flight, a steady flow far fewer
+TIMED_ROWS = 8  # of a mark: all of a steady flow's few, and a sample of a backlog's thousands
 ROWS_PER_MARK = 4000  # bounds the statement, not the rate: a mark takes what the last one left behind
 
 
@@ -115,7 +116,15 @@ class Marker:
             log.warning("mark.missed", rows=len(rows), marked=marked)
         self._publisher.published_total += marked
         self._tail.forget(rows)
+        self._note_times(rows)
         log.debug("batch.published", rows=len(rows), first_id=rows[0].id)
+
+    def _note_times(self, rows: Sequence[Row]) -> None:
+        now = self._tail.database_time()
+        step = -(-len(rows) // TIMED_ROWS)
+        for start in range(0, len(rows), step):
+            seconds = max(0.0, now - rows[start].created_at) / 1e6
+            self._publisher.delivery_times.observe(seconds, min(step, len(rows) - start))
 
     async def _execute_mark(self, parameters: dict[str, str]) -> int:
         async with self._session.write() as connection:

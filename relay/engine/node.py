@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import signal
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 
@@ -13,13 +14,13 @@ from psycopg.sql import SQL
 import relay
 from relay.backoff import backoff
 from relay.database import Host, one_line
+from relay.engine.figures import Figures, kind_of_loss
 from relay.engine.health import Health
 from relay.engine.hold import HeldKeys
 from relay.engine.link import Link
 from relay.engine.loop import forward
 from relay.engine.mark import Marker
 from relay.engine.publish import Publisher
-from relay.engine.row import Outcome
 from relay.engine.session import SESSION_LOST, LaneSession
 from relay.engine.stall import StallWatch
 from relay.engine.tail import Tail
@@ -109,6 +110,8 @@ class Node:
         self._link = Link(settings, self._publisher, self._health, patience=settings.relay.start_timeout)
         self._stalls = StallWatch(self._publisher, self._health, settings.relay)
         self._tail: Tail | None = None
+        self._losses: dict[str, int] = Counter()  # of database sessions, by reason
+        self._sweep_finds = 0  # of earlier sessions' tails
         self._ready = False
         self._reported = 0  # of publisher.published_total, in the table
         self.drain = asyncio.Event()
@@ -121,14 +124,23 @@ class Node:
     def in_flight(self) -> int:
         return self._publisher.in_flight
 
-    @property
-    def published_total(self) -> int:
-        return self._publisher.published_total
-
-    @property
-    def failures(self) -> dict[Outcome, int]:
-        """Attempts that ended without a confirm."""
-        return self._publisher.failures
+    def figures(self) -> Figures:
+        """Give what this node knows of itself at this moment."""
+        publisher, session = self._publisher, self._stalls.session
+        return Figures(
+            ready=not self.hindrances(),
+            stalled=self._health.is_stalled,
+            lanes=len(session.lanes) if session else 0,
+            in_flight=publisher.in_flight,
+            published=publisher.published_total,
+            failures=dict(publisher.failures),
+            confirm_times=publisher.confirm_times,
+            delivery_times=publisher.delivery_times,
+            sweep_finds=self._sweep_finds + (self._tail.sweep_finds if self._tail else 0),
+            database_losses=self._losses,
+            broker_losses=self._link.reconnects,
+            blocked_seconds=self._link.blocked_seconds,
+        )
 
     def hindrances(self) -> dict[str, str]:
         """Say what keeps it from delivering at this moment, by part; nothing when it can."""
@@ -176,6 +188,7 @@ class Node:
                     self._stalls.session = session
                     await self._use(session)
             except* SESSION_LOST as group:
+                self._losses[kind_of_loss(_first(group))] += 1
                 self._health.degrade("database", f"session lost: {one_line(_first(group))}")
                 # Sessions that end as soon as they begin are followed by longer and longer waits.
                 failures = failures + 1 if loop.time() - opened_at < RECONNECT_MAX else 1
@@ -187,6 +200,7 @@ class Node:
     async def _use(self, session: LaneSession) -> None:
         """Relay through one session until drained or until it is lost."""
         settings = self._settings.relay
+        self._sweep_finds += self._tail.sweep_finds if self._tail else 0
         tail = self._tail = Tail(session, settings)
         holding = settings.key_policy is KeyPolicy.HOLD and settings.ordering is not Ordering.NONE
         held = HeldKeys(session, tail)

@@ -14,10 +14,11 @@ from relay.engine.message import Identity, UnsendableError, properties, too_larg
 from relay.engine.routes import Router
 from relay.engine.row import Outcome, Row, Settled
 from relay.engine.wire import NACKED, Settle, after_close, returned_words
+from relay.observe.histogram import Histogram
 
 
 class PlainWire:
-    """See `wire.Wire`; `clock` tells when a row was sent, the event loop's unless given."""
+    """See `wire.Wire`, and `wire.FrameWire` for the arguments that both take."""
 
     def __init__(
         self,
@@ -26,11 +27,14 @@ class PlainWire:
         identity: Identity,
         settle: Settle,
         clock: Callable[[], float] | None = None,
+        *,
+        times: Histogram | None = None,
     ) -> None:
         self._channel = channel
         self._router = router
         self._identity = identity
         self._settle = settle
+        self._times = times
         self._clock = clock or asyncio.get_running_loop().time
         self._rows: dict[asyncio.Task[None], Row] = {}
         self._ids: dict[bytes, asyncio.Task[None]] = {}  # message_id -> the last task that sends it
@@ -76,7 +80,9 @@ class PlainWire:
         # CancelledError as well: the library raises it when the connection goes away under a publish.
         except (AMQPError, OSError, asyncio.CancelledError):
             return  # `close` settles what is left
-        self._forget()
+        sent_at = self._forget()
+        if settled.outcome is Outcome.CONFIRMED and self._times is not None:
+            self._times.observe(self._clock() - sent_at)
         self._settle(settled)
 
     async def _outcome(self, row: Row, *, redelivered: bool) -> tuple[Outcome, str]:
@@ -99,10 +105,11 @@ class PlainWire:
             return Outcome.REFUSED, str(error)
         return Outcome.CONFIRMED, ""
 
-    def _forget(self) -> None:
+    def _forget(self) -> float:
+        """Take this task's row out; give when it was sent."""
         task = asyncio.current_task()
-        if task is not None:
-            row = self._rows.pop(task)
-            del self._started[task]
-            if self._ids.get(row.message_id) is task:
-                del self._ids[row.message_id]
+        assert task is not None, "called in a task only"  # noqa: S101
+        row = self._rows.pop(task)
+        if self._ids.get(row.message_id) is task:
+            del self._ids[row.message_id]
+        return self._started.pop(task)

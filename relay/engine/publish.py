@@ -13,8 +13,10 @@ from itertools import count
 from typing import NamedTuple, assert_never
 
 from relay.backoff import backoff
+from relay.engine.figures import CONFIRM_BOUNDS, DELIVERY_BOUNDS
 from relay.engine.row import Key, Outcome, Row, Settled, key_of
 from relay.engine.wire import Wire
+from relay.observe.histogram import Histogram
 from relay.settings import Ordering, RelaySettings
 
 NACK_BACKOFF, NACK_BACKOFF_MAX = 0.05, 2.0  # seconds; a leader election takes half a second
@@ -35,6 +37,7 @@ class Publisher:
         in_flight: messages handed to a wire and not yet settled.
         published_total: rows confirmed and marked since the start; the marker counts them.
         failures: attempts since the start that ended without a confirm, by outcome.
+        confirm_times, delivery_times: see `figures.Figures`; the wire and the marker observe them.
         confirmed, faulty: settled rows, for the marker to take (`take_settled`).
         settled: set when there are some.
     """
@@ -58,6 +61,7 @@ class Publisher:
         self.in_flight = 0
         self.published_total = 0
         self.failures: dict[Outcome, int] = {outcome: 0 for outcome in Outcome if outcome is not Outcome.CONFIRMED}
+        self.confirm_times, self.delivery_times = Histogram(CONFIRM_BOUNDS), Histogram(DELIVERY_BOUNDS)
         self.confirmed: list[Row] = []
         self.faulty: list[Fault] = []
         self.settled = asyncio.Event()

@@ -69,7 +69,11 @@ SWEEP_SHARE = 50  # a sweep takes at most this part of the time
 
 
 class Tail:
-    """The pending rows of the session's lanes, as windows bounded in rows and bytes."""
+    """The pending rows of the session's lanes, as windows bounded in rows and bytes.
+
+    Attributes:
+        sweep_finds: rows that no rule foresaw, and that only a sweep has found.
+    """
 
     def __init__(self, session: LaneSession, settings: RelaySettings) -> None:
         self._session = session
@@ -94,6 +98,8 @@ class Tail:
         self._reading: list[int] = []  # the lanes of the last read
         self._limit = self._limit_bytes = 1  # of the last read, a lane
         self._room = asyncio.Event()
+        self._clock_offset = 0.0  # microseconds from our monotonic clock to the database's
+        self.sweep_finds = 0
 
     @property
     def held(self) -> int:
@@ -139,6 +145,10 @@ class Tail:
         self._floors[lane] = min(self._floors[lane], before)
         self._more = True
 
+    def database_time(self) -> float:
+        """Give the database's time as `Row.created_at` has it, as of the last read and our own clock since then."""
+        return self._clock_offset + time.monotonic() * 1e6
+
     def wake(self) -> None:
         """Let `next_window` look around: there are new lanes, or `until` is set."""
         self._room.set()
@@ -167,10 +177,11 @@ class Tail:
     async def _next_rows(self) -> list[Row]:
         now = time.monotonic()
         sweeping = now >= self._sweep_at
+        if now >= self._due_at or sweeping:  # what is merely due is no find of the sweep
+            await self._look_for_due(now)
+        read_to = dict(self._floors)
         if sweeping:
             self._go_back_everywhere(0)
-        elif now >= self._due_at:
-            await self._look_for_due(now)
         horizon = self._position_at(self._known_until - GAP)
         known_until = self._session.written_at
         near = [since for since in self._running.values() if self._positions[-1][1] - since <= NEAR]
@@ -180,6 +191,8 @@ class Tail:
             # A long transaction has ended: its rows lie far back, and belong before what was just read.
             head, rows = await self._select(floor)
             self._note_ended(head.message_id, horizon, 0)
+        elif sweeping:
+            self.sweep_finds += sum(row.id <= min(floor, read_to.get(row.lane, 0)) for row in rows)
         self._take(rows, head.id)
         for lane in self._session.lanes:
             if lane not in self._reading:  # what has become visible there is still to be read
@@ -209,8 +222,10 @@ class Tail:
             "bytes": self._limit_bytes,
         }
         async with self._session.use():
+            asked_at = time.monotonic()
             await self._cursor.execute(self.statement, parameters, prepare=True)
             head, *rows = await self._cursor.fetchall()
+        self._clock_offset = head.created_at - asked_at * 1e6
         return head, rows
 
     def _note_ended(self, snapshot: bytes, horizon: int, floor: int) -> bool:

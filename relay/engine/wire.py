@@ -21,6 +21,7 @@ from pamqp.header import ContentHeader
 from relay.engine.frames import Encoder
 from relay.engine.message import UnsendableError
 from relay.engine.row import Outcome, Row, Settled
+from relay.observe.histogram import Histogram
 
 Settle = Callable[[Settled], None]
 NACKED = "the broker refused it for now (basic.nack)"
@@ -69,14 +70,26 @@ class Wire(Protocol):
 
 
 class FrameWire:
-    """The fast wire; see the module. `clock` tells when a row was sent; the event loop's unless given."""
+    """The fast wire; see the module.
+
+    Args:
+        clock: tells when a row was sent; the event loop's unless given.
+        times: learns how long confirms took.
+    """
 
     def __init__(
-        self, channel: AbstractChannel, encoder: Encoder, settle: Settle, clock: Callable[[], float] | None = None
+        self,
+        channel: AbstractChannel,
+        encoder: Encoder,
+        settle: Settle,
+        clock: Callable[[], float] | None = None,
+        *,
+        times: Histogram | None = None,
     ) -> None:
         self._channel = channel
         self._encoder = encoder
         self._settle = settle
+        self._times = times
         self._loop = asyncio.get_running_loop()
         self._clock = clock or self._loop.time
         self._rows: dict[int, Row] = {}  # by delivery tag, in sending order
@@ -164,8 +177,20 @@ class FrameWire:
             self._lowest = tag + 1
         else:
             rows = [row] if (row := pop(tag, None)) is not None else []
+            if tag == self._lowest:
+                self._lowest = tag + 1
         if rows:
+            if outcome is Outcome.CONFIRMED and self._times is not None:
+                self._time(self._times, tag - len(rows) // 2, len(rows))
             self._settle(Settled(rows, outcome, "" if outcome is Outcome.CONFIRMED else NACKED))
+
+    def _time(self, times: Histogram, tag: int, number: int) -> None:
+        """Note for all rows of a confirm how long the one in their middle took: under load they are a hundred."""
+        sent_at = next((at for last, at in self._sent_at if last >= tag), None)
+        if sent_at is not None:
+            times.observe(self._clock() - sent_at, number)
+        while self._sent_at and self._sent_at[0][0] < self._lowest:
+            self._sent_at.popleft()
 
     def _read_return(self, frame: Any) -> None:
         """Take the header and the body frames that follow a return; they name the row by its outbox id.

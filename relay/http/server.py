@@ -19,7 +19,7 @@ from prometheus_client.exposition import choose_encoder
 from relay.engine.node import Node
 from relay.errors import DeadlineError, ListenError
 from relay.http.backlog import Backlog
-from relay.http.metrics import Figures, registry, take_figures
+from relay.http.metrics import Seen, look, registry
 from relay.settings import Settings
 
 log = structlog.get_logger(__name__)
@@ -62,7 +62,7 @@ class Answers:
         self._loop = loop
         self._node = node
         self._backlog = backlog
-        self._registry = registry(self._figures)
+        self._registry = registry(self._look)
 
     def live(self) -> Answer:
         """The event loop answers; whether anything can be delivered is another question, and no restart helps."""
@@ -82,8 +82,8 @@ class Answers:
         encode, content_type = choose_encoder(accept)
         return 200, content_type, encode(self._registry)
 
-    def _figures(self) -> Figures:
-        return self._ask(lambda: take_figures(self._node, self._backlog))
+    def _look(self) -> Seen:
+        return self._ask(lambda: look(self._node, self._backlog))
 
     async def _hindrances(self) -> dict[str, str]:
         return self._node.hindrances()

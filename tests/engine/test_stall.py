@@ -129,6 +129,14 @@ async def test_a_database_that_does_not_answer_is_told_before_any_time_out() -> 
     assert watched.passes(0.5) == "ok"
 
 
+async def test_a_queue_that_takes_nothing_is_a_reason_to_look_and_none_to_be_unready() -> None:
+    health = Health()
+
+    health.degrade("queues", "no quorum")
+
+    assert (health.state, health.reasons, health.hindrances) == ("degraded", ["queues: no quorum"], {})
+
+
 async def test_a_reason_that_changes_all_the_time_fills_no_memory() -> None:
     health = Health()
 

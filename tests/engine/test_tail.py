@@ -77,6 +77,7 @@ async def test_a_transaction_that_ran_long_is_read_when_it_ends_without_a_sweep(
     await writer.commit()
 
     await follower.has(late)
+    assert follower.tail.sweep_finds == 0
 
 
 async def test_a_predecessor_that_committed_first_is_never_given_after_its_successor(
@@ -134,10 +135,12 @@ async def test_what_no_rule_foresees_is_found_by_the_sweep(outbox: Outbox, follo
     follower = await follow(sweep_interval=0.2)
     await outbox.insert_many(10)
     await eventually(lambda: len(follower.ids) == 10, "the others read")
+    await eventually(lambda: follower.tail._positions[0][1] > row[0], "each read looks back less far")
 
     late = await outbox.insert("1", id=row[0])
 
     await follower.has(late)
+    assert follower.tail.sweep_finds == 1
 
 
 async def test_a_rolled_back_row_is_never_read(outbox: Outbox, writer: psycopg.AsyncConnection, follow: Follow) -> None:

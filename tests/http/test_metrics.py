@@ -4,16 +4,20 @@ import re
 from pathlib import Path
 
 import aio_pika
+import psycopg
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from relay import __version__
 from relay.http import backlog
 from relay.http.backlog import Backlog
-from relay.settings import DatabaseSettings
+from relay.settings import DatabaseSettings, Settings, Wire
 from tests.http.conftest import RunSite
+from tests.http.site import Site
 from tests.operate.rows import Rows
 from tests.support.eventually import eventually
+from tests.support.postgres import PostgresServer
+from tests.support.rabbitmq import RabbitServer
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
 DOCUMENTED = re.compile(r"^\| `(\w+)(?:\{[^}]*\})?` \| (\w+) \|[^|]*\|[^|]+\|$", re.MULTILINE)
@@ -57,10 +61,56 @@ async def test_what_became_of_the_rows_is_counted(rows: Rows, run_site: RunSite)
     assert metrics["outbox_published_total", ()] == 30
     assert metrics["outbox_publish_failures_total", (("reason", "returned"),)] == 2
     assert metrics["outbox_publish_failures_total", (("reason", "nacked"),)] == 0
+    assert metrics["outbox_returned_total", ()] == metrics["outbox_publish_failures_total", (("reason", "returned"),)]
     assert metrics["outbox_in_flight_messages", ()] == 0
+    assert metrics["outbox_lanes_held", ()] == 16
+    assert metrics["outbox_stalled", ()] == 0
+    assert metrics["outbox_sweep_finds_total", ()] == 0
     assert metrics["outbox_ready", ()] == 1
     assert metrics["outbox_build_info", (("version", __version__),)] == 1
     assert metrics["process_resident_memory_bytes", ()] > 0
+
+
+@pytest.mark.usefixtures("queue")
+@pytest.mark.parametrize("wire", Wire)
+async def test_how_long_rows_took_is_counted_for_each_of_them(rows: Rows, run_site: RunSite, wire: Wire) -> None:
+    rows.connection.execute(
+        "INSERT INTO outbox.message (aggregate_type, aggregate_id, event_type, payload, created_at)"
+        " SELECT 'invoice', n::text, 'Issued', '{}', now() - interval '90 s' FROM generate_series(1, 999) AS n"
+    )
+
+    async with run_site(wire=wire) as site:
+        await eventually(lambda: all(state == "sent" for state, _ in rows.states().values()), "all is sent")
+        metrics = await site.metrics()
+
+    assert metrics["outbox_publish_duration_seconds_count", ()] == 999
+    assert 0 < metrics["outbox_publish_duration_seconds_sum", ()] < 999 * 30
+    assert metrics["outbox_end_to_end_latency_seconds_count", ()] == 999
+    assert metrics["outbox_end_to_end_latency_seconds_bucket", (("le", "60"),)] == 0
+    assert metrics["outbox_end_to_end_latency_seconds_bucket", (("le", "300"),)] == 999
+
+
+async def test_lost_connections_are_counted_by_end_and_reason(
+    settings: Settings, postgres: PostgresServer, rabbitmq: RabbitServer, run_site: RunSite
+) -> None:
+    vhost = settings.broker.url.get_secret_value().rpartition("/")[2]
+    async with run_site() as site:
+        await eventually(site.is_ready, "ready")
+        before = await site.metrics()
+
+        with psycopg.connect(postgres.admin_url, autocommit=True) as admin:
+            admin.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE application_name = 'outbox-relay' AND datname = %s",
+                [settings.database.url.get_secret_value().rpartition("/")[2]],
+            )
+        await eventually(lambda: has_lost(site, end="database", reason="admin_shutdown"), "the session counts")
+        rabbitmq.ctl("close_all_connections", "--vhost", vhost, "the drill")
+        await eventually(lambda: has_lost(site, end="broker"), "the connection counts")
+        await eventually(site.is_ready, "ready again")
+
+    assert before["outbox_reconnects_total", (("end", "database"), ("reason", "lost"))] == 0
+    assert before["outbox_reconnects_total", (("end", "broker"), ("reason", "lost"))] == 0
 
 
 async def test_what_waits_in_the_table_is_counted(rows: Rows, database: DatabaseSettings) -> None:
@@ -149,3 +199,11 @@ async def test_openmetrics_is_served_to_who_asks_for_it(run_site: RunSite) -> No
     assert list(text_string_to_metric_families(usual.body))
     assert openmetrics.content_type.startswith("application/openmetrics-text; version=1.0.0")
     assert openmetrics.body.endswith("# EOF\n")
+
+
+async def has_lost(site: Site, **labels: str) -> bool:
+    metrics = await site.metrics()
+    return any(
+        name == "outbox_reconnects_total" and number == 1 and labels.items() <= dict(of).items()
+        for (name, of), number in metrics.items()
+    )

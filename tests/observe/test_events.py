@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 LEVELS = {"debug", "info", "warning", "error"}
-PARTS = ("broker", "database", "lanes")  # of relay/engine/health.py, which puts the name together
+PARTS = ("broker", "queues", "database", "lanes")  # of relay/engine/health.py, which puts the name together
 
 
 def logged() -> Iterator[tuple[str, set[str]]]:

@@ -1,0 +1,43 @@
+"""What a node knows of itself, for whoever asks; the engine only counts."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import psycopg
+
+from relay.engine.row import Outcome
+from relay.errors import DeadlineError
+from relay.observe.histogram import Histogram
+
+# From half a millisecond, the fastest confirm of a broker beside us, to the default of broker.confirm_timeout.
+CONFIRM_BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+# From what a woken relay needs to what an outage of hours leaves behind.
+DELIVERY_BOUNDS = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200)
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """A node at one moment; what is counted is counted since its start."""
+
+    ready: bool
+    stalled: bool
+    lanes: int  # held
+    in_flight: int
+    published: int
+    failures: Mapping[Outcome, int]
+    confirm_times: Histogram  # seconds from the write to the confirm
+    delivery_times: Histogram  # seconds from the writer's transaction to the mark
+    sweep_finds: int
+    database_losses: Mapping[str, int]  # by reason
+    broker_losses: Mapping[str, int]
+    blocked_seconds: float
+
+
+def kind_of_loss(error: BaseException) -> str:
+    """Name the kind of a lost database session as `broker.kind_of_end` does: the server's own word, silent, or lost."""
+    if isinstance(error, DeadlineError):
+        return "silent"
+    if isinstance(error, psycopg.Error) and error.sqlstate:
+        return re.sub(r"(?<!^)(?=[A-Z])", "_", type(error).__name__).lower()  # AdminShutdown: admin_shutdown
+    return "lost"

@@ -1,0 +1,28 @@
+"""A histogram for the event loop: to observe costs a search in a list, without a lock and without an object."""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import accumulate
+
+
+class Histogram:
+    """Counts of values by upper bound.
+
+    Args:
+        bounds: ascending; values above the last count as infinite.
+    Attributes:
+        total: sum of the values.
+    """
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = tuple(bounds)
+        self._counts = [0] * (len(self._bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        self._counts[bisect_left(self._bounds, value)] += times
+        self.total += value * times
+
+    def buckets(self) -> list[tuple[float, int]]:
+        """Give each bound and how many values are at most that; the last is infinity, and so has them all."""
+        return list(zip((*self._bounds, float("inf")), accumulate(self._counts), strict=True))
