@@ -34,13 +34,13 @@ GRANT USAGE, CREATE ON SCHEMA outbox_staging TO outbox_spark;
 
 -- The relay and its operators: read, mark, park, retry; what an event says is not theirs to change.
 GRANT SELECT ON outbox.message TO outbox_relay;
-GRANT UPDATE (state, attempts, available_at, last_error, held_behind, parked_at, sent_at)
+GRANT UPDATE (state, attempts, available_at, last_error, held_behind, parked_at, sent_at, quarantine)
     ON outbox.message TO outbox_relay;
 GRANT SELECT, DELETE ON outbox.message_pending TO outbox_relay; -- a sent row moves to its day
 GRANT INSERT ON outbox.message_sent TO outbox_relay;
 GRANT SELECT ON SEQUENCE outbox.message_id_seq TO outbox_relay;
 GRANT EXECUTE ON FUNCTION outbox.ensure_sent_days(date, integer) TO outbox_relay;
-GRANT SELECT, INSERT, UPDATE, DELETE ON outbox.node TO outbox_relay;
+GRANT SELECT, INSERT, UPDATE, DELETE ON outbox.node, outbox.quarantine TO outbox_relay;
 GRANT SELECT ON outbox.batch, outbox.migration TO outbox_relay;
 GRANT SELECT, INSERT ON outbox.replay, outbox.replay_failure TO outbox_relay;
 GRANT UPDATE (state, selected, replayed, failed, position, saved_at) ON outbox.replay TO outbox_relay;

@@ -62,7 +62,7 @@ class Encoder:
     def __init__(self, channel: int, frame_max: int, router: Router, identity: Identity) -> None:
         self._channel = channel
         self._max_body = frame_max - FRAME_OVERHEAD
-        self._router = router
+        self.router = router
         self._identity = identity
         self._templates: dict[Kind, Template] = {}
 
@@ -76,7 +76,7 @@ class Encoder:
             lane, id_, message_id, aggregate_type, aggregate_id, event_type, exchange, routing_key, declared_type,
             headers, trace_context, payload, payload_bytes, created_at, _, _,
         ) = row  # fmt: skip
-        varies_by_key = aggregate_id if self._router.uses_aggregate_id else None
+        varies_by_key = aggregate_id if self.router.uses_aggregate_id else None
         kind = (aggregate_type, event_type, exchange, routing_key, declared_type, payload is None, varies_by_key)
         template = self._templates.get(kind)
         if template is None:
@@ -117,7 +117,7 @@ class Encoder:
         return template
 
     def _template(self, row: Row) -> Template:
-        address = self._router.address(row)
+        address = self.router.address(row)
         method = (
             struct.pack(">HHH", BASIC, PUBLISH, 0)
             + _short(address.exchange, "exchange")

@@ -153,7 +153,7 @@ class Link:
             carrying.cancel()
             await asyncio.wait([carrying])
             now = asyncio.get_running_loop().time()
-            if (lost := await wire.close()) is not None:
+            for lost in await wire.close():
                 if overdue:
                     self._refusals.add(lost.rows, now, since=now - self._settings.broker.confirm_timeout)
                 self._publisher.settle(lost)

@@ -12,17 +12,25 @@ import structlog
 from relay.engine.hold import HeldKeys
 from relay.engine.mark import Marker
 from relay.engine.publish import Publisher
+from relay.engine.quarantine import Quarantine
 from relay.engine.tail import Tail
 
 log = structlog.get_logger(__name__)
 
 
 async def forward(
-    tail: Tail, held: HeldKeys, publisher: Publisher, marker: Marker, *, drain: asyncio.Event, drain_timeout: float
+    tail: Tail,
+    held: HeldKeys,
+    quarantine: Quarantine,
+    publisher: Publisher,
+    marker: Marker,
+    *,
+    drain: asyncio.Event,
+    drain_timeout: float,
 ) -> None:
     """Carry pending rows to the broker until `drain` is set.
 
-    On return every row that was read is marked, parked or still pending: what was sent is settled and written, unless
+    On return every row that was read is marked, put away or still pending: what was sent is settled and written, unless
     that took longer than `drain_timeout` seconds; what was only read is left for the next run.
     Being cancelled, or losing the session, is a crash that we are told about: rows in flight stay pending and go out
     again.
@@ -30,7 +38,8 @@ async def forward(
     async with asyncio.TaskGroup() as tasks:
         marking = tasks.create_task(marker.run(), name="mark")
         while (window := await tail.next_window(until=drain)) is not None:  # sleeps while idle, waits for room
-            publisher.offer(await held.keep_back(window))
+            publisher.offer(await quarantine.keep_back(await held.keep_back(window)))
+            await quarantine.tend()
         publisher.stop()
         await asyncio.wait([marking], timeout=drain_timeout)
         if not marking.done():

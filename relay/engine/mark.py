@@ -14,6 +14,7 @@ from psycopg.sql import SQL
 from relay.backoff import backoff
 from relay.engine.hold import HeldKeys
 from relay.engine.publish import Fault, Publisher
+from relay.engine.quarantine import Quarantine
 from relay.engine.row import Row
 from relay.engine.session import LaneSession, array_text
 from relay.engine.tail import Tail
@@ -72,12 +73,20 @@ class Marker:
     """Marks settled rows, as many at once as have gathered during the last mark."""
 
     def __init__(
-        self, session: LaneSession, tail: Tail, publisher: Publisher, held: HeldKeys | None, settings: RelaySettings
+        self,
+        session: LaneSession,
+        tail: Tail,
+        publisher: Publisher,
+        held: HeldKeys | None,
+        quarantine: Quarantine,
+        *,
+        settings: RelaySettings,
     ) -> None:
         self._session = session
         self._tail = tail
         self._publisher = publisher
         self._held = held
+        self._quarantine = quarantine
         self._settings = settings
         self._mark_sent = mark_statement(session)
         self._marked_at = 0.0
@@ -89,8 +98,11 @@ class Marker:
             confirmed, faulty = self._publisher.take_settled()
             for start in range(0, len(confirmed), ROWS_PER_MARK):
                 await self._sent(confirmed[start : start + ROWS_PER_MARK])
+            if of_routes := [fault for fault in faulty if fault.of_route]:
+                await self._quarantine.take(of_routes)
             for fault in faulty:
-                await self._fault(fault)
+                if not fault.of_route:
+                    await self._fault(fault)
 
     async def _gather(self) -> None:
         """Let a few rows come together when the last mark was just now: a statement costs as much as twenty rows."""
@@ -116,6 +128,7 @@ class Marker:
             log.warning("mark.missed", rows=len(rows), marked=marked)
         self._publisher.published_total += marked
         self._tail.forget(rows)
+        self._quarantine.note_sent(rows)
         self._note_times(rows)
         log.debug("batch.published", rows=len(rows), first_id=rows[0].id)
 

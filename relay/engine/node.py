@@ -21,6 +21,8 @@ from relay.engine.link import Link
 from relay.engine.loop import forward
 from relay.engine.mark import Marker
 from relay.engine.publish import Publisher
+from relay.engine.quarantine import Quarantine
+from relay.engine.routes import Router
 from relay.engine.session import SESSION_LOST, LaneSession
 from relay.engine.stall import StallWatch
 from relay.engine.tail import Tail
@@ -206,12 +208,23 @@ class Node:
         held = HeldKeys(session, tail)
         if holding:
             await held.load()
-        marker = Marker(session, tail, self._publisher, held if holding else None, settings)
+        router = Router(self._settings.routes, self._settings.broker.exchange)
+        quarantine = Quarantine(session, tail, self._publisher, router, holding=holding)
+        await quarantine.load()
+        marker = Marker(session, tail, self._publisher, held if holding else None, quarantine, settings=settings)
         async with asyncio.TaskGroup() as tasks:
             beating = tasks.create_task(self._beat(session, tail), name="beat")
             await self._link.up.wait()
             self._announce(session)
-            await forward(tail, held, self._publisher, marker, drain=self.drain, drain_timeout=settings.drain_timeout)
+            await forward(
+                tail,
+                held,
+                quarantine,
+                self._publisher,
+                marker,
+                drain=self.drain,
+                drain_timeout=settings.drain_timeout,
+            )
             beating.cancel()
         await self._heartbeat(session, lanes=[])
 

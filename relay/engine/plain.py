@@ -58,7 +58,7 @@ class PlainWire:
     async def run(self) -> None:
         await asyncio.wait([self._channel.closing])
 
-    async def close(self) -> Settled | None:
+    async def close(self) -> list[Settled]:
         tasks, lost = tuple(self._rows), tuple(self._rows.values())
         for task in tasks:
             task.cancel()
@@ -66,7 +66,7 @@ class PlainWire:
         self._rows.clear()
         self._started.clear()
         self._ids.clear()
-        return after_close(lost, self._channel.closing)
+        return after_close(lost, self._channel.closing, self._router)
 
     def unconfirmed_for(self, now: float) -> float:
         return now - next(iter(self._started.values()), now)

@@ -8,7 +8,7 @@ With `pipelined` and `none` rows go out as they come, and a refused one comes ba
 import asyncio
 import heapq
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 from typing import NamedTuple, assert_never
 
@@ -24,10 +24,11 @@ REFILL = 4  # this part of the room is filled at once while rows wait: the broke
 
 
 class Fault(NamedTuple):
-    """A row that the broker or the protocol refuses; it burns one of the row's attempts."""
+    """A row that the broker or the protocol refuses, on its own account or on that of its address."""
 
     row: Row
     reason: str
+    of_route: bool  # the row itself may be fine
 
 
 class Publisher:
@@ -107,8 +108,11 @@ class Publisher:
         match settled.outcome:
             case Outcome.CONFIRMED:
                 self._confirm(settled.rows)
-            case Outcome.RETURNED | Outcome.REFUSED:
-                self.faulty.extend(Fault(row, settled.reason) for row in settled.rows)
+            case Outcome.RETURNED | Outcome.BARRED | Outcome.REFUSED:
+                of_route = settled.outcome is not Outcome.REFUSED
+                self.faulty.extend(Fault(row, settled.reason, of_route) for row in settled.rows)
+                if settled.outcome is Outcome.BARRED:  # an earlier one of them may have arrived
+                    self._redelivered.update(row.id for row in settled.rows)
                 self.settled.set()
             case Outcome.NACKED:
                 for row in settled.rows:
@@ -131,7 +135,7 @@ class Publisher:
     def take_settled(self) -> tuple[list[Row], list[Fault]]:
         """Give what is settled since the last call, which says that everything given before is in the table.
 
-        A faulty row's key stays held until one of the next three calls.
+        A faulty row's key stays held until `retry_after`, `pass_over` or `take_followers`.
         """
         self.settled.clear()
         self._taken, faulty = self.confirmed, self.faulty
@@ -143,14 +147,42 @@ class Publisher:
         self._again_after(seconds, row)
 
     def pass_over(self, row: Row) -> None:
-        """A faulty row was parked and its key goes on without it."""
+        """A faulty row was put away and its key goes on without it."""
         self._release(row)
         self._pump()
 
     def take_followers(self, row: Row) -> list[Row]:
-        """A faulty row was parked and its key waits: give the rows that were offered behind it, in order."""
+        """A faulty row was put away and its key waits: give the rows that were offered behind it, in order."""
         key = row.key
         return list(self._busy.pop(key, None) or ()) if key is not None else []
+
+    def withdraw(self, matches: Callable[[Row], bool]) -> list[Row]:
+        """Give back the rows that match and were to be sent next; their keys stay held as those of faulty rows."""
+        found = [row for row in self._ready if matches(row)]
+        found += [row for _, _, row in self._later if matches(row)]
+        if found:
+            ids = {row.id for row in found}
+            self._ready = deque(row for row in self._ready if row.id not in ids)
+            self._later = [entry for entry in self._later if entry[2].id not in ids]
+            heapq.heapify(self._later)
+            self._arm()
+            self._suspects -= ids
+        return found
+
+    def withdraw_waiting(self, matches: Callable[[Row], bool], *, with_followers: bool) -> list[Row]:
+        """Give back the rows that match and wait for an earlier one of their key, and those behind them if wanted."""
+        found: list[Row] = []
+        for key, waiting in self._busy.items():
+            first = next((n for n, row in enumerate(waiting or ()) if matches(row)), None)
+            if waiting is None or first is None:
+                continue
+            if with_followers:
+                found += waiting[first:]
+                self._busy[key] = waiting[:first] or None
+            else:
+                found += [row for row in waiting if matches(row)]
+                self._busy[key] = [row for row in waiting if not matches(row)] or None
+        return found
 
     async def wait_settled(self) -> bool:
         """Wait for settled rows; False when stopped and nothing is left to come.

@@ -98,6 +98,7 @@ class Tail:
         self._reading: list[int] = []  # the lanes of the last read
         self._limit = self._limit_bytes = 1  # of the last read, a lane
         self._room = asyncio.Event()
+        self._give_way = False
         self._clock_offset = 0.0  # microseconds from our monotonic clock to the database's
         self.sweep_finds = 0
 
@@ -107,8 +108,11 @@ class Tail:
         return self._held_rows
 
     async def next_window(self, *, until: asyncio.Event) -> list[Row] | None:
-        """Wait for pending rows and give them, by lane and id; None when `until` is set."""
+        """Wait for pending rows and give them, by lane and id; none after `give_way`; None when `until` is set."""
         while not until.is_set():
+            if self._give_way:
+                self._give_way = False
+                return []
             self._session.wake.clear()
             if not self._session.lanes:
                 await self._session.rest(self._settings.poll_interval, doorbell=False)
@@ -144,6 +148,11 @@ class Tail:
         """Read a lane again from the first id above `before`; what is held is not read twice."""
         self._floors[lane] = min(self._floors[lane], before)
         self._more = True
+
+    def give_way(self) -> None:
+        """Let `next_window` return soon, also without rows: something is to be done between two windows."""
+        self._give_way = True
+        self.wake()
 
     def database_time(self) -> float:
         """Give the database's time as `Row.created_at` has it, as of the last read and our own clock since then."""

@@ -9,22 +9,45 @@ The fast way leans on four attributes of aiormq's channel, which are public but 
 """
 
 import asyncio
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from aiormq.abc import AbstractChannel, ChannelFrame
-from aiormq.exceptions import AMQPChannelError
+from aiormq.exceptions import (
+    AMQPChannelError,
+    ChannelAccessRefused,
+    ChannelNotFoundEntity,
+    ConnectionFrameError,
+    ConnectionInternalError,
+    ConnectionNotImplemented,
+    ConnectionSyntaxError,
+    ConnectionUnexpectedFrame,
+)
 from pamqp.commands import Basic
 from pamqp.header import ContentHeader
 
 from relay.engine.frames import Encoder
 from relay.engine.message import UnsendableError
+from relay.engine.routes import Address, Router
 from relay.engine.row import Outcome, Row, Settled
 from relay.observe.histogram import Histogram
 
 Settle = Callable[[Settled], None]
 NACKED = "the broker refused it for now (basic.nack)"
+# RabbitMQ: "NOT_FOUND - no exchange 'x' in vhost '/'", "ACCESS_REFUSED - access to exchange 'x' in vhost '/' refused
+# for user 'u'", and with permissions by topic "access to topic 'k' in exchange 'x' in vhost '/' refused for ...".
+ADDRESS_NAMED = re.compile(r"(?:topic '(?P<routing_key>.*)' in )?exchange '(?P<exchange>.*)' in vhost '")
+# Also what closes the whole connection: frames that the broker cannot read, or a message that it stumbles over.
+BLAMES_A_MESSAGE = (
+    AMQPChannelError,
+    ConnectionFrameError,
+    ConnectionSyntaxError,
+    ConnectionUnexpectedFrame,
+    ConnectionNotImplemented,
+    ConnectionInternalError,
+)
 
 
 def returned_words(frame: Any) -> str:
@@ -32,18 +55,32 @@ def returned_words(frame: Any) -> str:
     return f"{frame.reply_code} {frame.reply_text}: nothing is bound for its routing key"
 
 
-def after_close(rows: Sequence[Row], closing: asyncio.Future[Any]) -> Settled | None:
+def after_close(rows: Sequence[Row], closing: asyncio.Future[Any], router: Router) -> list[Settled]:
     """Tell what became of the rows that were in flight when their channel went away.
 
-    The broker closes a channel, and not the connection, on account of one message: with one in flight it is that.
+    The broker closes a channel, and for some reasons the connection, on account of one message. When it is the
+    message's address the broker's words name it; else, with one message in flight, it is that.
     """
     if not rows:
-        return None
+        return []
     error = closing.exception() if closing.done() and not closing.cancelled() else None
-    if not isinstance(error, AMQPChannelError):
-        return Settled(rows, Outcome.UNKNOWN, "the connection was lost before the confirm")
+    if not isinstance(error, BLAMES_A_MESSAGE):
+        return [Settled(rows, Outcome.UNKNOWN, "the connection was lost before the confirm")]
     words = " ".join(str(arg) for arg in error.args if arg is not None)
-    return Settled(rows, Outcome.REFUSED if len(rows) == 1 else Outcome.SUSPECT, words)
+    if isinstance(error, ChannelNotFoundEntity | ChannelAccessRefused) and (named := ADDRESS_NAMED.search(words)):
+        barred = [row for row in rows if _is_named(router.address(row), named)]
+        if barred:
+            others = [row for row in rows if not _is_named(router.address(row), named)]
+            unknown = Settled(others, Outcome.UNKNOWN, "another message closed the channel before the confirm")
+            return [Settled(barred, Outcome.BARRED, words), *([unknown] if others else [])]
+    return [Settled(rows, Outcome.REFUSED if len(rows) == 1 else Outcome.SUSPECT, words)]
+
+
+def _is_named(address: Address, named: re.Match[str]) -> bool:
+    routing_key = named["routing_key"]
+    return address.exchange == named["exchange"].encode() and (
+        routing_key is None or address.routing_key == routing_key.encode()
+    )
 
 
 class Wire(Protocol):
@@ -62,8 +99,8 @@ class Wire(Protocol):
     async def run(self) -> None:
         """Carry what is sent until the channel closes."""
 
-    async def close(self) -> Settled | None:
-        """Give what became of the rows still in flight when the wire is used no more; None when there are none."""
+    async def close(self) -> list[Settled]:
+        """Give what became of the rows still in flight when the wire is used no more."""
 
     def unconfirmed_for(self, now: float) -> float:
         """Tell for how many seconds the oldest row in flight has waited, by the clock that the wire was given."""
@@ -133,11 +170,11 @@ class FrameWire:
             await self._wake.wait()
             self._wake.clear()
 
-    async def close(self) -> Settled | None:
+    async def close(self) -> list[Settled]:
         self._channel.frames.put = self._pass_on  # type: ignore[method-assign]
         lost = tuple(self._rows.values())
         self._rows.clear()
-        return after_close(lost, self._channel.closing)
+        return after_close(lost, self._channel.closing, self._encoder.router)
 
     async def _flush(self) -> None:
         await self._channel.connection.ready()  # held back while the broker blocks us: buffers would grow

@@ -187,7 +187,7 @@ class Replay:
         while await self._publisher.wait_settled():
             confirmed, faulty = self._publisher.take_settled()
             self._ledger.confirm(confirmed)
-            for row, reason in faulty:
+            for row, reason, _ in faulty:
                 log.warning("replay.row_failed", replay=self._job.id, id=row.id, reason=reason)
                 self._ledger.fail(row, reason)
                 self._publisher.pass_over(row)

@@ -50,6 +50,13 @@ class Outbox:
         assert row is not None
         return int(row[0])
 
+    async def insert_faulty(self, key: str | None = "1") -> int:
+        """Write a row that cannot be sent, until `mend`: no AMQP header may have so long a name."""
+        return await self.insert(key, headers=Json({"x" * 129: True}))
+
+    async def mend(self, id_: int) -> None:
+        await self.connection.execute("UPDATE outbox.message SET headers = NULL WHERE id = %s", [id_])
+
     async def insert_many(self, number: int, *, keys: int = 100, payload: str = '{"n": 1}') -> None:
         await self.connection.execute(
             "INSERT INTO outbox.message (aggregate_type, aggregate_id, event_type, payload)"

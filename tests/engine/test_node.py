@@ -94,7 +94,7 @@ async def test_a_sent_row_keeps_every_column(outbox: Outbox, queue: Reader, run_
         "SELECT column_name FROM information_schema.columns WHERE table_schema = 'outbox' AND table_name = 'message'"
     )
     kept = {name.strip() for name in KEPT.as_string().split(",")}
-    assert {row[0] for row in await columns.fetchall()} == {*kept, "lane", "state", "sent_at"}
+    assert {row[0] for row in await columns.fetchall()} == {*kept, "lane", "state", "sent_at", "quarantine"}
 
 
 async def test_the_relay_s_role_suffices(
@@ -102,13 +102,15 @@ async def test_the_relay_s_role_suffices(
 ) -> None:
     await outbox.connection.execute(ROLES)
     as_relay = settings.database.model_copy(update={"url": SecretStr(f"{database_url}?options=-crole%3Doutbox_relay")})
-    fine, lost, behind = [await outbox.insert(), await outbox.insert("2", exchange="missing"), await outbox.insert("2")]
+    fine, lost, behind = [await outbox.insert(), await outbox.insert_faulty("2"), await outbox.insert("2")]
+    waiting = [await outbox.insert("3", exchange="missing"), await outbox.insert("3")]
 
     async with run_node(settings.model_copy(update={"database": as_relay}), max_attempts=2):
         await eventually(outbox.is_empty, "nothing pending")
 
     assert await outbox.ids("sent") == [fine]
     assert await outbox.ids("parked") == [lost, behind]
+    assert await outbox.ids("quarantined") == waiting
 
 
 async def test_exchange_and_queue_can_be_addressed_directly(outbox: Outbox, queue: Reader, run_node: RunNode) -> None:

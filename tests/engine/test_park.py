@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 import psycopg
 import pytest
-from aio_pika.abc import AbstractChannel
 
 from relay.operate.parked import Selection
 from relay.operate.release import Done, discard, retry
@@ -28,7 +27,7 @@ async def test_later_rows_of_a_held_key_wait_parked_behind_it_and_others_go_on(
     outbox: Outbox, queue: Reader, run_node: RunNode
 ) -> None:
     before = await outbox.insert("1")
-    head = await outbox.insert("1", exchange="", routing_key="nowhere")
+    head = await outbox.insert_faulty()
     offered_with_it = await outbox.insert("1")
     other = await outbox.insert("2")
 
@@ -45,7 +44,7 @@ async def test_later_rows_of_a_held_key_wait_parked_behind_it_and_others_go_on(
 
 
 async def test_a_held_key_is_still_held_after_a_restart(outbox: Outbox, queue: Reader, run_node: RunNode) -> None:
-    head = await outbox.insert("1", exchange="", routing_key="nowhere")
+    head = await outbox.insert_faulty()
     async with run_node(max_attempts=1):
         await eventually(outbox.is_empty, "parked")
     follower = await outbox.insert("1")
@@ -58,13 +57,13 @@ async def test_a_held_key_is_still_held_after_a_restart(outbox: Outbox, queue: R
 
 @pytest.mark.parametrize("running", [True, False])
 async def test_a_retried_key_follows_in_order(
-    outbox: Outbox, queue: Reader, channel: AbstractChannel, run_node: RunNode, database_url: str, running: bool
+    outbox: Outbox, queue: Reader, run_node: RunNode, database_url: str, running: bool
 ) -> None:
-    head = await outbox.insert("1", exchange="", routing_key="later")
+    head = await outbox.insert_faulty()
     followers = [await outbox.insert("1") for _ in range(20)]
     async with run_node(max_attempts=1):
         await eventually(outbox.is_empty, "parked")
-        await channel.declare_queue("later", durable=True)
+        await outbox.mend(head)
         if running:
             await operate(database_url, lambda c: retry(c, "outbox", Selection(ids=[head])))
             followers.append(await outbox.insert("1"))
@@ -76,14 +75,13 @@ async def test_a_retried_key_follows_in_order(
             await eventually(outbox.is_empty, "sent")
 
     assert await outbox.ids("sent") == [head, *followers]
-    assert await queue.ids(21) == followers
-    assert await outbox.column("sent_at", head) <= await outbox.column("sent_at", followers[0])
+    assert await queue.ids(22) == [head, *followers]
 
 
 async def test_a_discarded_row_lets_its_followers_go(
     outbox: Outbox, queue: Reader, run_node: RunNode, database_url: str
 ) -> None:
-    head = await outbox.insert("1", exchange="", routing_key="nowhere")
+    head = await outbox.insert_faulty()
     followers = [await outbox.insert("1") for _ in range(5)]
 
     async with run_node(max_attempts=1):
@@ -95,26 +93,26 @@ async def test_a_discarded_row_lets_its_followers_go(
 
 
 async def test_no_follower_is_left_behind_when_rows_come_while_an_operator_retries(
-    outbox: Outbox, queue: Reader, channel: AbstractChannel, run_node: RunNode, database_url: str
+    outbox: Outbox, queue: Reader, run_node: RunNode, database_url: str
 ) -> None:
-    head = await outbox.insert("1", exchange="", routing_key="later")
-    expected = []
+    head = await outbox.insert_faulty()
+    expected = [head]
     async with run_node(max_attempts=1):
         await eventually(outbox.is_empty, "parked")
-        await channel.declare_queue("later", durable=True)
+        await outbox.mend(head)
         retrying = asyncio.create_task(operate(database_url, lambda c: retry(c, "outbox", Selection(ids=[head]))))
         for _ in range(60):
             expected.append(await outbox.insert("1"))
             await asyncio.sleep(0)
         await retrying
-        assert await queue.ids(60) == expected
+        assert await queue.ids(61) == expected
         await eventually(outbox.is_empty, "sent")
 
     assert await outbox.ids("parked") == []
 
 
 async def test_with_skip_the_key_goes_on(outbox: Outbox, queue: Reader, run_node: RunNode) -> None:
-    head = await outbox.insert("1", exchange="", routing_key="nowhere")
+    head = await outbox.insert_faulty()
     followers = [await outbox.insert("1") for _ in range(3)]
 
     async with run_node(max_attempts=2, key_policy=KeyPolicy.SKIP):
@@ -128,7 +126,7 @@ async def test_with_skip_the_key_goes_on(outbox: Outbox, queue: Reader, run_node
 async def test_without_order_by_key_a_faulty_row_is_parked_too(
     outbox: Outbox, queue: Reader, run_node: RunNode, ordering: Ordering
 ) -> None:
-    head = await outbox.insert("1", exchange="", routing_key="nowhere")
+    head = await outbox.insert_faulty()
     await outbox.insert("1")
 
     async with run_node(max_attempts=2, ordering=ordering):

@@ -36,8 +36,8 @@ class Recorder:
     async def run(self) -> None:
         await asyncio.Event().wait()
 
-    async def close(self) -> Settled | None:
-        return None
+    async def close(self) -> list[Settled]:
+        return []
 
     def unconfirmed_for(self, now: float) -> float:
         return 0.0 * now

@@ -44,6 +44,7 @@ async def test_every_part_finds_the_tables_in_a_schema_of_another_name(
         RELAY_DATABASE__SCHEMA="events",
         RELAY_BROKER_URL=broker.url.get_secret_value(),
         RELAY_RELAY__MAX_ATTEMPTS="1",
+        RELAY_RELAY__MAX_MESSAGE_BYTES="4096",
     )
 
     async def told(*arguments: str) -> Result:
@@ -55,7 +56,7 @@ async def test_every_part_finds_the_tables_in_a_schema_of_another_name(
     migrated = await told("migrate")
     save(invoices(spark), options, outboxSchema="events")
     with psycopg.connect(options["url"]) as writer:
-        add(writer, Event("customer", "lost", "InvoiceIssued", {}, exchange="nowhere"), schema="events")
+        add(writer, Event("customer", "lost", "InvoiceIssued", {"x": "x" * 5000}), schema="events")
     inbox = Inbox(database.model_copy(update={"schema_name": "events"}), "projection")
     consumer = Consumer(QUEUE, [project], inbox=inbox, broker=broker)
     node = Process([RELAY, "run"], log=tmp_path / "relay.log", environment=relay.environment({}))
