@@ -17,7 +17,7 @@ from relay.engine.figures import CONFIRM_BOUNDS, DELIVERY_BOUNDS
 from relay.engine.row import Key, Outcome, Row, Settled, key_of
 from relay.engine.wire import Wire
 from relay.observe.histogram import Histogram
-from relay.settings import Ordering, RelaySettings
+from relay.settings import KeyPolicy, Ordering, RelaySettings
 
 NACK_BACKOFF, NACK_BACKOFF_MAX = 0.05, 2.0  # seconds; a leader election takes half a second
 REFILL = 4  # this part of the room is filled at once while rows wait: the broker's costs are for each batch
@@ -45,11 +45,13 @@ class Publisher:
 
     def __init__(self, settings: RelaySettings) -> None:
         self._by_key = settings.ordering is Ordering.KEY
+        self._passing = self._by_key and settings.key_policy is KeyPolicy.SKIP
         self._max_in_flight = settings.max_in_flight
         self._wire: Wire | None = None
         self._ready: deque[Row] = deque()
         self._busy: dict[Key, list[Row] | None] = {}  # a key with a row under way -> the rows that wait for it
-        self._later: list[tuple[float, int, Row]] = []  # heap: (loop time, tie-break, row)
+        # Heap: (loop time, tie-break, row, whether its key has gone on without it).
+        self._later: list[tuple[float, int, Row, bool]] = []
         self._tie = count()
         self._timer: asyncio.TimerHandle | None = None
         self._nacks: dict[int, int] = {}  # id -> times
@@ -73,13 +75,16 @@ class Publisher:
 
         Those count that the broker refuses for now, but none that backs off for a fault of its own, and none behind it.
         """
-        nacked = sum(row.id in self._nacks for _, _, row in self._later) if self._nacks else 0
+        nacked = sum(row.id in self._nacks for _, _, row, _ in self._later) if self._nacks else 0
         return len(self._ready) + self.in_flight + len(self.confirmed) + len(self._taken) + nacked
 
     def offer(self, rows: Iterable[Row]) -> None:
         """Take rows over; those of one lane must come in id order."""
         busy, ready, by_key = self._busy, self._ready, self._by_key
         for row in self._not_confirmed(rows) if self._unmarked else rows:
+            if row.backoff_ms and self._passing:
+                self._again_after(row.backoff_ms / 1000, row, passed=True)
+                continue
             if by_key and (key := key_of(row))[1] is not None:
                 if key in busy:
                     waiting = busy[key]
@@ -143,8 +148,10 @@ class Publisher:
         return self._taken, faulty
 
     def retry_after(self, seconds: float, row: Row) -> None:
-        """Send a faulty row again after a while; its key waits."""
-        self._again_after(seconds, row)
+        """Send a faulty row again after a while; its key waits, or goes on under `skip`."""
+        self._again_after(seconds, row, passed=self._passing)
+        if self._passing:
+            self.pass_over(row)
 
     def pass_over(self, row: Row) -> None:
         """A faulty row was put away and its key goes on without it."""
@@ -159,19 +166,14 @@ class Publisher:
     def withdraw(self, matches: Callable[[Row], bool]) -> list[Row]:
         """Give back the rows that match and were to be sent next; their keys stay held as those of faulty rows."""
         found = [row for row in self._ready if matches(row)]
-        found += [row for _, _, row in self._later if matches(row)]
-        if found:
-            ids = {row.id for row in found}
-            self._ready = deque(row for row in self._ready if row.id not in ids)
-            self._later = [entry for entry in self._later if entry[2].id not in ids]
-            heapq.heapify(self._later)
-            self._arm()
-            self._suspects -= ids
+        self._ready = deque(row for row in self._ready if not matches(row))
+        found += self._withdraw_later(matches, passed=False)
+        self._suspects -= {row.id for row in found}
         return found
 
     def withdraw_waiting(self, matches: Callable[[Row], bool], *, with_followers: bool) -> list[Row]:
-        """Give back the rows that match and wait for an earlier one of their key, and those behind them if wanted."""
-        found: list[Row] = []
+        """Give back the rows that match and whose key another row holds, and those behind them if wanted."""
+        found = self._withdraw_later(matches, passed=True)
         for key, waiting in self._busy.items():
             first = next((n for n, row in enumerate(waiting or ()) if matches(row)), None)
             if waiting is None or first is None:
@@ -183,6 +185,14 @@ class Publisher:
                 found += [row for row in waiting if matches(row)]
                 self._busy[key] = [row for row in waiting if not matches(row)] or None
         return found
+
+    def _withdraw_later(self, matches: Callable[[Row], bool], *, passed: bool) -> list[Row]:
+        found = [entry for entry in self._later if entry[3] is passed and matches(entry[2])]
+        if found:
+            self._later = [entry for entry in self._later if entry not in found]
+            heapq.heapify(self._later)
+            self._arm()
+        return [row for _, _, row, _ in found]
 
     async def wait_settled(self) -> bool:
         """Wait for settled rows; False when stopped and nothing is left to come.
@@ -260,8 +270,8 @@ class Publisher:
             self._ready.append(waiting.pop(0))
             self._busy[key] = waiting or None
 
-    def _again_after(self, seconds: float, row: Row) -> None:
-        heapq.heappush(self._later, (self._loop.time() + seconds, next(self._tie), row))
+    def _again_after(self, seconds: float, row: Row, *, passed: bool = False) -> None:
+        heapq.heappush(self._later, (self._loop.time() + seconds, next(self._tie), row, passed))
         self._arm()
 
     def _arm(self) -> None:
@@ -271,11 +281,13 @@ class Publisher:
 
     def _due(self) -> None:
         now = self._loop.time()
+        passed: list[Row] = []
         while self._later and self._later[0][0] <= now:
-            self._ready.append(heapq.heappop(self._later)[2])
+            _, _, row, is_passed = heapq.heappop(self._later)
+            (passed if is_passed else self._ready).append(row._replace(backoff_ms=0))
         self._timer = None
         self._arm()
-        self._pump()
+        self.offer(passed)
 
     def _pump(self) -> None:
         wire, ready = self._wire, self._ready

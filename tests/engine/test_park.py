@@ -122,6 +122,24 @@ async def test_with_skip_the_key_goes_on(outbox: Outbox, queue: Reader, run_node
     assert await outbox.ids("parked") == [head]
 
 
+async def test_with_skip_the_key_does_not_wait_for_a_row_that_backs_off(
+    outbox: Outbox, queue: Reader, run_node: RunNode
+) -> None:
+    head = await outbox.insert_faulty()
+    followers = [await outbox.insert("1") for _ in range(3)]
+
+    async with run_node(key_policy=KeyPolicy.SKIP, backoff_initial=60.0, backoff_max=60.0):
+        assert await queue.ids(3) == followers
+        await eventually(lambda: sent(outbox, followers), "marked")
+
+    assert await outbox.ids("pending") == [head]
+    assert await outbox.column("attempts", head) == 1
+
+
+async def sent(outbox: Outbox, ids: list[int]) -> bool:
+    return await outbox.ids("sent") == ids
+
+
 @pytest.mark.parametrize("ordering", [Ordering.PIPELINED, Ordering.NONE])
 async def test_without_order_by_key_a_faulty_row_is_parked_too(
     outbox: Outbox, queue: Reader, run_node: RunNode, ordering: Ordering

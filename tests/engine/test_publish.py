@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from relay.engine.publish import Publisher
 from relay.engine.row import Outcome, Row, Settled
-from relay.settings import Ordering, RelaySettings
+from relay.settings import KeyPolicy, Ordering, RelaySettings
 from tests.engine.test_frames import ROW
 from tests.support.eventually import eventually
 
@@ -112,6 +112,25 @@ async def test_a_nack_burns_no_attempt_and_keeps_its_key_in_order() -> None:
 
     assert second not in wire.open
     assert publisher.take_settled() == ([], [])
+
+
+async def test_with_skip_a_row_that_backs_off_is_passed_by_its_key_and_comes_back_in_its_turn() -> None:
+    publisher, wire = attached(key_policy=KeyPolicy.SKIP)
+    first, second, third, fourth = rows([1, 1, 1, 1])
+    publisher.offer([first._replace(backoff_ms=50), second, third])
+    assert wire.open == [second]
+
+    wire.open.clear()
+    publisher.settle(Settled((second,), Outcome.REFUSED, "406"))
+    publisher.retry_after(0.1, second)
+    assert wire.open == [third]
+    publisher.offer([fourth])
+    assert wire.open == [third]
+
+    for _ in range(4):
+        await eventually(lambda: bool(wire.open), "the next one is sent")
+        publisher.settle(Settled((wire.open.pop(),), Outcome.CONFIRMED))
+    assert [row.id for row in wire.sent] == [2, 3, 4, 1, 2]
 
 
 async def test_suspects_go_one_at_a_time_until_each_is_settled() -> None:
