@@ -163,7 +163,7 @@ async def test_many_rows_for_it_hide_no_others_and_each_key_follows_in_order(
         await eventually(outbox.is_empty, "nothing pending")
         assert set(innocent) <= set(await outbox.ids("sent"))
         # The exchange is named at once, so its rows do not each close a channel.
-        assert node.failures[Outcome.SUSPECT] == 0
+        assert node.figures().failures[Outcome.SUSPECT] == 0
         later = await channel.declare_queue("later", durable=True)
         if exchange:
             await later.bind(await channel.declare_exchange(exchange, aio_pika.ExchangeType.FANOUT))
@@ -210,9 +210,9 @@ async def test_only_one_row_at_a_time_tries_the_route(outbox: Outbox, run_node: 
 
     async with run_node(max_in_flight=100) as node:
         await eventually(outbox.is_empty, "set aside")
-        before = node.failures[Outcome.RETURNED]
+        before = node.figures().failures[Outcome.RETURNED]
         await eventually(lambda: was_probed(outbox, 2), "tried twice more")
-        after = node.failures[Outcome.RETURNED]
+        after = node.figures().failures[Outcome.RETURNED]
 
     assert before < 500
     assert after - before <= 3
