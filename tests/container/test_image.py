@@ -7,20 +7,18 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime
 from typing import LiteralString
-from uuid import UUID
 
 import aio_pika
-import orjson
 import psycopg
 import pytest
-from aio_pika.abc import AbstractIncomingMessage, AbstractQueue
+from aio_pika.abc import AbstractQueue
 from psycopg.sql import SQL, Identifier
 
 import relay as package
 from tests.container.podman import BASE, Podman
 from tests.container.run import Relay
-from tests.faults.billing import Writers
-from tests.faults.checker import Delivered, check_deliveries, report
+from tests.faults.billing import WRITTEN, Writers
+from tests.faults.checker import Checker, Invariant, assert_valid
 from tests.support.eventually import eventually
 from tests.support.process import wait_for
 from tests.support.queues import declare_bound
@@ -29,6 +27,8 @@ pytestmark = pytest.mark.timeout(600)  # the first test builds the image
 
 MIB = 1024 * 1024
 LARGEST = 200 * MIB  # above the base
+
+WITNESS = "witness"
 
 SENT = "SELECT count(*) FROM outbox.message WHERE state = 'sent'"
 WAITING = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
@@ -66,10 +66,10 @@ async def test_migrate_and_run_carry_rows_and_sigterm_under_load_loses_nothing(
         await eventually(lambda: has_none(reader, LEFT), "every row is sent", 60)
         assert await asyncio.to_thread(second.stop) == 0, second.log()
 
-        deliveries = await read(queue)
-        violations = check_deliveries(writers.history, deliveries)
-        assert not violations, report(violations)
-        assert len(deliveries) == await number(reader, SENT)
+        checker = Checker(writers.history, empty_database_url, broker_url, [WITNESS], business=WRITTEN)
+        findings = await checker.ask()
+        assert_valid(findings, Invariant.NOTHING_LOST, Invariant.NOTHING_INVENTED, Invariant.IN_ORDER)
+        assert len(checker.deliveries) == await number(reader, SENT)
 
 
 def test_several_may_migrate_at_once(relay: Relay, empty_database_url: str) -> None:
@@ -181,21 +181,7 @@ def test_it_says_what_it_is_and_has_nothing_to_build_with(
 async def witness(broker_url: str) -> AsyncIterator[AbstractQueue]:
     """A queue that gets everything that the relay publishes."""
     async with await aio_pika.connect(broker_url) as connection:
-        yield await declare_bound(await connection.channel(), "witness")
-
-
-async def read(queue: AbstractQueue) -> list[Delivered]:
-    """Empty it; the order is the one in which the broker took the messages."""
-    expected = (await queue.declare()).message_count or 0
-    deliveries: list[Delivered] = []
-
-    async def note(message: AbstractIncomingMessage) -> None:
-        invoice = orjson.loads(message.body)
-        deliveries.append(Delivered(UUID(message.message_id), invoice["customer_id"], invoice["number"]))
-
-    await queue.consume(note, no_ack=True)
-    await eventually(lambda: len(deliveries) == expected, f"{expected} messages are read", 60)
-    return deliveries
+        yield await declare_bound(await connection.channel(), WITNESS)
 
 
 @contextmanager

@@ -2,20 +2,26 @@
 
 A fifth of the transactions roll back. Some stay open for long after their inserts, so that their lower ids become
 visible behind higher ones. A customer's row is locked until the end, so a customer's events have one true order.
+A writer that loses its connection comes back; when that was under the COMMIT, it does not know how it ended.
 """
 
 import asyncio
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any
 from uuid import UUID
 
+import orjson
 import psycopg
+from psycopg.errors import Diagnostic
 
-from tests.faults.checker import Written
+from tests.faults.history import Ending, History, Written, digest
 
 CUSTOMERS = [f"customer-{number}" for number in range(300)]
 WRITERS = 8
 ROLLED_BACK, LATE, LARGE = 0.20, 0.05, 0.03  # shares of the transactions
+RECONNECT_AFTER = 0.05  # seconds
+NOT_REPLICATED = "01000"  # the notice that says: committed here, but perhaps not on the standby
 
 TABLES = """
     CREATE SCHEMA billing;
@@ -38,21 +44,27 @@ WRITE_INVOICE = "INSERT INTO billing.invoice VALUES (%(id)s, %(customer)s, %(num
 
 WRITE_EVENT = """
     INSERT INTO outbox.message (message_id, aggregate_type, aggregate_id, event_type, payload)
-    VALUES (%(id)s, 'customer', %(customer)s, 'InvoiceIssued', json_build_object(
-        'invoice_id', %(id)s::uuid, 'customer_id', %(customer)s::text, 'number', %(number)s::int,
-        'amount', %(amount)s::text))
+    VALUES (%(id)s, 'customer', %(customer)s, 'InvoiceIssued', %(payload)s)
 """
+
+WRITTEN = "SELECT invoice_id FROM billing.invoice"  # the business rows that are there
 
 LINGER = "SELECT pg_sleep(%s)"
 
 
 @dataclass
 class Writers:
-    """Several at once, each with its own connection; `history` is what they know of their own work."""
+    """Several at once, each with its own connection; they tell `history` what they know of their own work.
+
+    Attributes:
+        written: messages of transactions that have ended, in any way.
+        late: transactions that committed long after their inserts.
+    """
 
     url: str
     seed: int
-    history: list[Written] = field(default_factory=list)
+    history: History = field(default_factory=list)
+    written: int = 0
     late: int = 0
 
     async def prepare(self) -> None:
@@ -69,28 +81,58 @@ class Writers:
                 writers.create_task(self._write(Random(f"{self.seed}/{number}"), stop), name=f"writer-{number}")
 
     async def _write(self, chance: Random, stop: asyncio.Event) -> None:
-        async with await psycopg.AsyncConnection.connect(self.url, autocommit=True) as connection:
-            while not stop.is_set():
-                await self._write_transaction(chance, connection)
+        while not stop.is_set():
+            try:
+                async with await psycopg.AsyncConnection.connect(self.url, autocommit=True) as connection:
+                    while not stop.is_set():
+                        await self._write_transaction(chance, connection)
+            except psycopg.OperationalError:  # what was lost with it is in the history
+                await asyncio.sleep(RECONNECT_AFTER)
 
     async def _write_transaction(self, chance: Random, connection: psycopg.AsyncConnection) -> None:
         is_rolled_back, is_late = chance.random() < ROLLED_BACK, chance.random() < LATE
+        linger = chance.uniform(0.1, 0.6) if is_late else chance.uniform(0.001, 0.02)
         count = chance.randrange(50, 150) if chance.random() < LARGE else chance.randrange(1, 4)
-        events: list[dict[str, object]] = []
-        async with connection.transaction(force_rollback=is_rolled_back), connection.cursor() as cursor:
-            # Sorted: writers wait for each other's customers, never in a circle.
-            for customer in sorted(chance.sample(CUSTOMERS, chance.randrange(1, 4))):
-                await cursor.execute(TAKE_NUMBERS, {"customer": customer, "count": count})
-                (last,) = await cursor.fetchone() or (0,)
-                for number in range(last - count + 1, last + 1):
-                    invoice_id = UUID(int=chance.getrandbits(128), version=4)
-                    amount = f"{chance.randrange(1, 100_000) / 100:.2f}"
-                    events.append({"id": invoice_id, "customer": customer, "number": number, "amount": amount})
-            await cursor.executemany(WRITE_INVOICE, events)
-            await cursor.executemany(WRITE_EVENT, events)
-            await cursor.execute(LINGER, (chance.uniform(0.1, 0.6) if is_late else chance.uniform(0.001, 0.02),))
-        self.late += is_late and not is_rolled_back
-        self.history.extend(
-            Written(UUID(str(event["id"])), str(event["customer"]), int(str(event["number"])), not is_rolled_back)
-            for event in events
-        )
+        customers = sorted(chance.sample(CUSTOMERS, chance.randrange(1, 4)))
+        invoices: list[dict[str, Any]] = []
+        ending = Ending.ROLLED_BACK  # until the COMMIT is on its way
+        doubts: list[Diagnostic] = []
+        connection.add_notice_handler(doubts.append)
+        try:
+            async with connection.transaction(force_rollback=is_rolled_back):
+                # Sorted: writers wait for each other's customers, never in a circle.
+                for customer in customers:
+                    invoices += await _take_numbers(chance, connection, customer, count)
+                async with connection.cursor() as cursor:
+                    await cursor.executemany(WRITE_INVOICE, invoices)
+                    await cursor.executemany(WRITE_EVENT, invoices)
+                await connection.execute(LINGER, (linger,))
+                ending = Ending.ROLLED_BACK if is_rolled_back else Ending.UNKNOWN
+            if not is_rolled_back and not any(notice.sqlstate == NOT_REPLICATED for notice in doubts):
+                ending = Ending.COMMITTED
+                self.late += is_late
+        finally:
+            connection.remove_notice_handler(doubts.append)
+            self.written += len(invoices)
+            self.history.extend(_written(invoice, ending) for invoice in invoices)
+
+
+async def _take_numbers(
+    chance: Random, connection: psycopg.AsyncConnection, customer: str, count: int
+) -> list[dict[str, Any]]:
+    cursor = await connection.execute(TAKE_NUMBERS, {"customer": customer, "count": count})
+    (last,) = await cursor.fetchone() or (0,)
+    return [_invoice(chance, customer, number) for number in range(last - count + 1, last + 1)]
+
+
+def _invoice(chance: Random, customer: str, number: int) -> dict[str, Any]:
+    invoice_id = UUID(int=chance.getrandbits(128), version=4)
+    amount = f"{chance.randrange(1, 100_000) / 100:.2f}"
+    event = {"invoice_id": invoice_id, "customer_id": customer, "number": number, "amount": amount}
+    payload = orjson.dumps(event).decode()
+    return {"id": invoice_id, "customer": customer, "number": number, "amount": amount, "payload": payload}
+
+
+def _written(invoice: dict[str, Any], ending: Ending) -> Written:
+    key = f"customer/{invoice['customer']}"
+    return Written(invoice["id"], key, invoice["number"], ending, digest(invoice["payload"].encode()))

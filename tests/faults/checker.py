@@ -1,119 +1,166 @@
-"""Compare what writers committed with what was delivered, knowing nothing of relay and consumer.
+"""The one judge of every drill. It knows nothing of the relay: it reads the history that was written outside of it,
+the table with its own SQL and the queues with its own AMQP reader.
 
-The writers tell their own history; the deliveries are read from a queue that nobody else reads. Numbers count the
-committed messages of a key from 1, under a lock that the writer holds until its transaction ends.
+    checker = Checker(history, database_url, broker_url, ["witness"])
+    findings = await checker.ask(within=60)       # after everything is healed
+    assert_valid(findings, Invariant.NOTHING_LOST, Invariant.IN_ORDER)
+
+A verdict is valid only if everything was looked at: while rows wait, what is not invalid is unknown and is
+asked again. What a run has no data for stays unknown, and a drill that claims it fails.
 """
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
-from uuid import UUID
+from typing import LiteralString
+
+from tests.faults import course, delivery, sending
+from tests.faults.evidence import Delivered, Evidence, NoDataError, drain, read_ids, read_table
+from tests.faults.history import History
 
 
-class Fault(StrEnum):
-    """What must never be."""
+class Verdict(StrEnum):
+    VALID = "valid"
+    INVALID = "invalid"
+    UNKNOWN = "unknown"  # not drained, or no data: never passed
 
-    LOST = "lost"  # committed, never delivered
-    INVENTED = "invented"  # delivered, but rolled back or never written
-    REORDERED = "reordered"  # first delivered after a later one of its key
-    CHANGED = "changed"  # delivered with another key or number than was written
-    UNEQUAL = "unequal"  # a row at one end that is not at the other, or differs
+
+class Invariant(StrEnum):
+    """What must hold whatever fails."""
+
+    NOTHING_LOST = "I1 nothing lost"
+    NOTHING_INVENTED = "I2 nothing invented"
+    SENT_IS_CONFIRMED = "I3 sent means confirmed"
+    IN_ORDER = "I4 order per key"
+    REPEATS_ARE_THE_SAME = "I5 repeats are the same message"
+    NO_ATTEMPT_BURNT = "I7 no attempt burnt by an outage"
+    PROGRESS = "I9 the rate comes back by itself"
+    INNOCENT_KEYS = "I10 innocent keys go on"
+    TRUTHFUL_READINESS = "I11 readiness tells the truth"
+    BOUNDED = "I12 memory and transactions are bounded"
+
+
+# Each gives what violates the invariant, and raises NoDataError when the run cannot tell.
+RULES: dict[Invariant, Callable[[Evidence], Iterator[str]]] = {
+    Invariant.NOTHING_LOST: delivery.lost,
+    Invariant.NOTHING_INVENTED: delivery.invented,
+    Invariant.SENT_IS_CONFIRMED: sending.unconfirmed,
+    Invariant.IN_ORDER: delivery.reordered,
+    Invariant.REPEATS_ARE_THE_SAME: delivery.changed,
+    Invariant.NO_ATTEMPT_BURNT: sending.burnt,
+    Invariant.PROGRESS: course.slower,
+    Invariant.INNOCENT_KEYS: course.delayed,
+    Invariant.TRUTHFUL_READINESS: course.untruthful,
+    Invariant.BOUNDED: course.unbounded,
+}
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
-    """A message that a writer inserted, and how its transaction ended."""
+class Finding:
+    """A verdict, and each violation or what is missing for one."""
 
-    message_id: UUID
-    key: str
-    number: int
-    committed: bool
+    verdict: Verdict
+    words: Sequence[str] = field(default_factory=tuple)
 
 
-@dataclass(frozen=True, slots=True)
-class Delivered:
-    """A message as it was read from a queue."""
-
-    message_id: UUID
-    key: str
-    number: int
+Findings = Mapping[Invariant, Finding]
 
 
-@dataclass(frozen=True, slots=True)
-class Violation:
-    fault: Fault
-    what: str
-
-    def __str__(self) -> str:
-        return f"{self.fault}: {self.what}"
+def judge(evidence: Evidence) -> Findings:
+    """Find a verdict on each invariant."""
+    return {invariant: _find(rule, evidence) for invariant, rule in RULES.items()}
 
 
-def check_deliveries(history: Sequence[Written], deliveries: Sequence[Delivered]) -> list[Violation]:
-    """Tell each violation of: every committed message, none that was rolled back, first deliveries in order per key."""
-    committed = {written.message_id: written for written in history if written.committed}
-    firsts = list(_firsts(deliveries))
-    return [
-        *_lost(committed, firsts),
-        *_invented(committed, history, firsts),
-        *_changed(committed, deliveries),
-        *_reordered([first for first in firsts if first.message_id in committed]),
+def assert_valid(findings: Findings, *invariants: Invariant) -> None:
+    """Fail with all that was found when one of these, or any other that was judged, is not valid."""
+    bad = [
+        invariant
+        for invariant, finding in findings.items()
+        if finding.verdict is Verdict.INVALID or (invariant in invariants and finding.verdict is Verdict.UNKNOWN)
     ]
+    assert not bad, report(findings, bad)
 
 
-def check_rows(written: Iterable[tuple[object, ...]], projected: Iterable[tuple[object, ...]]) -> list[Violation]:
+def invalid(findings: Findings) -> set[Invariant]:
+    return {invariant for invariant, finding in findings.items() if finding.verdict is Verdict.INVALID}
+
+
+def report(findings: Findings, invariants: Iterable[Invariant], at_most: int = 20) -> str:
+    """Give the findings as lines, the first of them in full, all of them counted."""
+    lines = []
+    for invariant in invariants:
+        finding = findings[invariant]
+        lines.append(f"{invariant}: {finding.verdict}, {len(finding.words)}")
+        lines += [f"    {words}" for words in finding.words[:at_most]]
+    return "\n".join(lines)
+
+
+def differences(written: Iterable[tuple[object, ...]], projected: Iterable[tuple[object, ...]]) -> list[str]:
     """Tell each row of one end that the other has not, or not as often."""
     left, right = Counter(written), Counter(projected)
     return [
-        *(Violation(Fault.UNEQUAL, f"{row} is written, not projected") for row in (left - right).elements()),
-        *(Violation(Fault.UNEQUAL, f"{row} is projected, not written") for row in (right - left).elements()),
+        *(f"{row} is written, not projected" for row in (left - right).elements()),
+        *(f"{row} is projected, not written" for row in (right - left).elements()),
     ]
 
 
-def report(violations: Sequence[Violation], at_most: int = 20) -> str:
-    """Give the violations as lines, the first of them in full, all of them counted."""
-    counts = Counter(violation.fault for violation in violations)
-    head = ", ".join(f"{fault} {count}" for fault, count in sorted(counts.items())) or "no violation"
-    return "\n".join([head, *map(str, violations[:at_most])])
+class Checker:
+    """Looks at one drill, as often as it takes.
+
+    Args:
+        queues: bound to all that is published, and read by nobody else.
+        business: a query for the message ids of which the writers' own tables have the row.
+    """
+
+    def __init__(
+        self,
+        history: History,
+        database_url: str,
+        broker_url: str,
+        queues: Sequence[str],
+        *,
+        business: LiteralString | None = None,
+        by_key: bool = True,
+        holds: bool = True,
+    ) -> None:
+        self.deliveries: list[Delivered] = []  # all that was read from the queues until now
+        self._history = history
+        self._urls = database_url, broker_url
+        self._queues = queues
+        self._business = business
+        self._rules = {"by_key": by_key, "holds": holds}
+
+    async def ask(self, within: float = 60) -> Findings:
+        """Look until no row waits any more, or `within` seconds are over; then rows that nobody moves count as lost."""
+        until = time.monotonic() + within
+        while True:
+            evidence = await self._look()
+            if not evidence.waiting:
+                return judge(evidence)
+            if time.monotonic() > until:
+                evidence.patient = True
+                return judge(evidence)
+            await asyncio.sleep(0.05)
+
+    async def _look(self) -> Evidence:
+        """The table first: what is sent by then is in a queue, since it was confirmed before."""
+        database_url, broker_url = self._urls
+        rows = await read_table(database_url)
+        self.deliveries += await drain(broker_url, self._queues)
+        business = None if self._business is None else await read_ids(database_url, self._business)
+        return Evidence(self._history, rows, self.deliveries, business, **self._rules)
 
 
-def _firsts(deliveries: Sequence[Delivered]) -> Iterator[Delivered]:
-    seen: set[UUID] = set()
-    for delivered in deliveries:
-        if delivered.message_id not in seen:
-            seen.add(delivered.message_id)
-            yield delivered
-
-
-def _lost(committed: dict[UUID, Written], firsts: Sequence[Delivered]) -> Iterator[Violation]:
-    arrived = {first.message_id for first in firsts}
-    for message_id, written in committed.items():
-        if message_id not in arrived:
-            yield Violation(Fault.LOST, f"{message_id}, number {written.number} of {written.key}")
-
-
-def _invented(
-    committed: dict[UUID, Written], history: Sequence[Written], firsts: Sequence[Delivered]
-) -> Iterator[Violation]:
-    rolled_back = {written.message_id for written in history if not written.committed}
-    for first in firsts:
-        if first.message_id not in committed:
-            why = "was rolled back" if first.message_id in rolled_back else "was never written"
-            yield Violation(Fault.INVENTED, f"{first.message_id}, number {first.number} of {first.key}, {why}")
-
-
-def _changed(committed: dict[UUID, Written], deliveries: Sequence[Delivered]) -> Iterator[Violation]:
-    for place, delivered in enumerate(deliveries):
-        written = committed.get(delivered.message_id)
-        if written is not None and (written.key, written.number) != (delivered.key, delivered.number):
-            now, then = f"number {delivered.number} of {delivered.key}", f"number {written.number} of {written.key}"
-            yield Violation(Fault.CHANGED, f"{delivered.message_id} at place {place} is {now}, was {then}")
-
-
-def _reordered(firsts: Sequence[Delivered]) -> Iterator[Violation]:
-    highest: defaultdict[str, int] = defaultdict(int)
-    for first in firsts:
-        if first.number < highest[first.key]:
-            what = f"number {first.number} of {first.key} came after number {highest[first.key]}"
-            yield Violation(Fault.REORDERED, what)
-        highest[first.key] = max(highest[first.key], first.number)
+def _find(rule: Callable[[Evidence], Iterator[str]], evidence: Evidence) -> Finding:
+    try:
+        violations = list(rule(evidence))
+    except NoDataError as missing:
+        return Finding(Verdict.UNKNOWN, [str(missing)])
+    if violations:
+        return Finding(Verdict.INVALID, violations)
+    if evidence.waiting:
+        return Finding(Verdict.UNKNOWN, [f"{evidence.waiting} rows are still to be delivered"])
+    return Finding(Verdict.VALID)

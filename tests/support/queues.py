@@ -2,11 +2,17 @@
 
 from aio_pika import ExchangeType
 from aio_pika.abc import AbstractChannel, AbstractQueue
+from pamqp.common import FieldTable
 
 
-async def declare_bound(channel: AbstractChannel, name: str, exchange_name: str = "outbox") -> AbstractQueue:
-    """Declare a quorum queue bound to all that the relay's exchange gets, and the exchange when it is missing."""
+async def declare_bound(
+    channel: AbstractChannel, name: str, exchange_name: str = "outbox", arguments: FieldTable | None = None
+) -> AbstractQueue:
+    """Declare a quorum queue bound to all that the relay's exchange gets, and the exchange when it is missing.
+
+    `arguments` are added to those of the queue, and come before them.
+    """
     exchange = await channel.declare_exchange(exchange_name, ExchangeType.TOPIC, durable=True)
-    queue = await channel.declare_queue(name, durable=True, arguments={"x-queue-type": "quorum"})
+    queue = await channel.declare_queue(name, durable=True, arguments={"x-queue-type": "quorum", **(arguments or {})})
     await queue.bind(exchange, "#")
     return queue

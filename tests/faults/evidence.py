@@ -1,0 +1,140 @@
+"""What is there after a drill, looked at with the checker's own SQL and its own AMQP reader."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import LiteralString
+from uuid import UUID
+
+import aiormq
+import psycopg
+from aiormq.abc import DeliveredMessage
+
+from tests.faults.history import History, digest
+
+# `payload::text` of a json column is byte for byte what was written.
+ROWS = """
+    SELECT id, message_id, aggregate_type || '/' || aggregate_id, state, attempts, held_behind IS NOT NULL,
+        coalesce(available_at > now(), false), extract(epoch FROM sent_at)::float8,
+        encode(sha256(coalesce(payload_bytes, convert_to(payload::text, 'UTF8'))), 'hex')
+    FROM outbox.message
+"""
+
+GIVEN_UP = {"parked", "discarded"}  # where an operator sees it
+SETTLED = {"sent", *GIVEN_UP}
+QUIET = 1.0  # seconds without a publish: the relay has nothing to do, or thinks so
+
+
+class NoDataError(Exception):
+    """The run has no data for a verdict; the message says what is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row of the table `message`."""
+
+    id: int
+    message_id: UUID
+    key: str | None
+    state: str
+    attempts: int
+    follows: bool  # parked behind another
+    delayed: bool
+    sent_at: float | None
+    body: str
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """A message as it was read from a queue."""
+
+    queue: str
+    outbox_id: int
+    message_id: UUID
+    key: str | None
+    body: str
+    redelivered: bool = False
+
+
+@dataclass(slots=True)
+class Evidence:
+    """All that a verdict is found on.
+
+    Attributes:
+        business: the message ids of which the writers' own tables have the row; None when they were not asked.
+        by_key: the relay was told to send nothing of a key before its predecessor is settled.
+        holds: the rows of a key wait behind its parked one.
+        patient: there has been time enough to deliver everything; who still waits has been forgotten.
+    """
+
+    history: History
+    rows: list[Row] = field(default_factory=list)
+    deliveries: list[Delivered] = field(default_factory=list)
+    business: frozenset[UUID] | None = None
+    by_key: bool = True
+    holds: bool = True
+    patient: bool = False
+    looked_at: float = field(default_factory=time.time)
+
+    @property
+    def waiting(self) -> int:
+        """Rows that are still to be delivered."""
+        return sum(row.state not in SETTLED for row in self.rows)
+
+
+async def read_table(url: str) -> list[Row]:
+    async with await psycopg.AsyncConnection.connect(url) as connection:
+        cursor = await connection.execute(ROWS)
+        return [Row(*values) for values in await cursor.fetchall()]
+
+
+async def read_ids(url: str, query: LiteralString) -> frozenset[UUID]:
+    async with await psycopg.AsyncConnection.connect(url) as connection:
+        return frozenset(id_ for (id_,) in await (await connection.execute(query)).fetchall())
+
+
+async def drain(url: str, queues: Sequence[str], within: float = 60) -> list[Delivered]:
+    """Empty the queues; the order within one is that in which the broker took the messages."""
+    deliveries: list[Delivered] = []
+    connection = await aiormq.connect(url)
+    try:
+        channel = await connection.channel()
+        async with asyncio.timeout(within):
+            for queue in queues:
+                await _drain(channel, queue, deliveries)
+    finally:
+        await connection.close()
+    return deliveries
+
+
+async def _drain(channel: aiormq.abc.AbstractChannel, queue: str, deliveries: list[Delivered]) -> None:
+    goal, came = len(deliveries), asyncio.Event()
+
+    async def take(message: DeliveredMessage) -> None:
+        deliveries.append(_delivered(queue, message))
+        came.set()
+
+    while count := (await channel.queue_declare(queue, passive=True)).message_count:
+        goal += count
+        consuming = await channel.basic_consume(queue, take, no_ack=True)
+        while len(deliveries) < goal:
+            came.clear()
+            await came.wait()
+        if consuming.consumer_tag is not None:
+            await channel.basic_cancel(consuming.consumer_tag)
+        goal = len(deliveries)
+
+
+def _delivered(queue: str, message: DeliveredMessage) -> Delivered:
+    properties = message.header.properties
+    headers = properties.headers or {}
+    kind, id_ = headers.get("x-aggregate-type"), headers.get("x-aggregate-id")
+    return Delivered(
+        queue,
+        int(str(headers["x-outbox-id"])),
+        UUID(properties.message_id),
+        None if id_ is None else f"{kind!s}/{id_!s}",
+        digest(message.body),
+        bool(headers.get("x-outbox-redelivered")),
+    )

@@ -1,0 +1,144 @@
+"""What happened in a drill, as those saw it who stand outside of the relay: one list, in the order of seeing.
+
+Writers tell what they wrote and how it ended (billing.py), the recorder what passed between relay and broker
+(recorder.py), the drill which faults it injected, and whoever watches, readiness and memory (watch.py).
+All of them read the same clock, as does a database on this machine.
+"""
+
+import time
+from dataclasses import dataclass, field
+from enum import StrEnum
+from hashlib import sha256
+from uuid import UUID
+
+
+class Ending(StrEnum):
+    """How the transaction of a message ended, as far as its writer knows."""
+
+    COMMITTED = "committed"
+    ROLLED_BACK = "rolled back"
+    UNKNOWN = "unknown"  # the connection was lost under the COMMIT
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    at: float = field(default_factory=time.time, kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Written(Record):
+    """A message that a writer inserted; told when its transaction had ended.
+
+    Attributes:
+        key: `aggregate_type/aggregate_id`; None without an aggregate id.
+        number: its place among the key's messages; None when no order is asked for.
+        body: `digest` of the payload.
+    """
+
+    message_id: UUID
+    key: str | None
+    number: int | None
+    ending: Ending
+    body: str
+
+
+@dataclass(frozen=True, slots=True)
+class Published(Record):
+    """A Basic.Publish with its content went on to the broker; the tag is the one that its confirm will carry."""
+
+    connection: int
+    channel: int
+    tag: int
+    outbox_id: int
+    message_id: UUID
+    body: str
+    redelivered: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Acked(Record):
+    connection: int
+    channel: int
+    tag: int
+    multiple: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Nacked(Record):
+    connection: int
+    channel: int
+    tag: int
+    multiple: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Returned(Record):
+    connection: int
+    channel: int
+    outbox_id: int
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Closed(Record):
+    """A channel ended, or a connection with all of its channels.
+
+    Attributes:
+        channel: None for the connection.
+        code: the broker's; 0 when it was not the broker that closed.
+    """
+
+    connection: int
+    channel: int | None
+    code: int = 0
+    words: str = ""
+
+
+class Reach(StrEnum):
+    """Whom a fault hits."""
+
+    A_MOMENT = "a moment"  # it is over as soon as it has happened, like a kill or a cut
+    SOME = "some"  # some keys, until it is healed
+    ALL = "all"  # nothing can be delivered until it is healed
+
+
+@dataclass(frozen=True, slots=True)
+class Injected(Record):
+    """The drill broke something.
+
+    Attributes:
+        forgets: the relay lost what it knew of messages in flight, as when it is killed.
+    """
+
+    what: str
+    reach: Reach = Reach.A_MOMENT
+    forgets: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Healed(Record):
+    """What was injected last is over."""
+
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Probed(Record):
+    """Somebody asked the relay whether it is ready."""
+
+    ready: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Measured(Record):
+    """The relay's resident memory, and the age of its oldest open transaction in seconds."""
+
+    resident_bytes: int
+    oldest_transaction: float
+
+
+History = list[Record]
+
+
+def digest(body: bytes) -> str:
+    return sha256(body).hexdigest()

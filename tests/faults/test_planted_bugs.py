@@ -1,0 +1,171 @@
+"""A relay with a bug in it turns the invariant red that the bug breaks; in the same run without it all are valid.
+
+The relay is the real one, on real servers, with one small piece of it replaced.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from typing import NamedTuple
+
+import aio_pika
+import psycopg
+import pytest
+from pamqp.commands import Basic
+from pamqp.common import FieldTable
+
+from relay.engine.publish import Publisher
+from relay.engine.row import Outcome, Row, Settled
+from relay.engine.tail import Tail
+from relay.engine.wire import FrameWire
+from relay.settings import Settings
+from tests.faults.checker import Findings, Invariant, assert_valid, invalid, report
+from tests.faults.history import Nacked, Returned
+from tests.faults.scene import QUEUE, Scene, scene
+from tests.support.eventually import eventually
+from tests.support.proxy import Act, Way
+
+LATER = "later"  # a queue that is declared only after something was returned
+ONE_PLACE: FieldTable = {"x-queue-type": "classic", "x-max-length": 1, "x-overflow": "reject-publish"}
+PATIENCE = 4.0  # seconds; only a row that nobody moves takes them
+SENDING = (
+    Invariant.NOTHING_LOST,
+    Invariant.NOTHING_INVENTED,
+    Invariant.SENT_IS_CONFIRMED,
+    Invariant.IN_ORDER,
+    Invariant.REPEATS_ARE_THE_SAME,
+    Invariant.NO_ATTEMPT_BURNT,
+)
+
+
+def mark_before_the_confirm(patch: pytest.MonkeyPatch) -> None:
+    send = FrameWire.send
+
+    def send_and_settle(self: FrameWire, rows: Iterable[Row], redelivered: set[int]) -> None:
+        given = list(rows)
+        send(self, given, redelivered)
+        self._rows.clear()
+        self._loop.call_soon(self._settle, Settled(given, Outcome.CONFIRMED))
+
+    patch.setattr(FrameWire, "send", send_and_settle)
+
+
+def ignore_returns(patch: pytest.MonkeyPatch) -> None:
+    settle_as(patch, Outcome.RETURNED, Outcome.CONFIRMED)
+
+
+def skip_by_position(patch: pytest.MonkeyPatch) -> None:
+    """Never go back: what commits behind a higher id is not seen."""
+    select = Tail._select
+
+    async def select_above_the_floors(self: Tail, _: int) -> tuple[Row, list[Row]]:
+        return await select(self, 1 << 62)
+
+    patch.setattr(Tail, "_select", select_above_the_floors)
+    patch.setattr(Tail, "_note_ended", lambda *_: False)
+    patch.setattr(Tail, "go_back", lambda *_: None)
+
+
+def send_behind_a_nack(patch: pytest.MonkeyPatch) -> None:
+    settle = Publisher.settle
+
+    def settle_and_release(self: Publisher, settled: Settled) -> None:
+        if settled.outcome is Outcome.NACKED:
+            for row in settled.rows:
+                waiting = self._busy.get(row.key) if row.key else None
+                if waiting:
+                    self._ready.extend(waiting)
+                    waiting.clear()
+        settle(self, settled)
+
+    patch.setattr(Publisher, "settle", settle_and_release)
+
+
+def burn_attempts_by_nacks(patch: pytest.MonkeyPatch) -> None:
+    settle_as(patch, Outcome.NACKED, Outcome.REFUSED)
+
+
+def settle_as(patch: pytest.MonkeyPatch, outcome: Outcome, other: Outcome) -> None:
+    settle = Publisher.settle
+
+    def settle_wrongly(self: Publisher, settled: Settled) -> None:
+        settle(self, settled._replace(outcome=other) if settled.outcome is outcome else settled)
+
+    patch.setattr(Publisher, "settle", settle_wrongly)
+
+
+async def lose_the_confirms(scene: Scene) -> None:
+    """The connection is reset when the first confirm is on its way back."""
+    scene.recorder.on_frame(Way.DOWN, Basic.Ack, 1, Act.RESET)
+    await scene.write("a", "b", "c", "d")
+    async with asyncio.timeout(20):
+        await scene.recorder.fired.wait()
+
+
+async def bind_late(scene: Scene) -> None:
+    """One message is returned until there is a queue for it."""
+    await scene.write("a", exchange="", routing_key=LATER)
+    await scene.write("a", "b", "b")
+    await eventually(lambda: scene.has_seen(Returned), "it is returned")
+    await scene.channel.declare_queue(LATER, durable=True)
+
+
+async def commit_late(scene: Scene) -> None:
+    """A message commits when one with a higher id is long delivered."""
+    async with await psycopg.AsyncConnection.connect(scene.settings.database.url.get_secret_value()) as slow:
+        late = await scene.insert(slow, "late")
+        await scene.write("early")
+        await eventually(scene.is_empty, "the early one is sent")
+        await slow.commit()
+    scene.history.append(late)
+    await scene.write("later")
+
+
+async def fill_the_queue(scene: Scene) -> None:
+    """The queue has room for one message, which is not ours: it nacks until somebody takes that one out."""
+    await scene.channel.default_exchange.publish(aio_pika.Message(b"not ours"), QUEUE)
+    await scene.write("a", "a", "b")
+    await eventually(lambda: scene.has_seen(Nacked, 3), "it nacks")
+    queue = await scene.channel.get_queue(QUEUE)
+    await queue.get(no_ack=True)
+
+
+class Drill(NamedTuple):
+    """A fault, a bug that does harm under it, and what is then violated."""
+
+    fault: Callable[[Scene], Awaitable[None]]
+    plant: Callable[[pytest.MonkeyPatch], None]
+    violated: set[Invariant]
+
+
+DRILLS = [
+    Drill(lose_the_confirms, mark_before_the_confirm, {Invariant.SENT_IS_CONFIRMED}),
+    Drill(bind_late, ignore_returns, {Invariant.NOTHING_LOST, Invariant.SENT_IS_CONFIRMED, Invariant.IN_ORDER}),
+    Drill(commit_late, skip_by_position, {Invariant.NOTHING_LOST}),
+    Drill(fill_the_queue, send_behind_a_nack, {Invariant.IN_ORDER}),
+    Drill(fill_the_queue, burn_attempts_by_nacks, {Invariant.NO_ATTEMPT_BURNT}),
+]
+
+
+@pytest.mark.parametrize("drill", DRILLS, ids=lambda drill: drill.plant.__name__)
+async def test_a_bug_turns_its_invariant_red(settings: Settings, drill: Drill, monkeypatch: pytest.MonkeyPatch) -> None:
+    drill.plant(monkeypatch)
+
+    findings = await run(drill.fault, settings)
+
+    found = invalid(findings)
+    assert found == drill.violated, report(findings, found | drill.violated)
+
+
+@pytest.mark.parametrize("fault", dict.fromkeys(drill.fault for drill in DRILLS), ids=lambda fault: fault.__name__)
+async def test_without_the_bug_all_are_valid(settings: Settings, fault: Callable[[Scene], Awaitable[None]]) -> None:
+    findings = await run(fault, settings)
+
+    assert_valid(findings, *SENDING)
+
+
+async def run(fault: Callable[[Scene], Awaitable[None]], settings: Settings) -> Findings:
+    arguments = ONE_PLACE if fault is fill_the_queue else None
+    more_queues = [LATER] if fault is bind_late else []
+    async with scene(settings, more_queues=more_queues, arguments=arguments) as stage, stage.relay():
+        await fault(stage)
+        return await stage.checker.ask(within=PATIENCE)
