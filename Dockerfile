@@ -20,11 +20,12 @@ RUN /tools/bin/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir /whe
 
 # The locked dependencies first: they change less often than the project, and their layer is kept.
 FROM tools AS installed
-COPY requirements/relay.txt requirements/
+# Those of `relay` and its extra `otel`: whether traces are sent is told by variables, not by another image.
+COPY requirements/otel.txt requirements/
 RUN --mount=type=secret,id=pip.conf \
     python3 -m venv --without-pip /opt/relay \
     && /tools/bin/pip --python /opt/relay install --quiet --require-hashes --only-binary :all: --no-compile \
-        -r requirements/relay.txt
+        -r requirements/otel.txt
 COPY --from=wheel /wheel /wheel
 # Compiled here for good, as nothing can be written later. The files' times are not compared: a copy may change them.
 RUN /tools/bin/pip --python /opt/relay install --quiet --no-deps --no-index --no-compile /wheel/*.whl \

@@ -1,5 +1,6 @@
 """`relay run`."""
 
+import os
 from contextlib import suppress
 from functools import partial
 
@@ -7,7 +8,7 @@ import uvloop
 
 from relay.cli.options import Options
 from relay.errors import DatabaseUnavailableError
-from relay.observe.log import set_up
+from relay.observe import log, tracing
 from relay.operate.session import session
 
 
@@ -18,8 +19,12 @@ def run(*, options: Options | None = None) -> int:
     from relay.http.server import answering  # noqa: PLC0415
 
     settings = (options or Options()).load().settings
-    set_up(settings.log)
+    log.set_up(settings.log)
+    end_tracing = tracing.set_up(os.environ)
     # What is not reachable yet is waited for by `serve`, within the time-out for the start.
     with suppress(DatabaseUnavailableError), session(settings.database):
         pass
-    return uvloop.run(serve(settings, partial(answering, settings)))
+    try:
+        return uvloop.run(serve(settings, partial(answering, settings)))
+    finally:
+        end_tracing()

@@ -21,8 +21,9 @@ from relay.engine.publish import Publisher
 from relay.engine.refusals import Refusals
 from relay.engine.routes import Router
 from relay.engine.row import Outcome, Settled
-from relay.engine.wire import FrameWire, Wire
+from relay.engine.wire import FrameWire, Settle, Wire
 from relay.errors import BrokerUnavailableError
+from relay.observe import tracing
 from relay.settings import Settings
 from relay.settings import Wire as WireChoice
 
@@ -175,12 +176,21 @@ class Link:
             log.info("exchange.declared", exchange=name)
 
     def _wire(self, channel: Underlay, connection: Connection) -> Wire:
+        if (tracer := tracing.tracer()) is None:
+            return self._bare_wire(channel, connection, self._settle)
+        from relay.engine.traced import TracedWire  # noqa: PLC0415  (imports OpenTelemetry)
+
+        traced = TracedWire(tracer, connection.url, self._router, self._settle)
+        traced.wire = self._bare_wire(channel, connection, traced.settle)
+        return traced
+
+    def _bare_wire(self, channel: Underlay, connection: Connection, settle: Settle) -> Wire:
         times = self._publisher.confirm_times
         if self._settings.relay.wire is WireChoice.PUBLISH:
-            return PlainWire(channel, self._router, self._identity, self._settle, connection.clock, times=times)
+            return PlainWire(channel, self._router, self._identity, settle, connection.clock, times=times)
         frame_max = channel.connection.connection_tune.frame_max
         encoder = Encoder(channel.number, frame_max, self._router, self._identity)
-        return FrameWire(channel, encoder, self._settle, connection.clock, times=times)
+        return FrameWire(channel, encoder, settle, connection.clock, times=times)
 
     def _settle(self, settled: Settled) -> None:
         if settled.outcome is Outcome.CONFIRMED:
