@@ -7,12 +7,12 @@ message_id.
 import asyncio
 from collections.abc import Sequence
 
-import psycopg
 import structlog
 from psycopg.sql import SQL
 
 from relay.backoff import backoff
 from relay.engine.hold import HeldKeys
+from relay.engine.patience import Patience
 from relay.engine.publish import Fault, Publisher
 from relay.engine.quarantine import Quarantine
 from relay.engine.row import Row
@@ -80,6 +80,7 @@ class Marker:
         held: HeldKeys | None,
         quarantine: Quarantine,
         *,
+        patience: Patience,
         settings: RelaySettings,
     ) -> None:
         self._session = session
@@ -87,6 +88,7 @@ class Marker:
         self._publisher = publisher
         self._held = held
         self._quarantine = quarantine
+        self._patience = patience
         self._settings = settings
         self._mark_sent = mark_statement(session)
         self._marked_at = 0.0
@@ -118,11 +120,7 @@ class Marker:
             "lanes": array_text([row.lane for row in rows]),
             "ids": array_text([row.id for row in rows]),
         }
-        try:
-            marked = await self._execute_mark(parameters)
-        except psycopg.errors.CheckViolation:  # no partition for today: the clock has gone past those made ahead
-            await self._session.ensure_days()
-            marked = await self._execute_mark(parameters)
+        marked = await self._patience.run(lambda: self._execute_mark(parameters))
         if marked != len(rows):
             # Somebody else parked, discarded or deleted them meanwhile; they were sent all the same.
             log.warning("mark.missed", rows=len(rows), marked=marked)

@@ -20,6 +20,7 @@ from relay.engine.hold import HeldKeys
 from relay.engine.link import Link
 from relay.engine.loop import forward
 from relay.engine.mark import Marker
+from relay.engine.patience import Patience
 from relay.engine.publish import Publisher
 from relay.engine.quarantine import Quarantine
 from relay.engine.routes import Router
@@ -32,7 +33,7 @@ from relay.settings import KeyPolicy, Ordering, Settings
 log = structlog.get_logger(__name__)
 
 RECONNECT_INITIAL, RECONNECT_MAX = 0.1, 3.0  # seconds; ready again within 5 s of the heal
-ENSURE_DAYS_INTERVAL = 3600.0  # seconds
+ENSURE_DAYS_INTERVAL, BLOCKED_DAYS_INTERVAL = 3600.0, 10.0  # seconds
 INTERRUPTED = 130
 NO_LANES = "none held"
 
@@ -211,9 +212,11 @@ class Node:
         router = Router(self._settings.routes, self._settings.broker.exchange)
         quarantine = Quarantine(session, tail, self._publisher, router, holding=holding)
         await quarantine.load()
-        marker = Marker(session, tail, self._publisher, held if holding else None, quarantine, settings=settings)
+        patience = Patience(session, self._health)
+        behind = held if holding else None
+        marker = Marker(session, tail, self._publisher, behind, quarantine, patience=patience, settings=settings)
         async with asyncio.TaskGroup() as tasks:
-            beating = tasks.create_task(self._beat(session, tail), name="beat")
+            beating = tasks.create_task(self._beat(session, tail, patience), name="beat")
             await self._link.up.wait()
             self._announce(session)
             await forward(
@@ -228,10 +231,10 @@ class Node:
             beating.cancel()
         await self._heartbeat(session, lanes=[])
 
-    async def _beat(self, session: LaneSession, tail: Tail) -> None:
+    async def _beat(self, session: LaneSession, tail: Tail, patience: Patience) -> None:
         """Take lanes as they become free, and tell that we live."""
         loop = asyncio.get_running_loop()
-        days_at = loop.time() + ENSURE_DAYS_INTERVAL
+        days_at = 0.0
         while True:
             if taken := await session.take_lanes():
                 log.info("lanes.taken", lanes=taken)
@@ -240,11 +243,11 @@ class Node:
                 self._health.degrade("lanes", "every lane is held by another node; standing by")
             else:
                 self._health.heal("lanes")
-            await self._heartbeat(session, lanes=session.lanes)
+            await patience.run(lambda: self._heartbeat(session, lanes=session.lanes))
             self._announce(session)
             if loop.time() >= days_at:
-                await session.ensure_days()
-                days_at = loop.time() + ENSURE_DAYS_INTERVAL
+                are_made = await patience.ensure_days()
+                days_at = loop.time() + (ENSURE_DAYS_INTERVAL if are_made else BLOCKED_DAYS_INTERVAL)
             await asyncio.sleep(self._settings.relay.heartbeat_interval)
 
     def _announce(self, session: LaneSession) -> None:

@@ -21,6 +21,7 @@ from relay.settings import KeyPolicy, Ordering, RelaySettings
 
 NACK_BACKOFF, NACK_BACKOFF_MAX = 0.05, 2.0  # seconds; a leader election takes half a second
 REFILL = 4  # this part of the room is filled at once while rows wait: the broker's costs are for each batch
+REMEMBERED = 50_000  # confirmed rows whose mark was lost with the session; a window has far fewer
 
 
 class Fault(NamedTuple):
@@ -222,7 +223,10 @@ class Publisher:
         while self.in_flight:
             self.settled.clear()
             await self.settled.wait()
-        self._unmarked = {row.id: row.message_id for row in (*self._taken, *self.confirmed)}
+        # Beside those of an earlier session that ended before they were all read again.
+        self._unmarked |= {row.id: row.message_id for row in (*self._taken, *self.confirmed)}
+        for id_ in list(self._unmarked)[:-REMEMBERED]:  # some had been marked, and nobody asks for them any more
+            del self._unmarked[id_]
         self.take_settled()
         self._forget_unsent()
         self._busy.clear()

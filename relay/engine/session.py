@@ -52,14 +52,21 @@ TAKE_LANES = SQL("""
     WHERE lane <> ALL (%(held)s::integer[]) AND pg_try_advisory_lock(hashtext({schema} || '.lane'), lane)
 """)
 
-ENSURE_DAYS = SQL("SELECT {schema}.ensure_sent_days((now() AT TIME ZONE 'UTC')::date, 3)")
+# Rows can be marked while somebody keeps new days from being made, so this waits for him only for a moment.
+ENSURE_DAYS = SQL("""
+    SELECT {schema}.ensure_sent_days((now() AT TIME ZONE 'UTC')::date, 3)
+    FROM set_config('lock_timeout', '200ms', true)
+""")
 
 # Shared: any number of nodes may sleep. A writer that cannot have the lock for itself rings.
 TAKE_DOORBELL = SQL("SELECT pg_advisory_lock_shared(hashtextextended({doorbell}, 0))")
 LEAVE_DOORBELL = SQL("SELECT pg_advisory_unlock_shared(hashtextextended({doorbell}, 0))")
 
 # Whoever parks, retries or discards takes it: a row can then not be parked behind one that is just leaving.
-PARK_LOCK = SQL("SELECT pg_advisory_xact_lock(hashtextextended({park}, 0))")
+# A command that releases many rows holds it for long.
+PARK_LOCK = SQL("""
+    SELECT pg_advisory_xact_lock(hashtextextended({park}, 0)) FROM set_config('lock_timeout', '0', true)
+""")
 
 
 # What ends a session, or makes it useless to us.
@@ -103,7 +110,7 @@ class LaneSession:
 
     @classmethod
     async def open(cls, database: DatabaseSettings, *, last: Host | None = None) -> Self:
-        """Connect, without a lane yet, and make the day partitions.
+        """Connect, without a lane yet.
 
         Args:
             last: the host to try after all others. It is the one whose session was lost: an old primary that lives on
@@ -134,7 +141,6 @@ class LaneSession:
                 (revision,) = await cursor.fetchone() or ("",)
                 if revision < OLDEST_REVISION:
                     raise SchemaError(f"the outbox tables in schema {self.schema!r} are too old: run `relay migrate`")
-                await self._connection.execute(self.sql(ENSURE_DAYS))
                 await self._connection.execute(SQL("LISTEN {}").format(Identifier(f"{self.schema}.doorbell")))
         except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedFunction, psycopg.errors.InvalidSchemaName):
             raise SchemaError(f"the outbox tables are missing in schema {self.schema!r}: run `relay migrate`") from None
@@ -150,7 +156,7 @@ class LaneSession:
         """
         own = {
             "statement_timeout": f"{max(1, round(self._command_timeout * 1000))}ms",
-            "lock_timeout": "0",
+            "lock_timeout": "3s",  # whoever waits for somebody's lock says so (relay/engine/patience.py)
             "transaction_timeout": "0",
             "idle_session_timeout": "0",
             "idle_in_transaction_session_timeout": "30s",
@@ -248,7 +254,11 @@ class LaneSession:
         return taken
 
     async def ensure_days(self) -> None:
-        """Make the partitions of today and the next two days (UTC), where they are missing."""
+        """Make the partitions of today and the next two days (UTC), where they are missing.
+
+        Raises:
+            psycopg.errors.LockNotAvailable: somebody has locked the table of sent rows.
+        """
         async with self.use() as connection:
             await connection.execute(self.sql(ENSURE_DAYS))
 

@@ -1,0 +1,94 @@
+"""What the database cannot do just now, it is asked again: a full disk, a table that somebody locks, a missing day.
+
+Such an error leaves the session and its lanes as they are. What is confirmed and cannot be marked stays in the window,
+which fills; then no more is read, and so no more is sent.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import psycopg
+import structlog
+from psycopg import errors
+from psycopg.sql import SQL
+
+from relay.backoff import backoff
+from relay.engine.health import Health
+from relay.engine.session import LaneSession
+
+log = structlog.get_logger(__name__)
+
+Result = TypeVar("Result")
+
+PASSING = (errors.DiskFull, errors.LockNotAvailable, errors.QueryCanceled)
+RETRY_INITIAL, RETRY_MAX = 0.1, 2.0  # seconds
+
+# Whose locks keep rows from being marked or days from being made. A prepared transaction has no process.
+BLOCKERS = SQL("""
+    SELECT string_agg(DISTINCT
+        coalesce('session ' || pid || coalesce(' (' || nullif(application_name, '') || ')', ''),
+                 'a prepared transaction')
+        || ' has locked ' || relname, ', ')
+    FROM pg_locks
+    JOIN pg_class ON pg_class.oid = relation
+    LEFT JOIN pg_stat_activity USING (pid)
+    WHERE granted AND pid IS DISTINCT FROM pg_backend_pid() AND starts_with(relname, 'message')
+        AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+        AND relnamespace = to_regnamespace({name})
+        AND (mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
+             OR mode = 'ShareUpdateExclusiveLock' AND relname = 'message_sent')
+""")
+
+
+class Patience:
+    """Waits on a node's session, and says what is in the way."""
+
+    def __init__(self, session: LaneSession, health: Health) -> None:
+        self._session = session
+        self._health = health
+        self._days_blocked = False
+
+    async def run(self, statement: Callable[[], Awaitable[Result]]) -> Result:
+        """Run a statement, as often as it takes. Losing the session ends it, as ever."""
+        tries = 0
+        while True:
+            try:
+                result = await statement()
+            except errors.CheckViolation:  # the clock has gone past, or before, the days that are there
+                if await self.ensure_days():
+                    continue
+                reason = f"no partition takes the rows sent today: {await self._blockers()}"
+            except PASSING as error:
+                reason = await self._explain(error)
+            else:
+                if tries:
+                    self._health.heal("database")
+                return result
+            tries += 1
+            self._health.degrade("database", reason)
+            await asyncio.sleep(backoff(tries, RETRY_INITIAL, RETRY_MAX))
+
+    async def ensure_days(self) -> bool:
+        """Make the partitions of the next days; tell whether they are there."""
+        try:
+            await self._session.ensure_days()
+        except PASSING as error:
+            if not self._days_blocked:
+                log.warning("days.blocked", reason=await self._explain(error))
+            self._days_blocked = True
+            return False
+        if self._days_blocked:
+            log.info("days.made")
+        self._days_blocked = False
+        return True
+
+    async def _explain(self, error: psycopg.Error) -> str:
+        words = error.diag.message_primary or str(error)
+        return f"{words}: {await self._blockers()}" if isinstance(error, errors.LockNotAvailable) else words
+
+    async def _blockers(self) -> str:
+        async with self._session.use() as connection:
+            statement = self._session.sql(BLOCKERS, name=self._session.schema)
+            row = await (await connection.execute(statement)).fetchone()
+        return row[0] if row and row[0] else "nobody holds a lock on it any more"
