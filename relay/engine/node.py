@@ -17,6 +17,7 @@ from relay.database import Host, one_line
 from relay.engine.figures import Figures, kind_of_loss
 from relay.engine.health import Health
 from relay.engine.hold import HeldKeys
+from relay.engine.horizon import HorizonWatch
 from relay.engine.link import Link
 from relay.engine.loop import forward
 from relay.engine.mark import Marker
@@ -235,6 +236,7 @@ class Node:
         """Take lanes as they become free, and tell that we live."""
         loop = asyncio.get_running_loop()
         days_at = 0.0
+        horizon = HorizonWatch(session)
         while True:
             if taken := await session.take_lanes():
                 log.info("lanes.taken", lanes=taken)
@@ -248,6 +250,7 @@ class Node:
             if loop.time() >= days_at:
                 are_made = await patience.ensure_days()
                 days_at = loop.time() + (ENSURE_DAYS_INTERVAL if are_made else BLOCKED_DAYS_INTERVAL)
+            await horizon.look()
             await asyncio.sleep(self._settings.relay.heartbeat_interval)
 
     def _announce(self, session: LaneSession) -> None:
