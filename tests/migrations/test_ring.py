@@ -132,3 +132,17 @@ def test_a_path_with_functions_of_other_people_changes_nothing(relay: Connection
     writer.execute(INSERT)
 
     assert rings(relay, writer) == 1
+
+
+def test_a_transaction_that_switches_the_bell_off_does_not_ring_and_the_next_one_does(
+    relay: Connection, writer: Connection
+) -> None:
+    fall_asleep(relay)
+
+    with writer.transaction():
+        writer.execute("SET LOCAL outbox.ring = off")
+        writer.execute(INSERT)
+    assert rings(relay, writer) == 0
+
+    writer.execute(INSERT)
+    assert rings(relay, writer) == 1

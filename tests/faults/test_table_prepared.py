@@ -1,0 +1,103 @@
+"""Writers with two-phase commit: prepared rows outlive a restart and go out when they are committed, never else."""
+
+import secrets
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+from pydantic import SecretStr
+
+from relay.operate.migrate import migrate
+from relay.settings import DatabaseSettings
+from tests.engine.conftest import NO_SWEEP, Outbox, Reader, RunNode
+from tests.engine.follower import insert
+from tests.engine.test_node import sleeps
+from tests.support.eventually import eventually
+from tests.support.postgres import PostgresServer
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    """One of our own: it allows prepared transactions, and is restarted."""
+    with PostgresServer(settings={"max_prepared_transactions": "20"}) as server:
+        migrate(DatabaseSettings(url=SecretStr(server.create_database("migrated"))))
+        yield server
+
+
+@pytest.fixture
+def database_url(server: PostgresServer) -> Iterator[str]:
+    name = f"test_{secrets.token_hex(6)}"
+    yield server.create_database(name, template="migrated")
+    server.drop_database(name)
+
+
+async def prepare(url: str, gid: str, key: str, *, rows: int = 1) -> list[int]:
+    """Write rows and prepare their transaction; give their ids."""
+    async with await psycopg.AsyncConnection.connect(url) as connection:
+        await connection.execute("SET LOCAL outbox.ring = off")
+        ids = [await insert(connection, key) for _ in range(rows)]
+        await connection.execute(f"PREPARE TRANSACTION '{gid}'".encode())
+        await connection.commit()
+    return ids
+
+
+async def decide(url: str, how: str, gid: str) -> None:
+    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
+        await connection.execute(f"{how} PREPARED '{gid}'".encode())
+
+
+async def test_a_writer_can_prepare_while_a_relay_sleeps(
+    outbox: Outbox, database_url: str, queue: Reader, run_node: RunNode
+) -> None:
+    async with run_node(**NO_SWEEP) as node:
+        await eventually(node.is_ready, "ready")
+        await eventually(lambda: sleeps(outbox), "asks writers to ring")
+
+        (id_,) = await prepare(database_url, "order-7", "1")
+        await decide(database_url, "COMMIT", "order-7")
+
+        assert await queue.ids(1) == [id_]
+
+
+async def test_a_writer_that_lets_it_ring_is_told_why_it_cannot_prepare(
+    outbox: Outbox, writer: psycopg.AsyncConnection, run_node: RunNode
+) -> None:
+    """So the setting is needed; PostgreSQL rolls the transaction back."""
+    async with run_node() as node:
+        await eventually(node.is_ready, "ready")
+        await eventually(lambda: sleeps(outbox), "asks writers to ring")
+        await insert(writer, "1")
+
+        with pytest.raises(psycopg.errors.FeatureNotSupported, match="NOTIFY"):
+            await writer.execute("PREPARE TRANSACTION 'loud'")
+
+
+async def test_prepared_rows_outlive_a_crash_and_go_out_only_when_they_are_committed(
+    outbox: Outbox, server: PostgresServer, database_url: str, queue: Reader, run_node: RunNode
+) -> None:
+    async with run_node(**NO_SWEEP) as node:
+        await eventually(node.is_ready, "ready")
+        expected = await prepare(database_url, "committed before", "1", rows=3)
+        later = await prepare(database_url, "committed after", "2", rows=3)
+        await prepare(database_url, "rolled back before", "3")
+        await prepare(database_url, "rolled back after", "4")
+        await outbox.insert_many(6000)  # so that the prepared ones lie far behind
+        await decide(database_url, "COMMIT", "committed before")
+        await decide(database_url, "ROLLBACK", "rolled back before")
+        await eventually(outbox.is_empty, "the others are sent")
+
+        server.crash()
+        server.start()
+        await outbox.connection.close()
+        outbox.connection = await psycopg.AsyncConnection.connect(database_url, autocommit=True)
+        expected += await outbox.ids("sent")
+        expected.append(await outbox.insert("5"))
+        await eventually(outbox.is_empty, "the relay is back")
+        await decide(database_url, "COMMIT", "committed after")
+        await decide(database_url, "ROLLBACK", "rolled back after")
+        expected += later
+
+        sent = await queue.ids(6000 + 7)
+    assert set(sent) == set(expected)
+    assert [id_ for id_ in sent if id_ in later] == later
+    await outbox.connection.close()
