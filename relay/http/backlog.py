@@ -16,6 +16,11 @@ from relay.settings import DatabaseSettings
 
 log = structlog.get_logger(__name__)
 
+COUNT_QUARANTINED = SQL("""
+    SELECT (SELECT count(*) FROM {schema}.quarantine),
+        (SELECT count(*) FROM {schema}.message WHERE state = 'quarantined')
+""")
+
 FRESH_FOR = 5.0  # seconds
 SHARE = 20  # counting a backlog of millions takes a while: at most this part of the time goes into it
 PATIENCE = 2.0  # seconds that one who asks waits for a new count; then the last one has to do
@@ -28,6 +33,8 @@ class Counts:
     pending: int
     oldest_pending_age: float  # seconds; 0 when nothing is due
     parked: int
+    quarantined_routes: int
+    quarantined: int
 
 
 class Backlog:
@@ -83,9 +90,10 @@ class Backlog:
             await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
             (pending,) = await self._row(connection, COUNT_PENDING)
             parked, _ = await self._row(connection, COUNT_PARKED)
+            routes, quarantined = await self._row(connection, COUNT_QUARANTINED)
             await connection.execute(BY_INDEX)
             (oldest,) = await self._row(connection, OLDEST_PENDING)
-        return Counts(pending, max(0.0, oldest or 0.0), parked)
+        return Counts(pending, max(0.0, oldest or 0.0), parked, routes, quarantined)
 
     async def _row(self, connection: psycopg.AsyncConnection, query: SQL) -> tuple[Any, ...]:
         filled: Composed = query.format(schema=Identifier(self._database.schema_name), lanes=LANES)

@@ -105,6 +105,8 @@ def _backlog(counts: Counts) -> Iterator[Metric]:
         counts.oldest_pending_age,
     )
     yield GaugeMetricFamily("outbox_parked_messages", "Rows that wait for an operator", counts.parked)
+    yield GaugeMetricFamily("outbox_quarantined_routes", "Routes that do not work", counts.quarantined_routes)
+    yield GaugeMetricFamily("outbox_quarantined_messages", "Rows that wait for such a route", counts.quarantined)
 
 
 def _counts(name: str, about: str, label: str, numbers: Mapping[Outcome, int]) -> Metric:

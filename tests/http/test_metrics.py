@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from relay import __version__
 from relay.http import backlog
-from relay.http.backlog import Backlog
+from relay.http.backlog import Backlog, Counts
 from relay.settings import DatabaseSettings, Settings, Wire
 from tests.http.conftest import RunSite
 from tests.http.site import Site
@@ -64,6 +64,7 @@ async def test_what_became_of_the_rows_is_counted(rows: Rows, run_site: RunSite)
     assert metrics["outbox_returned_total", ()] == metrics["outbox_publish_failures_total", (("reason", "returned"),)]
     assert metrics["outbox_in_flight_messages", ()] == 0
     assert metrics["outbox_lanes_held", ()] == 16
+    assert metrics["outbox_quarantined_routes", ()] == 1
     assert metrics["outbox_stalled", ()] == 0
     assert metrics["outbox_sweep_finds_total", ()] == 0
     assert metrics["outbox_ready", ()] == 1
@@ -135,7 +136,7 @@ async def test_an_empty_table_has_no_age(database: DatabaseSettings) -> None:
 
     await counting.close()
     assert counts is not None
-    assert (counts.pending, counts.oldest_pending_age, counts.parked) == (0, 0.0, 0)
+    assert counts == Counts(0, 0.0, 0, 0, 0)
 
 
 async def test_many_scrapes_count_once(rows: Rows, database: DatabaseSettings, monkeypatch: pytest.MonkeyPatch) -> None:
