@@ -45,7 +45,7 @@ class Connection(aio_pika.Connection):
         await super().connect(timeout)
         if self.transport is None:  # as the library types it; it is there
             raise AMQPConnectionError("closed at once")
-        underlay = self.transport.connection
+        underlay = self._underlay = self.transport.connection
         self._closing = underlay.closing
         # The library has no event for it, and `ready()` tells no reason: we come before its own handlers.
         # tests/faults/test_broker_alarms.py fails when a release of it has others.
@@ -58,6 +58,13 @@ class Connection(aio_pika.Connection):
         """For how long the broker has blocked us, until now."""
         now = self.loop.time() - self._blocked_at if self.blocked is not None else 0.0
         return self._blocked_before + now
+
+    @property
+    def silent_for(self) -> float:
+        """For how many seconds nothing has come: an idle broker sends a heartbeat within each `broker.heartbeat`."""
+        # The library's own figure, by which it gives the connection up much later.
+        last: float = self._underlay._Connection__last_frame_time  # type: ignore[attr-defined]
+        return self.loop.time() - last
 
     def clock(self) -> float:
         """Give a time in seconds that stands still while the broker blocks us."""

@@ -30,6 +30,7 @@ from relay.settings import Wire as WireChoice
 log = structlog.get_logger(__name__)
 
 WATCH_INTERVAL = 0.25  # seconds
+MISSED_HEARTBEATS = 1.5  # after which nothing can be delivered; the library waits three times as long, and a bit
 CLOSE_TIMEOUT = 1.0  # seconds; a mute broker does not answer the close either
 RECONNECT_INITIAL, RECONNECT_MAX = 0.1, 3.0  # seconds; ready again within 5 s of the heal
 HELD_AFTER = 5.0  # seconds; a connection lost before that, and before any confirm, counts as one more failure
@@ -202,14 +203,15 @@ class Link:
         """Return False when the channel has closed, and True when a confirm is overdue."""
         loop = asyncio.get_running_loop()
         closing = channel.closing  # beside the wire, which waits for ever when it is lost while the broker blocks us
-        was_blocked = False
+        was_hindered = False
         while not closing.done() and not carrying.done():
             await asyncio.wait([carrying, closing], timeout=WATCH_INTERVAL, return_when=asyncio.FIRST_COMPLETED)
-            if connection.blocked is not None:
-                self._health.degrade("broker", f"broker blocked ({connection.blocked})")
-            elif was_blocked:
+            hindrance = self._hindrance(connection)
+            if hindrance is not None:
+                self._health.degrade("broker", hindrance)
+            elif was_hindered:
                 self._health.heal("broker")
-            was_blocked = connection.blocked is not None
+            was_hindered = hindrance is not None
             self._refusals.tell(loop.time())
             # The clock of the confirms stands still while the broker blocks us: what was sent is stored when the
             # alarm clears, and sending it again would make thousands of duplicates.
@@ -218,6 +220,12 @@ class Link:
                 log.warning("confirm.timed_out", in_flight=wire.in_flight, seconds=round(waited, 1))
                 return True
         return False
+
+    def _hindrance(self, connection: Connection) -> str | None:
+        if connection.blocked is not None:
+            return f"broker blocked ({connection.blocked})"
+        silence = self._settings.broker.heartbeat * MISSED_HEARTBEATS
+        return f"nothing has come from it for {silence:g} s" if connection.silent_for > silence else None
 
     @asynccontextmanager
     async def _answer(self, what: str) -> AsyncIterator[None]:

@@ -33,6 +33,22 @@ async def test_a_silent_broker_makes_it_unready_while_rows_wait(
             await eventually(lambda: told(rows) == "ok", "the node's row says so")
 
 
+async def test_a_silent_broker_makes_it_unready_also_without_a_row(
+    settings: Settings, rabbitmq: RabbitServer, run_site: RunSite
+) -> None:
+    async with FaultProxy("127.0.0.1", rabbitmq.port) as proxy:
+        url = settings.broker.url.get_secret_value().replace(f":{rabbitmq.port}/", f":{proxy.port}/")
+        broker = settings.broker.model_copy(update={"url": SecretStr(url), "heartbeat": 1})
+        async with run_site(settings.model_copy(update={"broker": broker})) as site:
+            await eventually(site.is_ready, "ready")
+            proxy.hold(Way.DOWN)
+
+            await eventually(lambda: is_unready(site, "broker: nothing has come from it for 1.5 s"), "unready")
+
+            proxy.release(Way.DOWN)
+            await eventually(site.is_ready, "ready again")
+
+
 async def test_a_silent_database_makes_it_unready_also_without_a_row(
     settings: Settings, postgres: PostgresServer, run_site: RunSite
 ) -> None:
