@@ -19,8 +19,8 @@ KEEPALIVE = {
 }
 
 BACKEND = "SELECT pg_backend_pid()"
-LOOKS = 5  # transactions of another connection during which ours must stay on its server process
-LOOK_TIMEOUT = 3.0  # seconds
+LOOKS = 5  # one would do in an idle pool; a busy one hands processes out in any order
+LOOK_TIMEOUT = 5.0  # seconds for all of them
 
 
 class Host(NamedTuple):
@@ -83,6 +83,12 @@ async def connect_async(
         raise DatabaseUnavailableError(one_line(error)) from error
 
 
+async def refuse_pooler(database: DatabaseSettings) -> None:
+    """See that the URL leads to sessions; raises as `connect_async` and `require_session`."""
+    async with await connect_async(database) as connection:
+        await require_session(connection, database)
+
+
 async def require_session(connection: psycopg.AsyncConnection, database: DatabaseSettings) -> None:
     """See that this connection is a session: locks, settings and LISTEN stay with it from one statement to the next.
 
@@ -93,29 +99,39 @@ async def require_session(connection: psycopg.AsyncConnection, database: Databas
     """
     if await _backend(connection) == connection.info.backend_pid:
         return
-    # Every pooler gives clients a process id of its own making. One that lends sessions out gives ours to the other
-    # connection as soon as that begins a transaction, and us another one; one that does not changes nothing.
+    # Every pooler gives its clients process ids of its own making.
     try:
         async with (
-            asyncio.timeout(LOOKS * LOOK_TIMEOUT),
+            asyncio.timeout(LOOK_TIMEOUT),
             await connect_async(database, application_name="outbox-relay pooler test") as other,
         ):
-            before = await _backend(connection)
-            for _ in range(LOOKS):
-                async with other.transaction():
-                    is_ours = await _backend(other) != before == await _backend(connection)
-                if not is_ours:
-                    break
+            is_kept = await _is_kept(connection, other)
     except (psycopg.Error, TimeoutError) as error:
         raise DatabaseUnavailableError(
             "a pooler answers, and gives us no second connection to find out whether it keeps sessions:"
-            f" {one_line(error) or 'no answer'}"
+            f" {one_line(error) or f'no answer within {LOOK_TIMEOUT:g} s'}"
         ) from error
-    if not is_ours:
+    if not is_kept:
         raise ConfigurationError(
             "database.url (RELAY_DATABASE_URL) leads to a pooler that lends sessions out between transactions, and the"
             " relay's locks need a session of their own: name the server itself, or a pool with pool_mode = session"
         )
+
+
+async def _is_kept(connection: psycopg.AsyncConnection, other: psycopg.AsyncConnection) -> bool:
+    """Tell whether our server process stays ours while another connection opens transactions.
+
+    If sessions are lent out, it gets the process that we had as soon as it begins one, and we get another.
+    """
+    ours = await _backend(connection)
+    for _ in range(LOOKS):
+        try:
+            async with other.transaction():
+                if await _backend(other) == ours or await _backend(connection) != ours:
+                    return False
+        except psycopg.errors.ProtocolViolation:  # a pool that lends each statement out knows no transactions
+            return False
+    return True
 
 
 def one_line(error: BaseException) -> str:
@@ -124,9 +140,8 @@ def one_line(error: BaseException) -> str:
 
 
 async def _backend(connection: psycopg.AsyncConnection) -> int:
-    # Not prepared: between two transactions the statement might stay behind on another server process.
-    async with asyncio.timeout(LOOK_TIMEOUT):
-        row = await (await connection.execute(BACKEND, prepare=False)).fetchone()
+    # Not prepared: the statement might stay behind on another server process.
+    row = await (await connection.execute(BACKEND, prepare=False)).fetchone()
     return int(row[0]) if row else 0
 
 

@@ -1,5 +1,6 @@
 """`relay migrate`."""
 
+import asyncio
 import sys
 from typing import Annotated
 
@@ -7,6 +8,7 @@ from cyclopts import Parameter
 
 from relay.cli.options import DatabaseOptions
 from relay.cli.printing import say
+from relay.database import refuse_pooler
 from relay.errors import UsageError
 from relay.operate import migrate as operate
 from relay.operate.session import session
@@ -28,6 +30,7 @@ def migrate(
     if sql:
         operate.write_sql(database, sys.stdout)
         return 0
+    asyncio.run(refuse_pooler(database))  # it holds a lock from one migration to the next
     if downgrade is not None:
         operate.downgrade(database, downgrade)
     elif not check:

@@ -7,6 +7,7 @@ from functools import partial
 import uvloop
 
 from relay.cli.options import Options
+from relay.database import refuse_pooler
 from relay.errors import DatabaseUnavailableError
 from relay.observe import log, tracing
 from relay.operate.session import session
@@ -23,7 +24,7 @@ def run(*, options: Options | None = None) -> int:
     end_tracing = tracing.set_up(os.environ)
     # What is not reachable yet is waited for by `serve`, within the time-out for the start.
     with suppress(DatabaseUnavailableError), session(settings.database):
-        pass
+        uvloop.run(refuse_pooler(settings.database))
     try:
         return uvloop.run(serve(settings, partial(answering, settings)))
     finally:

@@ -16,7 +16,7 @@ import structlog
 from psycopg import AsyncConnection, AsyncCursor
 from psycopg.sql import SQL, Composed, Identifier, Literal
 
-from relay.database import connect_async
+from relay.database import connect_async, require_session
 from relay.engine.row import ROW_BYTES, Row, give_rows
 from relay.errors import BusyError, DeadlineError
 from relay.replay.job import Job
@@ -127,11 +127,13 @@ class ReplaySession:
 
         Raises:
             DatabaseUnavailableError: nothing lets us in.
+            ConfigurationError: what lets us in is a pooler that keeps no session.
             BusyError: another process runs the job.
         """
         connection = await connect_async(database, application_name="outbox-relay replay")
         session = cls(connection, database, job)
         try:
+            await require_session(connection, database)
             await connection.execute(PREPARE)
             lock = session._sql(TAKE_LOCK, lock=Literal(f"{session._schema}.replay"), job=Literal(job.id))
             if await session._value(lock) is not True:

@@ -1,0 +1,96 @@
+"""A pooler in database.url: one that lends sessions out is refused at the start, one that keeps them is used."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from relay.database import connect_async, require_session
+from relay.errors import ConfigurationError, DatabaseUnavailableError
+from relay.settings import Settings
+from tests.cli.command import Command
+from tests.faults.load import relaying, under_load
+from tests.faults.test_database_sessions import on
+from tests.support import pgbouncer
+from tests.support.pgbouncer import PgBouncer, PoolMode
+from tests.support.postgres import PostgresServer
+
+pytestmark = pytest.mark.skipif(
+    not pgbouncer.is_installed(),
+    reason="PgBouncer is not installed; as root, `tests/support/packages test` installs it",
+)
+
+LENT_OUT = (
+    "database.url (RELAY_DATABASE_URL) leads to a pooler that lends sessions out between transactions, and the relay's"
+    " locks need a session of their own: name the server itself, or a pool with pool_mode = session"
+)
+
+StartPooler = Callable[..., PgBouncer]
+
+
+@pytest.fixture
+def start_pooler(postgres: PostgresServer) -> Iterator[StartPooler]:
+    """`start_pooler(PoolMode.SESSION, size=2)` starts one in front of the run's server."""
+    with ExitStack() as running:
+        yield lambda *args, **more: running.enter_context(PgBouncer(postgres, *args, **more))
+
+
+@pytest.mark.parametrize("mode", [PoolMode.TRANSACTION, PoolMode.STATEMENT])
+@pytest.mark.parametrize("command", ["run", "migrate"])
+def test_a_pooler_that_lends_sessions_out_is_refused(
+    start_pooler: StartPooler, settings: Settings, tmp_path: Path, mode: PoolMode, command: str
+) -> None:
+    url = start_pooler(mode).url(settings.database.url.get_secret_value())
+
+    refused = Command(
+        tmp_path,
+        RELAY_DATABASE_URL=url,
+        RELAY_BROKER_URL=settings.broker.url.get_secret_value(),
+    ).process(command)
+
+    assert refused.code == 2
+    assert refused.err == f"relay: {LENT_OUT}\n"
+
+
+async def test_it_is_found_out_in_a_busy_pool(start_pooler: StartPooler, settings: Settings) -> None:
+    pooler = start_pooler(PoolMode.TRANSACTION)
+    url = pooler.url(settings.database.url.get_secret_value())
+    database = on(settings, url).database
+    stop = asyncio.Event()
+
+    async def work() -> None:
+        async with await psycopg.AsyncConnection.connect(url, autocommit=True, prepare_threshold=None) as connection:
+            while not stop.is_set():
+                await connection.execute("SELECT pg_sleep(0.0005)")
+
+    async with asyncio.TaskGroup() as others:
+        for number in range(5):
+            others.create_task(work(), name=f"other-{number}")
+        for _ in range(20):
+            async with await connect_async(database) as connection:
+                with pytest.raises(ConfigurationError, match="pool_mode = session"):
+                    await require_session(connection, database)
+        stop.set()
+
+
+@pytest.mark.drills
+async def test_a_pool_without_a_second_session_is_waited_for(start_pooler: StartPooler, settings: Settings) -> None:
+    pooler = start_pooler(PoolMode.SESSION, size=1)
+    url = pooler.url(settings.database.url.get_secret_value())
+    database = on(settings, f"{url}?connect_timeout=2").database
+
+    async with await connect_async(database) as connection:
+        with pytest.raises(DatabaseUnavailableError, match="gives us no second connection"):
+            await require_session(connection, database)
+
+
+async def test_a_pooler_that_keeps_sessions_is_used(start_pooler: StartPooler, settings: Settings) -> None:
+    url, broker_url = settings.database.url.get_secret_value(), settings.broker.url.get_secret_value()
+    through_pooler = on(settings, start_pooler(PoolMode.SESSION).url(url))
+
+    async with under_load(url, broker_url) as load, relaying(through_pooler):
+        await load.comes_on()
+        await load.finish()
