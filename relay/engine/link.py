@@ -236,3 +236,6 @@ class Link:
                 yield
         except TimeoutError:
             raise TimeoutError(f"{what}: no answer within {timeout:g} s") from None
+        if (task := asyncio.current_task()) is not None and task.cancelling():
+            # The library swallows a cancellation while it closes a channel; who asked for it would wait for ever.
+            raise asyncio.CancelledError
