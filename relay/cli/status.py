@@ -85,10 +85,11 @@ def _drawn(seen: Status) -> RenderableType:
     held = f"   {seen.parked_held:,} of them held behind others" if seen.parked_held else ""
     parts += [
         Text(""),
-        Text(f"pending    {seen.pending:>12,}{waited}"),
-        Text(f"in flight  {seen.in_flight:>12,}"),
-        Text(f"parked     {seen.parked:>12,}{held}"),
-        Text(f"published  {seen.published_total:>12,}"),
+        Text(f"pending      {seen.pending:>12,}{waited}"),
+        Text(f"in flight    {seen.in_flight:>12,}"),
+        Text(f"parked       {seen.parked:>12,}{held}"),
+        Text(f"quarantined  {seen.quarantined:>12,}"),
+        Text(f"published    {seen.published_total:>12,}"),
     ]
     if seen.nodes:
         parts += [Text(""), table(NODE_COLUMNS, [_node_row(node) for node in seen.nodes])]
@@ -103,6 +104,7 @@ def _figures(seen: Status) -> list[tuple[str, str]]:
         ("in_flight", str(seen.in_flight)),
         ("parked", str(seen.parked)),
         ("parked_held", str(seen.parked_held)),
+        ("quarantined", str(seen.quarantined)),
         ("published_total", str(seen.published_total)),
     ]
 

@@ -15,6 +15,7 @@ from relay.errors import NotReadyError
 NODE_STALE_AFTER = 10.0  # seconds without a heartbeat, by the database's clock
 STALLED_AFTER = 10.0  # seconds that a row may wait before somebody must be seen working on it
 LANES = 16
+ROUTES_TOLD = 10  # among the reasons; `quarantined_routes` has them all
 
 READ_NODES = SQL("""
     SELECT name, lanes, in_flight, published_total, state, reasons, version, started_at,
@@ -28,6 +29,16 @@ READ_NODES = SQL("""
 COUNT_PENDING = SQL("SELECT count(*) FROM {schema}.message WHERE state = 'pending'")
 COUNT_PARKED = SQL("""
     SELECT count(*), count(*) FILTER (WHERE held_behind IS NULL) FROM {schema}.message WHERE state = 'parked'
+""")
+
+# What the relay has put aside, route by route; `rows` counts those that only wait behind another row of their key, too.
+READ_QUARANTINE = SQL("""
+    SELECT route.exchange, route.routing_key, route.reason, route.since, route.probes, waiting.rows
+    FROM {schema}.quarantine AS route
+    CROSS JOIN LATERAL (
+        SELECT count(*) AS rows FROM {schema}.message WHERE state = 'quarantined' AND quarantine = route.id
+    ) AS waiting
+    ORDER BY route.since, route.id
 """)
 
 # A row scheduled for next week must not look like one that has waited since last week: a row waits since it
@@ -87,6 +98,18 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
+class QuarantinedRoute:
+    """An address that does not work; its rows wait until one of them gets through."""
+
+    exchange: str
+    routing_key: str
+    reason: str  # in the broker's words
+    since: datetime
+    probes: int  # how often it was tried
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """What `relay status` tells; the field names are the keys of its JSON."""
 
@@ -96,6 +119,8 @@ class Status:
     in_flight: int
     parked: int
     parked_held: int  # of these, rows that only wait behind another one of their key
+    quarantined: int
+    quarantined_routes: list[QuarantinedRoute]
     oldest_pending_age_s: float | None
     published_total: int
     nodes: list[Node]
@@ -113,6 +138,8 @@ def read_status(connection: psycopg.Connection, schema: str, *, progress_timeout
     with connection.transaction():
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
         nodes = _nodes(connection, schema)
+        with connection.cursor(row_factory=class_row(QuarantinedRoute)) as cursor:
+            routes = cursor.execute(READ_QUARANTINE.format(**names)).fetchall()
         pending = _numbers(connection, COUNT_PENDING.format(**names))[0]
         parked, parked_heads = _numbers(connection, COUNT_PARKED.format(**names))
         connection.execute(BY_INDEX)
@@ -123,9 +150,11 @@ def read_status(connection: psycopg.Connection, schema: str, *, progress_timeout
     # Rows behind a refused one of their key wait with it: that is a fault of the row, and it will be parked.
     worked_on = tried_on > 0 and any(node.alive for node in nodes)
     stalled = waits and not worked_on and not _progresses(connection, schema, nodes, progress_timeout)
-    reasons = _reasons(nodes, pending, oldest_age if stalled else None) + _row_reasons(
-        refused, parked_heads, parked - parked_heads
-    )
+    reasons = _reasons(nodes, pending, oldest_age if stalled else None)
+    reasons += _row_reasons(refused, parked_heads, parked - parked_heads)
+    reasons += [_route_reason(route) for route in routes[:ROUTES_TOLD]]
+    if len(routes) > ROUTES_TOLD:
+        reasons.append(f"{len(routes) - ROUTES_TOLD} more routes do not work")
     return Status(
         state=State.STALLED if stalled else State.DEGRADED if reasons else State.OK,
         reasons=reasons,
@@ -133,6 +162,8 @@ def read_status(connection: psycopg.Connection, schema: str, *, progress_timeout
         in_flight=sum(node.in_flight for node in nodes if node.alive),
         parked=parked,
         parked_held=parked - parked_heads,
+        quarantined=sum(route.rows for route in routes),
+        quarantined_routes=routes,
         oldest_pending_age_s=None if oldest_age is None else round(oldest_age, 3),
         published_total=sum(node.published_total for node in nodes),
         nodes=nodes,
@@ -210,3 +241,9 @@ def _row_reasons(refused: int, parked: int, held: int) -> list[str]:
         behind = f", {held} held behind {'it' if parked == 1 else 'them'}" if held else ""
         reasons.append(f"{parked} parked{behind}: see `relay parked list`")
     return reasons
+
+
+def _route_reason(route: QuarantinedRoute) -> str:
+    rows = "1 row waits" if route.rows == 1 else f"{route.rows} rows wait"
+    to = f"exchange {route.exchange!r}, routing key {route.routing_key!r}"
+    return f"{to} does not work since {route.since:%Y-%m-%d %H:%M:%S %Z}, {rows}: {route.reason}"

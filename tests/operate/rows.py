@@ -42,6 +42,21 @@ class Rows:
         )
         return row
 
+    def quarantined(self, routing_key: str, key: str | None = "1") -> int:
+        """Insert a row and put its route in quarantine as a relay does, since New Year."""
+        row = self.pending(key, exchange="", routing_key=routing_key)
+        self.connection.execute(
+            "INSERT INTO outbox.quarantine (exchange, routing_key, reason, since)"
+            " VALUES ('', %s, '312 NO_ROUTE', '2026-01-01T00:00:00Z') ON CONFLICT DO NOTHING",
+            [routing_key],
+        )
+        self.connection.execute(
+            "UPDATE outbox.message SET state = 'quarantined',"
+            " quarantine = (SELECT id FROM outbox.quarantine WHERE routing_key = %s) WHERE id = %s",
+            [routing_key, row],
+        )
+        return row
+
     def node(self, name: str = "relay-1", *, age: float = 0, **columns: Any) -> None:
         """Write a relay's heartbeat, `age` seconds old."""
         values = {"name": name, "backend_pid": 1, "lanes": LANES, "version": "0.1.0", **columns}

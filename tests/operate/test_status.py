@@ -40,6 +40,27 @@ def test_all_is_well_with_a_live_relay(rows: Rows, connection: psycopg.Connectio
     ]
 
 
+def test_routes_that_do_not_work_are_named_with_what_waits_for_them(rows: Rows, connection: psycopg.Connection) -> None:
+    connection.execute("SET timezone = 'UTC'")
+    rows.node()
+    for key in ("1", "2"):
+        rows.quarantined("invoices", key)
+    for number in range(11):
+        rows.quarantined(f"other-{number}")
+
+    status = read(connection)
+
+    assert (status.state, status.pending, status.quarantined) == (State.DEGRADED, 0, 13)
+    assert [(route.routing_key, route.rows) for route in status.quarantined_routes[:2]] == [
+        ("invoices", 2),
+        ("other-0", 1),
+    ]
+    assert status.reasons[0] == (
+        "exchange '', routing key 'invoices' does not work since 2026-01-01 00:00:00 UTC, 2 rows wait: 312 NO_ROUTE"
+    )
+    assert status.reasons[-1] == "2 more routes do not work"
+
+
 def test_an_empty_outbox_without_a_relay_is_degraded(connection: psycopg.Connection) -> None:
     status = read(connection)
 
