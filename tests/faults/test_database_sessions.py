@@ -1,5 +1,6 @@
 """The relay's database session is ended, refused, blocked, cancelled: nothing is lost, repeated or blamed on a row."""
 
+import asyncio
 import os
 import signal
 import socket
@@ -20,6 +21,7 @@ from relay.settings import DatabaseSettings, Settings
 from tests.faults.load import relaying, under_load
 from tests.support.eventually import eventually
 from tests.support.postgres import PostgresServer
+from tests.support.proxy import FaultProxy, Way
 from tests.support.queues import declare_bound
 
 WRITE = "INSERT INTO outbox.message (aggregate_type, event_type, payload) VALUES ('customer', 'InvoiceIssued', '1')"
@@ -118,12 +120,35 @@ async def test_sessions_ended_by_an_operator_under_load(settings: Settings, oper
 async def test_a_restart_of_the_server_under_load(
     settings: Settings, server: PostgresServer, own_database_url: str, broker_url: str, how: signal.Signals
 ) -> None:
-    async with under_load(own_database_url, broker_url) as load, relaying(on(settings, own_database_url)):
-        await load.comes_on()
-        server.stop(how)
-        server.start()
-        await load.comes_on()
-        await load.finish()
+    with capture_logs() as events:
+        async with under_load(own_database_url, broker_url) as load, relaying(on(settings, own_database_url)):
+            await load.comes_on()
+            await asyncio.to_thread(server.stop, how)
+            await eventually(lambda: "refused" in reasons(events), "it has tried in vain to come back")
+            server.start()
+            await load.comes_on()
+            await load.finish()
+
+    assert load.repeats == 0
+
+
+@pytest.mark.drills
+async def test_a_server_that_falls_silent_under_load(
+    settings: Settings, postgres: PostgresServer, database_url: str, broker_url: str
+) -> None:
+    with capture_logs() as events:
+        async with FaultProxy("127.0.0.1", postgres.port, amqp=False) as proxy:
+            silent = on(settings, database_url.replace(f":{postgres.port}/", f":{proxy.port}/"), command_timeout=1.0)
+            async with under_load(database_url, broker_url) as load, relaying(silent):
+                await load.comes_on()
+                for way in Way:
+                    proxy.hold(way)
+                await eventually(lambda: "no answer within 1 s" in reasons(events), "it gives the session up", 30)
+                proxy.cut()
+                for way in Way:
+                    proxy.release(way)
+                await load.comes_on()
+                await load.finish()
 
     assert load.repeats == 0
 
@@ -238,9 +263,9 @@ async def test_both_ends_notice_a_peer_that_died_silently(settings: Settings, da
     assert server == {name: str(value) for name, value in client.items()}
 
 
-def on(settings: Settings, url: str) -> Settings:
+def on(settings: Settings, url: str, **more: float) -> Settings:
     """Give the settings of a relay on another database."""
-    database = settings.database.model_copy(update={"url": SecretStr(url)})
+    database = settings.database.model_copy(update={"url": SecretStr(url), **more})
     return settings.model_copy(update={"database": database})
 
 

@@ -1,0 +1,83 @@
+"""A primary dies, hands over or is cut off, with a synchronous standby behind it; database.url names both."""
+
+import asyncio
+import signal
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+from pydantic import SecretStr
+from structlog.testing import capture_logs
+
+from relay.operate.migrate import migrate
+from relay.settings import DatabaseSettings, Settings
+from tests.faults.load import relaying, under_load
+from tests.faults.test_database_sessions import OF_RELAY, on, reasons
+from tests.support.eventually import eventually
+from tests.support.pair import Pair
+
+pytestmark = [pytest.mark.drills, pytest.mark.timeout(180)]
+
+DATABASE = "outbox"
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    with Pair() as pair:
+        pair.primary.create_database(DATABASE)
+        migrate(DatabaseSettings(url=SecretStr(pair.url(DATABASE))))
+        yield pair
+
+
+async def test_the_primary_is_killed_and_its_standby_promoted_twice(
+    settings: Settings, pair: Pair, broker_url: str
+) -> None:
+    url = pair.url(DATABASE)
+    async with under_load(url, broker_url) as load, relaying(on(settings, url)):
+        for _ in range(2):
+            await load.comes_on()
+            await asyncio.to_thread(pair.primary.stop, signal.SIGKILL)
+            await asyncio.to_thread(pair.promote)
+            await load.comes_on()
+            pair.rejoin()
+        await load.comes_on()
+        await load.finish()
+
+    assert load.repeats == 0
+
+
+async def test_the_primary_hands_over_and_back(settings: Settings, pair: Pair, broker_url: str) -> None:
+    url = pair.url(DATABASE)
+    async with under_load(url, broker_url) as load, relaying(on(settings, url)):
+        for _ in range(2):
+            await load.comes_on()
+            await asyncio.to_thread(pair.primary.stop)  # it ends when its standby has everything
+            await asyncio.to_thread(pair.promote)
+            pair.rejoin()
+        await load.comes_on()
+        await load.finish()
+
+    assert load.repeats == 0
+
+
+async def test_the_old_primary_lives_on_beside_the_promoted_standby(
+    settings: Settings, pair: Pair, broker_url: str
+) -> None:
+    url = pair.url(DATABASE)
+    with capture_logs() as events:
+        async with under_load(url, broker_url) as load, relaying(on(settings, url, command_timeout=2.0)):
+            await load.comes_on()
+            await asyncio.to_thread(pair.promote)  # every commit on the old one hangs, and it lets everyone in
+
+            await eventually(lambda: "no answer within 2 s" in reasons(events), "the deadline ends the session")
+            await eventually(lambda: has_relay(pair), "it works on the new primary", 40)
+            await asyncio.to_thread(pair.other.stop, signal.SIGKILL)  # the writers, whose commits hang, learn it now
+            await load.comes_on()
+            await load.finish()
+
+    assert load.repeats == 0
+
+
+async def has_relay(pair: Pair) -> bool:
+    async with await psycopg.AsyncConnection.connect(pair.primary.url(DATABASE)) as connection:
+        return bool((await connection.execute(f"SELECT {OF_RELAY}")).rowcount)

@@ -1,0 +1,101 @@
+"""Two PostgreSQL servers: a primary, and a synchronous standby that has each commit before the client knows of it.
+
+with Pair() as pair:
+    pair.primary.stop(signal.SIGKILL)
+    pair.promote()  # the standby takes writes now, alone
+    pair.rejoin()   # the other one comes back, as its synchronous standby
+"""
+
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Self
+
+import psycopg
+from psycopg.conninfo import make_conninfo
+from psycopg.sql import SQL, Literal
+
+from tests.support.postgres import UNPRIVILEGED, PostgresServer
+from tests.support.process import run, wait_for
+
+REPLICATION = "host replication all 127.0.0.1/32 scram-sha-256\n"
+IS_SYNCHRONOUS = "SELECT FROM pg_stat_replication WHERE sync_state IN ('sync', 'quorum')"
+
+
+class Member(PostgresServer):
+    """One of them. `of`: the primary whose data it takes over and follows; `port`: to be found at."""
+
+    def __init__(self, of: "Member | None" = None, *, port: int = 0) -> None:
+        following = {} if of is None else {"primary_conninfo": of.replication_source()}
+        super().__init__(settings={"wal_keep_size": "256MB", **following})
+        self.port = port
+        self._of = of
+
+    def promote(self) -> None:
+        """Become a primary; return when it takes writes."""
+        self._run(SQL("SELECT pg_promote()").format())
+
+    def require_standby(self) -> None:
+        """From now on, answer a commit only when a standby has it; return when there is one."""
+        self._run(SQL("ALTER SYSTEM SET synchronous_standby_names = {}").format(Literal("*")))
+        self._run(SQL("SELECT pg_reload_conf()").format())
+        wait_for(self.has_synchronous_standby, "the standby is synchronous", 20)
+
+    def has_synchronous_standby(self) -> bool:
+        with psycopg.connect(self.admin_url) as connection:
+            return connection.execute(IS_SYNCHRONOUS).rowcount > 0
+
+    def replication_source(self) -> str:
+        """Give the connection string for whoever follows it."""
+        return make_conninfo(host="127.0.0.1", port=self.port, user="postgres", password=self._password)
+
+    def _initialise(self) -> None:
+        if self._of is None:
+            super()._initialise()
+            with (self._data / "pg_hba.conf").open("a") as access:
+                access.write(REPLICATION)
+            return
+        source = ["--dbname", self._of.replication_source(), "--wal-method=stream", "--checkpoint=fast", "--no-sync"]
+        self._make_own(self._data)
+        run([self._binaries / "pg_basebackup", "-D", self._data, *source], user=UNPRIVILEGED, environment={})
+        self._write(self._data / "standby.signal", "")
+        self._write(self._folder / "password", self._of._password)
+
+
+class Pair:
+    """`with Pair() as pair:` starts both and ends both.
+
+    Attributes:
+        primary: takes writes.
+        other: its standby, or what was the primary before `promote`.
+    """
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            self.primary = stack.enter_context(Member())
+            self.other = stack.enter_context(Member(self.primary))
+            self.primary.require_standby()
+            self._ports = (self.primary.port, self.other.port)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def url(self, database: str) -> str:
+        """Give the URL of a database on whichever of the two takes writes."""
+        user, _, place = self.primary.url(database).rpartition("@")
+        hosts = ",".join(f"127.0.0.1:{port}" for port in self._ports)
+        return f"{user}@{hosts}/{place.partition('/')[2]}?target_session_attrs=read-write"
+
+    def promote(self) -> None:
+        """Let the standby take over, whatever the primary does; nobody waits for a standby then."""
+        self.other.promote()
+        self.primary, self.other = self.other, self.primary
+
+    def rejoin(self) -> None:
+        """Let what was the primary come back as the synchronous standby, on a copy of the new one's data."""
+        self.other.crash()
+        self.other = self._stack.enter_context(Member(self.primary, port=self.other.port))
+        self.primary.require_standby()
