@@ -1,0 +1,46 @@
+"""The clock of the relay's host jumps: nothing that the relay decides goes by it."""
+
+import ast
+import itertools
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.engine.conftest import Outbox, Reader, RunNode
+from tests.support.eventually import eventually
+
+RELAY = Path(__file__).resolve().parents[2] / "relay"
+WALL_CLOCK = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today", "date.today"}
+STAMPS = {"replay/run.py", "replay/selection.py"}  # write down when something was; nothing waits for it
+
+
+def test_nothing_asks_the_wall_clock() -> None:
+    asking = {
+        file.relative_to(RELAY).as_posix()
+        for file in RELAY.rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in WALL_CLOCK
+    }
+
+    assert asking == STAMPS
+
+
+async def test_a_clock_that_jumps_by_days_changes_nothing(
+    outbox: Outbox, queue: Reader, run_node: RunNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Libraries of the relay may ask it, too."""
+    day = 86_400.0
+    jumps = itertools.cycle((0.0, 400 * day, -400 * day, 30 * day))
+    true_time = time.time
+    monkeypatch.setattr(time, "time", lambda: true_time() + next(jumps))
+    faulty = await outbox.insert_faulty("refused")  # so that backoffs are among what is waited for
+
+    async with run_node(max_attempts=3) as node:
+        for _ in range(5):
+            await outbox.insert_many(200)
+            await eventually(outbox.is_empty, "these are sent, the refused one is parked")
+        assert not node.hindrances()
+
+    assert sorted(await queue.ids(1000)) == await outbox.ids("sent")
+    assert await outbox.ids("parked") == [faulty]
