@@ -11,6 +11,7 @@ from psycopg.rows import class_row
 from psycopg.sql import SQL, Identifier
 
 from relay.errors import NotReadyError
+from relay.operate.holders import long_holders
 
 NODE_STALE_AFTER = 10.0  # seconds without a heartbeat, by the database's clock
 STALLED_AFTER = 10.0  # seconds that a row may wait before somebody must be seen working on it
@@ -155,6 +156,7 @@ def read_status(connection: psycopg.Connection, schema: str, *, progress_timeout
     reasons += [_route_reason(route) for route in routes[:ROUTES_TOLD]]
     if len(routes) > ROUTES_TOLD:
         reasons.append(f"{len(routes) - ROUTES_TOLD} more routes do not work")
+    reasons += [str(holder) for holder in long_holders(connection)]
     return Status(
         state=State.STALLED if stalled else State.DEGRADED if reasons else State.OK,
         reasons=reasons,

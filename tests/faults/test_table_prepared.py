@@ -1,5 +1,6 @@
 """Writers with two-phase commit: prepared rows outlive a restart and go out when they are committed, never else."""
 
+import re
 import secrets
 from collections.abc import Iterator
 
@@ -7,7 +8,9 @@ import psycopg
 import pytest
 from pydantic import SecretStr
 
+from relay.operate import holders
 from relay.operate.migrate import migrate
+from relay.operate.status import read_status
 from relay.settings import DatabaseSettings
 from tests.engine.conftest import NO_SWEEP, Outbox, Reader, RunNode
 from tests.engine.follower import insert
@@ -101,3 +104,19 @@ async def test_prepared_rows_outlive_a_crash_and_go_out_only_when_they_are_commi
     assert set(sent) == set(expected)
     assert [id_ for id_ in sent if id_ in later] == later
     await outbox.connection.close()
+
+
+async def test_an_orphan_is_named_by_status_with_its_gid_and_age(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(holders, "HELD_LONG", 0.0)
+    await prepare(database_url, "orphan of billing", "1")
+
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        reasons = read_status(connection, "outbox", progress_timeout=0.1).reasons
+        await decide(database_url, "ROLLBACK", "orphan of billing")
+        afterwards = read_status(connection, "outbox", progress_timeout=0.1).reasons
+
+    words = r"prepared transaction orphan of billing \(postgres\) has kept dead rows from being cleared away for \d+ s"
+    assert [reason for reason in reasons if re.fullmatch(words, reason)]
+    assert not [reason for reason in afterwards if "orphan" in reason]
