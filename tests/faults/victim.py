@@ -1,5 +1,6 @@
 """A process that is killed and started again."""
 
+import re
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,6 +37,12 @@ class Victim:
         self._process.stop(how)
         code, self._process = self._process.returncode, None
         return code
+
+    def peak_mib(self) -> float:
+        """Tell the most memory that it has ever held."""
+        assert self._process is not None, f"{self.name} is not running"
+        found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{self._process.pid}/status").read_text())
+        return int(found[1]) / 1024 if found else 0.0
 
     def _is_ready(self) -> bool:
         return f'"{self.ready}"' in self.log.read_text()
