@@ -36,6 +36,7 @@ from relay.observe.histogram import Histogram
 
 Settle = Callable[[Settled], None]
 NACKED = "the broker refused it for now (basic.nack)"
+TIMED_EVERY = 16  # rows: brokers confirm a hundred at once, but one by one where several queues take turns
 # RabbitMQ: "NOT_FOUND - no exchange 'x' in vhost '/'", "ACCESS_REFUSED - access to exchange 'x' in vhost '/' refused
 # for user 'u'", and with permissions by topic "access to topic 'k' in exchange 'x' in vhost '/' refused for ...".
 ADDRESS_NAMED = re.compile(r"(?:topic '(?P<routing_key>.*)' in )?exchange '(?P<exchange>.*)' in vhost '")
@@ -127,6 +128,7 @@ class FrameWire:
         self._encoder = encoder
         self._settle = settle
         self._times = times
+        self._untimed = 0  # rows confirmed since one was timed
         self._loop = asyncio.get_running_loop()
         self._clock = clock or self._loop.time
         self._rows: dict[int, Row] = {}  # by delivery tag, in sending order
@@ -218,14 +220,17 @@ class FrameWire:
                 self._lowest = tag + 1
         if rows:
             if outcome is Outcome.CONFIRMED and self._times is not None:
-                self._time(self._times, tag - len(rows) // 2, len(rows))
+                self._untimed += len(rows)
+                if self._untimed >= TIMED_EVERY or not self._rows:
+                    self._time(self._times, tag - len(rows) // 2)
             self._settle(Settled(rows, outcome, "" if outcome is Outcome.CONFIRMED else NACKED))
 
-    def _time(self, times: Histogram, tag: int, number: int) -> None:
-        """Note for all rows of a confirm how long the one in their middle took: under load they are a hundred."""
+    def _time(self, times: Histogram, tag: int) -> None:
+        """Note how long this row took, for all that were confirmed since the last that was timed."""
         sent_at = next((at for last, at in self._sent_at if last >= tag), None)
         if sent_at is not None:
-            times.observe(self._clock() - sent_at, number)
+            times.observe(self._clock() - sent_at, self._untimed)
+        self._untimed = 0
         while self._sent_at and self._sent_at[0][0] < self._lowest:
             self._sent_at.popleft()
 
