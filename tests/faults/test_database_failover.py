@@ -78,6 +78,20 @@ async def test_the_old_primary_lives_on_beside_the_promoted_standby(
     assert load.repeats == 0
 
 
+async def test_a_standby_that_lags_behind_is_promoted(settings: Settings, pair: Pair, broker_url: str) -> None:
+    """Commits are gone, together with their messages; what is in the new primary's tables goes out all the same."""
+    url = pair.url(DATABASE)
+    pair.primary.do_without_standby()
+    async with under_load(url, broker_url) as load, relaying(on(settings, url)):
+        await load.comes_on()
+        await asyncio.to_thread(pair.other.stop_following)
+        await load.comes_on()
+        await asyncio.to_thread(pair.primary.stop, signal.SIGKILL)
+        await asyncio.to_thread(pair.promote)
+        await load.comes_on()
+        await load.finish(forgotten=True)
+
+
 async def has_relay(pair: Pair) -> bool:
     async with await psycopg.AsyncConnection.connect(pair.primary.url(DATABASE)) as connection:
         return bool((await connection.execute(f"SELECT {OF_RELAY}")).rowcount)

@@ -40,6 +40,21 @@ class Member(PostgresServer):
         self._run(SQL("SELECT pg_reload_conf()").format())
         wait_for(self.has_synchronous_standby, "the standby is synchronous", 20)
 
+    def do_without_standby(self) -> None:
+        """From now on, answer a commit at once."""
+        self._run(SQL("ALTER SYSTEM RESET synchronous_standby_names").format())
+        self._run(SQL("SELECT pg_reload_conf()").format())
+
+    def stop_following(self) -> None:
+        """Hear no more from the primary; return when that is so."""
+        self._run(SQL("ALTER SYSTEM SET primary_conninfo = ''").format())
+        self._run(SQL("SELECT pg_reload_conf()").format())
+        wait_for(lambda: not self._is_receiving(), "the standby is cut off", 20)
+
+    def _is_receiving(self) -> bool:
+        with psycopg.connect(self.admin_url) as connection:
+            return connection.execute("SELECT FROM pg_stat_wal_receiver").rowcount > 0
+
     def has_synchronous_standby(self) -> bool:
         with psycopg.connect(self.admin_url) as connection:
             return connection.execute(IS_SYNCHRONOUS).rowcount > 0
