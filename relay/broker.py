@@ -15,7 +15,7 @@ from yarl import URL
 from relay.errors import BrokerUnavailableError, ConfigurationError
 from relay.settings import BrokerSettings
 
-HEARTBEATS_UNACKNOWLEDGED = 2  # a peer whose kernel has taken nothing for so many is gone
+HEARTBEATS_UNTIL_GONE = 2  # a peer that has said nothing, or whose kernel has taken nothing, for so many
 SILENT, LOST = "silent", "lost"  # no word for too long; ended without a word
 
 
@@ -144,10 +144,10 @@ async def connect(broker: BrokerSettings, name: str, *, after: Connection | None
         urls = urls[lost:] + urls[:lost]
     reasons = []
     for url in urls:
-        # A mute broker is noticed after three missed heartbeats; the library's 60 s would mean minutes.
+        # The library's 60 s would mean minutes until a mute broker is noticed.
         connection = Connection(
             url.update_query(heartbeat=str(broker.heartbeat)),
-            patience=broker.heartbeat * HEARTBEATS_UNACKNOWLEDGED,
+            patience=broker.heartbeat * HEARTBEATS_UNTIL_GONE,
             client_properties={"connection_name": name, "product": broker.app_id},
         )
         try:

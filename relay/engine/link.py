@@ -4,15 +4,18 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
+from enum import Enum, auto
 
 import aio_pika
 import structlog
 from aiormq.abc import AbstractChannel as Underlay
+from aiormq.abc import ChannelFrame
 from aiormq.exceptions import AMQPError, ChannelNotFoundEntity
+from pamqp.commands import Channel as Methods
 
 from relay import broker
 from relay.backoff import backoff
-from relay.broker import Connection, kind_of_end, words
+from relay.broker import HEARTBEATS_UNTIL_GONE, Connection, kind_of_end, words
 from relay.engine.frames import Encoder
 from relay.engine.health import Health
 from relay.engine.message import Identity
@@ -35,6 +38,18 @@ CLOSE_TIMEOUT = 1.0  # seconds; a mute broker does not answer the close either
 RECONNECT_INITIAL, RECONNECT_MAX = 0.1, 3.0  # seconds; ready again within 5 s of the heal
 HELD_AFTER = 5.0  # seconds; a connection lost before that, and before any confirm, counts as one more failure
 REOPEN_AFTER = 0.02  # seconds; a row that closes each channel must not make a hot loop
+# Seconds of refusals after which a channel is replaced, doubling. One opened while a quorum queue elects its leader
+# goes on asking the old one: RabbitMQ 3.10 then refuses everything on it for as long as that node is down.
+RENEW_AFTER, RENEW_AFTER_MAX = 0.5, 5.0
+SETTLED_WITHIN = 1.0  # seconds; what is in flight on a channel that is given up for refusals is waited for
+
+
+class Verdict(Enum):
+    """Why a channel is used no more."""
+
+    CLOSED = auto()  # by the broker, or with its connection
+    OVERDUE = auto()  # a confirm did not come
+    REFUSED = auto()  # a queue takes nothing on this one
 
 
 class Link:
@@ -67,6 +82,7 @@ class Link:
         self._connection: Connection | None = None
         self._blocked_before = 0.0  # on connections that have ended
         self._confirmed = False  # something, on this connection
+        self._renew_after = RENEW_AFTER
         self.up = asyncio.Event()
         self.reconnects: dict[str, int] = Counter()
 
@@ -110,8 +126,7 @@ class Link:
             await self._use(connection)
         # CancelledError as well when nobody asked for it: the library raises it when the connection goes away.
         except (AMQPError, OSError, RuntimeError, asyncio.CancelledError) as error:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
+            if _is_told_to_end():
                 raise
             end = error
         finally:
@@ -121,6 +136,8 @@ class Link:
             end = connection.end or end  # the broker's own words, rather than what followed from them
             with suppress(TimeoutError, AMQPError, OSError, asyncio.CancelledError):
                 await asyncio.wait_for(connection.close(), CLOSE_TIMEOUT)
+        if _is_told_to_end():  # while it closed, which takes its time when the broker is mute
+            raise asyncio.CancelledError
         kind = kind_of_end(end)
         self.reconnects[kind] += 1
         return f"connection lost: {kind if end is None else words(end)}"
@@ -133,33 +150,42 @@ class Link:
             async with self._answer("open a channel"):
                 channel = await connection.channel(publisher_confirms=True, on_return_raises=True)
                 underlay = await channel.get_underlay_channel()
-            if await self._publish(connection, underlay):
-                # Who closes the channel in time is alive: it is the queue that does not confirm, and another host
-                # would not help. Who does not is mute.
-                async with self._answer("close a channel"):
-                    await channel.close()
+            if await self._publish(connection, underlay) is not Verdict.CLOSED:
+                # Without waiting: a channel that waits for a node that is gone does not answer. Who opens the next one
+                # in time is alive: it is a queue that takes nothing, and another host would not help.
+                await _close(underlay)
             await asyncio.sleep(REOPEN_AFTER)
 
-    async def _publish(self, connection: Connection, channel: Underlay) -> bool:
-        """Publish through one channel until it has closed (False), or until a confirm is overdue (True)."""
+    async def _publish(self, connection: Connection, channel: Underlay) -> Verdict:
+        """Publish through one channel until it has closed or is of no more use."""
         wire = self._wire(channel, connection)
         carrying = asyncio.create_task(wire.run(), name="wire")
-        overdue = False
+        verdict = Verdict.CLOSED
         try:
             self._publisher.attach(wire)
             self._health.heal("broker")
             self.up.set()
-            overdue = await self._watch(wire, connection, channel, carrying)
+            verdict = await self._watch(wire, connection, channel, carrying)
+            if verdict is Verdict.REFUSED:
+                await self._settle_all(wire)
         finally:
             self._publisher.attach(None)  # first: nothing is sent into a wire that is closed
             carrying.cancel()
             await asyncio.wait([carrying])
             now = asyncio.get_running_loop().time()
             for lost in await wire.close():
-                if overdue:
+                if verdict is Verdict.OVERDUE:
                     self._refusals.add(lost.rows, now, since=now - self._settings.broker.confirm_timeout)
                 self._publisher.settle(lost)
-        return overdue
+        return verdict
+
+    async def _settle_all(self, wire: Wire) -> None:
+        """Send no more and wait for what is in flight: other queues may be fine, and nothing of theirs comes twice."""
+        self._publisher.attach(None)
+        loop = asyncio.get_running_loop()
+        until = loop.time() + SETTLED_WITHIN
+        while wire.in_flight and loop.time() < until:  # noqa: ASYNC110  (the publisher is told of it, not we)
+            await asyncio.sleep(REOPEN_AFTER)
 
     async def _declare(self, connection: Connection) -> None:
         """Declare the default exchange when it is missing: at start only, never on a reconnect."""
@@ -199,9 +225,12 @@ class Link:
         self._refusals.note(settled, asyncio.get_running_loop().time())
         self._publisher.settle(settled)
 
-    async def _watch(self, wire: Wire, connection: Connection, channel: Underlay, carrying: asyncio.Task[None]) -> bool:
-        """Return False when the channel has closed, and True when a confirm is overdue."""
-        loop = asyncio.get_running_loop()
+    async def _watch(
+        self, wire: Wire, connection: Connection, channel: Underlay, carrying: asyncio.Task[None]
+    ) -> Verdict:
+        """Return when the channel has closed, or is of no more use."""
+        clock = asyncio.get_running_loop().time
+        opened_at = clock()
         closing = channel.closing  # beside the wire, which waits for ever when it is lost while the broker blocks us
         was_hindered = False
         while not closing.done() and not carrying.done():
@@ -212,14 +241,21 @@ class Link:
             elif was_hindered:
                 self._health.heal("broker")
             was_hindered = hindrance is not None
-            self._refusals.tell(loop.time())
             # The clock of the confirms stands still while the broker blocks us: what was sent is stored when the
             # alarm clears, and sending it again would make thousands of duplicates.
             waited = wire.unconfirmed_for(connection.clock())
             if waited > self._settings.broker.confirm_timeout:
                 log.warning("confirm.timed_out", in_flight=wire.in_flight, seconds=round(waited, 1))
-                return True
-        return False
+                return Verdict.OVERDUE
+            if (silent := connection.silent_for) > self._settings.broker.heartbeat * HEARTBEATS_UNTIL_GONE:
+                raise TimeoutError(f"nothing heard for {silent:.0f} s")
+            self._refusals.tell(clock())
+            if (since := self._refusals.since) is None:
+                self._renew_after = RENEW_AFTER
+            elif not was_hindered and clock() - max(since, opened_at) > self._renew_after:
+                self._renew_after = min(2 * self._renew_after, RENEW_AFTER_MAX)
+                return Verdict.REFUSED
+        return Verdict.CLOSED
 
     def _hindrance(self, connection: Connection) -> str | None:
         if connection.blocked is not None:
@@ -236,6 +272,17 @@ class Link:
                 yield
         except TimeoutError:
             raise TimeoutError(f"{what}: no answer within {timeout:g} s") from None
-        if (task := asyncio.current_task()) is not None and task.cancelling():
+        if _is_told_to_end():
             # The library swallows a cancellation while it closes a channel; who asked for it would wait for ever.
             raise asyncio.CancelledError
+
+
+def _is_told_to_end() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+async def _close(channel: Underlay) -> None:
+    """Tell the broker that a channel is used no more; the library takes note of the answer."""
+    frame = Methods.Close(reply_code=200, reply_text="", class_id=0, method_id=0)
+    await channel.connection.write_queue.put(ChannelFrame.marshall(channel.number, [frame]))

@@ -37,6 +37,11 @@ class Refusals:
             first, _ = self._times.get(address, (now if since is None else since, now))
             self._times[address] = (first, now)
 
+    @property
+    def since(self) -> float | None:
+        """When the first of them was refused; None while every queue takes what it gets."""
+        return min((first for first, _ in self._times.values()), default=None)
+
     def tell(self, now: float) -> None:
         """Let the operator know, or know that it is over."""
         self._times = {at: times for at, times in self._times.items() if now - times[1] < FORGOTTEN_AFTER}
