@@ -46,10 +46,10 @@ def wait_for(condition: Callable[[], bool], what: str, seconds: float) -> None:
         time.sleep(POLL)
 
 
-def is_listening(port: int) -> bool:
-    """Tell whether somebody accepts connections on this loopback port."""
+def is_listening(port: int, address: str = "127.0.0.1") -> bool:
+    """Tell whether somebody accepts connections there."""
     try:
-        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        socket.create_connection((address, port), timeout=1).close()
     except OSError:
         return False
     return True

@@ -3,7 +3,7 @@
 import os
 import secrets
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.support.process import Process, ServerError, free_port, is_listening, run
@@ -25,6 +25,9 @@ class RabbitServer(Server):
 
     IN_ORDER = signal.SIGTERM
 
+    address = "127.0.0.1"
+    _inside: Sequence[str] = ()  # what comes before a command to run it in the node's network
+
     def __init__(
         self,
         *,
@@ -39,7 +42,7 @@ class RabbitServer(Server):
 
     def url(self, vhost: str = "/") -> str:
         """Give the AMQP URL of a virtual host."""
-        return f"amqp://{USER}:{self._password}@127.0.0.1:{self.port}/{vhost.replace('/', '%2F')}"
+        return f"amqp://{USER}:{self._password}@{self.address}:{self.port}/{vhost.replace('/', '%2F')}"
 
     def add_vhost(self, name: str) -> str:
         """Make a virtual host that our user may do everything in, and give its URL."""
@@ -60,7 +63,8 @@ class RabbitServer(Server):
         Raises:
             ServerError: it failed; the message holds its words.
         """
-        return run([PROGRAMS / "rabbitmqctl", "-q", "-n", self._name, *arguments], environment=self._environment)
+        command: list[str | Path] = [*self._inside, PROGRAMS / "rabbitmqctl", "-q", "-n", self._name, *arguments]
+        return run(command, environment=self._environment)
 
     def call(self, expressions: str) -> str:
         """Evaluate Erlang expressions on the node, which takes a few milliseconds, and give the result as text.
@@ -74,20 +78,28 @@ class RabbitServer(Server):
         return answer.removeprefix("{ok, ").removesuffix("}")
 
     def start(self) -> None:
+        self.launch()
+        self.await_up()
+
+    def launch(self) -> None:
+        """Start it and do not wait: the nodes of a cluster wait for each other."""
         self._start_epmd()
         self._process = Process(
-            [PROGRAMS / "rabbitmq-server"],
+            [*self._inside, PROGRAMS / "rabbitmq-server"],
             log=self._folder / "rabbitmq.log",
             environment=self._environment,
             folder=self._folder,
         )
-        self._process.wait_until(lambda: is_listening(self.port), 90)
+
+    def await_up(self) -> None:
+        assert self._process is not None, "the node was not launched"
+        self._process.wait_until(lambda: is_listening(self.port, self.address), 90)
         self.call("rabbit:await_startup().")
 
     def _erl_call(self, expressions: str) -> str:
         cookie = (self._folder / "home" / ".erlang.cookie").read_text()
-        command = ["erl_call", "-address", f"127.0.0.1:{self._dist_port}", "-c", cookie, "-timeout", "30", "-e"]
-        return run(command, environment=self._environment, stdin=expressions)
+        command = ["erl_call", "-address", f"{self.address}:{self._dist_port}", "-c", cookie, "-timeout", "30", "-e"]
+        return run([*self._inside, *command], environment=self._environment, stdin=expressions)
 
     def _prepare(self, folder: Path) -> None:
         if not is_installed():
@@ -97,31 +109,8 @@ class RabbitServer(Server):
         self._folder = folder
         self._password = _secret(folder / "password")
         _secret(home / ".erlang.cookie")
-        self.port, self._dist_port, self._epmd_port = free_port(), free_port(), free_port()
-        # The name stays: a node's data belongs to its name. Two nodes of one name meet nowhere, as each has its epmd.
-        self._name = "relay@localhost"
-        self._environment = {
-            "PATH": os.environ["PATH"],
-            "HOME": str(home),
-            "LANG": "C.UTF-8",
-            "RABBITMQ_NODENAME": self._name,
-            "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
-            "RABBITMQ_NODE_PORT": str(self.port),
-            "RABBITMQ_DIST_PORT": str(self._dist_port),
-            "RABBITMQ_MNESIA_BASE": str(folder / "data"),
-            "RABBITMQ_LOG_BASE": str(folder / "log"),
-            "RABBITMQ_CONFIG_FILE": str(folder / "rabbitmq.conf"),
-            "RABBITMQ_ADVANCED_CONFIG_FILE": str(folder / "advanced.config"),
-            "RABBITMQ_ENABLED_PLUGINS_FILE": str(folder / "enabled_plugins"),
-            "RABBITMQ_CONF_ENV_FILE": "/dev/null",  # what the machine configures is not for this node
-            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": (
-                f"{self._erlang_arguments} -kernel inet_dist_use_interface {{127,0,0,1}}"
-            ),
-            "ERL_EPMD_PORT": str(self._epmd_port),
-            "ERL_EPMD_ADDRESS": "127.0.0.1",
-            # The script then becomes the node instead of staying beside it: one process to end.
-            "RUNNING_UNDER_SYSTEMD": "true",
-        }
+        self._choose_place()
+        self._environment = self._variables(folder)
         (folder / "enabled_plugins").write_text("[].\n")
         lines = {
             "default_user": USER,
@@ -134,16 +123,46 @@ class RabbitServer(Server):
         configuration.write_text("".join(f"{key} = {value}\n" for key, value in lines.items()))
         configuration.chmod(0o600)
 
+    def _choose_place(self) -> None:
+        self.port, self._dist_port, self._epmd_port = free_port(), free_port(), free_port()
+        # The name stays: a node's data belongs to its name. Two nodes of one name meet nowhere, as each has its epmd.
+        self._name = "relay@localhost"
+
+    def _variables(self, folder: Path) -> dict[str, str]:
+        """Give the node's environment."""
+        return {
+            "PATH": os.environ["PATH"],
+            "HOME": str(folder / "home"),
+            "LANG": "C.UTF-8",
+            "RABBITMQ_NODENAME": self._name,
+            "RABBITMQ_NODE_IP_ADDRESS": self.address,
+            "RABBITMQ_NODE_PORT": str(self.port),
+            "RABBITMQ_DIST_PORT": str(self._dist_port),
+            "RABBITMQ_MNESIA_BASE": str(folder / "data"),
+            "RABBITMQ_LOG_BASE": str(folder / "log"),
+            "RABBITMQ_CONFIG_FILE": str(folder / "rabbitmq.conf"),
+            "RABBITMQ_ADVANCED_CONFIG_FILE": str(folder / "advanced.config"),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(folder / "enabled_plugins"),
+            "RABBITMQ_CONF_ENV_FILE": "/dev/null",  # what the machine configures is not for this node
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": (
+                f"{self._erlang_arguments} -kernel inet_dist_use_interface {{{self.address.replace('.', ',')}}}"
+            ),
+            "ERL_EPMD_PORT": str(self._epmd_port),
+            "ERL_EPMD_ADDRESS": self.address,
+            # The script then becomes the node instead of staying beside it: one process to end.
+            "RUNNING_UNDER_SYSTEMD": "true",
+        }
+
     def _start_epmd(self) -> None:
         """Start the name server ourselves: one started by Erlang detaches and outlives us."""
         if self._epmd is None:
             self._epmd = Process(
-                ["epmd", "-port", str(self._epmd_port), "-address", "127.0.0.1"],
+                [*self._inside, "epmd", "-port", str(self._epmd_port), "-address", self.address],
                 log=self._folder / "epmd.log",
                 environment=self._environment,
             )
             self._stack.callback(self._epmd.stop, signal.SIGTERM)
-            self._epmd.wait_until(lambda: is_listening(self._epmd_port), 10)
+            self._epmd.wait_until(lambda: is_listening(self._epmd_port, self.address), 10)
 
 
 def is_installed() -> bool:

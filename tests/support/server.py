@@ -49,6 +49,9 @@ class Server(ABC):
         assert self._process is not None, "the server is not running"
         return self._process.pid
 
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.is_running()
+
     @abstractmethod
     def start(self) -> None:
         """Start the server on its folder; it keeps its ports from one start to the next.

@@ -1,0 +1,132 @@
+"""The broker blocks publishers for an alarm: the relay waits, says why, and goes on by itself; nothing comes twice."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import aio_pika
+import psycopg
+import pytest
+
+from relay.engine.node import Node
+from relay.settings import Settings
+from tests.faults.failover import reread
+from tests.faults.load import relaying, under_load
+from tests.support.eventually import eventually
+from tests.support.queues import declare_bound
+from tests.support.rabbitmq import RabbitServer
+
+pytestmark = pytest.mark.drills
+
+ALARMS = {
+    "memory": (["set_vm_memory_high_watermark", "absolute", "1MB"], ["set_vm_memory_high_watermark", "0.4"]),
+    "disk": (["set_disk_free_limit", "900GB"], ["set_disk_free_limit", "50MB"]),
+}
+CONFIRM_TIMEOUT = 1.0  # seconds; an alarm lasts longer
+HEARTBEAT = 2  # seconds; TCP_USER_TIMEOUT is twice that
+
+INSERT_LARGE = """
+    INSERT INTO outbox.message (aggregate_type, aggregate_id, event_type, payload)
+    SELECT 'customer', n::text, 'InvoiceIssued', to_json(repeat('x', 1000000)) FROM generate_series(1, %s) AS n
+"""
+SENT = "SELECT count(*) FROM outbox.message WHERE state = 'sent' AND attempts = 0"
+
+
+class Alarm:
+    """What keeps the broker from taking messages."""
+
+    def __init__(self, rabbitmq: RabbitServer, name: str) -> None:
+        self.reason = f"broker blocked ({name})"
+        self._rabbitmq = rabbitmq
+        self._raise, self._clear = ALARMS[name]
+
+    async def raise_(self) -> None:
+        await asyncio.to_thread(self._rabbitmq.ctl, *self._raise)
+
+    async def clear(self) -> None:
+        await asyncio.to_thread(self._rabbitmq.ctl, *self._clear)
+
+
+@pytest.fixture(params=ALARMS)
+async def alarm(request: pytest.FixtureRequest, rabbitmq: RabbitServer) -> AsyncIterator[Alarm]:
+    alarm = Alarm(rabbitmq, request.param)
+    yield alarm
+    await alarm.clear()  # others use the broker, too
+
+
+async def test_an_alarm_is_waited_out_and_nothing_comes_twice(
+    settings: Settings, database_url: str, broker_url: str, alarm: Alarm
+) -> None:
+    impatient = changed(settings, confirm_timeout=CONFIRM_TIMEOUT)
+    async with under_load(database_url, broker_url) as load, relaying(impatient) as node:
+        await load.comes_on()
+
+        for _ in range(2):  # it flaps
+            before = node.figures().blocked_seconds
+            await alarm.raise_()
+            await eventually(lambda: is_blocked(node, alarm), "it says why")
+            await eventually(lambda: has_lasted(node, before + 2 * CONFIRM_TIMEOUT), "the alarm lasts")  # noqa: B023
+            await alarm.clear()
+            await load.comes_on()
+
+        assert node.hindrances() == {}
+        assert node.figures().broker_losses == {}
+        await load.finish()
+    assert load.repeats == 0
+
+
+@pytest.mark.parametrize("alarm", ["memory"], indirect=True)
+async def test_more_in_the_socket_than_it_holds_is_waited_for_as_well(
+    settings: Settings, database_url: str, broker_url: str, alarm: Alarm
+) -> None:
+    # The broker's kernel takes no more, for longer than TCP_USER_TIMEOUT would allow.
+    rows = 40
+    async with (
+        await psycopg.AsyncConnection.connect(database_url, autocommit=True) as connection,
+        await aio_pika.connect(broker_url) as broker,
+        relaying(changed(settings, heartbeat=HEARTBEAT)) as node,
+    ):
+        queue = await declare_bound(await broker.channel(), "events")
+        await alarm.raise_()
+        await connection.execute(INSERT_LARGE, [rows])
+        await eventually(lambda: is_blocked(node, alarm), "it says why")
+        await eventually(lambda: has_lasted(node, 3 * HEARTBEAT), "the alarm lasts")
+        await alarm.clear()
+
+        async def is_sent() -> bool:
+            return await (await connection.execute(SENT)).fetchone() == (rows,)
+
+        await eventually(is_sent, "every row is sent at the first attempt", 40)
+        assert node.figures().broker_losses == {}
+        assert (await queue.declare()).message_count == rows
+
+
+@pytest.mark.parametrize("alarm", ["memory"], indirect=True)
+async def test_a_connection_lost_during_an_alarm_is_replaced(
+    settings: Settings, database_url: str, broker_url: str, rabbitmq: RabbitServer, alarm: Alarm
+) -> None:
+    async with under_load(database_url, broker_url) as load, relaying(settings) as node:
+        await load.comes_on()
+        await alarm.raise_()
+        await eventually(lambda: is_blocked(node, alarm), "it says why")
+
+        vhost = broker_url.rpartition("/")[2]
+        await asyncio.to_thread(rabbitmq.ctl, "close_all_connections", "--vhost", vhost, "by an operator")
+        await eventually(lambda: node.figures().broker_losses == {"connection_forced": 1}, "it notices")
+        await alarm.clear()
+
+        await load.comes_on()
+        async with reread(load, broker_url):
+            await load.finish()
+    assert load.repeats <= settings.relay.max_in_flight
+
+
+def changed(settings: Settings, **broker: float) -> Settings:
+    return settings.model_copy(update={"broker": settings.broker.model_copy(update=broker)})
+
+
+def is_blocked(node: Node, alarm: Alarm) -> bool:
+    return node.hindrances().get("broker") == alarm.reason
+
+
+def has_lasted(node: Node, seconds: float) -> bool:
+    return node.figures().blocked_seconds >= seconds

@@ -1,0 +1,262 @@
+"""Three RabbitMQ nodes in one cluster, each in a network namespace of its own, so that real links can be cut.
+
+    with Cluster() as cluster:
+        cluster.urls(vhost)     # of the three nodes, for RELAY_BROKER_URL
+        cluster.nodes[0].cut()  # no packet to or from it, and nobody is told
+        await cluster.heal()    # everything as at the start
+
+The namespaces have no name: each lives as long as a process of ours that does nothing else, and takes its links along.
+A bridge in a fourth one joins them; a link leads from it to this machine's own network, where clients are.
+"""
+
+import asyncio
+import os
+import secrets
+import shutil
+import signal
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tests.support.eventually import eventually
+from tests.support.folders import temporary_folder
+from tests.support.process import Process, ServerError, run, wait_for
+from tests.support.rabbitmq import RabbitServer, is_installed
+
+CONFIGURATION = Path("config/rabbitmq/rabbitmq.conf")
+AMQP_PORT, DIST_PORT, EPMD_PORT = 5672, 25672, 4369
+BRIDGE = "bridge"
+PROGRAMS = ("ip", "unshare", "nsenter", "iptables")
+BACK_WITHIN = 20.0  # seconds; a healed node that is not back by then is killed and started, as an operator would
+
+
+class Node(RabbitServer):
+    """One of the three."""
+
+    def __init__(self, cluster: "Cluster", number: int, folder: Path) -> None:
+        super().__init__(folder=folder, schedulers=1, configuration=cluster.configuration)
+        self.number = number
+        self._cluster = cluster
+        self.address = cluster.address(number)
+        self._inside = inside(cluster.namespaces[number])
+        self.is_frozen = False
+
+    def cut(self) -> None:
+        """Lose every packet to and from it, without a word to anyone."""
+        self._cluster.ip("link", "set", f"node{self.number}", "down")
+
+    def cut_peers(self) -> None:
+        """Lose what it and the other nodes say to each other; clients still reach it."""
+        for other in self._cluster.nodes:
+            if other is not self:
+                run([*self._inside, "iptables", "--append", "INPUT", "--source", other.address, "--jump", "DROP"])
+                run([*self._inside, "iptables", "--append", "OUTPUT", "--destination", other.address, "--jump", "DROP"])
+
+    def lose(self, share: float) -> None:
+        """Lose this share of the packets that come in."""
+        rule = ["--match", "statistic", "--mode", "random", "--probability", str(share), "--jump", "DROP"]
+        run([*self._inside, "iptables", "--append", "INPUT", *rule])
+
+    def freeze(self) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+        self.is_frozen = True
+
+    def heal(self) -> None:
+        """Undo `cut`, `cut_peers`, `lose` and `freeze`, and start it when it is gone."""
+        self._cluster.ip("link", "set", f"node{self.number}", "up")
+        run([*self._inside, "iptables", "--flush"])
+        if self.is_frozen and self.is_running():
+            os.kill(self.pid, signal.SIGCONT)
+        self.is_frozen = False
+        if not self.is_running():
+            self.launch()
+
+    async def restart(self, how: signal.Signals) -> None:
+        """End it and start it again; returns when it is back in the cluster."""
+        await asyncio.to_thread(self.stop, how)
+        self.launch()
+        await eventually(lambda: asyncio.to_thread(self.is_back), f"node {self.number} is back", 60)
+
+    def is_back(self) -> bool:
+        return self.sees() > 1
+
+    def sees(self) -> int:
+        """Tell how many nodes it sees in the cluster; 0 when it does not answer, or is parted from one."""
+        try:
+            answer = self.call("{length(rabbit_mnesia:cluster_nodes(running)), rabbit_node_monitor:partitions()}.")
+        except ServerError:
+            return 0
+        seen, _, partitions = answer.strip("{}").partition(", ")
+        return int(seen) if partitions == "[]" else 0
+
+    def leader_of(self, queue: str, vhost: str) -> str:
+        """Name the node that leads a quorum queue."""
+        name = f'rabbit_misc:r(<<"{vhost}">>, queue, <<"{queue}">>)'
+        return self.call(
+            f"{{ok, Q}} = rabbit_amqqueue:lookup({name}), {{_, Node}} = amqqueue:get_pid(Q),"
+            " {ok, _, {_, Leader}} = ra:members({element(1, amqqueue:get_pid(Q)), Node}), Leader."
+        ).strip("'")
+
+    def open(self, cookie: str, password: str) -> None:
+        """Launch it; the nodes of a cluster share their secrets."""
+        assert self._given_folder is not None
+        home = self._given_folder / "home"
+        home.mkdir(parents=True)
+        for file, secret in ((home / ".erlang.cookie", cookie), (self._given_folder / "password", password)):
+            file.write_text(secret)
+            file.chmod(0o400)
+        self._prepare(self._given_folder)
+        self.launch()
+
+    def close(self) -> None:
+        self.stop(signal.SIGKILL)
+        self._stack.close()
+
+    def _choose_place(self) -> None:
+        self.port, self._dist_port, self._epmd_port = AMQP_PORT, DIST_PORT, EPMD_PORT
+        self._name = f"rabbit@{self.address}"
+
+    def _variables(self, folder: Path) -> dict[str, str]:
+        variables = super()._variables(folder) | {"RABBITMQ_USE_LONGNAME": "true"}
+        # Erlang 25 would part nodes that a third one cannot reach, where RabbitMQ has its own way (pause_minority).
+        variables["RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS"] += " -kernel prevent_overlapping_partitions false"
+        return variables
+
+
+class Cluster:
+    """Three nodes; `with` starts and ends them. Needs root.
+
+    Attributes:
+        nodes: the three, in the order of `url`.
+    """
+
+    def __init__(self, size: int = 3) -> None:
+        self._size = size
+        self._network = f"10.{secrets.randbelow(64) + 64}.{secrets.randbelow(256)}"
+        self._link = f"relay{secrets.token_hex(4)}"
+        self._stack = ExitStack()
+        self.namespaces: list[int] = []  # the processes that keep them; the last one is the bridge's
+        self.nodes: list[Node] = []
+
+    def __enter__(self) -> Self:
+        if (reason := why_not()) is not None:
+            raise ServerError(reason)
+        try:
+            folder = self._stack.enter_context(temporary_folder())
+            self._make_network(folder)
+            self._start_nodes(folder)
+        except BaseException:  # Ctrl-C too: nothing is left behind
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    @property
+    def configuration(self) -> dict[str, str]:
+        """What production has, and how the nodes find each other here."""
+        lines = [line.partition("#")[0] for line in CONFIGURATION.read_text().splitlines()]
+        pairs = (line.partition("=") for line in lines if line.strip())
+        return {
+            **{key.strip(): value.strip() for key, _, value in pairs},
+            "cluster_formation.peer_discovery_backend": "classic_config",
+            **{
+                f"cluster_formation.classic_config.nodes.{number + 1}": f"rabbit@{self.address(number)}"
+                for number in range(self._size)
+            },
+            "disk_free_limit.absolute": "50MB",
+            "vm_memory_high_watermark.absolute": "512MB",
+        }
+
+    def address(self, number: int) -> str:
+        return f"{self._network}.{number + 1}"
+
+    def urls(self, vhost: str, *, first: Node | None = None) -> str:
+        """Give the list of URLs for RELAY_BROKER_URL; `first` stands first."""
+        order = sorted(self.nodes, key=lambda node: node is not first)
+        return ",".join(node.url(vhost) for node in order)
+
+    def leader_of(self, queue: str, vhost: str) -> Node:
+        """Give the node that leads a quorum queue."""
+        leader = self.nodes[0].leader_of(queue, vhost)
+        return next(node for node in self.nodes if leader.endswith(f"@{node.address}"))
+
+    async def heal(self) -> None:
+        """Undo every fault and return when each node sees all of them, without a partition."""
+        for node in self.nodes:
+            node.heal()
+        try:
+            await eventually(self._asks_all, "the cluster is whole", BACK_WITHIN)
+        except TimeoutError:
+            for node in self.nodes:
+                if await asyncio.to_thread(node.sees) < self._size:
+                    await node.restart(signal.SIGKILL)
+            await eventually(self._asks_all, "the cluster is whole after a restart", 60)
+
+    def ip(self, *arguments: str) -> None:
+        """Run `ip` where the bridge is."""
+        run([*inside(self.namespaces[-1]), "ip", *arguments])
+
+    async def _asks_all(self) -> bool:
+        return await asyncio.to_thread(self._is_whole)
+
+    def _is_whole(self) -> bool:
+        return all(node.sees() == self._size for node in self.nodes)
+
+    def _make_network(self, folder: Path) -> None:
+        for number in range(self._size + 1):
+            self.namespaces.append(self._namespace(folder / f"namespace{number}.log"))
+        bridge = str(self.namespaces[-1])
+        self.ip("link", "add", BRIDGE, "type", "bridge")
+        self.ip("link", "set", BRIDGE, "up")
+        for number, namespace in enumerate(self.namespaces[:-1]):
+            name = f"node{number}"
+            self.ip("link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", str(namespace))
+            self.ip("link", "set", name, "master", BRIDGE, "up")
+            run([*inside(namespace), "ip", "address", "add", f"{self.address(number)}/24", "dev", "eth0"])
+            run([*inside(namespace), "ip", "link", "set", "eth0", "up"])
+            run([*inside(namespace), "ip", "link", "set", "lo", "up"])
+        run(["ip", "link", "add", self._link, "type", "veth", "peer", "name", "host", "netns", bridge])
+        # The kernel would remove it with the bridge's namespace, but when it gets to it.
+        self._stack.callback(lambda: run(["ip", "link", "delete", self._link]))
+        self.ip("link", "set", "host", "master", BRIDGE, "up")
+        run(["ip", "address", "add", f"{self._network}.254/24", "dev", self._link])
+        run(["ip", "link", "set", self._link, "up"])
+
+    def _namespace(self, log: Path) -> int:
+        keeper = Process(["unshare", "--net", "sleep", "infinity"], log=log)
+        self._stack.callback(keeper.stop, signal.SIGKILL)
+        ours = os.readlink("/proc/self/ns/net")
+        keeper.wait_until(lambda: os.readlink(f"/proc/{keeper.pid}/ns/net") != ours, 10)
+        return keeper.pid
+
+    def _start_nodes(self, folder: Path) -> None:
+        cookie, password = secrets.token_hex(12), secrets.token_hex(12)
+        for number in range(self._size):
+            node = Node(self, number, folder / f"node{number}")
+            self.nodes.append(node)
+            self._stack.callback(node.close)
+            node.open(cookie, password)  # each waits for the others
+        for node in self.nodes:
+            node.await_up()
+        wait_for(self._is_whole, "the cluster is formed", 60)
+
+
+def inside(namespace: int) -> Sequence[str]:
+    """Give what comes before a command to run it in the network of this process."""
+    return ("nsenter", f"--net=/proc/{namespace}/ns/net")
+
+
+def why_not() -> str | None:
+    """Say why there can be no cluster here; None when there can."""
+    if os.geteuid() != 0:
+        return "only root can make network namespaces"
+    if not is_installed():
+        return "RabbitMQ is not installed; `tests/support/packages test` installs it"
+    missing = [name for name in PROGRAMS if shutil.which(name) is None]
+    return f"{missing[0]} is not installed; `tests/support/packages test` installs it" if missing else None
