@@ -153,9 +153,15 @@ async def test_a_server_that_falls_silent_under_load(
     assert load.repeats == 0
 
 
-@pytest.mark.parametrize("end", ["pg_terminate_backend", "pg_cancel_backend"])
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [
+        ("pg_terminate_backend", "session lost: terminating connection due to administrator command"),
+        ("pg_cancel_backend", "canceling statement due to user request"),
+    ],
+)
 async def test_a_row_confirmed_but_not_marked_is_marked_later_and_not_sent_again(
-    settings: Settings, operator: Operator, database_url: str, queue: AbstractQueue, end: LiteralString
+    settings: Settings, operator: Operator, database_url: str, queue: AbstractQueue, end: LiteralString, told: str
 ) -> None:
     with capture_logs() as events:
         async with relaying(settings):
@@ -165,8 +171,8 @@ async def test_a_row_confirmed_but_not_marked_is_marked_later_and_not_sent_again
                 await eventually(lambda: operator.finds(RELAY_WAITS), "it waits for the lock")
 
                 await operator.tell(f"SELECT {end}(pid) {OF_RELAY}")
-                await eventually(lambda: "session lost" in reasons(events), "the loss is told")
-                await eventually(lambda: operator.finds(RELAY_WAITS), "its next session waits for the lock")
+                await eventually(lambda: told in reasons(events), "PostgreSQL's words are told")
+                await eventually(lambda: operator.finds(RELAY_WAITS), "it waits for the lock again")
             await eventually(operator.is_sent, "the row is marked")
 
     assert await queue.get() is not None
