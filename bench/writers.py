@@ -16,8 +16,8 @@ from bench.backlog import AGGREGATE_TYPE, EVENT_TYPE, PAYLOAD_BYTES
 WRITERS = 8
 HOLD = (0.001, 0.020)  # seconds that a steady writer's transaction stays open after its insert
 HEAD_START = 1.0  # seconds for all writers to connect before the first one writes
-# Seconds of writing flat out that do not count. The relay sleeps when they begin: with the trigger it wakes at the first
-# row, without it only when it polls, and until then the writers have the cores to themselves.
+# Seconds of writing flat out that do not count. The relay sleeps when they begin: with the trigger it wakes at the
+# first row, without it only when it polls, and until then the writers have the cores to themselves.
 WAKE_UP = 2.0
 KEYS = 5000
 
