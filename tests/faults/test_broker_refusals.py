@@ -1,0 +1,94 @@
+"""A row that the broker cannot take is found, tried again and parked with the broker's words; the others go on."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
+
+from relay.engine.row import Outcome
+from relay.settings import Wire
+from tests.engine.conftest import Outbox, Reader, RunNode
+from tests.support.eventually import eventually
+from tests.support.rabbitmq import RabbitServer
+
+ATTEMPTS = 2
+REFUSALS = 20
+LARGEST = 100_000  # bytes that this broker takes; by itself 128 MiB
+
+# A row that is refused -> the broker's words.
+REFUSED = {
+    "a header that it cannot use": ({"headers": json.dumps({"CC": "no list"})}, "PRECONDITION_FAILED - "),
+    "more than max_message_size": ({"payload": json.dumps("x" * LARGEST)}, "larger than configured max size"),
+    "a header frame above frame_max": ({"headers": json.dumps({"large": "x" * 200_000})}, "FRAME_ERROR - "),
+}
+
+
+@pytest.fixture
+def small_messages(rabbitmq: RabbitServer) -> Iterator[None]:
+    """What `max_message_size` in rabbitmq.conf does, for the channels opened from now on."""
+    usual = rabbitmq.call("{ok, Size} = application:get_env(rabbit, max_message_size), Size.")
+    rabbitmq.call(f"application:set_env(rabbit, max_message_size, {LARGEST}).")
+    yield
+    rabbitmq.call(f"application:set_env(rabbit, max_message_size, {usual}).")
+
+
+@pytest.mark.usefixtures("small_messages")
+@pytest.mark.parametrize("wire", Wire)
+@pytest.mark.parametrize(("columns", "words"), REFUSED.values(), ids=REFUSED.keys())
+async def test_it_is_parked_with_the_broker_s_words_and_nobody_else_is(
+    outbox: Outbox, queue: Reader, run_node: RunNode, wire: Wire, columns: dict[str, str], words: str
+) -> None:
+    fine = [await outbox.insert(f"fine-{n}") for n in range(20)]
+    refused = await outbox.insert("refused", **columns)
+    fine += [await outbox.insert(f"fine-{n}") for n in range(20)]
+
+    async with run_node(wire=wire, max_attempts=ATTEMPTS) as node:
+        await eventually(outbox.is_empty, "nothing is pending", 40)
+        losses = sum(node.figures().broker_losses.values())
+
+    assert await outbox.ids("parked") == [refused]
+    assert await outbox.ids("sent") == fine
+    assert await outbox.column("attempts", refused) == ATTEMPTS
+    assert words in await outbox.column("last_error", refused)
+    assert {int(str(m.headers["x-outbox-id"])) async for m in taken(queue)} == set(fine)
+    # Each attempt ends a connection at most twice: among the others, and alone.
+    assert losses <= 2 * ATTEMPTS
+
+
+async def test_a_full_queue_is_asked_ever_more_rarely_and_gets_its_rows_in_order(
+    outbox: Outbox, channel: AbstractChannel, run_node: RunNode
+) -> None:
+    limits = {"x-max-length": 1, "x-overflow": "reject-publish", "x-queue-type": "quorum"}
+    full = await channel.declare_queue("full", durable=True, arguments=limits)  # type: ignore[arg-type]
+    ids = [await outbox.insert(f"{n % 4}", exchange="", routing_key="full") for n in range(20)]
+    taken_ids: list[int] = []
+
+    async with run_node() as node:
+        loop = asyncio.get_running_loop()
+        await eventually(lambda: node.figures().failures[Outcome.NACKED] > 0, "it refuses")
+        begun = loop.time()
+        await eventually(lambda: node.figures().failures[Outcome.NACKED] >= REFUSALS, "it goes on to refuse")
+        # No sooner: each of the four keys waits 25 ms at least, then 50, 100 and 200.
+        assert loop.time() - begun > 0.3
+
+        async def take() -> bool:
+            message = await full.get(no_ack=True, fail=False)
+            if message is not None:
+                taken_ids.append(int(str(message.headers["x-outbox-id"])))
+            return message is None and await outbox.is_empty()
+
+        await eventually(take, "every row has found room", 60)
+        assert node.figures().broker_losses == {}
+
+    assert sorted(taken_ids) == ids
+    for key in range(4):
+        assert [id_ for id_ in taken_ids if id_ in ids[key::4]] == ids[key::4]
+    cursor = await outbox.connection.execute("SELECT max(attempts) FROM outbox.message")
+    assert await cursor.fetchone() == (0,)
+
+
+async def taken(queue: Reader) -> AsyncIterator[AbstractIncomingMessage]:
+    while (message := await queue.queue.get(no_ack=True, fail=False)) is not None:
+        yield message
