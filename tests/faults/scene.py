@@ -90,9 +90,14 @@ class Scene:
         cursor = await self.connection.execute("SELECT message_id, state FROM outbox.message")
         return dict(await cursor.fetchall())
 
-    def has_seen(self, kind: type[Record], times: int = 1) -> bool:
-        """Tell whether something has happened at least so often."""
-        return sum(isinstance(record, kind) for record in self.history) >= times
+    async def has_queued(self, count: int) -> bool:
+        """Tell whether so many messages are in the queue."""
+        declared = await self.channel.declare_queue(QUEUE, passive=True)
+        return declared.declaration_result.message_count == count
+
+    def times(self, kind: type[Record]) -> int:
+        """Tell how often something has happened."""
+        return sum(isinstance(record, kind) for record in self.history)
 
     async def is_empty(self) -> bool:
         return "pending" not in (await self.states()).values()
