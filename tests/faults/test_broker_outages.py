@@ -1,0 +1,150 @@
+"""The broker goes away in every way it has: the next host, no attempt burnt, and each loss is counted by its reason."""
+
+import asyncio
+import secrets
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+from pamqp.commands import Basic
+from pydantic import SecretStr
+from yarl import URL
+
+from relay.settings import Settings
+from tests.engine.conftest import Outbox, Reader, RunNode
+from tests.faults.failover import reread
+from tests.faults.load import relaying, under_load
+from tests.support.eventually import eventually
+from tests.support.proxy import FaultProxy, Way
+from tests.support.rabbitmq import RabbitServer
+
+USER = "revoked"
+
+
+def to_hosts(settings: Settings, *proxies: FaultProxy, **broker: float) -> Settings:
+    """Lead to the broker by these proxies, as by its nodes."""
+    url = URL(settings.broker.url.get_secret_value())
+    urls = ",".join(str(url.with_port(proxy.port)) for proxy in proxies)
+    return settings.model_copy(update={"broker": settings.broker.model_copy(update={"url": SecretStr(urls), **broker})})
+
+
+@asynccontextmanager
+async def two_hosts(settings: Settings) -> AsyncIterator[tuple[FaultProxy, FaultProxy]]:
+    url = URL(settings.broker.url.get_secret_value())
+    host, port = str(url.host), url.port or 5672
+    async with FaultProxy(host, port) as first, FaultProxy(host, port) as second:
+        yield first, second
+
+
+async def test_after_a_loss_the_next_host_comes_first(
+    outbox: Outbox, queue: Reader, settings: Settings, run_node: RunNode
+) -> None:
+    async with two_hosts(settings) as (first, second), run_node(to_hosts(settings, first, second)) as node:
+        await eventually(node.is_ready, "ready")
+        assert (first.connections, second.connections) == (1, 0)
+
+        first.cut()  # and takes connections again at once
+        await eventually(lambda: node.figures().broker_losses == {"lost": 1}, "it notices")
+        id_ = await outbox.insert()
+
+        assert await queue.ids(1) == [id_]
+        assert (first.connections, second.connections) == (0, 1)
+
+
+async def test_a_mute_host_is_left_for_the_next_before_a_confirm_is_overdue(
+    outbox: Outbox, queue: Reader, settings: Settings, run_node: RunNode
+) -> None:
+    async with two_hosts(settings) as (first, second):
+        patient = to_hosts(settings, first, second, heartbeat=2, confirm_timeout=600.0)
+        async with run_node(patient) as node:
+            await eventually(node.is_ready, "ready")
+            first.hold(Way.UP)
+            first.hold(Way.DOWN)
+            id_ = await outbox.insert()
+            await first.wait_seen(Way.UP, Basic.Publish, 1)
+
+            await eventually(outbox.is_empty, "sent through the other")
+            assert node.figures().broker_losses == {"silent": 1}
+
+    assert await queue.ids(1) == [id_]
+    assert await outbox.column("attempts", id_) == 0
+
+
+async def test_a_cancellation_that_nobody_asked_for_is_a_lost_connection(
+    outbox: Outbox, queue: Reader, run_node: RunNode
+) -> None:
+    async with run_node() as node:
+        await eventually(node.is_ready, "ready")
+
+        reader_of_the_relay().cancel()  # as the library's own heartbeat does
+        await eventually(lambda: node.figures().broker_losses == {"silent": 1}, "it notices")
+
+        id_ = await outbox.insert()
+        assert await queue.ids(1) == [id_]
+
+
+@pytest.fixture
+def revocable(rabbitmq: RabbitServer, broker_url: str) -> Iterator[Callable[[bool], None]]:
+    """Give and take away a user who may do everything in this test's virtual host."""
+    vhost = broker_url.rpartition("/")[2]
+
+    def allow(allowed: bool) -> None:
+        if not allowed:
+            rabbitmq.call(f'rabbit_auth_backend_internal:delete_user(<<"{USER}">>, <<"tests">>).')
+            return
+        rabbitmq.call(
+            f'rabbit_auth_backend_internal:add_user(<<"{USER}">>, <<"{USER}">>, <<"tests">>), '
+            f'rabbit_auth_backend_internal:set_permissions(<<"{USER}">>, <<"{vhost}">>, '
+            '<<".*">>, <<".*">>, <<".*">>, <<"tests">>).'
+        )
+
+    allow(True)
+    yield allow
+    rabbitmq.call(f'catch rabbit_auth_backend_internal:delete_user(<<"{USER}">>, <<"tests">>).')
+
+
+async def test_revoked_credentials_are_waited_for(
+    outbox: Outbox, queue: Reader, settings: Settings, run_node: RunNode, revocable: Callable[[bool], None]
+) -> None:
+    url = URL(settings.broker.url.get_secret_value()).with_user(USER).with_password(USER)
+    theirs = settings.model_copy(update={"broker": settings.broker.model_copy(update={"url": SecretStr(str(url))})})
+    async with run_node(theirs) as node:
+        await eventually(node.is_ready, "ready")
+
+        revocable(False)
+        await eventually(lambda: "ACCESS_REFUSED" in node.hindrances().get("broker", ""), "it says why")
+        id_ = await outbox.insert()
+        revocable(True)
+
+        assert await queue.ids(1) == [id_]
+        await eventually(outbox.is_empty, "marked")
+    assert await outbox.column("attempts", id_) == 0
+
+
+@pytest.mark.drills
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+async def test_a_broker_that_is_restarted_under_load_is_waited_for(
+    settings: Settings, database_url: str, how: signal.Signals
+) -> None:
+    with RabbitServer(schedulers=1) as own:
+        url = own.add_vhost(f"restart_{secrets.token_hex(4)}")
+        theirs = settings.model_copy(update={"broker": settings.broker.model_copy(update={"url": SecretStr(url)})})
+        async with under_load(database_url, url) as load, relaying(theirs) as node:
+            await load.comes_on()
+
+            await asyncio.to_thread(own.stop, how)
+            await eventually(lambda: "Connect" in node.hindrances().get("broker", ""), "it says that nobody is there")
+            own.launch()
+            await asyncio.to_thread(own.await_up)
+
+            await load.comes_on()
+            async with reread(load, url):
+                await load.finish()
+        assert load.repeats <= settings.relay.max_in_flight
+
+
+def reader_of_the_relay() -> asyncio.Task[None]:
+    """Find the task that reads from the relay's connection, the last one that was opened."""
+    readers = [task for task in asyncio.all_tasks() if "Connection.__reader" in str(task.get_coro())]
+    return max(readers, key=lambda task: int(task.get_name().rpartition("-")[2]))
