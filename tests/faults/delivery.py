@@ -40,6 +40,8 @@ def invented(evidence: Evidence) -> Iterator[str]:
     for message_id in seen:
         if message_id not in written:
             yield f"{message_id} was never written"
+        elif written[message_id].ending is Ending.FORGOTTEN:
+            continue
         elif written[message_id].ending is Ending.ROLLED_BACK:
             yield f"{_name(written[message_id])}: was rolled back"
         elif evidence.business is not None and message_id not in evidence.business:

@@ -18,6 +18,7 @@ class Ending(StrEnum):
     COMMITTED = "committed"
     ROLLED_BACK = "rolled back"
     UNKNOWN = "unknown"  # the connection was lost under the COMMIT
+    FORGOTTEN = "forgotten"  # a failover lost the transaction, perhaps after its message was delivered
 
 
 @dataclass(frozen=True, slots=True)

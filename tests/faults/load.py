@@ -7,20 +7,20 @@ were made, also of those whose writer never got an answer.
 
 import asyncio
 import random
-from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, LiteralString, NamedTuple
+from typing import Any, LiteralString
 from uuid import UUID, uuid4
 
 import aio_pika
-import orjson
 import psycopg
-from aio_pika.abc import AbstractIncomingMessage, AbstractQueue
+from aio_pika.abc import AbstractQueue
 
 from relay.engine.node import Node
 from relay.settings import Settings
+from tests.faults.checker import Checker, Invariant, assert_valid
+from tests.faults.history import Ending, History, Written, digest
 from tests.support.eventually import eventually
 from tests.support.queues import declare_bound
 
@@ -44,30 +44,27 @@ WRITE = """
 """
 SENT = "SELECT count(*) FROM outbox.message WHERE state = 'sent'"
 UNSENT = "SELECT count(*) FROM outbox.message WHERE state <> 'sent' OR attempts > 0"
-COMMITTED = "SELECT message_id, customer, number FROM invoice"
-
-
-class Delivery(NamedTuple):
-    """A message, as it was written or as it came."""
-
-    message_id: UUID
-    customer: str
-    number: int
+COMMITTED = "SELECT message_id FROM invoice"
+PLACES = "SELECT message_id, customer, number FROM invoice"
 
 
 @dataclass
 class Load:
-    """What is written to `url`, and the queue that everything goes to.
+    """What is written to `url`, and the queue that everything goes to, which is read through `broker_url`.
 
     Attributes:
+        tried: messages that were inserted, however that ended.
         acknowledged: messages whose commit was answered.
         repeats: of `finish`, messages that came before.
     """
 
     url: str
+    broker_url: str
     queue: AbstractQueue
+    tried: set[UUID] = field(default_factory=set)
     acknowledged: set[UUID] = field(default_factory=set)
     repeats: int = 0
+    _writing: int = 0
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def comes_on(self, within: float = 30) -> None:
@@ -85,29 +82,49 @@ class Load:
         `forgotten`: the server may have lost commits that it had acknowledged, and the relay may have sent them.
         """
         self._stop.set()
+        await eventually(lambda: self._writing == 0, "the writers stop", within)
         await eventually(self._is_sent, "every row is sent at the first attempt", within)
-        committed = {Delivery(*row) for row in await self._rows(COMMITTED)}
-        deliveries = await self._deliveries()
-        self.repeats = len(deliveries) - len(set(deliveries))
-        known = [delivery for delivery in deliveries if delivery in committed]
+        history = await self._history(forgotten=forgotten)
+        checker = Checker(history, self.url, self.broker_url, [self.queue.name], business=COMMITTED)
+        findings = await checker.ask(within)
+        self.repeats = len(checker.deliveries) - len({one.message_id for one in checker.deliveries})
 
-        assert forgotten or self.acknowledged <= {each.message_id for each in committed}, "the server lost commits"
-        assert forgotten or len(known) == len(deliveries)
-        assert set(known) == committed
-        assert out_of_order(known) == []
+        assert_valid(
+            findings,
+            Invariant.NOTHING_LOST,
+            Invariant.NOTHING_INVENTED,
+            Invariant.IN_ORDER,
+            Invariant.REPEATS_ARE_THE_SAME,
+        )
+
+    async def _history(self, *, forgotten: bool) -> History:
+        """Tell what was written; what number a message got, and hence its body, only the server knows."""
+        places = {id_: (customer, number) for id_, customer, number in await self._rows(PLACES)}
+        history: History = []
+        for id_ in self.tried:
+            customer, number = places.get(id_, (None, None))
+            ending = Ending.COMMITTED if id_ in self.acknowledged else Ending.UNKNOWN
+            if forgotten and customer is None:
+                ending = Ending.FORGOTTEN
+            body = digest(f'{{"number" : {number}}}'.encode())
+            history.append(Written(id_, f"customer/{customer}" if customer else None, number, ending, body))
+        return history
 
     async def write(self) -> None:
         """Write until told to stop, whatever becomes of the server."""
+        self._writing += 1
         while not self._stop.is_set():
             with suppress(psycopg.OperationalError, psycopg.InterfaceError):
                 async with await psycopg.AsyncConnection.connect(self.url, autocommit=True) as connection:
                     while not self._stop.is_set():
                         await self._write_some(connection)
             await asyncio.sleep(AGAIN_AFTER)
+        self._writing -= 1
 
     async def _write_some(self, connection: psycopg.AsyncConnection) -> None:
         # Sorted: writers wait for each other's customers, never in a circle.
         messages = {customer: uuid4() for customer in sorted(random.sample(CUSTOMERS, 3))}
+        self.tried.update(messages.values())
         async with connection.transaction(), connection.cursor() as cursor:
             await cursor.executemany(WRITE, [{"customer": name, "id": id_} for name, id_ in messages.items()])
         self.acknowledged.update(messages.values())
@@ -124,18 +141,6 @@ class Load:
         async with await psycopg.AsyncConnection.connect(self.url, autocommit=True) as connection:
             return await (await connection.execute(query)).fetchall()
 
-    async def _deliveries(self) -> list[Delivery]:
-        expected = (await self.queue.declare()).message_count or 0
-        deliveries: list[Delivery] = []
-
-        async def take(message: AbstractIncomingMessage) -> None:
-            number = orjson.loads(message.body)["number"]
-            deliveries.append(Delivery(UUID(message.message_id), str(message.headers["x-aggregate-id"]), number))
-
-        await self.queue.consume(take, no_ack=True)
-        await eventually(lambda: len(deliveries) >= expected, f"{expected} messages are read", 30)
-        return deliveries
-
 
 @asynccontextmanager
 async def under_load(url: str, broker_url: str) -> AsyncIterator[Load]:
@@ -145,7 +150,7 @@ async def under_load(url: str, broker_url: str) -> AsyncIterator[Load]:
         async with connection.cursor() as cursor:
             await cursor.executemany("INSERT INTO customer (name) VALUES (%s)", [(name,) for name in CUSTOMERS])
     async with await aio_pika.connect(broker_url) as broker:
-        load = Load(url, await declare_bound(await broker.channel(), "witness"))
+        load = Load(url, broker_url, await declare_bound(await broker.channel(), "witness"))
         async with asyncio.TaskGroup() as tasks:
             writers = [tasks.create_task(load.write(), name=f"writer-{number}") for number in range(WRITERS)]
             yield load
@@ -162,16 +167,3 @@ async def relaying(settings: Settings) -> AsyncIterator[Node]:
         await eventually(node.is_ready, "ready", 30)
         yield node
         node.start_draining()
-
-
-def out_of_order(deliveries: Sequence[Delivery]) -> list[Delivery]:
-    """Give what came for the first time after a later message of its customer had."""
-    highest: defaultdict[str, int] = defaultdict(int)
-    seen: set[UUID] = set()
-    late = []
-    for delivery in deliveries:
-        if delivery.message_id not in seen and delivery.number < highest[delivery.customer]:
-            late.append(delivery)
-        seen.add(delivery.message_id)
-        highest[delivery.customer] = max(highest[delivery.customer], delivery.number)
-    return late
