@@ -78,7 +78,7 @@ def reordered(evidence: Evidence) -> Iterator[str]:
 
 def changed(evidence: Evidence) -> Iterator[str]:
     """Each delivery is as it was written, and a repeat has a reason, after which it says that it is one."""
-    written = {one.message_id: one for one in _written(evidence)}
+    written = {one.message_id: one for one in _written(evidence) if one.ending is not Ending.FORGOTTEN}
     ids = {row.message_id: row.id for row in evidence.rows}
     for one in evidence.deliveries:
         original = written.get(one.message_id)
