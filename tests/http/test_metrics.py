@@ -83,12 +83,17 @@ async def test_how_long_rows_took_is_counted_for_each_of_them(rows: Rows, run_si
     async with run_site(wire=wire) as site:
         await eventually(lambda: all(state == "sent" for state, _ in rows.states().values()), "all is sent")
         metrics = await site.metrics()
+        rows.pending("alone")
+        await eventually(lambda: all(state == "sent" for state, _ in rows.states().values()), "it is sent")
+        with_one_more = await site.metrics()
 
     assert metrics["outbox_publish_duration_seconds_count", ()] == 999
     assert 0 < metrics["outbox_publish_duration_seconds_sum", ()] < 999 * 30
     assert metrics["outbox_end_to_end_latency_seconds_count", ()] == 999
     assert metrics["outbox_end_to_end_latency_seconds_bucket", (("le", "60"),)] == 0
     assert metrics["outbox_end_to_end_latency_seconds_bucket", (("le", "300"),)] == 999
+    assert with_one_more["outbox_publish_duration_seconds_count", ()] == 1000
+    assert with_one_more["outbox_end_to_end_latency_seconds_count", ()] == 1000
 
 
 async def test_lost_connections_are_counted_by_end_and_reason(
