@@ -38,10 +38,14 @@ class Victim:
         code, self._process = self._process.returncode, None
         return code
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, f"{self.name} is not running"
+        return self._process.pid
+
     def peak_mib(self) -> float:
         """Tell the most memory that it has ever held."""
-        assert self._process is not None, f"{self.name} is not running"
-        found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{self._process.pid}/status").read_text())
+        found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{self.pid}/status").read_text())
         return int(found[1]) / 1024 if found else 0.0
 
     def _is_ready(self) -> bool:
