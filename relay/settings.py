@@ -160,7 +160,7 @@ class RelaySettings(Section):
     ordering: Ordering = Ordering.KEY
     """what is kept in order on the way to the broker"""
     key_policy: KeyPolicy = KeyPolicy.HOLD
-    """later rows of a key whose row is parked, backs off or has no working route wait behind it (hold) or go on (skip)"""
+    """later rows of a key whose row is parked, backs off or has no route wait behind it (hold) or go on (skip)"""
     wire: Wire = Wire.FRAMES
     """frames: encoded here, one write for many messages; publish: the AMQP library's own call for each"""
     max_in_flight: Annotated[int, Field(ge=1, le=65535)] = 800
