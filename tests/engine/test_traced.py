@@ -11,11 +11,15 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
+from yarl import URL
 
-from relay.engine.traced import MAX_LINKS
+from relay.engine.routes import Router
+from relay.engine.row import Outcome, Settled
+from relay.engine.traced import MAX_LINKS, TracedWire
 from relay.observe import tracing
 from relay.settings import Wire
 from tests.engine.conftest import Outbox, Reader, RunNode
+from tests.engine.test_publish import Recorder, rows
 from tests.support.eventually import eventually
 
 TRACEPARENT = "00-{trace:032x}-b7ad6b7169203331-01"
@@ -30,6 +34,13 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
     monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
     yield exporter
     provider.shutdown()
+
+
+class Losing(Recorder):
+    """Loses what is in flight at its end."""
+
+    async def close(self) -> list[Settled]:
+        return [Settled(tuple(self.open), Outcome.UNKNOWN, "the connection was lost")]
 
 
 def written_in(number: int) -> str:
@@ -82,6 +93,24 @@ async def test_what_the_broker_does_not_take_is_an_error_of_its_batch(
     assert (span.attributes or {})["error.type"] == "returned"
     assert span.status.status_code is StatusCode.ERROR
     assert "NO_ROUTE" in (span.status.description or "")
+
+
+async def test_a_span_lasts_until_the_last_of_its_messages_is_settled(spans: InMemorySpanExporter) -> None:
+    tracer, wire, settled = tracing.tracer(), Losing(), list[Settled]()
+    assert tracer is not None
+    traced = TracedWire(tracer, URL("amqp://broker:5672/"), Router((), "outbox"), settled.append)
+    traced.wire = wire
+
+    traced.send(rows([1, 2, 3]), set())
+    traced.settle(Settled(wire.open[:2], Outcome.CONFIRMED))
+    before = spans.get_finished_spans()
+    wire.open = wire.open[2:]
+    await traced.close()
+
+    assert before == ()
+    (span,) = spans.get_finished_spans()
+    assert (span.attributes or {})["error.type"] == "unknown"
+    assert [len(each.rows) for each in settled] == [2]  # what is lost is for who closes the wire
 
 
 async def test_links_are_bounded_and_a_strange_context_is_none(

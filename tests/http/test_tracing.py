@@ -1,6 +1,7 @@
 """`relay run` exports spans where OpenTelemetry's own variables say so."""
 
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -69,13 +70,23 @@ async def test_spans_go_to_the_collector_also_those_of_the_last_moment(
     assert "tracing.on" in relay.log.read_text()
 
 
+async def test_a_collector_that_says_nothing_holds_nothing_up(rows: Rows, start_relay: StartRelay) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        await is_not_held_up(mute.getsockname()[1], rows, start_relay)
+
+
 async def test_a_collector_that_is_away_holds_nothing_up(rows: Rows, start_relay: StartRelay) -> None:
-    relay = start_relay(OTEL_EXPORTER_OTLP_ENDPOINT=f"http://127.0.0.1:{free_port()}", OTEL_SERVICE_NAME="mine")
+    await is_not_held_up(free_port(), rows, start_relay)
+
+
+async def is_not_held_up(port: int, rows: Rows, start_relay: StartRelay) -> None:
+    endpoint = f"http://127.0.0.1:{port}"
+    relay = start_relay(OTEL_EXPORTER_OTLP_ENDPOINT=endpoint, OTEL_EXPORTER_OTLP_TIMEOUT="60", OTEL_SERVICE_NAME="mine")
     await relay.wait_for_log("relay.ready")
     rows.pending(exchange="", routing_key="nobody")
     await eventually(lambda: "returned" in relay.log.read_text() or "quarantine" in relay.log.read_text(), "sent")
 
-    relay.process.stop(signal.SIGTERM, seconds=10)
+    relay.process.stop(signal.SIGTERM, seconds=20)
 
     assert relay.process.returncode == 0
     assert "Traceback" not in relay.log.read_text()
