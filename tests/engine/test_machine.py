@@ -1,0 +1,238 @@
+"""Any order of commits, reads, outcomes, marks and losses: what is sent, and what is sent before what.
+
+Tail and publisher are real, the table and the broker are not (world.py): so thousands of courses fit into seconds.
+"""
+
+import asyncio
+from collections.abc import Coroutine
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import patch
+
+import hypothesis.strategies as st
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+import relay.engine.tail
+from relay.engine.publish import Publisher
+from relay.engine.row import Key, Outcome, Row, Settled
+from relay.engine.session import LaneSession
+from relay.engine.tail import Tail
+from relay.settings import KeyPolicy, RelaySettings
+from tests.engine.test_publish import Recorder
+from tests.engine.world import Transaction, World, WorldSession
+
+MAX_ATTEMPTS = 2
+BETWEEN = 0.03  # seconds: two steps are longer than the tail's GAP
+ANY = st.integers(0, 1_000)
+
+
+class SteppedLoop(asyncio.SelectorEventLoop):
+    """An event loop that goes by the world's clock and never waits."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        self._world = world
+
+    def time(self) -> float:
+        return self._world.clock
+
+    def do(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        task = self.create_task(coroutine)
+        for _ in range(100):
+            if task.done():
+                return task.result()
+            self.call_soon(self.stop)
+            self.run_forever()
+        raise AssertionError(f"{coroutine} waits for something")
+
+
+class Relaying(RuleBasedStateMachine):
+    """Writers, a relay, and a broker that does what it likes."""
+
+    @initialize(
+        policy=st.sampled_from(KeyPolicy), rows=st.sampled_from([4, 12, 200]), in_flight=st.sampled_from([1, 5])
+    )
+    def start(self, policy: KeyPolicy, rows: int, in_flight: int) -> None:
+        self.world = World()
+        self.loop = SteppedLoop(self.world)
+        # A small NEAR, so that transactions grow old within a few rows.
+        clock = SimpleNamespace(monotonic=self.loop.time)
+        self.patches = patch.multiple(relay.engine.tail, time=clock, NEAR=2)
+        self.patches.start()
+        self.settings = RelaySettings(
+            key_policy=policy,
+            max_window_rows=rows,
+            max_in_flight=in_flight,
+            max_attempts=MAX_ATTEMPTS,
+            sweep_interval=5.0,
+            node="model",
+        )
+        self.wire = Recorder()
+        self.seen = 0  # of wire.sent
+        self.first_sent: set[int] = set()
+        self.confirmed: set[int] = set()
+        self.held: set[Key | None] = set()
+        self.loop.do(self._connect())
+
+    async def _connect(self) -> None:
+        self.publisher = Publisher(self.settings)
+        self.publisher.attach(self.wire)
+        await self._open_session()
+
+    async def _open_session(self) -> None:
+        self.session = WorldSession(self.world)
+        self.tail = Tail(cast("LaneSession", self.session), self.settings)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "loop"):
+            return
+        try:
+            for transaction in list(self.world.running.values()):
+                self.world.commit(transaction)
+            for _ in range(2_000):
+                if all(written.state != "pending" for written in self.world.table.values()):
+                    break
+                self._carry(1.0)
+            left = [id_ for id_, written in self.world.table.items() if written.state == "pending"]
+            assert not left, f"rows {left} are never sent"
+            assert self.tail.sweep_finds == 0, "only the sweep found them"
+        finally:
+            self.patches.stop()
+            self.loop.close()
+
+    @rule(keys=st.lists(st.integers(0, 5), min_size=1, max_size=4), commit=st.booleans())
+    def write(self, keys: list[int], commit: bool) -> None:
+        transaction = self.world.begin()
+        for key in keys:
+            self.world.insert(transaction, key)
+        if commit:
+            self.world.commit(transaction)
+
+    @precondition(lambda self: self.world.running)
+    @rule(which=ANY, key=st.integers(0, 5))
+    def write_on(self, which: int, key: int) -> None:
+        self.world.insert(self._running(which), key)
+
+    @precondition(lambda self: self.world.running)
+    @rule(which=ANY, commit=st.booleans())
+    def end(self, which: int, commit: bool) -> None:
+        (self.world.commit if commit else self.world.roll_back)(self._running(which))
+
+    @rule(seconds=st.sampled_from([0.003, 0.1, 2.0, 20.0]))
+    def pass_time(self, seconds: float) -> None:
+        self.world.clock += seconds
+        self.loop.do(asyncio.sleep(0))
+
+    @rule()
+    def read(self) -> None:
+        if not self.tail._has_room():
+            return
+        self.world.clock += BETWEEN
+        window = self.loop.do(self.tail._next_rows())
+        kept = [row for row in window if row.key in self.held]
+        self._park(kept)
+        self.publisher.offer([row for row in window if row.key not in self.held])
+
+    @rule(rounds=st.integers(1, 6), key=st.integers(0, 5))
+    def go_on_for_a_while(self, rounds: int, key: int) -> None:
+        """Many courses begin with this: what was seen long ago is then far behind."""
+        for _ in range(rounds):
+            self.write([key, key + 1, key + 2], commit=True)
+            self._carry(0.1)
+
+    @precondition(lambda self: self.wire.open)
+    @rule(which=ANY, outcome=st.sampled_from([*[Outcome.CONFIRMED] * 3, Outcome.NACKED, Outcome.REFUSED]))
+    def settle(self, which: int, outcome: Outcome) -> None:
+        row = self.wire.open.pop(which % len(self.wire.open))
+        if outcome is Outcome.CONFIRMED:
+            self.confirmed.add(row.id)
+        self.publisher.settle(Settled((row,), outcome, "because"))
+
+    @rule()
+    def lose_the_broker(self) -> None:
+        self.publisher.attach(None)
+        self._lose_what_is_in_flight()
+        self.publisher.attach(self.wire)
+
+    @rule()
+    def mark(self) -> None:
+        confirmed, faulty = self.publisher.take_settled()
+        self.world.clock += BETWEEN
+        if confirmed:
+            self.session.written_at = self.world.clock
+            self.world.change([row.id for row in confirmed], "sent")
+            self.tail.forget(confirmed)
+        for row, reason, _ in faulty:
+            written = self.world.table[row.id]
+            written.attempts += 1
+            if written.attempts < MAX_ATTEMPTS:
+                self.publisher.retry_after(0.5, row)
+                continue
+            assert reason == "because"
+            self._park([row])
+            if self.settings.key_policy is KeyPolicy.HOLD:
+                self.held.add(row.key)
+                self._park(self.publisher.take_followers(row))
+            else:
+                self.publisher.pass_over(row)
+
+    @rule()
+    def lose_the_session(self) -> None:
+        self.publisher.attach(None)
+        self._lose_what_is_in_flight()
+        self.loop.do(self.publisher.abandon())
+        self.loop.do(self._open_session())
+        self.publisher.attach(self.wire)
+
+    @invariant()
+    def each_is_sent_after_its_predecessors(self) -> None:
+        if not hasattr(self, "wire"):
+            return
+        keys = [row.key for row in self.wire.open]
+        assert len(keys) == len(set(keys)), "two rows of one key are in flight"
+        for row in self.wire.sent[self.seen :]:
+            if row.id not in self.first_sent:
+                self.first_sent.add(row.id)
+                for before in self._predecessors(row):
+                    assert before in self.confirmed or self._is_passed(before), f"{row.id} was sent before {before}"
+        self.seen = len(self.wire.sent)
+
+    def _carry(self, seconds: float) -> None:
+        self.pass_time(seconds)
+        self.read()
+        while self.wire.open:
+            self.each_is_sent_after_its_predecessors()
+            self.settle(0, Outcome.CONFIRMED)
+        self.mark()
+        self.each_is_sent_after_its_predecessors()
+
+    def _predecessors(self, row: Row) -> list[int]:
+        """Give the rows of its key that were committed before its transaction began."""
+        own = self.world.table[row.id]
+        return [
+            id_
+            for id_, other in self.world.table.items()
+            if id_ < row.id and other.row.key == row.key and other.committed < own.began
+        ]
+
+    def _is_passed(self, id_: int) -> bool:
+        """Tell whether a refused row may be passed over; one that is refused again and again is parked."""
+        return self.settings.key_policy is KeyPolicy.SKIP and self.world.table[id_].attempts > 0
+
+    def _running(self, which: int) -> Transaction:
+        return list(self.world.running.values())[which % len(self.world.running)]
+
+    def _park(self, rows: list[Row]) -> None:
+        if rows:
+            self.world.change([row.id for row in rows], "parked")
+            self.tail.forget(rows)
+
+    def _lose_what_is_in_flight(self) -> None:
+        lost, self.wire.open = self.wire.open, []
+        if lost:
+            self.publisher.settle(Settled(lost, Outcome.UNKNOWN, "lost"))
+
+
+TestRelaying = Relaying.TestCase
+TestRelaying.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -1,0 +1,131 @@
+"""A table and its writers without a server: transactions, snapshots and the tail's statements."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from relay.engine.row import Row
+from tests.engine.test_frames import ROW
+
+LANES = 3
+
+
+@dataclass
+class Written:
+    """A row as its writer knows it; `began` and `committed` are moments, of which each has another number."""
+
+    row: Row
+    began: int
+    committed: int = 0
+    state: str = "pending"
+    attempts: int = 0
+
+
+@dataclass
+class Transaction:
+    xid: int
+    began: int
+    rows: list[Written] = field(default_factory=list)
+
+
+class World:
+    """The table, and the clock that all go by."""
+
+    def __init__(self) -> None:
+        self.clock = 100.0
+        self.table: dict[int, Written] = {}  # committed rows by id
+        self.running: dict[int, Transaction] = {}
+        self._moments = self._ids = self._xids = 0
+        self._ended = 0  # the highest transaction that has ended
+
+    def begin(self) -> Transaction:
+        """Take a transaction id."""
+        self._xids += 1
+        transaction = self.running[self._xids] = Transaction(self._xids, self._moment())
+        return transaction
+
+    def insert(self, transaction: Transaction, key: int) -> None:
+        self._ids += 1
+        row = ROW._replace(
+            lane=key % LANES, id=self._ids, message_id=b"%036d" % self._ids, aggregate_id=str(key).encode()
+        )
+        transaction.rows.append(Written(row, transaction.began))
+
+    def commit(self, transaction: Transaction) -> None:
+        self._end(transaction)
+        for written in transaction.rows:
+            written.committed = self._moment()
+            self.table[written.row.id] = written
+
+    def roll_back(self, transaction: Transaction) -> None:
+        self._end(transaction)
+
+    def change(self, ids: Iterable[int], state: str) -> None:
+        """Let the relay change rows, in a transaction of its own."""
+        self._end(self.begin())
+        for id_ in ids:
+            self.table[id_].state = state
+
+    def snapshot(self) -> bytes:
+        """Write it as PostgreSQL does: it names no running transaction above the last one that has ended."""
+        end = self._ended + 1
+        running = sorted(xid for xid in self.running if xid < end)
+        return f"{running[0] if running else end}:{end}:{','.join(map(str, running))}".encode()
+
+    def read(self, parameters: Mapping[str, Any]) -> list[Row]:
+        """Answer the tail's READ."""
+        held = set(numbers(parameters["held"]))
+        rows = [ROW._replace(lane=-1, id=self._ids, message_id=self.snapshot(), created_at=0)]
+        for lane, floor in zip(numbers(parameters["lanes"]), numbers(parameters["floors"]), strict=True):
+            pending = [
+                written.row._replace(attempts=written.attempts)
+                for id_, written in sorted(self.table.items())
+                if written.state == "pending" and written.row.lane == lane and id_ > floor and id_ not in held
+            ]
+            rows += pending[: parameters["rows"]]
+        return rows
+
+    def _end(self, transaction: Transaction) -> None:
+        del self.running[transaction.xid]
+        self._ended = max(self._ended, transaction.xid)
+
+    def _moment(self) -> int:
+        self._moments += 1
+        return self._moments
+
+
+class WorldSession:
+    """What the tail needs of a session; nothing is ever due, since no row of this world is delayed."""
+
+    def __init__(self, world: World) -> None:
+        self.lanes = list(range(LANES))
+        self.wake = asyncio.Event()
+        self.written_at = 0.0
+        self.adapters = SimpleNamespace(register_loader=lambda *_: None)
+        self.row_factory: object = None
+        self._world = world
+        self._rows: list[Row] = []
+
+    def cursor(self) -> "WorldSession":
+        return self
+
+    def sql(self, _statement: object, **names: object) -> str:
+        return "read" if names else "due"
+
+    @asynccontextmanager
+    async def use(self) -> AsyncIterator["WorldSession"]:
+        yield self
+
+    async def execute(self, statement: str, parameters: Mapping[str, Any], *, prepare: bool) -> "WorldSession":
+        self._rows = self._world.read(parameters) if statement == "read" and prepare else []
+        return self
+
+    async def fetchall(self) -> list[Row]:
+        return self._rows
+
+
+def numbers(array: str) -> list[int]:
+    return [int(number) for number in array.strip("{}").split(",") if number]
