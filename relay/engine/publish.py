@@ -72,10 +72,7 @@ class Publisher:
 
     @property
     def waiting(self) -> int:
-        """Rows that could go at once or are under way, up to their mark.
-
-        Those count that the broker refuses for now, but none that backs off for a fault of its own, and none behind it.
-        """
+        """Rows to go or under way up to their mark, nacked ones too; none that backs off for a fault of its own."""
         nacked = sum(row.id in self._nacks for _, _, row, _ in self._later) if self._nacks else 0
         return len(self._ready) + self.in_flight + len(self.confirmed) + len(self._taken) + nacked
 
@@ -196,10 +193,7 @@ class Publisher:
         return [row for _, _, row, _ in found]
 
     async def wait_settled(self) -> bool:
-        """Wait for settled rows; False when stopped and nothing is left to come.
-
-        What was taken before is in the table.
-        """
+        """Wait for settled rows, those taken before being in the table; False when stopped and none is to come."""
         self._taken = []
         while not (self.confirmed or self.faulty):
             if self._stopped and not self.in_flight:
