@@ -5,13 +5,20 @@ reordered, that only what was in flight came twice, and that no attempt was burn
 """
 
 import asyncio
+import secrets
 import signal
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
+from yarl import URL
 
-from tests.faults.failover import failover
+from relay.settings import Settings
+from tests.faults.failover import Failover, failover
+from tests.faults.load import relaying, under_load
 from tests.support.cluster import Cluster
+from tests.support.eventually import eventually
+from tests.support.proxy import FaultProxy, Way
 
 pytestmark = [pytest.mark.drills, pytest.mark.timeout(300)]
 
@@ -55,6 +62,8 @@ async def test_a_leader_freezes_and_wakes(cluster: Cluster, database_url: str, t
         scene.leader.freeze()
 
         await scene.load.comes_on(60)
+        # Long enough for the others to part from it, which it does not know when it wakes.
+        await eventually(lambda: is_given_up(scene), "the others give it up", 60)
         await scene.finish()
 
 
@@ -65,3 +74,27 @@ async def test_all_nodes_are_restarted_in_turn(cluster: Cluster, database_url: s
             await scene.load.comes_on(60)
 
         await scene.finish()
+
+
+async def test_a_slow_and_lossy_network_costs_no_connection(
+    cluster: Cluster, settings: Settings, database_url: str
+) -> None:
+    vhost = f"slow_{secrets.token_hex(4)}"
+    node = cluster.nodes[0]
+    url = node.add_vhost(vhost)
+    for each in cluster.nodes:
+        each.lose(0.01)
+    async with FaultProxy(node.address, node.port) as proxy:
+        proxy.delay = {Way.UP: 0.1, Way.DOWN: 0.1}
+        through = SecretStr(str(URL(url).with_host("127.0.0.1").with_port(proxy.port)))
+        slow = settings.model_copy(update={"broker": settings.broker.model_copy(update={"url": through})})
+        async with under_load(database_url, url) as load, relaying(slow) as relay:
+            for _ in range(5):
+                await load.comes_on(60)
+            await load.finish(60)
+            assert relay.figures().broker_losses == {}
+    assert load.repeats == 0
+
+
+async def is_given_up(scene: Failover) -> bool:
+    return await asyncio.to_thread(scene.followers[0].sees) == 2

@@ -29,6 +29,7 @@ CONFIGURATION = Path("config/rabbitmq/rabbitmq.conf")
 AMQP_PORT, DIST_PORT, EPMD_PORT = 5672, 25672, 4369
 BRIDGE = "bridge"
 PROGRAMS = ("ip", "unshare", "nsenter", "iptables")
+STARTED_WITHIN = 90.0  # seconds
 BACK_WITHIN = 20.0  # seconds; a healed node that is not back by then is killed and started, as an operator would
 
 
@@ -42,13 +43,16 @@ class Node(RabbitServer):
         self.address = cluster.address(number)
         self._inside = inside(cluster.namespaces[number])
         self.is_frozen = False
+        self.is_faulty = False  # something was done to it since the last `heal`
 
     def cut(self) -> None:
         """Lose every packet to and from it, without a word to anyone."""
+        self.is_faulty = True
         self._cluster.ip("link", "set", f"node{self.number}", "down")
 
     def cut_peers(self) -> None:
         """Lose what it and the other nodes say to each other; clients still reach it."""
+        self.is_faulty = True
         for other in self._cluster.nodes:
             if other is not self:
                 run([*self._inside, "iptables", "--append", "INPUT", "--source", other.address, "--jump", "DROP"])
@@ -61,7 +65,7 @@ class Node(RabbitServer):
 
     def freeze(self) -> None:
         os.kill(self.pid, signal.SIGSTOP)
-        self.is_frozen = True
+        self.is_frozen = self.is_faulty = True
 
     def heal(self) -> None:
         """Undo `cut`, `cut_peers`, `lose` and `freeze`, and start it when it is gone."""
@@ -69,7 +73,7 @@ class Node(RabbitServer):
         run([*self._inside, "iptables", "--flush"])
         if self.is_frozen and self.is_running():
             os.kill(self.pid, signal.SIGCONT)
-        self.is_frozen = False
+        self.is_frozen = self.is_faulty = False
         if not self.is_running():
             self.launch()
 
@@ -188,15 +192,16 @@ class Cluster:
 
     async def heal(self) -> None:
         """Undo every fault and return when each node sees all of them, without a partition."""
+        faulty = [node for node in self.nodes if node.is_faulty or not node.is_running()]
+        booting = [node for node in faulty if not node.is_running()]
         for node in self.nodes:
             node.heal()
         try:
-            await eventually(self._asks_all, "the cluster is whole", BACK_WITHIN)
+            await eventually(self._asks_all, "the cluster is whole", STARTED_WITHIN if booting else BACK_WITHIN)
         except TimeoutError:
-            for node in self.nodes:
-                if await asyncio.to_thread(node.sees) < self._size:
-                    await node.restart(signal.SIGKILL)
-            await eventually(self._asks_all, "the cluster is whole after a restart", 60)
+            for node in faulty:
+                await node.restart(signal.SIGKILL)
+            await eventually(self._asks_all, "the cluster is whole after a restart", STARTED_WITHIN)
 
     def ip(self, *arguments: str) -> None:
         """Run `ip` where the bridge is."""
