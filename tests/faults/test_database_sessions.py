@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 
 from relay.engine.session import LaneSession
 from relay.operate.migrate import migrate
-from relay.settings import DatabaseSettings, Settings
+from relay.settings import DatabaseSettings, RelaySettings, Settings
 from tests.faults.load import relaying, under_load
 from tests.support.eventually import eventually
 from tests.support.postgres import PostgresServer
@@ -28,16 +28,16 @@ WRITE = "INSERT INTO outbox.message (aggregate_type, event_type, payload) VALUES
 OF_RELAY = "FROM pg_stat_activity WHERE application_name = 'outbox-relay' AND datname = current_database()"
 BLOCK_MARKS = "LOCK TABLE outbox.message_sent IN SHARE MODE"
 RELAY_WAITS = f"SELECT {OF_RELAY} AND wait_event_type = 'Lock'"
-RELAY_WAITS_LONG = f"{RELAY_WAITS} AND clock_timestamp() - query_start > interval '300 ms'"
-RELAY_RESTS = f"SELECT {OF_RELAY} AND state = 'idle' AND clock_timestamp() - state_change > interval '100 ms'"
+RELAY_WAITS_LONG = f"{RELAY_WAITS} AND clock_timestamp() - query_start > interval '800 ms'"
+RELAY_RESTS = f"SELECT {OF_RELAY} AND state = 'idle' AND clock_timestamp() - state_change > interval '800 ms'"
 RELAY_WAITS_FOR_STANDBY = f"SELECT {OF_RELAY} AND wait_event = 'SyncRep'"
 PENDING = "SELECT count(*) FROM outbox.message WHERE state = 'pending'"
 # Longer than they would take, shorter than the relay waits or rests.
 IMPATIENT = {
-    "statement_timeout": "100ms",
-    "lock_timeout": "100ms",
-    "transaction_timeout": "100ms",
-    "idle_session_timeout": "50ms",
+    "statement_timeout": "500ms",
+    "lock_timeout": "500ms",
+    "transaction_timeout": "500ms",
+    "idle_session_timeout": "500ms",
 }
 
 Events = Sequence[MutableMapping[str, Any]]
@@ -183,8 +183,9 @@ async def test_timeouts_that_an_operator_sets_for_everyone_do_not_end_a_session(
     settings: Settings, operator: Operator, database_url: str, queue: AbstractQueue
 ) -> None:
     await operator.set_for_new_sessions(**IMPATIENT)
+    calm = RelaySettings(poll_interval=10, heartbeat_interval=10)
     with capture_logs() as events:
-        async with relaying(settings):
+        async with relaying(settings.model_copy(update={"relay": calm})):
             await eventually(lambda: operator.finds(RELAY_RESTS), "it has been idle for longer than others may")
             async with await psycopg.AsyncConnection.connect(database_url) as blocker:
                 await blocker.execute("SET idle_in_transaction_session_timeout = 0; SET transaction_timeout = 0")
