@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 from pamqp import encode
 
 from relay.engine.message import (
+    ENCODING_ERRORS,
+    LAST_SECOND,
     PERSISTENT,
     POSTGRES_EPOCH,
     Identity,
@@ -19,6 +21,7 @@ from relay.engine.message import (
     content_type,
     extra_headers,
     too_large,
+    unix_time,
 )
 from relay.engine.routes import Router
 from relay.engine.row import Row
@@ -70,7 +73,7 @@ class Encoder:
         """Append the frames of one message to `parts`.
 
         Raises:
-            UnsendableError: the row cannot be a message; `parts` is unchanged.
+            ENCODING_ERRORS: the row cannot be a message; `parts` is unchanged.
         """
         (
             lane, id_, message_id, aggregate_type, aggregate_id, event_type, exchange, routing_key, declared_type,
@@ -88,9 +91,10 @@ class Encoder:
         own = b"" if aggregate_id is None else KEY_ENTRY + len(aggregate_id).to_bytes(4, "big") + aggregate_id
         if headers is not None or trace_context is not None or redelivered:
             own += _table(extra_headers(row, redelivered=redelivered))
-        back = template.back.pack(
-            template.delivery, message_id, created_at // 1_000_000 + POSTGRES_EPOCH, template.end, size
-        )
+        seconds = created_at // 1_000_000 + POSTGRES_EPOCH
+        if not 0 <= seconds <= LAST_SECOND:
+            seconds = unix_time(row)
+        back = template.back.pack(template.delivery, message_id, seconds, template.end, size)
         parts += (
             template.front.pack(
                 template.start, template.header_size + len(own), BASIC_CONTENT, size, FLAGS,
@@ -167,5 +171,5 @@ def _table(headers: dict[str, Any]) -> bytes:
     """Encode headers as table entries, without the table's own length."""
     try:
         return encode.field_table(headers)[4:]
-    except TypeError as error:
+    except ENCODING_ERRORS as error:
         raise UnsendableError(f"header {error}") from error

@@ -1,5 +1,6 @@
 """What a row is as an AMQP message: its address, properties and headers, before any encoding."""
 
+import struct
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from types import MappingProxyType
@@ -22,8 +23,15 @@ OURS = frozenset(
 )
 
 
+LAST_SECOND = 2**32 - 1  # in the year 2106; the library's decoder takes what is above for milliseconds
+
+
 class UnsendableError(ValueError):
     """The row cannot become a message; the reason is for the operator."""
+
+
+# What encoding a row may raise: jsonb takes numbers and depths that neither JSON parsers nor AMQP tables have.
+ENCODING_ERRORS = (TypeError, ValueError, OverflowError, RecursionError, struct.error)
 
 
 class Identity(NamedTuple):
@@ -39,8 +47,8 @@ def too_large(size: int, identity: Identity) -> str:
 
 
 def unix_time(row: Row) -> int:
-    """When the row was written, in whole seconds: AMQP timestamps have no finer unit."""
-    return row.created_at // 1_000_000 + POSTGRES_EPOCH
+    """When the row was written, in whole seconds: AMQP timestamps have no finer unit, and begin in 1970."""
+    return min(max(0, row.created_at // 1_000_000 + POSTGRES_EPOCH), LAST_SECOND)
 
 
 def content_type(row: Row) -> bytes:
@@ -51,19 +59,36 @@ def extra_headers(row: Row, *, redelivered: bool) -> dict[str, Any]:
     """Give the headers beyond those that every message has; the names that are ours cannot be overridden.
 
     Raises:
-        UnsendableError: a value is of a kind that AMQP tables do not have.
+        UnsendableError: a name is too long for an AMQP table, or a value is JSON to PostgreSQL alone.
     """
     headers: dict[str, Any] = {}
     if row.headers is not None:
-        headers.update((name, value) for name, value in orjson.loads(row.headers).items() if name not in OURS)
+        headers.update((name, value) for name, value in _read(row.headers).items() if name not in OURS)
     if row.trace_context is not None:
-        headers.update(orjson.loads(row.trace_context))
+        headers.update(_read(row.trace_context))
     if redelivered:
         headers[REDELIVERED] = True
-    for name in headers:
-        if len(name.encode()) > HEADER_NAME_BYTES:
-            raise UnsendableError(f"header name {name[:40]!r}... is longer than {HEADER_NAME_BYTES} bytes")
+    _check_names(headers)
     return headers
+
+
+def _read(headers: bytes) -> dict[str, Any]:
+    try:
+        read: dict[str, Any] = orjson.loads(headers)
+    except ValueError as error:
+        raise UnsendableError(f"headers: {error}") from error
+    return read
+
+
+def _check_names(value: object) -> None:
+    if isinstance(value, list):
+        for item in value:
+            _check_names(item)
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            if len(name.encode()) > HEADER_NAME_BYTES:
+                raise UnsendableError(f"header name {name[:40]!r}... is longer than {HEADER_NAME_BYTES} bytes")
+            _check_names(item)
 
 
 def properties(row: Row, identity: Identity, *, redelivered: bool) -> Basic.Properties:

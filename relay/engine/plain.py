@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from aiormq.abc import AbstractChannel
 from aiormq.exceptions import AMQPError, DeliveryError, PublishError
 
-from relay.engine.message import Identity, UnsendableError, properties, too_large
+from relay.engine.message import ENCODING_ERRORS, Identity, UnsendableError, properties, too_large
 from relay.engine.routes import Router
 from relay.engine.row import Outcome, Row, Settled
 from relay.engine.wire import NACKED, Settle, after_close, returned_words
@@ -101,7 +101,7 @@ class PlainWire:
             return Outcome.RETURNED, returned_words(error.frame)
         except DeliveryError:
             return Outcome.NACKED, NACKED
-        except (TypeError, ValueError) as error:  # what the encoders raise before anything is sent
+        except ENCODING_ERRORS as error:  # before anything is sent
             return Outcome.REFUSED, str(error)
         return Outcome.CONFIRMED, ""
 

@@ -29,7 +29,7 @@ from pamqp.commands import Basic
 from pamqp.header import ContentHeader
 
 from relay.engine.frames import Encoder
-from relay.engine.message import UnsendableError
+from relay.engine.message import ENCODING_ERRORS
 from relay.engine.routes import Address, Router
 from relay.engine.row import Outcome, Row, Settled
 from relay.observe.histogram import Histogram
@@ -154,7 +154,7 @@ class FrameWire:
         for row in rows:
             try:
                 self._encoder.encode(row, self._parts, redelivered=row.id in redelivered)
-            except UnsendableError as error:
+            except ENCODING_ERRORS as error:
                 refused.append(Settled((row,), Outcome.REFUSED, str(error)))
                 continue
             self._tag += 1

@@ -74,7 +74,7 @@ rows = st.builds(
     trace_context=st.none() | st.just(b'{"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}'),
     payload=st.sampled_from([None, b"{}", b'"' + b"x" * 9000 + b'"']),
     payload_bytes=st.binary(max_size=9000),
-    created_at=st.integers(0, 10**15),
+    created_at=st.integers(-(2**63), 2**63 - 1),
 ).map(lambda row: row if row.payload is None else row._replace(payload_bytes=None))
 
 

@@ -23,6 +23,38 @@ async def test_what_is_too_large_is_parked_unsent(outbox: Outbox, queue: Reader,
     assert await queue.ids(1) == [fine]
 
 
+@pytest.mark.parametrize("wire", Wire)
+@pytest.mark.parametrize(
+    "headers",
+    [
+        pytest.param('{"n": 1e400}', id="a number beyond all others"),
+        pytest.param('{"n": 18446744073709551615}', id="more than 64 bits"),
+        pytest.param(f'{{"deep": {"[" * 900}{"]" * 900}}}', id="deep"),
+        pytest.param(f'{{"deep": {"[" * 2000}{"]" * 2000}}}', id="deeper"),
+        pytest.param(f'{{"in": {{"{"x" * 129}": 1}}}}', id="a long name"),
+    ],
+)
+async def test_headers_that_only_postgresql_takes_are_parked_and_stop_nobody(
+    outbox: Outbox, queue: Reader, run_node: RunNode, wire: Wire, headers: str
+) -> None:
+    odd, fine = await outbox.insert("1", headers=headers), await outbox.insert("2")
+
+    async with run_node(wire=wire, max_attempts=1):
+        await eventually(outbox.is_empty, "nothing pending")
+
+    assert await queue.ids(1) == [fine]
+    assert await outbox.ids("parked") == [odd]
+    assert await outbox.column("last_error", odd)
+
+
+@pytest.mark.parametrize("wire", Wire)
+async def test_a_row_from_another_age_is_sent(outbox: Outbox, queue: Reader, run_node: RunNode, wire: Wire) -> None:
+    ids = [await outbox.insert(created_at=moment) for moment in ("0099-01-01", "infinity", "-infinity", "294000-01-01")]
+
+    async with run_node(wire=wire):
+        assert await queue.ids(4) == ids
+
+
 async def test_a_delayed_row_waits_and_holds_nobody(outbox: Outbox, queue: Reader, run_node: RunNode) -> None:
     due_at = datetime.now(UTC) + timedelta(seconds=1.5)
     delayed = await outbox.insert("1", available_at=due_at)
