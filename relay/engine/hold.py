@@ -10,7 +10,7 @@ import structlog
 from psycopg.sql import SQL
 
 from relay.engine.row import Key, Row
-from relay.engine.session import LaneSession
+from relay.engine.session import LaneSession, places
 from relay.engine.tail import Tail
 
 log = structlog.get_logger(__name__)
@@ -21,7 +21,6 @@ LOAD = SQL("""
     WHERE state = 'parked' AND held_behind IS NULL AND aggregate_id IS NOT NULL
 """)
 
-# LATERAL with LIMIT, as in mark.py: no statistics make this a scan.
 PARK_BEHIND = SQL("""
     UPDATE {schema}.message AS row
     SET state = 'parked', parked_at = now(), (held_behind, last_error) = (
@@ -31,19 +30,13 @@ PARK_BEHIND = SQL("""
             AND head.aggregate_type = row.aggregate_type AND head.aggregate_id = row.aggregate_id
     )
     WHERE state = 'pending' AND ctid = ANY (ARRAY(
-        SELECT follower.place
-        FROM unnest(%(lanes)s::smallint[], %(ids)s::bigint[]) AS given (lane, id)
-        CROSS JOIN LATERAL (
-            SELECT ctid AS place, aggregate_type, aggregate_id
-            FROM {schema}.message_pending
-            WHERE lane = given.lane AND id = given.id
-            LIMIT 1
-        ) AS follower
+        SELECT given.place
+        FROM {given}
         CROSS JOIN LATERAL (
             SELECT
             FROM {schema}.message AS head
             WHERE head.state = 'parked' AND head.held_behind IS NULL
-                AND head.aggregate_type = follower.aggregate_type AND head.aggregate_id = follower.aggregate_id
+                AND head.aggregate_type = given.aggregate_type AND head.aggregate_id = given.aggregate_id
             LIMIT 1
         ) AS head
     ))
@@ -87,10 +80,9 @@ class HeldKeys:
         """
         if not rows:
             return
-        ids = {"lanes": [row.lane for row in rows], "ids": [row.id for row in rows]}
         async with self._session.use() as connection, connection.transaction():
             await self._session.take_park_lock(connection)
-            cursor = await connection.execute(self._session.sql(PARK_BEHIND), ids)
+            cursor = await connection.execute(self._session.sql(PARK_BEHIND), places(rows))
             parked = {row[0] for row in await cursor.fetchall()}
         self._tail.forget(rows)
         for row in rows:

@@ -16,7 +16,7 @@ from relay.engine.patience import Patience
 from relay.engine.publish import Fault, Publisher
 from relay.engine.quarantine import Quarantine
 from relay.engine.row import Row
-from relay.engine.session import LaneSession, array_text
+from relay.engine.session import LaneSession, places
 from relay.engine.tail import Tail
 from relay.settings import RelaySettings
 
@@ -24,19 +24,10 @@ log = structlog.get_logger(__name__)
 
 # DELETE and INSERT in one statement, not UPDATE ... SET state = 'sent': letting PostgreSQL move each row to its
 # partition costs it twice the time (docs/decisions/0002-mark-by-delete-and-insert.md).
-# The places come from a LATERAL with LIMIT, which the planner can only run row by row through the index: statistics
-# taken while a large transaction was still open say that the table is empty, and a plain join is then a scan of the
-# backlog for each row.
 MARK_SENT = SQL("""
     WITH done AS (
         DELETE FROM {schema}.message_pending
-        WHERE ctid = ANY (ARRAY(
-            SELECT row.place
-            FROM unnest(%(lanes)s::smallint[], %(ids)s::bigint[]) AS done (lane, id)
-            CROSS JOIN LATERAL (
-                SELECT ctid AS place FROM {schema}.message_pending WHERE lane = done.lane AND id = done.id LIMIT 1
-            ) AS row
-        ))
+        WHERE ctid = ANY (ARRAY(SELECT given.place FROM {given}))
         RETURNING *
     )
     INSERT INTO {schema}.message_sent ({kept}, state, sent_at)
@@ -116,10 +107,7 @@ class Marker:
         self._marked_at = loop.time()
 
     async def _sent(self, rows: Sequence[Row]) -> None:
-        parameters = {
-            "lanes": array_text([row.lane for row in rows]),
-            "ids": array_text([row.id for row in rows]),
-        }
+        parameters = places(rows)
         marked = await self._patience.run(lambda: self._execute_mark(parameters))
         if marked != len(rows):
             # Somebody else parked, discarded or deleted them meanwhile; they were sent all the same.

@@ -1,12 +1,12 @@
 """The quarantine in the table: its routes, the rows that wait for them, and their way in and out."""
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from psycopg.sql import SQL
 
 from relay.engine.routes import Address
 from relay.engine.row import Row
-from relay.engine.session import LaneSession, array_text
+from relay.engine.session import LaneSession, array_text, places
 
 Place = tuple[int, int]  # lane and id of a row
 
@@ -20,16 +20,9 @@ ENTER = SQL("""
     RETURNING id, probes
 """)
 
-# LATERAL with LIMIT, as in mark.py: no statistics make this a scan.
 SET_ASIDE = SQL("""
     UPDATE {schema}.message SET state = 'quarantined', quarantine = %(route)s, last_error = %(reason)s
-    WHERE state = 'pending' AND ctid = ANY (ARRAY(
-        SELECT row.place
-        FROM unnest(%(lanes)s::smallint[], %(ids)s::bigint[]) AS given (lane, id)
-        CROSS JOIN LATERAL (
-            SELECT ctid AS place FROM {schema}.message_pending WHERE lane = given.lane AND id = given.id LIMIT 1
-        ) AS row
-    ))
+    WHERE state = 'pending' AND ctid = ANY (ARRAY(SELECT given.place FROM {given}))
 """)
 
 SET_ASIDE_BEHIND = SQL("""
@@ -43,19 +36,13 @@ SET_ASIDE_BEHIND = SQL("""
         LIMIT 1
     )
     WHERE state = 'pending' AND ctid = ANY (ARRAY(
-        SELECT follower.place
-        FROM unnest(%(lanes)s::smallint[], %(ids)s::bigint[]) AS given (lane, id)
-        CROSS JOIN LATERAL (
-            SELECT ctid AS place, id, aggregate_type, aggregate_id
-            FROM {schema}.message_pending
-            WHERE lane = given.lane AND id = given.id
-            LIMIT 1
-        ) AS follower
+        SELECT given.place
+        FROM {given}
         CROSS JOIN LATERAL (
             SELECT
             FROM {schema}.message AS ahead
-            WHERE ahead.state = 'quarantined' AND ahead.aggregate_type = follower.aggregate_type
-                AND ahead.aggregate_id = follower.aggregate_id AND ahead.id < follower.id
+            WHERE ahead.state = 'quarantined' AND ahead.aggregate_type = given.aggregate_type
+                AND ahead.aggregate_id = given.aggregate_id AND ahead.id < given.id
             LIMIT 1
         ) AS ahead
     ))
@@ -98,19 +85,19 @@ class QuarantineTable:
                 for id_, exchange, routing_key, reason, probes in await cursor.fetchall()
             ]
 
-    async def set_aside(self, address: Address, rows: Iterable[Row], reason: str) -> tuple[int, int]:
+    async def set_aside(self, address: Address, rows: Collection[Row], reason: str) -> tuple[int, int]:
         """Let rows wait for a route, which is entered if it is new; give its id and how often it was tried."""
         entered = {**names(address), "reason": reason}
         async with self._session.write() as connection, connection.transaction():
             cursor = await connection.execute(self._session.sql(ENTER), entered)
             id_, probes = await cursor.fetchone() or (0, 0)
-            await connection.execute(self._session.sql(SET_ASIDE), {**_places(rows), "route": id_, "reason": reason})
+            await connection.execute(self._session.sql(SET_ASIDE), {**places(rows), "route": id_, "reason": reason})
         return id_, probes
 
-    async def set_aside_behind(self, rows: Iterable[Row]) -> set[int]:
+    async def set_aside_behind(self, rows: Collection[Row]) -> set[int]:
         """Let those rows wait of whose key an earlier one waits; give their ids."""
         async with self._session.write() as connection:
-            cursor = await connection.execute(self._session.sql(SET_ASIDE_BEHIND), _places(rows))
+            cursor = await connection.execute(self._session.sql(SET_ASIDE_BEHIND), places(rows))
             return {id_ for (id_,) in await cursor.fetchall()}
 
     async def is_pending(self, row: Place) -> bool:
@@ -144,8 +131,3 @@ class QuarantineTable:
 def names(address: Address) -> dict[str, str]:
     """Give an address as text, for a statement or a log line."""
     return {"exchange": address.exchange.decode(), "routing_key": address.routing_key.decode()}
-
-
-def _places(rows: Iterable[Row]) -> dict[str, str]:
-    places = [(row.lane, row.id) for row in rows]
-    return {"lanes": array_text(lane for lane, _ in places), "ids": array_text(id_ for _, id_ in places)}

@@ -6,7 +6,7 @@ node that lost the session can neither read nor mark another row.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Collection, Iterable
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
@@ -16,6 +16,7 @@ from psycopg import AsyncConnection, AsyncCursor
 from psycopg.sql import SQL, Identifier, Literal
 
 from relay.database import KEEPALIVE, Host, connect_async, one_line, require_session
+from relay.engine.row import Row
 from relay.errors import CommitUnknownError, DatabaseUnavailableError, DeadlineError, SchemaError
 from relay.settings import DatabaseSettings
 
@@ -77,6 +78,20 @@ SESSION_LOST = (
     DeadlineError,
     CommitUnknownError,
 )
+
+
+# Pending rows by lane and id (`places`), for statements that change them. The planner can only run a LATERAL with LIMIT
+# row by row through the index: statistics taken while a large transaction was still open say that the table is empty,
+# and a plain join is then a scan of the backlog for each row.
+GIVEN = SQL("""
+    unnest(%(lanes)s::smallint[], %(ids)s::bigint[]) AS wanted (lane, id)
+    CROSS JOIN LATERAL (
+        SELECT ctid AS place, id, aggregate_type, aggregate_id
+        FROM {schema}.message_pending
+        WHERE lane = wanted.lane AND id = wanted.id
+        LIMIT 1
+    ) AS given
+""")
 
 
 class LaneSession:
@@ -181,8 +196,12 @@ class LaneSession:
         await self._connection.close()
 
     def sql(self, statement: SQL, **names: Any) -> bytes:
-        """Fill in the schema. As bytes, the driver parses the placeholders of a statement once and not each time."""
-        return statement.format(schema=Identifier(self.schema), **names).as_bytes()
+        """Fill in the schema, and `GIVEN` where asked for.
+
+        As bytes, the driver parses the placeholders of a statement once and not each time.
+        """
+        schema = Identifier(self.schema)
+        return statement.format(schema=schema, given=GIVEN.format(schema=schema), **names).as_bytes()
 
     @asynccontextmanager
     async def use(self) -> AsyncIterator[AsyncConnection]:
@@ -274,3 +293,8 @@ class LaneSession:
 def array_text(numbers: Iterable[int]) -> str:
     """Write an array as PostgreSQL reads it: the driver's own dumper takes four times as long."""
     return "{" + ",".join(map(str, numbers)) + "}"
+
+
+def places(rows: Collection[Row]) -> dict[str, str]:
+    """Give the parameters of `GIVEN`."""
+    return {"lanes": array_text(row.lane for row in rows), "ids": array_text(row.id for row in rows)}
