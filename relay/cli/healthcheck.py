@@ -5,8 +5,8 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from relay.cli.options import DatabaseOptions
+from relay.operate.health import check_health
 from relay.operate.session import session
-from relay.operate.status import check_health
 
 
 def healthcheck(

@@ -13,8 +13,9 @@ from relay.cli.drawing import table
 from relay.cli.options import DatabaseOptions, Output
 from relay.cli.printing import Row, complain, print_json, print_lines, printable
 from relay.errors import DatabaseUnavailableError
+from relay.operate.health import State
 from relay.operate.session import session
-from relay.operate.status import Node, State, Status, read_status
+from relay.operate.status import Node, Status, read_status
 from relay.settings import Settings
 
 COLOURS = {State.OK: "green", State.DEGRADED: "yellow", State.STALLED: "red"}

@@ -4,16 +4,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from enum import StrEnum
 
 import psycopg
 from psycopg.rows import class_row
 from psycopg.sql import SQL, Identifier
 
-from relay.errors import NotReadyError
+from relay.operate.health import NODE_STALE_AFTER, State
 from relay.operate.holders import long_holders
 
-NODE_STALE_AFTER = 10.0  # seconds without a heartbeat, by the database's clock
 STALLED_AFTER = 10.0  # seconds that a row may wait before somebody must be seen working on it
 LANES = 16
 ROUTES_TOLD = 10  # among the reasons; `quarantined_routes` has them all
@@ -71,14 +69,6 @@ COUNT_REFUSED = SQL("""
 
 # Statistics taken while the table was empty would make the planner read all of it, once a lane.
 BY_INDEX = SQL("SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL enable_sort = off")
-
-
-class State(StrEnum):
-    """How the outbox is doing as a whole."""
-
-    OK = "ok"
-    DEGRADED = "degraded"  # something needs a look; what can be delivered is
-    STALLED = "stalled"  # rows wait and nothing goes out
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,31 +160,6 @@ def read_status(connection: psycopg.Connection, schema: str, *, progress_timeout
         published_total=sum(node.published_total for node in nodes),
         nodes=nodes,
     )
-
-
-READ_NODE = SQL("""
-    SELECT state, reasons, extract(epoch FROM clock_timestamp() - heartbeat_at)::float8
-    FROM {schema}.node
-    WHERE name = %(name)s
-""")
-
-
-def check_health(connection: psycopg.Connection, schema: str, name: str, *, ready: bool) -> None:
-    """Do nothing if the relay `name` is alive (and, with `ready`, can deliver).
-
-    Raises:
-        NotReadyError: says what is wrong. Parked rows are no reason: they need an operator, not a restart.
-    """
-    row = connection.execute(READ_NODE.format(schema=Identifier(schema)), {"name": name}).fetchone()
-    if row is None:
-        raise NotReadyError(
-            f"no relay named {name} has ever written a heartbeat: start `relay run`, or check relay.node"
-        )
-    state, reasons, age = row
-    if age > NODE_STALE_AFTER:
-        raise NotReadyError(f"the last heartbeat of relay {name} is {age:.0f} s old: see its log, or restart it")
-    if ready and state != State.OK:
-        raise NotReadyError(f"relay {name} is {state}: {'; '.join(reasons) or 'it gives no reason'}")
 
 
 def _nodes(connection: psycopg.Connection, schema: str) -> list[Node]:

@@ -192,14 +192,15 @@ async def test_a_second_node_stands_by_until_the_first_is_gone(
     outbox: Outbox, queue: Reader, settings: Settings, run_node: RunNode
 ) -> None:
     async with run_node(node="second") as second:
+        await eventually(second.is_ready, "it holds the lanes")
         async with run_node(node="first") as other:
-            await eventually(lambda: second.is_ready() or other.is_ready(), "one of them is ready")
-            assert not (second.is_ready() and other.is_ready())
             first = await outbox.insert()
             assert await queue.ids(1) == [first]
-        id_ = await outbox.insert()
-        if second.is_ready():
-            assert await queue.ids(1) == [id_]
+            assert not other.is_ready()
+            second.start_draining()
+            await eventually(other.is_ready, "it has taken the lanes")
+            last = await outbox.insert()
+            assert await queue.ids(1) == [last]
 
 
 async def sleeps(outbox: Outbox) -> bool:

@@ -8,8 +8,9 @@ import pytest
 from psycopg import sql
 
 from relay.errors import AccessError, DatabaseUnavailableError, DeadlineError, NotReadyError, SchemaError
+from relay.operate.health import State, check_health
 from relay.operate.session import session
-from relay.operate.status import BY_INDEX, LANES, OLDEST_PENDING, State, Status, check_health, read_status
+from relay.operate.status import BY_INDEX, LANES, OLDEST_PENDING, Status, read_status
 from relay.settings import DatabaseSettings
 from tests.operate.rows import Rows
 from tests.support.postgres import PostgresServer
