@@ -6,24 +6,20 @@ import os
 import secrets
 import signal
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-import aio_pika
 import psycopg
-from aio_pika.abc import AbstractChannel, AbstractConnection
-from aio_pika.exceptions import DeliveryError
 
 from tests.faults.load import Load, under_load
 from tests.faults.victim import Victim
 from tests.support.cluster import Cluster, Node
+from tests.support.plain_client import PlainPublisher
 
 MAX_IN_FLIGHT = 200
-AGAIN_AFTER = 0.02  # seconds
 
 # The longest time without a mark.
 PAUSE = """
@@ -44,7 +40,7 @@ class Failover:
     followers: list[Node]
     load: Load
     relay: Victim
-    reference: "Reference"
+    reference: PlainPublisher
 
     def events(self, name: str) -> list[Mapping[str, Any]]:
         """Give what the relay has logged under this name."""
@@ -73,37 +69,6 @@ class Failover:
         return f"{ours:.1f} s with the relay, {self.reference.pause:.1f} s without"
 
 
-class Reference:
-    """A client that publishes one message after the other, through a healthy node while there is one: how long the
-    broker itself pauses."""
-
-    def __init__(self, urls: Sequence[str]) -> None:
-        self._urls = cycle(urls)
-        self._confirmed_at = 0.0
-        self.pause = 0.0
-
-    async def run(self) -> None:
-        while True:
-            # CancelledError as well: the library raises it when the connection goes away.
-            with suppress(aio_pika.exceptions.AMQPError, OSError, asyncio.CancelledError):
-                async with await aio_pika.connect(next(self._urls), timeout=2) as connection:
-                    await self._publish(await connection.channel())
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise asyncio.CancelledError
-            await asyncio.sleep(AGAIN_AFTER)
-
-    async def _publish(self, channel: AbstractChannel) -> None:
-        loop = asyncio.get_running_loop()
-        self._confirmed_at = self._confirmed_at or loop.time()
-        while True:
-            with suppress(DeliveryError):  # no leader for now
-                await channel.default_exchange.publish(aio_pika.Message(b""), "reference")
-                self.pause = max(self.pause, loop.time() - self._confirmed_at)
-                self._confirmed_at = loop.time()
-            await asyncio.sleep(AGAIN_AFTER)
-
-
 @asynccontextmanager
 async def failover(
     cluster: Cluster, database_url: str, logs: Path, *, through: str = "leader", **variables: str
@@ -112,10 +77,10 @@ async def failover(
     vhost = f"drill_{secrets.token_hex(4)}"
     leader, *followers = cluster.nodes
     leader.add_vhost(vhost)
-    reference = Reference([node.url(vhost) for node in reversed(cluster.nodes)])
+    # Of a healthy node, while there is one.
+    reference = PlainPublisher([node.url(vhost) for node in reversed(cluster.nodes)])
     async with under_load(database_url, leader.url(vhost)) as load:
-        async with await aio_pika.connect(leader.url(vhost)) as connection:
-            await declare_quorum(connection, "reference")
+        await reference.declare(leader.url(vhost))
         assert cluster.leader_of(load.queue.name, vhost) is leader
         first = leader if through == "leader" else followers[0]
         environment = {
@@ -137,8 +102,3 @@ async def failover(
                 measuring.cancel()
         finally:
             relay.stop(signal.SIGKILL)
-
-
-async def declare_quorum(connection: AbstractConnection, name: str) -> None:
-    channel = await connection.channel()
-    await channel.declare_queue(name, durable=True, arguments={"x-queue-type": "quorum"})

@@ -1,0 +1,101 @@
+"""Clients that do without the relay, one message or row after the other: how long the server itself pauses."""
+
+import asyncio
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import cycle, pairwise
+
+import aio_pika
+import psycopg
+from aio_pika.abc import AbstractChannel
+from aio_pika.exceptions import AMQPError, ChannelInvalidStateError, DeliveryError
+
+AGAIN_AFTER = 0.02  # seconds
+# What the library raises when the connection goes away: CancelledError as well.
+LOST = (AMQPError, ChannelInvalidStateError, OSError, asyncio.CancelledError)
+QUEUE = "reference"
+TABLE = "CREATE TABLE reference (at timestamptz NOT NULL DEFAULT now())"
+WRITE = "INSERT INTO reference DEFAULT VALUES"
+
+
+def longest_pause(moments: Sequence[float], since: float = 0.0) -> float:
+    """Give the longest time from one moment to the next, of those that end after `since`; 0 when there is none."""
+    return max((later - earlier for earlier, later in pairwise(moments) if later > since), default=0.0)
+
+
+class PlainClient(ABC):
+    """Goes on whatever becomes of the server: it connects again at once, time after time.
+
+    Attributes:
+        answered_at: when the server took something over, each time (Unix time).
+    """
+
+    def __init__(self) -> None:
+        self.answered_at: list[float] = []
+
+    @property
+    def pause(self) -> float:
+        return longest_pause(self.answered_at)
+
+    @abstractmethod
+    async def run(self) -> None:
+        """Go on until cancelled."""
+
+    def _note(self) -> None:
+        self.answered_at.append(time.time())
+
+
+class PlainPublisher(PlainClient):
+    """Publishes with confirms, to a quorum queue of its own, through the first of `urls` that answers."""
+
+    def __init__(self, urls: Sequence[str]) -> None:
+        super().__init__()
+        self._urls = urls
+
+    async def declare(self, url: str) -> None:
+        """Declare the queue; the node of this URL leads it."""
+        async with await aio_pika.connect(url) as connection:
+            channel = await connection.channel()
+            await channel.declare_queue(QUEUE, durable=True, arguments={"x-queue-type": "quorum"})
+
+    async def run(self) -> None:
+        for url in cycle(self._urls):
+            with suppress(*LOST):
+                async with await aio_pika.connect(url, timeout=2) as connection:
+                    await self._publish(await connection.channel())
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise asyncio.CancelledError
+            await asyncio.sleep(AGAIN_AFTER)
+
+    async def _publish(self, channel: AbstractChannel) -> None:
+        while True:
+            with suppress(DeliveryError):  # no leader for now
+                await channel.default_exchange.publish(aio_pika.Message(b""), QUEUE)
+                self._note()
+            await asyncio.sleep(AGAIN_AFTER)
+
+
+class PlainWriter(PlainClient):
+    """Commits rows to a table of its own; `url` may name several hosts."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__()
+        self._url = url
+
+    async def create(self) -> None:
+        """Create the table."""
+        async with await psycopg.AsyncConnection.connect(self._url, autocommit=True) as connection:
+            await connection.execute(TABLE)
+
+    async def run(self) -> None:
+        while True:
+            with suppress(psycopg.OperationalError, psycopg.InterfaceError):
+                async with await psycopg.AsyncConnection.connect(self._url, autocommit=True) as connection:
+                    while True:
+                        await connection.execute(WRITE)
+                        self._note()
+                        await asyncio.sleep(AGAIN_AFTER)
+            await asyncio.sleep(AGAIN_AFTER)
