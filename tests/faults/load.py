@@ -19,13 +19,13 @@ from aio_pika.abc import AbstractQueue
 
 from relay.engine.node import Node
 from relay.settings import Settings
-from tests.faults.checker import Checker, Invariant, assert_valid
+from tests.faults.checker import Checker, Findings, Invariant, assert_valid
 from tests.faults.history import Ending, History, Written, digest
 from tests.support.eventually import eventually
 from tests.support.queues import declare_bound
 
 CUSTOMERS = [f"customer-{number}" for number in range(40)]
-WRITERS = 4
+WRITERS, MESSAGES = 4, 3  # messages of a transaction
 STEP = 200  # messages by which writers and relay come on before and after each fault
 AGAIN_AFTER = 0.05  # seconds
 
@@ -53,6 +53,7 @@ class Load:
     """What is written to `url`, and the queue that everything goes to, which is read through `broker_url`.
 
     Attributes:
+        rate: messages a second, of all writers together; flat out without it.
         tried: messages that were inserted, however that ended.
         acknowledged: messages whose commit was answered.
         repeats: of `finish`, messages that came before.
@@ -61,6 +62,7 @@ class Load:
     url: str
     broker_url: str
     queue: AbstractQueue
+    rate: float | None = None
     tried: set[UUID] = field(default_factory=set)
     acknowledged: set[UUID] = field(default_factory=set)
     repeats: int = 0
@@ -81,14 +83,7 @@ class Load:
 
         `forgotten`: the server may have lost commits that it had acknowledged, and the relay may have sent them.
         """
-        self._stop.set()
-        await eventually(lambda: self._writing == 0, "the writers stop", within)
-        await eventually(self._is_sent, "every row is sent at the first attempt", within)
-        history = await self._history(forgotten=forgotten)
-        checker = Checker(history, self.url, self.broker_url, [self.queue.name], business=COMMITTED)
-        findings = await checker.ask(within)
-        self.repeats = len(checker.deliveries) - len({one.message_id for one in checker.deliveries})
-
+        findings = await self.settle(within, forgotten=forgotten)
         assert_valid(
             findings,
             Invariant.NOTHING_LOST,
@@ -96,6 +91,17 @@ class Load:
             Invariant.IN_ORDER,
             Invariant.REPEATS_ARE_THE_SAME,
         )
+
+    async def settle(self, within: float = 30, *, forgotten: bool = False) -> Findings:
+        """Stop writing, wait until all is sent, and tell what the checker finds; see `finish`."""
+        self._stop.set()
+        await eventually(lambda: self._writing == 0, "the writers stop", within)
+        await eventually(self._is_sent, "every row is sent at the first attempt", within)
+        history = await self._history(forgotten=forgotten)
+        checker = Checker(history, self.url, self.broker_url, [self.queue.name], business=COMMITTED)
+        findings = await checker.ask(within)
+        self.repeats = len(checker.deliveries) - len({one.message_id for one in checker.deliveries})
+        return findings
 
     async def _history(self, *, forgotten: bool) -> History:
         """Tell what was written; what number a message got, and hence its body, only the server knows."""
@@ -113,17 +119,28 @@ class Load:
     async def write(self) -> None:
         """Write until told to stop, whatever becomes of the server."""
         self._writing += 1
+        due = asyncio.get_running_loop().time()
         while not self._stop.is_set():
             with suppress(psycopg.OperationalError, psycopg.InterfaceError):
                 async with await psycopg.AsyncConnection.connect(self.url, autocommit=True) as connection:
                     while not self._stop.is_set():
                         await self._write_some(connection)
+                        due = await self._await_turn(due)
             await asyncio.sleep(AGAIN_AFTER)
         self._writing -= 1
 
+    async def _await_turn(self, due: float) -> float:
+        """Sleep until a writer's next transaction; what a fault kept from being written is not caught up with."""
+        if self.rate is None:
+            return due
+        now = asyncio.get_running_loop().time()
+        due = max(due + WRITERS * MESSAGES / self.rate, now)
+        await asyncio.sleep(due - now)
+        return due
+
     async def _write_some(self, connection: psycopg.AsyncConnection) -> None:
         # Sorted: writers wait for each other's customers, never in a circle.
-        messages = {customer: uuid4() for customer in sorted(random.sample(CUSTOMERS, 3))}
+        messages = {customer: uuid4() for customer in sorted(random.sample(CUSTOMERS, MESSAGES))}
         self.tried.update(messages.values())
         async with connection.transaction(), connection.cursor() as cursor:
             await cursor.executemany(WRITE, [{"customer": name, "id": id_} for name, id_ in messages.items()])
@@ -143,14 +160,14 @@ class Load:
 
 
 @asynccontextmanager
-async def under_load(url: str, broker_url: str) -> AsyncIterator[Load]:
-    """Write to a migrated database, and bind a queue to what the relay publishes."""
+async def under_load(url: str, broker_url: str, *, rate: float | None = None) -> AsyncIterator[Load]:
+    """Write to a migrated database, and bind a queue to what the relay publishes; see `Load`."""
     async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
         await connection.execute(TABLES)
         async with connection.cursor() as cursor:
             await cursor.executemany("INSERT INTO customer (name) VALUES (%s)", [(name,) for name in CUSTOMERS])
     async with await aio_pika.connect(broker_url) as broker:
-        load = Load(url, broker_url, await declare_bound(await broker.channel(), "witness"))
+        load = Load(url, broker_url, await declare_bound(await broker.channel(), "witness"), rate)
         async with asyncio.TaskGroup() as tasks:
             writers = [tasks.create_task(load.write(), name=f"writer-{number}") for number in range(WRITERS)]
             yield load
