@@ -79,7 +79,7 @@ def write_json(name: str, figures: dict[str, Any]) -> Path:
     return file
 
 
-def plot_bars(name: str, title: str, unit: str, bars: dict[str, Spread]) -> Path:
+def plot_bars(name: str, title: str, unit: str, bars: dict[str, Spread], *, digits: int = 0) -> Path:
     """Draw one bar a case, with its spread over the rounds; give the file's path."""
     figure = Figure(figsize=(8, 1 + 0.6 * len(bars)), layout="constrained")
     axes = figure.subplots()
@@ -87,7 +87,7 @@ def plot_bars(name: str, title: str, unit: str, bars: dict[str, Spread]) -> Path
     below = [bar.median - bar.lowest for bar in bars.values()]
     above = [bar.highest - bar.median for bar in bars.values()]
     drawn = axes.barh(list(bars), medians, xerr=(below, above), capsize=3, color="#4477aa", ecolor="#222222")
-    axes.bar_label(drawn, fmt="{:,.0f}", label_type="center", color="white")
+    axes.bar_label(drawn, fmt=f"{{:,.{digits}f}}", label_type="center", color="white")
     axes.invert_yaxis()
     axes.set_xlabel(unit)
     axes.set_title(title, loc="left")

@@ -1,0 +1,219 @@
+"""What bench/pauses measures: a fault under a steady load, and how long nothing is delivered, with us and without."""
+
+import asyncio
+import secrets
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from pydantic import SecretStr
+
+from bench.command import BenchmarkError
+from bench.notes import NoteReader
+from bench.relay_process import running_relay
+from relay.errors import leaves
+from relay.operate.migrate import migrate
+from relay.settings import DatabaseSettings, Ordering
+from tests.faults.checker import Findings, Invariant, Verdict, invalid, report
+from tests.faults.load import Load, under_load
+from tests.support.cluster import Cluster
+from tests.support.eventually import eventually
+from tests.support.pair import Pair
+from tests.support.plain_client import PlainClient, PlainPublisher, PlainWriter, longest_pause
+from tests.support.postgres import PostgresServer
+from tests.support.rabbitmq import RabbitServer
+
+TOO_LONG = 90.0  # seconds
+
+
+class Fault(StrEnum):
+    """What fails."""
+
+    LEADER = "leader's node killed"  # in a cluster of three
+    BROKER = "broker restarted"  # the only one
+    PRIMARY = "primary killed"  # and its synchronous standby promoted
+
+
+@dataclass(frozen=True, slots=True)
+class Stand:
+    """What all faults have in common."""
+
+    folder: Path
+    rate: float  # messages a second
+    seconds: float  # of load before the fault, and after everything goes on
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """One fault in one round; seconds."""
+
+    fault: Fault
+    round: int
+    pause: float  # the longest from one confirm that the relay got to the next
+    own: float  # the longest from one answer that the plain client got to the next
+    before: float  # as `pause`, while nothing was wrong
+    rate: float  # confirms a second, then
+    messages: int
+    repeats: int
+    lost: int
+
+    @property
+    def ratio(self) -> float:
+        return self.pause / self.own
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """A fault, and everybody whom it hits.
+
+    Attributes:
+        relay_url: the broker, of which it may name several nodes.
+        declare_url: the node that is to lead the queue of all messages.
+        read_url: where that queue is read in the end, while what failed may still be gone.
+        client: what the relay is compared with.
+        strike: lets it happen.
+    """
+
+    fault: Fault
+    database_url: str
+    relay_url: str
+    declare_url: str
+    read_url: str
+    client: PlainClient
+    strike: Callable[[], Awaitable[None]]
+
+
+def kill_leader(stand: Stand, postgres: PostgresServer, cluster: Cluster, number: int) -> Pause:
+    """Kill the node that leads the queue and has the relay's connection, each round another one, and start it again."""
+    leader = cluster.nodes[number % len(cluster.nodes)]
+    followers = [node for node in cluster.nodes if node is not leader]
+    vhost = _new_name()
+    urls = [node.url(vhost) for node in (*followers, leader)]
+    leader.add_vhost(vhost)
+    client = PlainPublisher(urls)
+    asyncio.run(client.declare(leader.url(vhost)))
+    scene = Scene(
+        Fault.LEADER,
+        _new_database(postgres),
+        cluster.urls(vhost, first=leader),
+        leader.url(vhost),
+        urls[0],
+        client,
+        lambda: asyncio.to_thread(leader.stop, signal.SIGKILL),
+    )
+    pause = _measure(stand, scene, number)
+    asyncio.run(cluster.heal())
+    leader.delete_vhost(vhost)
+    return pause
+
+
+def restart_broker(stand: Stand, postgres: PostgresServer, broker: RabbitServer, number: int) -> Pause:
+    """End the broker in order and start it again."""
+    vhost = _new_name()
+    url = broker.add_vhost(vhost)
+    client = PlainPublisher([url])
+    asyncio.run(client.declare(url))
+
+    async def restart() -> None:
+        await asyncio.to_thread(broker.stop)
+        broker.launch()
+        await asyncio.to_thread(broker.await_up)
+
+    scene = Scene(Fault.BROKER, _new_database(postgres), url, url, url, client, restart)
+    pause = _measure(stand, scene, number)
+    broker.delete_vhost(vhost)
+    return pause
+
+
+def kill_primary(stand: Stand, pair: Pair, broker: RabbitServer, number: int) -> Pause:
+    """Kill the primary and promote its synchronous standby at once; then let the other one follow it."""
+    vhost, database = _new_name(), _new_name()
+    url = broker.add_vhost(vhost)
+    pair.primary.create_database(database)
+    database_url = pair.url(database)
+    migrate(DatabaseSettings(url=SecretStr(database_url)))
+    client = PlainWriter(database_url)
+    asyncio.run(client.create())
+
+    async def fail_over() -> None:
+        await asyncio.to_thread(pair.primary.stop, signal.SIGKILL)
+        await asyncio.to_thread(pair.promote)
+
+    pause = _measure(stand, Scene(Fault.PRIMARY, database_url, url, url, url, client, fail_over), number)
+    broker.delete_vhost(vhost)
+    pair.rejoin()
+    return pause
+
+
+def _new_name() -> str:
+    return f"pauses_{secrets.token_hex(4)}"
+
+
+def _new_database(postgres: PostgresServer) -> str:
+    url = postgres.create_database(_new_name())
+    migrate(DatabaseSettings(url=SecretStr(url)))
+    return url
+
+
+def _measure(stand: Stand, scene: Scene, number: int) -> Pause:
+    confirms = stand.folder / "confirms"
+    with running_relay(
+        scene.database_url, scene.relay_url, Ordering.KEY, log=stand.folder / "relay.log", confirms=confirms
+    ):
+        try:
+            load, findings, begun_at, struck_at = asyncio.run(_strike(stand, scene))
+        except* TimeoutError as errors:
+            raise BenchmarkError(f"{scene.fault}: {next(leaves(errors))}") from errors
+    confirmed_at = [at for _, at in NoteReader(confirms).read()]
+    before = [at for at in confirmed_at if begun_at <= at < struck_at]
+    return Pause(
+        fault=scene.fault,
+        round=number,
+        pause=longest_pause(confirmed_at, struck_at),
+        own=longest_pause(scene.client.answered_at, struck_at),
+        before=longest_pause(before),
+        rate=len(before) / (struck_at - begun_at),
+        messages=len(load.acknowledged),
+        repeats=load.repeats,
+        lost=count_lost(findings),
+    )
+
+
+async def _strike(stand: Stand, scene: Scene) -> tuple[Load, Findings, float, float]:
+    """Let it happen under load; give what was written, what the checker says, and when load and fault began."""
+    client = scene.client
+    async with (
+        under_load(scene.database_url, scene.declare_url, rate=stand.rate) as load,
+        asyncio.TaskGroup() as tasks,
+    ):
+        running = tasks.create_task(client.run(), name="plain client")
+        await load.comes_on(TOO_LONG)
+        begun_at = time.time()
+        await asyncio.sleep(stand.seconds)
+        struck_at = time.time()
+        await scene.strike()
+        happened_at = time.time()
+        await load.comes_on(TOO_LONG)
+        await eventually(lambda: client.answered_at[-1] > happened_at, "the plain client goes on", TOO_LONG)
+        await asyncio.sleep(stand.seconds)
+        running.cancel()
+        load.broker_url = scene.read_url
+        return load, await load.settle(TOO_LONG), begun_at, struck_at
+
+
+def count_lost(findings: Findings) -> int:
+    """Count what is lost; whatever else is wrong makes the measurement worthless.
+
+    Raises:
+        BenchmarkError: the checker does not know, or something was reordered, changed or invented.
+    """
+    lost = findings[Invariant.NOTHING_LOST]
+    wrong = invalid(findings) - {Invariant.NOTHING_LOST}
+    if lost.verdict is Verdict.UNKNOWN:
+        wrong.add(Invariant.NOTHING_LOST)
+    if wrong:
+        raise BenchmarkError(report(findings, wrong))
+    return len(lost.words)

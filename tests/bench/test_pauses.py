@@ -1,0 +1,75 @@
+"""The benchmark of pauses measures what it says, on servers that really fail."""
+
+from pathlib import Path
+
+import pytest
+
+from bench.command import BenchmarkError
+from bench.pauses_case import Fault, Pause, Stand, count_lost, kill_leader, kill_primary, restart_broker
+from tests.faults.checker import Finding, Findings, Invariant, Verdict
+from tests.support.cluster import Cluster, why_not
+from tests.support.pair import Pair
+from tests.support.postgres import PostgresServer
+from tests.support.rabbitmq import RabbitServer
+
+VALID = dict.fromkeys(Invariant, Finding(Verdict.VALID))
+
+
+@pytest.fixture
+def stand(tmp_path: Path) -> Stand:
+    return Stand(tmp_path, rate=300, seconds=1)
+
+
+@pytest.mark.drills
+@pytest.mark.timeout(300)
+def test_the_node_of_a_leader_is_killed_twice(postgres: PostgresServer, stand: Stand) -> None:
+    if (reason := why_not()) is not None:
+        pytest.skip(f"no cluster: {reason}")
+    with Cluster() as cluster:
+        measured = [kill_leader(stand, postgres, cluster, number) for number in (1, 2)]
+
+    assert_paused(measured, Fault.LEADER)
+
+
+@pytest.mark.drills
+@pytest.mark.timeout(300)
+def test_a_broker_is_restarted_twice(postgres: PostgresServer, stand: Stand) -> None:
+    with RabbitServer(schedulers=1) as broker:
+        measured = [restart_broker(stand, postgres, broker, number) for number in (1, 2)]
+
+    assert_paused(measured, Fault.BROKER)
+
+
+@pytest.mark.drills
+@pytest.mark.timeout(300)
+def test_a_primary_is_killed_twice(rabbitmq: RabbitServer, stand: Stand) -> None:
+    with Pair() as pair:
+        measured = [kill_primary(stand, pair, rabbitmq, number) for number in (1, 2)]
+
+    assert_paused(measured, Fault.PRIMARY)
+
+
+def test_what_the_checker_finds_lost_is_counted() -> None:
+    findings = found(Invariant.NOTHING_LOST, Finding(Verdict.INVALID, ["one", "another"]))
+
+    assert count_lost(findings) == 2
+
+
+@pytest.mark.parametrize(
+    ("invariant", "verdict"),
+    [(Invariant.NOTHING_LOST, Verdict.UNKNOWN), (Invariant.IN_ORDER, Verdict.INVALID)],
+)
+def test_a_run_that_is_worth_nothing_ends_the_benchmark(invariant: Invariant, verdict: Verdict) -> None:
+    with pytest.raises(BenchmarkError, match=str(invariant)):
+        count_lost(found(invariant, Finding(verdict, ["words"])))
+
+
+def found(invariant: Invariant, finding: Finding) -> Findings:
+    return {**VALID, invariant: finding}
+
+
+def assert_paused(measured: list[Pause], fault: Fault) -> None:
+    assert [one.fault for one in measured] == [fault] * len(measured)
+    assert [one.lost for one in measured] == [0] * len(measured)
+    assert all(one.pause > one.before > 0 for one in measured)
+    assert all(one.own > 0 for one in measured)
