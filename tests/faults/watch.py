@@ -3,15 +3,14 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import LiteralString
 
 import psycopg
 
 from tests.faults.history import History, Measured, Probed
+from tests.support.process import resident_bytes
 
 INTERVAL = 0.2  # seconds
-PAGE = 4096
 
 OLDEST: LiteralString = """
     SELECT coalesce(max(extract(epoch FROM clock_timestamp() - xact_start)), 0)::float8
@@ -55,10 +54,8 @@ async def _is_ready(host: str, port: int) -> bool:
 
 
 async def _measure(history: History, database_url: str, pid: int) -> None:
-    statm = Path(f"/proc/{pid}/statm")
     async with await psycopg.AsyncConnection.connect(database_url, autocommit=True) as connection:
         while True:
             (oldest,) = await (await connection.execute(OLDEST)).fetchone() or (0.0,)
-            pages = int(statm.read_text().split()[1])  # noqa: ASYNC240 - the kernel answers at once
-            history.append(Measured(pages * PAGE, oldest))
+            history.append(Measured(resident_bytes(pid), oldest))
             await asyncio.sleep(INTERVAL)

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 POLL = 0.02  # seconds between two looks at something that is starting or ending
+PAGE = os.sysconf("SC_PAGE_SIZE")  # bytes
 
 
 class ServerError(Exception):
@@ -172,6 +173,11 @@ def as_user(user: str | None) -> list[str]:
     if user is None or os.geteuid() != 0:
         return []
     return [f"--reuid={user}", "--regid=nogroup", "--clear-groups"]
+
+
+def resident_bytes(pid: int) -> int:
+    """Tell how much memory a process holds at this moment."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE
 
 
 def _session(leader: int) -> list[int]:
