@@ -2,11 +2,12 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 FRESH ?=
+MINUTES ?= 5
 TARGET ?= relay
 OPTIONS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test drills test-images image lint bench lock clean
+.PHONY: help setup demo test drills test-images image lint bench soak lock clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -42,12 +43,17 @@ test-images: setup ## test the images, compose.yaml and the engine with PostgreS
 image: ## build the container image with docker, podman or buildah; TARGET=spark the one of Spark, OPTIONS=... for the build
 	@config/build-image $(TARGET) $(OPTIONS)
 
-bench: setup ## measure drain, latency, replay and Spark, each next to a reference; about 20 minutes
+bench: setup ## measure drain, latency, replay, pauses and Spark, each next to a reference; about 25 minutes
 	@PYTHON=$(PYTHON) tests/support/packages bench
 	$(BIN)/python -m bench.drain
 	$(BIN)/python -m bench.latency
 	$(BIN)/python -m bench.replay
+	$(BIN)/python -m bench.pauses
 	$(BIN)/python -m bench.spark
+
+soak: setup ## 2,000 messages a second for 5 minutes, MINUTES=60 for an hour: fails on a loss, or when memory or table grow
+	@PYTHON=$(PYTHON) tests/support/packages bench
+	$(BIN)/python -m bench.soak --minutes $(MINUTES) --check
 
 lint: setup ## ruff, mypy strict, import contracts
 	$(BIN)/ruff check .
