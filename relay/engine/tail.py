@@ -5,11 +5,14 @@ it has read (its floor), and goes back when a transaction that was running durin
 position at which that transaction was first seen. All decisions about what was missed go by the snapshot of the read
 itself. What no rule foresees (an id taken long before its row was inserted) is caught by the sweep, which reads from
 zero: the row's state, not its position, is the truth.
+
+A read from far back walks over every dead row that cannot be vacuumed yet, and there may be tens of millions: so only
+one lane at a time is read in that way.
 """
 
 import asyncio
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Iterable
 from itertools import chain, groupby
 from operator import itemgetter
@@ -17,6 +20,7 @@ from operator import itemgetter
 from psycopg.sql import SQL
 
 from relay.engine.row import Row, give_rows
+from relay.engine.running import Running
 from relay.engine.session import LaneSession, array_text
 from relay.settings import RelaySettings
 
@@ -59,13 +63,12 @@ DUE = SQL("""
     GROUP BY lane
 """)
 
-GAP = 0.05  # seconds between taking an id and taking a transaction id, at most (the sweep catches the rest)
-NEAR = 5_000  # ids: running transactions that started within them are awaited by reading from there each time
 SHORT_REST = 0.002  # seconds between two reads while rows keep coming
 DOORBELL_AFTER = 0.02  # seconds without a row, after which writers are asked to ring
 DUE_INTERVAL = 0.5  # seconds
 LANE_SHARE = 4  # a lane may hold this part of the window
 SWEEP_SHARE = 50  # a sweep takes at most this part of the time
+FAR = 100_000  # ids; a read that starts so far behind the last one may have to pass many dead rows
 
 
 class Tail:
@@ -86,14 +89,18 @@ class Tail:
         self._held = defaultdict[int, dict[int, int]](dict)  # lane -> id -> size: read and not yet settled
         self._held_rows = self._held_bytes = 0
         self._lane_quota = max(1, settings.max_window_rows // LANE_SHARE)
-        self._floors = defaultdict[int, int](int)  # lane -> everything visible at or below was read
-        self._running: dict[int, int] = {}  # transaction id -> the position at which it was first seen
-        self._positions: deque[tuple[float, int]] = deque([(0.0, 0)])  # (after a read, highest id given by then)
+        self._floors: dict[int, int] = {}  # lane -> everything visible at or below was read
+        self._far: dict[int, None] = {}  # lanes that are to be read from far back, in the order of their turn
+        self._gone_back: dict[int, int] = {}  # lane -> how far, since the last read began
+        self._unswept: list[int] = []  # lanes whose turn in the sweep is to come
+        self._sweeping: int | None = None  # the lane that the last read has swept
+        self._sweep_took = 0.0  # seconds, so far
+        self._running = Running()
         self._read_at = 0.0  # just before the last read
         self._known_until = 0.0  # who had a transaction id by then was named by the last read's snapshot, if running
         self._row_at = 0.0
         self._due_at = 0.0
-        self._sweep_at = 0.0
+        self._sweep_at = time.monotonic() + settings.sweep_interval
         self._more = True  # some lane has more than it was asked for
         self._reading: list[int] = []  # the lanes of the last read
         self._limit = self._limit_bytes = 1  # of the last read, a lane
@@ -146,7 +153,12 @@ class Tail:
 
     def go_back(self, lane: int, before: int = 0) -> None:
         """Read a lane again from the first id above `before`; what is held is not read twice."""
-        self._floors[lane] = min(self._floors[lane], before)
+        floor = self._floors.get(lane, 0)
+        if floor > before:
+            self._floors[lane] = before
+        if floor > before + FAR:
+            self._far[lane] = None
+        self._gone_back[lane] = min(self._gone_back.get(lane, before), before)
         self._more = True
 
     def give_way(self) -> None:
@@ -185,39 +197,47 @@ class Tail:
 
     async def _next_rows(self) -> list[Row]:
         now = time.monotonic()
-        sweeping = now >= self._sweep_at
-        if now >= self._due_at or sweeping:  # what is merely due is no find of the sweep
+        begins_sweep = now >= self._sweep_at and not self._unswept
+        if now >= self._due_at or begins_sweep:  # what is merely due is no find of the sweep
             await self._look_for_due(now)
-        read_to = dict(self._floors)
-        if sweeping:
-            self._go_back_everywhere(0)
-        horizon = self._position_at(self._known_until - GAP)
+        if begins_sweep:
+            self._unswept, self._sweep_took = list(self._session.lanes), 0.0
+        horizon = self._running.horizon(self._known_until)
         known_until = self._session.written_at
-        near = [since for since in self._running.values() if self._positions[-1][1] - since <= NEAR]
-        floor = min([horizon, *near])
+        floor = self._running.floor(horizon)
         head, rows = await self._select(floor)
         if self._note_ended(head.message_id, horizon, floor):
             # A long transaction has ended: its rows lie far back, and belong before what was just read.
             head, rows = await self._select(floor)
             self._note_ended(head.message_id, horizon, 0)
-        elif sweeping:
-            self.sweep_finds += sum(row.id <= min(floor, read_to.get(row.lane, 0)) for row in rows)
+        elif self._sweeping is not None:
+            read_to = min(floor, self._floors[self._sweeping])
+            self.sweep_finds += sum(row.lane == self._sweeping and row.id <= read_to for row in rows)
         self._take(rows, head.id)
-        for lane in self._session.lanes:
+        for lane in self._floors:
             if lane not in self._reading:  # what has become visible there is still to be read
                 self._floors[lane] = min(self._floors[lane], floor)
         ended = time.monotonic()
-        if sweeping:
-            self._sweep_at = ended + max(self._settings.sweep_interval, (ended - now) * SWEEP_SHARE)
+        if self._sweeping is not None:
+            self._unswept.remove(self._sweeping)
+            self._sweep_took += ended - now
+            self._sweep_at = ended + max(self._settings.sweep_interval, self._sweep_took * SWEEP_SHARE)
         self._read_at = now
         self._known_until = known_until
-        self._positions.append((ended, head.id))
+        self._running.note_read(ended, head.id)
         return rows
 
     async def _select(self, floor: int) -> tuple[Row, list[Row]]:
         """Read from the lanes' floors, or from `floor` where that is lower; give the head and the rows."""
-        lanes = self._reading = self._lanes_with_room()
-        floors = [min(self._floors[lane], floor) for lane in lanes]
+        lanes = self._lanes_with_room()
+        for lane in lanes:
+            if lane not in self._floors:
+                self._floors[lane], self._far[lane] = 0, None
+        far = next((lane for lane in self._far if lane in lanes), None)
+        self._sweeping = next((lane for lane in self._unswept if lane in lanes), None) if far is None else None
+        lanes = self._reading = [lane for lane in lanes if lane == far or lane not in self._far]
+        floors = [0 if lane == self._sweeping else min(self._floors[lane], floor) for lane in lanes]
+        self._gone_back.clear()
         room = self._settings.max_window_rows - self._held_rows
         self._limit = min(max(1, room // len(lanes)), max(1, self._lane_quota // 4))
         self._limit_bytes = max(1, (self._settings.max_window_bytes - self._held_bytes) // len(lanes))
@@ -242,18 +262,17 @@ class Tail:
 
         Then the lanes' floors have gone back to where the ended ones were first seen.
         """
-        running = {int(xid) for xid in snapshot.split(b":")[2].split(b",") if xid}
-        ended = self._running.keys() - running
-        back = min((self._running.pop(xid) for xid in ended), default=floor)
-        for xid in running - self._running.keys():
-            self._running[xid] = horizon
-        if back >= floor:
+        back = self._running.note(snapshot, horizon)
+        if back is None or back >= floor:
             return False
-        self._go_back_everywhere(back)
+        for lane in self._session.lanes:
+            self.go_back(lane, back)
         return True
 
     def _take(self, rows: list[Row], position: int) -> None:
-        self._more = False
+        for lane in self._reading if position > FAR else tuple(self._far):  # how far is known with the first read
+            self._far.pop(lane, None)
+        self._more = bool(self._far or self._unswept)
         ended = set(self._reading)
         for lane, group in groupby(rows, itemgetter(0)):
             of_lane = list(group)
@@ -269,6 +288,8 @@ class Tail:
                 ended.discard(lane)
         for lane in ended:
             self._floors[lane] = position
+        for lane, before in self._gone_back.items():  # while we read
+            self.go_back(lane, before)
 
     async def _look_for_due(self, now: float) -> None:
         self._due_at = now + DUE_INTERVAL
@@ -279,13 +300,3 @@ class Tail:
             due = await cursor.fetchall()
         for lane, first in due:
             self.go_back(lane, first - 1)
-
-    def _go_back_everywhere(self, before: int) -> None:
-        for lane in self._session.lanes:
-            self.go_back(lane, before)
-
-    def _position_at(self, moment: float) -> int:
-        """Give the highest id that was taken by then; every later one is higher."""
-        while len(self._positions) > 1 and self._positions[1][0] <= moment:
-            self._positions.popleft()
-        return self._positions[0][1]

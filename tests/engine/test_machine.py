@@ -13,7 +13,7 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-import relay.engine.tail
+from relay.engine import running, tail
 from relay.engine.publish import Publisher
 from relay.engine.row import Key, Outcome, Row, Settled
 from relay.engine.session import LaneSession
@@ -56,10 +56,11 @@ class Relaying(RuleBasedStateMachine):
     def start(self, policy: KeyPolicy, rows: int, in_flight: int) -> None:
         self.world = World()
         self.loop = SteppedLoop(self.world)
-        # A small NEAR, so that transactions grow old within a few rows.
         clock = SimpleNamespace(monotonic=self.loop.time)
-        self.patches = patch.multiple(relay.engine.tail, time=clock, NEAR=2)
-        self.patches.start()
+        # Small ones, so that transactions grow old, and lanes fall far back, within a few rows.
+        self.patches = patch.multiple(tail, time=clock, FAR=3), patch.object(running, "NEAR", 2)
+        for each in self.patches:
+            each.start()
         self.settings = RelaySettings(
             key_policy=policy,
             max_window_rows=rows,
@@ -98,7 +99,8 @@ class Relaying(RuleBasedStateMachine):
             assert not left, f"rows {left} are never sent"
             assert self.tail.sweep_finds == 0, "only the sweep found them"
         finally:
-            self.patches.stop()
+            for each in self.patches:
+                each.stop()
             self.loop.close()
 
     @rule(keys=st.lists(st.integers(0, 5), min_size=1, max_size=4), commit=st.booleans())

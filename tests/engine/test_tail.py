@@ -135,7 +135,7 @@ async def test_what_no_rule_foresees_is_found_by_the_sweep(outbox: Outbox, follo
     follower = await follow(sweep_interval=0.2)
     await outbox.insert_many(10)
     await eventually(lambda: len(follower.ids) == 10, "the others read")
-    await eventually(lambda: follower.tail._positions[0][1] > row[0], "each read looks back less far")
+    await eventually(lambda: follower.tail._running.horizon(0.0) > row[0], "each read looks back less far")
 
     late = await outbox.insert("1", id=row[0])
 
