@@ -9,9 +9,7 @@ from enum import Enum, auto
 import aio_pika
 import structlog
 from aiormq.abc import AbstractChannel as Underlay
-from aiormq.abc import ChannelFrame
 from aiormq.exceptions import AMQPError, ChannelNotFoundEntity
-from pamqp.commands import Channel as Methods
 
 from relay import broker
 from relay.backoff import backoff
@@ -20,6 +18,7 @@ from relay.engine.frames import Encoder
 from relay.engine.health import Health
 from relay.engine.message import Identity
 from relay.engine.plain import PlainWire
+from relay.engine.probe import Prober, close
 from relay.engine.publish import Publisher
 from relay.engine.refusals import Refusals
 from relay.engine.routes import Router
@@ -57,6 +56,7 @@ class Link:
 
     Args:
         stamp: headers for every message beside the usual ones.
+        barring: see `Refusals`.
         patience: seconds in which there must be a first connection; `broker.connect_timeout` unless given.
     Attributes:
         up: set once there was a channel.
@@ -70,6 +70,7 @@ class Link:
         health: Health,
         stamp: Mapping[str, str | int] | None = None,
         *,
+        barring: bool = False,
         patience: float | None = None,
     ) -> None:
         self._settings = settings
@@ -78,7 +79,7 @@ class Link:
         self._patience = settings.broker.connect_timeout if patience is None else patience
         self._router = Router(settings.routes, settings.broker.exchange)
         self._identity = Identity(settings.broker.app_id.encode(), settings.relay.max_message_bytes, stamp or {})
-        self._refusals = Refusals(self._router, health)
+        self._refusals = Refusals(self._router, health, barring=barring)
         self._connection: Connection | None = None
         self._blocked_before = 0.0  # on connections that have ended
         self._confirmed = False  # something, on this connection
@@ -121,6 +122,7 @@ class Link:
     async def _use_until_lost(self, connection: Connection) -> str:
         """Publish through one connection until it is lost, and say why it was."""
         self._connection, self._confirmed = connection, False
+        prober = self._publisher.prober = Prober(connection, self._wire, self._publisher.settle)
         end: BaseException | None = None
         try:
             await self._use(connection)
@@ -131,6 +133,8 @@ class Link:
             end = error
         finally:
             self._publisher.attach(None)
+            self._publisher.prober = None
+            await prober.close()
             self._blocked_before += connection.blocked_seconds
             self._connection = None
             end = connection.end or end  # the broker's own words, rather than what followed from them
@@ -151,14 +155,14 @@ class Link:
                 channel = await connection.channel(publisher_confirms=True, on_return_raises=True)
                 underlay = await channel.get_underlay_channel()
             if await self._publish(connection, underlay) is not Verdict.CLOSED:
-                # Without waiting: a channel that waits for a node that is gone does not answer. Who opens the next one
-                # in time is alive: it is a queue that takes nothing, and another host would not help.
-                await _close(underlay)
+                # Who opens the next one in time is alive: it is a queue that takes nothing, and another host would
+                # not help.
+                await close(underlay)
             await asyncio.sleep(REOPEN_AFTER)
 
     async def _publish(self, connection: Connection, channel: Underlay) -> Verdict:
         """Publish through one channel until it has closed or is of no more use."""
-        wire = self._wire(channel, connection)
+        wire = self._wire(channel, connection, self._settle)
         carrying = asyncio.create_task(wire.run(), name="wire")
         verdict = Verdict.CLOSED
         try:
@@ -172,11 +176,15 @@ class Link:
             self._publisher.attach(None)  # first: nothing is sent into a wire that is closed
             carrying.cancel()
             await asyncio.wait([carrying])
-            now = asyncio.get_running_loop().time()
+            timeout = self._settings.broker.confirm_timeout
+            late = wire.sent_before(connection.clock() - timeout / 2)
             for lost in await wire.close():
+                judged = [lost]
                 if verdict is Verdict.OVERDUE:
-                    self._refusals.add(lost.rows, now, since=now - self._settings.broker.confirm_timeout)
-                self._publisher.settle(lost)
+                    now = asyncio.get_running_loop().time()
+                    judged = self._refusals.judge_overdue(lost, late, timeout, now)
+                for settled in judged:
+                    self._publisher.settle(settled)
         return verdict
 
     async def _settle_all(self, wire: Wire) -> None:
@@ -202,12 +210,12 @@ class Link:
             await channel.close()
             log.info("exchange.declared", exchange=name)
 
-    def _wire(self, channel: Underlay, connection: Connection) -> Wire:
+    def _wire(self, channel: Underlay, connection: Connection, settle: Settle) -> Wire:
         if (tracer := tracing.tracer()) is None:
-            return self._bare_wire(channel, connection, self._settle)
+            return self._bare_wire(channel, connection, settle)
         from relay.engine.traced import TracedWire  # noqa: PLC0415  (imports OpenTelemetry)
 
-        traced = TracedWire(tracer, connection.url, self._router, self._settle)
+        traced = TracedWire(tracer, connection.url, self._router, settle)
         traced.wire = self._bare_wire(channel, connection, traced.settle)
         return traced
 
@@ -222,8 +230,8 @@ class Link:
     def _settle(self, settled: Settled) -> None:
         if settled.outcome is Outcome.CONFIRMED:
             self._confirmed = True
-        self._refusals.note(settled, asyncio.get_running_loop().time())
-        self._publisher.settle(settled)
+        for each in self._refusals.judge(settled, asyncio.get_running_loop().time()):
+            self._publisher.settle(each)
 
     async def _watch(
         self, wire: Wire, connection: Connection, channel: Underlay, carrying: asyncio.Task[None]
@@ -280,9 +288,3 @@ class Link:
 def _is_told_to_end() -> bool:
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
-
-
-async def _close(channel: Underlay) -> None:
-    """Tell the broker that a channel is used no more; the library takes note of the answer."""
-    frame = Methods.Close(reply_code=200, reply_text="", class_id=0, method_id=0)
-    await channel.connection.write_queue.put(ChannelFrame.marshall(channel.number, [frame]))

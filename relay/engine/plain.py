@@ -71,6 +71,9 @@ class PlainWire:
     def unconfirmed_for(self, now: float) -> float:
         return now - next(iter(self._started.values()), now)
 
+    def sent_before(self, moment: float) -> list[Row]:
+        return [row for task, row in self._rows.items() if self._started[task] < moment]
+
     async def _publish(self, row: Row, twin: asyncio.Task[None] | None, *, redelivered: bool) -> None:
         # The library finds a returned message by its message_id: two of one id must not be in flight together.
         if twin is not None:

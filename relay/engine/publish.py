@@ -6,14 +6,14 @@ With `pipelined` and `none` rows go out as they come, and a refused one comes ba
 """
 
 import asyncio
-import heapq
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from itertools import count
 from typing import NamedTuple, assert_never
 
 from relay.backoff import backoff
 from relay.engine.figures import CONFIRM_BOUNDS, DELIVERY_BOUNDS
+from relay.engine.later import Later
+from relay.engine.probe import Prober
 from relay.engine.row import Key, Outcome, Row, Settled, key_of
 from relay.engine.wire import Wire
 from relay.observe.histogram import Histogram
@@ -36,7 +36,8 @@ class Publisher:
     """The rows between the table and the broker: offered by the tail, taken over by the marker when settled.
 
     Attributes:
-        in_flight: messages handed to a wire and not yet settled.
+        in_flight: messages handed to a wire or to the prober and not yet settled.
+        prober: sends what is to go out alone; None while there is no connection.
         published_total: rows confirmed and marked since the start; the marker counts them.
         failures: attempts since the start that ended without a confirm, by outcome.
         confirm_times, delivery_times: see `figures.Figures`; the wire and the marker observe them.
@@ -51,18 +52,17 @@ class Publisher:
         self._wire: Wire | None = None
         self._ready: deque[Row] = deque()
         self._busy: dict[Key, list[Row] | None] = {}  # a key with a row under way -> the rows that wait for it
-        # Heap: (loop time, tie-break, row, whether its key has gone on without it).
-        self._later: list[tuple[float, int, Row, bool]] = []
-        self._tie = count()
-        self._timer: asyncio.TimerHandle | None = None
+        self._later = Later(self._due)
         self._nacks: dict[int, int] = {}  # id -> times
         self._redelivered: set[int] = set()
         self._taken: list[Row] = []  # confirmed, and being marked
         self._unmarked: dict[int, bytes] = {}  # id -> message_id: confirmed, but the session was lost before the mark
         self._stopped = False
         self._suspects: set[int] = set()  # sent one at a time: the next that closes the channel is to blame
-        self._loop = asyncio.get_running_loop()
+        self._alone: set[int] = set()  # to be sent by the prober
+        self._probing: set[int] = set()  # sent by it
         self.in_flight = 0
+        self.prober: Prober | None = None
         self.published_total = 0
         self.failures: dict[Outcome, int] = {outcome: 0 for outcome in Outcome if outcome is not Outcome.CONFIRMED}
         self.confirm_times, self.delivery_times = Histogram(CONFIRM_BOUNDS), Histogram(DELIVERY_BOUNDS)
@@ -73,7 +73,7 @@ class Publisher:
     @property
     def waiting(self) -> int:
         """Rows to go or under way up to their mark, nacked ones too; none that backs off for a fault of its own."""
-        nacked = sum(row.id in self._nacks for _, _, row, _ in self._later) if self._nacks else 0
+        nacked = sum(row.id in self._nacks for row in self._later) if self._nacks else 0
         return len(self._ready) + self.in_flight + len(self.confirmed) + len(self._taken) + nacked
 
     def offer(self, rows: Iterable[Row]) -> None:
@@ -81,7 +81,7 @@ class Publisher:
         busy, ready, by_key = self._busy, self._ready, self._by_key
         for row in self._not_confirmed(rows) if self._unmarked else rows:
             if row.backoff_ms and self._passing:
-                self._again_after(row.backoff_ms / 1000, row, passed=True)
+                self._later.push(row.backoff_ms / 1000, row, passed=True)
                 continue
             if by_key and (key := key_of(row))[1] is not None:
                 if key in busy:
@@ -93,10 +93,14 @@ class Publisher:
                     continue
                 busy[key] = None
             if row.backoff_ms:
-                self._again_after(row.backoff_ms / 1000, row)
+                self._later.push(row.backoff_ms / 1000, row)
             else:
                 ready.append(row)
         self._pump()
+
+    def send_alone(self, id_: int) -> None:
+        """Let the row of this id, which is offered next, go out on a channel of its own."""
+        self._alone.add(id_)
 
     def attach(self, wire: Wire | None) -> None:
         """Send through this wire from now on; None while there is no connection."""
@@ -106,6 +110,8 @@ class Publisher:
     def settle(self, settled: Settled) -> None:
         """Act on an outcome. The wire calls this."""
         self.in_flight -= len(settled.rows)
+        if self._probing:
+            self._probing.difference_update(row.id for row in settled.rows)
         if settled.outcome is not Outcome.CONFIRMED:
             self.failures[settled.outcome] += len(settled.rows)
         match settled.outcome:
@@ -120,7 +126,7 @@ class Publisher:
             case Outcome.NACKED:
                 for row in settled.rows:
                     times = self._nacks[row.id] = self._nacks.get(row.id, 0) + 1
-                    self._again_after(backoff(times, NACK_BACKOFF, NACK_BACKOFF_MAX), row)
+                    self._later.push(backoff(times, NACK_BACKOFF, NACK_BACKOFF_MAX), row)
             case Outcome.UNKNOWN | Outcome.SUSPECT:
                 # The broker may have taken them: the consumer is told that they are repeats.
                 self._redelivered.update(row.id for row in settled.rows)
@@ -147,7 +153,7 @@ class Publisher:
 
     def retry_after(self, seconds: float, row: Row) -> None:
         """Send a faulty row again after a while; its key waits, or goes on under `skip`."""
-        self._again_after(seconds, row, passed=self._passing)
+        self._later.push(seconds, row, passed=self._passing)
         if self._passing:
             self.pass_over(row)
 
@@ -159,19 +165,18 @@ class Publisher:
     def take_followers(self, row: Row) -> list[Row]:
         """A faulty row was put away and its key waits: give the rows that were offered behind it, in order."""
         key = row.key
-        return list(self._busy.pop(key, None) or ()) if key is not None else []
+        return self._given_back(self._busy.pop(key, None) or ()) if key is not None else []
 
     def withdraw(self, matches: Callable[[Row], bool]) -> list[Row]:
         """Give back the rows that match and were to be sent next; their keys stay held as those of faulty rows."""
         found = [row for row in self._ready if matches(row)]
         self._ready = deque(row for row in self._ready if not matches(row))
-        found += self._withdraw_later(matches, passed=False)
-        self._suspects -= {row.id for row in found}
-        return found
+        found += self._later.withdraw(matches, passed=False)
+        return self._given_back(found)
 
     def withdraw_waiting(self, matches: Callable[[Row], bool], *, with_followers: bool) -> list[Row]:
         """Give back the rows that match and whose key another row holds, and those behind them if wanted."""
-        found = self._withdraw_later(matches, passed=True)
+        found = self._later.withdraw(matches, passed=True)
         for key, waiting in self._busy.items():
             first = next((n for n, row in enumerate(waiting or ()) if matches(row)), None)
             if waiting is None or first is None:
@@ -182,15 +187,14 @@ class Publisher:
             else:
                 found += [row for row in waiting if matches(row)]
                 self._busy[key] = [row for row in waiting if not matches(row)] or None
-        return found
+        return self._given_back(found)
 
-    def _withdraw_later(self, matches: Callable[[Row], bool], *, passed: bool) -> list[Row]:
-        found = [entry for entry in self._later if entry[3] is passed and matches(entry[2])]
-        if found:
-            self._later = [entry for entry in self._later if entry not in found]
-            heapq.heapify(self._later)
-            self._arm()
-        return [row for _, _, row, _ in found]
+    def _given_back(self, rows: Iterable[Row]) -> list[Row]:
+        rows = list(rows)
+        ids = {row.id for row in rows}
+        self._suspects -= ids
+        self._alone -= ids
+        return rows
 
     async def wait_settled(self) -> bool:
         """Wait for settled rows, those taken before being in the table; False when stopped and none is to come."""
@@ -214,6 +218,8 @@ class Publisher:
         What the broker confirmed is remembered: read again, it is marked without being sent again.
         """
         self.stop()
+        if self.prober is not None:
+            self.prober.give_up()
         while self.in_flight:
             self.settled.clear()
             await self.settled.wait()
@@ -239,7 +245,7 @@ class Publisher:
     def _forget_unsent(self) -> None:
         self._ready.clear()
         self._later.clear()
-        self._arm()
+        self._alone.clear()
 
     def _confirm(self, rows: Iterable[Row]) -> None:
         busy, ready = self._busy, self._ready
@@ -268,31 +274,26 @@ class Publisher:
             self._ready.append(waiting.pop(0))
             self._busy[key] = waiting or None
 
-    def _again_after(self, seconds: float, row: Row, *, passed: bool = False) -> None:
-        heapq.heappush(self._later, (self._loop.time() + seconds, next(self._tie), row, passed))
-        self._arm()
-
-    def _arm(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self._loop.call_at(self._later[0][0], self._due) if self._later else None
-
-    def _due(self) -> None:
-        now = self._loop.time()
-        passed: list[Row] = []
-        while self._later and self._later[0][0] <= now:
-            _, _, row, is_passed = heapq.heappop(self._later)
-            (passed if is_passed else self._ready).append(row._replace(backoff_ms=0))
-        self._timer = None
-        self._arm()
+    def _due(self, holding: list[Row], passed: list[Row]) -> None:
+        self._ready.extend(holding)
         self.offer(passed)
 
     def _pump(self) -> None:
         wire, ready = self._wire, self._ready
         if wire is None or not ready or self._stopped:
             return
+        if self._alone and self.prober is not None:
+            self._probe(self.prober)
         limit = 1 if self._suspects else self._max_in_flight
-        room = min(limit - self.in_flight, len(ready))
+        room = min(limit - self.in_flight + len(self._probing), len(ready))
         if room > 0 and room >= min(len(ready), limit // REFILL):
             self.in_flight += room
             wire.send([ready.popleft() for _ in range(room)], self._redelivered)
+
+    def _probe(self, prober: Prober) -> None:
+        for row in [row for row in self._ready if row.id in self._alone]:
+            self._ready.remove(row)
+            self._alone.remove(row.id)
+            self._probing.add(row.id)
+            self.in_flight += 1
+            prober.send(row, redelivered=row.id in self._redelivered)

@@ -1,8 +1,9 @@
 """Routes that do not work, and the rows that wait for them.
 
-Nothing bound for a routing key, a missing or a forbidden exchange: that is a fault of the address and not of the row.
-Rows for such an address burn no attempt; they wait in a partition of their own, where they are in nobody's way.
-Now and then one of them goes out as a probe, and once the broker takes it the others follow in order.
+Nothing bound for a routing key, a missing or a forbidden exchange, a queue that has taken nothing for long: that is a
+fault of the address and not of the row. Rows for such an address burn no attempt; they wait in a partition of their
+own, where they are in nobody's way. Now and then one of them goes out as a probe, on a channel of its own, and once
+the broker takes it the others follow in order.
 With `key_policy = "hold"` the later rows of a waiting row's key wait with it, wherever they are bound for.
 """
 
@@ -57,7 +58,8 @@ class Quarantine:
         self._routes: dict[Address, Route] = {}
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._turn = asyncio.Lock()  # rows on their way in must not meet rows of their key on their way out
+        # Rows on their way in must not meet rows of their key on their way out; nor is anything offered meanwhile.
+        self._turn = asyncio.Lock()
 
     async def load(self) -> None:
         """Learn from the table which routes are in quarantine; each is tried at once."""
@@ -67,14 +69,21 @@ class Quarantine:
 
     async def keep_back(self, window: list[Row]) -> list[Row]:
         """Set aside the rows that have to wait; give the others."""
-        if not self._routes:
+        if not self._routes and not self._turn.locked():
             return window
+        async with self._turn:
+            return await self._keep_back(window)
+
+    async def _keep_back(self, window: list[Row]) -> list[Row]:
         by_address: dict[Address, list[Row]] = {}
         free: list[Row] = []
         for row in window:
             address = self._router.address(row)
             route = self._routes.get(address)
-            if route is None or route.works or route.probe == (row.lane, row.id):
+            if route is None or route.works:
+                free.append(row)
+            elif route.probe == (row.lane, row.id):
+                self._publisher.send_alone(row.id)
                 free.append(row)
             else:
                 by_address.setdefault(address, []).append(row)

@@ -76,7 +76,7 @@ class Outcome(StrEnum):
     CONFIRMED = "confirmed"  # the broker has taken it over
     NACKED = "nacked"  # the broker could not; nothing is wrong with the row
     RETURNED = "returned"  # no queue is bound for its routing key
-    BARRED = "barred"  # its exchange is missing or forbidden
+    BARRED = "barred"  # its address takes nothing: a missing or forbidden exchange, or a queue that is full or dead
     REFUSED = "refused"  # it alone closed the channel, or cannot be sent as it is
     SUSPECT = "suspect"  # the broker closed the channel on account of one of them
     UNKNOWN = "unknown"  # time-out or lost connection: it may have arrived

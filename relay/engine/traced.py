@@ -71,6 +71,9 @@ class TracedWire:
     def unconfirmed_for(self, now: float) -> float:
         return self.wire.unconfirmed_for(now)
 
+    def sent_before(self, moment: float) -> list[Row]:
+        return self.wire.sent_before(moment)
+
     def _start(self, rows: Sequence[Row]) -> Span:
         addresses = {self._router.address(row) for row in rows}
         exchanges = {address.exchange.decode() for address in addresses}

@@ -106,6 +106,9 @@ class Wire(Protocol):
     def unconfirmed_for(self, now: float) -> float:
         """Tell for how many seconds the oldest row in flight has waited, by the clock that the wire was given."""
 
+    def sent_before(self, moment: float) -> list[Row]:
+        """Give the rows in flight that were sent before then, by that clock."""
+
 
 class FrameWire:
     """The fast wire; see the module.
@@ -193,6 +196,10 @@ class FrameWire:
         while self._sent_at and self._sent_at[0][0] < oldest:
             self._sent_at.popleft()
         return now - self._sent_at[0][1] if self._sent_at else 0.0
+
+    def sent_before(self, moment: float) -> list[Row]:
+        last = max((tag for tag, at in self._sent_at if at < moment), default=0)
+        return [row for tag, row in self._rows.items() if tag <= last]
 
     async def _take(self, item: tuple[int, Any]) -> None:
         """Take confirms and returns; everything else goes on to the channel."""

@@ -4,6 +4,7 @@ import aio_pika
 import pytest
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 
+from relay.engine import tail
 from relay.engine.row import Outcome
 from relay.settings import KeyPolicy, Ordering, Wire
 from tests.engine.conftest import Outbox, Reader, RunNode
@@ -146,8 +147,15 @@ async def test_without_order_by_key_rows_wait_too(
 
 @pytest.mark.parametrize("exchange", ["", "missing"])
 async def test_many_rows_for_it_hide_no_others_and_each_key_follows_in_order(
-    outbox: Outbox, channel: AbstractChannel, queue: Reader, run_node: RunNode, exchange: str
+    outbox: Outbox,
+    channel: AbstractChannel,
+    queue: Reader,
+    run_node: RunNode,
+    exchange: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # Lane by lane: the rows of a key come in several windows, and some of them while others are set aside.
+    monkeypatch.setattr(tail, "FAR", 0)
     # Every third row of each key is for the route that does not work.
     await outbox.connection.execute(
         "INSERT INTO outbox.message (aggregate_type, aggregate_id, event_type, payload, exchange, routing_key)"
@@ -218,6 +226,41 @@ async def test_an_owner_may_send_the_rows_elsewhere(outbox: Outbox, queue: Reade
 
 async def is_left(outbox: Outbox) -> bool:
     return await routes(outbox) == []
+
+
+async def test_a_queue_that_stays_full_hides_no_others_and_gets_its_rows_in_order(
+    outbox: Outbox, channel: AbstractChannel, queue: Reader, run_node: RunNode
+) -> None:
+    limits = {"x-max-length": 1, "x-overflow": "reject-publish", "x-queue-type": "quorum"}
+    full = await channel.declare_queue("full", durable=True, arguments=limits)  # type: ignore[arg-type]
+    # More keys than the window has rows.
+    await outbox.connection.execute(
+        "INSERT INTO outbox.message (aggregate_type, aggregate_id, event_type, payload, exchange, routing_key)"
+        " SELECT 'customer', (n % 300)::text, 'InvoiceIssued', '1', '', 'full' FROM generate_series(1, 600) AS n"
+    )
+
+    async with run_node(max_window_rows=200) as node:
+        innocent = await outbox.insert("innocent")
+        assert await queue.ids(1) == [innocent]
+        await eventually(outbox.is_empty, "the rows for the full queue wait aside", 30)
+        assert await routes(outbox) == [("", "full")]
+        assert "basic.nack" in await outbox.column("last_error", innocent - 1)
+        arrived: list[tuple[str, int]] = []
+
+        async def take(message: AbstractIncomingMessage) -> None:
+            arrived.append((str(message.headers["x-aggregate-id"]), int(str(message.headers["x-outbox-id"]))))
+
+        await full.consume(take, no_ack=True)
+        await eventually(lambda: is_at_rest(outbox), "all sent", 60)
+        await eventually(lambda: len({id_ for _, id_ in arrived}) == 600, "all arrive")
+        assert node.figures().broker_losses == {}
+
+    assert await routes(outbox) == []
+    for key in {key for key, _ in arrived}:
+        ids = list(dict.fromkeys(id_ for of, id_ in arrived if of == key))
+        assert ids == sorted(ids)
+    cursor = await outbox.connection.execute("SELECT max(attempts) FROM outbox.message")
+    assert await cursor.fetchone() == (0,)
 
 
 async def test_only_one_row_at_a_time_tries_the_route(outbox: Outbox, run_node: RunNode) -> None:

@@ -9,7 +9,10 @@ import secrets
 import signal
 from pathlib import Path
 
+import aio_pika
+import psycopg
 import pytest
+from aiormq.abc import FieldTable
 from pydantic import SecretStr
 from yarl import URL
 
@@ -19,6 +22,13 @@ from tests.faults.load import relaying, under_load
 from tests.support.cluster import Cluster
 from tests.support.eventually import eventually
 from tests.support.proxy import FaultProxy, Way
+
+ALONE: FieldTable = {"x-queue-type": "quorum", "x-quorum-initial-group-size": 1}
+ALONE_ROWS, ALONE_KEYS = 1000, 250
+FOR_ALONE = """
+    INSERT INTO outbox.message (aggregate_type, aggregate_id, event_type, payload, exchange, routing_key)
+    SELECT 'alone', 'alone-' || n % 250, 'InvoiceIssued', '1', '', 'alone' FROM generate_series(1, 1000) AS n
+"""
 
 pytestmark = [pytest.mark.drills, pytest.mark.timeout(300)]
 
@@ -38,6 +48,49 @@ async def test_a_leader_s_links_are_cut(cluster: Cluster, database_url: str, tmp
 
         await scene.load.comes_on(60)
         await scene.finish()
+
+
+async def test_a_queue_whose_only_node_is_gone_stops_no_other(
+    cluster: Cluster, database_url: str, tmp_path: Path
+) -> None:
+    async with failover(cluster, database_url, tmp_path, RELAY_BROKER__CONFIRM_TIMEOUT="5") as scene:
+        holder = scene.followers[1]
+        async with await aio_pika.connect(holder.url(scene.vhost)) as connection:
+            channel = await connection.channel()
+            await channel.declare_queue("alone", durable=True, arguments=ALONE)
+        await asyncio.to_thread(holder.stop, signal.SIGKILL)
+
+        async with await psycopg.AsyncConnection.connect(database_url, autocommit=True) as outbox:
+            await outbox.execute(FOR_ALONE)
+            await eventually(lambda: waits_aside(outbox), "its rows wait aside", 60)
+            # Longer than it takes to give a confirm up: the probes hinder nobody.
+            given_up = len(scene.events("confirm.timed_out"))
+            for _ in range(10):
+                await scene.load.comes_on(20)
+            assert len(scene.events("confirm.timed_out")) == given_up
+            await scene.finish()
+        arrived = await everything_in("alone", holder.url(scene.vhost))
+
+    assert len(dict.fromkeys(arrived)) == ALONE_ROWS
+    for key in range(ALONE_KEYS):
+        numbers = list(dict.fromkeys(number for of, number in arrived if of == f"alone-{key}"))
+        assert numbers == sorted(numbers)
+
+
+async def waits_aside(outbox: psycopg.AsyncConnection) -> bool:
+    cursor = await outbox.execute(
+        "SELECT state, count(*) FROM outbox.message WHERE routing_key = 'alone' GROUP BY state"
+    )
+    return await cursor.fetchall() == [("quarantined", ALONE_ROWS)]
+
+
+async def everything_in(queue: str, url: str) -> list[tuple[str, int]]:
+    arrived: list[tuple[str, int]] = []
+    async with await aio_pika.connect(url) as connection:
+        declared = await (await connection.channel()).declare_queue(queue, passive=True)
+        while (message := await declared.get(no_ack=True, fail=False)) is not None:
+            arrived.append((str(message.headers["x-aggregate-id"]), int(str(message.headers["x-outbox-id"]))))
+    return arrived
 
 
 async def test_a_follower_is_cut_off(cluster: Cluster, database_url: str, tmp_path: Path) -> None:
