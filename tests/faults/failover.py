@@ -98,6 +98,8 @@ async def failover(
                 measuring = tasks.create_task(reference.run(), name="reference")
                 scene = Failover(cluster, vhost, leader, followers, load, relay, reference)
                 await load.comes_on(60)
+                for node in cluster.nodes:
+                    await asyncio.to_thread(node.keep_queues)
                 yield scene
                 measuring.cancel()
         finally:

@@ -133,6 +133,7 @@ async def test_a_broker_that_is_restarted_under_load_is_waited_for(
         theirs = settings.model_copy(update={"broker": settings.broker.model_copy(update={"url": SecretStr(url)})})
         async with under_load(database_url, url) as load, relaying(theirs) as node:
             await load.comes_on()
+            await asyncio.to_thread(own.keep_queues)
 
             await asyncio.to_thread(own.stop, how)
             await eventually(lambda: "Connect" in node.hindrances().get("broker", ""), "it says that nobody is there")
