@@ -55,7 +55,7 @@ def _report(soaked: Soaked, options: dict[str, float], *, check: bool) -> int:
     lines = [_line(number, minute) for number, minute in enumerate(soaked.minutes, start=1)]
     title = f"Steady traffic of {soaked.written:,} rows: medians of each minute, in flight the most; lost {soaked.lost}"
     report.print_table(console, title, columns, lines)
-    compared = growths(soaked)
+    compared = growths(soaked, options["rate"])
     _print_growths(compared)
     figures = {
         "options": options,
@@ -90,10 +90,9 @@ def _line(number: int, minute: Minute) -> list[str]:
 def _print_growths(compared: Sequence[Growth]) -> None:
     lines = []
     for one in compared:
-        limit = f"x{one.factor:g}" + (f", +{one.at_most:g}" if one.at_most is not None else "")
-        change = f"{one.after / one.before - 1:+.1%}"
-        lines.append([one.name, f"{one.before:.1f}", f"{one.after:.1f}", change, limit, "yes" if one.is_flat else "NO"])
-    columns = ["", "second third", "last third", "change", "at most", "flat"]
+        figures = [f"{value:.1f}" for value in (one.before, one.after, one.limit)]
+        lines.append([one.name, *figures, "yes" if one.is_flat else "NO"])
+    columns = ["", "second third", "last third", "at most", "flat"]
     report.print_table(console, "Medians of the last third next to the second", columns, lines)
 
 
