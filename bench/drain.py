@@ -15,6 +15,7 @@ from bench import backlog as table
 from bench import reference, report
 from bench.command import Count, main
 from bench.drain_case import REFERENCE, Case, Measured, measure
+from bench.drain_report import print_drains
 from bench.keys import Keys
 from bench.servers import Servers, private_servers
 from relay.settings import Ordering
@@ -103,32 +104,9 @@ def _print_measured(one: Measured, rounds: int) -> None:
 
 
 def _report(measured: Sequence[Measured], names: Sequence[str], options: dict[str, int]) -> int:
-    of_round = {one.round: one.rate for one in measured if one.case == REFERENCE}
-    lines, bars, summary = [], {}, {}
-    for name in names:
-        rounds = [one for one in measured if one.case == name]
-        rate = report.spread([one.rate for one in rounds])
-        ratio = report.spread([one.rate / of_round[one.round] for one in rounds]) if of_round else None
-        cpu = {
-            part: report.spread([getattr(one, part) for one in rounds])
-            for part in ("sender_cpu", "postgres_cpu", "rabbitmq_cpu")
-        }
-        lost = sum(one.lost for one in rounds)
-        ratios = [ratio.shown(2), ratio.range_shown(2)] if ratio else ["-", "-"]
-        lines.append(
-            [name, rate.shown(), rate.range_shown(), *ratios, *(part.shown(1) for part in cpu.values()), str(lost)]
-        )
-        bars[name] = rate
-        summary[name] = {
-            "rate": asdict(rate),
-            "ratio": asdict(ratio) if ratio else None,
-            "cpu": {part: asdict(used) for part, used in cpu.items()},
-            "lost": lost,
-        }
-
-    columns = ["", "msg/s", "lowest-highest", "of C", "lowest-highest", "sender", "PostgreSQL", "RabbitMQ", "lost"]
     title = f"Backlog drained: median of {options['rounds']} rounds; CPU of each process in us a message"
-    report.print_table(console, title, columns, lines)
+    summary = print_drains(console, title, measured, names, reference=REFERENCE, of="of C")
+    bars = {name: report.Spread(**figures["rate"]) for name, figures in summary.items()}
     figures = {"options": options, "summary": summary, "rounds": [asdict(one) for one in measured]}
     plot = report.plot_bars("drain", "Backlog drained, confirms and marks included", "messages a second", bars)
     report.print_files(console, report.write_json("drain", figures), plot)

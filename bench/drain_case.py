@@ -1,8 +1,13 @@
 """One case of bench/drain in one round: the relay on a backlog, or the C client with the same messages."""
 
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
+
+import psycopg
 
 from bench import backlog as table
 from bench import queue, reference
@@ -30,6 +35,18 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
+class Cpu:
+    """Seconds of CPU time."""
+
+    sender: float
+    postgres: float
+    rabbitmq: float
+
+    def since(self, before: "Cpu") -> "Cpu":
+        return Cpu(self.sender - before.sender, self.postgres - before.postgres, self.rabbitmq - before.rabbitmq)
+
+
+@dataclass(frozen=True, slots=True)
 class Measured:
     """One case in one round; CPU in microseconds a message."""
 
@@ -50,6 +67,21 @@ class Measured:
     def lost(self) -> int:
         return max(0, self.messages - self.in_queue)
 
+    @classmethod
+    def now(cls, servers: Servers, case: str, number: int, *, messages: int, seconds: float, cpu: Cpu) -> Self:
+        """Put together what was measured just now; the queue still holds the messages."""
+        micro = 1e6 / messages
+        return cls(
+            case=case,
+            round=number,
+            messages=messages,
+            seconds=seconds,
+            sender_cpu=cpu.sender * micro,
+            postgres_cpu=cpu.postgres * micro,
+            rabbitmq_cpu=cpu.rabbitmq * micro,
+            in_queue=queue.depth(servers.broker_url),
+        )
+
 
 def measure(servers: Servers, case: Case, number: int, *, program: Path | None, profile: Path | None) -> Measured:
     """Measure one case once: on an empty queue, an empty table, and servers that have come to rest."""
@@ -60,56 +92,49 @@ def measure(servers: Servers, case: Case, number: int, *, program: Path | None, 
         seconds, cpu = _publish_by_client(servers, case.backlog, program)
     else:
         seconds, cpu = _drain_by_relay(servers, case.backlog, case.ordering, profile)
-    micro = 1e6 / case.backlog.rows
-    return Measured(
-        case=case.name,
-        round=number,
-        messages=case.backlog.rows,
-        seconds=seconds,
-        sender_cpu=cpu.sender * micro,
-        postgres_cpu=cpu.postgres * micro,
-        rabbitmq_cpu=cpu.rabbitmq * micro,
-        in_queue=queue.depth(servers.broker_url),
-    )
+    return Measured.now(servers, case.name, number, messages=case.backlog.rows, seconds=seconds, cpu=cpu)
 
 
-@dataclass(frozen=True, slots=True)
-class _Cpu:
-    """Seconds of CPU time."""
+def drain(
+    servers: Servers,
+    watch: psycopg.Connection,
+    relay: Process,
+    writing: AbstractContextManager[psycopg.Connection],
+    *,
+    look: Callable[[], None] = lambda: None,
+) -> tuple[float, Cpu]:
+    """Let a relay that is idle drain what `writing` has written and not yet committed; give its seconds.
 
-    sender: float
-    postgres: float
-    rabbitmq: float
-
-    def since(self, before: "_Cpu") -> "_Cpu":
-        return _Cpu(self.sender - before.sender, self.postgres - before.postgres, self.rabbitmq - before.rabbitmq)
-
-
-def _publish_by_client(servers: Servers, backlog: Backlog, program: Path) -> tuple[float, _Cpu]:
-    wait_idle(servers.postgres_pid, servers.rabbitmq_pid)
-    before = cpu_seconds(servers.rabbitmq_pid)
-    published = reference.publish(program, servers.broker_url, backlog)
-    rabbitmq = cpu_seconds(servers.rabbitmq_pid) - before
-    return published.seconds, _Cpu(published.cpu_seconds, 0.0, rabbitmq)
-
-
-def _drain_by_relay(servers: Servers, backlog: Backlog, ordering: Ordering, profile: Path | None) -> tuple[float, _Cpu]:
-    log = servers.folder / "relay.log"
-    with (
-        watching(servers.database_url) as watch,
-        running_relay(servers.database_url, servers.broker_url, ordering, log=log, profile=profile) as relay,
-        table.uncommitted(servers.database_url, backlog) as writer,
-    ):
+    `look` is called all the time meanwhile, and once just before.
+    """
+    with writing as writer:
         watch.execute("CHECKPOINT")  # what the filling left to write is not the relay's
         wait_idle(servers.postgres_pid, servers.rabbitmq_pid)
+        look()
 
         before = _cpu(servers, relay)
         started = time.monotonic()
         writer.commit()
-        wait_drained(watch, relay)
-        seconds = time.monotonic() - started
-        return seconds, _cpu(servers, relay).since(before)
+        ended = wait_drained(watch, relay, look=look)
+        return ended - started, _cpu(servers, relay).since(before)
 
 
-def _cpu(servers: Servers, relay: Process) -> _Cpu:
-    return _Cpu(cpu_seconds(relay.pid), cpu_seconds(servers.postgres_pid), cpu_seconds(servers.rabbitmq_pid))
+def _publish_by_client(servers: Servers, backlog: Backlog, program: Path) -> tuple[float, Cpu]:
+    wait_idle(servers.postgres_pid, servers.rabbitmq_pid)
+    before = cpu_seconds(servers.rabbitmq_pid)
+    published = reference.publish(program, servers.broker_url, backlog)
+    rabbitmq = cpu_seconds(servers.rabbitmq_pid) - before
+    return published.seconds, Cpu(published.cpu_seconds, 0.0, rabbitmq)
+
+
+def _drain_by_relay(servers: Servers, backlog: Backlog, ordering: Ordering, profile: Path | None) -> tuple[float, Cpu]:
+    log = servers.folder / "relay.log"
+    with (
+        watching(servers.database_url) as watch,
+        running_relay(servers.database_url, servers.broker_url, ordering, log=log, profile=profile) as relay,
+    ):
+        return drain(servers, watch, relay, table.uncommitted(servers.database_url, backlog))
+
+
+def _cpu(servers: Servers, relay: Process) -> Cpu:
+    return Cpu(cpu_seconds(relay.pid), cpu_seconds(servers.postgres_pid), cpu_seconds(servers.rabbitmq_pid))

@@ -1,6 +1,7 @@
-"""CPU time of whole servers, from /proc: the process, its children, and the children that already ended."""
+"""CPU time of whole servers, from /proc: the process, its children, and the children that already ended; memory."""
 
 import os
+import re
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -53,3 +54,9 @@ def wait_idle(*roots: int, timeout: float = 120.0) -> None:
         time.sleep(0.5)  # the length of the sample, not a guess at how long the chores take
         share = (sum(map(cpu_seconds, roots)) - before) / 0.5
         quiet = quiet + 1 if share < IDLE_SHARE * len(roots) else 0
+
+
+def peak_bytes(pid: int) -> int:
+    """Tell how much memory a process held at one time at most; 0 when it has just ended."""
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    return 1024 * int(found[1]) if found else 0

@@ -1,7 +1,6 @@
 """What bench/replay measures: the rate of a replay next to a drain, live traffic beside one, and its memory."""
 
 import os
-import re
 import signal
 import sys
 import time
@@ -19,7 +18,7 @@ from bench import queue
 from bench.backlog import Backlog
 from bench.command import BenchmarkError
 from bench.confirms import read_confirms
-from bench.processes import cpu_seconds, wait_idle
+from bench.processes import cpu_seconds, peak_bytes, wait_idle
 from bench.relay_process import running_relay
 from bench.servers import Servers
 from bench.watch import wait_drained, watching
@@ -141,7 +140,7 @@ def measure_memory(servers: Servers, rows: int) -> float:
     with watching(servers.database_url) as watch:
         watch.execute(FILL, [rows])
     with running_replay(servers) as replaying:
-        return wait_ended(replaying) / 1024
+        return wait_ended(replaying) / (1 << 20)
 
 
 @contextmanager
@@ -181,7 +180,7 @@ def has_begun(servers: Servers) -> bool:
 
 
 def wait_ended(replaying: Process) -> int:
-    """Wait until it has done its job; give the most memory that it had at one time, in kB.
+    """Wait until it has done its job; give the most memory that it had at one time, in bytes.
 
     Raises:
         BenchmarkError: it failed or takes TOO_LONG; it shows its last words.
@@ -192,8 +191,7 @@ def wait_ended(replaying: Process) -> int:
         if time.monotonic() > deadline:
             raise BenchmarkError(f"the replay takes longer than {TOO_LONG:g} s:\n{replaying.log_end()}")
         with suppress(FileNotFoundError, ProcessLookupError):  # it ends just now
-            found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{replaying.pid}/status").read_text())
-            peak = max(peak, int(found[1]) if found else 0)
+            peak = max(peak, peak_bytes(replaying.pid))
         time.sleep(POLL)
     _require(replaying, 0)
     return peak

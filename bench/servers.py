@@ -2,9 +2,12 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
+import psycopg
+from psycopg.sql import SQL, Identifier
 from pydantic import SecretStr
 from rich.console import Console
 
@@ -40,3 +43,16 @@ def private_servers(console: Console, *, routing_key: str) -> Iterator[Servers]:
         migrate(DatabaseSettings(url=SecretStr(database_url)))
         bind_queue(rabbitmq.url(), routing_key)
         yield Servers(database_url, postgres.pid, rabbitmq.url(), rabbitmq.pid, folder)
+
+
+@contextmanager
+def second_database(servers: Servers, name: str) -> Iterator[Servers]:
+    """Make a further database with the outbox tables on the same server; it is dropped at the end."""
+    database_url = urlsplit(servers.database_url)._replace(path=f"/{name}").geturl()
+    with psycopg.connect(servers.database_url, autocommit=True) as connection:
+        connection.execute(SQL("CREATE DATABASE {}").format(Identifier(name)))
+        try:
+            migrate(DatabaseSettings(url=SecretStr(database_url)))
+            yield replace(servers, database_url=database_url)
+        finally:
+            connection.execute(SQL("DROP DATABASE {} WITH (FORCE)").format(Identifier(name)))

@@ -1,25 +1,26 @@
 """Look at the table while the relay works, at next to no cost to it."""
 
 import time
+from collections.abc import Callable
 
 import psycopg
 
 from bench.command import BenchmarkError
+from relay.engine.session import LANES
 from tests.support.process import Process
 
 POLL = 0.05  # seconds between two looks
 TOO_LONG = 600.0
 
-# Each lane is looked at from its end, where a row lives as long as there is one: from the front, every look
-# would walk over the index entries of all rows that are already gone.
-HAS_PENDING = """
-    SELECT EXISTS (
-        SELECT FROM generate_series(0, 15) AS l (lane)
-        CROSS JOIN LATERAL (
-            SELECT FROM outbox.message_pending AS row
-            WHERE row.lane = l.lane::smallint ORDER BY row.lane DESC, row.id DESC LIMIT 1
-        ) AS last
-    )
+# The first of these lanes that has a row. Each is looked at from its end, where a row lives as long as there is one:
+# from the front, every look would walk over the index entries of all rows that are already gone.
+FIRST_PENDING = """
+    SELECT place
+    FROM unnest(%s::smallint[]) WITH ORDINALITY AS l (lane, place)
+    CROSS JOIN LATERAL (
+        SELECT FROM outbox.message_pending AS row WHERE row.lane = l.lane ORDER BY row.lane DESC, row.id DESC LIMIT 1
+    ) AS last
+    LIMIT 1
 """
 
 
@@ -30,21 +31,27 @@ def watching(database_url: str) -> psycopg.Connection:
     return psycopg.connect(database_url, autocommit=True, options=options, application_name="bench")
 
 
-def wait_drained(watch: psycopg.Connection, relay: Process) -> None:
-    """Return once no row is pending; late by POLL at most.
+def wait_drained(watch: psycopg.Connection, relay: Process, *, look: Callable[[], None] = lambda: None) -> float:
+    """Return once no row is pending, and tell since when (monotonic), late by POLL at most. Nobody may write any more.
+
+    `look` is called all the time.
 
     Raises:
         BenchmarkError: the relay ended before, or rows are still pending after TOO_LONG; it shows its last words.
     """
     deadline = time.monotonic() + TOO_LONG
-    while _has_pending(watch):
+    lanes = list(range(LANES))
+    while True:
+        # Under an old snapshot a look at an empty lane walks over all that it ever held. So it is not looked at again,
+        # and the time of the last look, which sees what there was when it began, does not count.
+        began = time.monotonic()
+        first = watch.execute(FIRST_PENDING, [lanes]).fetchone()
+        if first is None:
+            return began
+        lanes = lanes[first[0] - 1 :]
         if not relay.is_running():
             raise BenchmarkError(f"the relay ended before the table was empty:\n{relay.log_end()}")
         if time.monotonic() > deadline:
             raise BenchmarkError(f"rows are still pending after {TOO_LONG:g} s:\n{relay.log_end()}")
+        look()
         time.sleep(POLL)
-
-
-def _has_pending(watch: psycopg.Connection) -> bool:
-    row = watch.execute(HAS_PENDING).fetchone()
-    return row is not None and bool(row[0])

@@ -2,16 +2,12 @@
 
 import asyncio
 from collections.abc import Iterator
-from pathlib import Path
 
-import aio_pika
 import psycopg
 import pytest
-from pamqp.common import FieldTable
 
 from bench import backlog as table
 from bench import queue
-from bench.backlog import ROUTING_KEY
 from bench.command import BenchmarkError
 from bench.keys import Keys
 from bench.replay_case import (
@@ -24,18 +20,9 @@ from bench.replay_case import (
     wait_ended,
 )
 from bench.servers import Servers
-from tests.support.postgres import PostgresServer
-from tests.support.rabbitmq import RabbitServer
+from tests.bench.conftest import Forget
 
 ROWS = 500
-
-
-@pytest.fixture
-def servers(
-    postgres: PostgresServer, rabbitmq: RabbitServer, database_url: str, broker_url: str, tmp_path: Path
-) -> Servers:
-    queue.bind_queue(broker_url, ROUTING_KEY)
-    return Servers(database_url, postgres.pid, broker_url, rabbitmq.pid, tmp_path)
 
 
 @pytest.fixture
@@ -64,9 +51,9 @@ def test_live_traffic_is_measured_beside_a_replay_and_alone(servers: Servers, li
     assert min(len(alone.latencies), len(beside.latencies)) >= 100
 
 
-async def test_a_message_that_does_not_arrive_is_lost(servers: Servers, broker_url: str) -> None:
+async def test_a_message_that_does_not_arrive_is_lost(servers: Servers, forget_all_but: Forget) -> None:
     backlog = table.prepare(servers.database_url, servers.folder, Keys.CDNOW, rows=ROWS)
-    await forget_all_but(broker_url, ROWS - 10)
+    await forget_all_but(ROWS - 10)
 
     measured = await asyncio.to_thread(measure_rates, servers, backlog)
 
@@ -86,15 +73,6 @@ def test_a_replay_that_fails_ends_the_benchmark(servers: Servers) -> None:
 
     with running_replay(servers) as replaying, pytest.raises(BenchmarkError, match="ended with code 1"):
         wait_ended(replaying)
-
-
-async def forget_all_but(broker_url: str, messages: int) -> None:
-    """Make the queue again as one that drops its oldest messages."""
-    async with await aio_pika.connect(broker_url) as connection, connection.channel() as channel:
-        await channel.queue_delete(queue.QUEUE)
-        arguments: FieldTable = {"x-queue-type": "quorum", "x-max-length": messages}
-        dropping = await channel.declare_queue(queue.QUEUE, durable=True, arguments=arguments)
-        await dropping.bind(queue.EXCHANGE, ROUTING_KEY)
 
 
 def replayed(servers: Servers) -> int:

@@ -1,0 +1,125 @@
+"""The benchmark of the table's state measures what it says: retained rows, dead rows, the relay's memory."""
+
+import asyncio
+import os
+
+import psycopg
+import pytest
+
+from bench import backlog as table
+from bench import queue
+from bench.backlog import Backlog
+from bench.command import BenchmarkError
+from bench.keys import Keys
+from bench.processes import peak_bytes
+from bench.servers import Servers, second_database
+from bench.table_case import (
+    DAYS,
+    Course,
+    holding_snapshot,
+    measure_memory,
+    measure_retained,
+    measure_snapshot,
+    require_space,
+    retain,
+)
+from tests.bench.conftest import Forget
+from tests.support.process import resident_bytes
+
+ROWS = 500
+RETAINED = 5000
+
+OF_A_DAY = "SELECT sent_at::date, count(*), max(octet_length(payload::text)) FROM outbox.message_sent GROUP BY 1"
+SENT = "SELECT count(*) FROM outbox.message_sent"
+TRANSACTIONS = (
+    "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'old snapshot' AND backend_xmin IS NOT NULL"
+)
+
+
+@pytest.fixture
+def backlog(servers: Servers) -> Backlog:
+    return table.prepare(servers.database_url, servers.folder, Keys.CDNOW, rows=ROWS)
+
+
+def test_retained_rows_lie_in_ten_days_until_now(servers: Servers) -> None:
+    retain(servers, RETAINED)
+
+    with psycopg.connect(servers.database_url) as connection:
+        days = connection.execute(OF_A_DAY).fetchall()
+    assert len(days) == DAYS
+    assert sum(rows for _, rows, _ in days) == RETAINED
+    assert {longest for _, _, longest in days} == {table.PAYLOAD_BYTES}
+
+
+def test_the_drain_of_a_full_table_keeps_what_is_retained(servers: Servers, backlog: Backlog) -> None:
+    with second_database(servers, f"{servers.folder.name}_full".lower()) as filled:
+        retain(filled, RETAINED)
+
+        kept = measure_retained(filled, backlog, 1, retained=RETAINED, is_retained=True)
+        without = measure_retained(servers, backlog, 1, retained=RETAINED, is_retained=False)
+
+        assert (kept.lost, without.lost) == (0, 0)
+        assert count(filled, SENT) == RETAINED + ROWS
+    assert count(servers, SENT) == ROWS
+
+
+def test_dead_rows_are_there_only_under_a_snapshot(servers: Servers, backlog: Backlog) -> None:
+    held = measure_snapshot(servers, backlog, 1, is_held=True)
+    free = measure_snapshot(servers, backlog, 1, is_held=False)
+
+    assert (held.measured.lost, free.measured.lost) == (0, 0)
+    assert held.dead_mib * 2**20 > ROWS * table.PAYLOAD_BYTES > free.dead_mib * 2**20
+
+
+def test_a_snapshot_is_held_until_the_end_of_its_block(servers: Servers) -> None:
+    with holding_snapshot(servers.database_url):
+        meanwhile = count(servers, TRANSACTIONS)
+
+    assert meanwhile == 1
+    assert count(servers, TRANSACTIONS) == 0
+
+
+def test_the_memory_is_looked_at_in_the_course_of_a_drain(servers: Servers) -> None:
+    course = measure_memory(servers, ROWS)
+
+    assert course.lost == 0
+    assert queue.depth(servers.broker_url) == ROWS
+    assert len(course.resident) == len(course.published) >= 2
+    assert 20 < max(course.resident) <= course.peak < 300  # MiB
+
+
+def test_the_memory_is_told_by_what_was_published() -> None:
+    course = Course(rows=100, published=[0, 9, 10, 60, 60], resident=[1.0, 2.0, 3.0, 4.0, 5.0])
+
+    assert [course.at(share) for share in (0.0, 0.1, 0.5, 0.9)] == [1.0, 3.0, 4.0, 5.0]
+
+
+def test_a_process_holds_no_more_than_it_did_at_most() -> None:
+    now = resident_bytes(os.getpid())
+
+    assert 0 < now <= peak_bytes(os.getpid())
+
+
+async def test_a_message_that_does_not_arrive_is_lost(
+    servers: Servers, backlog: Backlog, forget_all_but: Forget
+) -> None:
+    await forget_all_but(ROWS - 10)
+
+    course = await asyncio.to_thread(measure_memory, servers, ROWS)
+    retained = await asyncio.to_thread(measure_retained, servers, backlog, 1, retained=RETAINED, is_retained=False)
+
+    assert (course.lost, retained.lost) == (10, 10)
+    with pytest.raises(BenchmarkError, match="only 490 arrived"):
+        await asyncio.to_thread(measure_snapshot, servers, backlog, 1, is_held=False)
+
+
+def test_a_disk_without_room_ends_the_benchmark(servers: Servers) -> None:
+    with pytest.raises(BenchmarkError, match="ask for fewer rows"):
+        require_space(servers.folder, 1 << 60)
+
+
+def count(servers: Servers, query: str) -> int:
+    with psycopg.connect(servers.database_url) as connection:
+        row = connection.execute(query.encode()).fetchone()
+    assert row is not None
+    return int(row[0])
