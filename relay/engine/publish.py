@@ -72,9 +72,10 @@ class Publisher:
 
     @property
     def waiting(self) -> int:
-        """Rows to go or under way up to their mark, nacked ones too; none that backs off for a fault of its own."""
+        """Rows to go or under way up to their mark, nacked ones too; none that backs off for its fault, no probe."""
         nacked = sum(row.id in self._nacks for row in self._later) if self._nacks else 0
-        return len(self._ready) + self.in_flight + len(self.confirmed) + len(self._taken) + nacked
+        sent = self.in_flight - len(self._probing)
+        return len(self._ready) + sent + len(self.confirmed) + len(self._taken) + nacked
 
     def offer(self, rows: Iterable[Row]) -> None:
         """Take rows over; those of one lane must come in id order."""
