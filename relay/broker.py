@@ -7,8 +7,11 @@ from typing import Any
 
 import aio_pika
 from aio_pika.abc import ConnectionParameter
+from aiormq.abc import AbstractChannel as Underlay
+from aiormq.abc import ChannelFrame
 from aiormq.connection import TCPTransportFactory, TLSTransportFactory, TransportFactory
 from aiormq.exceptions import AMQPConnectionError, AMQPError, ConnectionClosed
+from pamqp.commands import Channel as ChannelMethods
 from pamqp.commands import Connection as Methods
 from yarl import URL
 
@@ -164,6 +167,23 @@ async def connect(broker: BrokerSettings, name: str, *, after: Connection | None
         else:
             return connection
     raise BrokerUnavailableError("; ".join(reasons))
+
+
+async def close_channel(channel: Underlay) -> None:
+    """Tell the broker that a channel is used no more; the library takes note of the answer.
+
+    Without waiting for it: a channel that waits for a node that is gone does not answer.
+    """
+    frame = ChannelMethods.Close(reply_code=200, reply_text="", class_id=0, method_id=0)
+    await channel.connection.write_queue.put(ChannelFrame.marshall(channel.number, [frame]))
+
+
+def is_told_to_end() -> bool:
+    """Tell whether somebody has cancelled the current task: the library raises CancelledError also on its own account,
+    and swallows some that were meant for us.
+    """
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def words(error: BaseException) -> str:

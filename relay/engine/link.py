@@ -13,12 +13,19 @@ from aiormq.exceptions import AMQPError, ChannelNotFoundEntity
 
 from relay import broker
 from relay.backoff import backoff
-from relay.broker import HEARTBEATS_UNTIL_GONE, Connection, kind_of_end, words
+from relay.broker import (
+    HEARTBEATS_UNTIL_GONE,
+    Connection,
+    close_channel,
+    is_told_to_end,
+    kind_of_end,
+    words,
+)
 from relay.engine.frames import Encoder
 from relay.engine.health import Health
 from relay.engine.message import Identity
 from relay.engine.plain import PlainWire
-from relay.engine.probe import Prober, close
+from relay.engine.probe import Prober
 from relay.engine.publish import Publisher
 from relay.engine.refusals import Refusals
 from relay.engine.routes import Router
@@ -128,7 +135,7 @@ class Link:
             await self._use(connection)
         # CancelledError as well when nobody asked for it: the library raises it when the connection goes away.
         except (AMQPError, OSError, RuntimeError, asyncio.CancelledError) as error:
-            if _is_told_to_end():
+            if is_told_to_end():
                 raise
             end = error
         finally:
@@ -140,7 +147,7 @@ class Link:
             end = connection.end or end  # the broker's own words, rather than what followed from them
             with suppress(TimeoutError, AMQPError, OSError, asyncio.CancelledError):
                 await asyncio.wait_for(connection.close(), CLOSE_TIMEOUT)
-        if _is_told_to_end():  # while it closed, which takes its time when the broker is mute
+        if is_told_to_end():  # while it closed, which takes its time when the broker is mute
             raise asyncio.CancelledError
         kind = kind_of_end(end)
         self.reconnects[kind] += 1
@@ -157,7 +164,7 @@ class Link:
             if await self._publish(connection, underlay) is not Verdict.CLOSED:
                 # Who opens the next one in time is alive: it is a queue that takes nothing, and another host would
                 # not help.
-                await close(underlay)
+                await close_channel(underlay)
             await asyncio.sleep(REOPEN_AFTER)
 
     async def _publish(self, connection: Connection, channel: Underlay) -> Verdict:
@@ -280,11 +287,6 @@ class Link:
                 yield
         except TimeoutError:
             raise TimeoutError(f"{what}: no answer within {timeout:g} s") from None
-        if _is_told_to_end():
+        if is_told_to_end():
             # The library swallows a cancellation while it closes a channel; who asked for it would wait for ever.
             raise asyncio.CancelledError
-
-
-def _is_told_to_end() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0

@@ -9,10 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 from aiormq.abc import AbstractChannel as Underlay
-from aiormq.abc import ChannelFrame
 from aiormq.exceptions import AMQPError
-from pamqp.commands import Channel as Methods
 
+from relay import broker
 from relay.broker import Connection, words
 from relay.engine.row import Outcome, Row, Settled
 from relay.engine.wire import Settle, Wire
@@ -98,6 +97,8 @@ class Prober:
 
         opened = await self._connection.channel(publisher_confirms=True, on_return_raises=True)
         channel = await opened.get_underlay_channel()
+        if broker.is_told_to_end():  # which the library swallows while it opens a channel
+            raise asyncio.CancelledError
         wire = self._wire_on(channel, self._connection, settle)
         try:
             wire.send((row,), {row.id} if redelivered else set())
@@ -107,13 +108,4 @@ class Prober:
                 if channel.is_closed:  # by the broker, which says why
                     settle(lost)
             if not channel.is_closed:
-                await close(channel)
-
-
-async def close(channel: Underlay) -> None:
-    """Tell the broker that a channel is used no more; the library takes note of the answer.
-
-    Without waiting for it: a channel that waits for a node that is gone does not answer.
-    """
-    frame = Methods.Close(reply_code=200, reply_text="", class_id=0, method_id=0)
-    await channel.connection.write_queue.put(ChannelFrame.marshall(channel.number, [frame]))
+                await broker.close_channel(channel)

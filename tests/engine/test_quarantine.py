@@ -279,6 +279,23 @@ async def test_only_one_row_at_a_time_tries_the_route(outbox: Outbox, run_node: 
     assert after - before <= 3
 
 
+async def test_a_probe_that_closes_its_channel_disturbs_nobody(
+    outbox: Outbox, queue: Reader, run_node: RunNode
+) -> None:
+    await outbox.insert("lost", exchange="missing")
+
+    async with run_node() as node:
+        await eventually(outbox.is_empty, "set aside")
+        fine = []
+        while not await was_probed(outbox, 2):
+            fine.append(await outbox.insert(f"fine-{len(fine)}"))
+        messages = await queue.drain(len(fine))
+        assert node.figures().failures[Outcome.UNKNOWN] == 0
+        assert node.figures().broker_losses == {}
+
+    assert not any("x-outbox-redelivered" in message.headers for message in messages)
+
+
 async def was_probed(outbox: Outbox, times: int) -> bool:
     cursor = await outbox.connection.execute("SELECT probes FROM outbox.quarantine")
     row = await cursor.fetchone()
