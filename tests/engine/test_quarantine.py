@@ -286,7 +286,7 @@ async def test_a_probe_that_closes_its_channel_disturbs_nobody(
 
     async with run_node() as node:
         await eventually(outbox.is_empty, "set aside")
-        fine = []
+        fine: list[int] = []
         while not await was_probed(outbox, 2):
             fine.append(await outbox.insert(f"fine-{len(fine)}"))
         messages = await queue.drain(len(fine))

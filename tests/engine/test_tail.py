@@ -1,9 +1,12 @@
 """The tail gives every committed row once, soon, and in order per key, whatever the order of the commits."""
 
 import asyncio
+from itertools import accumulate
 
 import psycopg
+import pytest
 
+from relay.engine import tail
 from tests.engine.conftest import Outbox
 from tests.engine.follower import Follow, insert
 from tests.support.eventually import eventually
@@ -154,3 +157,21 @@ async def test_a_rolled_back_row_is_never_read(outbox: Outbox, writer: psycopg.A
 
     await follower.has(second)
     assert gone not in follower.ids
+
+
+async def test_what_lies_far_back_is_read_lane_by_lane(
+    outbox: Outbox, follow: Follow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No statement may walk over the dead rows of all lanes at once."""
+    monkeypatch.setattr(tail, "FAR", 50)
+    await outbox.insert_many(200, keys=200)
+
+    follower = await follow()
+    await follower.counts(200)
+
+    lanes = [row.lane for row in follower.rows]
+    windows = [
+        lanes[end - size : end] for size, end in zip(follower.windows, accumulate(follower.windows), strict=True)
+    ]
+    assert max(len(set(window)) for window in windows) == 1
+    assert sorted(follower.ids) == await outbox.ids("pending")
