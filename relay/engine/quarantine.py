@@ -23,7 +23,8 @@ from relay.engine.tail import Tail
 
 log = structlog.get_logger(__name__)
 
-PROBE_INITIAL, PROBE_MAX = 0.5, 30.0  # seconds between two probes of one route
+PROBE_INITIAL, PROBE_MAX = 0.5, 5.0  # seconds between two probes of one route
+PROBES_A_SECOND = 20  # of all routes; each costs the database three transactions
 ROWS_PER_RELEASE = 2000
 
 
@@ -203,7 +204,8 @@ class Quarantine:
             self._tail.go_back(lane, id_ - 1)
 
     def _schedule(self, route: Route) -> None:
-        route.probe_at = self._loop.time() + backoff(route.probes + 1, PROBE_INITIAL, PROBE_MAX)
+        most = max(PROBE_MAX, len(self._routes) / PROBES_A_SECOND)
+        route.probe_at = self._loop.time() + backoff(route.probes + 1, PROBE_INITIAL, most)
         self._arm()
 
     def _arm(self) -> None:
