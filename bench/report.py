@@ -87,7 +87,8 @@ def plot_bars(name: str, title: str, unit: str, bars: dict[str, Spread], *, digi
     below = [bar.median - bar.lowest for bar in bars.values()]
     above = [bar.highest - bar.median for bar in bars.values()]
     drawn = axes.barh(list(bars), medians, xerr=(below, above), capsize=3, color="#4477aa", ecolor="#222222")
-    axes.bar_label(drawn, fmt=f"{{:,.{digits}f}}", label_type="center", color="white")
+    axes.bar_label(drawn, fmt=f"{{:,.{digits}f}}", padding=4)
+    axes.margins(x=0.1)
     axes.invert_yaxis()
     axes.set_xlabel(unit)
     axes.set_title(title, loc="left")
