@@ -46,7 +46,7 @@ HELD_AFTER = 5.0  # seconds; a connection lost before that, and before any confi
 REOPEN_AFTER = 0.02  # seconds; a row that closes each channel must not make a hot loop
 # Seconds of refusals after which a channel is replaced, doubling. One opened while a quorum queue elects its leader
 # goes on asking the old one: RabbitMQ 3.10 then refuses everything on it for as long as that node is down.
-RENEW_AFTER, RENEW_AFTER_MAX = 0.5, 30.0
+RENEW_AFTER, RENEW_AFTER_MAX = 0.1, 30.0
 SETTLED_WITHIN = 1.0  # seconds; what is in flight on a channel that is given up for refusals is waited for
 
 
