@@ -25,7 +25,7 @@ from aiormq.exceptions import (
     ConnectionSyntaxError,
     ConnectionUnexpectedFrame,
 )
-from pamqp.commands import Basic
+from pamqp.commands import Basic, Channel
 from pamqp.header import ContentHeader
 
 from relay.engine.frames import Encoder
@@ -142,6 +142,8 @@ class FrameWire:
         self._return_bytes = 0
         self._parts: list[bytes] = []
         self._wake = asyncio.Event()
+        self._is_closing = False  # the broker closes the channel
+        self._writing = asyncio.Lock()
         # Confirms are taken where the connection's reader puts them, before the channel's own reader, which
         # walks every pending tag for a `multiple` ack and needs a task switch for each frame.
         self._write_queue: asyncio.Queue[ChannelFrame] = channel.write_queue  # type: ignore[attr-defined]
@@ -183,10 +185,13 @@ class FrameWire:
 
     async def _flush(self) -> None:
         await self._channel.connection.ready()  # held back while the broker blocks us: buffers would grow
-        payload = b"".join(self._parts)
-        self._parts.clear()
-        self._sent_at.append((self._tag, self._clock()))
-        await self._write_queue.put(ChannelFrame(payload=payload, should_close=False))
+        async with self._writing:
+            if self._is_closing:  # what follows the library's answer to that would end the connection
+                return
+            payload = b"".join(self._parts)
+            self._parts.clear()
+            self._sent_at.append((self._tag, self._clock()))
+            await self._write_queue.put(ChannelFrame(payload=payload, should_close=False))
 
     def unconfirmed_for(self, now: float) -> float:
         if not self._rows:
@@ -211,6 +216,10 @@ class FrameWire:
             self._confirm(frame.delivery_tag, frame.multiple, Outcome.NACKED)
         elif kind is Basic.Return:
             self._return = frame
+        elif kind is Channel.Close:
+            async with self._writing:
+                self._is_closing = True
+            await self._pass_on(item)
         elif self._return is not None:
             self._read_return(frame)
         else:

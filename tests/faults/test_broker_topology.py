@@ -10,7 +10,6 @@ from aio_pika.abc import AbstractChannel, AbstractQueue
 from relay.settings import Settings
 from tests.faults.load import Load, relaying, under_load
 from tests.support.eventually import eventually
-from tests.support.rabbitmq import RabbitServer
 
 EXCHANGE = "outbox"
 
@@ -18,11 +17,9 @@ EXCHANGE = "outbox"
 class Topology:
     """The way from the relay to the queue, in pieces that can be taken away and put back."""
 
-    def __init__(self, channel: AbstractChannel, queue: AbstractQueue, rabbitmq: RabbitServer, url: str) -> None:
+    def __init__(self, channel: AbstractChannel, queue: AbstractQueue) -> None:
         self._channel = channel
         self._queue = queue
-        self._rabbitmq = rabbitmq
-        self._vhost, self._user = url.rpartition("/")[2], url.partition("//")[2].partition(":")[0]
 
     async def unbind(self) -> None:
         await self._queue.unbind(EXCHANGE, "#")
@@ -37,33 +34,25 @@ class Topology:
         await self._channel.declare_exchange(EXCHANGE, ExchangeType.TOPIC, durable=True)
         await self.bind()
 
-    async def forbid(self) -> None:
-        self._rabbitmq.ctl("set_permissions", "-p", self._vhost, self._user, ".*", "^$", ".*")
-
-    async def allow(self) -> None:
-        self._rabbitmq.ctl("set_permissions", "-p", self._vhost, self._user, ".*", ".*", ".*")
-
 
 @pytest.mark.parametrize(
     ("take_away", "put_back"),
     [
         (Topology.unbind, Topology.bind),
         (Topology.delete_exchange, Topology.declare_exchange),
-        (Topology.forbid, Topology.allow),
     ],
-    ids=["binding", "exchange", "permission"],
+    ids=["binding", "exchange"],
 )
 async def test_it_is_taken_away_under_load_and_put_back(
     settings: Settings,
     database_url: str,
     broker_url: str,
     channel: AbstractChannel,
-    rabbitmq: RabbitServer,
     take_away: Callable[[Topology], Awaitable[None]],
     put_back: Callable[[Topology], Awaitable[None]],
 ) -> None:
     async with under_load(database_url, broker_url) as load, relaying(settings) as node:
-        topology = Topology(channel, await channel.get_queue(load.queue.name), rabbitmq, broker_url)
+        topology = Topology(channel, await channel.get_queue(load.queue.name))
         for _ in range(2):
             await load.comes_on()
             await take_away(topology)
