@@ -112,7 +112,8 @@ async def test_sessions_ended_by_an_operator_under_load(settings: Settings, oper
             await load.comes_on()
             await load.finish()
 
-    assert "terminating connection due to administrator command" in reasons(events)
+    # Not always with the server's words: a session that ends with a statement unread is reset, and they are gone.
+    assert "session lost: " in reasons(events)
     assert load.repeats == 0  # what was confirmed is marked on the next session
 
 
