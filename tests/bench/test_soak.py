@@ -5,22 +5,11 @@ from pathlib import Path
 import pytest
 
 from bench import queue, soak_case
-from bench.backlog import ROUTING_KEY
 from bench.notes import NOTE, NoteReader
 from bench.servers import Servers
 from bench.soak_case import Minute, Sample, Soaked, growths, soak
 from bench.soak_ledger import Ledger
 from bench.taker import running_taker
-from tests.support.postgres import PostgresServer
-from tests.support.rabbitmq import RabbitServer
-
-
-@pytest.fixture
-def servers(
-    postgres: PostgresServer, rabbitmq: RabbitServer, database_url: str, broker_url: str, tmp_path: Path
-) -> Servers:
-    queue.bind_queue(broker_url, ROUTING_KEY)
-    return Servers(database_url, postgres.pid, broker_url, rabbitmq.pid, tmp_path)
 
 
 def test_all_that_is_written_is_confirmed_and_taken(servers: Servers) -> None:
