@@ -93,7 +93,7 @@ class Tail:
         self._far: dict[int, None] = {}  # lanes that are to be read from far back, in the order of their turn
         self._gone_back: dict[int, int] = {}  # lane -> how far, since the last read began
         self._unswept: list[int] = []  # lanes whose turn in the sweep is to come
-        self._sweeping: int | None = None  # the lane that the last read has swept
+        self._sweeping: int | None = None  # the one that the last read has swept
         self._sweep_took = 0.0  # seconds, so far
         self._running = Running()
         self._read_at = 0.0  # just before the last read
@@ -108,11 +108,6 @@ class Tail:
         self._give_way = False
         self._clock_offset = 0.0  # microseconds from our monotonic clock to the database's
         self.sweep_finds = 0
-
-    @property
-    def held(self) -> int:
-        """Rows read and not yet settled in the table."""
-        return self._held_rows
 
     async def next_window(self, *, until: asyncio.Event) -> list[Row] | None:
         """Wait for pending rows and give them, by lane and id; none after `give_way`; None when `until` is set."""
@@ -197,11 +192,12 @@ class Tail:
 
     async def _next_rows(self) -> list[Row]:
         now = time.monotonic()
-        begins_sweep = now >= self._sweep_at and not self._unswept
+        begins_sweep = now >= self._sweep_at
         if now >= self._due_at or begins_sweep:  # what is merely due is no find of the sweep
             await self._look_for_due(now)
         if begins_sweep:
             self._unswept, self._sweep_took = list(self._session.lanes), 0.0
+            self._sweep_at = now + self._settings.sweep_interval
         horizon = self._running.horizon(self._known_until)
         known_until = self._session.written_at
         floor = self._running.floor(horizon)
@@ -219,7 +215,6 @@ class Tail:
                 self._floors[lane] = min(self._floors[lane], floor)
         ended = time.monotonic()
         if self._sweeping is not None:
-            self._unswept.remove(self._sweeping)
             self._sweep_took += ended - now
             self._sweep_at = ended + max(self._settings.sweep_interval, self._sweep_took * SWEEP_SHARE)
         self._read_at = now
@@ -258,10 +253,7 @@ class Tail:
         return head, rows
 
     def _note_ended(self, snapshot: bytes, horizon: int, floor: int) -> bool:
-        """Learn from a read's snapshot which transactions run; tell whether a read from `floor` was too short.
-
-        Then the lanes' floors have gone back to where the ended ones were first seen.
-        """
+        """Learn from a read's snapshot who runs; tell whether a read from `floor` was too short, and go back then."""
         back = self._running.note(snapshot, horizon)
         if back is None or back >= floor:
             return False
@@ -270,9 +262,11 @@ class Tail:
         return True
 
     def _take(self, rows: list[Row], position: int) -> None:
-        for lane in self._reading if position > FAR else tuple(self._far):  # how far is known with the first read
+        self._more = False
+        for lane in self._reading:
             self._far.pop(lane, None)
-        self._more = bool(self._far or self._unswept)
+        if self._sweeping is not None:
+            self._unswept.remove(self._sweeping)
         ended = set(self._reading)
         for lane, group in groupby(rows, itemgetter(0)):
             of_lane = list(group)
@@ -288,15 +282,17 @@ class Tail:
                 ended.discard(lane)
         for lane in ended:
             self._floors[lane] = position
+        # A lane without room waits for its turn until it has some: `forget` says so.
+        self._more |= any(lane in self._far or lane in self._unswept for lane in self._lanes_with_room())
+        if position <= FAR:  # how far a new lane is shows with the first read
+            self._far.clear()
         for lane, before in self._gone_back.items():  # while we read
             self.go_back(lane, before)
 
     async def _look_for_due(self, now: float) -> None:
         self._due_at = now + DUE_INTERVAL
+        held = array_text(chain.from_iterable(self._held.values()))
         async with self._session.use() as connection:
-            cursor = await connection.execute(
-                self._due, {"held": array_text(chain.from_iterable(self._held.values()))}, prepare=True
-            )
-            due = await cursor.fetchall()
+            due = await (await connection.execute(self._due, {"held": held}, prepare=True)).fetchall()
         for lane, first in due:
             self.go_back(lane, first - 1)

@@ -146,6 +146,21 @@ async def test_what_no_rule_foresees_is_found_by_the_sweep(outbox: Outbox, follo
     assert follower.tail.sweep_finds == 1
 
 
+async def test_a_lane_without_room_neither_ends_the_sweeps_nor_the_rest(outbox: Outbox, follow: Follow) -> None:
+    cursor = await outbox.connection.execute("SELECT nextval('outbox.message_id_seq')")
+    (taken,) = await cursor.fetchone() or (0,)
+    follower = await follow(sweep_interval=0.2, max_window_rows=64)
+    await outbox.insert_many(40, keys=1)
+    await eventually(lambda: len(follower.ids) >= 13, "the lane is full")
+    await eventually(lambda: follower.tail._running.horizon(0.0) > taken, "each read looks back less far")
+    await asyncio.sleep(0.5)  # some sweeps, which cannot read that lane
+
+    late = await outbox.insert("free", id=taken)
+
+    await follower.has(late)
+    await eventually(lambda: not follower.tail._more, "it rests")
+
+
 async def test_a_rolled_back_row_is_never_read(outbox: Outbox, writer: psycopg.AsyncConnection, follow: Follow) -> None:
     follower = await follow(sweep_interval=0.1)
     gone = await insert(writer, "1")
