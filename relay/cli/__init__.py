@@ -46,6 +46,7 @@ COMMANDS = {
         "relay.cli.status:status",
         "Tell the backlog, the parked rows and the relays.",
     ),
+    "doctor": ("relay.cli.doctor:doctor", "Look for what would not work, before a message is sent."),
     "parked": ("relay.cli.parked:app", "See, retry or discard what could not be delivered."),
     "replay": ("relay.cli.replay:app", "Send again what was sent; list, show and cancel replays."),
     "config": ("relay.cli.config:app", "Tell the settings in use."),

@@ -8,6 +8,14 @@ from rich.table import Table
 from rich.text import Text
 
 from relay.cli.printing import Row, printable
+from relay.doctor.finding import Verdict
+
+MARKS = {
+    Verdict.OK: ("ok", "green"),
+    Verdict.WARNING: ("warn", "yellow"),
+    Verdict.FAILED: ("FAIL", "bold red"),
+    Verdict.SKIPPED: ("skip", "dim"),
+}
 
 
 def draw_table(columns: Sequence[str], rows: Iterable[Row]) -> None:
@@ -34,3 +42,16 @@ def table(columns: Sequence[str], rows: Iterable[Row]) -> Table:
     for row in rows:
         drawn.add_row(*(Text(printable(value)) for value in row))
     return drawn
+
+
+def draw_checklist(title: str, lines: Iterable[tuple[Verdict, str, str, str]]) -> None:
+    """Print a title, and below it for each line its mark, its name, what was seen and what to do about it."""
+    drawn = Table.grid(padding=(0, 2))
+    for fold in (False, False, True):
+        drawn.add_column(overflow="fold" if fold else "ellipsis", no_wrap=not fold)
+    for verdict, name, words, remedy in lines:
+        mark, colour = MARKS[verdict]
+        drawn.add_row(Text(f"  {mark}", style=colour), Text(name), Text(printable(words)))
+        if remedy:
+            drawn.add_row("", "", Text(printable(remedy), style="bold"))
+    Console().print(Text(title, style="bold"), drawn)

@@ -1,0 +1,36 @@
+"""`relay doctor`."""
+
+import logging
+import sys
+from collections.abc import Iterable
+from itertools import groupby
+
+from relay.cli.options import Options, Output
+from relay.cli.printing import print_json, print_lines
+from relay.doctor.finding import Finding, Verdict, worst
+from relay.doctor.run import examine
+
+
+def doctor(*, options: Options | None = None, output: Output = "text") -> int:
+    """Look for what would not work before a message is sent, and print the checklist.
+
+    Exits with 0 when nothing failed, warnings or not, else with 1. Changes nothing.
+    """
+    for library in ("aio_pika", "aiormq"):  # they complain on stderr, too, of what is told in a finding
+        logging.getLogger(library).addHandler(logging.NullHandler())
+    findings = examine((options or Options()).load().settings)
+    verdict = worst(findings)
+    if output == "json":
+        print_json({"verdict": verdict, "findings": findings})
+    elif sys.stdout.isatty():
+        _draw(findings)
+    else:
+        print_lines((each.verdict, each.check, each.words, each.remedy) for each in findings)
+    return 1 if verdict is Verdict.FAILED else 0
+
+
+def _draw(findings: Iterable[Finding]) -> None:
+    from relay.cli.drawing import draw_checklist  # noqa: PLC0415
+
+    for part, found in groupby(findings, key=lambda each: each.part):
+        draw_checklist(part, [(each.verdict, each.name, each.words, each.remedy) for each in found])

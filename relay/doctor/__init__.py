@@ -1,0 +1,1 @@
+"""What would not work, found before a message is sent: `relay doctor`."""

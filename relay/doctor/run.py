@@ -1,0 +1,20 @@
+"""Gather what every part of the checklist found."""
+
+import asyncio
+
+from relay.doctor.broker import examine_broker
+from relay.doctor.database import examine_database
+from relay.doctor.finding import Finding
+from relay.settings import Settings
+
+
+def examine(settings: Settings) -> list[Finding]:
+    """Look at everything, part by part; a part that cannot be reached does not keep the others from being looked at.
+
+    Nothing is changed, and no message reaches a queue of yours.
+    """
+    return [*examine_database(settings), *asyncio.run(_broker(settings))]
+
+
+async def _broker(settings: Settings) -> list[Finding]:
+    return [finding async for finding in examine_broker(settings)]

@@ -1,0 +1,50 @@
+"""The checklist as a whole, as `relay doctor` prints it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from relay.settings import Settings
+from tests.cli.command import Command
+
+NOWHERE = "postgresql://postgres@127.0.0.1:1/none"
+
+
+@pytest.fixture
+def relay(tmp_path: Path, settings: Settings) -> Command:
+    return Command(
+        tmp_path,
+        RELAY_DATABASE_URL=settings.database.url.get_secret_value(),
+        RELAY_BROKER_URL=settings.broker.url.get_secret_value(),
+    )
+
+
+def test_nothing_fails_where_everything_is_there(relay: Command) -> None:
+    result = relay("doctor", "--output", "json")
+
+    told = json.loads(result.out)
+    assert (result.code, result.err) == (0, "")
+    assert [each for each in told["findings"] if each["verdict"] == "failed"] == []
+    assert {each["check"].partition(".")[0] for each in told["findings"]} >= {"database", "broker"}
+
+
+def test_without_a_database_its_checks_are_skipped_and_the_broker_is_looked_at(relay: Command) -> None:
+    result = relay("doctor", RELAY_DATABASE_URL=NOWHERE)
+
+    lines = [line.split("\t") for line in result.out.splitlines()]
+    verdicts = {check: verdict for verdict, check, _, _ in lines}
+    assert result.code == 1
+    assert verdicts["database.connection"] == "failed"
+    assert verdicts["database.tables"] == "skipped"
+    assert verdicts["broker.connection"] == "ok"
+
+
+def test_an_empty_database_fails_with_the_remedy(relay: Command, settings: Settings) -> None:
+    result = relay("doctor", RELAY_DATABASE__SCHEMA="elsewhere")
+
+    assert result.code == 1
+    assert (
+        "failed\tdatabase.tables\tschema elsewhere is of version none; this release needs 0004\t"
+        "run `relay migrate`, or check database.schema\n"
+    ) in result.out
