@@ -71,6 +71,13 @@ class Outbox:
     async def is_empty(self) -> bool:
         return not await self.ids("pending")
 
+    async def is_at_rest(self) -> bool:
+        return await self.is_empty() and not await self.ids("quarantined")
+
+    async def quarantined_routes(self) -> list[tuple[str, str]]:
+        cursor = await self.connection.execute("SELECT exchange, routing_key FROM outbox.quarantine ORDER BY id")
+        return await cursor.fetchall()
+
     async def column(self, name: str, id_: int) -> Any:
         statement = SQL("SELECT {} FROM outbox.message WHERE id = %s").format(Identifier(name))
         row = await (await self.connection.execute(statement, [id_])).fetchone()
@@ -97,6 +104,11 @@ class Reader:
         await self.queue.cancel(tag)
         assert len(messages) == number
         return messages
+
+    async def everything(self) -> list[AbstractIncomingMessage]:
+        """Take all that was confirmed: also repeats, whose number nobody knows."""
+        declared = await self.channel.declare_queue(self.queue.name, passive=True)
+        return await self.drain(declared.declaration_result.message_count or 0)
 
     async def ids(self, number: int) -> list[int]:
         return [int(str(message.headers["x-outbox-id"])) for message in await self.drain(number)]

@@ -1,0 +1,147 @@
+"""Rows behind a route that does not work wait with it or go on, hide nobody, and follow in order."""
+
+import aio_pika
+import pytest
+from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
+
+from relay.engine import tail
+from relay.engine.row import Outcome
+from relay.settings import KeyPolicy, Ordering
+from tests.engine.conftest import Outbox, Reader, RunNode
+from tests.support.eventually import eventually
+
+
+async def test_later_rows_of_the_key_wait_behind_it_and_follow_in_order(
+    outbox: Outbox, channel: AbstractChannel, queue: Reader, run_node: RunNode
+) -> None:
+    before = await outbox.insert("1")
+    first = await outbox.insert("1", exchange="", routing_key="later")
+    offered_with_it = await outbox.insert("1")
+    other = await outbox.insert("2")
+
+    async with run_node():
+        await eventually(outbox.is_empty, "nothing pending")
+        read_later = await outbox.insert("1")
+        await eventually(outbox.is_empty, "nothing pending")
+        assert sorted(await queue.ids(2)) == [before, other]
+        assert await outbox.ids("quarantined") == [first, offered_with_it, read_later]
+        assert await outbox.column("last_error", read_later) == f"waits behind message {first}"
+        later = Reader(channel, await channel.declare_queue("later", durable=True))
+        last = await outbox.insert("1")
+        assert await queue.ids(3) == [offered_with_it, read_later, last]
+        assert await later.ids(1) == [first]
+        await eventually(outbox.is_at_rest, "marked")
+
+    assert await outbox.column("sent_at", first) <= await outbox.column("sent_at", offered_with_it)
+
+
+async def test_with_skip_the_key_goes_on(outbox: Outbox, queue: Reader, run_node: RunNode) -> None:
+    first = await outbox.insert("1", exchange="", routing_key="nowhere")
+    followers = [await outbox.insert("1") for _ in range(3)]
+    second = await outbox.insert("1", exchange="", routing_key="nowhere")
+
+    async with run_node(key_policy=KeyPolicy.SKIP):
+        assert await queue.ids(3) == followers
+        await eventually(outbox.is_empty, "nothing pending")
+
+    assert await outbox.ids("quarantined") == [first, second]
+
+
+@pytest.mark.parametrize("ordering", [Ordering.PIPELINED, Ordering.NONE])
+async def test_without_order_by_key_rows_wait_too(
+    outbox: Outbox, channel: AbstractChannel, queue: Reader, run_node: RunNode, ordering: Ordering
+) -> None:
+    lost = [await outbox.insert(str(key), exchange="", routing_key="later") for key in range(50)]
+    fine = [await outbox.insert(None) for _ in range(50)]
+
+    async with run_node(ordering=ordering):
+        await eventually(outbox.is_empty, "nothing pending")
+        assert sorted(await queue.ids(50)) == fine
+        assert await outbox.ids("quarantined") == lost
+        later = Reader(channel, await channel.declare_queue("later", durable=True))
+        assert sorted(await later.ids(50)) == lost
+
+
+@pytest.mark.parametrize("exchange", ["", "missing"])
+async def test_many_rows_for_it_hide_no_others_and_each_key_follows_in_order(
+    outbox: Outbox,
+    channel: AbstractChannel,
+    queue: Reader,
+    run_node: RunNode,
+    exchange: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Lane by lane: the rows of a key come in several windows, and some of them while others are set aside.
+    monkeypatch.setattr(tail, "FAR", 0)
+    # Every third row of each key is for the route that does not work.
+    await outbox.connection.execute(
+        "INSERT INTO outbox.message (aggregate_type, aggregate_id, event_type, payload, exchange, routing_key)"
+        " SELECT 'customer', (n %% 500)::text, 'InvoiceIssued', '1', CASE WHEN n %% 3 = 0 THEN %s END,"
+        " CASE WHEN n %% 3 = 0 THEN 'later' END FROM generate_series(1, 3000) AS n",
+        [exchange],
+    )
+
+    async with run_node() as node:
+        await eventually(outbox.is_empty, "nothing pending", 60)
+        innocent = [await outbox.insert(f"innocent-{n}") for n in range(20)]
+        await eventually(outbox.is_empty, "nothing pending")
+        assert set(innocent) <= set(await outbox.ids("sent"))
+        # The exchange is named at once, so its rows do not each close a channel.
+        assert node.figures().failures[Outcome.SUSPECT] == 0
+        later = await channel.declare_queue("later", durable=True)
+        if exchange:
+            await later.bind(await channel.declare_exchange(exchange, aio_pika.ExchangeType.FANOUT))
+        await outbox.insert_many(500, keys=500)
+        await eventually(outbox.is_at_rest, "all sent", 60)
+
+    assert await outbox.quarantined_routes() == []
+    assert len(await outbox.ids("sent")) == 3_520
+    arrived = set()
+    for reader in (queue, Reader(channel, later)):
+        firsts: dict[str, dict[int, None]] = {}
+        for message in await reader.everything():
+            id_ = int(str(message.headers["x-outbox-id"]))
+            firsts.setdefault(str(message.headers["x-aggregate-id"]), {}).setdefault(id_)
+            arrived.add(id_)
+        assert [list(ids) for ids in firsts.values()] == [sorted(ids) for ids in firsts.values()]
+    assert len(arrived) == 3_520
+    cursor = await outbox.connection.execute(
+        "SELECT count(*) FROM (SELECT sent_at < lag(sent_at) OVER (PARTITION BY aggregate_id ORDER BY id) AS overtook"
+        " FROM outbox.message) AS row WHERE overtook"
+    )
+    assert await cursor.fetchone() == (0,)
+
+
+async def test_a_queue_that_stays_full_hides_no_others_and_gets_its_rows_in_order(
+    outbox: Outbox, channel: AbstractChannel, queue: Reader, run_node: RunNode
+) -> None:
+    limits = {"x-max-length": 1, "x-overflow": "reject-publish", "x-queue-type": "quorum"}
+    full = await channel.declare_queue("full", durable=True, arguments=limits)  # type: ignore[arg-type]
+    # More keys than the window has rows.
+    await outbox.connection.execute(
+        "INSERT INTO outbox.message (aggregate_type, aggregate_id, event_type, payload, exchange, routing_key)"
+        " SELECT 'customer', (n % 300)::text, 'InvoiceIssued', '1', '', 'full' FROM generate_series(1, 600) AS n"
+    )
+
+    async with run_node(max_window_rows=200) as node:
+        innocent = await outbox.insert("innocent")
+        assert await queue.ids(1) == [innocent]
+        await eventually(outbox.is_empty, "the rows for the full queue wait aside", 30)
+        assert await outbox.quarantined_routes() == [("", "full")]
+        assert "basic.nack" in await outbox.column("last_error", innocent - 1)
+        arrived: list[tuple[str, int]] = []
+
+        async def take(message: AbstractIncomingMessage) -> None:
+            arrived.append((str(message.headers["x-aggregate-id"]), int(str(message.headers["x-outbox-id"]))))
+
+        await full.consume(take, no_ack=True)
+        await eventually(outbox.is_at_rest, "all sent", 60)
+        await eventually(lambda: len({id_ for _, id_ in arrived}) == 600, "all arrive")
+        assert node.figures().broker_losses == {}
+
+    assert await outbox.quarantined_routes() == []
+    for key in {key for key, _ in arrived}:
+        ids = list(dict.fromkeys(id_ for of, id_ in arrived if of == key))
+        assert ids == sorted(ids)
+    cursor = await outbox.connection.execute("SELECT max(attempts) FROM outbox.message")
+    assert await cursor.fetchone() == (0,)
