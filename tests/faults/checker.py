@@ -43,6 +43,16 @@ class Invariant(StrEnum):
     BOUNDED = "I12 memory and transactions are bounded"
 
 
+# What a run can claim that has the recording proxy beside the broker.
+SENDING = (
+    Invariant.NOTHING_LOST,
+    Invariant.NOTHING_INVENTED,
+    Invariant.SENT_IS_CONFIRMED,
+    Invariant.IN_ORDER,
+    Invariant.REPEATS_ARE_THE_SAME,
+    Invariant.NO_ATTEMPT_BURNT,
+)
+
 # Each gives what violates the invariant, and raises NoDataError when the run cannot tell.
 RULES: dict[Invariant, Callable[[Evidence], Iterator[str]]] = {
     Invariant.NOTHING_LOST: delivery.lost,

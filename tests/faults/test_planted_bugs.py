@@ -18,7 +18,7 @@ from relay.engine.row import Outcome, Row, Settled
 from relay.engine.tail import Tail
 from relay.engine.wire import FrameWire
 from relay.settings import Settings
-from tests.faults.checker import Findings, Invariant, assert_valid, invalid, report
+from tests.faults.checker import SENDING, Findings, Invariant, assert_valid, invalid, report
 from tests.faults.history import Nacked, Returned
 from tests.faults.scene import QUEUE, Scene, scene
 from tests.support.eventually import eventually
@@ -27,14 +27,6 @@ from tests.support.proxy import Act, Way
 LATER = "later"  # a queue that is declared only after something was returned
 ONE_PLACE: FieldTable = {"x-queue-type": "classic", "x-max-length": 1, "x-overflow": "reject-publish"}
 PATIENCE = 4.0  # seconds; only a row that nobody moves takes them
-SENDING = (
-    Invariant.NOTHING_LOST,
-    Invariant.NOTHING_INVENTED,
-    Invariant.SENT_IS_CONFIRMED,
-    Invariant.IN_ORDER,
-    Invariant.REPEATS_ARE_THE_SAME,
-    Invariant.NO_ATTEMPT_BURNT,
-)
 
 
 def mark_before_the_confirm(patch: pytest.MonkeyPatch) -> None:
