@@ -184,7 +184,7 @@ class Link:
             carrying.cancel()
             await asyncio.wait([carrying])
             timeout = self._settings.broker.confirm_timeout
-            late = wire.sent_before(connection.clock() - timeout / 2)
+            late = wire.sent_before(connection.clock() - timeout / 2) if verdict is Verdict.OVERDUE else []
             for lost in await wire.close():
                 judged = [lost]
                 if verdict is Verdict.OVERDUE:
