@@ -15,10 +15,11 @@ from typing import Any
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
 from relay.errors import ConfigurationError
-from relay.keys import Key, all_keys, redacted, route_keys
+from relay.keys import Key, all_keys, redacted, table_keys
 from relay.settings import Settings
 
 PREFIX = "RELAY_"
@@ -79,7 +80,7 @@ def load(
     try:
         settings = _validate(sources)
     except ValidationError as error:
-        problems += [_explain(each["loc"], values, origins) for each in error.errors(include_url=False)]
+        problems += [_explain(each, values, origins) for each in error.errors(include_url=False)]
     if problems:
         raise ConfigurationError("\n".join(dict.fromkeys(problems)))
     return Loaded(settings, {key.name: origins.get(key.name, "default") for key in all_keys()})
@@ -159,7 +160,7 @@ def _from_file(config: Path | None, environ: Mapping[str, str]) -> Source:
 def _from_tables(tables: Mapping[str, Any], origin: str) -> Source:
     source = Source()
     known = {key.name: key for key in all_keys()}
-    sections = {key.path[0] for key in all_keys() if not key.is_list}
+    sections = {key.path[0] for key in all_keys() if len(key.path) > 1}
     for name, value in tables.items():
         if name in sections and not isinstance(value, dict):
             source.problems.append(f"{name} ({origin}) is no table; it takes [{name}] with keys below")
@@ -221,25 +222,29 @@ class _Nested(PydanticBaseSettingsSource):
         return tables
 
 
-def _explain(loc: tuple[int | str, ...], values: Mapping[str, Any], origins: Mapping[str, str]) -> str:
+def _explain(error: ErrorDetails, values: Mapping[str, Any], origins: Mapping[str, str]) -> str:
     """Say in one line what a validation error is about, without the words of pydantic and without a secret."""
+    loc = error["loc"]
     key = next(key for key in all_keys() if key.path == loc[: len(key.path)])
+    words = redacted(str(error["ctx"]["error"])) if error["type"] == "value_error" else ""
     origin = origins.get(key.name, "default")
     if not key.is_list:
         # What cannot be read as a URL cannot be redacted as one: a secret is not repeated here.
         shown = "" if key.is_secret else _shown(values[key.name], origin)
         return f"{key.name}{shown} ({origin}): it takes {key.takes}"
     inner = loc[len(key.path) :]
-    if len(inner) < 2:  # not a list, or an item that is no table
-        return f"{key.name} ({origin}): it takes {key.takes}"
+    if key.table is None or len(inner) < 2:  # not a list, or an item that is no table or does not fit together
+        place = f"[{inner[0]}]" if words and inner else ""
+        return f"{key.name}{place} ({origin}): {words or f'it takes {key.takes}'}"
     index, name = inner[0], str(inner[1])
-    known = {each.name: each for each in route_keys()}
+    known = {each.name: each for each in table_keys(key.table)}
     full_name = f"{key.name}[{index}].{name}"
     if name not in known:
         return f"unknown key {full_name} ({origin}){_near(name, known)}"
-    if name not in values[key.name][index]:
+    given = values[key.name][index]
+    if name not in given:
         return f"{full_name} ({origin}) is missing; it takes {known[name].takes}"
-    return f"{full_name}{_shown(values[key.name][index][name], origin)} ({origin}): it takes {known[name].takes}"
+    return f"{full_name}{_shown(given[name], origin)} ({origin}): {words or f'it takes {known[name].takes}'}"
 
 
 def _shown(value: object, origin: str) -> str:

@@ -6,17 +6,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
-from typing import Any, Literal, get_args, get_origin
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Le
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
-from relay.settings import Route, Section, Settings, Takes
+from relay.section import Section, Takes
+from relay.settings import Settings
 
 # Shorter than the scheme gives (RELAY_DATABASE__URL), because these two are set by everyone.
 SHORT_VARIABLES = {"database.url": "RELAY_DATABASE_URL", "broker.url": "RELAY_BROKER_URL"}
 UNFIXED_DEFAULTS = {"relay.node": "the host's name"}
+
+BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 SECRET_PARAMETER = re.compile(
     r"((?:^|[?&\s])[^=&?\s]*(?:pass|secret|token|scram)[^=&?\s]*\s*=\s*)('[^']*'|[^&\s]*)", re.I
@@ -33,7 +37,11 @@ class Key:
     default: str  # as TOML, or in words where each machine has its own
     about: str
     is_secret: bool
-    is_list: bool
+    table: type[Section] | None = None  # of which it is a list
+
+    @property
+    def is_list(self) -> bool:
+        return self.table is not None
 
     @property
     def path(self) -> tuple[str, ...]:
@@ -51,9 +59,9 @@ def all_keys() -> tuple[Key, ...]:
 
 
 @cache
-def route_keys() -> tuple[Key, ...]:
-    """Give the keys of one `[[routes]]` table."""
-    return tuple(_key(name, field) for name, field in _fields(Route))
+def table_keys(table: type[Section]) -> tuple[Key, ...]:
+    """Give the keys of one table of a list."""
+    return tuple(_key(name, field) for name, field in _fields(table))
 
 
 def redacted(url: str) -> str:
@@ -69,7 +77,8 @@ def as_toml(value: object) -> str:
     """Write a setting's value as relay.toml would have it."""
     plain = as_json(value)
     if isinstance(plain, dict):
-        return "{ " + ", ".join(f"{name} = {as_toml(each)}" for name, each in plain.items()) + " }"
+        pairs = ", ".join(f"{_toml_key(name)} = {as_toml(each)}" for name, each in plain.items() if each is not None)
+        return f"{{ {pairs} }}" if pairs else "{}"
     if isinstance(plain, list):
         return "[" + ", ".join(as_toml(each) for each in plain) + "]"
     return json.dumps(plain, ensure_ascii=False)  # a string, number or truth value of JSON is one of TOML
@@ -108,26 +117,32 @@ def _walk(model: type[Section], prefix: str = "") -> Iterator[Key]:
 
 
 def _key(name: str, field: FieldInfo) -> Key:
-    is_list = get_origin(field.annotation) is tuple
+    table = get_args(field.annotation)[0] if get_origin(field.annotation) is tuple else None
     default = field.get_default(call_default_factory=True)
     if isinstance(default, SecretStr):
         default = default.get_secret_value()  # one that everyone may know
     return Key(
         name=name,
         variable=SHORT_VARIABLES.get(name, "RELAY_" + name.upper().replace(".", "__")),
-        takes="tables with the keys " + ", ".join(each for each, _ in _fields(Route)) if is_list else _words(field),
-        default="none: it must be given" if field.is_required() else UNFIXED_DEFAULTS.get(name, as_toml(default)),
+        takes="tables with the keys " + ", ".join(each for each, _ in _fields(table)) if table else _words(field),
+        default=_default(name, field, default),
         about=(field.description or "").replace("\n", " "),
         is_secret=field.annotation is SecretStr,
-        is_list=is_list,
+        table=table,
     )
 
 
+def _default(name: str, field: FieldInfo, default: object) -> str:
+    if field.is_required():
+        return "none: it must be given"
+    return "none" if default is None else UNFIXED_DEFAULTS.get(name, as_toml(default))
+
+
 def _words(field: FieldInfo) -> str:
-    words = next((each.words for each in field.metadata if isinstance(each, Takes)), None)
+    annotation, metadata = _without_none(field)
+    words = next((each.words for each in metadata if isinstance(each, Takes)), None)
     if words:
         return words
-    annotation = field.annotation
     if annotation is bool:
         return "true or false"
     if get_origin(annotation) is Literal:
@@ -135,10 +150,24 @@ def _words(field: FieldInfo) -> str:
     if isinstance(annotation, type) and issubclass(annotation, Enum):
         return "one of " + ", ".join(str(member.value) for member in annotation)
     if annotation is int:
-        low = next((each.ge for each in field.metadata if isinstance(each, Ge)), None)
-        high = next((each.le for each in field.metadata if isinstance(each, Le)), None)
+        low = next((each.ge for each in metadata if isinstance(each, Ge)), None)
+        high = next((each.le for each in metadata if isinstance(each, Le)), None)
         return f"a whole number from {low} to {high}" if high is not None else f"a whole number, at least {low}"
-    raise TypeError(f"{field}: say what it takes with relay.settings.Takes")
+    raise TypeError(f"{field}: say what it takes with relay.section.Takes")
+
+
+def _without_none(field: FieldInfo) -> tuple[Any, list[Any]]:
+    """Give the type of a value that is there, and what is said beside the type."""
+    annotation, metadata = field.annotation, list(field.metadata)
+    if get_origin(annotation) in (Union, UnionType):
+        (inner,) = (each for each in get_args(annotation) if each is not NoneType)
+        annotation, *more = get_args(inner) if get_origin(inner) is Annotated else (inner,)
+        metadata += more
+    return annotation, metadata
+
+
+def _toml_key(name: str) -> str:
+    return name if BARE_KEY.fullmatch(name) else json.dumps(name, ensure_ascii=False)
 
 
 def _fields(model: type[Section]) -> Iterator[tuple[str, FieldInfo]]:

@@ -5,23 +5,18 @@ The text below a key is its description in docs/configuration.md and config/rela
 """
 
 import re
-from dataclasses import dataclass
 from enum import StrEnum
 from socket import gethostname
 from typing import Annotated, Literal
 
 from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, StringConstraints
+from pydantic import AfterValidator, Field, SecretStr, StringConstraints
+
+from relay.section import Section, ShortString, Takes, short
+from relay.topology_settings import TopologySettings
 
 LISTEN_HOST = re.compile(r"[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]")
-
-
-@dataclass(frozen=True, slots=True)
-class Takes:
-    """What a key takes, in words, where its type does not say it."""
-
-    words: str
 
 
 def _libpq_url(url: SecretStr) -> SecretStr:
@@ -38,12 +33,6 @@ def _amqp_urls(urls: SecretStr) -> SecretStr:
     if not all(url.strip().startswith(("amqp://", "amqps://")) for url in urls.get_secret_value().split(",")):
         raise ValueError
     return urls
-
-
-def _short(text: str) -> str:
-    if len(text.encode()) > 255:
-        raise ValueError
-    return text
 
 
 def _listen_address(address: str) -> str:
@@ -69,8 +58,7 @@ Identifier = Annotated[
     StringConstraints(pattern=r"^[a-z_][a-z0-9_]{0,39}$"),
     Takes("at most 40 lower-case letters, digits and _, no digit first"),
 ]
-ShortString = Annotated[str, AfterValidator(_short), Takes("text of at most 255 bytes")]
-NodeName = Annotated[str, StringConstraints(min_length=1), AfterValidator(_short), Takes("text of 1 to 255 bytes")]
+NodeName = Annotated[str, StringConstraints(min_length=1), AfterValidator(short), Takes("text of 1 to 255 bytes")]
 ListenAddress = Annotated[
     str, AfterValidator(_listen_address), Takes("address:port, 0.0.0.0:8080 or [::]:8080, or nothing")
 ]
@@ -106,18 +94,6 @@ class LogFormat(StrEnum):
     AUTO = "auto"  # console on a terminal, else json
     CONSOLE = "console"
     JSON = "json"
-
-
-class Section(BaseModel):
-    """A table of relay.toml: immutable, an unknown key is an error, and no error repeats a value."""
-
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        populate_by_name=True,
-        use_attribute_docstrings=True,
-        hide_input_in_errors=True,
-    )
 
 
 class DatabaseSettings(Section):
@@ -228,5 +204,6 @@ class Settings(Section):
     relay: RelaySettings = RelaySettings()
     routes: tuple[Route, ...] = ()
     """as a variable: a JSON list of tables"""
+    topology: TopologySettings = TopologySettings()
     http: HttpSettings = HttpSettings()
     log: LogSettings = LogSettings()

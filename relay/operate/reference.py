@@ -3,7 +3,9 @@
 tests/operate/test_reference.py compares the files with what is written here; `relay config example` prints the first.
 """
 
-from relay.keys import Key, all_keys, route_keys
+from collections.abc import Iterator
+
+from relay.keys import Key, all_keys, table_keys
 
 HEAD = """\
 # Settings of the outbox relay: every key with its default. Take the # away from a line to change its value.
@@ -16,11 +18,15 @@ SECTIONS = {
     "broker": "Where the messages go.",
     "relay": "How rows are carried.",
     "routes": "Where rows that name no exchange go: the first table that matches decides, else broker.exchange.",
+    "topology.exchanges": "Exchanges to declare at a deployment.",
+    "topology.queues": "Queues to declare; what is left out is left to the policies of the broker.",
+    "topology.bindings": "Bindings to make.",
     "http": "Where a running relay answers probes and Prometheus (docs/metrics.md).",
     "log": "What is said on stderr.",
 }
 
-ROUTE_EXAMPLE = """\
+EXAMPLES = {
+    "routes": """\
 # event_type and aggregate_type are shell patterns; exchange = "" is the default exchange, which takes the name
 # of a queue as routing_key. routing_key may contain {aggregate_type}, {aggregate_id} and {event_type}.
 #[[routes]]
@@ -28,39 +34,67 @@ ROUTE_EXAMPLE = """\
 #aggregate_type = "*"
 #exchange = "billing"
 #routing_key = "{aggregate_type}.{event_type}"
-"""
+""",
+    "topology.exchanges": """\
+#[[topology.exchanges]]
+#name = "billing"
+#type = "topic"
+#durable = true
+""",
+    "topology.queues": """\
+# What has no key of its own is said by its AMQP name: arguments = { x-queue-leader-locator = "balanced" }
+#[[topology.queues]]
+#name = "billing.invoices"
+#type = "quorum"
+#dead_letter_exchange = ""
+#dead_letter_routing_key = "billing.dead"
+#delivery_limit = 20
+#max_length = 1000000
+#overflow = "reject-publish"
+""",
+    "topology.bindings": """\
+#[[topology.bindings]]
+#exchange = "billing"
+#queue = "billing.invoices"
+#routing_key = "customer.*"
+""",
+}
 
 
 def example() -> str:
     """Give the text of config/relay.toml; a line without a space after its # is a key with its default."""
     parts = [HEAD]
     for section, about in SECTIONS.items():
-        keys = [key for key in all_keys() if key.path[0] == section]
-        if section == "routes":
-            parts.append(f"# {about}\n{ROUTE_EXAMPLE}")
+        if section in EXAMPLES:
+            parts.append(f"# {about}\n{EXAMPLES[section]}")
         else:
-            parts.append(f"# {about}\n[{section}]\n" + "".join(_commented(key) for key in keys))
+            parts.append(f"# {about}\n[{section}]\n" + "".join(_commented(key) for key in _keys(section)))
     return "\n".join(parts)
 
 
 def markdown() -> str:
     """Give the tables of docs/configuration.md."""
     parts = []
+    tables = {key.name: key.table for key in all_keys() if key.table is not None}
     for section, about in SECTIONS.items():
-        parts.append(f"### `[[{section}]]`\n" if section == "routes" else f"### `[{section}]`\n")
+        table = tables.get(section)
+        parts.append(f"### `[[{section}]]`\n" if table else f"### `[{section}]`\n")
         parts.append(about + "\n")
-        if section == "routes":
+        if table:
             parts.append("| Key | Takes | Default | |\n|---|---|---|---|")
-            parts += [f"| `{key.name}` | {key.takes} | {_default(key)} | {key.about} |" for key in route_keys()]
+            parts += [f"| `{key.name}` | {key.takes} | {_default(key)} | {key.about} |" for key in table_keys(table)]
         else:
             parts.append("| Key | Variable | Takes | Default | |\n|---|---|---|---|---|")
             parts += [
                 f"| `{key.path[-1]}` | `{key.variable}` | {key.takes} | {_default(key)} | {key.about} |"
-                for key in all_keys()
-                if key.path[0] == section
+                for key in _keys(section)
             ]
         parts.append("")
     return "\n".join(parts)
+
+
+def _keys(section: str) -> Iterator[Key]:
+    return (key for key in all_keys() if key.path[0] == section)
 
 
 def _commented(key: Key) -> str:
@@ -74,4 +108,4 @@ def _default(key: Key) -> str:
 
 
 def _is_toml(key: Key) -> bool:
-    return key.default[0] in '"[' or key.default in ("true", "false") or key.default[0].isdigit()
+    return key.default[0] in '"[{' or key.default in ("true", "false") or key.default[0].isdigit()

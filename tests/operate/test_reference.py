@@ -5,7 +5,7 @@ from pathlib import Path
 
 from relay.configuration import load
 from relay.keys import all_keys
-from relay.operate.reference import ROUTE_EXAMPLE, example, markdown
+from relay.operate.reference import EXAMPLES, example, markdown
 from relay.settings import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -36,22 +36,34 @@ def test_the_example_as_it_stands_changes_nothing(tmp_path: Path) -> None:
 
 def test_the_example_without_comment_signs_says_every_default(tmp_path: Path) -> None:
     file = tmp_path / "relay.toml"
-    file.write_text(uncommented(example().replace(ROUTE_EXAMPLE, "")).replace('node = "relay-1"', ""))
+    text = example()
+    for tables in EXAMPLES.values():
+        text = text.replace(tables, "")
+    file.write_text(uncommented(text).replace('node = "relay-1"', ""))
 
     loaded = load(config=file, environ={})
 
     assert loaded.settings == Settings()
-    assert {name for name, origin in loaded.origins.items() if origin == "default"} == {"relay.node", "routes"}
+    assert {name for name, origin in loaded.origins.items() if origin == "default"} == {"relay.node", *EXAMPLES}
 
 
 def test_the_example_route_is_one(tmp_path: Path) -> None:
     file = tmp_path / "relay.toml"
-    file.write_text(uncommented(ROUTE_EXAMPLE))
+    file.write_text(uncommented(EXAMPLES["routes"]))
 
     (route,) = load(config=file, environ={}).settings.routes
 
     assert route.exchange == "billing"
     assert tomllib.loads(file.read_text())["routes"] == [route.model_dump()]
+
+
+def test_the_example_topology_is_one(tmp_path: Path) -> None:
+    file = tmp_path / "relay.toml"
+    file.write_text(uncommented("".join(EXAMPLES.values())))
+
+    topology = load(config=file, environ={}).settings.topology
+
+    assert tomllib.loads(file.read_text())["topology"] == topology.model_dump(mode="json", exclude_unset=True)
 
 
 def test_every_key_says_what_it_takes_and_is_for() -> None:
