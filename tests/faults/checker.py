@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import LiteralString
 
-from tests.faults import course, delivery, sending
+from tests.faults import course, delivery, owners, sending
 from tests.faults.evidence import Delivered, Evidence, NoDataError, drain, read_ids, read_table
 from tests.faults.history import History
 
@@ -37,6 +37,7 @@ class Invariant(StrEnum):
     IN_ORDER = "I4 order per key"
     REPEATS_ARE_THE_SAME = "I5 repeats are the same message"
     NO_ATTEMPT_BURNT = "I7 no attempt burnt by an outage"
+    ONE_OWNER = "I8 one owner a lane"
     PROGRESS = "I9 the rate comes back by itself"
     INNOCENT_KEYS = "I10 innocent keys go on"
     TRUTHFUL_READINESS = "I11 readiness tells the truth"
@@ -61,6 +62,7 @@ RULES: dict[Invariant, Callable[[Evidence], Iterator[str]]] = {
     Invariant.IN_ORDER: delivery.reordered,
     Invariant.REPEATS_ARE_THE_SAME: delivery.changed,
     Invariant.NO_ATTEMPT_BURNT: sending.burnt,
+    Invariant.ONE_OWNER: owners.shared,
     Invariant.PROGRESS: course.slower,
     Invariant.INNOCENT_KEYS: course.delayed,
     Invariant.TRUTHFUL_READINESS: course.untruthful,

@@ -1,13 +1,14 @@
 """Over time: the rate comes back, innocent keys go on, readiness tells the truth, memory stays bounded."""
 
+from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import inf
 from statistics import quantiles
 
 from tests.faults.evidence import Evidence, NoDataError
 from tests.faults.fates import Fate, Publication, fates
-from tests.faults.history import Healed, History, Injected, Measured, Probed, Reach, Written
+from tests.faults.history import Ending, Measured, Probed, Reach, Written
+from tests.faults.injections import Fault, faults, storms
 
 RECOVERY = 10.0  # seconds after the heal in which the rate may still be low
 SPAN = 5.0  # seconds over which a rate is taken
@@ -20,30 +21,29 @@ MAX_RESIDENT = 300 * 1024 * 1024  # bytes
 MAX_TRANSACTION = 30.0  # seconds
 
 
-@dataclass(frozen=True, slots=True)
-class _Fault:
-    """From an injection to its heal, which may not have come."""
-
-    what: str
-    begun: float
-    healed: float
-    reach: Reach
-
-
 def slower(evidence: Evidence) -> Iterator[str]:
-    """Ten seconds after each heal as much is confirmed in a second as before the fault."""
+    """Ten seconds after each heal as large a share of what is written is confirmed as before the fault.
+
+    Faults that follow each other too closely to look between them count as one.
+    """
     acked = sorted(one.ended_at for one in fates(evidence.history) if one.fate is Fate.ACKED)
-    written = [record.at for record in evidence.history if isinstance(record, Written)]
-    healed = [fault for fault in _faults(evidence.history) if fault.healed < inf]
+    written = sorted(
+        record.at
+        for record in evidence.history
+        if isinstance(record, Written) and record.ending is not Ending.ROLLED_BACK
+    )
+    healed = storms((fault for fault in faults(evidence.history) if fault.is_healed), RECOVERY + 2 * SPAN)
     if not acked or not written or not healed:
         raise NoDataError("no rate before and after a fault was recorded")
     for fault in healed:
-        after = fault.healed + RECOVERY
-        if fault.begun - SPAN < min(written) or after + SPAN > max(written):
+        before, after = fault.begun - SPAN, fault.healed + RECOVERY
+        enough = written[0] <= before and after + SPAN <= written[-1]
+        if not enough or not all(_within(written, since) for since in (before, after)):
             raise NoDataError(f"{fault.what}: nobody wrote for long enough before it and after the heal")
-        before_rate, rate = (sum(t <= at < t + SPAN for at in acked) / SPAN for t in (fault.begun - SPAN, after))
-        if rate < SHARE * before_rate:
-            yield f"{fault.what}: {rate:.0f} messages/s after the heal, {before_rate:.0f} before"
+        shares = [_within(acked, since) / _within(written, since) for since in (before, after)]
+        if shares[1] < SHARE * shares[0]:
+            was, is_now = shares
+            yield f"{fault.what}: {is_now:.2f} of what is written is confirmed after the heal, {was:.2f} before"
 
 
 def delayed(evidence: Evidence) -> Iterator[str]:
@@ -60,10 +60,16 @@ def delayed(evidence: Evidence) -> Iterator[str]:
         for record in written
         if record.message_id in confirmed_at and record.key not in guilty
     ]
-    faults = [fault for fault in _faults(evidence.history) if fault.reach is Reach.SOME]
-    if not faults:
-        raise NoDataError("no fault was injected that hits some keys only")
-    for fault in faults:
+    hit_all = [fault for fault in faults(evidence.history) if fault.reach is not Reach.SOME]
+    alone = [
+        fault
+        for fault in faults(evidence.history)
+        if fault.reach is Reach.SOME
+        and not any(one.begun < fault.healed and fault.begun < one.ended + RECOVERY for one in hit_all)
+    ]
+    if not alone:
+        raise NoDataError("no fault that hits some keys only stood alone")
+    for fault in alone:
         before = [latency for at, latency in latencies if at < fault.begun]
         under = [latency for at, latency in latencies if fault.begun <= at < fault.healed]
         if min(len(before), len(under)) < ENOUGH:
@@ -76,10 +82,16 @@ def delayed(evidence: Evidence) -> Iterator[str]:
 def untruthful(evidence: Evidence) -> Iterator[str]:
     """Readiness fails within ten seconds of a stall, is back five after the heal, and never fails otherwise."""
     probes = [record for record in evidence.history if isinstance(record, Probed)]
-    started_at = next((probe.at for probe in probes if probe.ready), None)
-    if started_at is None:
+    if not any(probe.ready for probe in probes):
         raise NoDataError("nobody asked whether it is ready, or it never was")
-    stalls = [fault for fault in _faults(evidence.history) if fault.reach is Reach.ALL]
+    for relay in {probe.relay for probe in probes}:
+        of_relay = [probe for probe in probes if probe.relay == relay]
+        stalls = [fault for fault in faults(evidence.history) if fault.reach is Reach.ALL and fault.hits(relay)]
+        yield from _untruthful(of_relay, stalls)
+
+
+def _untruthful(probes: list[Probed], stalls: list[Fault]) -> Iterator[str]:
+    started_at = next((probe.at for probe in probes if probe.ready), inf)
     for fault in stalls:
         noticed_by = fault.begun + NOTICED_WITHIN
         if fault.healed > noticed_by and all(p.ready for p in probes if fault.begun <= p.at <= noticed_by):
@@ -87,7 +99,7 @@ def untruthful(evidence: Evidence) -> Iterator[str]:
     for probe in probes:
         excused = any(fault.begun <= probe.at <= fault.healed + READY_WITHIN for fault in stalls)
         if probe.at > started_at and not probe.ready and not excused:
-            yield f"not ready at {probe.at:.3f}, while nothing kept it from delivering"
+            yield f"{probe.relay} not ready at {probe.at:.3f}, while nothing kept it from delivering".lstrip()
 
 
 def unbounded(evidence: Evidence) -> Iterator[str]:
@@ -103,13 +115,8 @@ def unbounded(evidence: Evidence) -> Iterator[str]:
         yield f"a transaction of {oldest:.0f} s"
 
 
-def _faults(history: History) -> list[_Fault]:
-    faults: list[_Fault] = []
-    for place, record in enumerate(history):
-        if isinstance(record, Injected):
-            healed = (later.at for later in history[place:] if isinstance(later, Healed) and later.what == record.what)
-            faults.append(_Fault(record.what, record.at, next(healed, inf), record.reach))
-    return faults
+def _within(times: list[float], since: float) -> int:
+    return bisect_left(times, since + SPAN) - bisect_left(times, since)
 
 
 def _guilty_keys(publications: list[Publication], written: list[Written]) -> set[str | None]:

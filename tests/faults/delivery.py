@@ -1,13 +1,16 @@
 """From the writers to the queues: nothing lost, nothing invented, in order, and the same message each time."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from uuid import UUID
 
 from tests.faults.evidence import GIVEN_UP, QUIET, SETTLED, Delivered, Evidence, NoDataError
 from tests.faults.fates import Fate, Publication, by_message, fates
-from tests.faults.history import Ending, Injected, Published, Written
+from tests.faults.history import Ending, Published, Written
+from tests.faults.injections import Fault, faults
+
+AFTERMATH = 5.0  # seconds after the heal until everyone has found out what was lost
 
 
 def lost(evidence: Evidence) -> Iterator[str]:
@@ -86,20 +89,29 @@ def changed(evidence: Evidence) -> Iterator[str]:
             yield f"{_name(original)}: another key or body was delivered to {one.queue}"
         if ids.get(one.message_id, one.outbox_id) != one.outbox_id:
             yield f"{one.message_id}: delivered as row {one.outbox_id}, is row {ids[one.message_id]}"
+    injected = faults(evidence.history)
     for publications in by_message(fates(evidence.history)).values():
         for before, again in pairwise(publications):
-            yield from _unlike(evidence, before, again)
+            yield from _unlike(injected, before, again)
 
 
-def _unlike(evidence: Evidence, before: Publication, again: Publication) -> Iterator[str]:
+def _unlike(injected: Sequence[Fault], before: Publication, again: Publication) -> Iterator[str]:
     """A message goes out again only if the answer to the first may not have come, or was no; and unchanged."""
     name = f"row {again.sent.outbox_id}"
     if (before.sent.message_id, before.sent.body) != (again.sent.message_id, again.sent.body):
         yield f"{name}: sent again with another message_id or body"
-    if before.ended_at > again.sent.at:
+    forgotten = any(
+        fault.forgets
+        and fault.hits(before.sent.relay)
+        and fault.begun <= again.sent.at
+        and before.sent.at <= fault.ended + (AFTERMATH if fault.is_healed else 0)
+        for fault in injected
+    )
+    by_another = before.sent.relay != again.sent.relay
+    if by_another and not forgotten:
+        yield f"{name}: sent again by {again.sent.relay}, though nothing had happened to {before.sent.relay}"
+    if before.ended_at > again.sent.at and not (by_another and forgotten):
         yield f"{name}: sent again while it was under way"
-    between = [record for record in evidence.history if before.sent.at <= record.at <= again.sent.at]
-    forgotten = any(isinstance(record, Injected) and record.forgets for record in between)
     if before.fate is Fate.LOST and not forgotten and not again.sent.redelivered:
         yield f"{name}: sent again after an unknown outcome without saying so"
     if before.fate is Fate.ACKED and not forgotten and before.sent.connection == again.sent.connection:
@@ -107,16 +119,24 @@ def _unlike(evidence: Evidence, before: Publication, again: Publication) -> Iter
 
 
 def _too_early(publications: Iterable[Publication], places: dict[UUID, Written], excused: set[UUID]) -> Iterator[str]:
-    """Give what was sent while an earlier message of its key had been sent and not been confirmed."""
+    """Give what was sent while an earlier message of its key had been sent and not been confirmed.
+
+    What one relay sends after another one's was confirmed comes too late to matter: it was in its socket.
+    """
     open_numbers: defaultdict[str, dict[int, list[Publication]]] = defaultdict(dict)  # by key
+    confirmed_to: defaultdict[str, dict[int, str]] = defaultdict(dict)  # by key and number
     for publication in publications:
         sent = publication.sent
         if sent.message_id not in places or sent.message_id in excused:
             continue
         key, number = _place(places[sent.message_id])
         of_key = open_numbers[key]
+        if confirmed_to[key].get(number, sent.relay) != sent.relay:
+            continue
         for earlier in [one for one in of_key if one < number]:
-            if any(one.fate is Fate.ACKED and one.ended_at <= sent.at for one in of_key[earlier]):
+            acked = [one for one in of_key[earlier] if one.fate is Fate.ACKED and one.ended_at <= sent.at]
+            if acked:
+                confirmed_to[key][earlier] = acked[0].sent.relay
                 del of_key[earlier]
             else:
                 fate = of_key[earlier][-1].fate

@@ -10,6 +10,7 @@ from tests.faults.history import (
     History,
     Injected,
     Measured,
+    Owned,
     Probed,
     Published,
     Reach,
@@ -17,12 +18,17 @@ from tests.faults.history import (
     digest,
 )
 
+RELAY = "one"
 KEYS = ("type/a", "type/b", "type/c")
 
 
 def faithful(length: int = 600) -> Evidence:
-    """Three keys, 20 messages a second; every fifth is rolled back, so that its number is used again; one stall."""
+    """Three keys, 20 messages a second; every fifth is rolled back, so that its number is used again; one stall.
+
+    Relay `one` holds all lanes, which is looked at ten times a second.
+    """
     history: History = [Probed(True, at=0.0), Measured(2**20, 0.1, at=0.0)]
+    history += [Owned(dict.fromkeys(range(16), RELAY), at=look / 10) for look in range(10 * 40)]
     evidence = Evidence(history, business=frozenset(), looked_at=1000.0)
     numbers = dict.fromkeys(KEYS, 0)
     for place in range(length):
@@ -42,7 +48,9 @@ def faithful(length: int = 600) -> Evidence:
 def carry(evidence: Evidence, written: Written, id_: int) -> None:
     """Publish, confirm, mark and deliver it."""
     at = written.at
-    evidence.history.append(Published(0, 1, id_ + 1, id_, written.message_id, written.body, False, at=at + 0.001))
+    evidence.history.append(
+        Published(0, 1, id_ + 1, id_, written.message_id, written.body, False, id_ % 3, RELAY, at=at + 0.001)
+    )
     evidence.history.append(Acked(0, 1, id_ + 1, multiple=True, at=at + 0.002))
     evidence.rows.append(Row(id_, written.message_id, written.key, "sent", 0, False, False, at + 0.003, written.body))
     evidence.deliveries.append(Delivered("all", id_, written.message_id, written.key, written.body))

@@ -6,6 +6,7 @@ All of them read the same clock, as does a database on this machine.
 """
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import sha256
@@ -54,6 +55,8 @@ class Published(Record):
     message_id: UUID
     body: str
     redelivered: bool
+    lane: int = 0
+    relay: str = ""  # whose connection it was, where there are several
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +112,13 @@ class Injected(Record):
 
     Attributes:
         forgets: the relay lost what it knew of messages in flight, as when it is killed.
+        relay: the only one that it hits; all of them when empty.
     """
 
     what: str
     reach: Reach = Reach.A_MOMENT
     forgets: bool = False
+    relay: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +133,14 @@ class Probed(Record):
     """Somebody asked the relay whether it is ready."""
 
     ready: bool
+    relay: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Owned(Record):
+    """The server told who holds the locks of the lanes: the relay's name, or nothing when it has given none yet."""
+
+    lanes: Mapping[int, str]
 
 
 @dataclass(frozen=True, slots=True)

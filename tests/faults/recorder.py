@@ -31,10 +31,11 @@ class _Content:
 
 
 class Recorder(FaultProxy):
-    """Forward as `FaultProxy` does, and write into `history` what passes."""
+    """Forward as `FaultProxy` does, and write into `history` what passes. `relay`: whose connections these are."""
 
-    def __init__(self, history: History, host: str, port: int) -> None:
+    def __init__(self, history: History, host: str, port: int, *, relay: str = "") -> None:
         super().__init__(host, port)
+        self._relay = relay
         self._history = history
         self._tags: dict[tuple[int, int], int] = {}  # channel -> publishes since it went into confirm mode
         self._contents: dict[tuple[int, int, Way], _Content] = {}
@@ -86,6 +87,8 @@ class Recorder(FaultProxy):
                     UUID(content.properties.message_id),
                     content.digest.hexdigest(),
                     bool(headers.get("x-outbox-redelivered")),
+                    headers["x-outbox-lane"],
+                    self._relay,
                 )
             )
         elif isinstance(content.method, Basic.Return) and "x-outbox-id" in headers:

@@ -11,6 +11,7 @@ from tests.faults.history import (
     Healed,
     Measured,
     Nacked,
+    Owned,
     Probed,
     Published,
     Returned,
@@ -124,6 +125,26 @@ def burn_an_attempt_by_a_nack(evidence: Evidence) -> None:
 def ignore_a_return(evidence: Evidence) -> None:
     place = next(place for place, r in enumerate(evidence.history) if isinstance(r, Acked))
     evidence.history.insert(place, Returned(0, 1, 0, "312 NO_ROUTE", at=evidence.history[place].at - 0.0001))
+
+
+def send_without_the_lock(evidence: Evidence) -> None:
+    """From 15 seconds on another relay has lane 1; this one goes on to read and send it."""
+    for place, record in enumerate(evidence.history):
+        if isinstance(record, Owned) and record.at > 15:
+            evidence.history[place] = replace(record, lanes={**record.lanes, 1: "two"})
+
+
+def send_what_nobody_holds(evidence: Evidence) -> None:
+    evidence.history[:] = [replace(r, lanes={}) if isinstance(r, Owned) else r for r in evidence.history]
+
+
+def send_again_from_another_relay(evidence: Evidence) -> None:
+    """A lane is handed over before its rows are marked."""
+    place = next(place for place, r in enumerate(evidence.history) if isinstance(r, Acked))
+    sent = evidence.history[place - 1]
+    assert isinstance(sent, Published)
+    again = replace(sent, connection=9, relay="two", tag=1, at=evidence.history[place].at + 0.0001)
+    evidence.history.insert(place + 1, again)
 
 
 def stay_slow(evidence: Evidence) -> None:

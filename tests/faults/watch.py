@@ -1,16 +1,21 @@
-"""Watch a relay from outside while a drill runs: is it ready, how large is it, how old are its transactions."""
+"""Watch relays from outside while a drill runs: are they ready, how large, how old their transactions, who has a lane.
+
+A database that is away for a while is asked again.
+"""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from typing import LiteralString
 
 import psycopg
 
-from tests.faults.history import History, Measured, Probed
+from tests.faults.history import History, Measured, Owned, Probed
 from tests.support.process import resident_bytes
 
 INTERVAL = 0.2  # seconds
+LOOK_INTERVAL = 0.05  # seconds between two looks at the locks of the lanes
+ANSWER_WITHIN = 1.0  # seconds; who has not answered by then is not ready
 
 OLDEST: LiteralString = """
     SELECT coalesce(max(extract(epoch FROM clock_timestamp() - xact_start)), 0)::float8
@@ -18,44 +23,89 @@ OLDEST: LiteralString = """
     WHERE datname = current_database() AND application_name = 'outbox-relay'
 """
 
+# Which relay a session belongs to, its heartbeat tells; who holds a lock, the server.
+OWNERS: LiteralString = """
+    SELECT lock.objid::integer, coalesce(node.name, '')
+    FROM pg_locks AS lock
+    LEFT JOIN outbox.node ON node.backend_pid = lock.pid
+    WHERE lock.locktype = 'advisory' AND lock.granted AND lock.objsubid = 2
+        AND lock.classid = hashtext('outbox.lane')::oid
+        AND lock.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+"""
+
 
 @asynccontextmanager
-async def watched(history: History, database_url: str, *, http: str, pid: int) -> AsyncIterator[None]:
-    """Note readiness (`http`: address:port), memory and transactions until the block is left."""
+async def watched(
+    history: History, database_url: str, *, http: str, pid: int | Callable[[], int | None], relay: str = ""
+) -> AsyncIterator[None]:
+    """Note readiness (`http`: address:port), memory and transactions until the block is left.
+
+    `pid`: of the process, or what gives it; None while there is none.
+    """
+    find_pid = pid if callable(pid) else lambda: pid
     async with asyncio.TaskGroup() as tasks:
         watching = [
-            tasks.create_task(_probe(history, http), name="watch.ready"),
-            tasks.create_task(_measure(history, database_url, pid), name="watch.measure"),
+            tasks.create_task(_probe(history, http, relay), name="watch.ready"),
+            tasks.create_task(_measure(history, database_url, find_pid), name="watch.measure"),
         ]
         yield
         for task in watching:
             task.cancel()
 
 
-async def _probe(history: History, http: str) -> None:
+@asynccontextmanager
+async def looked_at(history: History, database_url: str) -> AsyncIterator[None]:
+    """Note who holds the locks of the lanes until the block is left."""
+    async with asyncio.TaskGroup() as tasks:
+        looking = tasks.create_task(_look(history, database_url), name="watch.owners")
+        yield
+        looking.cancel()
+
+
+async def is_ready(http: str) -> bool:
+    """Ask a relay at address:port; no answer is a no."""
     host, _, port = http.rpartition(":")
+    try:
+        async with asyncio.timeout(ANSWER_WITHIN):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            try:
+                writer.write(b"GET /readyz HTTP/1.0\r\n\r\n")
+                return b" 200 " in await reader.readline()
+            finally:
+                writer.close()
+    except OSError:
+        return False
+
+
+async def _probe(history: History, http: str, relay: str) -> None:
     while True:
-        history.append(Probed(await _is_ready(host, int(port))))
+        history.append(Probed(await is_ready(http), relay))
         await asyncio.sleep(INTERVAL)
 
 
-async def _is_ready(host: str, port: int) -> bool:
-    try:
-        reader, writer = await asyncio.open_connection(host, port)
-    except OSError:
-        return False
-    try:
-        writer.write(b"GET /readyz HTTP/1.0\r\n\r\n")
-        return b" 200 " in await reader.readline()
-    except OSError:
-        return False
-    finally:
-        writer.close()
+async def _measure(history: History, database_url: str, pid: Callable[[], int | None]) -> None:
+    async for connection in _connections(database_url):
+        with suppress(psycopg.OperationalError):
+            while True:
+                (oldest,) = await (await connection.execute(OLDEST)).fetchone() or (0.0,)
+                if (found := pid()) is not None:
+                    history.append(Measured(resident_bytes(found), oldest))
+                await asyncio.sleep(INTERVAL)
 
 
-async def _measure(history: History, database_url: str, pid: int) -> None:
-    async with await psycopg.AsyncConnection.connect(database_url, autocommit=True) as connection:
-        while True:
-            (oldest,) = await (await connection.execute(OLDEST)).fetchone() or (0.0,)
-            history.append(Measured(resident_bytes(pid), oldest))
-            await asyncio.sleep(INTERVAL)
+async def _look(history: History, database_url: str) -> None:
+    async for connection in _connections(database_url):
+        with suppress(psycopg.OperationalError):
+            while True:
+                owners = await (await connection.execute(OWNERS)).fetchall()
+                history.append(Owned(dict(owners)))
+                await asyncio.sleep(LOOK_INTERVAL)
+
+
+async def _connections(database_url: str) -> AsyncIterator[psycopg.AsyncConnection]:
+    """Give one after the other, for as long as somebody asks."""
+    while True:
+        with suppress(psycopg.OperationalError):
+            async with await psycopg.AsyncConnection.connect(database_url, autocommit=True) as connection:
+                yield connection
+        await asyncio.sleep(LOOK_INTERVAL)

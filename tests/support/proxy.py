@@ -19,6 +19,7 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import count
 from types import TracebackType
 from typing import Self, assert_never
 
@@ -27,6 +28,7 @@ from pamqp.commands import INDEX_MAPPING, Basic
 
 Method = type[Frame]
 
+NUMBERS = count()  # no two connections of a process have the same, whatever proxies carry them
 READ_AHEAD = 1000  # frames taken in while a way is held or delayed; then TCP pushes back
 FRAME_HEAD = struct.Struct(">BHI")  # type, channel, size of what stands before the end octet
 METHOD_FRAME, HEADER_FRAME, BODY_FRAME = 1, 2, 3
@@ -164,7 +166,7 @@ class FaultProxy:
         """For who extends this: nothing more passes on a connection."""
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        link = _Link(len(self._tasks), [writer])
+        link = _Link(next(NUMBERS), [writer])
         link.task = asyncio.create_task(self._carry(link, reader), name="proxy.carry")
         self._tasks.append(link.task)
 

@@ -1,0 +1,75 @@
+"""Of several relays each lane has one at a time.
+
+A row goes out only from a relay that held its lane's lock at some moment after the row was committed: only then can it
+have been read there. How long the frame then took, in a socket or behind a fault, does not matter. Who held the locks
+is known from looks into the server, so times are taken with some slack, and what fell between two looks is not judged.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from tests.faults.evidence import Evidence, NoDataError
+from tests.faults.history import Ending, History, Owned, Published, Written
+
+SLACK = 0.3  # seconds by which a writer may hear late of its commit, and a look of a lock
+GAP = 0.25  # seconds between two looks at most, or a lane may have changed hands in between, and back
+UNNAMED = ""  # a session that has not told its relay's name yet
+
+
+class Looks:
+    """Who held which lane when."""
+
+    def __init__(self, history: History) -> None:
+        self._looks = sorted((record for record in history if isinstance(record, Owned)), key=lambda look: look.at)
+        self._times = [look.at for look in self._looks]
+
+    def holders(self, lane: int, since: float, until: float) -> set[str | None] | None:
+        """Give who was seen with the lane's lock, None for nobody; no set at all when nobody looked often enough."""
+        first, last = bisect_left(self._times, since), bisect_right(self._times, until)
+        if any(later - earlier > GAP for earlier, later in pairwise([since, *self._times[first:last], until])):
+            return None
+        return {look.lanes.get(lane) for look in self._looks[first:last]}
+
+    def holder(self, lane: int, at: float) -> str | None:
+        """Give who was last seen with it before that time."""
+        place = bisect_right(self._times, at)
+        return self._looks[place - 1].lanes.get(lane) if place else None
+
+
+def shared(evidence: Evidence) -> Iterator[str]:
+    """Give the rows that were sent by a relay which had not held their lane since they were committed."""
+    looks = Looks(evidence.history)
+    committed_at = {
+        record.message_id: record.at
+        for record in evidence.history
+        if isinstance(record, Written) and record.ending is Ending.COMMITTED
+    }
+    judged = 0
+    for sent in _published(evidence.history):
+        if not sent.relay or sent.message_id not in committed_at:
+            continue
+        since = min(committed_at[sent.message_id], sent.at) - SLACK
+        holders = looks.holders(sent.lane, since, sent.at + SLACK)
+        if holders is None:
+            continue
+        judged += 1
+        if not holders & {sent.relay, UNNAMED}:
+            others = ", ".join(sorted(holder or "nobody" for holder in holders))
+            yield f"row {sent.outbox_id} was sent by {sent.relay}, while lane {sent.lane} was held by {others}"
+    if not judged:
+        raise NoDataError("nobody looked at the locks of the lanes while several relays sent")
+
+
+def belated(history: History, relay: str) -> list[Published]:
+    """Give what a relay sent of lanes that were seen with another one by then."""
+    looks = Looks(history)
+    return [
+        sent
+        for sent in _published(history)
+        if sent.relay == relay and looks.holder(sent.lane, sent.at) not in (relay, UNNAMED, None)
+    ]
+
+
+def _published(history: History) -> Sequence[Published]:
+    return [record for record in history if isinstance(record, Published)]

@@ -1,0 +1,89 @@
+"""Two relays on one table, and what is found when they take lanes without the lock."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import LiteralString
+
+import psycopg
+import pytest
+from pydantic import SecretStr
+from yarl import URL
+
+from relay.engine.node import Node
+from relay.settings import Settings
+from tests.faults.checker import Findings, Invariant, assert_valid, invalid
+from tests.faults.history import Published
+from tests.faults.owners import SLACK
+from tests.faults.recorder import Recorder
+from tests.faults.scene import QUICK, Scene, scene
+from tests.faults.watch import looked_at
+from tests.support.eventually import eventually
+
+NAMES = ("one", "two")
+KEYS = [f"key-{number}" for number in range(40)]
+SENT_WHILE_WATCHED = 400  # messages
+
+# The bug: whoever asks for the lock of a lane is told that it has it, whether it is free or not. Every relay on this
+# database has it; what else it locks it does lock.
+WITHOUT_LOCK: LiteralString = """
+    CREATE SCHEMA planted;
+    CREATE FUNCTION planted.pg_try_advisory_lock(integer, integer) RETURNS boolean LANGUAGE sql AS $$
+        SELECT $1 = hashtext('outbox.lane') OR pg_catalog.pg_try_advisory_lock($1, $2)
+    $$;
+    DO $$ BEGIN
+        EXECUTE format('ALTER DATABASE %I SET search_path = public, planted, pg_catalog', current_database());
+    END $$
+"""
+
+
+@pytest.mark.parametrize("has_bug", [False, True], ids=["as it is", "without the lock"])
+async def test_a_lane_that_two_relays_take_turns_the_owner_red(
+    settings: Settings, database_url: str, has_bug: bool
+) -> None:
+    if has_bug:
+        async with await psycopg.AsyncConnection.connect(database_url, autocommit=True) as connection:
+            await connection.execute(WITHOUT_LOCK)
+
+    findings = await run(settings, database_url)
+
+    if has_bug:
+        assert Invariant.ONE_OWNER in invalid(findings)
+    else:
+        assert_valid(findings, Invariant.NOTHING_LOST, Invariant.REPEATS_ARE_THE_SAME, Invariant.ONE_OWNER)
+
+
+async def run(settings: Settings, database_url: str) -> Findings:
+    async with scene(settings) as stage, two_relays(settings, stage), looked_at(stage.history, database_url):
+        await asyncio.sleep(SLACK)  # the judge wants looks from before the first message
+        while stage.times(Published) < SENT_WHILE_WATCHED:
+            await stage.write(*KEYS)
+            await asyncio.sleep(0.02)
+        with suppress(TimeoutError):  # with the bug, some lanes are nobody's
+            await eventually(stage.is_empty, "everything is sent", 10)
+        await asyncio.sleep(SLACK)  # and from after the last
+        return await stage.checker.ask(within=1)
+
+
+@asynccontextmanager
+async def two_relays(settings: Settings, stage: Scene) -> AsyncIterator[None]:
+    """Run both, each connected through a recorder of its own; on return both have looked for lanes."""
+    url = URL(settings.broker.url.get_secret_value())
+    async with AsyncExitStack() as recording, asyncio.TaskGroup() as running:
+        nodes = []
+        for name in NAMES:
+            recorder = await recording.enter_async_context(
+                Recorder(stage.history, str(url.host), url.port or 5672, relay=name)
+            )
+            broker = settings.broker.model_copy(update={"url": SecretStr(str(url.with_port(recorder.port)))})
+            relay = settings.relay.model_copy(update={**QUICK, "node": name})
+            nodes.append(Node(settings.model_copy(update={"broker": broker, "relay": relay})))
+            running.create_task(nodes[-1].run(), name=name)
+        await eventually(lambda: are_there(stage), "both relays have told that they live")
+        yield
+        for node in nodes:
+            node.start_draining()
+
+
+async def are_there(stage: Scene) -> bool:
+    return (await stage.connection.execute("SELECT FROM outbox.node")).rowcount == len(NAMES)
