@@ -34,14 +34,16 @@ def test_another_relay_sends_again_only_what_a_fault_has_left_to_it(befell: bool
 
 def test_what_was_in_a_socket_when_the_lane_was_taken_over_is_too_late_to_reorder() -> None:
     evidence = faithful()
-    evidence.history.insert(0, Injected("frozen", forgets=True, relay="one", at=5.0))
-    evidence.history.insert(1, Healed("frozen", at=16.0))
     place, sent = published_after(evidence, 5.5)
     # Sent and confirmed by another; the first relay's frame passes much later, and its connection ends then.
     evidence.history[place] = replace(sent, relay="two")
-    later = next(place for place, record in enumerate(evidence.history) if record.at > 15.5)
-    late = [replace(sent, connection=9, tag=1, at=15.5), Closed(9, None, at=15.9)]
-    evidence.history[later:later] = late
+    evidence.history += [
+        Injected("frozen", forgets=True, relay="one", at=5.0),
+        replace(sent, connection=9, tag=1, at=15.5),
+        Closed(9, None, at=15.9),
+        Healed("frozen", at=16.0),
+    ]
+    evidence.history.sort(key=lambda record: record.at)
 
     assert Invariant.IN_ORDER not in invalid(judge(evidence))
 
