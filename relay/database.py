@@ -55,6 +55,17 @@ def conninfo(database: DatabaseSettings, *, last: Host | None = None, **override
     return make_conninfo(**{**defaults, **given, **_put_last(given, hosts, last), **overrides})
 
 
+def each_host(database: DatabaseSettings) -> list[dict[str, str]]:
+    """Give, for each host of the URL, what makes `connect` go there and nowhere else, whatever it is.
+
+    Raises:
+        ConfigurationError: libpq cannot read the URL.
+    """
+    given = conninfo_to_dict(conninfo(database))
+    ways = [_places(given, [place]) for place in range(len(_hosts(given)))]
+    return [{**way, "target_session_attrs": "any"} for way in ways]
+
+
 def connect(database: DatabaseSettings, **overrides: Any) -> psycopg.Connection:
     """Open a connection in autocommit mode.
 
@@ -153,8 +164,11 @@ def _hosts(given: dict[str, Any]) -> list[Host]:
 
 def _put_last(given: dict[str, Any], hosts: list[Host], last: Host | None) -> dict[str, str]:
     """Give the lists of the URL's hosts in the order in which they are to be tried."""
-    order = sorted(range(len(hosts)), key=lambda place: hosts[place] == last)
+    return _places(given, sorted(range(len(hosts)), key=lambda place: hosts[place] == last))
+
+
+def _places(given: dict[str, Any], order: list[int]) -> dict[str, str]:
+    """Give the URL's lists of hosts with these places of them; a list of one port is every host's."""
+    count = len(_hosts(given))
     lists = {key: str(given[key]).split(",") for key in ("host", "hostaddr", "port") if given.get(key)}
-    return {
-        key: ",".join(values[place] for place in order) for key, values in lists.items() if len(values) == len(hosts)
-    }
+    return {key: ",".join(values[place] for place in order) for key, values in lists.items() if len(values) == count}

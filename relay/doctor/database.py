@@ -1,56 +1,79 @@
 """The database's part of the checklist: one connection, one check after the other."""
 
+import asyncio
 from collections.abc import Callable, Iterator
 
 import psycopg
 from psycopg.sql import SQL
 
-from relay.database import connect, one_line
+from relay.database import one_line, refuse_pooler
+from relay.doctor.clock import clock_difference
+from relay.doctor.database_hosts import Hosts
 from relay.doctor.finding import Finding, Verdict
-from relay.doctor.server import server_version
-from relay.doctor.tables import tables_at_head
-from relay.errors import DatabaseUnavailableError
-from relay.settings import Settings
+from relay.doctor.rights import rights
+from relay.doctor.server import durability, free_connections, keepalive, server_version
+from relay.doctor.tables import days_ahead, tables_at_head
+from relay.doctor.vacuum import hot_partition, old_snapshots, replication_slots, transaction_ids
+from relay.errors import ConfigurationError, DatabaseUnavailableError
+from relay.settings import DatabaseSettings, Settings
 
-CONNECTION = "database.connection"
+Check = Callable[[psycopg.Connection, Settings], Iterator[Finding]]
 
 # By the name of their findings, in the order of the checklist.
-CHECKS: dict[str, Callable[[psycopg.Connection, Settings], Iterator[Finding]]] = {
+CHECKS: dict[str, Check] = {
     "database.version": server_version,
     "database.tables": tables_at_head,
+    "database.rights": rights,
+    "database.days": days_ahead,
+    "database.connections": free_connections,
+    "database.snapshots": old_snapshots,
+    "database.slots": replication_slots,
+    "database.vacuum": hot_partition,
+    "database.transaction_ids": transaction_ids,
+    "database.durability": durability,
+    "database.keepalive": keepalive,
+    "database.clock": clock_difference,
 }
+POOLER = "database.pooler"
 
-SET_TIMEOUT = SQL("SELECT set_config('statement_timeout', %(milliseconds)s, false)")
+SET_TIMEOUT = SQL("SELECT set_config('statement_timeout', %(milliseconds)s, true)")
 
 
 def examine_database(settings: Settings) -> Iterator[Finding]:
-    """Look at the database; without a connection every check is skipped."""
-    try:
-        connection = connect(settings.database)
-    except DatabaseUnavailableError as error:
-        remedy = "check the host, database, user and password in database.url"
-        yield Finding(CONNECTION, Verdict.FAILED, str(error), remedy)
-        yield from (Finding(name, Verdict.SKIPPED, "no connection") for name in CHECKS)
-        return
-    with connection:
-        info = connection.info
-        yield Finding(CONNECTION, Verdict.OK, f"{info.host}:{info.port} lets {info.user} into {info.dbname}")
-        connection.execute(SET_TIMEOUT, {"milliseconds": str(round(settings.database.command_timeout * 1000))})
+    """Look at the database; what cannot be looked at is skipped, and the finding says why. Changes nothing."""
+    with Hosts(settings.database) as hosts:
+        yield from hosts.look()
+        connection = hosts.connection
+        if connection is None:
+            yield from (Finding(name, Verdict.SKIPPED, "no connection") for name in (POOLER, *CHECKS))
+            return
+        yield _pooler(settings.database)
+        connection.read_only = True
+        connection.prepare_threshold = None  # behind a pooler a prepared statement may be another session's
         for name, check in CHECKS.items():
-            yield from _answered(name, check, connection, settings)
+            if connection.closed:
+                yield Finding(name, Verdict.SKIPPED, "the connection was lost")
+            else:
+                yield from _answers(name, check, connection, settings)
 
 
-def _answered(
-    name: str,
-    check: Callable[[psycopg.Connection, Settings], Iterator[Finding]],
-    connection: psycopg.Connection,
-    settings: Settings,
-) -> Iterator[Finding]:
-    """Give the findings of one check; what the database does not let us see is no answer."""
-    if connection.closed:
-        yield Finding(name, Verdict.SKIPPED, "the connection was lost")
-        return
+def _pooler(database: DatabaseSettings) -> Finding:
     try:
-        yield from check(connection, settings)
+        asyncio.run(refuse_pooler(database))
+    except ConfigurationError as error:
+        words, _, remedy = str(error).partition(": ")
+        return Finding(POOLER, Verdict.FAILED, words, remedy)
+    except DatabaseUnavailableError as error:
+        return Finding(POOLER, Verdict.SKIPPED, str(error))
+    return Finding(POOLER, Verdict.OK, "a session stays ours from one statement to the next")
+
+
+def _answers(name: str, check: Check, connection: psycopg.Connection, settings: Settings) -> list[Finding]:
+    """Give the findings of one check, or why there are none."""
+    timeout = {"milliseconds": str(round(settings.database.command_timeout * 1000))}
+    try:
+        with connection.transaction(force_rollback=True):
+            connection.execute(SET_TIMEOUT, timeout)
+            return list(check(connection, settings))
     except psycopg.Error as error:
-        yield Finding(name, Verdict.SKIPPED, one_line(error))
+        return [Finding(name, Verdict.SKIPPED, error.diag.message_primary or one_line(error))]

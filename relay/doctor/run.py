@@ -4,7 +4,9 @@ import asyncio
 
 from relay.doctor.broker import examine_broker
 from relay.doctor.database import examine_database
+from relay.doctor.exposure import exposure
 from relay.doctor.finding import Finding
+from relay.doctor.review import review
 from relay.settings import Settings
 
 
@@ -13,7 +15,14 @@ def examine(settings: Settings) -> list[Finding]:
 
     Nothing is changed, and no message reaches a queue of yours.
     """
-    return [*examine_database(settings), *asyncio.run(_broker(settings))]
+    found = [
+        *exposure(settings),
+        *examine_database(settings),
+        *asyncio.run(_broker(settings)),
+        *review(settings),
+    ]
+    parts = list(dict.fromkeys(finding.part for finding in found))
+    return sorted(found, key=lambda finding: parts.index(finding.part))
 
 
 async def _broker(settings: Settings) -> list[Finding]:

@@ -1,4 +1,4 @@
-"""The outbox tables: are they there, and may the relay's role do its work with them?"""
+"""The outbox tables: are they there, with the days that come next?"""
 
 from collections.abc import Iterator
 
@@ -10,6 +10,22 @@ from relay.operate.revision import head_revision
 from relay.settings import Settings
 
 READ_REVISION = SQL("SELECT version_num FROM {schema}.migration")
+DAYS_AHEAD = 3  # today (UTC) and the next two, as the relay makes them (relay/engine/session.py, ENSURE_DAYS)
+
+# A day is there when its partition is attached; a table that only has the name keeps it from being made.
+READ_DAYS = SQL("""
+    SELECT part.name, part.oid IS NOT NULL, pg_inherits.inhrelid IS NOT NULL
+    FROM generate_series(0, %(days)s - 1) AS day
+    CROSS JOIN LATERAL (
+        SELECT 'message_sent_' || to_char((now() AT TIME ZONE 'UTC')::date + day, 'YYYYMMDD') AS name
+    ) AS wanted
+    CROSS JOIN LATERAL (
+        SELECT wanted.name, to_regclass(format('%%I.%%I', %(schema)s::text, wanted.name))::oid AS oid
+    ) AS part
+    LEFT JOIN pg_inherits
+        ON pg_inherits.inhrelid = part.oid AND inhparent = to_regclass(format('%%I.message_sent', %(schema)s::text))
+    ORDER BY day
+""")
 
 
 def tables_at_head(connection: psycopg.Connection, settings: Settings) -> Iterator[Finding]:
@@ -19,10 +35,25 @@ def tables_at_head(connection: psycopg.Connection, settings: Settings) -> Iterat
     except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
         row = None
     found = row[0] if row else "none"
-    if found == wanted:
-        yield Finding(check, Verdict.OK, f"schema {schema} is of version {found}, as this release needs")
-    elif row and found > wanted:  # a migration runs before the relays are replaced
-        yield Finding(check, Verdict.OK, f"schema {schema} is of version {found}; this release needs {wanted}")
+    words = f"schema {schema} is of version {found}; this release needs {wanted}"
+    if row and found >= wanted:  # a newer one is served: a migration runs before the relays are replaced
+        yield Finding(check, Verdict.OK, words)
     else:
-        words = f"schema {schema} is of version {found}; this release needs {wanted}"
         yield Finding(check, Verdict.FAILED, words, "run `relay migrate`, or check database.schema")
+
+
+def days_ahead(connection: psycopg.Connection, settings: Settings) -> Iterator[Finding]:
+    """What is sent is marked by moving it to its day."""
+    check = "database.days"
+    parameters = {"schema": settings.database.schema_name, "days": DAYS_AHEAD}
+    days = connection.execute(READ_DAYS, parameters).fetchall()
+    in_the_way = [name for name, exists, is_attached in days if exists and not is_attached]
+    missing = [name for name, exists, _ in days if not exists]
+    if in_the_way:
+        words = f"{', '.join(in_the_way)} is no partition of message_sent: that day can neither be made nor marked"
+        yield Finding(check, Verdict.FAILED, words, "rename or drop that table")
+    if missing:
+        words = f"no partition {', '.join(missing)}; a relay makes them when it starts, and each hour"
+        yield Finding(check, Verdict.WARNING, words, "if a relay runs, see its event days.blocked")
+    if not in_the_way and not missing:
+        yield Finding(check, Verdict.OK, f"today's partition and those of the next {DAYS_AHEAD - 1} days are there")

@@ -47,6 +47,7 @@ REOPEN_AFTER = 0.02  # seconds; a row that closes each channel must not make a h
 # Seconds of refusals after which a channel is replaced, doubling. One opened while a quorum queue elects its leader
 # goes on asking the old one: RabbitMQ 3.10 then refuses everything on it for as long as that node is down.
 RENEW_AFTER, RENEW_AFTER_MAX = 0.1, 30.0
+CONFIRMS = True  # of every channel: without a confirm nobody knows whether a message was taken
 SETTLED_WITHIN = 1.0  # seconds; what is in flight on a channel that is given up for refusals is waited for
 
 
@@ -159,7 +160,7 @@ class Link:
                 await self._declare(connection)
         while not connection.is_lost:
             async with self._answer("open a channel"):
-                channel = await connection.channel(publisher_confirms=True, on_return_raises=True)
+                channel = await connection.channel(publisher_confirms=CONFIRMS, on_return_raises=True)
                 underlay = await channel.get_underlay_channel()
             if await self._publish(connection, underlay) is not Verdict.CLOSED:
                 # Who opens the next one in time is alive: it is a queue that takes nothing, and another host would

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from aiormq.abc import AbstractChannel
 from aiormq.exceptions import AMQPError, DeliveryError, PublishError
 
+from relay.engine.frames import MANDATORY
 from relay.engine.message import ENCODING_ERRORS, Identity, UnsendableError, properties, too_large
 from relay.engine.routes import Router
 from relay.engine.row import Outcome, Row, Settled
@@ -98,7 +99,7 @@ class PlainWire:
                 exchange=address.exchange.decode(),
                 routing_key=address.routing_key.decode(),
                 properties=properties(row, self._identity, redelivered=redelivered),
-                mandatory=True,
+                mandatory=bool(MANDATORY),
             )
         except PublishError as error:
             return Outcome.RETURNED, returned_words(error.frame)

@@ -35,7 +35,7 @@ def test_without_a_database_its_checks_are_skipped_and_the_broker_is_looked_at(r
     lines = [line.split("\t") for line in result.out.splitlines()]
     verdicts = {check: verdict for verdict, check, _, _ in lines}
     assert result.code == 1
-    assert verdicts["database.connection"] == "failed"
+    assert verdicts["database.host"] == "failed"
     assert verdicts["database.tables"] == "skipped"
     assert verdicts["broker.connection"] == "ok"
 

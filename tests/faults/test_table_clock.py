@@ -12,7 +12,11 @@ from tests.support.eventually import eventually
 
 RELAY = Path(__file__).resolve().parents[2] / "relay"
 WALL_CLOCK = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today", "date.today"}
-STAMPS = {"replay/run.py", "replay/selection.py"}  # write down when something was; nothing waits for it
+STAMPS = {
+    "doctor/clock.py",
+    "replay/run.py",
+    "replay/selection.py",
+}  # write down when something was; nothing waits for it
 
 
 def test_nothing_asks_the_wall_clock() -> None:

@@ -1,0 +1,106 @@
+"""What the relay's role must be granted, and what of it is missing.
+
+tests/doctor/test_rights.py compares the list with config/roles.sql.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import psycopg
+from psycopg.sql import SQL
+
+from relay.doctor.finding import Finding, Verdict
+from relay.settings import Settings
+
+MARKED = ("state", "attempts", "available_at", "last_error", "held_behind", "parked_at", "sent_at", "quarantine")
+PROGRESS = ("state", "selected", "replayed", "failed", "position", "saved_at")
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A privilege on an object of the schema, or on some columns of it."""
+
+    privilege: str
+    kind: str  # SCHEMA, TABLE, SEQUENCE or FUNCTION
+    name: str
+    columns: tuple[str, ...] = ()
+
+    def statement(self, schema: str, role: str) -> str:
+        """Give the SQL that grants it."""
+        columns = f" ({', '.join(self.columns)})" if self.columns else ""
+        kind = "" if self.kind == "TABLE" else f"{self.kind} "
+        name = schema if self.kind == "SCHEMA" else f"{schema}.{self.name}"
+        return f"GRANT {self.privilege}{columns} ON {kind}{name} TO {role}"
+
+
+GRANTS = (
+    Grant("USAGE", "SCHEMA", ""),
+    Grant("SELECT", "TABLE", "message"),
+    Grant("UPDATE", "TABLE", "message", MARKED),
+    Grant("SELECT", "TABLE", "message_pending"),
+    Grant("DELETE", "TABLE", "message_pending"),
+    Grant("INSERT", "TABLE", "message_sent"),
+    Grant("SELECT", "SEQUENCE", "message_id_seq"),
+    Grant("EXECUTE", "FUNCTION", "ensure_sent_days(date, integer)"),
+    *(
+        Grant(each, "TABLE", table)
+        for table in ("node", "quarantine")
+        for each in ("SELECT", "INSERT", "UPDATE", "DELETE")
+    ),
+    Grant("SELECT", "TABLE", "batch"),
+    Grant("SELECT", "TABLE", "migration"),
+    *(Grant(each, "TABLE", table) for table in ("replay", "replay_failure") for each in ("SELECT", "INSERT")),
+    Grant("UPDATE", "TABLE", "replay", PROGRESS),
+)
+
+ROLE = "SELECT quote_ident(current_user)"
+# By their ids, which are told also where the schema itself is closed to us; no row: there is no such thing.
+HAS_ON_SCHEMA = SQL("SELECT has_schema_privilege(oid, %(privilege)s) FROM pg_namespace WHERE nspname = %(schema)s")
+HAS_ON_TABLE = SQL("""
+    SELECT has_table_privilege(oid, %(privilege)s) FROM pg_class
+    WHERE relnamespace = to_regnamespace(quote_ident(%(schema)s)) AND relname = %(name)s
+""")
+HAS_ON_COLUMNS = SQL("""
+    SELECT coalesce(bool_and(has_column_privilege(attrelid, attnum, %(privilege)s)), false)
+    FROM pg_attribute JOIN pg_class ON pg_class.oid = attrelid
+    WHERE relnamespace = to_regnamespace(quote_ident(%(schema)s)) AND relname = %(name)s
+        AND attname = ANY (%(columns)s)
+    HAVING count(*) = cardinality(%(columns)s::text[])
+""")
+HAS_ON_SEQUENCE = SQL("""
+    SELECT has_sequence_privilege(oid, %(privilege)s) FROM pg_class
+    WHERE relnamespace = to_regnamespace(quote_ident(%(schema)s)) AND relname = %(name)s
+""")
+HAS_ON_FUNCTION = SQL("""
+    SELECT has_function_privilege(oid, %(privilege)s) FROM pg_proc
+    WHERE pronamespace = to_regnamespace(quote_ident(%(schema)s))
+        AND proname || '(' || oidvectortypes(proargtypes) || ')' = %(name)s
+""")
+ASK = {"SCHEMA": HAS_ON_SCHEMA, "TABLE": HAS_ON_TABLE, "SEQUENCE": HAS_ON_SEQUENCE, "FUNCTION": HAS_ON_FUNCTION}
+
+
+def rights(connection: psycopg.Connection, settings: Settings) -> Iterator[Finding]:
+    """Name each grant that is missing; of what does not exist nothing is said, `relay migrate` makes it."""
+    check, schema = "database.rights", settings.database.schema_name
+    (role,) = connection.execute(ROLE).fetchone() or ("",)
+    held = {grant: _is_held(connection, schema, grant) for grant in GRANTS}
+    missing = [grant.statement(schema, role) for grant, is_held in held.items() if is_held is False]
+    if missing:
+        words = f"role {role} lacks {len(missing)} of the relay's {len(GRANTS)} rights"
+        yield Finding(check, Verdict.FAILED, words, "; ".join(missing))
+    elif None in held.values():
+        yield Finding(check, Verdict.SKIPPED, "the tables are not all there", "run `relay migrate` first")
+    else:
+        yield Finding(check, Verdict.OK, f"role {role} may do all that the relay does")
+
+
+def _is_held(connection: psycopg.Connection, schema: str, grant: Grant) -> bool | None:
+    statement = HAS_ON_COLUMNS if grant.columns else ASK[grant.kind]
+    parameters = {
+        "privilege": grant.privilege,
+        "schema": schema,
+        "name": grant.name,
+        "columns": list(grant.columns),
+    }
+    row = connection.execute(statement, parameters).fetchone()
+    return None if row is None else bool(row[0])

@@ -1,0 +1,245 @@
+"""What the checks of the database say with a fault there, and without it."""
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import psycopg
+import pytest
+
+from relay.doctor import database as part
+from relay.doctor import server, vacuum
+from relay.operate import holders
+from relay.operate.migrate import migrate
+from relay.settings import HttpSettings, Settings
+from tests.doctor.findings import FAILED, OK, SKIPPED, WARNING, at, look, operator, verdicts
+from tests.support import pgbouncer
+from tests.support.pgbouncer import PgBouncer, PoolMode
+from tests.support.postgres import PostgresServer
+
+BACKLOG = """
+    INSERT INTO outbox.message (aggregate_type, event_type, payload)
+    SELECT 'a', 'e', '1' FROM generate_series(1, 100001);
+    DELETE FROM outbox.message_pending;
+    SELECT pg_stat_force_next_flush()
+"""
+
+
+@pytest.fixture(scope="module")
+def own() -> Iterator[Settings]:
+    """The database of a server for this file alone: as durable as for real work, small, and without autovacuum."""
+    small = {"max_connections": "10", "superuser_reserved_connections": "3", "autovacuum": "off"}
+    with PostgresServer(durable=True, settings=small) as started:
+        settings = at(started.admin_url)
+        migrate(settings.database)
+        yield settings
+
+
+def with_options(settings: Settings, options: str) -> Settings:
+    """Give the settings with a URL whose sessions have these settings of PostgreSQL."""
+    url = settings.database.url.get_secret_value()
+    return at(f"{url}?options={options.replace('=', '%3D').replace(' ', '%20')}")
+
+
+def test_version(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert verdicts(settings, "database.version") == [OK]
+
+    monkeypatch.setattr(server, "OLDEST_SERVER", 99)
+    (finding,) = look(settings, "database.version")
+
+    assert (finding.verdict, finding.remedy) == (FAILED, "the relay needs PostgreSQL 99 or later")
+
+
+@pytest.mark.parametrize(("version", "verdict"), [("0001", FAILED), ("9999", OK)])
+def test_tables_of_another_version(settings: Settings, version: str, verdict: str) -> None:
+    assert verdicts(settings, "database.tables") == [OK]
+
+    with operator(settings) as connection:
+        connection.execute("UPDATE outbox.migration SET version_num = %s", [version])
+    (finding,) = look(settings, "database.tables")
+
+    assert finding.verdict == verdict
+    assert f"schema outbox is of version {version}" in finding.words
+
+
+@pytest.mark.every_postgres
+def test_days_that_are_missing(settings: Settings) -> None:
+    assert verdicts(settings, "database.days") == [OK]
+
+    with operator(settings) as connection:
+        (name,) = connection.execute("""
+            SELECT 'message_sent_' || to_char((now() AT TIME ZONE 'UTC')::date + 1, 'YYYYMMDD')
+        """).fetchone() or ("",)
+        connection.execute(f"DROP TABLE outbox.{name}".encode())
+        (missing,) = look(settings, "database.days")
+        connection.execute(f"CREATE TABLE outbox.{name} ()".encode())
+        (in_the_way,) = look(settings, "database.days")
+
+    assert (missing.verdict, in_the_way.verdict) == (WARNING, FAILED)
+    assert missing.words.startswith(f"no partition {name};")
+    assert in_the_way.words.startswith(f"{name} is no partition of message_sent")
+
+
+def test_connections_that_are_taken(own: Settings) -> None:
+    assert verdicts(own, "database.connections") == [OK]
+
+    url = own.database.url.get_secret_value()
+    with ExitStack() as taken:
+        for _ in range(4):
+            taken.enter_context(psycopg.connect(url))
+        (finding,) = look(own, "database.connections")
+
+    assert finding.verdict == WARNING
+    assert finding.words == "3 of 7 connections are free by max_connections; a relay with its operators uses 4"
+
+
+def test_a_limit_below_what_is_needed(settings: Settings) -> None:
+    with operator(settings) as connection:
+        (name,) = connection.execute("SELECT current_database()").fetchone() or ("",)
+        connection.execute(f"ALTER DATABASE {name} CONNECTION LIMIT 4".encode())
+    metrics = settings.model_copy(update={"http": HttpSettings(listen="127.0.0.1:8080")})
+
+    assert verdicts(settings, "database.connections") == [OK]
+    (finding,) = look(metrics, "database.connections")
+
+    assert (finding.verdict, finding.remedy) == (FAILED, "raise the database's CONNECTION LIMIT")
+
+
+@pytest.mark.skipif(
+    not pgbouncer.is_installed(),
+    reason="PgBouncer is not installed; as root, `tests/support/packages test` installs it",
+)
+@pytest.mark.parametrize(("mode", "verdict"), [(PoolMode.SESSION, OK), (PoolMode.TRANSACTION, FAILED)])
+def test_a_pooler(postgres: PostgresServer, settings: Settings, mode: PoolMode, verdict: str) -> None:
+    assert verdicts(settings, "database.pooler") == [OK]
+
+    with PgBouncer(postgres, mode) as pooler:
+        found = list(part.examine_database(at(pooler.url(settings.database.url.get_secret_value()))))
+
+    (finding,) = [each for each in found if each.check == "database.pooler"]
+    assert finding.verdict == verdict
+    assert ("pool_mode = session" in finding.remedy) is (verdict == FAILED)
+    assert [each for each in found if each.check == "database.tables" and each.verdict == OK]
+
+
+def test_an_old_snapshot(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    with operator(settings) as connection, connection.transaction():
+        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        connection.execute("SELECT 1")
+        assert verdicts(settings, "database.snapshots") == [OK]
+
+        monkeypatch.setattr(holders, "HELD_LONG", 0.0)
+        (finding,) = look(settings, "database.snapshots")
+        pid = connection.info.backend_pid
+
+    assert finding.verdict == WARNING
+    assert finding.words.startswith(f"session {pid} ")
+
+
+def test_a_slot_that_nobody_reads(own: Settings) -> None:
+    assert verdicts(own, "database.slots") == [OK]
+
+    with operator(own) as connection:
+        connection.execute("SELECT pg_create_physical_replication_slot('forgotten', true)")
+        (finding,) = look(own, "database.slots")
+        connection.execute("SELECT pg_drop_replication_slot('forgotten')")
+
+    assert finding.verdict == WARNING
+    assert finding.words.startswith("nobody reads replication slot forgotten, which keeps ")
+
+
+def test_dead_rows_that_nobody_clears_away(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert verdicts(settings, "database.vacuum") == [OK]
+    monkeypatch.setattr(vacuum, "VACUUMED_WITHIN", -1.0)  # autovacuum may come by, and finds them held
+
+    with operator(settings) as holder, operator(settings) as connection, holder.transaction():
+        holder.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        holder.execute("SELECT 1")
+        connection.execute(BACKLOG)
+        (finding,) = look(settings, "database.vacuum")
+
+    assert finding.verdict == WARNING
+    assert finding.words.startswith("message_pending has 0 live and 100001 dead rows, ")
+
+
+def test_autovacuum_that_is_off(settings: Settings, own: Settings) -> None:
+    with operator(settings) as connection:
+        connection.execute("ALTER TABLE outbox.message_pending SET (autovacuum_enabled = off)")
+    (here,) = look(settings, "database.vacuum")
+    (everywhere,) = look(own, "database.vacuum")
+
+    assert (here.verdict, everywhere.verdict) == (WARNING, WARNING)
+    assert here.remedy == "ALTER TABLE outbox.message_pending RESET (autovacuum_enabled)"
+    assert everywhere.words.startswith("autovacuum is off;")
+
+
+def test_old_transaction_ids(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert verdicts(settings, "database.transaction_ids") == [OK]
+
+    monkeypatch.setattr(vacuum, "OLD_TRANSACTION_IDS", 1)
+
+    assert verdicts(settings, "database.transaction_ids") == [WARNING]
+
+
+def test_durability(own: Settings, settings: Settings) -> None:
+    assert verdicts(own, "database.durability") == [OK]
+
+    risky = look(settings, "database.durability")  # the server of the tests
+    (asynchronous,) = look(with_options(own, "-csynchronous_commit=off"), "database.durability")
+
+    assert [finding.words.partition(" ")[0] for finding in risky] == ["fsync", "full_page_writes"]
+    assert {finding.verdict for finding in risky} == {WARNING}
+    assert asynchronous.words.startswith("synchronous_commit is off (client): a crash of the server loses")
+
+
+def test_keepalive(settings: Settings) -> None:
+    url = settings.database.url.get_secret_value()
+    soon = "-ctcp_keepalives_idle=60 -ctcp_keepalives_interval=10 -ctcp_keepalives_count=3"
+
+    (late,) = look(with_options(settings, "-ctcp_keepalives_idle=7200"), "database.keepalive")
+    (in_time,) = look(with_options(settings, soon), "database.keepalive")
+    (switched_off, _) = look(at(f"{url}?keepalives=0"), "database.keepalive")
+
+    assert (late.verdict, in_time.verdict, switched_off.verdict) == (WARNING, OK, WARNING)
+    assert in_time.words == "the server notices within 90 s that a writer's machine died"
+    assert switched_off.words.startswith("database.url says keepalives=0")
+
+
+@pytest.mark.parametrize(("step", "direction"), [(5.0, "behind"), (-5.0, "ahead of")])
+def test_a_clock_that_differs(settings: Settings, monkeypatch: pytest.MonkeyPatch, step: float, direction: str) -> None:
+    assert verdicts(settings, "database.clock") == [OK]
+
+    true_time = time.time
+    monkeypatch.setattr(time, "time", lambda: true_time() + step)
+    (finding,) = look(settings, "database.clock")
+
+    assert finding.verdict == WARNING
+    assert f" s {direction} this host's" in finding.words
+
+
+def test_what_this_role_may_not_see_is_skipped_with_the_reason(settings: Settings, postgres: PostgresServer) -> None:
+    with operator(settings) as connection:
+        name = f"blind_{connection.info.dbname}"
+        connection.execute(f"CREATE ROLE {name} LOGIN PASSWORD 'b'".encode())
+        blind = at(postgres.url(connection.info.dbname, user=name, password="b"))
+        (tables,) = look(blind, "database.tables")
+        (snapshots,) = look(blind, "database.snapshots")
+        connection.execute(f"DROP ROLE {name}".encode())
+
+    assert (tables.verdict, tables.words) == (SKIPPED, "permission denied for schema outbox")
+    assert (snapshots.verdict, snapshots.remedy) == (SKIPPED, f"GRANT pg_read_all_stats TO {name}")
+
+
+def test_a_connection_that_is_lost_on_the_way_skips_the_rest(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end_session(connection: psycopg.Connection, _: Settings) -> Iterator[part.Finding]:
+        connection.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+        yield from ()
+
+    monkeypatch.setitem(part.CHECKS, "database.version", end_session)
+
+    found = {finding.check: finding for finding in part.examine_database(settings)}
+
+    assert [found[name].verdict for name in part.CHECKS] == [SKIPPED] * len(part.CHECKS)
+    assert found["database.clock"].words == "the connection was lost"

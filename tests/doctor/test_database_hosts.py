@@ -1,0 +1,71 @@
+"""Which host takes writes, and what stands beside it."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from relay.doctor.database import examine_database
+from relay.settings import Settings
+from tests.doctor.findings import FAILED, OK, WARNING, at, look
+from tests.support.pair import Pair
+from tests.support.process import free_port
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Pair]:
+    with Pair() as started:
+        yield started
+
+
+def test_one_that_takes_writes(settings: Settings) -> None:
+    (host,), (primary,) = look(settings, "database.host"), look(settings, "database.primary")
+
+    assert (host.verdict, primary.verdict) == (OK, OK)
+    assert host.words.endswith(" takes writes")
+
+
+def test_nobody_is_there() -> None:
+    gone = at(f"postgresql://nobody@127.0.0.1:{free_port()}/none")
+    (host,), (primary,) = look(gone, "database.host"), look(gone, "database.primary")
+
+    assert (host.verdict, primary.verdict) == (FAILED, FAILED)
+
+
+def test_one_of_several_is_away(settings: Settings) -> None:
+    url = settings.database.url.get_secret_value()
+    place = url.partition("@")[2].partition("/")[0]
+    found = at(url.replace(place, f"127.0.0.1:{free_port()},{place}"))
+
+    assert [finding.verdict for finding in look(found, "database.host")] == [WARNING, OK]
+    assert look(found, "database.primary")[0].verdict == OK
+
+
+def test_a_standby_alone_and_beside_its_primary(pair: Pair) -> None:
+    (alone,) = look(at(pair.other.admin_url), "database.primary")
+    both = list(examine_database(at(pair.url("postgres"))))
+
+    assert (alone.verdict, alone.words) == (FAILED, "no host takes writes")
+    states = {finding.words: finding.verdict for finding in both if finding.check == "database.host"}
+    assert states == {
+        f"127.0.0.1:{pair.primary.port} takes writes": OK,
+        f"127.0.0.1:{pair.other.port} is a standby": OK,
+    }
+    (primary,) = [finding for finding in both if finding.check == "database.primary"]
+    assert (primary.verdict, f"127.0.0.1:{pair.primary.port}" in primary.words) == (OK, True)
+
+
+def test_a_server_that_was_made_read_only(settings: Settings) -> None:
+    url = settings.database.url.get_secret_value()
+    (primary,) = look(at(f"{url}?options=-cdefault_transaction_read_only%3Don"), "database.primary")
+
+    assert primary.verdict == FAILED
+
+
+def test_a_split() -> None:
+    with Pair() as parted:
+        parted.promote()  # and what was the primary lives on
+
+        (primary,) = look(at(parted.url("postgres").partition("?")[0]), "database.primary")
+
+    assert primary.verdict == FAILED
+    assert "take writes: a split" in primary.words

@@ -1,0 +1,71 @@
+"""The answers for the design review follow the settings and the code, and do not hold when these do not."""
+
+from typing import Any
+
+import pytest
+
+from relay.doctor.finding import Finding
+from relay.doctor.review import review
+from relay.engine import frames, link
+from relay.engine import message as messages
+from relay.settings import BrokerSettings, HttpSettings, RelaySettings, Settings, Wire
+from tests.doctor.findings import FAILED, OK, WARNING
+
+
+def answer(name: str, **sections: Any) -> Finding:
+    (finding,) = [each for each in review(Settings(**sections)) if each.check == f"review.{name}"]
+    return finding
+
+
+@pytest.mark.parametrize("wire", list(Wire))
+def test_a_message_is_stable_told_apart_mandatory_and_persistent(wire: Wire) -> None:
+    found = {each.check: each for each in review(Settings(relay=RelaySettings(wire=wire, max_message_bytes=1)))}
+
+    for name in ("message_id", "repeats", "mandatory", "persistence", "confirms", "returns"):
+        assert found[f"review.{name}"].verdict == OK
+    assert found["review.persistence"].words == "messages have delivery mode 2 (persistent)"
+
+
+def test_what_the_encoder_leaves_out_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frames, "MANDATORY", 0)
+    monkeypatch.setattr(frames, "PERSISTENT", 1)
+    monkeypatch.setattr(messages, "REDELIVERED", "x-something-else")
+    monkeypatch.setattr(link, "CONFIRMS", False)
+
+    assert [each.check for each in review(Settings()) if each.verdict == FAILED] == [
+        "review.repeats",
+        "review.mandatory",
+        "review.persistence",
+        "review.confirms",
+    ]
+
+
+def test_in_flight() -> None:
+    fine = answer("in_flight", relay=RelaySettings(max_in_flight=100, max_window_rows=100))
+    smaller = answer("in_flight", relay=RelaySettings(max_in_flight=101, max_window_rows=100))
+
+    assert (fine.verdict, smaller.verdict) == (OK, WARNING)
+    assert fine.words.startswith("at most 100 messages are unconfirmed; at most 100 rows and 67,108,864 bytes")
+
+
+def test_timeouts() -> None:
+    fine = answer("timeouts", broker=BrokerSettings(confirm_timeout=11, heartbeat=5))
+    short = answer("timeouts", broker=BrokerSettings(confirm_timeout=10, heartbeat=5))
+
+    assert (fine.verdict, short.verdict) == (OK, WARNING)
+    assert fine.words.startswith("no confirm within 11 s means unknown")
+
+
+def test_retry() -> None:
+    fine = answer("retry", relay=RelaySettings(max_attempts=3, backoff_initial=10, backoff_max=15))
+    never = answer("retry", relay=RelaySettings(max_attempts=1))
+
+    assert (fine.verdict, never.verdict) == (OK, WARNING)
+    assert "refused 3 times in 12 to 25 s" in fine.words
+
+
+def test_growth() -> None:
+    watched = answer("growth", http=HttpSettings(listen="0.0.0.0:8080"))
+    unwatched = answer("growth")
+
+    assert (watched.verdict, unwatched.verdict) == (OK, WARNING)
