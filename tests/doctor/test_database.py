@@ -9,6 +9,7 @@ import pytest
 
 from relay.doctor import database as part
 from relay.doctor import server, vacuum
+from relay.doctor.finding import Finding
 from relay.operate import holders
 from relay.operate.migrate import migrate
 from relay.settings import HttpSettings, Settings
@@ -233,7 +234,7 @@ def test_what_this_role_may_not_see_is_skipped_with_the_reason(settings: Setting
 def test_a_connection_that_is_lost_on_the_way_skips_the_rest(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def end_session(connection: psycopg.Connection, _: Settings) -> Iterator[part.Finding]:
+    def end_session(connection: psycopg.Connection, _: Settings) -> Iterator[Finding]:
         connection.execute("SELECT pg_terminate_backend(pg_backend_pid())")
         yield from ()
 
