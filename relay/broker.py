@@ -2,20 +2,22 @@
 
 import asyncio
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import aio_pika
 from aio_pika.abc import ConnectionParameter
 from aiormq.abc import AbstractChannel as Underlay
 from aiormq.abc import ChannelFrame
-from aiormq.connection import TCPTransportFactory, TLSTransportFactory, TransportFactory
+from aiormq.connection import TransportFactory
 from aiormq.exceptions import AMQPConnectionError, AMQPError, ConnectionClosed
 from pamqp.commands import Channel as ChannelMethods
 from pamqp.commands import Connection as Methods
 from yarl import URL
 
-from relay.errors import BrokerUnavailableError, ConfigurationError
+from relay.broker_hosts import Host, broker_urls, in_turn
+from relay.errors import BrokerUnavailableError
 from relay.settings import BrokerSettings
 
 HEARTBEATS_UNTIL_GONE = 2  # a peer that has said nothing, or whose kernel has taken nothing, for so many
@@ -29,6 +31,7 @@ class Connection(aio_pika.Connection):
     in a split, and who publishes must know that the connection was lost.
 
     Attributes:
+        host: what it leads to.
         blocked: the broker's word for why it takes nothing (`memory`, `disk`); None while it does.
     """
 
@@ -37,9 +40,15 @@ class Connection(aio_pika.Connection):
         ConnectionParameter(name="transport_factory", parser=lambda factory: factory, is_kwarg=True),
     )
 
-    def __init__(self, url: URL, patience: float, client_properties: dict[str, Any]) -> None:
-        self._socket = _Socket(patience)
-        super().__init__(url, client_properties=client_properties, transport_factory=self._socket)
+    def __init__(self, host: Host, broker: BrokerSettings, name: str) -> None:
+        self.host = host
+        self._socket = _Socket(host, patience=broker.heartbeat * HEARTBEATS_UNTIL_GONE)
+        super().__init__(
+            # The library's 60 s would mean minutes until a mute broker is noticed.
+            host.url.update_query(heartbeat=str(broker.heartbeat)),
+            client_properties={"connection_name": name, "product": broker.app_id},
+            transport_factory=self._socket,
+        )
         self.blocked: str | None = None
         self._blocked_at = 0.0
         self._blocked_before = 0.0
@@ -100,13 +109,20 @@ class Connection(aio_pika.Connection):
 class _Socket(TransportFactory):
     """Opens the socket, and keeps it: a dead peer must not be waited for as long as the kernel does (15 minutes)."""
 
-    def __init__(self, patience: float) -> None:
+    def __init__(self, host: Host, patience: float) -> None:
+        self._host = host
         self._patience = patience
         self._socket: socket.socket | None = None
 
     async def create(self, url: URL, **kwargs: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        opening: TransportFactory = TLSTransportFactory() if url.scheme == "amqps" else TCPTransportFactory()
-        reader, writer = await opening.create(url, **kwargs)
+        """Connect to the one address; the library's own factories would take the next one that the name has.
+
+        The certificate must be for the name.
+        """
+        is_secure = url.scheme == "amqps"
+        context = await kwargs["ssl_context_provider"].get_context() if is_secure else None
+        name = url.host if is_secure else None
+        reader, writer = await asyncio.open_connection(self._host.address, url.port, ssl=context, server_hostname=name)
         self._socket = writer.get_extra_info("socket")
         self.be_patient(for_ever=False)
         return reader, writer
@@ -117,21 +133,6 @@ class _Socket(TransportFactory):
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
 
 
-def broker_urls(broker: BrokerSettings) -> list[URL]:
-    """Give the URL of each host, in the order in which they are tried.
-
-    Raises:
-        ConfigurationError: one of them is no AMQP URL.
-    """
-    urls = [URL(part.strip()) for part in broker.url.get_secret_value().split(",") if part.strip()]
-    if not urls or any(url.scheme not in ("amqp", "amqps") or not url.host for url in urls):
-        raise ConfigurationError(
-            "broker.url (RELAY_BROKER_URL) takes amqp:// or amqps:// URLs separated by commas,"
-            " like amqp://user:password@host:5672/vhost"
-        )
-    return urls
-
-
 async def connect(broker: BrokerSettings, name: str, *, after: Connection | None = None) -> Connection:
     """Open a connection to the first host that lets us in; `name` is shown in the broker's list of connections.
 
@@ -140,33 +141,40 @@ async def connect(broker: BrokerSettings, name: str, *, after: Connection | None
     Raises:
         BrokerUnavailableError: no host lets us in; it names each host and why.
     """
-    urls = broker_urls(broker)
-    places = [_place(url) for url in urls]
-    if after is not None and _place(after.url) in places:
-        lost = places.index(_place(after.url)) + 1
-        urls = urls[lost:] + urls[:lost]
     reasons = []
-    for url in urls:
-        # The library's 60 s would mean minutes until a mute broker is noticed.
-        connection = Connection(
-            url.update_query(heartbeat=str(broker.heartbeat)),
-            patience=broker.heartbeat * HEARTBEATS_UNTIL_GONE,
-            client_properties={"connection_name": name, "product": broker.app_id},
-        )
-        try:
-            await connection.connect(timeout=broker.connect_timeout)
-        except TimeoutError:
-            reasons.append(f"{_place(url)}: no answer within {broker.connect_timeout:g} s")
-        except (AMQPError, OSError) as error:
-            reasons.append(f"{_place(url)}: {words(error)}")
-        except asyncio.CancelledError:
-            # The library raises it, too, when the peer resets the connection during the handshake.
-            if (task := asyncio.current_task()) is None or task.cancelling():
-                raise
-            reasons.append(f"{_place(url)}: the connection was reset")
-        else:
-            return connection
+    lost = after.host if after is not None else None
+    async with aclosing(in_turn(broker_urls(broker), after=lost, within=broker.connect_timeout)) as hosts:
+        async for host in hosts:
+            try:
+                if isinstance(host, BrokerUnavailableError):
+                    raise host
+                return await connect_to(host, broker, name)
+            except BrokerUnavailableError as error:
+                reasons.append(str(error))
     raise BrokerUnavailableError("; ".join(reasons))
+
+
+async def connect_to(host: Host, broker: BrokerSettings, name: str) -> Connection:
+    """Open a connection to this host, as `connect` does.
+
+    Raises:
+        BrokerUnavailableError: it does not let us in; it names the host and why.
+    """
+    connection = Connection(host, broker, name)
+    try:
+        await connection.connect(timeout=broker.connect_timeout)
+    except TimeoutError:
+        reason = f"no answer within {broker.connect_timeout:g} s"
+    except (AMQPError, OSError) as error:
+        reason = words(error)
+    except asyncio.CancelledError:
+        # The library raises it, too, when the peer resets the connection during the handshake.
+        if (task := asyncio.current_task()) is None or task.cancelling():
+            raise
+        reason = "the connection was reset"
+    else:
+        return connection
+    raise BrokerUnavailableError(f"{host}: {reason}")
 
 
 async def close_channel(channel: Underlay) -> None:
@@ -176,6 +184,19 @@ async def close_channel(channel: Underlay) -> None:
     """
     frame = ChannelMethods.Close(reply_code=200, reply_text="", class_id=0, method_id=0)
     await channel.connection.write_queue.put(ChannelFrame.marshall(channel.number, [frame]))
+
+
+@asynccontextmanager
+async def answer_within(what: str, within: float) -> AsyncIterator[None]:
+    """Wait for the broker's answer; raises TimeoutError, which says `what` had none within so many seconds."""
+    try:
+        async with asyncio.timeout(within):
+            yield
+    except TimeoutError:
+        raise TimeoutError(f"{what}: no answer within {within:g} s") from None
+    if is_told_to_end():
+        # The library swallows a cancellation while it closes a channel; who asked for it would wait for ever.
+        raise asyncio.CancelledError
 
 
 def is_told_to_end() -> bool:
@@ -207,10 +228,6 @@ def _both(act: Callable[[Any], None], handler: Callable[[Any], Any]) -> Callable
         await handler(frame)
 
     return handle
-
-
-def _place(url: URL) -> str:
-    return f"{url.host}:{url.port or (5671 if url.scheme == 'amqps' else 5672)}"
 
 
 def _text(args: Sequence[object]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from ipaddress import ip_address
 from pathlib import Path
 
-from relay.broker import broker_urls
+from relay.broker_hosts import broker_urls
 from relay.configuration import FILE_SUFFIX
 from relay.doctor.finding import Finding, Verdict
 from relay.keys import all_keys

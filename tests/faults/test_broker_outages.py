@@ -3,8 +3,7 @@
 import asyncio
 import secrets
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator
 
 import pytest
 from pamqp.commands import Basic, Exchange, Queue
@@ -13,27 +12,13 @@ from yarl import URL
 
 from relay.settings import Settings
 from tests.engine.conftest import Outbox, Reader, RunNode
+from tests.faults.hosts import to_hosts, two_hosts
 from tests.faults.load import relaying, under_load
 from tests.support.eventually import eventually
-from tests.support.proxy import FaultProxy, Way
+from tests.support.proxy import Way
 from tests.support.rabbitmq import RabbitServer
 
 USER = "revoked"
-
-
-def to_hosts(settings: Settings, *proxies: FaultProxy, **broker: float) -> Settings:
-    """Lead to the broker by these proxies, as by its nodes."""
-    url = URL(settings.broker.url.get_secret_value())
-    urls = ",".join(str(url.with_port(proxy.port)) for proxy in proxies)
-    return settings.model_copy(update={"broker": settings.broker.model_copy(update={"url": SecretStr(urls), **broker})})
-
-
-@asynccontextmanager
-async def two_hosts(settings: Settings) -> AsyncIterator[tuple[FaultProxy, FaultProxy]]:
-    url = URL(settings.broker.url.get_secret_value())
-    host, port = str(url.host), url.port or 5672
-    async with FaultProxy(host, port) as first, FaultProxy(host, port) as second:
-        yield first, second
 
 
 async def test_after_a_loss_the_next_host_comes_first_and_nothing_is_declared(

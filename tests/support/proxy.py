@@ -85,10 +85,10 @@ class _LinkEndedError(Exception):
 
 
 class FaultProxy:
-    """Forward a port of 127.0.0.1 to a server until told otherwise."""
+    """Forward a port to a server until told otherwise; `at`: address and port to listen on, 0 for any free one."""
 
-    def __init__(self, host: str, port: int, *, amqp: bool = True) -> None:
-        self.port = 0
+    def __init__(self, host: str, port: int, *, amqp: bool = True, at: tuple[str, int] = ("127.0.0.1", 0)) -> None:
+        self.address, self.port = at
         self.seen: Counter[tuple[Way, Method]] = Counter()  # what came in, forwarded or not
         self.delay = {Way.UP: 0.0, Way.DOWN: 0.0}  # seconds on the way, alike for each frame
         self.refusing = False  # new connections are reset at once
@@ -105,7 +105,7 @@ class FaultProxy:
             gate.set()
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._accept, self.address, self.port)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 

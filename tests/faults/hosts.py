@@ -1,0 +1,29 @@
+"""Two hosts of one broker, each of which can fail on its own."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from pydantic import SecretStr
+from yarl import URL
+
+from relay.settings import Settings
+from tests.support.proxy import FaultProxy
+
+
+def to_hosts(settings: Settings, *proxies: FaultProxy, **broker: float) -> Settings:
+    """Lead to the broker by these proxies, as by its nodes."""
+    url = URL(settings.broker.url.get_secret_value())
+    urls = ",".join(str(url.with_port(proxy.port)) for proxy in proxies)
+    return with_url(settings, urls, **broker)
+
+
+def with_url(settings: Settings, url: str, **broker: float) -> Settings:
+    return settings.model_copy(update={"broker": settings.broker.model_copy(update={"url": SecretStr(url), **broker})})
+
+
+@asynccontextmanager
+async def two_hosts(settings: Settings) -> AsyncIterator[tuple[FaultProxy, FaultProxy]]:
+    url = URL(settings.broker.url.get_secret_value())
+    host, port = str(url.host), url.port or 5672
+    async with FaultProxy(host, port) as first, FaultProxy(host, port) as second:
+        yield first, second
