@@ -113,7 +113,7 @@ class BrokerSettings(Section):
     """`[broker]`: where the messages go."""
 
     url: BrokerUrl = SecretStr("amqp://guest:guest@localhost/")
-    """RabbitMQ; several URLs are tried in turn"""
+    """RabbitMQ; several URLs are tried in turn, and each address of a name; SIGHUP reads it anew"""
     exchange: ShortString = "outbox"
     """for rows that name no exchange and that no route takes"""
     declare: bool = True
@@ -121,7 +121,7 @@ class BrokerSettings(Section):
     app_id: ShortString = "outbox-relay"
     """the property `app_id` of every message"""
     connect_timeout: Seconds = 5.0
-    """for a connection to each host"""
+    """for resolving a name, and for a connection to each of its addresses"""
     confirm_timeout: Seconds = 30.0
     """no confirm within this: the outcome is unknown, and the message is sent again"""
     heartbeat: Annotated[int, Field(ge=1, le=60)] = 5

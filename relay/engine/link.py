@@ -2,39 +2,39 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from enum import Enum, auto
 
 import aio_pika
 import structlog
 from aiormq.abc import AbstractChannel as Underlay
 from aiormq.exceptions import AMQPError, ChannelNotFoundEntity
+from pydantic import SecretStr
 
 from relay import broker
 from relay.backoff import backoff
 from relay.broker import (
     HEARTBEATS_UNTIL_GONE,
     Connection,
+    answer_within,
     close_channel,
     is_told_to_end,
     kind_of_end,
     words,
 )
-from relay.engine.frames import Encoder
+from relay.broker_hosts import broker_urls, is_listed
 from relay.engine.health import Health
 from relay.engine.message import Identity
-from relay.engine.plain import PlainWire
 from relay.engine.probe import Prober
 from relay.engine.publish import Publisher
 from relay.engine.refusals import Refusals
 from relay.engine.routes import Router
 from relay.engine.row import Outcome, Settled
-from relay.engine.wire import FrameWire, Settle, Wire
+from relay.engine.wire import Wire
+from relay.engine.wires import Wires
 from relay.errors import BrokerUnavailableError
-from relay.observe import tracing
 from relay.settings import Settings
-from relay.settings import Wire as WireChoice
 
 log = structlog.get_logger(__name__)
 
@@ -57,6 +57,7 @@ class Verdict(Enum):
     CLOSED = auto()  # by the broker, or with its connection
     OVERDUE = auto()  # a confirm did not come
     REFUSED = auto()  # a queue takes nothing on this one
+    LEFT = auto()  # its host is not among those that are configured now
 
 
 class Link:
@@ -85,10 +86,13 @@ class Link:
         self._publisher = publisher
         self._health = health
         self._patience = settings.broker.connect_timeout if patience is None else patience
-        self._router = Router(settings.routes, settings.broker.exchange)
-        self._identity = Identity(settings.broker.app_id.encode(), settings.relay.max_message_bytes, stamp or {})
-        self._refusals = Refusals(self._router, health, barring=barring)
+        router = Router(settings.routes, settings.broker.exchange)
+        identity = Identity(settings.broker.app_id.encode(), settings.relay.max_message_bytes, stamp or {})
+        self._wires = Wires(settings.relay.wire, router, identity, publisher.confirm_times)
+        self._refusals = Refusals(router, health, barring=barring)
+        self._broker = settings.broker  # with the hosts of the last `use_hosts`
         self._connection: Connection | None = None
+        self._left: Connection | None = None  # a connection whose host is not among them
         self._blocked_before = 0.0  # on connections that have ended
         self._confirmed = False  # something, on this connection
         self._renew_after = RENEW_AFTER
@@ -111,13 +115,20 @@ class Link:
         failures = 0
         lost: Connection | None = None
         while True:
+            chosen = self._broker
             try:
-                lost = await broker.connect(self._settings.broker, f"relay {self._settings.relay.node}", after=lost)
+                connection = await broker.connect(chosen, f"relay {self._settings.relay.node}", after=lost)
             except BrokerUnavailableError as error:
                 reason = str(error)
             else:
                 connected_at = loop.time()
-                reason = await self._use_until_lost(lost)
+                if self._broker is not chosen:
+                    await self._leave_unlisted(connection)
+                end = await self._use_until_lost(connection)
+                if end is None:
+                    lost = None
+                    continue
+                lost, reason = connection, end
                 if self._confirmed or loop.time() - connected_at >= HELD_AFTER:
                     failures = 0
             if not self.up.is_set() and loop.time() >= give_up_at:
@@ -127,10 +138,24 @@ class Link:
             failures += 1
             await asyncio.sleep(backoff(failures, RECONNECT_INITIAL, RECONNECT_MAX))
 
-    async def _use_until_lost(self, connection: Connection) -> str:
-        """Publish through one connection until it is lost, and say why it was."""
+    async def use_hosts(self, url: SecretStr) -> None:
+        """Connect to the hosts of this `broker.url` from now on.
+
+        A connection to a host that is not among them is left: nothing more is sent on it, and it is closed when what
+        is in flight is settled, or after `relay.drain_timeout`.
+        """
+        self._broker = self._broker.model_copy(update={"url": url})
+        if self._connection is not None:
+            await self._leave_unlisted(self._connection)
+
+    async def _leave_unlisted(self, connection: Connection) -> None:
+        if not await is_listed(connection.host, broker_urls(self._broker), self._broker.connect_timeout):
+            self._left = connection
+
+    async def _use_until_lost(self, connection: Connection) -> str | None:
+        """Publish through one connection until it is lost, and say why it was; None: it was left for other hosts."""
         self._connection, self._confirmed = connection, False
-        prober = self._publisher.prober = Prober(connection, self._wire, self._publisher.settle)
+        prober = self._publisher.prober = Prober(connection, self._wires.on, self._publisher.settle)
         end: BaseException | None = None
         try:
             await self._use(connection)
@@ -150,16 +175,18 @@ class Link:
                 await asyncio.wait_for(connection.close(), CLOSE_TIMEOUT)
         if is_told_to_end():  # while it closed, which takes its time when the broker is mute
             raise asyncio.CancelledError
+        if end is None and self._left is connection:
+            return None
         kind = kind_of_end(end)
         self.reconnects[kind] += 1
         return f"connection lost: {kind if end is None else words(end)}"
 
     async def _use(self, connection: Connection) -> None:
         if self._settings.broker.declare and not self.up.is_set():
-            async with self._answer("declare the exchange"):
+            async with answer_within("declare the exchange", self._settings.broker.connect_timeout):
                 await self._declare(connection)
-        while not connection.is_lost:
-            async with self._answer("open a channel"):
+        while not connection.is_lost and self._left is not connection:
+            async with answer_within("open a channel", self._settings.broker.connect_timeout):
                 channel = await connection.channel(publisher_confirms=CONFIRMS, on_return_raises=True)
                 underlay = await channel.get_underlay_channel()
             if await self._publish(connection, underlay) is not Verdict.CLOSED:
@@ -170,7 +197,7 @@ class Link:
 
     async def _publish(self, connection: Connection, channel: Underlay) -> Verdict:
         """Publish through one channel until it has closed or is of no more use."""
-        wire = self._wire(channel, connection, self._settle)
+        wire = self._wires.on(channel, connection, self._settle)
         carrying = asyncio.create_task(wire.run(), name="wire")
         verdict = Verdict.CLOSED
         try:
@@ -179,7 +206,10 @@ class Link:
             self.up.set()
             verdict = await self._watch(wire, connection, channel, carrying)
             if verdict is Verdict.REFUSED:
-                await self._settle_all(wire)
+                await self._settle_all(lambda: wire.in_flight, SETTLED_WITHIN, channel)
+            elif verdict is Verdict.LEFT:
+                # The probes too, and for as long as at the end of the relay: nothing is to come twice.
+                await self._settle_all(lambda: self._publisher.in_flight, self._settings.relay.drain_timeout, channel)
         finally:
             self._publisher.attach(None)  # first: nothing is sent into a wire that is closed
             carrying.cancel()
@@ -195,12 +225,13 @@ class Link:
                     self._publisher.settle(settled)
         return verdict
 
-    async def _settle_all(self, wire: Wire) -> None:
+    async def _settle_all(self, in_flight: Callable[[], int], within: float, channel: Underlay) -> None:
         """Send no more and wait for what is in flight: other queues may be fine, and nothing of theirs comes twice."""
         self._publisher.attach(None)
         loop = asyncio.get_running_loop()
-        until = loop.time() + SETTLED_WITHIN
-        while wire.in_flight and loop.time() < until:  # noqa: ASYNC110  (the publisher is told of it, not we)
+        until = loop.time() + within
+        # The publisher is told of it, not we.
+        while in_flight() and not channel.closing.done() and loop.time() < until:  # noqa: ASYNC110
             await asyncio.sleep(REOPEN_AFTER)
 
     async def _declare(self, connection: Connection) -> None:
@@ -218,23 +249,6 @@ class Link:
             await channel.close()
             log.info("exchange.declared", exchange=name)
 
-    def _wire(self, channel: Underlay, connection: Connection, settle: Settle) -> Wire:
-        if (tracer := tracing.tracer()) is None:
-            return self._bare_wire(channel, connection, settle)
-        from relay.engine.traced import TracedWire  # noqa: PLC0415  (imports OpenTelemetry)
-
-        traced = TracedWire(tracer, connection.url, self._router, settle)
-        traced.wire = self._bare_wire(channel, connection, traced.settle)
-        return traced
-
-    def _bare_wire(self, channel: Underlay, connection: Connection, settle: Settle) -> Wire:
-        times = self._publisher.confirm_times
-        if self._settings.relay.wire is WireChoice.PUBLISH:
-            return PlainWire(channel, self._router, self._identity, settle, connection.clock, times=times)
-        frame_max = channel.connection.connection_tune.frame_max
-        encoder = Encoder(channel.number, frame_max, self._router, self._identity)
-        return FrameWire(channel, encoder, settle, connection.clock, times=times)
-
     def _settle(self, settled: Settled) -> None:
         if settled.outcome is Outcome.CONFIRMED:
             self._confirmed = True
@@ -251,6 +265,9 @@ class Link:
         was_hindered = False
         while not closing.done() and not carrying.done():
             await asyncio.wait([carrying, closing], timeout=WATCH_INTERVAL, return_when=asyncio.FIRST_COMPLETED)
+            if self._left is connection:
+                log.info("broker.left", host=str(connection.host), in_flight=self._publisher.in_flight)
+                return Verdict.LEFT
             hindrance = self._hindrance(connection)
             if hindrance is not None:
                 self._health.degrade("broker", hindrance)
@@ -278,16 +295,3 @@ class Link:
             return f"broker blocked ({connection.blocked})"
         silence = self._settings.broker.heartbeat * MISSED_HEARTBEATS
         return f"nothing has come from it for {silence:g} s" if connection.silent_for > silence else None
-
-    @asynccontextmanager
-    async def _answer(self, what: str) -> AsyncIterator[None]:
-        """Wait for the broker's answer within `broker.connect_timeout`; raises TimeoutError."""
-        timeout = self._settings.broker.connect_timeout
-        try:
-            async with asyncio.timeout(timeout):
-                yield
-        except TimeoutError:
-            raise TimeoutError(f"{what}: no answer within {timeout:g} s") from None
-        if is_told_to_end():
-            # The library swallows a cancellation while it closes a channel; who asked for it would wait for ever.
-            raise asyncio.CancelledError

@@ -10,6 +10,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 import psycopg
 import structlog
 from psycopg.sql import SQL
+from pydantic import SecretStr
 
 import relay
 from relay.backoff import backoff
@@ -24,6 +25,7 @@ from relay.engine.mark import Marker
 from relay.engine.patience import Patience
 from relay.engine.publish import Publisher
 from relay.engine.quarantine import Quarantine
+from relay.engine.reload import reloading
 from relay.engine.routes import Router
 from relay.engine.session import SESSION_LOST, LaneSession
 from relay.engine.stall import StallWatch
@@ -50,12 +52,15 @@ HEARTBEAT = SQL("""
 
 
 async def serve(
-    settings: Settings, beside: "Callable[[Node], AbstractAsyncContextManager[None]]" = lambda _: nullcontext()
+    settings: Settings,
+    beside: "Callable[[Node], AbstractAsyncContextManager[None]]" = lambda _: nullcontext(),
+    reload: Callable[[], Settings] | None = None,
 ) -> int:
     """Relay until SIGTERM or SIGINT, then drain; a second signal stops at once, and loses nothing.
 
     Args:
         beside: what is open from before the start until after the end, such as a server that tells about the node.
+        reload: gives the settings anew, at SIGHUP; those of the start unless given.
     Returns:
         The exit code: 0 after draining, 130 after a second signal.
     Raises:
@@ -66,7 +71,7 @@ async def serve(
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
     node = Node(settings)
-    async with beside(node):
+    async with reloading(reload or (lambda: settings), settings, node.use_hosts), beside(node):
         return await _run_until_told(node)
 
 
@@ -167,6 +172,10 @@ class Node:
         self.drain.set()
         if self._tail:
             self._tail.wake()
+
+    async def use_hosts(self, url: SecretStr) -> None:
+        """Go on with the broker's hosts of this URL; see `Link.use_hosts`."""
+        await self._link.use_hosts(url)
 
     async def _relay(self) -> None:
         loop = asyncio.get_running_loop()

@@ -20,6 +20,7 @@ from aio_pika.abc import AbstractQueue
 from relay.engine.node import Node
 from relay.settings import Settings
 from tests.faults.checker import Checker, Findings, Invariant, assert_valid
+from tests.faults.evidence import Delivered
 from tests.faults.history import Ending, History, Written, digest
 from tests.support.eventually import eventually
 from tests.support.queues import declare_bound
@@ -56,6 +57,7 @@ class Load:
         rate: messages a second, of all writers together; flat out without it.
         tried: messages that were inserted, however that ended.
         acknowledged: messages whose commit was answered.
+        former: what was read from queues of other brokers, to which the relay sent before.
         repeats: of `finish`, messages that came before.
     """
 
@@ -65,6 +67,7 @@ class Load:
     rate: float | None = None
     tried: set[UUID] = field(default_factory=set)
     acknowledged: set[UUID] = field(default_factory=set)
+    former: list[Delivered] = field(default_factory=list)
     repeats: int = 0
     _writing: int = 0
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
@@ -99,6 +102,7 @@ class Load:
         await eventually(self._is_sent, "every row is sent at the first attempt", within)
         history = await self._history(forgotten=forgotten)
         checker = Checker(history, self.url, self.broker_url, [self.queue.name], business=COMMITTED)
+        checker.deliveries += self.former
         findings = await checker.ask(within)
         self.repeats = len(checker.deliveries) - len({one.message_id for one in checker.deliveries})
         return findings

@@ -1,0 +1,54 @@
+"""Read the configuration again at SIGHUP and take over the broker's hosts; everything else needs a restart."""
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+
+import structlog
+from pydantic import SecretStr
+
+from relay.broker_hosts import broker_urls, place
+from relay.errors import ConfigurationError
+from relay.keys import all_keys, value_of
+from relay.settings import Settings
+
+log = structlog.get_logger(__name__)
+
+TAKEN_OVER = "broker.url"
+
+
+UseHosts = Callable[[SecretStr], Awaitable[None]]
+
+
+@asynccontextmanager
+async def reloading(load: Callable[[], Settings], settings: Settings, use_hosts: UseHosts) -> AsyncIterator[None]:
+    """At each SIGHUP meanwhile, `load` and give `broker.url` to `use_hosts`; `settings` are those of the start."""
+    loop = asyncio.get_running_loop()
+    asked = asyncio.Event()
+    reloading = asyncio.create_task(_reload_whenever(asked, load, settings, use_hosts), name="reload")
+    loop.add_signal_handler(signal.SIGHUP, asked.set)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGHUP)
+        reloading.cancel()
+        with suppress(asyncio.CancelledError):
+            await reloading
+
+
+async def _reload_whenever(
+    asked: asyncio.Event, load: Callable[[], Settings], settings: Settings, use_hosts: UseHosts
+) -> None:
+    while True:
+        await asked.wait()
+        asked.clear()
+        try:
+            found = await asyncio.to_thread(load)
+            hosts = [place(url) for url in broker_urls(found.broker)]
+        except (ConfigurationError, OSError) as error:
+            log.error("configuration.refused", reason=str(error))
+            continue
+        changed = [key.name for key in all_keys() if value_of(found, key) != value_of(settings, key)]
+        log.info("configuration.reloaded", hosts=hosts, needs_restart=[name for name in changed if name != TAKEN_OVER])
+        await use_hosts(found.broker.url)
