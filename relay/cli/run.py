@@ -2,8 +2,9 @@
 
 import os
 import signal
-from contextlib import suppress
-from functools import partial
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING
 
 import uvloop
 
@@ -14,6 +15,9 @@ from relay.observe import log, tracing
 from relay.operate.session import session
 from relay.settings import Settings
 
+if TYPE_CHECKING:
+    from relay.engine.node import Node
+
 
 def run(*, options: Options | None = None) -> int:
     """Carry pending rows to the broker until SIGTERM or Ctrl-C, then drain and exit with 0.
@@ -21,6 +25,7 @@ def run(*, options: Options | None = None) -> int:
     At SIGHUP it reads the configuration again and takes over the hosts of `broker.url`.
     """
     # Here, so that the help of the other commands need not load the engine.
+    from relay.doctor.start import warning  # noqa: PLC0415
     from relay.engine.node import serve  # noqa: PLC0415
     from relay.http.server import answering  # noqa: PLC0415
 
@@ -30,6 +35,11 @@ def run(*, options: Options | None = None) -> int:
     def load() -> Settings:
         return (options or Options()).load().settings
 
+    @asynccontextmanager
+    async def beside(node: "Node") -> AsyncIterator[None]:
+        async with answering(settings, node), warning(settings, node):
+            yield
+
     settings = load()
     log.set_up(settings.log)
     end_tracing = tracing.set_up(os.environ)
@@ -37,6 +47,6 @@ def run(*, options: Options | None = None) -> int:
     with suppress(DatabaseUnavailableError), session(settings.database):
         uvloop.run(refuse_pooler(settings.database))
     try:
-        return uvloop.run(serve(settings, partial(answering, settings), load))
+        return uvloop.run(serve(settings, beside, load))
     finally:
         end_tracing()

@@ -1,7 +1,7 @@
 """The database's part of the checklist: one connection, one check after the other."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 import psycopg
 from psycopg.sql import SQL
@@ -39,22 +39,28 @@ POOLER = "database.pooler"
 SET_TIMEOUT = SQL("SELECT set_config('statement_timeout', %(milliseconds)s, true)")
 
 
-def examine_database(settings: Settings) -> Iterator[Finding]:
-    """Look at the database; what cannot be looked at is skipped, and the finding says why. Changes nothing."""
+def examine_database(settings: Settings, *, only: Collection[str] | None = None) -> Iterator[Finding]:
+    """Look at the database; what cannot be looked at is skipped, and the finding says why. Changes nothing.
+
+    Args:
+        only: names of checks, beside those of the hosts; every check unless given.
+    """
+    names = [name for name in (POOLER, *CHECKS) if only is None or name in only]
     with Hosts(settings.database) as hosts:
         yield from hosts.look()
         connection = hosts.connection
         if connection is None:
-            yield from (Finding(name, Verdict.SKIPPED, "no connection") for name in (POOLER, *CHECKS))
+            yield from (Finding(name, Verdict.SKIPPED, "no connection") for name in names)
             return
-        yield _pooler(settings.database)
+        if POOLER in names:
+            yield _pooler(settings.database)
         connection.read_only = True
         connection.prepare_threshold = None  # behind a pooler a prepared statement may be another session's
-        for name, check in CHECKS.items():
+        for name in names:
             if connection.closed:
                 yield Finding(name, Verdict.SKIPPED, "the connection was lost")
-            else:
-                yield from _answers(name, check, connection, settings)
+            elif name in CHECKS:
+                yield from _answers(name, CHECKS[name], connection, settings)
 
 
 def _pooler(database: DatabaseSettings) -> Finding:

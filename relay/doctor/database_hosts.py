@@ -43,7 +43,7 @@ class Hosts:
         for way in ways:
             place = f"{way.get('host') or way.get('hostaddr', 'local socket')}:{way.get('port', 5432)}"
             try:
-                connection = connect(self._database, **way)
+                connection = connect(self._database, **way, application_name="outbox-relay doctor")
                 in_recovery, is_read_only = connection.execute(READ_STATE).fetchone() or (None, None)
             except (DatabaseUnavailableError, psycopg.Error) as error:
                 verdict = Verdict.WARNING if len(ways) > 1 else Verdict.FAILED
