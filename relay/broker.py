@@ -54,7 +54,10 @@ class Connection(aio_pika.Connection):
         self._blocked_before = 0.0
 
     async def connect(self, timeout: float | None = None) -> None:  # noqa: ASYNC109  (the library's signature)
-        await super().connect(timeout)
+        try:
+            await super().connect(timeout)
+        except StopAsyncIteration:  # so the library says it when the stream has ended before it looks
+            raise AMQPConnectionError("closed before the broker's greeting") from None
         if self.transport is None:  # as the library types it; it is there
             raise AMQPConnectionError("closed at once")
         underlay = self._underlay = self.transport.connection

@@ -4,18 +4,21 @@ import asyncio
 import secrets
 import signal
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from pamqp.commands import Basic, Exchange, Queue
 from pydantic import SecretStr
 from yarl import URL
 
+from relay import broker
 from relay.settings import Settings
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.faults.hosts import to_hosts, two_hosts
 from tests.faults.load import relaying, under_load
 from tests.support.eventually import eventually
-from tests.support.proxy import Way
+from tests.support.process import free_port
+from tests.support.proxy import FaultProxy, Way
 from tests.support.rabbitmq import RabbitServer
 
 USER = "revoked"
@@ -36,6 +39,31 @@ async def test_after_a_loss_the_next_host_comes_first_and_nothing_is_declared(
         assert (first.connections, second.connections) == (0, 1)
         # In a split a node may take declarations, confirm messages for them and lose both.
         assert {method for way, method in second.seen if way is Way.UP} & {Exchange.Declare, Queue.Declare} == set()
+
+
+async def test_a_host_that_hangs_up_before_a_word_is_passed_over(
+    outbox: Outbox, queue: Reader, settings: Settings, run_node: RunNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = broker._Socket.create
+
+    async def create_and_be_late(
+        self: broker._Socket, url: URL, **kwargs: Any
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """As on a busy machine: the stream has ended before the library looks, which it then tells in another way."""
+        reader, writer = await create(self, url, **kwargs)
+        if url.port == balancer.port:
+            await eventually(reader.at_eof, "it hangs up")
+        return reader, writer
+
+    monkeypatch.setattr(broker._Socket, "create", create_and_be_late)
+    async with (
+        FaultProxy("127.0.0.1", free_port()) as balancer,  # with nothing behind it
+        two_hosts(settings) as (host, _),
+        run_node(to_hosts(settings, balancer, host)),
+    ):
+        id_ = await outbox.insert()
+
+        assert await queue.ids(1) == [id_]
 
 
 async def test_a_mute_host_is_left_for_the_next_before_a_confirm_is_overdue(
