@@ -44,6 +44,7 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON outbox.node, outbox.quarantine TO outbox
 GRANT SELECT ON outbox.batch, outbox.migration TO outbox_relay;
 GRANT SELECT, INSERT ON outbox.replay, outbox.replay_failure TO outbox_relay;
 GRANT UPDATE (state, selected, replayed, failed, position, saved_at) ON outbox.replay TO outbox_relay;
+GRANT SELECT ON outbox.processed_message TO outbox_relay; -- relay reconcile, where the inbox is here
 -- To see how old other people's transactions are (docs/database.md); only a superuser may grant it:
 --     GRANT pg_read_all_stats TO outbox_relay;
 

@@ -5,6 +5,7 @@ OutboxError
   UsageError              a command was asked for something that it does not do
   EventError              an event that the outbox would refuse (relay.outbox)
   DatabaseUnavailableError
+    InboxUnavailableError
   SchemaError             the database is reachable, but the tables are missing or behind
   AccessError             the database is reachable, but does not let this role do it
   BrokerUnavailableError
@@ -42,6 +43,10 @@ class EventError(OutboxError, ValueError):
 
 class DatabaseUnavailableError(OutboxError):
     """No connection to PostgreSQL."""
+
+
+class InboxUnavailableError(DatabaseUnavailableError):
+    """No connection to the database of a consumer's inbox, which is not the outbox's."""
 
 
 class SchemaError(OutboxError):

@@ -18,6 +18,7 @@ from relay.errors import (
     BrokerUnavailableError,
     ConfigurationError,
     DatabaseUnavailableError,
+    InboxUnavailableError,
     OutboxError,
     PartlyDoneError,
     UsageError,
@@ -27,6 +28,7 @@ from relay.errors import (
 SHOW = "(`relay config show` tells where it was found)"
 REMEDIES = {
     DatabaseUnavailableError: f"check the host, database, user and password in database.url {SHOW}",
+    InboxUnavailableError: "check the host, database, user and password that it names",
     BrokerUnavailableError: f"check the host, virtual host, user and password in broker.url {SHOW}",
 }
 INTERRUPTED = 130
@@ -49,6 +51,10 @@ COMMANDS = {
     "doctor": ("relay.cli.doctor:doctor", "Look for what would not work, before a message is sent."),
     "parked": ("relay.cli.parked:app", "See, retry or discard what could not be delivered."),
     "replay": ("relay.cli.replay:app", "Send again what was sent; list, show and cancel replays."),
+    "reconcile": (
+        "relay.cli.reconcile:reconcile",
+        "Compare what was sent with what consumers have applied.",
+    ),
     "config": ("relay.cli.config:app", "Tell the settings in use."),
     "healthcheck": (
         "relay.cli.healthcheck:healthcheck",

@@ -16,7 +16,7 @@ from relay.cli.replay_progress import shown_progress
 from relay.errors import BusyError, OutboxError, PartlyDoneError, UsageError
 from relay.operate.session import session
 from relay.replay.job import Job, cancel_job, list_failures, list_jobs, make_job, read_job
-from relay.replay.moment import parse_moment
+from relay.replay.moment import parse_interval
 from relay.replay.selection import Selection, count_by_day, count_waiting, first_day, now
 from relay.replay.serve import serve
 from relay.replay.target import check_target
@@ -39,13 +39,7 @@ class Filters(MessageFilters):
 
     def selection(self, connection: psycopg.Connection) -> Selection:
         """Give the filter, its moments by the database's clock; UsageError when nothing can match it."""
-        moment = now(connection)
-        since, until = (
-            None if text is None else parse_moment(text, name, moment)
-            for name, text in (("--since", self.since), ("--until", self.until))
-        )
-        if since is not None and since >= (until or moment):
-            raise UsageError(f"--since {self.since} is not before {f'--until {self.until}' if until else 'now'}")
+        since, until = parse_interval(self.since, self.until, now(connection))
         return Selection(
             message_ids=self.message_ids or None,
             aggregate_type=self.aggregate_type,

@@ -31,28 +31,46 @@ def session(database: DatabaseSettings, *, timeout: float | None = None) -> Iter
     seconds = timeout or database.command_timeout
     connection = connect(database)
     try:
-        connection.execute(SET_TIMEOUT, {"milliseconds": str(round(seconds * 1000))})
-        _check_revision(connection, database.schema_name)
-        yield connection
+        with in_words(connection, f"no outbox tables in schema {database.schema_name}", seconds):
+            limit_statements(connection, seconds)
+            _check_revision(connection, database.schema_name)
+            yield connection
+    finally:
+        connection.close()
+
+
+def limit_statements(connection: psycopg.Connection, seconds: float) -> None:
+    """Let the server end each statement of this session after so many seconds."""
+    connection.execute(SET_TIMEOUT, {"milliseconds": str(round(seconds * 1000))})
+
+
+@contextmanager
+def in_words(connection: psycopg.Connection, lack: str, seconds: float, *, url: str = "database.url") -> Iterator[None]:
+    """Give the errors of this connection in words; raises as `session`.
+
+    Args:
+        lack: what is said of a database where a table is missing: "no ...".
+        seconds: after which its statements are ended.
+        url: where the connection's URL was found.
+    """
+    try:
+        yield
     except (errors.UndefinedTable, errors.UndefinedColumn, errors.InvalidSchemaName) as error:
         raise SchemaError(
-            f"database {connection.info.dbname} has no outbox tables in schema {database.schema_name}:"
-            " run `relay migrate`, or check database.schema"
+            f"database {connection.info.dbname} has {lack}: run `relay migrate`, or check database.schema"
         ) from error
     except errors.InsufficientPrivilege as error:
         raise AccessError(
-            f"{error.diag.message_primary}: grant it to role {connection.info.user}, or name another in database.url"
+            f"{error.diag.message_primary}: grant it to role {connection.info.user}, or name another in {url}"
         ) from error
     except errors.ReadOnlySqlTransaction as error:
         raise AccessError(
-            f"{connection.info.host} is read only, as a standby is: add target_session_attrs=read-write to database.url"
+            f"{connection.info.host} is read only, as a standby is: add target_session_attrs=read-write to {url}"
         ) from error
     except errors.QueryCanceled as error:
         raise DeadlineError("PostgreSQL", seconds) from error
     except psycopg.OperationalError as error:
         raise DatabaseUnavailableError(f"the connection was lost: {' '.join(str(error).split())}") from error
-    finally:
-        connection.close()
 
 
 def _check_revision(connection: psycopg.Connection, schema: str) -> None:

@@ -1,13 +1,14 @@
-"""Read a moment as an operator writes it."""
+"""Read moments and lengths of time as an operator writes them."""
 
 import re
 from datetime import UTC, datetime, timedelta
 
 from relay.errors import UsageError
 
-AGO = re.compile(r"(\d+)([smhd])")
+LENGTH = re.compile(r"(\d+)([smhd])")
 UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
-FORMS = "2026-11-21T08:00:00Z, 2026-11-21 (midnight UTC), or 90s, 30m, 2h, 3d ago"
+LENGTHS = "90s, 30m, 2h, 3d"
+FORMS = f"2026-11-21T08:00:00Z, 2026-11-21 (midnight UTC), or {LENGTHS} ago"
 
 
 def parse_moment(text: str, name: str, now: datetime) -> datetime:
@@ -19,11 +20,34 @@ def parse_moment(text: str, name: str, now: datetime) -> datetime:
         UsageError: it is no moment, or says no time zone.
     """
     try:
-        if ago := AGO.fullmatch(text):
-            return now - timedelta(**{UNITS[ago[2]]: int(ago[1])})
+        if ago := LENGTH.fullmatch(text):
+            return now - _length(ago)
         moment = datetime.fromisoformat(text)
         if moment.tzinfo is None and len(text) > len("2026-11-21"):
             raise UsageError(f"{name} {text} says no time zone: add Z, or an offset such as +02:00")
         return moment.replace(tzinfo=moment.tzinfo or UTC).astimezone(UTC)
     except (ValueError, OverflowError):
         raise UsageError(f"{name} takes a moment such as {FORMS}; not {text!r}") from None
+
+
+def parse_interval(since: str | None, until: str | None, now: datetime) -> tuple[datetime | None, datetime | None]:
+    """Give the moments of `--since` and `--until`; UsageError when nothing can lie between them."""
+    first = None if since is None else parse_moment(since, "--since", now)
+    end = None if until is None else parse_moment(until, "--until", now)
+    if first is not None and first >= (end or now):
+        raise UsageError(f"--since {since} is not before {f'--until {until}' if until else 'now'}")
+    return first, end
+
+
+def parse_length(text: str, name: str) -> timedelta:
+    """Give the length of time that `text` names; UsageError when it is none."""
+    try:
+        if found := LENGTH.fullmatch(text):
+            return _length(found)
+    except OverflowError:
+        pass
+    raise UsageError(f"{name} takes a length of time such as {LENGTHS}; not {text!r}")
+
+
+def _length(found: re.Match[str]) -> timedelta:
+    return timedelta(**{UNITS[found[2]]: int(found[1])})

@@ -108,7 +108,7 @@ def count_waiting(connection: psycopg.Connection, schema: str, selection: Select
 FIRST_DAY = SQL("""
     SELECT min(substring(pg_get_expr(part.relpartbound, part.oid) FROM $$FROM \\('([^']+)'\\)$$)::timestamptz)
     FROM pg_inherits JOIN pg_class AS part ON part.oid = inhrelid
-    WHERE inhparent = to_regclass({parent})
+    WHERE inhparent = to_regclass({parent}) AND NOT inhdetachpending
 """)
 
 

@@ -4,10 +4,14 @@ from collections.abc import Iterator
 
 import psycopg
 import pytest
+from pydantic import SecretStr
 
 from relay.operate.session import session
 from relay.settings import DatabaseSettings
+from tests.conftest import TEMPLATE
+from tests.operate.inboxes import Ends
 from tests.operate.rows import Rows
+from tests.support.postgres import PostgresServer
 
 
 @pytest.fixture
@@ -23,3 +27,19 @@ def connection(database: DatabaseSettings) -> Iterator[psycopg.Connection]:
     """An operator's session in it."""
     with session(database) as opened:
         yield opened
+
+
+@pytest.fixture
+def inbox_url(postgres: PostgresServer, database_url: str) -> Iterator[str]:
+    """A consumer's database, with an inbox."""
+    name = f"inbox_{database_url[-12:]}"
+    yield postgres.create_database(name, template=TEMPLATE)
+    postgres.drop_database(name)
+
+
+@pytest.fixture
+def ends(database: DatabaseSettings, inbox_url: str) -> Iterator[Ends]:
+    """What was sent, in this test's database, and what was applied, in another one."""
+    both = Ends(database, DatabaseSettings(url=SecretStr(inbox_url)))
+    yield both
+    both.close()

@@ -1,0 +1,106 @@
+"""`relay reconcile`."""
+
+import asyncio
+from typing import Annotated
+
+from cyclopts import Parameter, validators
+from pydantic import SecretStr, ValidationError
+
+from relay.cli.options import DatabaseOptions, MessageFilters, Output
+from relay.cli.printing import aside, complain, print_json
+from relay.cli.reconcile_drawing import print_report, shown_progress
+from relay.database import refuse_pooler
+from relay.errors import UsageError
+from relay.keys import redacted
+from relay.operate.reconcile.inbox import Inbox
+from relay.operate.reconcile.interval import Interval
+from relay.operate.reconcile.run import Question
+from relay.operate.reconcile.run import reconcile as compare
+from relay.operate.session import session
+from relay.replay.moment import parse_interval, parse_length
+from relay.replay.selection import Selection, now
+from relay.settings import DatabaseSettings
+
+SCAN_TIMEOUT = 3600.0  # seconds for a statement: days of sent rows are read from end to end
+
+
+def reconcile(
+    *,
+    since: Annotated[str, Parameter(help="Sent at or after 2026-11-21T08:00:00Z, or 2h ago: `2h`.")],
+    until: Annotated[str | None, Parameter(help="Sent before; else until now.")] = None,
+    inbox: Annotated[
+        str | None, Parameter(help="URL of the inbox's database, else that of the outbox; others can see its password.")
+    ] = None,
+    inbox_schema: Annotated[str | None, Parameter(help="Its schema, in place of database.schema.")] = None,
+    consumer: Annotated[
+        list[str] | None, Parameter(help="Name of a consumer; may be repeated. Else all that the inbox knows.")
+    ] = None,
+    grace: Annotated[str, Parameter(help="What was sent within this need not have been applied yet.")] = "60s",
+    filters: MessageFilters | None = None,
+    unique_business_key: Annotated[
+        bool, Parameter(help="A business key that a consumer has applied twice is a difference, too.")
+    ] = False,
+    limit: Annotated[
+        int, Parameter(help="Of each kind, name at most so many.", validator=validators.Number(gte=1))
+    ] = 20,
+    options: DatabaseOptions | None = None,
+    output: Output = "text",
+) -> int:
+    """Compare what was sent with what consumers have applied; exit with 1 on a difference, and tell what mends it."""
+    options, filters = options or DatabaseOptions(), filters or MessageFilters()
+    database = options.load().settings.database
+    asyncio.run(refuse_pooler(database))
+    of_inbox = _inbox_settings(database, inbox, inbox_schema)
+    with (
+        session(database, timeout=SCAN_TIMEOUT) as outbox,
+        Inbox.open(of_inbox, timeout=SCAN_TIMEOUT, is_apart=inbox is not None) as opened,
+    ):
+        moment = now(outbox)
+        first, end = parse_interval(since, until, moment)
+        assert first is not None, "--since is required"  # noqa: S101
+        question = Question(
+            interval=Interval(first, min(end or moment, moment), moment, parse_length(grace, "--grace")),
+            selection=Selection(
+                message_ids=filters.message_ids or None,
+                aggregate_type=filters.aggregate_type,
+                aggregate_id=filters.aggregate_id,
+                event_type=filters.event_type,
+            ),
+            consumers=sorted(set(consumer)) if consumer else None,
+            with_repeated_keys=unique_business_key,
+            limit=limit,
+            flags=_flags(options),
+        )
+        with shown_progress() as show:
+            report = compare(outbox, database.schema_name, opened, question, show)
+    if report.kept_from is not None and first < report.kept_from:
+        aside(f"sent rows are kept from {report.kept_from:%Y-%m-%d} (UTC) on; nothing older can be compared")
+    if output == "json":
+        print_json(report)
+    else:
+        print_report(report)
+    for difference in report.differences:
+        complain(difference)
+    return 1 if report.differences else 0
+
+
+def _inbox_settings(database: DatabaseSettings, url: str | None, schema: str | None) -> DatabaseSettings:
+    given = {"url": url and SecretStr(url), "schema_name": schema}
+    try:
+        return DatabaseSettings.model_validate(
+            {**database.model_dump(), **{name: value for name, value in given.items() if value is not None}}
+        )
+    except ValidationError as error:
+        wrong = {place for each in error.errors() for place in each["loc"]}
+        if "url" in wrong:
+            raise UsageError("--inbox takes a libpq URL, postgresql://user:password@host:5432/database") from None
+        raise UsageError("--inbox-schema takes at most 40 lower-case letters, digits and _, no digit first") from None
+
+
+def _flags(options: DatabaseOptions) -> tuple[str, ...]:
+    """Give the flags that a command needs to find the same settings, without a password."""
+    given = (
+        ("--config", options.config and str(options.config)),
+        ("--database-url", options.database_url and redacted(options.database_url)),
+    )
+    return tuple(word for name, value in given if value for word in (name, value))

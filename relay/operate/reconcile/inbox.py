@@ -1,0 +1,189 @@
+"""What consumers have applied, as their inbox tells; it may be in a database of its own."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from datetime import datetime
+from typing import NamedTuple
+
+import psycopg
+from psycopg.rows import TupleRow, class_row
+from psycopg.sql import SQL, Composed, Identifier, Literal
+
+from relay.database import connect, refuse_pooler
+from relay.errors import ConfigurationError, DatabaseUnavailableError, InboxUnavailableError
+from relay.operate.reconcile.interval import Interval
+from relay.operate.reconcile.report import RepeatedKey
+from relay.operate.reconcile.table import listed
+from relay.operate.session import in_words, limit_statements
+from relay.operate.status import BY_INDEX
+from relay.settings import DatabaseSettings
+
+FLAG = "--inbox"
+
+
+class Entry(NamedTuple):
+    """A message that a consumer has applied."""
+
+    message_id: str
+    consumer: str
+    processed_at: datetime
+
+
+# From one name to the next through the primary key: DISTINCT would read the whole inbox.
+CONSUMERS = SQL("""
+    WITH RECURSIVE known (name) AS (
+        (SELECT consumer_name FROM {schema}.processed_message ORDER BY consumer_name LIMIT 1)
+        UNION ALL
+        SELECT following.consumer_name
+        FROM known CROSS JOIN LATERAL (
+            SELECT consumer_name FROM {schema}.processed_message
+            WHERE consumer_name > known.name ORDER BY consumer_name LIMIT 1
+        ) AS following
+    )
+    SELECT name FROM known
+""")
+
+ENTRIES = SQL("""
+    SELECT message_id::text, consumer_name, processed_at
+    FROM {schema}.processed_message
+    WHERE processed_at >= {first}::timestamptz AND processed_at < {end}::timestamptz
+        AND consumer_name = ANY ({consumers}::text[])
+    ORDER BY processed_message.message_id
+""")
+
+# LIMIT keeps it a look into the primary key for each.
+APPLIED = SQL("""
+    SELECT asked.consumer_name, asked.message_id::text
+    FROM unnest(%(consumers)s::text[], %(message_ids)s::uuid[]) AS asked (consumer_name, message_id)
+    CROSS JOIN LATERAL (
+        SELECT FROM {schema}.processed_message AS entry
+        WHERE entry.consumer_name = asked.consumer_name AND entry.message_id = asked.message_id
+        LIMIT 1
+    ) AS found
+""")
+
+REPEATED_KEYS = SQL("""
+    WITH repeated AS (
+        SELECT consumer_name AS consumer, business_key, count(*) AS messages
+        FROM {schema}.processed_message
+        WHERE processed_at >= {since}::timestamptz AND processed_at < {until}::timestamptz
+            AND consumer_name = ANY ({consumers}::text[]) AND business_key IS NOT NULL
+        GROUP BY consumer_name, business_key
+        HAVING count(*) > 1
+    )
+    SELECT * FROM repeated ORDER BY consumer, business_key LIMIT {limit}
+""")
+COUNT_REPEATED = SQL("SELECT count(*) FROM ({repeated}) AS repeated")
+
+
+class Inbox:
+    """A session in the database of an inbox."""
+
+    def __init__(self, connection: psycopg.Connection, database: DatabaseSettings, timeout: float, url: str) -> None:
+        self._connection = connection
+        self._schema = database.schema_name
+        self._timeout = timeout
+        self._url = url
+
+    @classmethod
+    @contextmanager
+    def open(cls, database: DatabaseSettings, *, timeout: float, is_apart: bool) -> Iterator["Inbox"]:
+        """Connect.
+
+        Args:
+            timeout: seconds for each statement.
+            is_apart: the URL is that of --inbox, and not database.url.
+        Raises:
+            InboxUnavailableError: --inbox lets us not in, or the connection was lost.
+            ConfigurationError: a pooler that keeps no session.
+            SchemaError, AccessError, DeadlineError: as `relay.operate.session.session`.
+        """
+        url = FLAG if is_apart else "database.url"
+        with _of_inbox(url):
+            asyncio.run(refuse_pooler(database))
+            connection = connect(database)
+        try:
+            inbox = cls(connection, database, timeout, url)
+            with inbox._words():
+                limit_statements(connection, timeout)
+            yield inbox
+        finally:
+            connection.close()
+
+    def consumers(self) -> list[str]:
+        """Give the names of all that have ever applied a message."""
+        with self._words(), self._connection.transaction():
+            self._connection.execute(BY_INDEX)
+            return [name for (name,) in self._connection.execute(self._sql(CONSUMERS))]
+
+    @contextmanager
+    def list_entries(self, interval: Interval, consumers: Sequence[str]) -> Iterator[tuple[int, Iterator[Entry]]]:
+        """Sort in the database what was applied in the interval; give its number, and it in the order of message_id."""
+        statement = self.entries_statement(interval, consumers)
+        with ExitStack() as stack:
+            with self._words():  # not around what the caller does meanwhile
+                number, entries = stack.enter_context(listed(self._connection, "inbox_rows", statement))
+            yield number, self._read(entries)
+
+    def entries_statement(self, interval: Interval, consumers: Sequence[str]) -> Composed:
+        return self._sql(
+            ENTRIES,
+            first=Literal(interval.first_read.isoformat()),
+            end=Literal(interval.end_read.isoformat()),
+            consumers=Literal(list(consumers)),
+        )
+
+    def applied(self, asked: Sequence[tuple[str, str]]) -> set[tuple[str, str]]:
+        """Tell which of these (consumer, message id) have been applied at any time."""
+        values = {"consumers": [name for name, _ in asked], "message_ids": [message_id for _, message_id in asked]}
+        with self._words(), self._connection.transaction():
+            self._connection.execute(BY_INDEX)
+            return set(self._connection.execute(self._sql(APPLIED), values))
+
+    def repeated_keys(self, interval: Interval, consumers: Sequence[str], limit: int) -> tuple[int, list[RepeatedKey]]:
+        """Count the business keys of several messages applied in the interval, and give the first of them."""
+
+        def statement(most: Literal | SQL) -> Composed:
+            return self._sql(
+                REPEATED_KEYS,
+                since=Literal(interval.since.isoformat()),
+                until=Literal(interval.until.isoformat()),
+                consumers=Literal(list(consumers)),
+                limit=most,
+            )
+
+        with self._words(), self._connection.cursor(row_factory=class_row(RepeatedKey)) as cursor:
+            first = cursor.execute(statement(Literal(limit))).fetchall()
+            if len(first) < limit:
+                return len(first), first
+            count = self._connection.execute(COUNT_REPEATED.format(repeated=statement(SQL("ALL")))).fetchone()
+        return count[0] if count else 0, first
+
+    def _read(self, entries: Iterator[TupleRow]) -> Iterator[Entry]:
+        with self._words():
+            yield from map(Entry._make, entries)
+
+    @contextmanager
+    def _words(self) -> Iterator[None]:
+        lack = f"no table processed_message in schema {self._schema}"
+        with _of_inbox(self._url), in_words(self._connection, lack, self._timeout, url=self._url):
+            yield
+
+    def _sql(self, statement: SQL, **names: Literal | SQL) -> Composed:
+        return statement.format(schema=Identifier(self._schema), **names)
+
+
+@contextmanager
+def _of_inbox(url: str) -> Iterator[None]:
+    """Let errors that name database.url name the flag in its place, where the inbox is in a database of its own."""
+    try:
+        yield
+    except DatabaseUnavailableError as error:
+        if url != FLAG:
+            raise
+        raise InboxUnavailableError(f"{FLAG}: {error}") from error
+    except ConfigurationError as error:
+        if url != FLAG:
+            raise
+        raise ConfigurationError(str(error).replace("database.url (RELAY_DATABASE_URL)", FLAG)) from error

@@ -1,0 +1,145 @@
+"""Compare what was sent with what consumers have applied.
+
+outbox.message ──rows────> │ by message_id │ ──without a partner──> looked up once more ──> figures ──> report, command
+processed_message ──────── │ (compare.py)  │
+
+The databases sort; here both sides are read in pieces, so that the memory needed depends on neither.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import partial
+
+import psycopg
+
+from relay.errors import NotFoundError
+from relay.operate.reconcile.compare import Comparison
+from relay.operate.reconcile.inbox import Entry, Inbox
+from relay.operate.reconcile.interval import Interval
+from relay.operate.reconcile.mend import mend_command
+from relay.operate.reconcile.report import Mend, RepeatedKey, Report
+from relay.operate.reconcile.table import TableRow, find_ids, list_rows
+from relay.replay.selection import Selection, first_day
+
+# What is done, how many rows are read, and how many there are; None while the database lists them.
+Show = Callable[[str, int, int | None], None]
+
+SHOW_EVERY = 5000  # rows
+NEVER = datetime(9999, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What is to be compared; `selection` is what the consumers are expected to apply."""
+
+    interval: Interval
+    selection: Selection
+    consumers: list[str] | None = None  # None: all that the inbox knows
+    with_repeated_keys: bool = False
+    limit: int = 20  # of each kind, how many are named
+    flags: tuple[str, ...] = ()  # for the command that mends it
+
+
+def reconcile(
+    outbox: psycopg.Connection, schema: str, inbox: Inbox, question: Question, show: Show = lambda *_: None
+) -> Report:
+    """Compare; nothing is changed.
+
+    Raises:
+        NotFoundError: no consumer is named, and the inbox knows none.
+    """
+    interval = question.interval
+    consumers = question.consumers or inbox.consumers()
+    if not consumers:
+        raise NotFoundError("the inbox is empty, so nobody is known to expect anything: name who does by --consumer")
+    kept_from = first_day(outbox, schema)
+    # The inbox first: a row is there before its message is applied, so what is listed here has a row in the later list.
+    show("listing what was applied", 0, None)
+    with inbox.list_entries(interval, consumers) as (_, entries):
+        show("listing what was sent", 0, None)
+        comparison = Comparison(
+            consumers,
+            (max(interval.since, _judged_from(kept_from, interval.grace)), interval.until),
+            limit=question.limit,
+            look_up_applied=inbox.applied,
+            look_up_lost=partial(_still_lost, outbox, schema, interval.grace),
+        )
+        with list_rows(outbox, schema, interval, question.selection) as (number, rows):
+            comparison.run(_shown(rows, number, show), entries)
+    repeated: tuple[int, list[RepeatedKey]] | None = None
+    if question.with_repeated_keys:
+        show("counting business keys", 0, None)
+        repeated = inbox.repeated_keys(interval, consumers, question.limit)
+    return _report(question, kept_from, comparison, repeated)
+
+
+def _still_lost(outbox: psycopg.Connection, schema: str, grace: timedelta, candidates: Sequence[Entry]) -> list[Entry]:
+    found = find_ids(outbox, schema, list({entry.message_id for entry in candidates}))
+    judged_from = _judged_from(first_day(outbox, schema), grace)  # a day may have been dropped since
+    return [e for e in candidates if e.message_id not in found and e.processed_at >= judged_from]
+
+
+def _judged_from(kept_from: datetime | None, grace: timedelta) -> datetime:
+    """Tell from when on an applied message must have a row: that of an earlier one may be of a day that was dropped."""
+    return NEVER if kept_from is None else kept_from + grace
+
+
+def _shown(rows: Iterator[TableRow], total: int, show: Show) -> Iterator[TableRow]:
+    for number, row in enumerate(rows):
+        if number % SHOW_EVERY == 0:
+            show("comparing", number, total)
+        yield row
+
+
+def _report(
+    question: Question,
+    kept_from: datetime | None,
+    comparison: Comparison,
+    repeated: tuple[int, list[RepeatedKey]] | None,
+) -> Report:
+    interval = question.interval
+    report = Report(
+        since=interval.since,
+        until=interval.until,
+        expected_until=interval.expected_until,
+        kept_from=kept_from,
+        rows=comparison.rows(),
+        consumers=comparison.consumers(),
+        duplicates=comparison.duplicates,
+        duplicates_first=comparison.duplicates_first,
+        repeated_keys=repeated[0] if repeated else None,
+        repeated_keys_first=repeated[1] if repeated else [],
+        differences=[],
+        mend=_mend(question, comparison),
+    )
+    report.differences.extend(_differences(report))
+    return report
+
+
+def _mend(question: Question, comparison: Comparison) -> Mend | None:
+    first, last = comparison.first_sent, comparison.last_sent
+    if first is None or last is None:
+        return None
+    return mend_command(list(comparison.missing_ids), first, last, question.selection, question.flags)
+
+
+def _differences(report: Report) -> Iterable[str]:
+    for each in report.consumers:
+        if each.missing:
+            yield f"{each.missing} of {each.expected} that were sent are not in the inbox of {each.consumer}"
+        if each.lost:
+            yield (
+                f"{each.lost} in the inbox of {each.consumer} without a row in the table:"
+                " an asynchronous failover may have lost it"
+            )
+    if parked := report.rows_of("parked"):
+        yield f"{parked} parked: see `relay parked list`"
+    if held := report.rows_of("held"):
+        yield f"{held} held behind parked rows: `relay parked retry` or `discard` lets them go"
+    if quarantined := report.rows_of("quarantined"):
+        yield f"{quarantined} in quarantine, for a route that does not work: see `relay status`"
+    if report.duplicates:
+        yield f"message ids on several rows: {report.duplicates}; an inbox lets one row of each through"
+    if report.repeated_keys:
+        yield f"business keys applied by several messages: {report.repeated_keys}"

@@ -1,0 +1,97 @@
+"""What the outbox table has: the rows of a time range by message id, and which ids it has at all."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import date, datetime
+from typing import NamedTuple
+
+import psycopg
+from psycopg.rows import TupleRow
+from psycopg.sql import SQL, Composed, Identifier, Literal
+
+from relay.operate.reconcile.interval import Interval
+from relay.replay.selection import Selection
+
+FETCH_ROWS = 5000
+
+
+class TableRow(NamedTuple):
+    """A row of the table."""
+
+    message_id: str
+    id: int
+    state: str
+    day: date
+    sent_at: datetime | None
+    is_meant: bool  # of the time range, and selected
+    is_expected: bool  # sent before the grace period
+
+
+# Each arm names its partitions: one WHERE with an OR would be left to the planner's wits.
+ROWS = SQL("""
+    SELECT row.message_id::text, row.id, row.state, row.day, row.sent_at, row.is_meant,
+        row.is_meant AND row.sent_at < {expected_until}::timestamptz IS TRUE
+    FROM (
+        SELECT message_id, id, state, (sent_at AT TIME ZONE 'UTC')::date AS day, sent_at,
+            (sent_at >= {since}::timestamptz AND sent_at < {until}::timestamptz AND {conditions}) IS TRUE AS is_meant
+        FROM {schema}.message
+        WHERE state = 'sent' AND sent_at >= {first}::timestamptz AND sent_at < {end}::timestamptz
+        UNION ALL
+        SELECT message_id, id, CASE WHEN state = 'parked' AND held_behind IS NOT NULL THEN 'held' ELSE state END,
+            (created_at AT TIME ZONE 'UTC')::date, NULL,
+            (created_at >= {since}::timestamptz AND created_at < {until}::timestamptz AND {conditions}) IS TRUE
+        FROM {schema}.message
+        WHERE state <> 'sent'
+    ) AS row
+    ORDER BY row.message_id
+""")
+
+
+def rows_statement(schema: str, interval: Interval, selection: Selection) -> Composed:
+    """Give the SELECT of `TableRow`s in the order of message_id; constants, so that other days are left out."""
+    moments = {
+        "since": interval.since,
+        "until": interval.until,
+        "first": interval.first_read,
+        "end": interval.end_read,
+        "expected_until": interval.expected_until,
+    }
+    return ROWS.format(
+        schema=Identifier(schema),
+        conditions=selection.conditions(),
+        **{name: Literal(moment.isoformat()) for name, moment in moments.items()},
+    )
+
+
+@contextmanager
+def list_rows(
+    connection: psycopg.Connection, schema: str, interval: Interval, selection: Selection
+) -> Iterator[tuple[int, Iterator[TableRow]]]:
+    """Sort the rows in the database; give their number, and them in the order of message_id."""
+    with listed(connection, "outbox_rows", rows_statement(schema, interval, selection)) as (number, rows):
+        yield number, map(TableRow._make, rows)
+
+
+COUNT_LISTED = SQL("MOVE FORWARD ALL IN {cursor}")
+TO_START = SQL("MOVE ABSOLUTE 0 IN {cursor}")
+
+
+@contextmanager
+def listed(connection: psycopg.Connection, name: str, statement: Composed) -> Iterator[tuple[int, Iterator[TupleRow]]]:
+    """Run a SELECT into a cursor WITH HOLD, which holds no snapshot open; give the number of rows, and them."""
+    with connection.cursor(name, scrollable=True, withhold=True) as cursor:
+        cursor.itersize = FETCH_ROWS
+        cursor.execute(statement, binary=True)
+        number = connection.execute(COUNT_LISTED.format(cursor=Identifier(name))).rowcount
+        connection.execute(TO_START.format(cursor=Identifier(name)))
+        yield number, iter(cursor)
+
+
+# The days have no index on message_id: each call reads the whole table once, against a hash table of the ids.
+FIND = SQL("SELECT DISTINCT message_id::text FROM {schema}.message WHERE message_id = ANY (%(ids)s::uuid[])")
+
+
+def find_ids(connection: psycopg.Connection, schema: str, message_ids: Sequence[str]) -> set[str]:
+    """Tell which of these ids a row has, in any state and of any day."""
+    cursor = connection.execute(FIND.format(schema=Identifier(schema)), {"ids": message_ids}, prepare=False)
+    return {message_id for (message_id,) in cursor}

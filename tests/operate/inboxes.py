@@ -1,0 +1,92 @@
+"""Sent rows and the inbox of their consumers, in two databases, written by SQL."""
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import psycopg
+
+from relay.operate.reconcile.inbox import Inbox
+from relay.operate.reconcile.interval import Interval
+from relay.operate.reconcile.report import Report
+from relay.operate.reconcile.run import Question, Show, reconcile
+from relay.operate.session import session
+from relay.replay.selection import Selection, now
+from relay.settings import DatabaseSettings
+from tests.operate.rows import Rows
+
+MINUTE = timedelta(minutes=1)
+HOUR = timedelta(hours=1)
+DAY = timedelta(days=1)
+
+SEND = """
+    INSERT INTO outbox.message (message_id, aggregate_type, aggregate_id, event_type, payload, state, sent_at)
+    SELECT message_id, 'invoice', '7', %(event_type)s, '1', 'sent', now() - %(ago)s
+    FROM unnest(%(message_ids)s::uuid[]) AS given (message_id)
+"""
+APPLY = """
+    INSERT INTO outbox.processed_message (consumer_name, message_id, processed_at, business_key)
+    SELECT %(consumer)s, message_id, now() - %(ago)s, %(business_key)s
+    FROM unnest(%(message_ids)s::uuid[]) AS given (message_id)
+"""
+
+
+class Ends:
+    """Both ends: what was sent, and what was applied. `ago` is how long before now."""
+
+    def __init__(self, outbox: DatabaseSettings, inbox: DatabaseSettings) -> None:
+        self._databases = outbox, inbox
+        self.rows = Rows(outbox.url.get_secret_value())
+        self.inbox = psycopg.connect(inbox.url.get_secret_value(), autocommit=True)
+
+    def send(
+        self, number: int = 1, *, ago: timedelta = HOUR, event_type: str = "InvoiceIssued", ids: Iterable[UUID] = ()
+    ) -> list[UUID]:
+        """Write sent rows and give their message ids; `ids`: these, in place of new ones."""
+        message_ids = list(ids) or [uuid4() for _ in range(number)]
+        connection = self.rows.connection
+        connection.execute("SELECT outbox.ensure_sent_days(((now() - %s) AT TIME ZONE 'UTC')::date, 1)", [ago])
+        connection.execute(SEND, {"message_ids": message_ids, "ago": ago, "event_type": event_type})
+        return message_ids
+
+    def apply(
+        self,
+        message_ids: Iterable[UUID],
+        consumer: str = "billing",
+        *,
+        ago: timedelta = HOUR,
+        business_key: str | None = None,
+    ) -> None:
+        values = {"consumer": consumer, "message_ids": list(message_ids), "ago": ago, "business_key": business_key}
+        self.inbox.execute(APPLY, values)
+
+    def reconcile(
+        self,
+        *,
+        since: timedelta = 3 * HOUR,
+        until: timedelta = timedelta(0),
+        grace: timedelta = MINUTE,
+        selection: Selection | None = None,
+        show: Show = lambda *_: None,
+        **more: Any,
+    ) -> Report:
+        """Compare what was sent between two moments before now."""
+        outbox, inbox = self._databases
+        with (
+            session(outbox) as connection,
+            Inbox.open(inbox, timeout=60, is_apart=True) as opened,
+        ):
+            moment: datetime = now(connection)
+            interval = Interval(moment - since, moment - until, moment, grace)
+            question = Question(interval=interval, selection=selection or Selection(), **more)
+            return reconcile(connection, "outbox", opened, question, show)
+
+    def close(self) -> None:
+        self.rows.connection.close()
+        self.inbox.close()
+
+
+def figures(report: Report) -> dict[str, tuple[int, int, int, int]]:
+    """Give expected, applied, missing and lost of each consumer."""
+    return {each.consumer: (each.expected, each.applied, each.missing, each.lost) for each in report.consumers}

@@ -1,0 +1,90 @@
+"""A reconciliation reads the days that it needs, and looks into an inbox by its primary key."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.sql import SQL, Composed
+
+from relay.operate.reconcile.inbox import APPLIED, CONSUMERS
+from relay.operate.reconcile.interval import Interval
+from relay.operate.reconcile.table import rows_statement
+from relay.operate.status import BY_INDEX
+from relay.replay.selection import Selection
+from tests.engine.test_plans import nodes
+
+pytestmark = pytest.mark.every_postgres
+
+TODAY = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+NOT_SENT = {"message_pending", "message_parked", "message_quarantined", "message_discarded"}
+MESSAGES = 20_000  # of each of three consumers
+
+
+@pytest.fixture
+def connection(database_url: str) -> Iterator[psycopg.Connection]:
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        yield connection
+
+
+@pytest.fixture(params=["no statistics", "statistics of an empty table", "statistics"])
+def inbox(request: pytest.FixtureRequest, connection: psycopg.Connection) -> psycopg.Connection:
+    connection.execute("ALTER TABLE outbox.processed_message SET (autovacuum_enabled = off)")
+    if request.param == "statistics of an empty table":
+        connection.execute("ANALYZE outbox.processed_message")
+    connection.execute(
+        "INSERT INTO outbox.processed_message (consumer_name, message_id)"
+        " SELECT name, gen_random_uuid() FROM generate_series(1, %s), unnest(ARRAY['a', 'b', 'c']) AS name",
+        [MESSAGES],
+    )
+    if request.param == "statistics":
+        connection.execute("VACUUM ANALYZE outbox.processed_message")
+    return connection
+
+
+def test_only_the_days_near_the_time_range_are_read(connection: psycopg.Connection) -> None:
+    connection.execute("SELECT outbox.ensure_sent_days(%s::date, 30)", [TODAY - timedelta(days=30)])
+    since = TODAY - timedelta(days=5) + timedelta(hours=2)
+    interval = Interval(since, since + timedelta(hours=1), TODAY, timedelta(minutes=1))
+
+    plan = explain(connection, rows_statement("outbox", interval, Selection(aggregate_id="7")))
+
+    assert scanned(plan) == {f"message_sent_{since:%Y%m%d}", *NOT_SENT}
+
+
+def test_the_consumers_are_found_without_reading_the_inbox(inbox: psycopg.Connection) -> None:
+    plan = explain(inbox, CONSUMERS.format(schema=SQL("outbox")))
+
+    assert read(plan) <= 2 * 3
+    assert plan["Actual Rows"] == 3
+
+
+def test_messages_are_looked_up_by_the_primary_key(inbox: psycopg.Connection) -> None:
+    asked = inbox.execute("SELECT consumer_name, message_id FROM outbox.processed_message LIMIT 1000").fetchall()
+    values = {"consumers": [name for name, _ in asked], "message_ids": [message_id for _, message_id in asked]}
+
+    plan = explain(inbox, APPLIED.format(schema=SQL("outbox")), values)
+
+    assert plan["Actual Rows"] == 1000
+    assert read(plan) == 1000
+    assert {node["Index Name"] for node in nodes(plan) if "Index Name" in node} == {"processed_message_pkey"}
+
+
+def explain(connection: psycopg.Connection, statement: Composed, values: Any = None) -> dict[str, Any]:
+    with connection.transaction(force_rollback=True):
+        if "processed_message" in statement.as_string():
+            connection.execute(BY_INDEX)
+        row = connection.execute(SQL("EXPLAIN (ANALYZE, FORMAT JSON) ") + statement, values).fetchone()
+    assert row is not None
+    plan: dict[str, Any] = row[0][0]["Plan"]
+    return plan
+
+
+def scanned(plan: dict[str, Any]) -> set[str]:
+    return {node["Relation Name"] for node in nodes(plan) if "Relation Name" in node}
+
+
+def read(plan: dict[str, Any]) -> int:
+    """Count the rows that were read from tables."""
+    return int(sum(node["Actual Rows"] * node["Actual Loops"] for node in nodes(plan) if "Relation Name" in node))
