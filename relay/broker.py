@@ -2,8 +2,10 @@
 
 import asyncio
 import socket
+import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
+from traceback import walk_tb
 from typing import Any
 
 import aio_pika
@@ -11,7 +13,7 @@ from aio_pika.abc import ConnectionParameter
 from aiormq.abc import AbstractChannel as Underlay
 from aiormq.abc import ChannelFrame
 from aiormq.connection import TransportFactory
-from aiormq.exceptions import AMQPConnectionError, AMQPError, ConnectionClosed
+from aiormq.exceptions import AMQPConnectionError, AMQPError, ConnectionClosed, InvalidFrameError
 from pamqp.commands import Channel as ChannelMethods
 from pamqp.commands import Connection as Methods
 from yarl import URL
@@ -86,6 +88,11 @@ class Connection(aio_pika.Connection):
         return self.loop.time() - self.blocked_seconds
 
     @property
+    def tls(self) -> ssl.SSLObject | None:
+        """The encryption of a connection by amqps, with the broker's certificate."""
+        return self._socket.tls
+
+    @property
     def is_lost(self) -> bool:
         """Tell whether it has ended; the library's `is_closed` is about our own `close`."""
         return self._closing.done()
@@ -116,6 +123,7 @@ class _Socket(TransportFactory):
         self._host = host
         self._patience = patience
         self._socket: socket.socket | None = None
+        self.tls: ssl.SSLObject | None = None
 
     async def create(self, url: URL, **kwargs: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Connect to the one address; the library's own factories would take the next one that the name has.
@@ -126,7 +134,7 @@ class _Socket(TransportFactory):
         context = await kwargs["ssl_context_provider"].get_context() if is_secure else None
         name = url.host if is_secure else None
         reader, writer = await asyncio.open_connection(self._host.address, url.port, ssl=context, server_hostname=name)
-        self._socket = writer.get_extra_info("socket")
+        self._socket, self.tls = writer.get_extra_info("socket"), writer.get_extra_info("ssl_object")
         self.be_patient(for_ever=False)
         return reader, writer
 
@@ -161,15 +169,17 @@ async def connect_to(host: Host, broker: BrokerSettings, name: str) -> Connectio
     """Open a connection to this host, as `connect` does.
 
     Raises:
-        BrokerUnavailableError: it does not let us in; it names the host and why.
+        BrokerUnavailableError: it does not let us in; it names the host and why. Its cause is the broker's refusal.
     """
     connection = Connection(host, broker, name)
+    cause: BaseException | None = None
     try:
         await connection.connect(timeout=broker.connect_timeout)
     except TimeoutError:
         reason = f"no answer within {broker.connect_timeout:g} s"
     except (AMQPError, OSError) as error:
-        reason = words(error)
+        cause = _refusal(error)
+        reason = words(cause)
     except asyncio.CancelledError:
         # The library raises it, too, when the peer resets the connection during the handshake.
         if (task := asyncio.current_task()) is None or task.cancelling():
@@ -177,7 +187,7 @@ async def connect_to(host: Host, broker: BrokerSettings, name: str) -> Connectio
         reason = "the connection was reset"
     else:
         return connection
-    raise BrokerUnavailableError(f"{host}: {reason}")
+    raise BrokerUnavailableError(f"{host}: {reason}") from cause
 
 
 async def close_channel(channel: Underlay) -> None:
@@ -223,6 +233,15 @@ def kind_of_end(end: BaseException | None) -> str:
         return name.lower() if name.isupper() else LOST
     # The library's own heartbeat ends what was silent by a cancellation.
     return SILENT if isinstance(end, (TimeoutError, asyncio.CancelledError)) else LOST
+
+
+def _refusal(error: BaseException) -> BaseException:
+    """Give the broker's refusal of the virtual host: the library keeps the frame with its words to itself."""
+    for frame, _ in walk_tb(error.__traceback__):
+        close = frame.f_locals.get("frame")
+        if isinstance(error, InvalidFrameError) and isinstance(close, Methods.Close):
+            return ConnectionClosed(close.reply_code, close.reply_text)
+    return error
 
 
 def _both(act: Callable[[Any], None], handler: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -52,6 +52,11 @@ def place(url: URL) -> str:
     return f"{url.host_subcomponent}:{url.port or (5671 if url.scheme == 'amqps' else 5672)}"
 
 
+def vhost(url: URL) -> str:
+    """Name the virtual host of a URL, as the library reads it."""
+    return url.path.removeprefix("/").replace("%2F", "/") or "/"
+
+
 async def in_turn(
     urls: Sequence[URL], *, after: Host | None, within: float
 ) -> AsyncGenerator[Host | BrokerUnavailableError, None]:
@@ -139,5 +144,4 @@ def _is_address(name: str) -> bool:
 
 
 def _target(url: URL) -> tuple[str, str, str | None, str]:
-    vhost = url.path.removeprefix("/").replace("%2F", "/") or "/"  # as the library reads it
-    return url.scheme, place(url), url.user, vhost
+    return url.scheme, place(url), url.user, vhost(url)

@@ -33,11 +33,12 @@ class Router:
     def address(self, row: Row) -> Address:
         if row.exchange is not None and row.routing_key is not None:
             return Address(row.exchange, row.routing_key)
-        route = self._match(row.aggregate_type, row.event_type)
+        route = self.route(row.aggregate_type, row.event_type)
         exchange = row.exchange if row.exchange is not None else route.exchange.encode()
         return Address(exchange, row.routing_key if row.routing_key is not None else _fill(route.routing_key, row))
 
-    def _match(self, aggregate_type: bytes, event_type: bytes) -> Route:
+    def route(self, aggregate_type: bytes, event_type: bytes) -> Route:
+        """Tell where rows of a kind go that do not say it themselves."""
         kind = (aggregate_type, event_type)
         route = self._matched.get(kind)
         if route is None:

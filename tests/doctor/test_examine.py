@@ -37,7 +37,7 @@ def test_without_a_database_its_checks_are_skipped_and_the_broker_is_looked_at(r
     assert result.code == 1
     assert verdicts["database.host"] == "failed"
     assert verdicts["database.tables"] == "skipped"
-    assert verdicts["broker.connection"] == "ok"
+    assert verdicts["broker.host"] == "ok"
 
 
 def test_an_empty_database_fails_with_the_remedy(relay: Command, settings: Settings) -> None:

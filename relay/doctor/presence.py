@@ -1,0 +1,54 @@
+"""Is something on every host of the list, and the same on each?
+
+A node of RabbitMQ 3.x that has parted from the others without a word keeps exchanges and queues of its own.
+"""
+
+from collections.abc import Sequence
+
+from relay.doctor.broker_hosts import OpenHost
+from relay.doctor.finding import Finding, Verdict
+from relay.doctor.question import Answer, Question, Reply
+
+PARTED = (
+    "the hosts do not know the same: a node that was frozen or cut off may have parted from the others; restart it,"
+    " and declare while the cluster is whole"
+)
+
+Replies = Sequence[tuple[str, Reply]]  # with the place of each host, in the order of the list
+
+
+async def ask_each(hosts: Sequence[OpenHost], question: Question) -> Replies:
+    return [(host.place, await host.ask(question)) for host in hosts]
+
+
+def absence(check: str, thing: str, replies: Replies, *, at_start: bool) -> Finding | None:
+    """Say where something is missing; None when every host has it.
+
+    Args:
+        at_start: `relay run` declares it.
+    """
+    lines = [f"{place}: {reply.words}" for place, reply in replies if reply.answer is not Answer.YES]
+    there = [place for place, reply in replies if reply.answer is Answer.YES]
+    missing = sum(reply.answer is Answer.MISSING for _, reply in replies)
+    if not lines:
+        return None
+    if not missing:
+        return Finding(check, Verdict.SKIPPED, f"{thing}: {'; '.join(lines)}")
+    if there:
+        return Finding(check, Verdict.FAILED, f"{thing} is on {', '.join(there)}; {'; '.join(lines)}", PARTED)
+    if at_start and missing == len(replies):
+        return Finding(check, Verdict.OK, f"{thing} is missing; `relay run` declares it at its start")
+    remedy = "declare it, or list it in relay.toml and run `relay topology apply`"
+    return Finding(check, Verdict.FAILED, f"{thing}: {'; '.join(lines)}", remedy)
+
+
+def odd_one(check: str, thing: str, replies: Replies) -> Finding | None:
+    """Say how something is not the same on every host; None when it is."""
+    if len({(reply.answer, reply.difference) for _, reply in replies}) == 1:
+        return None
+    words = "; ".join(f"{place}: {reply.words or 'as asked for'}" for place, reply in replies)
+    return Finding(check, Verdict.FAILED, f"{thing} is not the same on every host: {words}", PARTED)
+
+
+def on_every(hosts: Sequence[OpenHost]) -> str:
+    return "on every host" if len(hosts) > 1 else f"on {hosts[0].place}"

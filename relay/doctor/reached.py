@@ -1,0 +1,89 @@
+"""Does what the relay publishes reach a queue?
+
+Over AMQP only a message that is delivered would tell: RabbitMQ looks for its queues and delivers in one go, in a
+transaction too, where it returns at the commit what no queue takes. So this tells what the relay has seen itself: the
+routes in quarantine, what was confirmed and not returned lately, and what relay.toml binds.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import psycopg
+from psycopg.rows import class_row
+from psycopg.sql import SQL, Identifier
+
+from relay.doctor.finding import Finding, Verdict
+from relay.engine.routes import Router
+from relay.errors import OutboxError
+from relay.operate.session import session
+from relay.operate.status import READ_QUARANTINE, QuarantinedRoute
+from relay.settings import Settings
+
+CHECK = "broker.reached"
+QUARANTINED = "bind a queue to it, or mend what the reason says: the rows go out by themselves then"
+LOOKED_AT = 10_000  # rows sent in the last day
+
+# Of the first that each partition has: what was sent on a day is much alike, and no index leads to the last ones.
+READ_SENT = SQL("""
+    SELECT aggregate_type, event_type, exchange, max(sent_at)
+    FROM (
+        SELECT aggregate_type, event_type, exchange, sent_at
+        FROM {schema}.message
+        WHERE state = 'sent' AND sent_at >= now() - interval '1 day'
+        LIMIT {looked_at}
+    ) AS sent
+    GROUP BY aggregate_type, event_type, exchange
+""")
+
+
+def reached(settings: Settings, exchanges: Sequence[str]) -> Iterator[Finding]:
+    """Tell for each exchange what is known of a queue that takes its messages."""
+    try:
+        with session(settings.database) as connection:
+            in_quarantine = _in_quarantine(connection, settings)
+            named, routed = _sent_to(connection, settings)
+    except OutboxError as error:
+        yield Finding(CHECK, Verdict.SKIPPED, f"what the relay has seen is in the database: {error}")
+        return
+    for waiting in in_quarantine:
+        words = f"{waiting.rows} rows wait for exchange {waiting.exchange!r}, routing key {waiting.routing_key!r}"
+        yield Finding(CHECK, Verdict.FAILED, f"{words}: {waiting.reason}", QUARANTINED)
+    for name in exchanges:
+        words = f"exchange {name}"
+        bound = [each.queue or each.to_exchange for each in settings.topology.bindings if each.exchange == name]
+        if name in {waiting.exchange for waiting in in_quarantine}:
+            continue
+        if name in named:
+            yield Finding(CHECK, Verdict.OK, f"{words}: a queue took a message at {named[name]}")
+        elif name in routed:  # the table does not keep how it was routed
+            words = f"{words}: a queue took a message at {routed[name]}, if the routes were then what they are now"
+            yield Finding(CHECK, Verdict.SKIPPED, words)
+        elif bound:
+            words = (
+                f"{words}: relay.toml binds {', '.join(map(str, bound))} to it, and nothing was sent in the last day"
+            )
+            yield Finding(CHECK, Verdict.SKIPPED, words)
+        else:
+            words = f"{words}: relay.toml binds nothing to it, and nothing was sent in the last day"
+            remedy = (
+                "see that a queue is bound to it: `rabbitmqctl list_bindings source_name destination_name routing_key`"
+            )
+            yield Finding(CHECK, Verdict.WARNING, words, remedy)
+
+
+def _in_quarantine(connection: psycopg.Connection, settings: Settings) -> list[QuarantinedRoute]:
+    with connection.cursor(row_factory=class_row(QuarantinedRoute)) as cursor:
+        statement = READ_QUARANTINE.format(schema=Identifier(settings.database.schema_name))
+        return cursor.execute(statement).fetchall()
+
+
+def _sent_to(connection: psycopg.Connection, settings: Settings) -> tuple[dict[str, str], dict[str, str]]:
+    """Give when a message was last seen to be sent, by the exchange that it named, and by that of its route."""
+    router = Router(settings.routes, settings.broker.exchange)
+    named: dict[str, str] = {}
+    routed: dict[str, str] = {}
+    statement = READ_SENT.format(schema=Identifier(settings.database.schema_name), looked_at=LOOKED_AT)
+    for aggregate_type, event_type, exchange, at in connection.execute(statement):
+        of = routed if exchange is None else named
+        name = exchange if exchange is not None else router.route(aggregate_type.encode(), event_type.encode()).exchange
+        of[name] = max(of.get(name, ""), f"{at:%Y-%m-%d %H:%M:%S %Z}")
+    return named, routed

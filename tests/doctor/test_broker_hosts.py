@@ -1,0 +1,268 @@
+"""Each host of the list is asked by itself, with the fault there and without it."""
+
+import asyncio
+import secrets
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+from yarl import URL
+
+from relay.doctor.finding import Verdict
+from relay.settings import Settings
+from tests.doctor.told import changed, look, told, verdict
+from tests.support.eventually import eventually
+from tests.support.process import free_port
+from tests.support.rabbitmq import RabbitServer
+
+MAX_MESSAGE_SIZE = 1_000_000  # of the other broker
+NOBODY = "127.0.0.1:1"
+
+
+class Other(RabbitServer):
+    """A broker that is not of the cluster, with TLS; its alarms and its words are ours."""
+
+    def __init__(self, certificates: Path) -> None:
+        self.tls_port = free_port()
+        super().__init__(
+            schedulers=1,
+            configuration={
+                "cluster_name": "another",
+                "max_message_size": str(MAX_MESSAGE_SIZE),
+                "listeners.ssl.1": f"127.0.0.1:{self.tls_port}",
+                "ssl_options.certfile": str(certificates / "certificate.pem"),
+                "ssl_options.keyfile": str(certificates / "key.pem"),
+            },
+        )
+
+    def says(self, properties: str) -> None:
+        """Let it say other things about itself to who connects; Erlang terms."""
+        self.call(f"application:set_env(rabbit, server_properties, [{properties}]).")
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("certificates")
+    command = (
+        "openssl req -x509 -newkey rsa:2048 -nodes -days 10 -subj /CN=localhost -addext subjectAltName=DNS:localhost"
+    )
+    subprocess.run(
+        [*command.split(), "-keyout", folder / "key.pem", "-out", folder / "certificate.pem"],
+        check=True,
+        capture_output=True,
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def other(certificates: Path) -> Iterator[Other]:
+    with Other(certificates) as node:
+        yield node
+
+
+@pytest.fixture
+def elsewhere(settings: Settings, other: Other) -> Iterator[Settings]:
+    """Settings of a relay on the other broker."""
+    name = f"test_{secrets.token_hex(6)}"
+    yield at(settings, other.add_vhost(name))
+    other.says("")
+    other.delete_vhost(name)
+
+
+@pytest.fixture
+async def alarm(other: Other) -> AsyncIterator[None]:
+    other.ctl("set_vm_memory_high_watermark", "absolute", "1MB")
+    yield
+    other.ctl("set_vm_memory_high_watermark", "0.4")
+
+
+def at(settings: Settings, *urls: str) -> Settings:
+    return changed(settings, "broker", url=SecretStr(",".join(urls)))
+
+
+def url_of(settings: Settings) -> str:
+    return settings.broker.url.get_secret_value()
+
+
+@asynccontextmanager
+async def saying_instead(url: URL, said: bytes, instead: bytes) -> AsyncIterator[URL]:
+    """Stand between us and a broker, and change one word of the first that it says."""
+
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        from_broker, to_broker = await asyncio.open_connection(url.host, url.port)
+        upwards = asyncio.create_task(pipe(reader, to_broker))
+        head = await from_broker.readexactly(7)
+        start = head + await from_broker.readexactly(int.from_bytes(head[3:]) + 1)
+        writer.write(start.replace(said, instead))
+        await pipe(from_broker, writer)
+        await upwards
+
+    async with await asyncio.start_server(carry, "127.0.0.1", 0) as server:
+        yield url.with_port(server.sockets[0].getsockname()[1])
+
+
+async def pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(65536):
+        writer.write(data)
+    writer.close()
+
+
+async def test_a_host_that_lets_us_in_is_told_with_its_time(settings: Settings) -> None:
+    (finding,) = await told(settings, "host")
+
+    assert finding.verdict is Verdict.OK
+    assert "lets relay into virtual host test_" in finding.words
+    assert finding.words.endswith(" ms")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words", "remedy"),
+    [
+        ({"port": 1}, "Connect call failed", "that the broker runs"),
+        ({"password": "wrong"}, "ACCESS_REFUSED - Login was refused", "rabbitmqctl authenticate_user relay"),
+        ({"path": "/nowhere"}, "530 NOT_ALLOWED - vhost nowhere not found", "rabbitmqctl add_vhost nowhere"),
+    ],
+    ids=["port", "password", "vhost"],
+)
+async def test_a_host_that_does_not_is_told_in_the_broker_s_words(
+    settings: Settings, wrong: dict[str, str | int], words: str, remedy: str
+) -> None:
+    url = URL(url_of(settings))
+    for part, value in wrong.items():
+        url = getattr(url, f"with_{part}")(value)
+
+    (alone,) = await told(at(settings, str(url)), "host")
+    good, bad = await told(at(settings, str(url), url_of(settings)), "host")
+
+    assert alone.verdict is Verdict.FAILED
+    assert words in alone.words
+    assert remedy in alone.remedy
+    assert (good.verdict, bad.verdict) == (Verdict.OK, Verdict.WARNING)
+    assert bad.words == alone.words
+
+
+async def test_without_a_host_every_other_check_is_skipped(settings: Settings) -> None:
+    assert await verdict(at(settings, f"amqp://a:b@{NOBODY}/"), "alarm") is Verdict.SKIPPED
+
+
+async def test_a_user_without_a_right_to_the_virtual_host_is_told_the_remedy(
+    settings: Settings, rabbitmq: RabbitServer
+) -> None:
+    rabbitmq.call('rabbit_vhost:add(<<"closed">>, <<"tests">>).')
+
+    (finding,) = await told(at(settings, rabbitmq.url("closed")), "host")
+
+    rabbitmq.delete_vhost("closed")
+    assert "530 NOT_ALLOWED - access to vhost 'closed' refused for user 'relay'" in finding.words
+    assert "rabbitmqctl set_permissions -p closed relay" in finding.remedy
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [("3.9.29", Verdict.WARNING), ("3.10.8", Verdict.OK), ("4.1.0", Verdict.OK), ("newest", Verdict.WARNING)],
+)
+async def test_the_version_is_told_and_an_old_one_warned_of(
+    elsewhere: Settings, other: Other, version: str, expected: Verdict
+) -> None:
+    other.says(f'{{<<"version">>, longstr, <<"{version}">>}}')
+
+    (finding,) = await told(elsewhere, "version")
+
+    assert finding.verdict is expected
+    assert f"is RabbitMQ {version}" in finding.words
+    assert ("20 deliveries" in finding.words) is version.startswith("4")
+
+
+async def test_another_product_is_warned_of(elsewhere: Settings, other: Other) -> None:
+    other.says('{<<"product">>, longstr, <<"Another">>}')
+
+    assert await verdict(elsewhere, "version") is Verdict.WARNING
+
+
+async def test_a_capability_that_is_missing_fails(settings: Settings) -> None:
+    assert await verdict(settings, "capabilities") is Verdict.OK
+
+    async with saying_instead(URL(url_of(settings)), b"basic.nack", b"basic.none") as url:
+        (finding,) = await told(at(settings, str(url)), "capabilities")
+
+    assert finding.verdict is Verdict.FAILED
+    assert finding.words.endswith("has no basic.nack")
+
+
+async def test_hosts_of_two_clusters_fail(settings: Settings, elsewhere: Settings) -> None:
+    url = url_of(settings)
+    assert await verdict(at(settings, url, url), "cluster") is Verdict.OK
+
+    (finding,) = await told(at(settings, url, url_of(elsewhere)), "cluster")
+
+    assert finding.verdict is Verdict.FAILED
+    assert f"127.0.0.1:{URL(url_of(elsewhere)).port} of cluster another" in finding.words
+
+
+async def test_two_virtual_hosts_of_one_cluster_fail(settings: Settings, rabbitmq: RabbitServer) -> None:
+    (finding,) = await told(at(settings, url_of(settings), rabbitmq.url()), "cluster")
+
+    assert finding.verdict is Verdict.FAILED
+    assert finding.words.endswith("virtual host /")
+
+
+async def test_the_net_ticktime_is_not_told_but_how_to_ask(settings: Settings, rabbitmq: RabbitServer) -> None:
+    (finding,) = await told(settings, "net_ticktime")
+
+    command = finding.words.partition("rabbitmqctl eval '")[2].partition("'")[0]
+    assert finding.verdict is Verdict.SKIPPED
+    assert rabbitmq.ctl("eval", command).strip() == "60"
+
+
+async def test_a_broker_without_an_alarm_takes_messages(elsewhere: Settings) -> None:
+    assert await verdict(elsewhere, "alarm") is Verdict.OK
+
+
+async def test_an_alarm_is_told_and_who_is_blocked_is_asked_no_more(
+    elsewhere: Settings, other: Other, alarm: None
+) -> None:
+    found = await look(elsewhere)
+
+    (finding,) = found["alarm"]
+    assert finding.verdict is Verdict.FAILED
+    assert finding.words.endswith("blocks publishers: low on memory")
+    verdicts = [found[name][0].verdict for name in ("exchange", "write", "message_size")]
+    assert verdicts == [Verdict.OK, Verdict.SKIPPED, Verdict.SKIPPED]
+    await eventually(lambda: other.call("length(rabbit_networking:connections()).") == "0", "nothing is left behind")
+
+
+async def test_a_message_larger_than_the_broker_takes_is_warned_of(elsewhere: Settings) -> None:
+    fitting = changed(elsewhere, "relay", max_message_bytes=MAX_MESSAGE_SIZE)
+    assert await verdict(fitting, "message_size") is Verdict.OK
+
+    (finding,) = await told(changed(elsewhere, "relay", max_message_bytes=MAX_MESSAGE_SIZE + 1), "message_size")
+
+    assert finding.verdict is Verdict.WARNING
+    assert f"larger than configured max size {MAX_MESSAGE_SIZE}" in finding.words
+
+
+async def test_a_very_large_message_is_not_tried(elsewhere: Settings) -> None:
+    (finding,) = await told(changed(elsewhere, "relay", max_message_bytes=10**9), "message_size")
+
+    assert finding.verdict is Verdict.SKIPPED
+    assert "takes 128 MiB by default" in finding.words
+
+
+async def test_a_certificate_is_told_with_its_days(elsewhere: Settings, other: Other, certificates: Path) -> None:
+    plain = URL(url_of(elsewhere))
+    encrypted = plain.with_scheme("amqps").with_host("localhost").with_port(other.tls_port)
+    verified = encrypted.with_query(cafile=str(certificates / "certificate.pem"))
+
+    (short_lived,) = await told(at(elsewhere, str(verified)), "tls")
+    (unverified,) = await told(at(elsewhere, str(encrypted.with_query(no_verify_ssl="1"))), "tls")
+    refused = await told(at(elsewhere, str(encrypted)), "host")  # at each address of localhost
+
+    assert "the certificate is valid for 10 days more" in short_lived.words
+    assert (short_lived.verdict, unverified.verdict) == (Verdict.WARNING, Verdict.WARNING)
+    assert unverified.words.endswith("the certificate is not verified")
+    assert {each.verdict for each in refused} == {Verdict.FAILED}
+    assert any("certificate verify failed" in each.words for each in refused)
+    assert await told(elsewhere, "tls") == []

@@ -1,0 +1,31 @@
+"""Read the broker's part of the checklist."""
+
+from collections import defaultdict
+
+from relay.doctor.broker import examine_broker
+from relay.doctor.finding import Finding, Verdict
+from relay.settings import Settings
+
+
+async def look(settings: Settings) -> dict[str, list[Finding]]:
+    """Give the findings by check."""
+    found: dict[str, list[Finding]] = defaultdict(list)
+    async for finding in examine_broker(settings):
+        found[finding.name].append(finding)
+    return found
+
+
+async def told(settings: Settings, name: str) -> list[Finding]:
+    """Give the findings of one check, in their order."""
+    return (await look(settings))[name]
+
+
+async def verdict(settings: Settings, name: str) -> Verdict:
+    """Give the verdict of a check that has one finding."""
+    (finding,) = await told(settings, name)
+    return finding.verdict
+
+
+def changed(settings: Settings, section: str, **values: object) -> Settings:
+    """Give settings of which some in a section are others."""
+    return settings.model_copy(update={section: getattr(settings, section).model_copy(update=values)})
