@@ -3,11 +3,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 FRESH ?=
 MINUTES ?= 5
+SECONDS ?= 60
+SEED ?=
 TARGET ?= relay
 OPTIONS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test drills test-images image lint bench soak lock clean
+.PHONY: help setup demo test drills chaos test-images image lint bench soak lock clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -34,6 +36,10 @@ test: setup ## run every test on real servers, which are started for the run
 drills: setup ## the faults that need a cluster, a failover or a long run
 	@PYTHON=$(PYTHON) tests/support/packages test
 	$(BIN)/pytest -m drills
+
+chaos: setup ## break everything at once under load for SECONDS=60, as SEED=7 decides (else drawn), and check each message
+	@PYTHON=$(PYTHON) tests/support/packages test
+	$(BIN)/python -m tests.chaos --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
 test-images: setup ## test the images, compose.yaml and the engine with PostgreSQL 17 and RabbitMQ 4
 	@PYTHON=$(PYTHON) tests/support/packages test

@@ -6,6 +6,7 @@ A writer that loses its connection comes back; when that was under the COMMIT, i
 """
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -57,6 +58,7 @@ class Writers:
     """Several at once, each with its own connection; they tell `history` what they know of their own work.
 
     Attributes:
+        pause: seconds between two transactions of a writer, on average; flat out without it.
         written: messages of transactions that have ended, in any way.
         late: transactions that committed long after their inserts.
     """
@@ -64,6 +66,7 @@ class Writers:
     url: str
     seed: int
     history: History = field(default_factory=list)
+    pause: float = 0.0
     written: int = 0
     late: int = 0
 
@@ -86,7 +89,8 @@ class Writers:
                 async with await psycopg.AsyncConnection.connect(self.url, autocommit=True) as connection:
                     while not stop.is_set():
                         await self._write_transaction(chance, connection)
-            except psycopg.OperationalError:  # what was lost with it is in the history
+                        await asyncio.sleep(chance.uniform(0, 2 * self.pause))
+            except (psycopg.OperationalError, psycopg.InterfaceError):  # what was lost with it is in the history
                 await asyncio.sleep(RECONNECT_AFTER)
 
     async def _write_transaction(self, chance: Random, connection: psycopg.AsyncConnection) -> None:
@@ -103,9 +107,7 @@ class Writers:
                 # Sorted: writers wait for each other's customers, never in a circle.
                 for customer in customers:
                     invoices += await _take_numbers(chance, connection, customer, count)
-                async with connection.cursor() as cursor:
-                    await cursor.executemany(WRITE_INVOICE, invoices)
-                    await cursor.executemany(WRITE_EVENT, invoices)
+                await insert(connection, invoices)
                 await connection.execute(LINGER, (linger,))
                 ending = Ending.ROLLED_BACK if is_rolled_back else Ending.UNKNOWN
             if not is_rolled_back and not any(notice.sqlstate == NOT_REPLICATED for notice in doubts):
@@ -114,18 +116,11 @@ class Writers:
         finally:
             connection.remove_notice_handler(doubts.append)
             self.written += len(invoices)
-            self.history.extend(_written(invoice, ending) for invoice in invoices)
+            self.history.extend(written(one, ending) for one in invoices)
 
 
-async def _take_numbers(
-    chance: Random, connection: psycopg.AsyncConnection, customer: str, count: int
-) -> list[dict[str, Any]]:
-    cursor = await connection.execute(TAKE_NUMBERS, {"customer": customer, "count": count})
-    (last,) = await cursor.fetchone() or (0,)
-    return [_invoice(chance, customer, number) for number in range(last - count + 1, last + 1)]
-
-
-def _invoice(chance: Random, customer: str, number: int) -> dict[str, Any]:
+def invoice(chance: Random, customer: str, number: int) -> dict[str, Any]:
+    """Draw one, with its event."""
     invoice_id = UUID(int=chance.getrandbits(128), version=4)
     amount = f"{chance.randrange(1, 100_000) / 100:.2f}"
     event = {"invoice_id": invoice_id, "customer_id": customer, "number": number, "amount": amount}
@@ -133,6 +128,21 @@ def _invoice(chance: Random, customer: str, number: int) -> dict[str, Any]:
     return {"id": invoice_id, "customer": customer, "number": number, "amount": amount, "payload": payload}
 
 
-def _written(invoice: dict[str, Any], ending: Ending) -> Written:
-    key = f"customer/{invoice['customer']}"
-    return Written(invoice["id"], key, invoice["number"], ending, digest(invoice["payload"].encode()))
+async def insert(connection: psycopg.AsyncConnection, invoices: Sequence[Mapping[str, Any]]) -> None:
+    """Write them and their events."""
+    async with connection.cursor() as cursor:
+        await cursor.executemany(WRITE_INVOICE, invoices)
+        await cursor.executemany(WRITE_EVENT, invoices)
+
+
+def written(one: Mapping[str, Any], ending: Ending) -> Written:
+    """Give what is to be told of an invoice's event once its transaction has ended."""
+    return Written(one["id"], f"customer/{one['customer']}", one["number"], ending, digest(one["payload"].encode()))
+
+
+async def _take_numbers(
+    chance: Random, connection: psycopg.AsyncConnection, customer: str, count: int
+) -> list[dict[str, Any]]:
+    cursor = await connection.execute(TAKE_NUMBERS, {"customer": customer, "count": count})
+    (last,) = await cursor.fetchone() or (0,)
+    return [invoice(chance, customer, number) for number in range(last - count + 1, last + 1)]

@@ -31,11 +31,6 @@ class Looks:
             return None
         return {look.lanes.get(lane) for look in self._looks[first:last]}
 
-    def holder(self, lane: int, at: float) -> str | None:
-        """Give who was last seen with it before that time."""
-        place = bisect_right(self._times, at)
-        return self._looks[place - 1].lanes.get(lane) if place else None
-
 
 def shared(evidence: Evidence) -> Iterator[str]:
     """Give the rows that were sent by a relay which had not held their lane since they were committed."""
@@ -62,13 +57,14 @@ def shared(evidence: Evidence) -> Iterator[str]:
 
 
 def belated(history: History, relay: str) -> list[Published]:
-    """Give what a relay sent of lanes that were seen with another one by then."""
+    """Give what a relay sent of lanes that others were seen to hold all the while."""
     looks = Looks(history)
-    return [
-        sent
-        for sent in _published(history)
-        if sent.relay == relay and looks.holder(sent.lane, sent.at) not in (relay, UNNAMED, None)
-    ]
+    late = []
+    for sent in _published(history):
+        holders = looks.holders(sent.lane, sent.at - SLACK, sent.at + SLACK)
+        if sent.relay == relay and holders and not holders & {relay, UNNAMED, None}:
+            late.append(sent)
+    return late
 
 
 def _published(history: History) -> Sequence[Published]:

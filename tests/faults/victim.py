@@ -38,6 +38,14 @@ class Victim:
         code, self._process = self._process.returncode, None
         return code
 
+    def tell(self, how: signal.Signals) -> None:
+        """Send it a signal and wait for nothing."""
+        assert self._process is not None, f"{self.name} is not running"
+        self._process.tell(how)
+
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.is_running()
+
     @property
     def pid(self) -> int:
         assert self._process is not None, f"{self.name} is not running"

@@ -15,7 +15,7 @@ from tests.support.process import resident_bytes
 
 INTERVAL = 0.2  # seconds
 LOOK_INTERVAL = 0.05  # seconds between two looks at the locks of the lanes
-ANSWER_WITHIN = 1.0  # seconds; who has not answered by then is not ready
+ANSWER_WITHIN = 3.0  # seconds; who has not answered by then is not ready
 
 OLDEST: LiteralString = """
     SELECT coalesce(max(extract(epoch FROM clock_timestamp() - xact_start)), 0)::float8
@@ -36,7 +36,13 @@ OWNERS: LiteralString = """
 
 @asynccontextmanager
 async def watched(
-    history: History, database_url: str, *, http: str, pid: int | Callable[[], int | None], relay: str = ""
+    history: History,
+    database_url: str,
+    *,
+    http: str,
+    pid: int | Callable[[], int | None],
+    relay: str = "",
+    path: str = "/readyz",
 ) -> AsyncIterator[None]:
     """Note readiness (`http`: address:port), memory and transactions until the block is left.
 
@@ -45,7 +51,7 @@ async def watched(
     find_pid = pid if callable(pid) else lambda: pid
     async with asyncio.TaskGroup() as tasks:
         watching = [
-            tasks.create_task(_probe(history, http, relay), name="watch.ready"),
+            tasks.create_task(_probe(history, http, path, relay), name="watch.ready"),
             tasks.create_task(_measure(history, database_url, find_pid), name="watch.measure"),
         ]
         yield
@@ -62,14 +68,14 @@ async def looked_at(history: History, database_url: str) -> AsyncIterator[None]:
         looking.cancel()
 
 
-async def is_ready(http: str) -> bool:
+async def is_ready(http: str, path: str = "/readyz") -> bool:
     """Ask a relay at address:port; no answer is a no."""
     host, _, port = http.rpartition(":")
     try:
         async with asyncio.timeout(ANSWER_WITHIN):
             reader, writer = await asyncio.open_connection(host, int(port))
             try:
-                writer.write(b"GET /readyz HTTP/1.0\r\n\r\n")
+                writer.write(f"GET {path} HTTP/1.0\r\n\r\n".encode())
                 return b" 200 " in await reader.readline()
             finally:
                 writer.close()
@@ -77,9 +83,9 @@ async def is_ready(http: str) -> bool:
         return False
 
 
-async def _probe(history: History, http: str, relay: str) -> None:
+async def _probe(history: History, http: str, path: str, relay: str) -> None:
     while True:
-        history.append(Probed(await is_ready(http), relay))
+        history.append(Probed(await is_ready(http, path), relay))
         await asyncio.sleep(INTERVAL)
 
 

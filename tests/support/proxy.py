@@ -151,6 +151,12 @@ class FaultProxy:
         """
         self._rules[way, method, nth, before] = action
 
+    def disarm(self) -> None:
+        """Forget the rules of `on_frame` and `cut_after` that have not acted yet."""
+        self._rules.clear()
+        self._limits.clear()
+        self.fired.clear()
+
     async def wait_seen(self, way: Way, method: Method, count: int, within: float = 10.0) -> None:
         """Wait until so many frames of a method have come in, forwarded or not. Raises TimeoutError."""
         async with asyncio.timeout(within), self._counted:

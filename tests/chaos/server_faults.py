@@ -1,0 +1,115 @@
+"""What befalls everyone: the broker, what rows are bound for, the database and the table."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from signal import SIGINT, SIGKILL, SIGQUIT, SIGTERM, Signals
+from typing import LiteralString
+
+import aio_pika
+import psycopg
+
+from tests.chaos.kinds import Kind, Planned
+from tests.chaos.stand import WITNESS, Stand
+from tests.faults.history import Reach
+from tests.faults.test_broker_topology import Topology
+
+# On the node itself: rabbitmqctl takes half a second, and many times that on a busy machine.
+CLOSE_CONNECTIONS = 'rabbit_networking:close_connections(rabbit_networking:connections(), "by an operator").'
+SET_WATERMARK = "vm_memory_monitor:set_vm_memory_high_watermark({})."
+ALARM, NO_ALARM = '{absolute, "1MB"}', "0.4"
+LOCKED_FOR = 2.0  # seconds
+LOCKS: list[LiteralString] = [
+    "LOCK TABLE outbox.message_sent IN SHARE MODE",  # nothing is marked
+    "LOCK TABLE outbox.message IN ACCESS EXCLUSIVE MODE",  # nothing is read or written either
+]
+# Who waits for a lock lets nobody pass; writers hold theirs for seconds.
+IMPATIENCE = "SET lock_timeout = '1s'"
+
+
+async def close_connections(stand: Stand, planned: Planned) -> None:
+    await asyncio.to_thread(stand.servers.rabbitmq.call, CLOSE_CONNECTIONS)
+
+
+async def restart_broker(stand: Stand, planned: Planned) -> None:
+    await _restart_broker(stand, SIGTERM)
+
+
+async def crash_broker(stand: Stand, planned: Planned) -> None:
+    await _restart_broker(stand, SIGKILL)
+
+
+async def raise_alarm(stand: Stand, planned: Planned) -> None:
+    await asyncio.to_thread(stand.servers.rabbitmq.call, SET_WATERMARK.format(ALARM))
+    await asyncio.sleep(planned.seconds)
+    await asyncio.to_thread(stand.servers.rabbitmq.call, SET_WATERMARK.format(NO_ALARM))
+
+
+async def unbind(stand: Stand, planned: Planned) -> None:
+    await _take_away(stand, planned.seconds, Topology.unbind, Topology.bind)
+
+
+async def delete_exchange(stand: Stand, planned: Planned) -> None:
+    await _take_away(stand, planned.seconds, Topology.delete_exchange, Topology.declare_exchange)
+
+
+async def restart_postgres(stand: Stand, planned: Planned) -> None:
+    await _restart_postgres(stand, SIGINT, planned.seconds)
+
+
+async def crash_postgres(stand: Stand, planned: Planned) -> None:
+    await _restart_postgres(stand, SIGQUIT, planned.seconds)
+
+
+async def lock_table(stand: Stand, planned: Planned) -> None:
+    lock = planned.chance().choice(LOCKS)
+    async with await stand.connect() as connection:
+        await connection.execute(IMPATIENCE)
+        with suppress(psycopg.errors.LockNotAvailable):
+            async with connection.transaction():
+                await connection.execute(lock)
+                await asyncio.sleep(planned.seconds)
+
+
+async def _restart_broker(stand: Stand, how: Signals) -> None:
+    rabbitmq = stand.servers.rabbitmq
+    await asyncio.to_thread(rabbitmq.stop, how)
+    rabbitmq.launch()  # here, as the process ends with the thread that started it
+    await asyncio.to_thread(rabbitmq.await_up)
+
+
+async def _take_away(
+    stand: Stand,
+    seconds: float,
+    take_away: Callable[[Topology], Awaitable[None]],
+    put_back: Callable[[Topology], Awaitable[None]],
+) -> None:
+    async with await aio_pika.connect(stand.servers.broker_url) as connection:
+        channel = await connection.channel()
+        topology = Topology(channel, await channel.get_queue(WITNESS))
+        await take_away(topology)
+        await asyncio.sleep(seconds)
+        await put_back(topology)
+
+
+async def _restart_postgres(stand: Stand, how: Signals, seconds: float) -> None:
+    postgres = stand.servers.postgres
+    await asyncio.to_thread(postgres.stop, how)
+    await asyncio.sleep(seconds)
+    postgres.start()
+
+
+BROKER = [
+    Kind("operator closes all connections", close_connections, Reach.ALL, forgets=True),
+    Kind("broker is restarted", restart_broker, Reach.ALL, forgets=True),
+    Kind("broker is killed", crash_broker, Reach.ALL, forgets=True),
+    Kind("memory alarm", raise_alarm, Reach.ALL, forgets=True, seconds=(2.0, 2.0)),
+    Kind("binding is removed", unbind, Reach.ALL, forgets=True, seconds=(1.0, 4.0)),
+    Kind("exchange is removed", delete_exchange, Reach.ALL, forgets=True, seconds=(1.0, 4.0)),
+]
+
+DATABASE = [
+    Kind("PostgreSQL is restarted, fast", restart_postgres, Reach.ALL, forgets=True, seconds=(0.0, 1.0)),
+    Kind("PostgreSQL is restarted, immediate", crash_postgres, Reach.ALL, forgets=True, seconds=(0.0, 1.0)),
+    Kind("table is locked", lock_table, Reach.ALL, forgets=False, seconds=(LOCKED_FOR, LOCKED_FOR)),
+]

@@ -1,0 +1,146 @@
+"""What a run works on: both servers, three relays behind proxies, writers, and the history of all that happens."""
+
+import os
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from signal import SIGKILL
+
+import aio_pika
+import psycopg
+from pydantic import SecretStr
+from yarl import URL
+
+from relay.operate.migrate import migrate
+from relay.settings import DatabaseSettings
+from tests.faults.billing import Writers
+from tests.faults.history import History
+from tests.faults.recorder import Recorder
+from tests.faults.victim import Victim
+from tests.faults.watch import looked_at, watched
+from tests.support.postgres import PostgresServer
+from tests.support.process import free_port
+from tests.support.proxy import FaultProxy
+from tests.support.queues import declare_bound
+from tests.support.rabbitmq import RabbitServer
+
+WITNESS = "witness"  # the queue that gets everything
+NAMES = ("relay-1", "relay-2", "relay-3")
+READY = "/readyz?standby=ok"  # while the others have all lanes, nothing is wrong with it
+PAUSE = 0.25  # seconds between two transactions of a writer: about 300 messages a second
+MAX_MESSAGE_BYTES = 65536  # a larger one is poison
+
+# Faults come in seconds, so what comes after them must not take minutes.
+IMPATIENT = {
+    "RELAY_RELAY__MAX_MESSAGE_BYTES": str(MAX_MESSAGE_BYTES),
+    "RELAY_RELAY__MAX_ATTEMPTS": "3",
+    "RELAY_RELAY__BACKOFF_INITIAL": "0.2",
+    "RELAY_LOG__FORMAT": "json",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Servers:
+    """Private ones, with a migrated database and the queue."""
+
+    postgres: PostgresServer
+    rabbitmq: RabbitServer
+    database_url: str
+    broker_url: str
+
+
+@dataclass(frozen=True, slots=True)
+class Relay:
+    """A relay's process and its ways to the broker and to the database."""
+
+    victim: Victim
+    broker: Recorder
+    database: FaultProxy
+    http: str
+
+    @property
+    def name(self) -> str:
+        return self.victim.name
+
+    def pid(self) -> int | None:
+        return self.victim.pid if self.victim.is_running() else None
+
+
+@dataclass
+class Stand:
+    """All that a fault can reach.
+
+    Attributes:
+        injected: how often each kind of fault was carried out.
+        complaints: what is wrong beside the checker's invariants, such as a relay that did not drain.
+    """
+
+    servers: Servers
+    relays: dict[str, Relay]
+    writers: Writers
+    history: History
+    injected: Counter[str] = field(default_factory=Counter)
+    complaints: list[str] = field(default_factory=list)
+
+    async def connect(self) -> psycopg.AsyncConnection:
+        """Open an own session, past all proxies."""
+        return await psycopg.AsyncConnection.connect(self.servers.database_url, autocommit=True)
+
+
+@contextmanager
+def private_servers() -> Iterator[Servers]:
+    """Start both; they end with the block."""
+    with PostgresServer(settings={"max_prepared_transactions": "20"}) as postgres, RabbitServer() as rabbitmq:
+        database_url = postgres.create_database("chaos")
+        migrate(DatabaseSettings(url=SecretStr(database_url)))
+        yield Servers(postgres, rabbitmq, database_url, rabbitmq.add_vhost("chaos"))
+
+
+@asynccontextmanager
+async def standing(
+    servers: Servers, seed: int, logs: Path, *, names: Sequence[str] = NAMES, **variables: str
+) -> AsyncIterator[Stand]:
+    """Start relays and watch them; nobody writes yet.
+
+    `variables`: added to the relays' environment.
+    """
+    history: History = []
+    writers = Writers(servers.database_url, seed, history, pause=PAUSE)
+    await writers.prepare()
+    async with await aio_pika.connect(servers.broker_url) as connection:
+        await declare_bound(await connection.channel(), WITNESS)
+    servers.rabbitmq.keep_queues()
+    async with AsyncExitStack() as watching:
+        with ExitStack() as killing:
+            stand = Stand(servers, {}, writers, history)
+            await watching.enter_async_context(looked_at(history, servers.database_url))
+            for name in names:
+                relay = stand.relays[name] = await _relay(watching, stand, name, logs, variables)
+                killing.callback(relay.victim.stop, SIGKILL)
+                await relay.victim.start()
+                watch = watched(history, servers.database_url, http=relay.http, pid=relay.pid, relay=name, path=READY)
+                await watching.enter_async_context(watch)
+            yield stand
+
+
+async def _relay(proxies: AsyncExitStack, stand: Stand, name: str, logs: Path, variables: Mapping[str, str]) -> Relay:
+    servers, broker_url = stand.servers, URL(stand.servers.broker_url)
+    recorder = Recorder(stand.history, "127.0.0.1", servers.rabbitmq.port, relay=name)
+    broker = await proxies.enter_async_context(recorder)
+    database = await proxies.enter_async_context(FaultProxy("127.0.0.1", servers.postgres.port, amqp=False))
+    http = f"127.0.0.1:{free_port()}"
+    environment = {
+        **os.environ,
+        **IMPATIENT,
+        "RELAY_DATABASE_URL": servers.database_url.replace(f":{servers.postgres.port}/", f":{database.port}/"),
+        "RELAY_BROKER_URL": str(broker_url.with_port(broker.port)),
+        "RELAY_RELAY__NODE": name,
+        "RELAY_HTTP__LISTEN": http,
+        **variables,
+    }
+    command: list[str | Path] = [Path(sys.executable).parent / "relay", "run"]
+    # Not `relay.ready`: it may be started while a server is away.
+    return Relay(Victim(name, command, environment, "http.listening", logs), broker, database, http)
