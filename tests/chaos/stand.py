@@ -93,7 +93,10 @@ class Stand:
 @contextmanager
 def private_servers() -> Iterator[Servers]:
     """Start both; they end with the block."""
-    with PostgresServer(settings={"max_prepared_transactions": "20"}) as postgres, RabbitServer() as rabbitmq:
+    with (
+        PostgresServer(settings={"max_prepared_transactions": "20"}) as postgres,
+        RabbitServer(schedulers=1) as rabbitmq,
+    ):
         database_url = postgres.create_database("chaos")
         migrate(DatabaseSettings(url=SecretStr(database_url)))
         yield Servers(postgres, rabbitmq, database_url, rabbitmq.add_vhost("chaos"))
