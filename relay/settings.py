@@ -117,7 +117,7 @@ class BrokerSettings(Section):
     exchange: ShortString = "outbox"
     """for rows that name no exchange and that no route takes"""
     declare: bool = True
-    """declare that exchange (topic, durable) at start when it is missing"""
+    """at start, declare what `[topology]` lists, and that exchange (topic, durable), where they are missing"""
     app_id: ShortString = "outbox-relay"
     """the property `app_id` of every message"""
     connect_timeout: Seconds = 5.0

@@ -55,6 +55,7 @@ COMMANDS = {
         "relay.cli.reconcile:reconcile",
         "Compare what was sent with what consumers have applied.",
     ),
+    "topology": ("relay.cli.topology:app", "Declare the exchanges, queues and bindings that relay.toml lists."),
     "config": ("relay.cli.config:app", "Tell the settings in use."),
     "healthcheck": (
         "relay.cli.healthcheck:healthcheck",

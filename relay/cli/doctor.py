@@ -1,6 +1,5 @@
 """`relay doctor`."""
 
-import logging
 import sys
 from collections.abc import Iterable
 from itertools import groupby
@@ -9,6 +8,7 @@ from relay.cli.options import Options, Output
 from relay.cli.printing import print_json, print_lines
 from relay.doctor.finding import Finding, Verdict, worst
 from relay.doctor.run import examine
+from relay.observe.log import keep_libraries_quiet
 
 
 def doctor(*, options: Options | None = None, output: Output = "text") -> int:
@@ -16,8 +16,7 @@ def doctor(*, options: Options | None = None, output: Output = "text") -> int:
 
     Exits with 0 when nothing failed, warnings or not, else with 1. Changes nothing.
     """
-    for library in ("aio_pika", "aiormq"):  # they complain on stderr, too, of what is told in a finding
-        logging.getLogger(library).addHandler(logging.NullHandler())
+    keep_libraries_quiet()
     findings = examine((options or Options()).load().settings)
     verdict = worst(findings)
     if output == "json":

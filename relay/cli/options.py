@@ -15,12 +15,18 @@ Output = Annotated[
 ]
 
 
+ConfigFile = Annotated[Path | None, Parameter(help="Path of relay.toml, in place of RELAY_CONFIG.")]
+BrokerUrl = Annotated[
+    str | None, Parameter(help="In place of RELAY_BROKER_URL; others on this machine can see its password.")
+]
+
+
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatabaseOptions:
     """Where the settings are, for a command that needs the database alone."""
 
-    config: Annotated[Path | None, Parameter(help="Path of relay.toml, in place of RELAY_CONFIG.")] = None
+    config: ConfigFile = None
     database_url: Annotated[
         str | None, Parameter(help="In place of RELAY_DATABASE_URL; others on this machine can see its password.")
     ] = None
@@ -31,12 +37,22 @@ class DatabaseOptions:
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerOptions:
+    """Where the settings are, for a command that needs the broker alone."""
+
+    config: ConfigFile = None
+    broker_url: BrokerUrl = None
+
+    def load(self) -> Loaded:
+        return load(config=self.config, flags={"broker.url": self.broker_url})
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Options(DatabaseOptions):
     """Where the settings are, for a command that needs the broker, too."""
 
-    broker_url: Annotated[
-        str | None, Parameter(help="In place of RELAY_BROKER_URL; others on this machine can see its password.")
-    ] = None
+    broker_url: BrokerUrl = None
 
     def load(self) -> Loaded:
         return load(config=self.config, flags={"database.url": self.database_url, "broker.url": self.broker_url})

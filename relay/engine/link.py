@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from enum import Enum, auto
 
-import aio_pika
 import structlog
 from aiormq.abc import AbstractChannel as Underlay
-from aiormq.exceptions import AMQPError, ChannelNotFoundEntity
+from aiormq.exceptions import AMQPError
 from pydantic import SecretStr
 
 from relay import broker
@@ -24,6 +23,7 @@ from relay.broker import (
     words,
 )
 from relay.broker_hosts import broker_urls, is_listed
+from relay.engine.declare import declare_at_start, undeclared
 from relay.engine.health import Health
 from relay.engine.message import Identity
 from relay.engine.probe import Prober
@@ -35,6 +35,8 @@ from relay.engine.wire import Wire
 from relay.engine.wires import Wires
 from relay.errors import BrokerUnavailableError
 from relay.settings import Settings
+from relay.topology import listed
+from relay.topology_settings import TopologySettings
 
 log = structlog.get_logger(__name__)
 
@@ -66,6 +68,7 @@ class Link:
     Args:
         stamp: headers for every message beside the usual ones.
         barring: see `Refusals`.
+        topology: declared with the default exchange before `up`, and never again.
         patience: seconds in which there must be a first connection; `broker.connect_timeout` unless given.
     Attributes:
         up: set once there was a channel.
@@ -80,6 +83,7 @@ class Link:
         stamp: Mapping[str, str | int] | None = None,
         *,
         barring: bool = False,
+        topology: TopologySettings | None = None,
         patience: float | None = None,
     ) -> None:
         self._settings = settings
@@ -90,6 +94,7 @@ class Link:
         identity = Identity(settings.broker.app_id.encode(), settings.relay.max_message_bytes, stamp or {})
         self._wires = Wires(settings.relay.wire, router, identity, publisher.confirm_times)
         self._refusals = Refusals(router, health, barring=barring)
+        self._undeclared = undeclared(settings.broker, listed(topology) if topology else ())
         self._broker = settings.broker  # with the hosts of the last `use_hosts`
         self._connection: Connection | None = None
         self._left: Connection | None = None  # a connection whose host is not among them
@@ -182,9 +187,7 @@ class Link:
         return f"connection lost: {kind if end is None else words(end)}"
 
     async def _use(self, connection: Connection) -> None:
-        if self._settings.broker.declare and not self.up.is_set():
-            async with answer_within("declare the exchange", self._settings.broker.connect_timeout):
-                await self._declare(connection)
+        await declare_at_start(connection, self._undeclared)  # nothing on a reconnect: it is empty by then
         while not connection.is_lost and self._left is not connection:
             async with answer_within("open a channel", self._settings.broker.connect_timeout):
                 channel = await connection.channel(publisher_confirms=CONFIRMS, on_return_raises=True)
@@ -233,21 +236,6 @@ class Link:
         # The publisher is told of it, not we.
         while in_flight() and not channel.closing.done() and loop.time() < until:  # noqa: ASYNC110
             await asyncio.sleep(REOPEN_AFTER)
-
-    async def _declare(self, connection: Connection) -> None:
-        """Declare the default exchange when it is missing: at start only, never on a reconnect."""
-        name = self._settings.broker.exchange
-        if not name:
-            return
-        try:
-            channel = await connection.channel()
-            await channel.declare_exchange(name, passive=True)
-            await channel.close()
-        except ChannelNotFoundEntity:
-            channel = await connection.channel()
-            await channel.declare_exchange(name, aio_pika.ExchangeType.TOPIC, durable=True)
-            await channel.close()
-            log.info("exchange.declared", exchange=name)
 
     def _settle(self, settled: Settled) -> None:
         if settled.outcome is Outcome.CONFIRMED:

@@ -116,7 +116,14 @@ class Node:
             self._health.expect(part, "not connected yet")
         self._health.expect("lanes", NO_LANES)
         self._publisher = Publisher(settings.relay)
-        self._link = Link(settings, self._publisher, self._health, barring=True, patience=settings.relay.start_timeout)
+        self._link = Link(
+            settings,
+            self._publisher,
+            self._health,
+            barring=True,
+            topology=settings.topology,
+            patience=settings.relay.start_timeout,
+        )
         self._stalls = StallWatch(self._publisher, self._health, settings.relay)
         self._tail: Tail | None = None
         self._losses: dict[str, int] = Counter()  # of database sessions, by reason

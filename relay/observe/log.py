@@ -51,6 +51,12 @@ def set_up(settings: LogSettings, stream: TextIO | None = None) -> None:
     logging.captureWarnings(True)
 
 
+def keep_libraries_quiet() -> None:
+    """Let the AMQP libraries say nothing on stderr: the result of the command tells what went wrong."""
+    for library in AMQP_LIBRARIES:
+        logging.getLogger(library).addHandler(logging.NullHandler())
+
+
 class _AmqpLibraries(logging.Filter):
     """Make a warning of one line of what the AMQP libraries say, once; at debug they keep it all."""
 

@@ -18,7 +18,7 @@ SECTIONS = {
     "broker": "Where the messages go.",
     "relay": "How rows are carried.",
     "routes": "Where rows that name no exchange go: the first table that matches decides, else broker.exchange.",
-    "topology.exchanges": "Exchanges to declare at a deployment.",
+    "topology.exchanges": "Exchanges to declare at a deployment (docs/topology.md).",
     "topology.queues": "Queues to declare; what is left out is left to the policies of the broker.",
     "topology.bindings": "Bindings to make.",
     "http": "Where a running relay answers probes and Prometheus (docs/metrics.md).",

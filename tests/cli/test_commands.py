@@ -26,7 +26,18 @@ def test_version_and_help(tmp_path: Path) -> None:
     assert relay("--version").out == f"relay {product.__version__}\n"
     told = relay("--help")
     assert told.code == 0
-    for name in ("run", "migrate", "status", "doctor", "parked", "replay", "reconcile", "config", "healthcheck"):
+    for name in (
+        "run",
+        "migrate",
+        "status",
+        "doctor",
+        "parked",
+        "replay",
+        "reconcile",
+        "topology",
+        "config",
+        "healthcheck",
+    ):
         assert f"  {name}: " in told.out
         assert relay(name, "--help").code == 0
     assert "Exit codes:" in told.out

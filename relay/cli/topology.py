@@ -1,0 +1,74 @@
+"""`relay topology`."""
+
+import asyncio
+from typing import Annotated
+
+from cyclopts import App, Parameter
+
+from relay import topology
+from relay.cli.options import BrokerOptions, Output
+from relay.cli.printing import Row, complain, print_json, print_table
+from relay.keys import as_toml
+from relay.observe.log import keep_libraries_quiet
+from relay.operate.definitions import definitions
+from relay.settings import Settings
+from relay.topology import Declared, Standing, Thing
+from relay.topology_settings import Binding
+
+app = App(name="topology", help="The exchanges, queues and bindings that relay.toml lists.")
+
+
+@app.command
+def apply(
+    *,
+    options: BrokerOptions | None = None,
+    dry_run: Annotated[bool, Parameter(help="Tell what is missing and what differs, and declare nothing.")] = False,
+    output: Output = "text",
+) -> int:
+    """Declare what is missing and compare the rest; nothing that is there is changed or taken away.
+
+    Exits with 1 when something differs or cannot be declared, with 3 when other things were declared nevertheless.
+    """
+    settings = _load(options)
+    keep_libraries_quiet()
+    results = asyncio.run(topology.apply(settings.broker, settings.topology, dry_run=dry_run))
+    if output == "json":
+        print_json(results)
+    else:
+        rows = [(each.standing, each.kind, each.name, _words(each)) for each in results]
+        print_table(("standing", "kind", "name", "words"), rows)
+    bad = sum(each.standing in topology.BAD for each in results)
+    if not bad:
+        return 0
+    complain(f"{bad} of {len(results)} do not stand as they are listed")
+    return 3 if any(each.standing is Standing.DECLARED for each in results) else 1
+
+
+@app.command
+def show(*, options: BrokerOptions | None = None, output: Output = "text") -> int:
+    """Print what is listed; as JSON in the form of RabbitMQ's definitions."""
+    settings = _load(options)
+    if output == "json":
+        print_json(definitions(settings))
+        return 0
+    rows = [_row(each) for each in topology.listed(settings.topology)]
+    print_table(("kind", "name", "type", "durable", "arguments"), rows)
+    return 0
+
+
+def _load(options: BrokerOptions | None) -> Settings:
+    settings = (options or BrokerOptions()).load().settings
+    if not topology.listed(settings.topology):
+        complain("nothing is listed: `relay config example` shows how, at [[topology.exchanges]]")
+    return settings
+
+
+def _words(result: Declared) -> str:
+    return "; ".join(each for each in (result.words, result.remedy) if each)
+
+
+def _row(thing: Thing) -> Row:
+    kind, name = topology.kind_of(thing), topology.name_of(thing)
+    if isinstance(thing, Binding):
+        return kind, name, "", "", as_toml(thing.arguments)
+    return kind, name, thing.type, "durable" if thing.durable else "transient", as_toml(thing.amqp_arguments())

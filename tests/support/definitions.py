@@ -1,0 +1,38 @@
+"""What a broker says that it has: its own export, beside what the relay was told over AMQP."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from tests.support.rabbitmq import RabbitServer
+
+
+@dataclass(frozen=True, slots=True)
+class Definitions:
+    """The exchanges and queues of a virtual host by name, and its bindings; none of the broker's own."""
+
+    exchanges: dict[str, dict[str, Any]]
+    queues: dict[str, dict[str, Any]]
+    bindings: list[tuple[str, str, str, str, dict[str, Any]]]  # source, kind and name of the target, key, arguments
+
+
+def definitions(node: RabbitServer, url: str) -> Definitions:
+    """Read those of the virtual host of an AMQP URL."""
+    vhost = url.rpartition("/")[2]
+    found = {
+        kind: [each for each in listed if each.get("vhost") == vhost]
+        for kind, listed in json.loads(node.ctl("export_definitions", "-")).items()
+        if kind in ("exchanges", "queues", "bindings")
+    }
+    named = {
+        kind: {
+            each["name"]: {key: value for key, value in each.items() if key not in ("name", "vhost")}
+            for each in found[kind]
+        }
+        for kind in ("exchanges", "queues")
+    }
+    bindings = sorted(
+        (each["source"], each["destination_type"], each["destination"], each["routing_key"], each["arguments"])
+        for each in found["bindings"]
+    )
+    return Definitions(named["exchanges"], named["queues"], bindings)
