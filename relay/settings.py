@@ -159,6 +159,10 @@ class RelaySettings(Section):
     """rows that became visible late, behind higher ids, are looked for this often"""
     heartbeat_interval: Seconds = 1.0
     """the node's row in the table `node` is renewed this often"""
+    node_timeout: Annotated[float, Field(ge=1, allow_inf_nan=False), Takes("seconds, at least 1")] = 10.0
+    """a node that has given no heartbeat for this long is frozen: another one ends its session and takes its lanes"""
+    standby: bool = False
+    """take lanes only when no node that does not stand by can deliver"""
     stall_after: Seconds = 5.0
     """messages wait and none settles, or the database does not answer, for this long: not ready, and `stalled`"""
     start_timeout: Seconds = 60.0

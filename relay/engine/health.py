@@ -1,5 +1,7 @@
 """What keeps this node from delivering, in words for the operator."""
 
+import time
+
 import structlog
 
 log = structlog.get_logger(__name__)
@@ -17,6 +19,7 @@ class Health:
         self._reasons: dict[str, str] = {}
         self._expected: dict[str, str] = {}
         self._told: dict[str, list[str]] = {}
+        self._since: dict[str, float] = {}
         self._stalled = ""
 
     def expect(self, part: str, reason: str) -> None:
@@ -26,6 +29,7 @@ class Health:
     def degrade(self, part: str, reason: str, **more: object) -> None:
         """A part does not work; each reason is logged once, with `more`, until the part works again."""
         self._reasons[part] = reason
+        self._since.setdefault(part, time.monotonic())
         told = self._told.setdefault(part, [])
         if reason not in told:
             told.append(reason)
@@ -35,8 +39,14 @@ class Health:
     def heal(self, part: str) -> None:
         self._expected.pop(part, None)
         self._told.pop(part, None)
+        self._since.pop(part, None)
         if self._reasons.pop(part, None) is not None:
             log.info(f"{part}.healed")
+
+    def degraded_for(self, part: str) -> float:
+        """Give the seconds for which a part has not worked; 0 when it does."""
+        now = time.monotonic()
+        return now - self._since.get(part, now)
 
     def stall(self, waiting: int, seconds: float) -> None:
         """Messages wait, and none has settled for so long."""

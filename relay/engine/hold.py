@@ -56,7 +56,7 @@ class HeldKeys:
         """Learn the held keys from the table."""
         async with self._session.use() as connection:
             cursor = await connection.execute(self._session.sql(LOAD))
-            self._keys = {(kind.encode(), id_.encode()) for kind, id_ in await cursor.fetchall()}
+            self._keys |= {(kind.encode(), id_.encode()) for kind, id_ in await cursor.fetchall()}
 
     def add(self, key: Key) -> None:
         self._keys.add(key)

@@ -50,6 +50,7 @@ REOPEN_AFTER = 0.02  # seconds; a row that closes each channel must not make a h
 # goes on asking the old one: RabbitMQ 3.10 then refuses everything on it for as long as that node is down.
 RENEW_AFTER, RENEW_AFTER_MAX = 0.1, 30.0
 CONFIRMS = True  # of every channel: without a confirm nobody knows whether a message was taken
+HINDERED_AFTER = 2.0  # seconds without a connection that works, after which other nodes are to have the lanes
 SETTLED_WITHIN = 1.0  # seconds; what is in flight on a channel that is given up for refusals is waited for
 
 
@@ -108,6 +109,12 @@ class Link:
     def blocked_seconds(self) -> float:
         """For how long the broker has blocked us since the start, until now."""
         return self._blocked_before + (self._connection.blocked_seconds if self._connection is not None else 0.0)
+
+    @property
+    def can_deliver(self) -> bool:
+        """Whether messages can go out, or could until a moment ago; an alarm of the broker is everybody's."""
+        is_blocked = self._connection is not None and self._connection.blocked is not None
+        return self.up.is_set() and (is_blocked or self._health.degraded_for("broker") <= HINDERED_AFTER)
 
     async def run(self) -> None:
         """Stay connected until cancelled.

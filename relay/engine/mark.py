@@ -13,9 +13,9 @@ from psycopg.sql import SQL
 from relay.backoff import backoff
 from relay.engine.hold import HeldKeys
 from relay.engine.patience import Patience
-from relay.engine.publish import Fault, Publisher
+from relay.engine.publish import Publisher
 from relay.engine.quarantine import Quarantine
-from relay.engine.row import Row
+from relay.engine.row import Fault, Row
 from relay.engine.session import LaneSession, places
 from relay.engine.tail import Tail
 from relay.settings import RelaySettings

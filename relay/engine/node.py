@@ -9,25 +9,26 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 
 import psycopg
 import structlog
-from psycopg.sql import SQL
 from pydantic import SecretStr
 
-import relay
 from relay.backoff import backoff
 from relay.database import Host, one_line
 from relay.engine.figures import Figures, kind_of_loss
 from relay.engine.health import Health
 from relay.engine.hold import HeldKeys
 from relay.engine.horizon import HorizonWatch
+from relay.engine.lanes import Lanes
 from relay.engine.link import Link
 from relay.engine.loop import forward
 from relay.engine.mark import Marker
+from relay.engine.membership import Membership
+from relay.engine.opening import SESSION_LOST
 from relay.engine.patience import Patience
 from relay.engine.publish import Publisher
 from relay.engine.quarantine import Quarantine
 from relay.engine.reload import reloading
 from relay.engine.routes import Router
-from relay.engine.session import SESSION_LOST, LaneSession
+from relay.engine.session import LaneSession
 from relay.engine.stall import StallWatch
 from relay.engine.tail import Tail
 from relay.errors import AccessError, DatabaseUnavailableError, OutboxError, leaves
@@ -38,17 +39,8 @@ log = structlog.get_logger(__name__)
 RECONNECT_INITIAL, RECONNECT_MAX = 0.1, 3.0  # seconds; ready again within 5 s of the heal
 ENSURE_DAYS_INTERVAL, BLOCKED_DAYS_INTERVAL = 3600.0, 10.0  # seconds
 INTERRUPTED = 130
+OURS_FOR = 0.9  # of node_timeout without an answer: then others may end our session, and we send no more
 NO_LANES = "none held"
-
-HEARTBEAT = SQL("""
-    INSERT INTO {schema}.node AS node (name, backend_pid, lanes, in_flight, published_total, state, reasons, version)
-    VALUES (%(name)s, pg_backend_pid(), %(lanes)s, %(in_flight)s, %(published)s, %(state)s, %(reasons)s, %(version)s)
-    ON CONFLICT (name) DO UPDATE SET
-        started_at = CASE WHEN node.backend_pid = excluded.backend_pid THEN node.started_at ELSE now() END,
-        backend_pid = excluded.backend_pid, heartbeat_at = now(), lanes = excluded.lanes,
-        in_flight = excluded.in_flight, published_total = node.published_total + excluded.published_total,
-        state = excluded.state, reasons = excluded.reasons, version = excluded.version
-""")
 
 
 async def serve(
@@ -129,7 +121,7 @@ class Node:
         self._losses: dict[str, int] = Counter()  # of database sessions, by reason
         self._sweep_finds = 0  # of earlier sessions' tails
         self._ready = False
-        self._reported = 0  # of publisher.published_total, in the table
+        self._former: int | None = None  # the server process of the last session
         self.drain = asyncio.Event()
 
     def is_ready(self) -> bool:
@@ -224,18 +216,39 @@ class Node:
         tail = self._tail = Tail(session, settings)
         holding = settings.key_policy is KeyPolicy.HOLD and settings.ordering is not Ordering.NONE
         held = HeldKeys(session, tail)
-        if holding:
-            await held.load()
         router = Router(self._settings.routes, self._settings.broker.exchange)
         quarantine = Quarantine(session, tail, self._publisher, router, holding=holding)
-        await quarantine.load()
         patience = Patience(session, self._health)
         behind = held if holding else None
         marker = Marker(session, tail, self._publisher, behind, quarantine, patience=patience, settings=settings)
+
+        async def learn() -> None:
+            if holding:
+                await held.load()
+            await quarantine.load()
+
+        lanes = Lanes(session, tail, self._publisher, health=self._health, patience=patience, learn=learn)
+        membership = Membership(
+            session,
+            settings,
+            lanes,
+            publisher=self._publisher,
+            link=self._link,
+            health=self._health,
+            patience=patience,
+            former=self._former,
+        )
+        self._former = session.pid
+        self._publisher.may_send = lambda: session.answered_for() < settings.node_timeout * OURS_FOR
         async with asyncio.TaskGroup() as tasks:
-            beating = tasks.create_task(self._beat(session, tail, patience), name="beat")
+            beside = (
+                tasks.create_task(membership.run(), name="membership"),
+                tasks.create_task(lanes.run(), name="lanes"),
+                tasks.create_task(self._look_after(session, patience), name="upkeep"),
+            )
             await self._link.up.wait()
-            self._announce(session)
+            membership.hurry()
+            announcing = tasks.create_task(self._announce(session, lanes), name="announce")
             await forward(
                 tail,
                 held,
@@ -245,49 +258,27 @@ class Node:
                 drain=self.drain,
                 drain_timeout=settings.drain_timeout,
             )
-            beating.cancel()
-        await self._heartbeat(session, lanes=[])
+            for task in (*beside, announcing):
+                task.cancel()
+        await membership.leave()
 
-    async def _beat(self, session: LaneSession, tail: Tail, patience: Patience) -> None:
-        """Take lanes as they become free, and tell that we live."""
+    async def _look_after(self, session: LaneSession, patience: Patience) -> None:
+        """Make the days' partitions in time, and notice who keeps dead rows."""
         loop = asyncio.get_running_loop()
         days_at = 0.0
         horizon = HorizonWatch(session)
         while True:
-            if taken := await session.take_lanes():
-                log.info("lanes.taken", lanes=taken)
-                tail.wake()
-            if not session.lanes:
-                self._health.degrade("lanes", "every lane is held by another node; standing by")
-            else:
-                self._health.heal("lanes")
-            await patience.run(lambda: self._heartbeat(session, lanes=session.lanes))
-            self._announce(session)
             if loop.time() >= days_at:
                 are_made = await patience.ensure_days()
                 days_at = loop.time() + (ENSURE_DAYS_INTERVAL if are_made else BLOCKED_DAYS_INTERVAL)
             await horizon.look()
             await asyncio.sleep(self._settings.relay.heartbeat_interval)
 
-    def _announce(self, session: LaneSession) -> None:
-        if session.lanes and self._link.up.is_set() and not self._ready:
+    async def _announce(self, session: LaneSession, lanes: Lanes) -> None:
+        if not self._ready:
+            await lanes.held.wait()
             self._ready = True
             log.info("relay.ready", node=self._settings.relay.node, lanes=session.lanes)
-
-    async def _heartbeat(self, session: LaneSession, *, lanes: list[int]) -> None:
-        published = self._publisher.published_total
-        values = {
-            "name": self._settings.relay.node,
-            "lanes": lanes,
-            "in_flight": self._publisher.in_flight,
-            "published": published - self._reported,
-            "state": self._health.state,
-            "reasons": self._health.reasons,
-            "version": relay.__version__,
-        }
-        async with session.write() as connection:
-            await connection.execute(session.sql(HEARTBEAT), values, prepare=True)
-        self._reported = published
 
     async def _sleep(self, seconds: float) -> None:
         try:

@@ -24,6 +24,12 @@ Result = TypeVar("Result")
 PASSING = (errors.DiskFull, errors.LockNotAvailable, errors.QueryCanceled)
 RETRY_INITIAL, RETRY_MAX = 0.1, 2.0  # seconds
 
+# Rows can be marked while somebody keeps new days from being made, so this waits for him only for a moment.
+ENSURE_DAYS = SQL("""
+    SELECT {schema}.ensure_sent_days((now() AT TIME ZONE 'UTC')::date, 3)
+    FROM set_config('lock_timeout', '200ms', true)
+""")
+
 # Whose locks keep rows from being marked or days from being made. A prepared transaction has no process.
 BLOCKERS = SQL("""
     SELECT string_agg(DISTINCT
@@ -70,9 +76,10 @@ class Patience:
             await asyncio.sleep(backoff(tries, RETRY_INITIAL, RETRY_MAX))
 
     async def ensure_days(self) -> bool:
-        """Make the partitions of the next days; tell whether they are there."""
+        """Make the partitions of today and the next two days (UTC); tell whether they are there."""
         try:
-            await self._session.ensure_days()
+            async with self._session.use() as connection:
+                await connection.execute(self._session.sql(ENSURE_DAYS))
         except PASSING as error:
             if not self._days_blocked:
                 log.warning("days.blocked", reason=await self._explain(error))

@@ -7,29 +7,22 @@ With `pipelined` and `none` rows go out as they come, and a refused one comes ba
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple, assert_never
+from collections.abc import Callable, Collection, Iterable
+from typing import assert_never
 
 from relay.backoff import backoff
+from relay.engine.busy import Busy
 from relay.engine.figures import CONFIRM_BOUNDS, DELIVERY_BOUNDS
 from relay.engine.later import Later
 from relay.engine.probe import Prober
-from relay.engine.row import Key, Outcome, Row, Settled, key_of
+from relay.engine.row import Fault, Outcome, Row, Settled, key_of
+from relay.engine.unmarked import Unmarked
 from relay.engine.wire import Wire
 from relay.observe.histogram import Histogram
 from relay.settings import KeyPolicy, Ordering, RelaySettings
 
 NACK_BACKOFF, NACK_BACKOFF_MAX = 0.05, 2.0  # seconds; a leader election takes half a second
 REFILL = 4  # this part of the room is filled at once while rows wait: the broker's costs are for each batch
-REMEMBERED = 50_000  # confirmed rows whose mark was lost with the session; a window has far fewer
-
-
-class Fault(NamedTuple):
-    """A row that the broker or the protocol refuses, on its own account or on that of its address."""
-
-    row: Row
-    reason: str
-    of_route: bool  # the row itself may be fine
 
 
 class Publisher:
@@ -37,8 +30,11 @@ class Publisher:
 
     Attributes:
         in_flight: messages handed to a wire or to the prober and not yet settled.
+        leaving: lanes of which no more rows are taken over (`give_back`).
+        may_send: whether the lanes are still ours, as far as we know.
         prober: sends what is to go out alone; None while there is no connection.
         published_total: rows confirmed and marked since the start; the marker counts them.
+        reported: of these, how many the node's row in the table tells.
         failures: attempts since the start that ended without a confirm, by outcome.
         confirm_times, delivery_times: see `figures.Figures`; the wire and the marker observe them.
         confirmed, faulty: settled rows, for the marker to take (`take_settled`).
@@ -51,19 +47,22 @@ class Publisher:
         self._max_in_flight = settings.max_in_flight
         self._wire: Wire | None = None
         self._ready: deque[Row] = deque()
-        self._busy: dict[Key, list[Row] | None] = {}  # a key with a row under way -> the rows that wait for it
+        self._busy = Busy()
         self._later = Later(self._due)
         self._nacks: dict[int, int] = {}  # id -> times
         self._redelivered: set[int] = set()
         self._taken: list[Row] = []  # confirmed, and being marked
-        self._unmarked: dict[int, bytes] = {}  # id -> message_id: confirmed, but the session was lost before the mark
+        self._unmarked = Unmarked()
+        self._turned_away: list[Row] = []  # of lanes that are leaving
         self._stopped = False
         self._suspects: set[int] = set()  # sent one at a time: the next that closes the channel is to blame
         self._alone: set[int] = set()  # to be sent by the prober
         self._probing: set[int] = set()  # sent by it
         self.in_flight = 0
+        self.leaving: set[int] = set()
+        self.may_send: Callable[[], bool] = lambda: True
         self.prober: Prober | None = None
-        self.published_total = 0
+        self.published_total = self.reported = 0
         self.failures: dict[Outcome, int] = {outcome: 0 for outcome in Outcome if outcome is not Outcome.CONFIRMED}
         self.confirm_times, self.delivery_times = Histogram(CONFIRM_BOUNDS), Histogram(DELIVERY_BOUNDS)
         self.confirmed: list[Row] = []
@@ -80,7 +79,7 @@ class Publisher:
     def offer(self, rows: Iterable[Row]) -> None:
         """Take rows over; those of one lane must come in id order."""
         busy, ready, by_key = self._busy, self._ready, self._by_key
-        for row in self._not_confirmed(rows) if self._unmarked else rows:
+        for row in self._to_send(rows) if self._unmarked or self.leaving else rows:
             if row.backoff_ms and self._passing:
                 self._later.push(row.backoff_ms / 1000, row, passed=True)
                 continue
@@ -97,7 +96,7 @@ class Publisher:
                 self._later.push(row.backoff_ms / 1000, row)
             else:
                 ready.append(row)
-        self._pump()
+        self.pump()
 
     def send_alone(self, id_: int) -> None:
         """Let the row of this id, which is offered next, go out on a channel of its own."""
@@ -106,7 +105,7 @@ class Publisher:
     def attach(self, wire: Wire | None) -> None:
         """Send through this wire from now on; None while there is no connection."""
         self._wire = wire
-        self._pump()
+        self.pump()
 
     def settle(self, settled: Settled) -> None:
         """Act on an outcome. The wire calls this."""
@@ -140,7 +139,7 @@ class Publisher:
             self.settled.set()
         if self._suspects and settled.outcome is not Outcome.SUSPECT:
             self._suspects.difference_update(row.id for row in settled.rows)
-        self._pump()
+        self.pump()
 
     def take_settled(self) -> tuple[list[Row], list[Fault]]:
         """Give what is settled since the last call, which says that everything given before is in the table.
@@ -160,8 +159,10 @@ class Publisher:
 
     def pass_over(self, row: Row) -> None:
         """A faulty row was put away and its key goes on without it."""
-        self._release(row)
-        self._pump()
+        key = row.key if self._by_key else None
+        if key is not None and (follower := self._busy.next_of(key)) is not None:
+            self._ready.append(follower)
+        self.pump()
 
     def take_followers(self, row: Row) -> list[Row]:
         """A faulty row was put away and its key waits: give the rows that were offered behind it, in order."""
@@ -178,17 +179,24 @@ class Publisher:
     def withdraw_waiting(self, matches: Callable[[Row], bool], *, with_followers: bool) -> list[Row]:
         """Give back the rows that match and whose key another row holds, and those behind them if wanted."""
         found = self._later.withdraw(matches, passed=True)
-        for key, waiting in self._busy.items():
-            first = next((n for n, row in enumerate(waiting or ()) if matches(row)), None)
-            if waiting is None or first is None:
-                continue
-            if with_followers:
-                found += waiting[first:]
-                self._busy[key] = waiting[:first] or None
-            else:
-                found += [row for row in waiting if matches(row)]
-                self._busy[key] = [row for row in waiting if not matches(row)] or None
-        return self._given_back(found)
+        return self._given_back(found + self._busy.withdraw(matches, with_followers=with_followers))
+
+    def give_back(self, lanes: Collection[int]) -> list[Row]:
+        """Give back the rows of lanes that leave, but for those that are in flight or settled."""
+
+        def is_leaving(row: Row) -> bool:
+            return row.lane in lanes
+
+        heads = self.withdraw(is_leaving)
+        rows = [*heads, *self.withdraw_waiting(is_leaving, with_followers=True), *self._turned_away]
+        self._turned_away.clear()
+        if self._by_key:
+            for row in heads:
+                self._busy.pop(key_of(row), None)
+        for row in rows:
+            self._nacks.pop(row.id, None)
+            self._redelivered.discard(row.id)
+        return rows
 
     def _given_back(self, rows: Iterable[Row]) -> list[Row]:
         rows = list(rows)
@@ -224,29 +232,33 @@ class Publisher:
         while self.in_flight:
             self.settled.clear()
             await self.settled.wait()
-        # Beside those of an earlier session that ended before they were all read again.
-        self._unmarked |= {row.id: row.message_id for row in (*self._taken, *self.confirmed)}
-        for id_ in list(self._unmarked)[:-REMEMBERED]:  # some had been marked, and nobody asks for them any more
-            del self._unmarked[id_]
+        self._unmarked.remember((*self._taken, *self.confirmed))
         self.take_settled()
         self._forget_unsent()
+        self.leaving.clear()
         self._busy.clear()
         self._suspects.clear()
         self._nacks.clear()
         self._stopped = False
 
-    def _not_confirmed(self, rows: Iterable[Row]) -> Iterator[Row]:
-        for row in rows:
-            if self._unmarked.pop(row.id, None) == row.message_id:
-                self.confirmed.append(row)
+    def _to_send(self, rows: Iterable[Row]) -> Iterable[Row]:
+        """Take out what is confirmed already, and what is not ours for much longer."""
+        if self.leaving:
+            rows = list(rows)
+            self._turned_away += [row for row in rows if row.lane in self.leaving]
+            rows = [row for row in rows if row.lane not in self.leaving]
+        if self._unmarked:
+            confirmed, rows = self._unmarked.part(rows)
+            self.confirmed += confirmed
+            if confirmed:
                 self.settled.set()
-            else:
-                yield row
+        return rows
 
     def _forget_unsent(self) -> None:
         self._ready.clear()
         self._later.clear()
         self._alone.clear()
+        self._turned_away.clear()
 
     def _confirm(self, rows: Iterable[Row]) -> None:
         busy, ready = self._busy, self._ready
@@ -264,24 +276,14 @@ class Publisher:
                 self._nacks.pop(row.id, None)
                 self._redelivered.discard(row.id)
 
-    def _release(self, row: Row) -> None:
-        key = row.key if self._by_key else None
-        if key is None:
-            return
-        waiting = self._busy[key]
-        if waiting is None:
-            del self._busy[key]
-        else:
-            self._ready.append(waiting.pop(0))
-            self._busy[key] = waiting or None
-
     def _due(self, holding: list[Row], passed: list[Row]) -> None:
         self._ready.extend(holding)
         self.offer(passed)
 
-    def _pump(self) -> None:
+    def pump(self) -> None:
+        """Send what there is room for; call it when `may_send` is true again."""
         wire, ready = self._wire, self._ready
-        if wire is None or not ready or self._stopped:
+        if wire is None or not ready or self._stopped or not self.may_send():
             return
         if self._alone and self.prober is not None:
             self._probe(self.prober)

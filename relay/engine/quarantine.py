@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import structlog
 
 from relay.backoff import backoff
-from relay.engine.publish import Fault, Publisher
+from relay.engine.publish import Publisher
 from relay.engine.quarantine_table import Place, QuarantineTable, names
 from relay.engine.routes import Address, Router
-from relay.engine.row import Row
+from relay.engine.row import Fault, Row
 from relay.engine.session import LaneSession
 from relay.engine.tail import Tail
 
@@ -63,9 +63,9 @@ class Quarantine:
         self._turn = asyncio.Lock()
 
     async def load(self) -> None:
-        """Learn from the table which routes are in quarantine; each is tried at once."""
+        """Learn from the table which routes are in quarantine; each that is new to us is tried at once."""
         for address, id_, reason, probes in await self._table.routes():
-            self._routes[address] = Route(id_, reason, probes)
+            self._routes.setdefault(address, Route(id_, reason, probes))
         self._arm()
 
     async def keep_back(self, window: list[Row]) -> list[Row]:

@@ -88,3 +88,11 @@ class Settled(NamedTuple):
     rows: Sequence[Row]
     outcome: Outcome
     reason: str = ""
+
+
+class Fault(NamedTuple):
+    """A row that the broker or the protocol refuses, on its own account or on that of its address."""
+
+    row: Row
+    reason: str
+    of_route: bool  # the row itself may be fine

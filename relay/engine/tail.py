@@ -12,7 +12,6 @@ one lane at a time is read in that way.
 
 import asyncio
 import time
-from collections import defaultdict
 from collections.abc import Iterable
 from itertools import chain, groupby
 from operator import itemgetter
@@ -22,6 +21,7 @@ from psycopg.sql import SQL
 from relay.engine.row import Row, give_rows
 from relay.engine.running import Running
 from relay.engine.session import LaneSession, array_text
+from relay.engine.window import Window
 from relay.settings import RelaySettings
 
 COLUMNS = SQL("""
@@ -66,7 +66,6 @@ DUE = SQL("""
 SHORT_REST = 0.002  # seconds between two reads while rows keep coming
 DOORBELL_AFTER = 0.02  # seconds without a row, after which writers are asked to ring
 DUE_INTERVAL = 0.5  # seconds
-LANE_SHARE = 4  # a lane may hold this part of the window
 SWEEP_SHARE = 50  # a sweep takes at most this part of the time
 FAR = 100_000  # ids; a read that starts so far behind the last one may have to pass many dead rows
 
@@ -75,6 +74,7 @@ class Tail:
     """The pending rows of the session's lanes, as windows bounded in rows and bytes.
 
     Attributes:
+        leaving: of the session's lanes, those that are read no more.
         sweep_finds: rows that no rule foresaw, and that only a sweep has found.
     """
 
@@ -86,9 +86,7 @@ class Tail:
         fields = SQL(", ").join(SQL("row.") + SQL(name) for name in Row._fields)
         self.statement = session.sql(READ, columns=COLUMNS, fields=fields)
         self._due = session.sql(DUE)
-        self._held = defaultdict[int, dict[int, int]](dict)  # lane -> id -> size: read and not yet settled
-        self._held_rows = self._held_bytes = 0
-        self._lane_quota = max(1, settings.max_window_rows // LANE_SHARE)
+        self._window = Window(settings)
         self._floors: dict[int, int] = {}  # lane -> everything visible at or below was read
         self._far: dict[int, None] = {}  # lanes that are to be read from far back, in the order of their turn
         self._gone_back: dict[int, int] = {}  # lane -> how far, since the last read began
@@ -107,6 +105,7 @@ class Tail:
         self._room = asyncio.Event()
         self._give_way = False
         self._clock_offset = 0.0  # microseconds from our monotonic clock to the database's
+        self.leaving: set[int] = set()
         self.sweep_finds = 0
 
     async def next_window(self, *, until: asyncio.Event) -> list[Row] | None:
@@ -116,8 +115,9 @@ class Tail:
                 self._give_way = False
                 return []
             self._session.wake.clear()
-            if not self._session.lanes:
-                await self._session.rest(self._settings.poll_interval, doorbell=False)
+            if self.leaving.issuperset(self._session.lanes):
+                await self._session.leave_doorbell()
+                await self._session.rest(self._settings.poll_interval, listen=True)
                 continue
             if not self._has_room():
                 self._room.clear()
@@ -135,16 +135,25 @@ class Tail:
 
     def forget(self, rows: Iterable[Row]) -> None:
         """These rows are settled in the table."""
-        for row in rows:
-            of_lane = self._held[row.lane]
-            size = of_lane.pop(row.id, 0)
-            if size:
-                self._held_rows -= 1
-                self._held_bytes -= size
-                if len(of_lane) == self._lane_quota * 3 // 4:
-                    self._more = True  # it was left out until now
+        self._more |= self._window.forget(rows)  # a lane that was left out until now
         if self._has_room():
             self._room.set()
+
+    def enter(self, lanes: Iterable[int]) -> None:
+        """These lanes are new in `session.lanes`: read them from the start."""
+        for lane in lanes:
+            self._floors[lane], self._far[lane] = 0, None
+        self._more = True
+        self.wake()
+
+    def leave(self, lanes: Iterable[int]) -> None:
+        """Read these lanes no more, until they are gone."""
+        self.leaving.update(lanes)
+        self.wake()
+
+    def is_clear(self, lane: int) -> bool:
+        """Tell whether no row of the lane is under way. Ask while no read can be: `session.use`."""
+        return not self._window.ids(lane)
 
     def go_back(self, lane: int, before: int = 0) -> None:
         """Read a lane again from the first id above `before`; what is held is not read twice."""
@@ -171,13 +180,10 @@ class Tail:
         self._session.wake.set()
 
     def _has_room(self) -> bool:
-        # A quarter at least: reading costs a statement, and a window of a few rows is not worth it while many wait.
-        rows, size = self._settings.max_window_rows, self._settings.max_window_bytes
-        return self._held_rows <= rows * 3 // 4 and self._held_bytes <= size * 3 // 4 and bool(self._lanes_with_room())
+        return self._window.is_open and bool(self._lanes_with_room())
 
     def _lanes_with_room(self) -> list[int]:
-        # A lane whose key is stuck must not fill the window of all the others.
-        return [lane for lane in self._session.lanes if len(self._held[lane]) <= self._lane_quota * 3 // 4]
+        return [lane for lane in self._session.lanes if lane not in self.leaving and self._window.has_room(lane)]
 
     async def _rest(self) -> None:
         if self._more:
@@ -188,7 +194,7 @@ class Tail:
             return  # read once more first: whoever committed until now has not rung
         # A writer that tested the doorbell while we were busy and commits only now is found by polling:
         # after a tenth of the time that it took.
-        await self._session.rest(min(max(idle / 10, SHORT_REST), self._settings.poll_interval), doorbell=doorbell)
+        await self._session.rest(min(max(idle / 10, SHORT_REST), self._settings.poll_interval), listen=doorbell)
 
     async def _next_rows(self) -> list[Row]:
         now = time.monotonic()
@@ -233,14 +239,15 @@ class Tail:
         lanes = self._reading = [lane for lane in lanes if lane == far or lane not in self._far]
         floors = [0 if lane == self._sweeping else min(self._floors[lane], floor) for lane in lanes]
         self._gone_back.clear()
-        room = self._settings.max_window_rows - self._held_rows
-        self._limit = min(max(1, room // len(lanes)), max(1, self._lane_quota // 4))
-        self._limit_bytes = max(1, (self._settings.max_window_bytes - self._held_bytes) // len(lanes))
+        room, room_bytes = self._window.room
+        share = max(1, len(lanes))  # none when the last of them has begun to leave
+        self._limit = min(max(1, room // share), max(1, self._window.lane_quota // 4))
+        self._limit_bytes = max(1, room_bytes // share)
         parameters = {
             "lanes": array_text(lanes),
             "floors": array_text(floors),
             "held": array_text(
-                id_ for lane, floor in zip(lanes, floors, strict=True) for id_ in self._held[lane] if id_ > floor
+                id_ for lane, floor in zip(lanes, floors, strict=True) for id_ in self._window.ids(lane) if id_ > floor
             ),
             "rows": self._limit,
             "bytes": self._limit_bytes,
@@ -270,11 +277,7 @@ class Tail:
         ended = set(self._reading)
         for lane, group in groupby(rows, itemgetter(0)):
             of_lane = list(group)
-            sizes = {row.id: row.size for row in of_lane}
-            total = sum(sizes.values())
-            self._held[lane] |= sizes
-            self._held_rows += len(of_lane)
-            self._held_bytes += total
+            total = self._window.add(lane, of_lane)
             last = of_lane[-1].id
             if len(of_lane) >= self._limit or total >= self._limit_bytes:  # Row.size is never below the server's
                 self._floors[lane] = last
@@ -291,8 +294,9 @@ class Tail:
 
     async def _look_for_due(self, now: float) -> None:
         self._due_at = now + DUE_INTERVAL
-        held = array_text(chain.from_iterable(self._held.values()))
+        held = array_text(chain.from_iterable(map(self._window.ids, self._session.lanes)))
         async with self._session.use() as connection:
             due = await (await connection.execute(self._due, {"held": held}, prepare=True)).fetchall()
         for lane, first in due:
-            self.go_back(lane, first - 1)
+            if lane in self._session.lanes:
+                self.go_back(lane, first - 1)

@@ -12,6 +12,7 @@ from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
 from psycopg.sql import SQL, Identifier
 from psycopg.types.json import Json
 
+from relay.engine.lanes import lock_lanes
 from relay.engine.node import Node
 from relay.engine.session import LaneSession
 from relay.engine.tail import Tail
@@ -153,7 +154,7 @@ def run_node(settings: Settings) -> RunNode:
 async def follow(database: DatabaseSettings) -> AsyncIterator[Follow]:
     """`await follow(max_window_rows=...)` starts to read all lanes."""
     async with await LaneSession.open(database) as session:
-        await session.take_lanes()
+        session.lanes = await lock_lanes(session)
         followers: list[tuple[Follower, asyncio.Task[None]]] = []
 
         async def start(**settings: float) -> Follower:

@@ -188,21 +188,6 @@ async def test_draining_settles_what_is_in_flight_and_leaves_the_rest(
     assert sorted(await queue.ids(len(sent))) == sent
 
 
-async def test_a_second_node_stands_by_until_the_first_is_gone(
-    outbox: Outbox, queue: Reader, settings: Settings, run_node: RunNode
-) -> None:
-    async with run_node(node="second") as second:
-        await eventually(second.is_ready, "it holds the lanes")
-        async with run_node(node="first") as other:
-            first = await outbox.insert()
-            assert await queue.ids(1) == [first]
-            assert not other.is_ready()
-            second.start_draining()
-            await eventually(other.is_ready, "it has taken the lanes")
-            last = await outbox.insert()
-            assert await queue.ids(1) == [last]
-
-
 async def sleeps(outbox: Outbox) -> bool:
     cursor = await outbox.connection.execute(
         "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ShareLock' AND granted"

@@ -1,0 +1,60 @@
+"""What was read and is not yet settled, bounded in rows and bytes, and fair to every lane."""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+
+from relay.engine.row import Row
+from relay.settings import RelaySettings
+
+LANE_SHARE = 4  # a lane may hold this part of the window: one whose key is stuck must not fill all of it
+
+
+class Window:
+    """The rows under way, by lane.
+
+    Attributes:
+        lane_quota: rows that one lane may hold.
+    """
+
+    def __init__(self, settings: RelaySettings) -> None:
+        self._max_rows, self._max_bytes = settings.max_window_rows, settings.max_window_bytes
+        self._sizes = defaultdict[int, dict[int, int]](dict)  # lane -> id -> bytes
+        self._rows = self._bytes = 0
+        self.lane_quota = max(1, settings.max_window_rows // LANE_SHARE)
+
+    @property
+    def room(self) -> tuple[int, int]:
+        """Rows and bytes that are left."""
+        return self._max_rows - self._rows, self._max_bytes - self._bytes
+
+    @property
+    def is_open(self) -> bool:
+        """Tell whether a quarter is free: a read costs a statement, and a few rows are not worth it while many wait."""
+        return self._rows <= self._max_rows * 3 // 4 and self._bytes <= self._max_bytes * 3 // 4
+
+    def has_room(self, lane: int) -> bool:
+        return len(self._sizes[lane]) <= self.lane_quota * 3 // 4
+
+    def ids(self, lane: int) -> Collection[int]:
+        return self._sizes[lane]
+
+    def add(self, lane: int, rows: Iterable[Row]) -> int:
+        """Take rows of one lane in, and give their bytes."""
+        sizes = {row.id: row.size for row in rows}
+        total = sum(sizes.values())
+        self._sizes[lane] |= sizes
+        self._rows += len(sizes)
+        self._bytes += total
+        return total
+
+    def forget(self, rows: Iterable[Row]) -> bool:
+        """Let rows go; tell whether a lane has room again that had none."""
+        opened = False
+        for row in rows:
+            of_lane = self._sizes[row.lane]
+            size = of_lane.pop(row.id, 0)
+            if size:
+                self._rows -= 1
+                self._bytes -= size
+                opened |= len(of_lane) == self.lane_quota * 3 // 4
+        return opened
