@@ -15,14 +15,12 @@ def examine(settings: Settings) -> list[Finding]:
 
     Nothing is changed, and no message reaches a queue of yours.
     """
-    found = [
+    return [
         *exposure(settings),
         *examine_database(settings),
         *asyncio.run(_broker(settings)),
         *review(settings),
     ]
-    parts = list(dict.fromkeys(finding.part for finding in found))
-    return sorted(found, key=lambda finding: parts.index(finding.part))
 
 
 async def _broker(settings: Settings) -> list[Finding]:
