@@ -11,6 +11,8 @@ import pytest
 from relay.settings import DatabaseSettings
 from tests.cli.command import PASSWORD, Command
 from tests.operate.inboxes import Ends
+from tests.support import pgbouncer
+from tests.support.pgbouncer import PgBouncer, PoolMode
 from tests.support.postgres import PostgresServer
 from tests.support.process import free_port
 
@@ -193,3 +195,17 @@ def test_it_ends_in_words_when_a_database_takes_too_long(
         ended = relay("reconcile", "--since", "2h")
 
     assert (ended.code, ended.err) == (1, "relay: PostgreSQL: no answer within 0.2 s\n")
+
+
+@pytest.mark.skipif(not pgbouncer.is_installed(), reason="PgBouncer is not installed")
+def test_a_pooler_that_lends_sessions_out_is_refused(
+    relay: Command, postgres: PostgresServer, database_url: str
+) -> None:
+    with PgBouncer(postgres, PoolMode.TRANSACTION) as pooler:
+        url = pooler.url(database_url)
+        inbox = relay("reconcile", "--since", "1h", "--inbox", url)
+        outbox = relay("reconcile", "--since", "1h", RELAY_DATABASE_URL=url)
+
+    assert (inbox.code, outbox.code) == (2, 2)
+    assert inbox.err.startswith("relay: --inbox leads to a pooler that lends sessions out")
+    assert outbox.err.startswith("relay: database.url (RELAY_DATABASE_URL) leads to a pooler")

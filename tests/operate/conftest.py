@@ -1,6 +1,7 @@
 """Rows for the tests of what an operator does."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -8,6 +9,7 @@ from pydantic import SecretStr
 
 from relay.operate.session import session
 from relay.settings import DatabaseSettings
+from tests.cli.command import Command
 from tests.conftest import TEMPLATE
 from tests.operate.inboxes import Ends
 from tests.operate.rows import Rows
@@ -43,3 +45,9 @@ def ends(database: DatabaseSettings, inbox_url: str) -> Iterator[Ends]:
     both = Ends(database, DatabaseSettings(url=SecretStr(inbox_url)))
     yield both
     both.close()
+
+
+@pytest.fixture
+def relay(tmp_path: Path, database_url: str) -> Command:
+    """`relay` on this test's database."""
+    return Command(tmp_path, RELAY_DATABASE_URL=database_url)

@@ -5,12 +5,10 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from relay.errors import NotFoundError
+from relay.errors import DatabaseUnavailableError, InboxUnavailableError, NotFoundError
 from relay.operate.reconcile import compare
 from relay.replay.selection import Selection
 from tests.operate.inboxes import DAY, HOUR, MINUTE, Ends, figures
-
-pytestmark = pytest.mark.every_postgres
 
 
 def today() -> date:
@@ -28,6 +26,7 @@ def test_what_was_sent_and_applied_is_no_difference(ends: Ends) -> None:
     assert report.rows_of("sent") == 100
 
 
+@pytest.mark.every_postgres
 def test_what_was_sent_and_not_applied_is_named_and_mended_by_id(ends: Ends) -> None:
     sent = ends.send(20)
     ends.apply(sent[2:])
@@ -97,6 +96,7 @@ def test_only_what_was_sent_between_the_borders_is_expected(ends: Ends) -> None:
     assert figures(ends.reconcile(since=6 * HOUR, until=4 * HOUR))["billing"] == (2, 0, 2, 0)
 
 
+@pytest.mark.every_postgres
 def test_what_was_applied_and_has_no_row_in_any_state_is_lost(ends: Ends) -> None:
     ends.apply(ends.send(5))
     lost = [uuid4(), uuid4()]
@@ -169,6 +169,7 @@ def test_a_filter_tells_what_is_expected(ends: Ends, selection: Selection, expec
     assert report.rows_of("sent") == expected
 
 
+@pytest.mark.every_postgres
 def test_rows_are_counted_by_day_and_state(ends: Ends) -> None:
     ends.apply(ends.send(3), ago=HOUR)
     ends.apply(ends.send(2, ago=DAY), ago=DAY)
@@ -271,6 +272,33 @@ def test_what_is_applied_while_it_looks_is_not_missing(ends: Ends) -> None:
     assert figures(ends.reconcile(show=on_listed)) == {"billing": (5, 5, 0, 0)}
 
 
+@pytest.mark.parametrize(
+    ("lost", "error", "words"),
+    [
+        ("inbox", InboxUnavailableError, "--inbox: the connection was lost: "),
+        ("outbox", DatabaseUnavailableError, "the connection was lost: "),
+    ],
+)
+def test_a_lost_connection_is_told_with_its_end(
+    ends: Ends, lost: str, error: type[DatabaseUnavailableError], words: str
+) -> None:
+    ends.apply(ends.send(5))
+
+    def end(what: str, done: int, total: int | None) -> None:
+        if what == "listing what was sent":
+            (ends.inbox if lost == "inbox" else ends.rows.connection).execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+
+    with pytest.raises(error) as raised:
+        ends.reconcile(show=end)
+
+    assert type(raised.value) is error
+    assert str(raised.value).startswith(words)
+
+
+@pytest.mark.every_postgres
 def test_nothing_stays_open_in_either_database(ends: Ends) -> None:
     ends.apply(ends.send(5))
     snapshots: list[int] = []

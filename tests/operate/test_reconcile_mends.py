@@ -6,7 +6,6 @@ import shlex
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import aio_pika
 import psycopg
@@ -29,11 +28,6 @@ async def take(message: Message, connection: psycopg.AsyncConnection) -> None:
     """Change nothing: what counts here is the inbox."""
 
 
-@pytest.fixture
-def relay(tmp_path: Path, database_url: str, broker_url: str) -> Command:
-    return Command(tmp_path, RELAY_DATABASE_URL=database_url, RELAY_BROKER_URL=broker_url)
-
-
 @asynccontextmanager
 async def delivering(relay: Command) -> AsyncIterator[None]:
     """Run a relay beside the test."""
@@ -49,6 +43,8 @@ async def delivering(relay: Command) -> AsyncIterator[None]:
 async def test_what_a_consumer_has_forgotten_is_named_and_the_command_brings_it(
     forgotten: int, repeats: int, relay: Command, ends: Ends, inbox_url: str, broker_url: str, broker: BrokerSettings
 ) -> None:
+    relay.variables["RELAY_BROKER_URL"] = broker_url
+
     async def reconcile() -> Result:
         arguments = ("--since", "1h", "--grace", "0s", "--inbox", inbox_url, "--output", "json", "--limit", "1000")
         return await asyncio.to_thread(relay.process, "reconcile", *arguments)

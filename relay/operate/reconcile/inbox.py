@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 import psycopg
-from psycopg.rows import TupleRow, class_row
+from psycopg.rows import TupleRow
 from psycopg.sql import SQL, Composed, Identifier, Literal
 
 from relay.database import connect, refuse_pooler
@@ -64,17 +64,15 @@ APPLIED = SQL("""
 """)
 
 REPEATED_KEYS = SQL("""
-    WITH repeated AS (
-        SELECT consumer_name AS consumer, business_key, count(*) AS messages
-        FROM {schema}.processed_message
-        WHERE processed_at >= {since}::timestamptz AND processed_at < {until}::timestamptz
-            AND consumer_name = ANY ({consumers}::text[]) AND business_key IS NOT NULL
-        GROUP BY consumer_name, business_key
-        HAVING count(*) > 1
-    )
-    SELECT * FROM repeated ORDER BY consumer, business_key LIMIT {limit}
+    SELECT consumer_name, business_key, count(*), count(*) OVER () AS keys
+    FROM {schema}.processed_message
+    WHERE processed_at >= %(since)s AND processed_at < %(until)s
+        AND consumer_name = ANY (%(consumers)s) AND business_key IS NOT NULL
+    GROUP BY consumer_name, business_key
+    HAVING count(*) > 1
+    ORDER BY consumer_name, business_key
+    LIMIT %(limit)s
 """)
-COUNT_REPEATED = SQL("SELECT count(*) FROM ({repeated}) AS repeated")
 
 
 class Inbox:
@@ -118,13 +116,13 @@ class Inbox:
             return [name for (name,) in self._connection.execute(self._sql(CONSUMERS))]
 
     @contextmanager
-    def list_entries(self, interval: Interval, consumers: Sequence[str]) -> Iterator[tuple[int, Iterator[Entry]]]:
-        """Sort in the database what was applied in the interval; give its number, and it in the order of message_id."""
+    def list_entries(self, interval: Interval, consumers: Sequence[str]) -> Iterator[Iterator[Entry]]:
+        """Sort in the database what was applied in the interval, and give it in the order of message_id."""
         statement = self.entries_statement(interval, consumers)
         with ExitStack() as stack:
             with self._words():  # not around what the caller does meanwhile
-                number, entries = stack.enter_context(listed(self._connection, "inbox_rows", statement))
-            yield number, self._read(entries)
+                entries = stack.enter_context(listed(self._connection, "inbox_rows", statement))
+            yield self._read(entries)
 
     def entries_statement(self, interval: Interval, consumers: Sequence[str]) -> Composed:
         return self._sql(
@@ -143,22 +141,15 @@ class Inbox:
 
     def repeated_keys(self, interval: Interval, consumers: Sequence[str], limit: int) -> tuple[int, list[RepeatedKey]]:
         """Count the business keys of several messages applied in the interval, and give the first of them."""
-
-        def statement(most: Literal | SQL) -> Composed:
-            return self._sql(
-                REPEATED_KEYS,
-                since=Literal(interval.since.isoformat()),
-                until=Literal(interval.until.isoformat()),
-                consumers=Literal(list(consumers)),
-                limit=most,
-            )
-
-        with self._words(), self._connection.cursor(row_factory=class_row(RepeatedKey)) as cursor:
-            first = cursor.execute(statement(Literal(limit))).fetchall()
-            if len(first) < limit:
-                return len(first), first
-            count = self._connection.execute(COUNT_REPEATED.format(repeated=statement(SQL("ALL")))).fetchone()
-        return count[0] if count else 0, first
+        values = {
+            "since": interval.since,
+            "until": interval.until,
+            "consumers": list(consumers),
+            "limit": limit,
+        }
+        with self._words():
+            rows = self._connection.execute(self._sql(REPEATED_KEYS), values).fetchall()
+        return rows[0][-1] if rows else 0, [RepeatedKey(*row[:-1]) for row in rows]
 
     def _read(self, entries: Iterator[TupleRow]) -> Iterator[Entry]:
         with self._words():
@@ -170,7 +161,7 @@ class Inbox:
         with _of_inbox(self._url), in_words(self._connection, lack, self._timeout, url=self._url):
             yield
 
-    def _sql(self, statement: SQL, **names: Literal | SQL) -> Composed:
+    def _sql(self, statement: SQL, **names: Literal) -> Composed:
         return statement.format(schema=Identifier(self._schema), **names)
 
 

@@ -20,7 +20,7 @@ class Interval:
     @property
     def expected_until(self) -> datetime:
         """What was sent from then on need not have been applied yet."""
-        return min(self.until, self.now - self.grace)
+        return max(self.since, min(self.until, self.now - self.grace))
 
     @property
     def first_read(self) -> datetime:

@@ -56,7 +56,7 @@ def reconcile(
     kept_from = first_day(outbox, schema)
     # The inbox first: a row is there before its message is applied, so what is listed here has a row in the later list.
     show("listing what was applied", 0, None)
-    with inbox.list_entries(interval, consumers) as (_, entries):
+    with inbox.list_entries(interval, consumers) as entries:
         show("listing what was sent", 0, None)
         comparison = Comparison(
             consumers,

@@ -63,28 +63,29 @@ def rows_statement(schema: str, interval: Interval, selection: Selection) -> Com
     )
 
 
+ROWS_CURSOR = "outbox_rows"
+COUNT_LISTED = SQL("MOVE FORWARD ALL IN {}").format(Identifier(ROWS_CURSOR))
+TO_START = SQL("MOVE ABSOLUTE 0 IN {}").format(Identifier(ROWS_CURSOR))
+
+
 @contextmanager
 def list_rows(
     connection: psycopg.Connection, schema: str, interval: Interval, selection: Selection
 ) -> Iterator[tuple[int, Iterator[TableRow]]]:
     """Sort the rows in the database; give their number, and them in the order of message_id."""
-    with listed(connection, "outbox_rows", rows_statement(schema, interval, selection)) as (number, rows):
+    with listed(connection, ROWS_CURSOR, rows_statement(schema, interval, selection)) as rows:
+        number = connection.execute(COUNT_LISTED).rowcount
+        connection.execute(TO_START)
         yield number, map(TableRow._make, rows)
 
 
-COUNT_LISTED = SQL("MOVE FORWARD ALL IN {cursor}")
-TO_START = SQL("MOVE ABSOLUTE 0 IN {cursor}")
-
-
 @contextmanager
-def listed(connection: psycopg.Connection, name: str, statement: Composed) -> Iterator[tuple[int, Iterator[TupleRow]]]:
-    """Run a SELECT into a cursor WITH HOLD, which holds no snapshot open; give the number of rows, and them."""
+def listed(connection: psycopg.Connection, name: str, statement: Composed) -> Iterator[Iterator[TupleRow]]:
+    """Run a SELECT into a cursor WITH HOLD, which holds no snapshot open, and give its rows."""
     with connection.cursor(name, scrollable=True, withhold=True) as cursor:
         cursor.itersize = FETCH_ROWS
         cursor.execute(statement, binary=True)
-        number = connection.execute(COUNT_LISTED.format(cursor=Identifier(name))).rowcount
-        connection.execute(TO_START.format(cursor=Identifier(name)))
-        yield number, iter(cursor)
+        yield iter(cursor)
 
 
 # The days have no index on message_id: each call reads the whole table once, against a hash table of the ids.
