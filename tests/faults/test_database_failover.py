@@ -13,6 +13,7 @@ from relay.operate.migrate import migrate
 from relay.settings import DatabaseSettings, Settings
 from tests.faults.load import relaying, under_load
 from tests.faults.test_database_sessions import OF_RELAY, on, reasons
+from tests.operate.inboxes import Ends, figures
 from tests.support.eventually import eventually
 from tests.support.pair import Pair
 
@@ -90,6 +91,25 @@ async def test_a_standby_that_lags_behind_is_promoted(settings: Settings, pair: 
         await asyncio.to_thread(pair.promote)
         await load.comes_on()
         await load.finish(forgotten=True)
+
+
+def test_what_a_lagging_standby_lacked_is_named_by_reconcile(pair: Pair, database: DatabaseSettings) -> None:
+    ends = Ends(DatabaseSettings(url=SecretStr(pair.url(DATABASE))), database)
+    ends.apply(ends.send(5))
+    pair.primary.do_without_standby()
+    pair.other.stop_following()
+    gone = ends.send(3)
+    ends.apply(gone)
+    before = ends.reconcile()
+
+    pair.primary.stop(signal.SIGKILL)
+    pair.promote()
+
+    after = ends.reconcile()
+    ends.close()
+    assert figures(before) == {"billing": (8, 8, 0, 0)}
+    assert figures(after) == {"billing": (5, 5, 0, 3)}
+    assert {each.message_id for each in after.consumers[0].lost_first} == set(gone)
 
 
 async def has_relay(pair: Pair) -> bool:

@@ -39,6 +39,8 @@ class Ends:
         self._databases = outbox, inbox
         self.rows = Rows(outbox.url.get_secret_value())
         self.inbox = psycopg.connect(inbox.url.get_secret_value(), autocommit=True)
+        # So that what was applied an hour ago, just after midnight, is not of the first hours that are kept.
+        self.rows.connection.execute("SELECT outbox.ensure_sent_days((now() AT TIME ZONE 'UTC')::date - 1, 1)")
 
     def send(
         self, number: int = 1, *, ago: timedelta = HOUR, event_type: str = "InvoiceIssued", ids: Iterable[UUID] = ()
