@@ -12,7 +12,10 @@ from psycopg.sql import SQL, Identifier
 from relay.operate.health import NODE_STALE_AFTER, State
 from relay.operate.holders import long_holders
 
-STALLED_AFTER = 10.0  # seconds that a row may wait before somebody must be seen working on it
+# Seconds that a row may wait before somebody must be seen working on it. It cannot follow from `relay.stall_after`:
+# that is each relay's own, counts from its last mark and stands in no table, while here all that is known is how long
+# a row has waited. A relay has time to notice by itself (after 5 s) and to say so, which is then among the reasons.
+STALLED_AFTER = 10.0
 LANES = 16
 ROUTES_TOLD = 10  # among the reasons; `quarantined_routes` has them all
 
