@@ -112,6 +112,7 @@ class Publisher:
         self.in_flight -= len(settled.rows)
         if self._probing:
             self._probing.difference_update(row.id for row in settled.rows)
+        settled = self._blamed(settled)
         if settled.outcome is not Outcome.CONFIRMED:
             self.failures[settled.outcome] += len(settled.rows)
         match settled.outcome:
@@ -140,6 +141,13 @@ class Publisher:
         if self._suspects and settled.outcome is not Outcome.SUSPECT:
             self._suspects.difference_update(row.id for row in settled.rows)
         self.pump()
+
+    def _blamed(self, settled: Settled) -> Settled:
+        """Take a suspect for refused that was alone, and closed the channel again."""
+        is_found = (
+            settled.outcome is Outcome.SUSPECT and len(settled.rows) == 1 and settled.rows[0].id in self._suspects
+        )
+        return settled._replace(outcome=Outcome.REFUSED) if is_found else settled
 
     def take_settled(self) -> tuple[list[Row], list[Fault]]:
         """Give what is settled since the last call, which says that everything given before is in the table.

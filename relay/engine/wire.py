@@ -60,7 +60,8 @@ def after_close(rows: Sequence[Row], closing: asyncio.Future[Any], router: Route
     """Tell what became of the rows that were in flight when their channel went away.
 
     The broker closes a channel, and for some reasons the connection, on account of one message. When it is the
-    message's address the broker's words name it; else, with one message in flight, it is that.
+    message's address the broker's words name it; else, with one message in flight, it is that. An internal error (541)
+    says only that a process of the broker's has died, of this message or of something else: no more than a suspicion.
     """
     if not rows:
         return []
@@ -74,7 +75,8 @@ def after_close(rows: Sequence[Row], closing: asyncio.Future[Any], router: Route
             others = [row for row in rows if not _is_named(router.address(row), named)]
             unknown = Settled(others, Outcome.UNKNOWN, "another message closed the channel before the confirm")
             return [Settled(barred, Outcome.BARRED, words), *([unknown] if others else [])]
-    return [Settled(rows, Outcome.REFUSED if len(rows) == 1 else Outcome.SUSPECT, words)]
+    is_found = len(rows) == 1 and not isinstance(error, ConnectionInternalError)
+    return [Settled(rows, Outcome.REFUSED if is_found else Outcome.SUSPECT, words)]
 
 
 def _is_named(address: Address, named: re.Match[str]) -> bool:

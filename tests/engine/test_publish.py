@@ -153,6 +153,18 @@ async def test_suspects_go_one_at_a_time_until_each_is_settled() -> None:
     assert [fault.row.id for fault in faulty] == [2]
 
 
+async def test_who_is_suspected_again_when_it_was_alone_is_to_blame() -> None:
+    publisher, wire = attached()
+    suspects = rows([1, 2])
+    publisher.offer(suspects)
+
+    publisher.settle(Settled(suspects, Outcome.SUSPECT, "541"))
+    publisher.settle(Settled(suspects[:1], Outcome.SUSPECT, "541"))
+
+    assert [fault.row.id for fault in publisher.take_settled()[1]] == [1]
+    assert [row.id for row in wire.sent] == [1, 2, 1, 2]
+
+
 async def test_what_was_confirmed_but_not_marked_is_not_sent_again() -> None:
     publisher, wire = attached()
     first, second = rows([1, 2])

@@ -6,11 +6,15 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
+from pamqp.commands import Basic
+from yarl import URL
 
 from relay.engine.row import Outcome
-from relay.settings import Wire
+from relay.settings import Settings, Wire
 from tests.engine.conftest import Outbox, Reader, RunNode
+from tests.faults.hosts import to_hosts
 from tests.support.eventually import eventually
+from tests.support.proxy import Act, FaultProxy, Way
 from tests.support.rabbitmq import RabbitServer
 
 ATTEMPTS = 2
@@ -55,6 +59,45 @@ async def test_it_is_parked_with_the_broker_s_words_and_nobody_else_is(
     assert {int(str(m.headers["x-outbox-id"])) async for m in taken(queue)} == set(fine)
     # Each attempt ends a connection at most twice: among the others, and alone.
     assert losses <= 2 * ATTEMPTS
+
+
+CRASH = """
+    [exit(Channel, kill) || Channel <- rabbit_channel:list(),
+        {vhost, Host} <- rabbit_channel:info(Channel, [vhost]), Host =:= <<"VHOST">>].
+"""
+
+
+@pytest.mark.parametrize("wire", Wire)
+@pytest.mark.parametrize("crashes", [1, 2])
+async def test_a_crash_of_the_broker_s_blames_a_row_only_when_it_comes_again(
+    outbox: Outbox,
+    queue: Reader,
+    settings: Settings,
+    run_node: RunNode,
+    rabbitmq: RabbitServer,
+    wire: Wire,
+    crashes: int,
+) -> None:
+    url = URL(settings.broker.url.get_secret_value())
+    await queue.channel.close()  # it would crash, too
+    async with (
+        FaultProxy(str(url.host), url.port or 5672) as proxy,
+        run_node(to_hosts(settings, proxy), wire=wire) as node,
+    ):
+        for crash in range(1, crashes + 1):
+            proxy.on_frame(Way.UP, Basic.Publish, crash, Act.HOLD)
+        id_ = await outbox.insert()
+        for crash in range(1, crashes + 1):
+            await proxy.wait_seen(Way.UP, Basic.Publish, crash)
+            rabbitmq.call(CRASH.replace("VHOST", url.path.strip("/")))
+            await eventually(
+                lambda crash=crash: node.figures().broker_losses == {"internal_error": crash}, "it notices"
+            )
+            proxy.release(Way.UP)
+        await eventually(outbox.is_empty, "sent")
+
+    assert await outbox.ids("sent") == [id_]
+    assert await outbox.column("attempts", id_) == crashes - 1
 
 
 async def test_a_full_queue_is_asked_ever_more_rarely_and_gets_its_rows_in_order(
