@@ -71,6 +71,10 @@ class Scene:
         )
         return Written(message_id, f"customer/{key}", number, Ending.COMMITTED, digest(payload.encode()))
 
+    @property
+    def database_url(self) -> str:
+        return self.settings.database.url.get_secret_value()
+
     @asynccontextmanager
     async def relay(self, **relay: Any) -> AsyncIterator[Node]:
         """Run a relay in this process, connected through the recorder; it is drained at the end."""
@@ -122,6 +126,7 @@ async def scene(
     ):
         channel = await broker.channel()
         await declare_bound(channel, QUEUE, settings.broker.exchange, arguments)
-        recorded = settings.broker.model_copy(update={"url": SecretStr(str(url.with_port(recorder.port)))})
+        through = SecretStr(str(url.with_host("127.0.0.1").with_port(recorder.port)))
+        recorded = settings.broker.model_copy(update={"url": through})
         checker = Checker(history, database_url, str(url), [QUEUE, *more_queues])
         yield Scene(settings.model_copy(update={"broker": recorded}), connection, channel, history, recorder, checker)

@@ -4,9 +4,7 @@ The moment is reached from outside: something that the relay waits for is held b
 """
 
 import asyncio
-import os
 import signal
-import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -22,7 +20,7 @@ from relay.settings import Settings
 from tests.faults.checker import SENDING, assert_valid
 from tests.faults.history import Injected
 from tests.faults.scene import Scene, scene
-from tests.faults.victim import Victim
+from tests.faults.victim import Victim, relay_victim
 from tests.support.eventually import eventually
 from tests.support.proxy import Act, FaultProxy, Way
 
@@ -181,13 +179,8 @@ async def started(settings: Settings, logs: Path) -> AsyncIterator[Killing]:
     """Run a relay between two proxies; at the end nothing of it is left."""
     database_url = URL(settings.database.url.get_secret_value())
     async with scene(settings) as stage, Statements(str(database_url.host), database_url.port or 5432) as statements:
-        environment = {
-            **os.environ,
-            "RELAY_DATABASE_URL": str(database_url.with_port(statements.port)),
-            "RELAY_BROKER_URL": stage.settings.broker.url.get_secret_value(),
-            "RELAY_LOG__FORMAT": "json",
-        }
-        relay = Victim("relay", [Path(sys.executable).parent / "relay", "run"], environment, "relay.ready", logs)
+        through = str(database_url.with_port(statements.port))
+        relay = relay_victim(through, stage.settings.broker.url.get_secret_value(), logs)
         try:
             await relay.start()
             yield Killing(stage, statements, relay)

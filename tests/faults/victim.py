@@ -1,7 +1,9 @@
 """A process that is killed and started again."""
 
+import os
 import re
 import signal
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,3 +64,14 @@ class Victim:
     @property
     def log(self) -> Path:
         return self.logs / f"{self.name}-{self.starts}.log"
+
+
+def relay_victim(database_url: str, broker_url: str, logs: Path) -> Victim:
+    """Give a relay on these servers, not started yet; it logs JSON."""
+    environment = {
+        **os.environ,
+        "RELAY_DATABASE_URL": database_url,
+        "RELAY_BROKER_URL": broker_url,
+        "RELAY_LOG__FORMAT": "json",
+    }
+    return Victim("relay", [Path(sys.executable).parent / "relay", "run"], environment, "relay.ready", logs)

@@ -67,12 +67,17 @@ class Node(RabbitServer):
         os.kill(self.pid, signal.SIGSTOP)
         self.is_frozen = self.is_faulty = True
 
+    def thaw(self) -> None:
+        """Let it go on from where it was frozen; what the others did meanwhile is not undone."""
+        os.kill(self.pid, signal.SIGCONT)
+        self.is_frozen = False
+
     def heal(self) -> None:
         """Undo `cut`, `cut_peers`, `lose` and `freeze`, and start it when it is gone."""
         self._cluster.ip("link", "set", f"node{self.number}", "up")
         run([*self._inside, "iptables", "--flush"])
         if self.is_frozen and self.is_running():
-            os.kill(self.pid, signal.SIGCONT)
+            self.thaw()
         self.is_frozen = self.is_faulty = False
         if not self.is_running():
             self.launch()
@@ -94,6 +99,10 @@ class Node(RabbitServer):
             return 0
         seen, _, partitions = answer.strip("{}").partition(", ")
         return int(seen) if partitions == "[]" else 0
+
+    def is_parted(self) -> bool:
+        """Tell whether it works on without the others, with a list of queues of its own: it alone knows."""
+        return self.call("{rabbit:is_running(), rabbit_node_monitor:partitions() =/= []}.") == "{true, true}"
 
     def leader_of(self, queue: str, vhost: str) -> str:
         """Name the node that leads a quorum queue."""
