@@ -16,6 +16,7 @@ from pydantic import AfterValidator, Field, SecretStr, StringConstraints
 from relay.section import Section, ShortString, Takes, short
 from relay.topology_settings import TopologySettings
 
+RETENTION = re.compile(r"([1-9]\d{0,4}) days?")
 LISTEN_HOST = re.compile(r"[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]")
 
 
@@ -33,6 +34,24 @@ def _amqp_urls(urls: SecretStr) -> SecretStr:
     if not all(url.strip().startswith(("amqp://", "amqps://")) for url in urls.get_secret_value().split(",")):
         raise ValueError
     return urls
+
+
+def days_kept(retention: str) -> int | None:
+    """Give the days of `relay.retention`; None when nothing is dropped.
+
+    Raises:
+        ValueError: it is neither so many days nor "off".
+    """
+    if retention == "off":
+        return None
+    if not (days := RETENTION.fullmatch(retention)):
+        raise ValueError
+    return int(days[1])
+
+
+def _retention(text: str) -> str:
+    days_kept(text)
+    return text
 
 
 def _listen_address(address: str) -> str:
@@ -59,6 +78,7 @@ Identifier = Annotated[
     Takes("at most 40 lower-case letters, digits and _, no digit first"),
 ]
 NodeName = Annotated[str, StringConstraints(min_length=1), AfterValidator(short), Takes("text of 1 to 255 bytes")]
+Retention = Annotated[str, AfterValidator(_retention), Takes('days as in "14 days", from 1 to 99999, or "off"')]
 ListenAddress = Annotated[
     str, AfterValidator(_listen_address), Takes("address:port, 0.0.0.0:8080 or [::]:8080, or nothing")
 ]
@@ -169,6 +189,12 @@ class RelaySettings(Section):
     """at the start, the database and the broker are waited for this long"""
     drain_timeout: Seconds = 8.0
     """after SIGTERM, messages in flight have this long to be confirmed"""
+    retention: Retention = "14 days"
+    """sent rows are kept for this long, then dropped by the day (docs/database.md); off: for ever"""
+
+    @property
+    def retention_days(self) -> int | None:
+        return days_kept(self.retention)
 
 
 class Route(Section):

@@ -56,6 +56,7 @@ COMMANDS = {
         "Compare what was sent with what consumers have applied.",
     ),
     "topology": ("relay.cli.topology:app", "Declare the exchanges, queues and bindings that relay.toml lists."),
+    "retention": ("relay.cli.retention:retention", "Drop the days of sent rows that are older than is to be kept."),
     "config": ("relay.cli.config:app", "Tell the settings in use."),
     "healthcheck": (
         "relay.cli.healthcheck:healthcheck",

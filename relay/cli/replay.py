@@ -89,11 +89,13 @@ def replay(
             job = _resumable(read_job(connection, schema, resume))
         else:
             selection = filters.selection(connection)
-            _tell_what_is_not_there(connection, schema, selection)
             if dry_run:
+                _tell_what_is_not_there(connection, schema, selection)
                 return _print_count(connection, schema, selection, output)
             asyncio.run(check_target(settings.broker, to_exchange, routing_key))
             job = make_job(connection, schema, selection, to_exchange=to_exchange, routing_key=routing_key)
+            # Now that the job keeps retention from dropping any day that is still there.
+            _tell_what_is_not_there(connection, schema, selection)
     return _run(settings, job, rate, output)
 
 

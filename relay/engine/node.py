@@ -27,6 +27,7 @@ from relay.engine.patience import Patience
 from relay.engine.publish import Publisher
 from relay.engine.quarantine import Quarantine
 from relay.engine.reload import reloading
+from relay.engine.retention import keep_days
 from relay.engine.routes import Router
 from relay.engine.session import LaneSession
 from relay.engine.stall import StallWatch
@@ -161,6 +162,7 @@ class Node:
             beside = (
                 tasks.create_task(self._link.run(), name="link"),
                 tasks.create_task(self._stalls.run(), name="stalls"),
+                tasks.create_task(keep_days(self._settings), name="retention"),
             )
             await self._relay()
             for task in beside:

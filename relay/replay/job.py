@@ -12,6 +12,7 @@ from psycopg.rows import class_row
 from psycopg.sql import SQL, Identifier, Literal
 from psycopg.types.json import Jsonb
 
+from relay.engine.retention import replay_lock
 from relay.errors import NotFoundError, UsageError
 from relay.replay.selection import Selection
 
@@ -49,9 +50,11 @@ class Failure:
     failed_at: datetime
 
 
+# The lock: not while retention looks which days are needed (relay/engine/retention.py).
 MAKE = SQL("""
     INSERT INTO {schema}.replay (made_by, filter, to_exchange, routing_key)
-    VALUES (%(made_by)s, %(filter)s, %(to_exchange)s, %(routing_key)s)
+    SELECT %(made_by)s, %(filter)s, %(to_exchange)s, %(routing_key)s
+    FROM pg_advisory_xact_lock_shared({lock})
     RETURNING id
 """)
 
@@ -71,7 +74,8 @@ def make_job(
         "to_exchange": to_exchange,
         "routing_key": routing_key,
     }
-    (job,) = connection.execute(MAKE.format(schema=Identifier(schema)), values).fetchone() or (0,)
+    statement = MAKE.format(schema=Identifier(schema), lock=replay_lock(schema))
+    (job,) = connection.execute(statement, values).fetchone() or (0,)
     return read_job(connection, schema, job)
 
 

@@ -35,6 +35,7 @@ def test_version_and_help(tmp_path: Path) -> None:
         "replay",
         "reconcile",
         "topology",
+        "retention",
         "config",
         "healthcheck",
     ):

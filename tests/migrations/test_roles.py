@@ -20,7 +20,7 @@ from tests.migrations.conftest import Connection
 pytestmark = pytest.mark.every_postgres
 
 SCRIPT = Path(__file__).parents[2] / "config" / "roles.sql"
-ROLES = "outbox_writer, outbox_spark, outbox_relay, outbox_consumer"
+ROLES = "outbox_writer, outbox_spark, outbox_relay, outbox_retention, outbox_consumer"
 INSERT = "INSERT INTO outbox.message (aggregate_type, event_type, payload) VALUES ('a', 'e', '1')"
 
 

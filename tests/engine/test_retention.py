@@ -1,0 +1,361 @@
+"""Old days are dropped whole, by one process at a time, and whatever comes in between is finished by the next round."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from pydantic import SecretStr
+from structlog.testing import capture_logs
+
+from relay.engine import retention
+from relay.engine.retention import MARK, Retention, drop_old_days, keep_days
+from relay.replay.job import make_job
+from relay.replay.selection import Selection, first_day
+from relay.settings import DatabaseSettings, Settings
+from tests.engine.conftest import Outbox, Reader, RunNode
+from tests.support.days import Days
+from tests.support.eventually import eventually
+from tests.support.postgres import PostgresServer
+
+pytestmark = pytest.mark.every_postgres
+
+ROLES = Path("config/roles.sql").read_bytes()
+KEEP = 14  # days
+OLD = KEEP + 1  # days ago: it ended KEEP days ago
+READ_ALL = "SELECT count(*) FROM outbox.message"
+MARK_SENT = "UPDATE outbox.message SET state = 'sent', sent_at = now() WHERE state = 'pending'"
+PENDING_DETACHES = "SELECT count(*) FROM pg_inherits WHERE inhdetachpending"
+DETACH_WAITS = "SELECT count(*) FROM pg_locks WHERE locktype = 'virtualxid' AND NOT granted"
+ADVISORY_WAITS = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention, "LOCK_TIMEOUT", 0.3)
+
+
+@pytest.fixture
+def days(database_url: str) -> Iterator[Days]:
+    days = Days(database_url)
+    with days.connection:
+        yield days
+
+
+@pytest.fixture
+async def reader(database_url: str) -> AsyncIterator[psycopg.AsyncConnection]:
+    """A long report: a snapshot that has read every day and stays open."""
+    async with await psycopg.AsyncConnection.connect(database_url, application_name="report") as connection:
+        await connection.set_isolation_level(psycopg.IsolationLevel.REPEATABLE_READ)
+        await connection.execute(READ_ALL)
+        yield connection
+
+
+async def round_of(database: DatabaseSettings, keep: int = KEEP) -> list[Any]:
+    """Run one round and give its events."""
+    with capture_logs() as events:
+        await drop_old_days(database, keep)
+    return events
+
+
+async def test_days_older_than_is_kept_are_dropped_and_logged_with_their_rows(
+    days: Days, outbox: Outbox, database: DatabaseSettings
+) -> None:
+    for ago, rows in ((OLD, 30), (OLD + 300, 20), (KEEP, 10), (1, 5)):
+        days.add(ago, rows)
+    await outbox.insert()
+    await outbox.connection.execute(MARK_SENT)
+
+    events = await round_of(database)
+
+    assert [(each["event"], each["rows"]) for each in events] == [("retention.dropped", 20), ("retention.dropped", 30)]
+    assert f"outbox.message_sent_{events[1]['day'].replace('-', '')}" == days.table(OLD)
+    assert all(each["bytes"] > 0 for each in events)
+    assert days.past() == {KEEP, 1}
+    assert days.value(READ_ALL) == 16
+    assert await round_of(database) == []
+
+
+async def test_rows_that_are_not_sent_are_never_dropped(days: Days, outbox: Outbox, database: DatabaseSettings) -> None:
+    states = ("parked", "discarded", "quarantined", "pending")
+    for state in states:
+        id_ = await outbox.insert(state)
+        await outbox.connection.execute(
+            "UPDATE outbox.message SET state = %s, created_at = '2020-01-01', parked_at = '2020-01-01' WHERE id = %s",
+            [state, id_],
+        )
+    days.add(2, 1)
+
+    await round_of(database, keep=1)
+
+    assert [len(await outbox.ids(state)) for state in states] == [1, 1, 1, 1]
+    assert await outbox.ids("sent") == []
+
+
+async def test_a_day_with_a_row_that_is_not_sent_stays_as_it_is(days: Days, database: DatabaseSettings) -> None:
+    days.add(OLD, 3)
+    table = days.table(OLD)
+    bound = str(days.value(f"SELECT pg_get_expr(relpartbound, oid) FROM pg_class WHERE oid = '{table}'::regclass"))
+    # Nothing that PostgreSQL offers lets such a row in: a constraint is passed off as one that was checked.
+    days.run(f"ALTER TABLE outbox.message_sent DETACH PARTITION {table}")
+    days.run(f"UPDATE {table} SET state = 'pending' WHERE id = (SELECT min(id) FROM {table})")
+    first, end = bound.removeprefix("FOR VALUES FROM (").removesuffix(")").split(") TO (")
+    inside = f"state IS NOT NULL AND state = 'sent' AND sent_at IS NOT NULL AND sent_at >= {first} AND sent_at < {end}"
+    days.run(f"ALTER TABLE {table} ADD CONSTRAINT lie CHECK ({inside}) NOT VALID")
+    days.run("UPDATE pg_constraint SET convalidated = true WHERE conname = 'lie'")
+    days.run(f"ALTER TABLE outbox.message_sent ATTACH PARTITION {table} {bound}")
+
+    (event,) = await round_of(database)
+
+    assert event["event"] == "retention.postponed"
+    assert event["reason"] == f"1 of its rows are not sent: look at {table}"
+    assert days.value(READ_ALL) == 3
+
+
+async def test_nothing_is_dropped_when_retention_is_off(
+    days: Days, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "FIRST_AFTER", 0)
+    days.add(5000, 1)
+    off = settings.model_copy(update={"relay": settings.relay.model_copy(update={"retention": "off"})})
+
+    async with asyncio.timeout(20):
+        await keep_days(off)
+
+    assert days.past() == {5000}
+
+
+async def test_an_open_snapshot_postpones_the_drop_and_stops_nobody_else(
+    days: Days, outbox: Outbox, reader: psycopg.AsyncConnection, database: DatabaseSettings
+) -> None:
+    days.add(OLD, 3)
+    await outbox.connection.execute("SET lock_timeout = '150ms'")
+    await reader.execute(READ_ALL)
+
+    dropping = asyncio.create_task(round_of(database))
+    while not dropping.done():
+        await outbox.insert()
+        await outbox.connection.execute(MARK_SENT)
+        await asyncio.sleep(0.01)
+    (first,) = await dropping
+    (second,) = await round_of(database)
+    await reader.rollback()
+    (last,) = await round_of(database)
+
+    assert first["event"] == second["event"] == "retention.postponed"
+    assert f"session {reader.info.backend_pid} (report)" in first["reason"]
+    assert f"session {reader.info.backend_pid} (report)" in second["reason"]
+    assert (last["event"], last["rows"]) == ("retention.dropped", 3)
+    assert days.past() == set()
+
+
+@pytest.mark.parametrize("by", ["a lost session", "a stop"])
+async def test_a_detach_that_was_interrupted_is_finished_by_the_next_round(
+    days: Days, reader: psycopg.AsyncConnection, database: DatabaseSettings, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    monkeypatch.setattr(retention, "LOCK_TIMEOUT", 30)
+    days.add(OLD, 3)
+    dropping = asyncio.create_task(drop_old_days(database, KEEP))
+    await eventually(lambda: days.value(DETACH_WAITS) == 1, "the detach waits for the snapshot")
+
+    if by == "a stop":
+        dropping.cancel()
+    else:
+        days.run("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name ~ 'retention'")
+    with pytest.raises((asyncio.CancelledError, psycopg.OperationalError)):
+        await dropping
+    assert days.value(PENDING_DETACHES) == 1
+    assert days.value("SELECT outbox.ensure_sent_days('2031-01-01', 1)") == 1
+    await reader.rollback()
+    (event,) = await round_of(database)
+
+    assert (event["event"], event["rows"]) == ("retention.dropped", 3)
+    assert days.past() == set()
+    assert days.value(PENDING_DETACHES) == 0
+
+
+async def test_a_day_that_was_detached_and_not_yet_dropped_is_dropped_by_the_next_round(
+    days: Days, database: DatabaseSettings
+) -> None:
+    days.add(OLD, 3)
+    days.run(f"COMMENT ON TABLE {days.table(OLD)} IS '{MARK}'")
+    days.run(f"ALTER TABLE outbox.message_sent DETACH PARTITION {days.table(OLD)} CONCURRENTLY")
+
+    (event,) = await round_of(database)
+
+    assert (event["event"], event["rows"]) == ("retention.dropped", 3)
+    assert days.past() == set()
+
+
+async def test_a_day_that_somebody_else_has_detached_is_left_alone(days: Days, database: DatabaseSettings) -> None:
+    days.add(OLD, 3)
+    days.run(f"ALTER TABLE outbox.message_sent DETACH PARTITION {days.table(OLD)}")
+
+    assert await round_of(database) == []
+    assert days.past() == {OLD}
+
+
+async def test_what_somebody_else_has_begun_to_detach_is_his_to_finish(
+    days: Days, reader: psycopg.AsyncConnection, database: DatabaseSettings
+) -> None:
+    days.add(OLD, 3)
+    days.add(OLD + 1, 3)
+    await reader.execute(READ_ALL)
+    days.run("SET lock_timeout = '50ms'")
+    with pytest.raises(psycopg.errors.LockNotAvailable):
+        days.run(f"ALTER TABLE outbox.message_sent DETACH PARTITION {days.table(OLD)} CONCURRENTLY")
+    await reader.rollback()
+
+    events = await round_of(database)
+
+    assert [each["event"] for each in events] == ["retention.postponed"] * 2
+    assert any("DETACH PARTITION ... FINALIZE" in each["reason"] for each in events)
+    assert days.past() == {OLD, OLD + 1}
+
+
+async def test_of_several_at_once_one_drops(days: Days, database: DatabaseSettings) -> None:
+    for ago in range(OLD, OLD + 5):
+        days.add(ago, 2)
+
+    with capture_logs() as events:
+        await asyncio.gather(*(drop_old_days(database, KEEP) for _ in range(4)))
+
+    assert [(each["event"], each["rows"]) for each in events] == [("retention.dropped", 2)] * 5
+    assert days.past() == set()
+
+
+async def test_while_one_drops_another_one_does_nothing(days: Days, database: DatabaseSettings) -> None:
+    days.add(OLD, 1)
+
+    async with Retention.open(database) as first:
+        assert await first.take_lock()
+        assert await round_of(database) == []
+    await eventually(lambda: days.value("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'") == 0, "it is free")
+    await round_of(database)
+
+    assert days.past() == set()
+
+
+@pytest.mark.parametrize("since", [None, OLD + 1])
+async def test_an_unfinished_replay_keeps_the_days_that_it_reads(
+    days: Days, database: DatabaseSettings, since: int | None
+) -> None:
+    days.add(OLD, 3)
+    begin = since and datetime.now(UTC) - timedelta(days=since)
+    with psycopg.connect(database.url.get_secret_value(), autocommit=True) as connection:
+        job = make_job(connection, "outbox", Selection(since=begin or None))
+
+    (kept,) = await round_of(database)
+    days.run("UPDATE outbox.replay SET state = 'cancelled'")
+    (dropped,) = await round_of(database)
+
+    assert kept["event"] == "retention.postponed"
+    assert kept["reason"].startswith(f"replay {job.id} needs it: `relay replay --resume`")
+    assert dropped["event"] == "retention.dropped"
+
+
+@pytest.mark.parametrize(
+    "selection",
+    [Selection(since=datetime.now(UTC) - timedelta(days=3)), Selection(until=datetime(2000, 1, 1, tzinfo=UTC))],
+)
+async def test_a_replay_keeps_no_other_days(days: Days, database: DatabaseSettings, selection: Selection) -> None:
+    days.add(OLD, 3)
+    with psycopg.connect(database.url.get_secret_value(), autocommit=True) as connection:
+        make_job(connection, "outbox", selection)
+
+    await round_of(database)
+
+    assert days.past() == set()
+
+
+async def test_a_replay_that_is_being_made_keeps_its_days(days: Days, database: DatabaseSettings) -> None:
+    days.add(OLD, 3)
+    with psycopg.connect(database.url.get_secret_value()) as maker:
+        make_job(maker, "outbox", Selection())  # not committed
+
+        dropping = asyncio.create_task(round_of(database))
+        await eventually(lambda: days.value(ADVISORY_WAITS) == 1, "retention waits for it")
+        maker.commit()
+        (event,) = await dropping
+
+    assert event["event"] == "retention.postponed"
+    assert days.past() == {OLD}
+
+
+async def test_a_day_that_is_going_counts_as_gone_for_a_new_replay(
+    days: Days, reader: psycopg.AsyncConnection, database: DatabaseSettings
+) -> None:
+    days.add(OLD, 3)
+    days.add(KEEP, 3)
+    await reader.execute(READ_ALL)
+    await round_of(database)
+
+    with psycopg.connect(database.url.get_secret_value(), autocommit=True) as connection:
+        oldest = first_day(connection, "outbox")
+
+    assert oldest is not None
+    assert f"outbox.message_sent_{oldest:%Y%m%d}" == days.table(KEEP)
+
+
+async def test_a_role_that_does_not_own_the_days_is_told_which_grant_is_missing(
+    days: Days, postgres: PostgresServer, database_url: str
+) -> None:
+    days.add(OLD, 3)
+    days.run(ROLES.decode())
+    name = days.connection.info.dbname
+    login = f"login_{name}"
+    as_login = DatabaseSettings(url=SecretStr(postgres.url(name, user=login, password="x")))
+    try:
+        days.run(f"CREATE ROLE {login} LOGIN PASSWORD 'x' IN ROLE outbox_relay")
+        (refused,) = await round_of(as_login)
+        days.run(f"GRANT outbox_retention TO {login}")
+        (granted,) = await round_of(as_login)
+        made = days.value("SELECT outbox.ensure_sent_days('2031-01-01', 1)")
+    finally:
+        days.run(f"DROP ROLE IF EXISTS {login}")
+
+    assert refused["event"] == "retention.postponed"
+    assert f'`GRANT "outbox_retention" TO "{login}"`' in refused["reason"]
+    assert (granted["event"], granted["rows"], made) == ("retention.dropped", 3, 1)
+
+
+async def test_a_running_node_drops_old_days_and_relays_meanwhile(
+    days: Days, outbox: Outbox, queue: Reader, run_node: RunNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "FIRST_AFTER", 0)
+    monkeypatch.setattr(retention, "INTERVAL", 0.2)
+    days.add(OLD, 3)
+
+    with capture_logs() as events:
+        async with run_node():
+            await outbox.insert_many(200)
+            await eventually(lambda: days.past() == set(), "the day is dropped")
+            days.add(OLD + 1, 4)
+            await eventually(lambda: days.past() == set(), "and the next one")
+            await eventually(outbox.is_empty, "everything is marked")
+
+    await queue.drain(200)
+    assert [each["rows"] for each in events if each["event"].startswith("retention.")] == [3, 4]
+
+
+async def test_a_round_without_a_database_is_told_and_tried_again(
+    settings: Settings, days: Days, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "FIRST_AFTER", 0)
+    monkeypatch.setattr(retention, "INTERVAL", 0.05)
+    days.add(OLD, 1)
+    name = days.connection.info.dbname
+
+    with psycopg.connect(postgres.admin_url, autocommit=True) as admin, capture_logs() as events:
+        admin.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false".encode())
+        dropping = asyncio.create_task(keep_days(settings))
+        await eventually(lambda: bool(events), "it says that it failed")
+        admin.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true".encode())
+        await eventually(lambda: days.past() == set(), "the day is dropped")
+        dropping.cancel()
+
+    assert events[0]["event"] == "retention.failed"
+    assert "not currently accepting connections" in events[0]["reason"]

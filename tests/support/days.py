@@ -1,0 +1,53 @@
+"""Days of sent rows as retention finds them, by SQL: so many days ago, by UTC."""
+
+import psycopg
+
+ADD_DAY = """
+    WITH made AS MATERIALIZED (
+        SELECT outbox.ensure_sent_days(day, 1), day::timestamp AT TIME ZONE 'UTC' AS midnight
+        FROM (SELECT (now() AT TIME ZONE 'UTC')::date - %(ago)s::integer AS day) AS wanted
+    )
+    SELECT midnight FROM made
+"""
+ADD_ROWS = """
+    INSERT INTO outbox.message (aggregate_type, aggregate_id, event_type, payload, state, sent_at)
+    SELECT 'customer', n::text, 'InvoiceIssued', '{"n": 1}', 'sent', %(midnight)s + interval '12 hours'
+    FROM generate_series(1, %(rows)s) AS n
+"""
+NAME = "SELECT 'message_sent_' || to_char((now() AT TIME ZONE 'UTC')::date - %s::integer, 'YYYYMMDD')"
+AGES = """
+    SELECT (now() AT TIME ZONE 'UTC')::date - to_date(right(relname, 8), 'YYYYMMDD') AS age
+    FROM pg_class WHERE relnamespace = 'outbox'::regnamespace AND relname ~ '^message_sent_[0-9]{8}$'
+"""
+
+
+class Days:
+    """The days of one database."""
+
+    def __init__(self, url: str) -> None:
+        self.connection = psycopg.connect(url, autocommit=True)
+
+    def add(self, ago: int, rows: int) -> None:
+        """Make the day that was so many days ago, with rows sent at its noon."""
+        row = self.connection.execute(ADD_DAY, {"ago": ago}).fetchone()
+        assert row is not None
+        self.connection.execute(ADD_ROWS, {"midnight": row[0], "rows": rows})
+
+    def past(self) -> set[int]:
+        """Give the past days that have a table, attached or not, as days ago."""
+        return {ago for (ago,) in self.connection.execute(AGES) if ago > 0}
+
+    def table(self, ago: int) -> str:
+        """Give the name of a day's table, whether there is one or not."""
+        row = self.connection.execute(NAME, [ago]).fetchone()
+        assert row is not None
+        return f"outbox.{row[0]}"
+
+    def run(self, statement: str) -> None:
+        self.connection.execute(statement.encode())
+
+    def value(self, query: str) -> object:
+        """Give the one value of the one row."""
+        row = self.connection.execute(query.encode()).fetchone()
+        assert row is not None
+        return row[0]
