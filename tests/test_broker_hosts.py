@@ -127,12 +127,15 @@ async def test_a_resolver_that_hangs_holds_up_neither_the_other_hosts_nor_the_lo
     names.answering.clear()
     hanging = settings(URL(f"amqp://{NAME}/"), URL(broker_url), timeout=BRIEF)
 
-    # In a loop of its own: it ends, whatever the resolver does.
-    address = await asyncio.wait_for(asyncio.to_thread(asyncio.run, address_of(hanging)), 10)
+    try:
+        # In a loop of its own: it ends, whatever the resolver does.
+        address = await asyncio.wait_for(asyncio.to_thread(asyncio.run, address_of(hanging)), 10)
 
-    assert (address, names.asked) == (URL(broker_url).host, 1)
-    with pytest.raises(BrokerUnavailableError, match=f"{NAME}:5672: the name is not resolved within 0.2 s"):
-        await addresses(URL(f"amqp://{NAME}/"), BRIEF)
+        assert (address, names.asked) == (URL(broker_url).host, 1)
+        with pytest.raises(BrokerUnavailableError, match=f"{NAME}:5672: the name is not resolved within 0.2 s"):
+            await addresses(URL(f"amqp://{NAME}/"), BRIEF)
+    finally:
+        names.answering.set()
 
 
 async def test_ipv6_is_named_as_in_a_url(names: Names, broker_url: str) -> None:

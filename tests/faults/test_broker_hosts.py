@@ -155,3 +155,18 @@ async def test_hosts_that_are_given_while_none_lets_us_in_are_tried_next(
 
         await eventually(outbox.is_empty, "sent")
     await queue.drain(1)
+
+
+async def test_a_host_that_lets_us_in_after_it_was_taken_from_the_list_is_left(
+    settings: Settings, run_node: RunNode, outbox: Outbox
+) -> None:
+    async with two_hosts(settings) as (first, second):
+        first.hold(Way.DOWN)
+        async with run_node(to_hosts(settings, first)) as node:
+            await eventually(lambda: first.connections == 1, "it knocks")
+
+            await move(node, to_hosts(settings, second))
+            first.release(Way.DOWN)
+
+            await eventually(lambda: (first.connections, second.connections) == (0, 1), "it goes over")
+            await eventually(node.is_ready, "ready")
