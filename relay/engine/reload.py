@@ -26,15 +26,15 @@ async def reloading(load: Callable[[], Settings], settings: Settings, use_hosts:
     """At each SIGHUP meanwhile, `load` and give `broker.url` to `use_hosts`; `settings` are those of the start."""
     loop = asyncio.get_running_loop()
     asked = asyncio.Event()
-    reloading = asyncio.create_task(_reload_whenever(asked, load, settings, use_hosts), name="reload")
+    rereading = asyncio.create_task(_reload_whenever(asked, load, settings, use_hosts), name="reload")
     loop.add_signal_handler(signal.SIGHUP, asked.set)
     try:
         yield
     finally:
         loop.remove_signal_handler(signal.SIGHUP)
-        reloading.cancel()
+        rereading.cancel()
         with suppress(asyncio.CancelledError):
-            await reloading
+            await rereading
 
 
 async def _reload_whenever(

@@ -1,11 +1,15 @@
-"""A cluster for the drills: started when the first of them asks, one a run, whole before each."""
+"""What drills run on: a cluster, started when the first of them asks, one a run, whole before each; a disk to fill."""
 
 from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
 from tests.engine.conftest import channel, outbox, queue, run_node, writer
 from tests.support.cluster import Cluster, why_not
+from tests.support.process import ServerError
+from tests.support.volume import small_volume
 
 __all__ = ["channel", "outbox", "queue", "run_node", "writer"]  # the engine's fixtures, for drills in one process
 
@@ -24,3 +28,14 @@ async def cluster(running_cluster: Cluster) -> AsyncIterator[Cluster]:
     await running_cluster.heal()
     yield running_cluster
     await running_cluster.heal()
+
+
+@pytest.fixture
+def volume(request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A file system to fill, of 64 MB or what the test asks for."""
+    with ExitStack() as stack:
+        try:
+            place = stack.enter_context(small_volume(getattr(request, "param", "64m")))
+        except ServerError as error:
+            pytest.skip(f"no small file system: {error}")
+        yield place

@@ -1,7 +1,5 @@
 """The database's disk is full: the relay waits, burns no attempt, and goes on by itself when there is room."""
 
-import os
-import pwd
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,30 +9,11 @@ import pytest
 
 from tests.engine.conftest import NO_SWEEP, Outbox, Reader, RunNode
 from tests.support.eventually import eventually
-from tests.support.folders import temporary_folder
-from tests.support.postgres import UNPRIVILEGED, PostgresServer
-from tests.support.process import ServerError, run
+from tests.support.postgres import PostgresServer
+from tests.support.volume import fill
 
-SIZE = "64m"
 WINDOW = 400
 LARGE = '"' + "x" * 4000 + '"'
-
-
-@pytest.fixture
-def volume() -> Iterator[Path]:
-    """A small file system of the server's user."""
-    if os.geteuid() != 0:
-        pytest.skip("only root can mount a small file system to fill")
-    owner = pwd.getpwnam(UNPRIVILEGED).pw_uid
-    with temporary_folder() as folder:
-        place = folder / "volume"
-        place.mkdir()
-        try:
-            run(["mount", "-t", "tmpfs", "-o", f"size={SIZE},mode=0700,uid={owner}", "volume", place])
-        except ServerError as error:
-            pytest.skip(f"no file system can be mounted here: {error}")
-        yield place
-        run(["umount", place])
 
 
 @pytest.fixture
@@ -68,14 +47,3 @@ async def test_a_full_disk_delays_the_marks_burns_nothing_and_repeats_nothing(
     assert await outbox.ids("sent") == sorted(await queue.ids(3000))
     cursor = await outbox.connection.execute("SELECT max(attempts) FROM outbox.message")
     assert await cursor.fetchone() == (0,)
-
-
-def fill(volume: Path) -> Path:
-    """Leave no block free."""
-    ballast = volume / "ballast"
-    with ballast.open("wb", buffering=0) as file:
-        try:
-            while True:
-                file.write(bytes(1 << 16))
-        except OSError:
-            return ballast

@@ -1,0 +1,62 @@
+"""The disk of the write-ahead log is full: the server dies, and the relay waits until it is there again."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psycopg
+import pytest
+from pydantic import SecretStr
+
+from relay.operate.migrate import migrate
+from relay.settings import DatabaseSettings, Settings
+from tests.faults.load import relaying, under_load
+from tests.support.eventually import eventually
+from tests.support.postgres import PostgresServer
+from tests.support.volume import fill
+
+# It ends at its failure, rather than to recover and fail again until there is room, and takes little room until then.
+SMALL = {
+    "restart_after_crash": "off",
+    "shared_buffers": "16MB",
+    "min_wal_size": "32MB",
+    "max_wal_size": "32MB",
+    "wal_recycle": "off",
+}
+
+
+@pytest.fixture
+def server(volume: Path) -> Iterator[PostgresServer]:
+    """All of it is on the volume."""
+    with PostgresServer(folder=volume / "server", durable=True, settings=SMALL) as server:
+        yield server
+
+
+@pytest.mark.drills
+@pytest.mark.parametrize("volume", ["256m"], indirect=True)
+async def test_a_server_that_dies_of_a_full_disk_is_waited_for(
+    server: PostgresServer, volume: Path, settings: Settings, broker_url: str
+) -> None:
+    url = server.create_database("drill")
+    theirs = settings.model_copy(update={"database": DatabaseSettings(url=SecretStr(url))})
+    await asyncio.to_thread(migrate, theirs.database)
+    async with under_load(url, broker_url) as load, relaying(theirs) as node:
+        await load.comes_on()
+
+        ballast = fill(volume)
+        await eventually(lambda: asyncio.to_thread(is_ended_by_the_log, server), "the server ends", 60)
+        await eventually(lambda: "database" in node.hindrances(), "the relay says so")
+        ballast.unlink()
+        server.start()
+
+        await load.comes_on(60)
+        await load.finish(60)
+    assert load.repeats == 0  # what was confirmed is kept in mind until it is marked
+
+
+def is_ended_by_the_log(server: PostgresServer) -> bool:
+    """Ask for the log's next file, for which there is no room, and tell whether the server has ended."""
+    with suppress(psycopg.Error), psycopg.connect(server.admin_url, autocommit=True) as connection:
+        connection.execute("SELECT pg_switch_wal()")
+    return not server.is_running()
