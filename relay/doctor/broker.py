@@ -1,5 +1,6 @@
 """The broker's part of the checklist: AMQP alone, host by host. Nothing is declared, and nothing reaches a queue."""
 
+import asyncio
 from collections.abc import AsyncIterator
 
 from relay.doctor.broker_hosts import (
@@ -55,7 +56,8 @@ async def _examine(settings: Settings, hosts: list[OpenHost]) -> AsyncIterator[F
     ):
         async for finding in answers:
             yield finding
-    for finding in reached(settings, [name for name in published_to(settings) if name]):
+    # On a thread: a database that does not answer must not keep us from the broker's heartbeats.
+    for finding in await asyncio.to_thread(list, reached(settings, [name for name in published_to(settings) if name])):
         yield finding
     for finding in (*dead_letters(hosts, settings), *growth(settings)):
         yield finding

@@ -35,8 +35,8 @@ async def exchanges_are_there(hosts: Sequence[OpenHost], settings: Settings) -> 
     listed = {each.name: each for each in settings.topology.exchanges}
     for name in exchanges(settings):
         at_start = settings.broker.declare and (name == settings.broker.exchange or name in listed)
-        there = await ask_each(hosts, is_exchange(name))
-        missing = absence(check, f"exchange {name}", there, at_start=at_start)
+        declaration = exchange_like(name, ExchangeType.TOPIC.value, durable=True) if at_start else None
+        missing = await absence(check, f"exchange {name}", hosts, is_exchange(name), declaration=declaration)
         yield missing or await _as_it_is(check, name, listed.get(name), hosts)
 
 

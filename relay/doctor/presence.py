@@ -21,12 +21,15 @@ async def ask_each(hosts: Sequence[OpenHost], question: Question) -> Replies:
     return [(host.place, await host.ask(question)) for host in hosts]
 
 
-def absence(check: str, thing: str, replies: Replies, *, at_start: bool) -> Finding | None:
+async def absence(
+    check: str, thing: str, hosts: Sequence[OpenHost], question: Question, *, declaration: Question | None
+) -> Finding | None:
     """Say where something is missing; None when every host has it.
 
     Args:
-        at_start: `relay run` declares it.
+        declaration: what `relay run` would declare at its start, asked so that nothing is; None when it does not.
     """
+    replies = await ask_each(hosts, question)
     lines = [f"{place}: {reply.words}" for place, reply in replies if reply.answer is not Answer.YES]
     there = [place for place, reply in replies if reply.answer is Answer.YES]
     missing = sum(reply.answer is Answer.MISSING for _, reply in replies)
@@ -36,10 +39,16 @@ def absence(check: str, thing: str, replies: Replies, *, at_start: bool) -> Find
         return Finding(check, Verdict.SKIPPED, f"{thing}: {'; '.join(lines)}")
     if there:
         return Finding(check, Verdict.FAILED, f"{thing} is on {', '.join(there)}; {'; '.join(lines)}", PARTED)
-    if at_start and missing == len(replies):
-        return Finding(check, Verdict.OK, f"{thing} is missing; `relay run` declares it at its start")
-    remedy = "declare it, or list it in relay.toml and run `relay topology apply`"
-    return Finding(check, Verdict.FAILED, f"{thing}: {'; '.join(lines)}", remedy)
+    if declaration is None or missing < len(replies):
+        remedy = "declare it, or list it in relay.toml and run `relay topology apply`"
+        return Finding(check, Verdict.FAILED, f"{thing}: {'; '.join(lines)}", remedy)
+    reply = await hosts[0].ask(declaration)
+    if reply.answer is Answer.FORBIDDEN:
+        remedy = "run `relay topology apply` as a user who may, or let this one configure it (docs/topology.md)"
+        return Finding(
+            check, Verdict.FAILED, f"{thing} is missing, and `relay run` may not declare it: {reply.words}", remedy
+        )
+    return Finding(check, Verdict.OK, f"{thing} is missing; `relay run` declares it at its start")
 
 
 def odd_one(check: str, thing: str, replies: Replies) -> Finding | None:

@@ -26,8 +26,9 @@ async def queues_are_there(hosts: Sequence[OpenHost], settings: Settings) -> Asy
     check = "broker.queue"
     listed = {each.name: each for each in settings.topology.queues}
     for name in dict.fromkeys([*addressed_queues(settings), *listed]):
-        there = await ask_each(hosts, is_queue(name))
-        missing = absence(check, f"queue {name}", there, at_start=settings.broker.declare and name in listed)
+        at_start = settings.broker.declare and name in listed
+        declaration = queue_like(name, durable=True, arguments={}) if at_start else None
+        missing = await absence(check, f"queue {name}", hosts, is_queue(name), declaration=declaration)
         yield missing or await _as_it_is(check, name, listed.get(name), hosts)
 
 

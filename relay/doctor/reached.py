@@ -15,21 +15,28 @@ from relay.doctor.finding import Finding, Verdict
 from relay.engine.routes import Router
 from relay.errors import OutboxError
 from relay.operate.session import session
-from relay.operate.status import READ_QUARANTINE, QuarantinedRoute
+from relay.operate.status import READ_QUARANTINE, QuarantinedRoute, route_reason
 from relay.settings import Settings
 
 CHECK = "broker.reached"
 QUARANTINED = "bind a queue to it, or mend what the reason says: the rows go out by themselves then"
-LOOKED_AT = 10_000  # rows sent in the last day
+LOOKED_AT = 10_000  # rows sent today, and as many of yesterday's
 
-# Of the first that each partition has: what was sent on a day is much alike, and no index leads to the last ones.
+# The first of each day: what is sent on a day is much alike, and no index leads to the last ones. By whole days, as
+# the partitions are: a limit on the time within one would have its rows read and thrown away.
 READ_SENT = SQL("""
     SELECT aggregate_type, event_type, exchange, max(sent_at)
     FROM (
-        SELECT aggregate_type, event_type, exchange, sent_at
-        FROM {schema}.message
-        WHERE state = 'sent' AND sent_at >= now() - interval '1 day'
-        LIMIT {looked_at}
+        (SELECT aggregate_type, event_type, exchange, sent_at
+         FROM {schema}.message
+         WHERE state = 'sent' AND sent_at >= date_trunc('day', now(), 'UTC')
+         LIMIT {looked_at})
+        UNION ALL
+        (SELECT aggregate_type, event_type, exchange, sent_at
+         FROM {schema}.message
+         WHERE state = 'sent' AND sent_at >= date_trunc('day', now() - interval '24 hours', 'UTC')
+             AND sent_at < date_trunc('day', now(), 'UTC')
+         LIMIT {looked_at})
     ) AS sent
     GROUP BY aggregate_type, event_type, exchange
 """)
@@ -45,8 +52,7 @@ def reached(settings: Settings, exchanges: Sequence[str]) -> Iterator[Finding]:
         yield Finding(CHECK, Verdict.SKIPPED, f"what the relay has seen is in the database: {error}")
         return
     for waiting in in_quarantine:
-        words = f"{waiting.rows} rows wait for exchange {waiting.exchange!r}, routing key {waiting.routing_key!r}"
-        yield Finding(CHECK, Verdict.FAILED, f"{words}: {waiting.reason}", QUARANTINED)
+        yield Finding(CHECK, Verdict.FAILED, route_reason(waiting), QUARANTINED)
     for name in exchanges:
         words = f"exchange {name}"
         bound = [each.queue or each.to_exchange for each in settings.topology.bindings if each.exchange == name]
@@ -58,12 +64,11 @@ def reached(settings: Settings, exchanges: Sequence[str]) -> Iterator[Finding]:
             words = f"{words}: a queue took a message at {routed[name]}, if the routes were then what they are now"
             yield Finding(CHECK, Verdict.SKIPPED, words)
         elif bound:
-            words = (
-                f"{words}: relay.toml binds {', '.join(map(str, bound))} to it, and nothing was sent in the last day"
-            )
+            to = ", ".join(map(str, bound))
+            words = f"{words}: relay.toml binds {to} to it, and nothing sent since yesterday is seen"
             yield Finding(CHECK, Verdict.SKIPPED, words)
         else:
-            words = f"{words}: relay.toml binds nothing to it, and nothing was sent in the last day"
+            words = f"{words}: relay.toml binds nothing to it, and nothing sent since yesterday is seen"
             remedy = (
                 "see that a queue is bound to it: `rabbitmqctl list_bindings source_name destination_name routing_key`"
             )

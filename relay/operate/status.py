@@ -146,7 +146,7 @@ def read_status(connection: psycopg.Connection, schema: str, *, progress_timeout
     stalled = waits and not worked_on and not _progresses(connection, schema, nodes, progress_timeout)
     reasons = _reasons(nodes, pending, oldest_age if stalled else None)
     reasons += _row_reasons(refused, parked_heads, parked - parked_heads)
-    reasons += [_route_reason(route) for route in routes[:ROUTES_TOLD]]
+    reasons += [route_reason(route) for route in routes[:ROUTES_TOLD]]
     if len(routes) > ROUTES_TOLD:
         reasons.append(f"{len(routes) - ROUTES_TOLD} more routes do not work")
     reasons += [str(holder) for holder in long_holders(connection)]
@@ -213,7 +213,8 @@ def _row_reasons(refused: int, parked: int, held: int) -> list[str]:
     return reasons
 
 
-def _route_reason(route: QuarantinedRoute) -> str:
+def route_reason(route: QuarantinedRoute) -> str:
+    """Say what does not work, since when, and for how many rows."""
     rows = "1 row waits" if route.rows == 1 else f"{route.rows} rows wait"
     to = f"exchange {route.exchange!r}, routing key {route.routing_key!r}"
     return f"{to} does not work since {route.since:%Y-%m-%d %H:%M:%S %Z}, {rows}: {route.reason}"

@@ -1,7 +1,7 @@
 """Each exchange is looked at on every host, and nothing is changed by it."""
 
 import secrets
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 
 import aio_pika
 import psycopg
@@ -13,9 +13,9 @@ from yarl import URL
 
 from relay.doctor.finding import Finding, Verdict
 from relay.settings import Route, Settings
-from relay.topology_settings import Binding, Exchange, TopologySettings
+from relay.topology_settings import Binding, Exchange, Queue, TopologySettings
 from relay.topology_settings import ExchangeType as Type
-from tests.doctor.told import changed, told, verdict
+from tests.doctor.told import at, changed, told, verdict
 from tests.support.queues import declare_bound
 from tests.support.rabbitmq import RabbitServer
 
@@ -26,12 +26,6 @@ SEND = """
     INSERT INTO outbox.message (aggregate_type, aggregate_id, event_type, payload, exchange, state, sent_at)
     VALUES ('customer', '1', 'Paid', '{}', %s, 'sent', now())
 """
-
-
-@pytest.fixture
-async def channel(broker_url: str) -> AsyncIterator[AbstractChannel]:
-    async with await aio_pika.connect(broker_url) as connection:
-        yield await connection.channel()
 
 
 @pytest.fixture
@@ -57,10 +51,6 @@ def parted(rabbitmq: RabbitServer, settings: Settings) -> Iterator[tuple[Setting
     rabbitmq.delete_vhost(name)
 
 
-def at(settings: Settings, *urls: str) -> Settings:
-    return changed(settings, "broker", url=SecretStr(",".join(urls)))
-
-
 def routed_to(settings: Settings, exchange: str) -> Settings:
     return settings.model_copy(update={"routes": (Route(exchange=exchange),)})
 
@@ -84,6 +74,15 @@ async def test_the_default_exchange_may_be_missing_where_the_relay_declares_it(s
     )
     assert never.verdict is Verdict.FAILED
     assert "NOT_FOUND - no exchange 'outbox'" in never.words
+
+
+async def test_what_the_relay_may_not_declare_may_not_be_missing(limited: Settings) -> None:
+    listed = limited.model_copy(update={"topology": TopologySettings(queues=(Queue(name="mine"),))})
+
+    for check in ("exchange", "queue"):
+        (finding,) = await told(listed, check)
+        assert finding.verdict is Verdict.FAILED
+        assert "`relay run` may not declare it: ACCESS_REFUSED" in finding.words
 
 
 async def test_an_exchange_of_a_route_has_to_be_there(settings: Settings, channel: AbstractChannel) -> None:
@@ -194,7 +193,7 @@ async def test_nothing_is_known_of_an_exchange_to_which_nothing_was_sent(setting
     (finding,) = await told(settings, "reached")
 
     assert finding.verdict is Verdict.WARNING
-    assert "nothing was sent in the last day" in finding.words
+    assert "nothing sent since yesterday is seen" in finding.words
 
 
 async def test_a_route_in_quarantine_fails_with_its_reason(settings: Settings, database_url: str) -> None:
@@ -204,7 +203,8 @@ async def test_a_route_in_quarantine_fails_with_its_reason(settings: Settings, d
     (finding,) = await told(settings, "reached")
 
     assert finding.verdict is Verdict.FAILED
-    assert finding.words == "0 rows wait for exchange 'outbox', routing key 'customer.Paid': NO_ROUTE"
+    assert finding.words.startswith("exchange 'outbox', routing key 'customer.Paid' does not work since ")
+    assert finding.words.endswith("0 rows wait: NO_ROUTE")
 
 
 @pytest.mark.parametrize(("exchange", "expected"), [("outbox", Verdict.OK), (None, Verdict.SKIPPED)])

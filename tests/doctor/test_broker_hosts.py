@@ -4,18 +4,19 @@ import asyncio
 import secrets
 import subprocess
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
-from pydantic import SecretStr
+from aio_pika.abc import AbstractChannel
 from yarl import URL
 
 from relay.doctor.finding import Verdict
 from relay.settings import Settings
-from tests.doctor.told import changed, look, told, verdict
+from tests.doctor.told import at, changed, look, told, verdict
 from tests.support.eventually import eventually
 from tests.support.process import free_port
+from tests.support.queues import declare_bound
 from tests.support.rabbitmq import RabbitServer
 
 MAX_MESSAGE_SIZE = 1_000_000  # of the other broker
@@ -79,35 +80,36 @@ async def alarm(other: Other) -> AsyncIterator[None]:
     other.ctl("set_vm_memory_high_watermark", "0.4")
 
 
-def at(settings: Settings, *urls: str) -> Settings:
-    return changed(settings, "broker", url=SecretStr(",".join(urls)))
-
-
 def url_of(settings: Settings) -> str:
     return settings.broker.url.get_secret_value()
 
 
 @asynccontextmanager
-async def saying_instead(url: URL, said: bytes, instead: bytes) -> AsyncIterator[URL]:
-    """Stand between us and a broker, and change one word of the first that it says."""
+async def between(url: URL, *, downwards: dict[bytes, bytes], upwards: dict[bytes, bytes]) -> AsyncIterator[URL]:
+    """Stand between us and a broker, and put other words of the same length into what they say."""
 
     async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         from_broker, to_broker = await asyncio.open_connection(url.host, url.port)
-        upwards = asyncio.create_task(pipe(reader, to_broker))
-        head = await from_broker.readexactly(7)
-        start = head + await from_broker.readexactly(int.from_bytes(head[3:]) + 1)
-        writer.write(start.replace(said, instead))
-        await pipe(from_broker, writer)
-        await upwards
+        await asyncio.gather(pipe(reader, to_broker, upwards), pipe(from_broker, writer, downwards))
 
     async with await asyncio.start_server(carry, "127.0.0.1", 0) as server:
         yield url.with_port(server.sockets[0].getsockname()[1])
 
 
-async def pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    while data := await reader.read(65536):
-        writer.write(data)
+async def pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, instead: dict[bytes, bytes]) -> None:
+    with suppress(asyncio.IncompleteReadError):  # the end
+        while True:
+            head = await reader.readexactly(7)
+            greets = head.startswith(b"AMQP")
+            frame = head + await reader.readexactly(1 if greets else int.from_bytes(head[3:]) + 1)
+            writer.write(replaced(frame, instead))
     writer.close()
+
+
+def replaced(frame: bytes, instead: dict[bytes, bytes]) -> bytes:
+    for said, other in instead.items():
+        frame = frame.replace(said, other)
+    return frame
 
 
 async def test_a_host_that_lets_us_in_is_told_with_its_time(settings: Settings) -> None:
@@ -185,7 +187,7 @@ async def test_another_product_is_warned_of(elsewhere: Settings, other: Other) -
 async def test_a_capability_that_is_missing_fails(settings: Settings) -> None:
     assert await verdict(settings, "capabilities") is Verdict.OK
 
-    async with saying_instead(URL(url_of(settings)), b"basic.nack", b"basic.none") as url:
+    async with between(URL(url_of(settings)), downwards={b"basic.nack": b"basic.none"}, upwards={}) as url:
         (finding,) = await told(at(settings, str(url)), "capabilities")
 
     assert finding.verdict is Verdict.FAILED
@@ -232,6 +234,20 @@ async def test_an_alarm_is_told_and_who_is_blocked_is_asked_no_more(
     verdicts = [found[name][0].verdict for name in ("exchange", "write", "message_size")]
     assert verdicts == [Verdict.OK, Verdict.SKIPPED, Verdict.SKIPPED]
     await eventually(lambda: other.call("length(rabbit_networking:connections()).") == "0", "nothing is left behind")
+
+
+async def test_a_broker_that_would_not_refuse_is_asked_nothing_by_messages(
+    settings: Settings, channel: AbstractChannel
+) -> None:
+    queue = await declare_bound(channel, "mine")
+    lasting = {b"\x0doutbox-doctor": b"\x0d0000000060000"}  # an expiration that it takes
+
+    async with between(URL(url_of(settings)), downwards={}, upwards=lasting) as url:
+        found = await look(at(settings, str(url)))
+
+    verdicts = [found[name][0].verdict for name in ("alarm", "write", "message_size")]
+    assert verdicts == [Verdict.OK, Verdict.SKIPPED, Verdict.SKIPPED]
+    assert (await queue.declare()).message_count == 0
 
 
 async def test_a_message_larger_than_the_broker_takes_is_warned_of(elsewhere: Settings) -> None:

@@ -1,6 +1,5 @@
 """Each queue that is listed is looked at on every host, and none is made or changed by it."""
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import aio_pika
@@ -15,12 +14,6 @@ from relay.doctor.question import Answer, exchange_like, queue_like
 from relay.settings import Route, Settings
 from relay.topology_settings import Binding, Overflow, Queue, QueueType, TopologySettings
 from tests.doctor.told import changed, told, verdict
-
-
-@pytest.fixture
-async def channel(broker_url: str) -> AsyncIterator[AbstractChannel]:
-    async with await aio_pika.connect(broker_url) as connection:
-        yield await connection.channel()
 
 
 def listing(settings: Settings, bindings: tuple[Binding, ...] = (), **queue: Any) -> Settings:

@@ -2,6 +2,8 @@
 
 from collections import defaultdict
 
+from pydantic import SecretStr
+
 from relay.doctor.broker import examine_broker
 from relay.doctor.finding import Finding, Verdict
 from relay.settings import Settings
@@ -29,3 +31,8 @@ async def verdict(settings: Settings, name: str) -> Verdict:
 def changed(settings: Settings, section: str, **values: object) -> Settings:
     """Give settings of which some in a section are others."""
     return settings.model_copy(update={section: getattr(settings, section).model_copy(update=values)})
+
+
+def at(settings: Settings, *urls: str) -> Settings:
+    """Give settings of which the broker has these hosts."""
+    return changed(settings, "broker", url=SecretStr(",".join(urls)))
