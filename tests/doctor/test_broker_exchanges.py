@@ -161,6 +161,23 @@ async def test_an_exchange_that_is_not_the_same_everywhere_is_named(
     assert same.verdict is Verdict.OK
 
 
+async def test_a_queue_that_is_not_the_same_everywhere_is_named(
+    parted: tuple[Settings, str], channel: AbstractChannel
+) -> None:
+    settings, second = parted
+    listed = settings.model_copy(update={"topology": TopologySettings(queues=(Queue(name="mine"),))})
+    await channel.declare_queue("mine", durable=True, arguments={"x-queue-type": "quorum"})
+
+    (missing,) = await told(listed, "queue")
+    async with await aio_pika.connect(second) as connection:
+        await (await connection.channel()).declare_queue("mine", durable=True)
+        (differs,) = await told(listed, "queue")
+
+    assert (missing.verdict, differs.verdict) == (Verdict.FAILED, Verdict.FAILED)
+    assert "NOT_FOUND - no queue 'mine'" in missing.words
+    assert "is not the same on every host" in differs.words
+
+
 async def test_whether_we_may_publish_is_told_and_nothing_is_published(
     limited: Settings, settings: Settings, channel: AbstractChannel
 ) -> None:

@@ -13,6 +13,7 @@ from yarl import URL
 
 from relay.doctor.finding import Verdict
 from relay.settings import Settings
+from relay.topology_settings import Queue, TopologySettings
 from tests.doctor.told import at, changed, look, told, verdict
 from tests.support.eventually import eventually
 from tests.support.process import free_port
@@ -176,6 +177,20 @@ async def test_the_version_is_told_and_an_old_one_warned_of(
     assert finding.verdict is expected
     assert f"is RabbitMQ {version}" in finding.words
     assert ("20 deliveries" in finding.words) is version.startswith("4")
+
+
+@pytest.mark.parametrize(
+    ("queue", "expected"),
+    [(Queue(name="mine"), Verdict.WARNING), (Queue(name="mine", dead_letter_exchange=""), Verdict.OK)],
+)
+async def test_a_message_that_rabbitmq_4_would_drop_is_warned_of(
+    elsewhere: Settings, other: Other, queue: Queue, expected: Verdict
+) -> None:
+    other.says('{<<"version">>, longstr, <<"4.1.0">>}')
+
+    listed = elsewhere.model_copy(update={"topology": TopologySettings(queues=(queue,))})
+
+    assert await verdict(listed, "delivery_limit") is expected
 
 
 async def test_another_product_is_warned_of(elsewhere: Settings, other: Other) -> None:
