@@ -167,8 +167,8 @@ async def _declare(connection: Connection, thing: Exchange | Queue, *, compare: 
     if not is_there and dry_run:
         return _told(thing, Standing.MISSING)
     try:
-        # What is there is compared by this, and stays as it is. (Whoever takes it away between the two gets it back,
-        # also in a dry run: AMQP has no other way to compare.)
+        # What is there is compared by this, and stays as it is; AMQP has no verb for it. Whoever takes it away between
+        # the two gets it back, also in a dry run.
         async with _channel(connection) as channel:
             if isinstance(thing, Exchange):
                 await channel.exchange_declare(
@@ -236,8 +236,9 @@ async def _close(connection: Connection) -> None:
     try:
         async with asyncio.timeout(CLOSE_TIMEOUT):
             await connection.close()
-    except (TimeoutError, AMQPError, OSError, RuntimeError):
-        pass  # it was lost, or the broker is mute; nothing was asked for that has not been answered
+    except (AMQPError, OSError, RuntimeError, asyncio.CancelledError):  # it was lost, or the broker is mute
+        if is_told_to_end():
+            raise
 
 
 def _told(thing: Thing, standing: Standing, seen: str = "", remedy: str = "") -> Declared:

@@ -161,6 +161,27 @@ async def test_what_ends_the_connection_is_tried_three_times(
     assert set(found.exchanges) == {"billing", "outbox"}
 
 
+async def test_a_host_that_does_not_answer_is_left_and_all_is_declared_through_the_next(
+    listing: Settings,
+    run_node: RunNode,
+    broker_url: str,
+    rabbitmq: RabbitServer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("relay.topology.DECLARE_TIMEOUT", 3.0)
+    async with FaultProxy("127.0.0.1", rabbitmq.port) as proxy:
+        proxy.on_frame(Way.DOWN, QueueMethods.DeclareOk, 1, Act.HOLD)
+        urls = f"{URL(broker_url).with_port(proxy.port)},{broker_url}"
+        broker = listing.broker.model_copy(update={"url": SecretStr(urls)})
+        with capture_logs() as events:
+            async with run_node(listing.model_copy(update={"broker": broker})) as node:
+                await eventually(lambda: is_ready(node), "ready")
+
+    (degraded,) = (event["reason"] for event in events if event["event"] == "broker.degraded")
+    assert degraded == "connection lost: declare invoices: no answer within 3 s"
+    assert set(definitions(rabbitmq, broker_url).queues) == {"invoices", "audit"}
+
+
 async def test_the_relay_runs_without_the_permission_to_configure(
     listing: Settings, run_node: RunNode, outbox: Outbox, broker_url: str, rabbitmq: RabbitServer
 ) -> None:
