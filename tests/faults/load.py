@@ -58,7 +58,8 @@ class Load:
         tried: messages that were inserted, however that ended.
         acknowledged: messages whose commit was answered.
         former: what was read from queues of other brokers, to which the relay sent before.
-        repeats: of `finish`, messages that came before.
+        delivered: of `settle`, all that was in the queue.
+        repeats: of `settle`, messages that came before.
     """
 
     url: str
@@ -68,6 +69,7 @@ class Load:
     tried: set[UUID] = field(default_factory=set)
     acknowledged: set[UUID] = field(default_factory=set)
     former: list[Delivered] = field(default_factory=list)
+    delivered: set[UUID] = field(default_factory=set)
     repeats: int = 0
     _writing: int = 0
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
@@ -104,7 +106,8 @@ class Load:
         checker = Checker(history, self.url, self.broker_url, [self.queue.name], business=COMMITTED)
         checker.deliveries += self.former
         findings = await checker.ask(within)
-        self.repeats = len(checker.deliveries) - len({one.message_id for one in checker.deliveries})
+        self.delivered = {one.message_id for one in checker.deliveries}
+        self.repeats = len(checker.deliveries) - len(self.delivered)
         return findings
 
     async def _history(self, *, forgotten: bool) -> History:

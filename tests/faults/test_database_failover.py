@@ -2,15 +2,19 @@
 
 import asyncio
 import signal
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager
+from uuid import UUID
 
 import psycopg
 import pytest
 from pydantic import SecretStr
 from structlog.testing import capture_logs
 
+from relay.engine.node import Node
 from relay.operate.migrate import migrate
 from relay.settings import DatabaseSettings, Settings
+from tests.faults.evidence import read_ids
 from tests.faults.load import relaying, under_load
 from tests.faults.test_database_sessions import OF_RELAY, on, reasons
 from tests.operate.inboxes import Ends, figures
@@ -71,7 +75,7 @@ async def test_the_old_primary_lives_on_beside_the_promoted_standby(
             await asyncio.to_thread(pair.promote)  # every commit on the old one hangs, and it lets everyone in
 
             await eventually(lambda: "no answer within 2 s" in reasons(events), "the deadline ends the session")
-            await eventually(lambda: has_relay(pair), "it works on the new primary", 40)
+            await eventually(lambda: has_relays(pair, 1), "it works on the new primary", 40)
             await asyncio.to_thread(pair.other.stop, signal.SIGKILL)  # the writers, whose commits hang, learn it now
             await load.comes_on()
             await load.finish()
@@ -112,6 +116,62 @@ def test_what_a_lagging_standby_lacked_is_named_by_reconcile(pair: Pair, databas
     assert {each.message_id for each in after.consumers[0].lost_first} == set(gone)
 
 
-async def has_relay(pair: Pair) -> bool:
+async def test_two_relays_under_a_split(settings: Settings, pair: Pair, broker_url: str) -> None:
+    url = pair.url(DATABASE)
+    async with under_load(url, broker_url) as load, two_relaying(on(settings, url, command_timeout=2.0)) as nodes:
+        await load.comes_on()
+        await asyncio.to_thread(pair.promote)
+
+        await eventually(lambda: has_relays(pair, 2), "both work on the new primary", 40)
+        await asyncio.to_thread(pair.other.stop, signal.SIGKILL)
+        await eventually(lambda: shares(nodes) == [8, 8], "they share the lanes there", 20)
+        await load.comes_on()
+        await load.finish()
+
+    # What one had sent and could not mark any more may have gone to the other.
+    assert load.repeats <= 2 * settings.relay.max_window_rows
+
+
+async def test_two_relays_when_a_standby_that_lags_behind_is_promoted(
+    settings: Settings, pair: Pair, broker_url: str
+) -> None:
+    """What was delivered and is in no table any more is told by comparing; what lost only its mark goes out again."""
+    url = pair.url(DATABASE)
+    pair.primary.do_without_standby()
+    async with under_load(url, broker_url) as load, two_relaying(on(settings, url)) as nodes:
+        await load.comes_on()
+        known = await message_ids(pair)
+        await load.comes_on()
+        await asyncio.to_thread(pair.other.stop_following)
+        await load.comes_on()
+        await asyncio.to_thread(pair.primary.stop, signal.SIGKILL)
+        await asyncio.to_thread(pair.promote)
+        await eventually(lambda: shares(nodes) == [8, 8], "they share the lanes of the new primary", 20)
+        await load.comes_on()
+        await load.finish(forgotten=True)
+
+    gone = load.delivered - await message_ids(pair)
+    assert gone
+    assert gone <= load.tried - known
+
+
+@asynccontextmanager
+async def two_relaying(settings: Settings) -> AsyncIterator[tuple[Node, Node]]:
+    one, two = (
+        settings.model_copy(update={"relay": settings.relay.model_copy(update={"node": name})}) for name in "ab"
+    )
+    async with relaying(one) as first, relaying(two) as second:
+        yield first, second
+
+
+def shares(nodes: Iterable[Node]) -> list[int]:
+    return [node.figures().lanes for node in nodes]
+
+
+async def message_ids(pair: Pair) -> frozenset[UUID]:
+    return await read_ids(pair.primary.url(DATABASE), "SELECT message_id FROM outbox.message")
+
+
+async def has_relays(pair: Pair, number: int) -> bool:
     async with await psycopg.AsyncConnection.connect(pair.primary.url(DATABASE)) as connection:
-        return bool((await connection.execute(f"SELECT {OF_RELAY}")).rowcount)
+        return (await connection.execute(f"SELECT {OF_RELAY}")).rowcount == number
