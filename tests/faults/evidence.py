@@ -21,6 +21,8 @@ ROWS = """
     FROM outbox.message
 """
 
+WAITING = "SELECT FROM outbox.message WHERE state <> ALL (%s) LIMIT 1"
+
 GIVEN_UP = {"parked", "discarded"}  # where an operator sees it
 SETTLED = {"sent", *GIVEN_UP}
 QUIET = 1.0  # seconds without a publish: the relay has nothing to do, or thinks so
@@ -87,6 +89,12 @@ async def read_table(url: str) -> list[Row]:
     async with await psycopg.AsyncConnection.connect(url) as connection:
         cursor = await connection.execute(ROWS)
         return [Row(*values) for values in await cursor.fetchall()]
+
+
+async def is_settled(url: str) -> bool:
+    """Tell whether no row waits."""
+    async with await psycopg.AsyncConnection.connect(url) as connection:
+        return (await connection.execute(WAITING, [list(SETTLED)])).rowcount == 0
 
 
 async def read_ids(url: str, query: LiteralString) -> frozenset[UUID]:
