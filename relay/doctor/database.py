@@ -10,7 +10,7 @@ from relay.database import one_line, refuse_pooler
 from relay.doctor.clock import clock_difference
 from relay.doctor.database_hosts import Hosts
 from relay.doctor.finding import Finding, Verdict
-from relay.doctor.rights import rights
+from relay.doctor.rights import ownership, rights
 from relay.doctor.server import durability, free_connections, keepalive, server_version
 from relay.doctor.tables import days_ahead, tables_at_head
 from relay.doctor.vacuum import hot_partition, old_snapshots, replication_slots, transaction_ids
@@ -24,6 +24,7 @@ CHECKS: dict[str, Check] = {
     "database.version": server_version,
     "database.tables": tables_at_head,
     "database.rights": rights,
+    "database.ownership": ownership,
     "database.days": days_ahead,
     "database.connections": free_connections,
     "database.snapshots": old_snapshots,

@@ -116,10 +116,12 @@ def _retry(settings: Settings) -> Finding:
 
 
 def _growth(settings: Settings) -> Finding:
-    if settings.http.listen:
-        words = (
-            f"metrics are at http://{settings.http.listen}/metrics; config/prometheus/alerts.yml watches the backlog"
-        )
-        return Finding("review.growth", Verdict.OK, words)
-    words = "http.listen is empty: nobody is told when the backlog or the table grows"
-    return Finding("review.growth", Verdict.WARNING, words, "name an address, and load config/prometheus/alerts.yml")
+    check, relay, address = "review.growth", settings.relay, settings.http.listen
+    kept = "for ever" if relay.retention_days is None else f"for {relay.retention}"
+    watched = f"watched at http://{address}/metrics" if address else "watched by nobody, as http.listen is empty"
+    words = f"sent rows are kept {kept}; the backlog is {watched}"
+    remedies = [
+        *(["set relay.retention, or drop days by `relay retention`"] if relay.retention_days is None else []),
+        *([] if address else ["name an address in http.listen, and load config/prometheus/alerts.yml"]),
+    ]
+    return Finding(check, Verdict.WARNING if remedies else Verdict.OK, words, "; ".join(remedies))

@@ -102,6 +102,32 @@ def rights(connection: psycopg.Connection, settings: Settings) -> Iterator[Findi
         yield Finding(check, Verdict.OK, f"role {role} may do all that the relay does")
 
 
+# Only the owner of a day may detach and drop it (docs/database.md, Retention).
+READ_FOREIGN_OWNERS = SQL("""
+    SELECT DISTINCT quote_ident(pg_get_userbyid(relowner)) AS owner
+    FROM pg_class CROSS JOIN to_regclass(format('%%I.message_sent', %(schema)s::text)) AS sent
+    WHERE (pg_class.oid = sent OR pg_class.oid IN (SELECT inhrelid FROM pg_inherits WHERE inhparent = sent))
+        AND NOT pg_has_role(relowner, 'USAGE')
+    ORDER BY owner
+""")
+
+
+def ownership(connection: psycopg.Connection, settings: Settings) -> Iterator[Finding]:
+    """See that this role may drop days of sent rows, if the relay is to do so."""
+    check, retention = "database.ownership", settings.relay.retention
+    if settings.relay.retention_days is None:
+        yield Finding(check, Verdict.SKIPPED, "relay.retention is off: this relay drops no days")
+        return
+    (role,) = connection.execute(ROLE).fetchone() or ("",)
+    found = connection.execute(READ_FOREIGN_OWNERS, {"schema": settings.database.schema_name}).fetchall()
+    if owners := ", ".join(owner for (owner,) in found):
+        words = f"relay.retention is {retention}, and role {role} may not drop what {owners} owns: the table grows"
+        remedy = f'GRANT {owners} TO {role}; or relay.retention = "off", and `relay retention` by another role'
+        yield Finding(check, Verdict.WARNING, words, remedy)
+    else:
+        yield Finding(check, Verdict.OK, f"role {role} may drop the days that ended {retention} ago")
+
+
 def _is_held(connection: psycopg.Connection, schema: str, grant: Grant) -> bool | None:
     statement = HAS_ON_COLUMNS if grant.columns else ASK[grant.kind]
     parameters = {

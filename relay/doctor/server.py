@@ -9,7 +9,7 @@ from relay.settings import Settings
 
 OLDEST_SERVER = 15  # the oldest release that the tests run on
 
-NODE_SESSIONS = 2  # the one with the lanes, and one for an instant: to find a pooler, or this command
+NODE_SESSIONS = 2  # the one with the lanes, and one now and then: to find a pooler, to look as here, to drop days
 METRICS_SESSIONS = 1  # relay/http/backlog.py, when http.listen names an address
 OPERATOR_SESSIONS = 2  # a replay, and a `relay status` beside it
 

@@ -64,8 +64,14 @@ def test_retry() -> None:
     assert "refused 3 times in 12 to 25 s" in fine.words
 
 
-def test_growth() -> None:
-    watched = answer("growth", http=HttpSettings(listen="0.0.0.0:8080"))
-    unwatched = answer("growth")
+@pytest.mark.parametrize(
+    ("listen", "retention", "verdict"),
+    [("0.0.0.0:8080", "9 days", OK), ("", "9 days", WARNING), ("0.0.0.0:8080", "off", WARNING)],
+)
+def test_growth(listen: str, retention: str, verdict: str) -> None:
+    finding = answer("growth", http=HttpSettings(listen=listen), relay=RelaySettings(retention=retention))
 
-    assert (watched.verdict, unwatched.verdict) == (OK, WARNING)
+    assert finding.verdict == verdict
+    assert ("kept for 9 days" in finding.words) is (retention == "9 days")
+    assert ("alerts.yml" in finding.remedy) is (not listen)
+    assert ("relay.retention" in finding.remedy) is (retention == "off")

@@ -32,6 +32,10 @@ def relay(settings: Settings, postgres: PostgresServer) -> Iterator[Settings]:
         connection.execute(f"DROP ROLE {name}, {ROLES}".encode())
 
 
+def user_of(settings: Settings) -> str:
+    return urlsplit(settings.database.url.get_secret_value()).username or ""
+
+
 def granted_by_the_script() -> set[tuple[str, str, tuple[str, ...]]]:
     """Give (privilege, object, columns) of what config/roles.sql grants to the relay."""
     found = set()
@@ -68,10 +72,9 @@ def test_a_right_that_was_taken_away_is_named(relay: Settings, settings: Setting
 
     (finding,) = look(relay, CHECK)
 
-    role = relay.database.url.get_secret_value().partition("//")[2].partition(":")[0]
     assert finding.verdict == (FAILED if grant.command == "run" else WARNING)
     assert f"`relay {grant.command}`" in finding.words
-    assert grant.statement("outbox", role) in finding.remedy.split("; ")
+    assert grant.statement("outbox", user_of(relay)) in finding.remedy.split("; ")
 
 
 @pytest.mark.every_postgres
@@ -95,3 +98,31 @@ def test_without_tables_there_is_nothing_to_be_granted(settings: Settings) -> No
     (finding,) = look(elsewhere, CHECK)
 
     assert finding.verdict == SKIPPED
+
+
+@pytest.mark.every_postgres
+def test_who_may_drop_days(relay: Settings, settings: Settings) -> None:
+    check = "database.ownership"
+    off = relay.model_copy(update={"relay": relay.relay.model_copy(update={"retention": "off"})})
+    (before,) = look(relay, check)
+    (nothing_to_drop,) = look(off, check)
+    with operator(settings) as connection:
+        connection.execute(before.remedy.partition(";")[0].encode())
+
+    (after,) = look(relay, check)
+
+    assert (before.verdict, nothing_to_drop.verdict, after.verdict) == (WARNING, SKIPPED, OK)
+    assert "may not drop what outbox_retention owns" in before.words
+
+
+def test_a_day_of_another_owner(relay: Settings, settings: Settings) -> None:
+    with operator(settings) as connection:
+        connection.execute(f"GRANT outbox_retention TO {user_of(relay)}".encode())
+        (day,) = connection.execute(
+            "SELECT max(inhrelid::regclass::text) FROM pg_inherits WHERE inhparent = 'outbox.message_sent'::regclass"
+        ).fetchone() or ("",)
+        connection.execute(f"ALTER TABLE {day} OWNER TO CURRENT_USER".encode())
+
+    (finding,) = look(relay, "database.ownership")
+
+    assert (finding.verdict, "GRANT postgres TO" in finding.remedy) == (WARNING, True)
