@@ -37,7 +37,7 @@ WARM_UP = 2.0  # seconds of writing that do not count, so that the writers have 
 SETTLED = 1.0  # seconds of the writing that counts before the drop
 AFTER = 2.0  # seconds behind its end that count, too
 LOOK = 0.005  # seconds between two looks at the locks
-LONGEST = 60.0  # seconds that a drop may take
+LONGEST = 300.0  # seconds that a drop may take
 PLAIN_PATIENCE = "1s"
 BYTES_PER_ROW = 4 * PAYLOAD_BYTES  # of disk: the table and the write-ahead log
 
@@ -153,7 +153,7 @@ def measure(servers: Servers, pool: ProcessPoolExecutor, case: str, number: int,
 
 def _length(case: str, rows: int) -> float:
     """Give the seconds to write for: the wait for a lock, and the count of the rows."""
-    return {NOTHING: 10.0, DROPPED: 10.0 + rows / 500_000, HELD: 15.0 + rows / 500_000, PLAIN_HELD: 10.0}[case]
+    return {NOTHING: 10.0, DROPPED: 15.0 + rows / 200_000, HELD: 25.0, PLAIN_HELD: 10.0}[case]
 
 
 def _act(servers: Servers, case: str, name: str) -> Callable[[], None]:
