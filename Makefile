@@ -49,13 +49,14 @@ test-images: setup ## test the images, compose.yaml and the engine with PostgreS
 image: ## build the container image with docker, podman or buildah; TARGET=spark the one of Spark, OPTIONS=... for the build
 	@config/build-image $(TARGET) $(OPTIONS)
 
-bench: setup ## measure drain, latency, replay, table, pauses and Spark, each next to a reference; about 40 minutes
+bench: setup ## measure drain, latency, replay, table, pauses, several nodes and Spark, each next to a reference; about 40 minutes
 	@PYTHON=$(PYTHON) tests/support/packages bench
 	$(BIN)/python -m bench.drain
 	$(BIN)/python -m bench.latency
 	$(BIN)/python -m bench.replay
 	$(BIN)/python -m bench.table
 	$(BIN)/python -m bench.pauses
+	$(BIN)/python -m bench.nodes
 	$(BIN)/python -m bench.spark
 
 soak: setup ## 2,000 messages a second for 5 minutes, MINUTES=60 for an hour: fails on a loss, or when memory or table grow

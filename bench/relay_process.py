@@ -24,25 +24,18 @@ def running_relay(
     log: Path,
     profile: Path | None = None,
     confirms: Path | None = None,
+    node: str = "",
 ) -> Iterator[Process]:
     """Start a relay, hand it over once it logged `relay.ready`, and drain it at the end.
 
     Settings given by RELAY_... variables of the caller's environment hold, so that one can be tried out.
     With `profile`, it runs under cProfile, which slows it down and writes its figures into that file; with
-    `confirms`, it notes each confirm there (bench/confirms.py).
+    `confirms`, it notes each confirm there (bench/confirms.py). Several at once need a `node`, a name, each.
 
     Raises:
         BenchmarkError: it did not exit with 0 when it was told to drain.
     """
-    environment = {
-        **os.environ,
-        "RELAY_DATABASE_URL": database_url,
-        "RELAY_BROKER_URL": broker_url,
-        "RELAY_RELAY__ORDERING": ordering.value,
-        "RELAY_LOG__FORMAT": "json",
-    }
-    log.write_text("")
-    relay = Process(_command(profile, confirms), log=log, environment=environment)
+    relay = start_relay(database_url, broker_url, ordering, log=log, profile=profile, confirms=confirms, node=node)
     try:
         relay.wait_until(lambda: "relay.ready" in log.read_text(), READY_SECONDS)
         yield relay
@@ -50,6 +43,29 @@ def running_relay(
         relay.stop(signal.SIGTERM, DRAIN_SECONDS)
     if relay.returncode != 0:
         raise BenchmarkError(f"the relay did not drain: exit code {relay.returncode}\n{relay.log_end()}")
+
+
+def start_relay(
+    database_url: str,
+    broker_url: str,
+    ordering: Ordering,
+    *,
+    log: Path,
+    profile: Path | None = None,
+    confirms: Path | None = None,
+    node: str = "",
+) -> Process:
+    """Start a relay, for which `running_relay` has the words."""
+    environment = {
+        **os.environ,
+        "RELAY_DATABASE_URL": database_url,
+        "RELAY_BROKER_URL": broker_url,
+        "RELAY_RELAY__ORDERING": ordering.value,
+        "RELAY_LOG__FORMAT": "json",
+        **({"RELAY_RELAY__NODE": node} if node else {}),
+    }
+    log.write_text("")
+    return Process(_command(profile, confirms), log=log, environment=environment)
 
 
 def _command(profile: Path | None, confirms: Path | None) -> list[str]:

@@ -113,13 +113,19 @@ def _figures(seen: Status) -> list[tuple[str, str]]:
 def _node_row(node: Node) -> Row:
     return (
         node.name,
-        node.state if node.alive else "gone",
+        _state(node),
         _ranges(node.lanes),
         node.in_flight,
         node.published_total,
         f"{node.heartbeat_age_s:.0f} s ago",
         node.version,
     )
+
+
+def _state(node: Node) -> str:
+    if not node.alive:
+        return "gone"
+    return f"{node.state}, standby" if node.standby else node.state
 
 
 def _ranges(lanes: list[int]) -> str:

@@ -61,6 +61,7 @@ TELL = SQL("SELECT pg_notify({nodes}, '')")
 LEAVE = SQL("SELECT pg_notify({nodes}, '') FROM pg_advisory_unlock_all() AS given_up")
 
 JOIN_INTERVAL = 0.1  # seconds
+ENDED_WITHIN = 0.1  # seconds that the server takes to end a session, about
 
 
 class Membership:
@@ -107,9 +108,10 @@ class Membership:
             self._aim(share(self._settings.node, members))
             self._publisher.pump()  # it may have waited for this answer
             others = [member for member in members if member.pid != self._session.pid]
-            for peer in self._silence.look(others, time.monotonic()):
+            silent = self._silence.look(others, time.monotonic())
+            for peer in silent:
                 await self._end(peer)
-            await self._pause(self._settings.heartbeat_interval)
+            await self._pause(ENDED_WITHIN if silent else self._settings.heartbeat_interval)
 
     def hurry(self) -> None:
         """Look at once: something has changed with us."""

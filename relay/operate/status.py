@@ -20,13 +20,16 @@ LANES = 16
 ROUTES_TOLD = 10  # among the reasons; `quarantined_routes` has them all
 
 READ_NODES = SQL("""
-    SELECT name, lanes, in_flight, published_total, state, reasons, version, started_at,
+    SELECT name, lanes, in_flight, published_total, state, reasons, version, started_at, can_deliver, standby,
            heartbeat_at AS last_heartbeat,
            extract(epoch FROM clock_timestamp() - heartbeat_at)::float8 AS heartbeat_age_s,
            clock_timestamp() - heartbeat_at <= {stale_after} * interval '1 second' AS alive
     FROM {schema}.node
+    WHERE heartbeat_at > now() - interval '1 day'
     ORDER BY name
 """)
+
+COUNT_PUBLISHED = SQL("SELECT coalesce(sum(published_total), 0)::bigint FROM {schema}.node")
 
 COUNT_PENDING = SQL("SELECT count(*) FROM {schema}.message WHERE state = 'pending'")
 COUNT_PARKED = SQL("""
@@ -86,6 +89,8 @@ class Node:
     reasons: list[str]
     version: str
     started_at: datetime
+    can_deliver: bool  # it has a connection to the broker that works
+    standby: bool
     last_heartbeat: datetime
     heartbeat_age_s: float
     alive: bool  # the heartbeat is fresh
@@ -134,6 +139,7 @@ def read_status(connection: psycopg.Connection, schema: str, *, progress_timeout
         nodes = _nodes(connection, schema)
         with connection.cursor(row_factory=class_row(QuarantinedRoute)) as cursor:
             routes = cursor.execute(READ_QUARANTINE.format(**names)).fetchall()
+        (published,) = _numbers(connection, COUNT_PUBLISHED.format(**names))
         pending = _numbers(connection, COUNT_PENDING.format(**names))[0]
         parked, parked_heads = _numbers(connection, COUNT_PARKED.format(**names))
         connection.execute(BY_INDEX)
@@ -160,7 +166,7 @@ def read_status(connection: psycopg.Connection, schema: str, *, progress_timeout
         quarantined=sum(route.rows for route in routes),
         quarantined_routes=routes,
         oldest_pending_age_s=None if oldest_age is None else round(oldest_age, 3),
-        published_total=sum(node.published_total for node in nodes),
+        published_total=published,  # also by nodes that are gone for more than a day, and not listed any more
         nodes=nodes,
     )
 
