@@ -177,9 +177,11 @@ class Membership:
             self._health.expect("lanes", "other nodes hold them still")
         else:
             self._health.expect("lanes", "other nodes hold them; standing by")
-        if self._stands_by is not (number == 0):
-            self._stands_by = number == 0
-            log.info("relay.standing_by" if self._stands_by else "relay.serving", lanes=number)
+        if number == 0 and not self._stands_by:
+            log.info("relay.standing_by")
+        elif number and self._stands_by:
+            log.info("relay.serving", lanes=number)
+        self._stands_by = number == 0
 
     async def _end(self, peer: Peer) -> None:
         """End the session of a node that is frozen, or that nobody has any more: its lanes are free then."""
