@@ -30,7 +30,7 @@ from tests.support.rabbitmq import RabbitServer
 WITNESS = "witness"  # the queue that gets everything
 NAMES = ("relay-1", "relay-2", "relay-3")
 READY = "/readyz?standby=ok"  # while the others have all lanes, nothing is wrong with it
-PAUSE = 0.25  # seconds between two transactions of a writer: about 300 messages a second
+PAUSE = 0.15  # seconds between two transactions of a writer: some 150 messages a second
 MAX_MESSAGE_BYTES = 65536  # a larger one is poison
 
 # Faults come in seconds, so what comes after them must not take minutes.
@@ -111,7 +111,8 @@ async def standing(
     `variables`: added to the relays' environment.
     """
     history: History = []
-    writers = Writers(servers.database_url, seed, history, pause=PAUSE)
+    # None that is large: its rows go out key by key for seconds, which would hide whether the rate has come back.
+    writers = Writers(servers.database_url, seed, history, pause=PAUSE, large=0.0)
     await writers.prepare()
     async with await aio_pika.connect(servers.broker_url) as connection:
         await declare_bound(await connection.channel(), WITNESS)

@@ -59,6 +59,7 @@ class Writers:
 
     Attributes:
         pause: seconds between two transactions of a writer, on average; flat out without it.
+        large: the share of transactions with some hundred messages of a few keys.
         written: messages of transactions that have ended, in any way.
         late: transactions that committed long after their inserts.
     """
@@ -67,6 +68,7 @@ class Writers:
     seed: int
     history: History = field(default_factory=list)
     pause: float = 0.0
+    large: float = LARGE
     written: int = 0
     late: int = 0
 
@@ -96,7 +98,7 @@ class Writers:
     async def _write_transaction(self, chance: Random, connection: psycopg.AsyncConnection) -> None:
         is_rolled_back, is_late = chance.random() < ROLLED_BACK, chance.random() < LATE
         linger = chance.uniform(0.1, 0.6) if is_late else chance.uniform(0.001, 0.02)
-        count = chance.randrange(50, 150) if chance.random() < LARGE else chance.randrange(1, 4)
+        count = chance.randrange(50, 150) if chance.random() < self.large else chance.randrange(1, 4)
         customers = sorted(chance.sample(CUSTOMERS, chance.randrange(1, 4)))
         invoices: list[dict[str, Any]] = []
         ending = Ending.ROLLED_BACK  # until the COMMIT is on its way
