@@ -93,6 +93,7 @@ class Membership:
         self._former = former
         lock = f"{session.schema}.node"
         self._join_statement = session.sql(JOIN, lock=lock)
+        self._beat_statement = session.sql(BEAT)
         self._members = session.sql(MEMBERS, lock=lock)
         self._end_statement = session.sql(END, members=MEMBERS.format(schema=Identifier(session.schema), lock=lock))
         self._silence = Silence(settings.node_timeout, 2 * settings.heartbeat_interval + 1)
@@ -158,7 +159,7 @@ class Membership:
             "standby": self._settings.standby,
         }
         async with self._session.write() as connection:
-            await connection.execute(self._session.sql(BEAT), values, prepare=True)
+            await connection.execute(self._beat_statement, values, prepare=True)
             self._publisher.reported = published
             if can_deliver is not self._could_deliver:
                 await connection.execute(self._session.sql(TELL, nodes=self._session.nodes_channel))
