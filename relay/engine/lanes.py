@@ -66,6 +66,7 @@ class Lanes:
         self._session = session
         self._tail = tail
         self._publisher = publisher
+        publisher.leaving = tail.leaving  # one set: what is read no more is not taken over any more
         self._health = health
         self._patience = patience
         self._learn = learn
@@ -97,7 +98,6 @@ class Lanes:
         missing = self._number - len(staying)
         if missing < 0:
             self._tail.leave(staying[missing:])
-            self._publisher.leaving.update(staying[missing:])
         elif missing:
             await self._take(missing)
 
@@ -120,6 +120,5 @@ class Lanes:
             names = {"schema": Literal(self._session.schema), "nodes": Literal(self._session.nodes_channel)}
             await connection.execute(UNLOCK.format(**names), {"lanes": array_text(settled)})
         self._session.lanes = [lane for lane in self._session.lanes if lane not in settled]
-        for leaving in (self._tail.leaving, self._publisher.leaving):
-            leaving.difference_update(settled)
+        self._tail.leaving.difference_update(settled)
         log.info("lanes.given_up", lanes=sorted(settled))
