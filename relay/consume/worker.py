@@ -14,7 +14,7 @@ from traceback import format_tb
 
 import structlog
 
-from relay.backoff import backoff
+from relay.backoff import backoff, wait_for_event
 from relay.consume.inbox import Transactions
 from relay.consume.message import Delivery
 from relay.errors import DatabaseUnavailableError
@@ -196,8 +196,4 @@ class Worker:
     async def _sleep(self, seconds: float | None) -> None:
         """Sleep until a message comes, we are to stop, or the time is over."""
         self._wake.clear()
-        try:
-            async with asyncio.timeout(seconds):
-                await self._wake.wait()
-        except TimeoutError:
-            pass
+        await wait_for_event(self._wake, seconds)

@@ -4,7 +4,9 @@ Deliveries stay right meanwhile, and the tail does not read what is behind its f
 looks at its front (a sweep, the first read of a session) walks over all that was sent since.
 """
 
+import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import psycopg
@@ -63,23 +65,22 @@ class HorizonWatch:
 
     def __init__(self, session: LaneSession) -> None:
         self._session = session
-        self._look_at = 0.0
         self._since: dict[tuple[str, str, str], float] = {}  # holder and place -> first seen
         self._told: set[tuple[str, str, str]] = set()
 
-    async def look(self) -> None:
-        """Call it often: it asks the database every LOOK_INTERVAL seconds."""
-        now = time.monotonic()
-        if now < self._look_at:
-            return
-        self._look_at = now + LOOK_INTERVAL
-        try:
-            async with self._session.use() as connection:
-                found = [Holder(*row) for row in await (await connection.execute(HOLDERS)).fetchall()]
-        except psycopg.errors.InsufficientPrivilege as error:  # some take these views away from everybody
-            log.warning("vacuum.not_watched", reason=error.diag.message_primary)
-            self._look_at = float("inf")
-            return
+    async def run(self) -> None:
+        """Look until cancelled, or until it is clear that we may not."""
+        while True:
+            try:
+                async with self._session.use() as connection:
+                    found = [Holder(*row) for row in await (await connection.execute(HOLDERS)).fetchall()]
+            except psycopg.errors.InsufficientPrivilege as error:  # some take these views away from everybody
+                log.warning("vacuum.not_watched", reason=error.diag.message_primary)
+                return
+            self._compare(found, time.monotonic())
+            await asyncio.sleep(LOOK_INTERVAL)
+
+    def _compare(self, found: Sequence[Holder], now: float) -> None:
         # Whoever moves on to a newer snapshot holds nothing back, however old his transaction is.
         self._since = {place: self._since.get(place, now) for place in map(_place, found)}
         for gone in self._told - self._since.keys():

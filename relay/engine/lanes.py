@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 from psycopg.sql import SQL, Literal
 
+from relay.backoff import wait_for_event
 from relay.engine.health import Health
 from relay.engine.patience import Patience
 from relay.engine.publish import Publisher
@@ -86,11 +87,7 @@ class Lanes:
             await self._take_or_leave()
             if self._tail.leaving:
                 await self._give_up()
-            try:
-                async with asyncio.timeout(LEAVING_INTERVAL if self._tail.leaving else None):
-                    await self._aimed.wait()
-            except TimeoutError:
-                pass
+            await wait_for_event(self._aimed, LEAVING_INTERVAL if self._tail.leaving else None)
 
     async def _take_or_leave(self) -> None:
         # One that has begun to leave must go: some of its rows may be read again, behind others that still wait here.

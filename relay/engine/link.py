@@ -40,7 +40,7 @@ from relay.topology_settings import TopologySettings
 
 log = structlog.get_logger(__name__)
 
-WATCH_INTERVAL = 0.25  # seconds
+WATCH_INTERVAL, IDLE_INTERVAL = 0.25, 1.0  # seconds between two looks at a channel; the latter while nothing is on it
 MISSED_HEARTBEATS = 1.5  # after which nothing can be delivered; the library waits three times as long, and a bit
 CLOSE_TIMEOUT = 1.0  # seconds; a mute broker does not answer the close either
 RECONNECT_INITIAL, RECONNECT_MAX = 0.1, 3.0  # seconds; ready again within 5 s of the heal
@@ -259,7 +259,8 @@ class Link:
         closing = channel.closing  # beside the wire, which waits for ever when it is lost while the broker blocks us
         was_hindered = False
         while not closing.done() and not carrying.done():
-            await asyncio.wait([carrying, closing], timeout=WATCH_INTERVAL, return_when=asyncio.FIRST_COMPLETED)
+            interval = WATCH_INTERVAL if wire.in_flight or was_hindered else IDLE_INTERVAL
+            await asyncio.wait([carrying, closing], timeout=interval, return_when=asyncio.FIRST_COMPLETED)
             if self._left is connection:
                 log.info("broker.left", host=str(connection.host), in_flight=self._publisher.in_flight)
                 return Verdict.LEFT

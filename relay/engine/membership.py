@@ -4,8 +4,9 @@ A node is a member while its session holds the advisory lock of its name. So a k
 which the server ends its session, and no clock has to be right.
 """
 
-import asyncio
 import time
+from collections.abc import Mapping
+from typing import Any
 
 import psycopg
 import structlog
@@ -14,6 +15,7 @@ from psycopg.rows import class_row
 from psycopg.sql import SQL, Identifier
 
 import relay
+from relay.backoff import wait_for_event
 from relay.engine.health import Health
 from relay.engine.lanes import Lanes
 from relay.engine.link import Link
@@ -35,20 +37,27 @@ MEMBERS = SQL("""
         AND lock.database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """)
 
+# Gives the members, too, as of just before: one round trip, for this is most of what an idle node costs.
 BEAT = SQL("""
-    INSERT INTO {schema}.node AS node (
-        name, backend_pid, lanes, in_flight, published_total, state, reasons, version, can_deliver, standby
+    WITH beat AS (
+        INSERT INTO {schema}.node AS node (
+            name, backend_pid, lanes, in_flight, published_total, state, reasons, version, can_deliver, standby
+        )
+        VALUES (
+            %(name)s, pg_backend_pid(), %(lanes)s, %(in_flight)s, %(published)s, %(state)s, %(reasons)s, %(version)s,
+            %(can_deliver)s, %(standby)s
+        )
+        ON CONFLICT (name) DO UPDATE SET
+            started_at = CASE WHEN node.backend_pid = excluded.backend_pid THEN node.started_at ELSE now() END,
+            backend_pid = excluded.backend_pid, heartbeat_at = now(), lanes = excluded.lanes,
+            in_flight = excluded.in_flight, published_total = node.published_total + excluded.published_total,
+            state = excluded.state, reasons = excluded.reasons, version = excluded.version,
+            can_deliver = excluded.can_deliver, standby = excluded.standby
+        RETURNING name, backend_pid AS pid, heartbeat_at, can_deliver, standby
     )
-    VALUES (
-        %(name)s, pg_backend_pid(), %(lanes)s, %(in_flight)s, %(published)s, %(state)s, %(reasons)s, %(version)s,
-        %(can_deliver)s, %(standby)s
-    )
-    ON CONFLICT (name) DO UPDATE SET
-        started_at = CASE WHEN node.backend_pid = excluded.backend_pid THEN node.started_at ELSE now() END,
-        backend_pid = excluded.backend_pid, heartbeat_at = now(), lanes = excluded.lanes,
-        in_flight = excluded.in_flight, published_total = node.published_total + excluded.published_total,
-        state = excluded.state, reasons = excluded.reasons, version = excluded.version,
-        can_deliver = excluded.can_deliver, standby = excluded.standby
+    SELECT * FROM beat
+    UNION ALL
+    SELECT * FROM ({members}) AS other WHERE pid <> pg_backend_pid()
 """)
 
 END = SQL("""
@@ -93,9 +102,10 @@ class Membership:
         self._former = former
         lock = f"{session.schema}.node"
         self._join_statement = session.sql(JOIN, lock=lock)
-        self._beat_statement = session.sql(BEAT)
+        members = MEMBERS.format(schema=Identifier(session.schema), lock=lock)
         self._members = session.sql(MEMBERS, lock=lock)
-        self._end_statement = session.sql(END, members=MEMBERS.format(schema=Identifier(session.schema), lock=lock))
+        self._beat_statement = session.sql(BEAT, members=members)
+        self._end_statement = session.sql(END, members=members)
         self._silence = Silence(settings.node_timeout, 2 * settings.heartbeat_interval + 1)
         self._could_deliver: bool | None = None  # as the others know
         self._stands_by = False
@@ -112,7 +122,8 @@ class Membership:
             silent = self._silence.look(others, time.monotonic())
             for peer in silent:
                 await self._end(peer)
-            await self._pause(ENDED_WITHIN if silent else self._settings.heartbeat_interval)
+            pause = ENDED_WITHIN if silent else self._settings.heartbeat_interval
+            await wait_for_event(self._session.nodes_changed, pause)
 
     def hurry(self) -> None:
         """Look at once: something has changed with us."""
@@ -132,12 +143,12 @@ class Membership:
             self._session.nodes_changed.clear()
             self._health.degrade("lanes", f"another relay has the name {name}: relay.node must be one of a kind")
             async with self._session.use() as connection:
-                namesakes = [peer for peer in await self._read_members(connection) if peer.name == name]
+                namesakes = [peer for peer in await self._peers(connection, self._members) if peer.name == name]
             silent = self._silence.look(namesakes, time.monotonic())
             for peer in namesakes:
                 if peer in silent or peer.pid == self._former:
                     await self._end(peer)
-            await self._pause(JOIN_INTERVAL)
+            await wait_for_event(self._session.nodes_changed, JOIN_INTERVAL)
 
     async def _is_joined(self) -> bool:
         async with self._session.use() as connection:
@@ -159,16 +170,18 @@ class Membership:
             "standby": self._settings.standby,
         }
         async with self._session.write() as connection:
-            await connection.execute(self._beat_statement, values, prepare=True)
+            members = await self._peers(connection, self._beat_statement, values)
             self._publisher.reported = published
             if can_deliver is not self._could_deliver:
                 await connection.execute(self._session.sql(TELL, nodes=self._session.nodes_channel))
                 self._could_deliver = can_deliver
-            return await self._read_members(connection)
+        return members
 
-    async def _read_members(self, connection: AsyncConnection) -> list[Peer]:
+    async def _peers(
+        self, connection: AsyncConnection, statement: bytes, values: Mapping[str, Any] | None = None
+    ) -> list[Peer]:
         async with connection.cursor(row_factory=class_row(Peer)) as cursor:
-            return await (await cursor.execute(self._members, prepare=True)).fetchall()
+            return await (await cursor.execute(statement, values, prepare=True)).fetchall()
 
     def _aim(self, number: int) -> None:
         self._lanes.aim(number)
@@ -196,10 +209,3 @@ class Membership:
         else:
             if ended:
                 log.warning("node.ended", **told)
-
-    async def _pause(self, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._session.nodes_changed.wait()
-        except TimeoutError:
-            pass

@@ -11,7 +11,7 @@ import psycopg
 import structlog
 from pydantic import SecretStr
 
-from relay.backoff import backoff
+from relay.backoff import backoff, wait_for_event
 from relay.database import Host, one_line
 from relay.engine.figures import Figures, kind_of_loss
 from relay.engine.health import Health
@@ -38,7 +38,6 @@ from relay.settings import KeyPolicy, Ordering, Settings
 log = structlog.get_logger(__name__)
 
 RECONNECT_INITIAL, RECONNECT_MAX = 0.1, 3.0  # seconds; ready again within 5 s of the heal
-ENSURE_DAYS_INTERVAL, BLOCKED_DAYS_INTERVAL = 3600.0, 10.0  # seconds
 INTERRUPTED = 130
 OURS_FOR = 0.9  # of node_timeout without an answer: then others may end our session, and we send no more
 NO_LANES = "none held"
@@ -192,7 +191,7 @@ class Node:
                 waits = {} if self._ready else {"gives_up_in_s": round(give_up_at - loop.time())}
                 self._health.degrade("database", str(error), **waits)
                 failures += 1
-                await self._sleep(backoff(failures, RECONNECT_INITIAL, RECONNECT_MAX))
+                await wait_for_event(self.drain, backoff(failures, RECONNECT_INITIAL, RECONNECT_MAX))
                 continue
             opened_at = loop.time()
             last = session.host
@@ -209,7 +208,7 @@ class Node:
             self._stalls.session = None
             self._health.expect("lanes", NO_LANES)
             await self._publisher.abandon()
-            await self._sleep(backoff(failures, RECONNECT_INITIAL, RECONNECT_MAX))
+            await wait_for_event(self.drain, backoff(failures, RECONNECT_INITIAL, RECONNECT_MAX))
 
     async def _use(self, session: LaneSession) -> None:
         """Relay through one session until drained or until it is lost."""
@@ -246,7 +245,8 @@ class Node:
             beside = (
                 tasks.create_task(membership.run(), name="membership"),
                 tasks.create_task(lanes.run(), name="lanes"),
-                tasks.create_task(self._look_after(session, patience), name="upkeep"),
+                tasks.create_task(patience.keep_days(), name="days"),
+                tasks.create_task(HorizonWatch(session).run(), name="horizon"),
             )
             await self._link.up.wait()
             membership.hurry()
@@ -264,30 +264,11 @@ class Node:
                 task.cancel()
         await membership.leave()
 
-    async def _look_after(self, session: LaneSession, patience: Patience) -> None:
-        """Make the days' partitions in time, and notice who keeps dead rows."""
-        loop = asyncio.get_running_loop()
-        days_at = 0.0
-        horizon = HorizonWatch(session)
-        while True:
-            if loop.time() >= days_at:
-                are_made = await patience.ensure_days()
-                days_at = loop.time() + (ENSURE_DAYS_INTERVAL if are_made else BLOCKED_DAYS_INTERVAL)
-            await horizon.look()
-            await asyncio.sleep(self._settings.relay.heartbeat_interval)
-
     async def _announce(self, session: LaneSession, lanes: Lanes) -> None:
         if not self._ready:
             await lanes.held.wait()
             self._ready = True
             log.info("relay.ready", node=self._settings.relay.node, lanes=session.lanes)
-
-    async def _sleep(self, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await self.drain.wait()
-        except TimeoutError:
-            pass
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

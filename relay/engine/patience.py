@@ -23,6 +23,7 @@ Result = TypeVar("Result")
 
 PASSING = (errors.DiskFull, errors.LockNotAvailable, errors.QueryCanceled)
 RETRY_INITIAL, RETRY_MAX = 0.1, 2.0  # seconds
+ENSURE_DAYS_INTERVAL, BLOCKED_DAYS_INTERVAL = 3600.0, 10.0  # seconds
 
 # Rows can be marked while somebody keeps new days from being made, so this waits for him only for a moment.
 ENSURE_DAYS = SQL("""
@@ -74,6 +75,12 @@ class Patience:
             tries += 1
             self._health.degrade("database", reason)
             await asyncio.sleep(backoff(tries, RETRY_INITIAL, RETRY_MAX))
+
+    async def keep_days(self) -> None:
+        """Make the days' partitions in time, until cancelled."""
+        while True:
+            are_made = await self.ensure_days()
+            await asyncio.sleep(ENSURE_DAYS_INTERVAL if are_made else BLOCKED_DAYS_INTERVAL)
 
     async def ensure_days(self) -> bool:
         """Make the partitions of today and the next two days (UTC); tell whether they are there."""

@@ -15,6 +15,7 @@ import psycopg
 from psycopg import AsyncConnection, AsyncCursor
 from psycopg.sql import SQL, Identifier, Literal
 
+from relay.backoff import wait_for_event
 from relay.database import Host, connect_async
 from relay.engine.opening import nodes_channel, prepare
 from relay.engine.row import Row
@@ -206,10 +207,7 @@ class LaneSession:
             if listen:
                 self._loop.add_reader(socket, self._stir)
             try:
-                async with asyncio.timeout(seconds):
-                    await self.wake.wait()
-            except TimeoutError:
-                pass
+                await wait_for_event(self.wake, seconds)
             finally:
                 self._resting = False
                 if listen:

@@ -1,6 +1,6 @@
 """Notice what nobody reports: messages wait and none settles, or the database does not answer.
 
-Two looks a second, at counters that the engine keeps anyway: a message costs nothing. An outage that a connection
+One look a second, at counters that the engine keeps anyway: a message costs nothing. An outage that a connection
 reports is told at once by whoever holds that connection; a peer that only falls silent is told here, long before a
 time-out ends the connection.
 """
@@ -13,7 +13,7 @@ from relay.engine.publish import Publisher
 from relay.engine.session import LaneSession
 from relay.settings import RelaySettings
 
-LOOK_INTERVAL = 0.5  # seconds
+LOOK_INTERVAL = 1.0  # seconds
 SESSION_SETTLES = 2.0  # seconds after which a new session has read again what waits
 
 

@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 import psycopg
 import structlog
 
-from relay.backoff import backoff
+from relay.backoff import backoff, wait_for_event
 from relay.engine.health import Health
 from relay.engine.link import Link
 from relay.engine.message import REPLAY_ID, REPLAYED_AT
@@ -200,11 +200,7 @@ class Replay:
         while not self._ended.is_set():
             await self._save("open")
             self._show(self.progress)
-            try:
-                async with asyncio.timeout(SAVE_INTERVAL):
-                    await self._ended.wait()
-            except TimeoutError:
-                pass
+            await wait_for_event(self._ended, SAVE_INTERVAL)
 
     async def _save(self, state: str) -> None:
         failures = list(self._ledger.failures)
