@@ -1,8 +1,8 @@
 """How long a commit waits for its confirm: `python -m bench.latency`; also what the relay costs while it waits.
 
-Three measurements, one after the other with the same relay: commit to confirm under a steady load of overlapping
-transactions; CPU of relay and database with nothing to do; the commit rate of writers who write as fast as they
-can, with the wake-up trigger and without. See docs/benchmarks.md.
+Four measurements, one after the other with the same relay: commit to confirm under a steady load of overlapping
+transactions; the same beside rows that cannot be delivered; CPU of relay and database with nothing to do; the commit
+rate of writers who write as fast as they can, with the wake-up trigger and without. See docs/benchmarks.md.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,18 @@ from cyclopts import App
 from bench import backlog as table
 from bench import report
 from bench.command import CountOrNone, Positive, PositiveOrNone, main
-from bench.latency_case import Idle, Latencies, Stand, WriterRates, measure_idle, measure_latency, measure_writers
+from bench.guilty import Guilt
+from bench.latency_case import (
+    Idle,
+    Innocence,
+    Latencies,
+    Stand,
+    WriterRates,
+    measure_idle,
+    measure_innocents,
+    measure_latency,
+    measure_writers,
+)
 from bench.latency_plot import plot
 from bench.relay_process import running_relay
 from bench.servers import private_servers
@@ -33,6 +44,7 @@ console = report.open_console()
 def latency(
     *,
     rounds: CountOrNone = 3,
+    innocent_rounds: CountOrNone = 3,
     seconds: Positive = 20.0,
     rate: Positive = 500.0,
     idle_seconds: PositiveOrNone = 30.0,
@@ -46,6 +58,8 @@ def latency(
     ----------
     rounds
         Rounds of the steady load; 0 leaves it out.
+    innocent_rounds
+        Rounds of that load beside rows that cannot be delivered, of each kind; 0 leaves them out.
     seconds
         How long each of them lasts.
     rate
@@ -61,6 +75,7 @@ def latency(
     """
     options = {"rounds": rounds, "seconds": seconds, "rate": rate, "writers": WRITERS, "ordering": ordering.value}
     latencies: list[Latencies] = []
+    innocents: list[Innocence] = []
     rates: list[WriterRates] = []
     with (
         private_servers(console, routing_key=table.ROUTING_KEY) as servers,
@@ -83,6 +98,12 @@ def latency(
             console.print(
                 f"commit to confirm {number}/{rounds}  p50 {report.quantile(latencies[-1].from_returned, 0.5):.2f} ms"
             )
+        for number in range(1, innocent_rounds + 1):
+            for guilt in Guilt:
+                with console.status(f"innocent keys while {guilt}: round {number} of {innocent_rounds}"):
+                    innocents.append(measure_innocents(stand, rate, seconds, guilt))
+                last = innocents[-1]
+                console.print(f"{guilt} {number}/{innocent_rounds}  p99 {last.alone:.1f} ms, {last.beside:.1f} ms")
         idle = None
         if idle_seconds:
             with console.status(f"idle relay: {idle_seconds:g} s"):
@@ -95,12 +116,15 @@ def latency(
     figures: dict[str, Any] = {"options": options}
     if latencies:
         figures["latency"] = _report_latency(latencies)
+    if innocents:
+        figures["innocents"] = _report_innocents(innocents)
     if idle is not None:
         figures["idle"] = _report_idle(idle)
     if rates:
         figures["writers"] = _report_writers(rates)
     report.print_files(console, report.write_json("latency", figures), plot(latencies, rates))
-    return 1 if any(one.lost for one in latencies) else 0
+    lost = sum(one.lost for one in latencies) + sum(one.lost for one in innocents)
+    return 1 if lost else 0
 
 
 def _report_latency(rounds: Sequence[Latencies]) -> dict[str, Any]:
@@ -128,6 +152,22 @@ def _report_latency(rounds: Sequence[Latencies]) -> dict[str, Any]:
     )
     report.print_table(console, title, ["", *QUANTILES], lines)
     return figures
+
+
+def _report_innocents(rounds: Sequence[Innocence]) -> dict[str, Any]:
+    figures: dict[str, Any] = {}
+    lines = []
+    for guilt in Guilt:
+        of_guilt = [one for one in rounds if one.guilt is guilt]
+        spreads = {
+            name: report.spread([getattr(one, name) for one in of_guilt]) for name in ("alone", "beside", "ratio")
+        }
+        figures[guilt.name.lower()] = {name: asdict(each) for name, each in spreads.items()}
+        lines.append([guilt, *(f"{each.shown(2)}  ({each.range_shown(2)})" for each in spreads.values())])
+    lost = sum(one.lost for one in rounds)
+    title = f"p99 of keys of which nothing is refused, ms: medians (lowest-highest); lost {lost}"
+    report.print_table(console, title, ["", "alone", "beside", "ratio"], lines)
+    return {**figures, "lost": lost}
 
 
 def _report_idle(idle: Idle) -> dict[str, float]:

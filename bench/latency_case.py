@@ -2,14 +2,16 @@
 
 import time
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 import psycopg
 
 from bench import backlog as table
-from bench import queue
+from bench import queue, report
 from bench.confirms import read_confirms
+from bench.guilty import Guilt, guilty_rows
 from bench.processes import cpu_seconds, wait_idle
 from bench.servers import Servers
 from bench.watch import wait_drained
@@ -64,13 +66,38 @@ class WriterRates:
     trigger_off: float
 
 
-def measure_latency(stand: Stand, rate: float, seconds: float) -> Latencies:
+@dataclass(frozen=True, slots=True)
+class Innocence:
+    """One round: the 99th percentile from the COMMIT's answer to the confirm, milliseconds."""
+
+    guilt: Guilt
+    alone: float
+    beside: float  # while rows of other keys cannot be delivered
+    lost: int
+
+    @property
+    def ratio(self) -> float:
+        return self.beside / self.alone
+
+
+def measure_innocents(stand: Stand, rate: float, seconds: float, guilt: Guilt) -> Innocence:
+    """Write steadily, first alone, then beside rows that cannot be delivered."""
+    guilty = guilty_rows(stand.servers.database_url, stand.servers.broker_url, guilt)
+    alone, beside = measure_latency(stand, rate, seconds), measure_latency(stand, rate, seconds, beside=guilty)
+    usual, now = (report.quantile(one.from_returned, 0.99) for one in (alone, beside))
+    return Innocence(guilt, usual, now, alone.lost + beside.lost)
+
+
+def measure_latency(
+    stand: Stand, rate: float, seconds: float, *, beside: AbstractContextManager[None] | None = None
+) -> Latencies:
     """Write steadily, and compare each commit with its row's confirm, as the relay noted it, and with `sent_at`.
 
     `sent_at` is the begin of the transaction that marks the row. All are readings of one machine's clock.
     """
     _clear(stand)
-    commits = write_steadily(stand.writers, stand.servers.database_url, rate, seconds)
+    with beside or nullcontext():
+        commits = write_steadily(stand.writers, stand.servers.database_url, rate, seconds)
     wait_drained(stand.watch, stand.relay)
     sent_at: dict[int, float] = dict(stand.watch.execute(SENT).fetchall())
     confirmed_at = read_confirms(stand.confirms)

@@ -6,6 +6,7 @@ from typing import TypeVar
 
 import aio_pika
 from aio_pika.abc import AbstractChannel, AbstractQueue
+from pamqp.common import FieldTable
 
 EXCHANGE = "outbox"
 QUEUE = "bench.invoices"
@@ -20,6 +21,16 @@ def bind_queue(broker_url: str, routing_key: str) -> None:
         exchange = await channel.declare_exchange(EXCHANGE, aio_pika.ExchangeType.TOPIC, durable=True)
         queue = await channel.declare_queue(QUEUE, durable=True, arguments={"x-queue-type": "quorum"})
         await queue.bind(exchange, routing_key)
+
+    _on_channel(broker_url, declare)
+
+
+def declare_full(broker_url: str, name: str) -> None:
+    """Make a queue that refuses every message."""
+
+    async def declare(channel: AbstractChannel) -> None:
+        arguments: FieldTable = {"x-queue-type": "quorum", "x-max-length": 0, "x-overflow": "reject-publish"}
+        await channel.declare_queue(name, durable=True, arguments=arguments)
 
     _on_channel(broker_url, declare)
 
