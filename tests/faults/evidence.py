@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import LiteralString
 from uuid import UUID
@@ -25,6 +26,8 @@ WAITING = "SELECT FROM outbox.message WHERE state <> ALL (%s) LIMIT 1"
 
 GIVEN_UP = {"parked", "discarded"}  # where an operator sees it
 SETTLED = {"sent", *GIVEN_UP}
+AT_ONCE = 20_000  # messages
+IN_VAIN = 5.0  # seconds without a message that the queue has counted
 QUIET = 1.0  # seconds without a publish: the relay has nothing to do, or thinks so
 
 
@@ -107,31 +110,42 @@ async def drain(url: str, queues: Sequence[str], within: float = 60) -> list[Del
     deliveries: list[Delivered] = []
     connection = await aiormq.connect(url)
     try:
-        channel = await connection.channel()
         async with asyncio.timeout(within):
             for queue in queues:
-                await _drain(channel, queue, deliveries)
+                while messages := await _take_what_is_in(connection, queue):
+                    deliveries += [_delivered(queue, message) for message in messages]
     finally:
         await connection.close()
     return deliveries
 
 
-async def _drain(channel: aiormq.abc.AbstractChannel, queue: str, deliveries: list[Delivered]) -> None:
-    goal, came = len(deliveries), asyncio.Event()
+async def _take_what_is_in(connection: aiormq.abc.AbstractConnection, queue: str) -> list[DeliveredMessage]:
+    """Take as many messages as the queue counts, or AT_ONCE; none when it is empty.
+
+    A queue whose leader changes may count what it no longer has, or forget a consumer: then fewer are taken. They are
+    acknowledged only here, so that the broker gives again what has not come this far.
+    """
+    taken: list[DeliveredMessage] = []
+    came = asyncio.Event()
 
     async def take(message: DeliveredMessage) -> None:
-        deliveries.append(_delivered(queue, message))
+        taken.append(message)
         came.set()
 
-    while count := (await channel.queue_declare(queue, passive=True)).message_count:
-        goal += count
-        consuming = await channel.basic_consume(queue, take, no_ack=True)
-        while len(deliveries) < goal:
-            came.clear()
-            await came.wait()
-        if consuming.consumer_tag is not None:
-            await channel.basic_cancel(consuming.consumer_tag)
-        goal = len(deliveries)
+    channel = await connection.channel()
+    await channel.basic_qos(prefetch_count=AT_ONCE)  # a quorum queue gives 2,000 to who asks for no limit
+    while (count := (await channel.queue_declare(queue, passive=True)).message_count or 0) and not taken:
+        consuming = await channel.basic_consume(queue, take)
+        with suppress(TimeoutError):
+            while len(taken) < min(count, AT_ONCE):
+                came.clear()
+                async with asyncio.timeout(IN_VAIN):
+                    await came.wait()
+        await channel.basic_cancel(str(consuming.consumer_tag))
+    if taken:
+        await channel.basic_ack(taken[-1].delivery_tag or 0, multiple=True)
+    await channel.close()
+    return taken
 
 
 def _delivered(queue: str, message: DeliveredMessage) -> Delivered:
