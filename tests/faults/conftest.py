@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.chaos.stand import Servers
 from tests.engine.conftest import channel, outbox, queue, run_node, writer
 from tests.support.cluster import Cluster, why_not
+from tests.support.postgres import PostgresServer
 from tests.support.process import ServerError
+from tests.support.rabbitmq import RabbitServer
 from tests.support.volume import small_volume
 
 __all__ = ["channel", "outbox", "queue", "run_node", "writer"]  # the engine's fixtures, for drills in one process
@@ -39,3 +42,9 @@ def volume(request: pytest.FixtureRequest) -> Iterator[Path]:
         except ServerError as error:
             pytest.skip(f"no small file system: {error}")
         yield place
+
+
+@pytest.fixture
+def servers(postgres: PostgresServer, rabbitmq: RabbitServer, database_url: str, broker_url: str) -> Servers:
+    """The run's servers, for a drill of several relays."""
+    return Servers(postgres, rabbitmq, database_url, broker_url)

@@ -1,4 +1,4 @@
-"""A relay on a cluster of brokers under load: what a drill breaks, and what must hold when it is whole again."""
+"""Relays on a cluster of brokers under load: what a drill breaks, and what must hold when it is whole again."""
 
 import asyncio
 import json
@@ -39,17 +39,17 @@ class Failover:
     leader: Node  # of the queue that everything goes to
     followers: list[Node]
     load: Load
-    relay: Victim
+    relays: list[Victim]
     reference: PlainPublisher
 
     def events(self, name: str) -> list[Mapping[str, Any]]:
-        """Give what the relay has logged under this name."""
-        lines = self.relay.log.read_text().splitlines()
+        """Give what the relays have logged under this name."""
+        lines = [line for relay in self.relays for line in relay.log.read_text().splitlines()]
         return [event for line in lines if (event := json.loads(line))["event"] == name]
 
     @property
     def losses(self) -> list[str]:
-        """Why the relay lost its connection, each time."""
+        """Why a relay lost its connection, each time."""
         return [event["reason"] for event in self.events("broker.degraded") if "connection lost" in event["reason"]]
 
     async def finish(self) -> None:
@@ -61,7 +61,8 @@ class Failover:
         faults = len(self.losses) + len(self.events("confirm.timed_out"))
         print(f"losses {self.losses}, repeats {self.load.repeats}, pauses: {await self.pauses()}")
         assert self.load.repeats <= MAX_IN_FLIGHT * faults
-        assert self.relay.stop(signal.SIGTERM) == 0
+        for relay in self.relays:
+            assert relay.stop(signal.SIGTERM) == 0
 
     async def pauses(self) -> str:
         async with await psycopg.AsyncConnection.connect(self.load.url) as connection:
@@ -71,9 +72,9 @@ class Failover:
 
 @asynccontextmanager
 async def failover(
-    cluster: Cluster, database_url: str, logs: Path, *, through: str = "leader", **variables: str
+    cluster: Cluster, database_url: str, logs: Path, *, through: str = "leader", relays: int = 1, **variables: str
 ) -> AsyncIterator[Failover]:
-    """Run writers, a relay and a reference; `through`: whether the relay's first host is the leader or a follower."""
+    """Run writers, relays and a reference; `through`: whether the relays' first host is the leader or a follower."""
     vhost = f"drill_{secrets.token_hex(4)}"
     leader, *followers = cluster.nodes
     leader.add_vhost(vhost)
@@ -91,16 +92,22 @@ async def failover(
             "RELAY_LOG__FORMAT": "json",
             **variables,
         }
-        relay = Victim("relay", [Path(sys.executable).parent / "relay", "run"], environment, "relay.ready", logs)
+        command: list[str | Path] = [Path(sys.executable).parent / "relay", "run"]
+        victims = [
+            Victim(name, command, {**environment, "RELAY_RELAY__NODE": name}, "relay.ready", logs)
+            for name in (f"relay-{number + 1}" for number in range(relays))
+        ]
         try:
-            await relay.start()
+            for victim in victims:
+                await victim.start()
             async with asyncio.TaskGroup() as tasks:
                 measuring = tasks.create_task(reference.run(), name="reference")
-                scene = Failover(cluster, vhost, leader, followers, load, relay, reference)
+                scene = Failover(cluster, vhost, leader, followers, load, victims, reference)
                 await load.comes_on(60)
                 for node in cluster.nodes:
                     await asyncio.to_thread(node.keep_queues)
                 yield scene
                 measuring.cancel()
         finally:
-            relay.stop(signal.SIGKILL)
+            for victim in victims:
+                victim.stop(signal.SIGKILL)

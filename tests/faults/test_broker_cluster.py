@@ -128,8 +128,11 @@ async def test_a_leader_freezes_and_wakes(cluster: Cluster, database_url: str, t
         await scene.finish()
 
 
-async def test_all_nodes_are_restarted_in_turn(cluster: Cluster, database_url: str, tmp_path: Path) -> None:
-    async with failover(cluster, database_url, tmp_path) as scene:
+@pytest.mark.parametrize("relays", [1, 3])
+async def test_all_nodes_are_restarted_in_turn(
+    cluster: Cluster, database_url: str, tmp_path: Path, relays: int
+) -> None:
+    async with failover(cluster, database_url, tmp_path, relays=relays) as scene:
         for node in cluster.nodes:
             await node.restart(signal.SIGTERM)
             await scene.load.comes_on(60)

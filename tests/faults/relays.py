@@ -1,0 +1,88 @@
+"""Several relays under load, as processes: who has which lane, and what must hold in the end."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from tests.chaos.stand import WITNESS, Servers, Stand, standing
+from tests.faults.billing import WRITTEN
+from tests.faults.checker import SENDING, Checker, Invariant, assert_valid
+from tests.faults.history import Owned, Published
+from tests.faults.owners import SLACK
+from tests.support.eventually import eventually
+
+LANES = 16
+STEP = 150  # messages by which relays come on
+# Peers notice a silent node soon, and a node its silent broker, so that a drill takes seconds.
+QUICK = {
+    "RELAY_RELAY__NODE_TIMEOUT": "2",
+    "RELAY_RELAY__HEARTBEAT_INTERVAL": "0.2",
+    "RELAY_BROKER__HEARTBEAT": "1",
+}
+ALL = (*SENDING, Invariant.ONE_OWNER)
+
+
+class Drill:
+    """Relays under load.
+
+    Attributes:
+        repeats: of `finish`, messages that came before.
+    """
+
+    def __init__(self, stand: Stand) -> None:
+        self.stand = stand
+        self.repeats = 0
+
+    def lanes(self, relay: str) -> int:
+        """Tell how many lanes it was last seen with."""
+        last = next((one for one in reversed(self.stand.history) if isinstance(one, Owned)), None)
+        return sum(owner == relay for owner in last.lanes.values()) if last else 0
+
+    def are_shared(self) -> bool:
+        """Whether those that run have all lanes, evenly."""
+        running = [relay for relay in self.stand.relays.values() if relay.victim.is_running()]
+        shares = [self.lanes(relay.name) for relay in running]
+        return sum(shares) == LANES and max(shares) - min(shares) <= 1
+
+    async def come_on(self) -> None:
+        goal = self.published() + STEP
+        await eventually(lambda: self.published() >= goal, "the relays go on", 30)
+
+    async def take_over(self, relay: str, what: str) -> None:
+        """Wait until all lanes are this relay's, and it goes on."""
+        await eventually(lambda: self.lanes(relay) == LANES, f"{what}, and {relay} takes all lanes", 30)
+        await self.come_on()
+
+    async def share_again(self) -> None:
+        await eventually(self.are_shared, "the lanes are shared evenly", 30)
+        await self.come_on()
+
+    async def finish(self, stop: asyncio.Event) -> None:
+        """Stop writing, and see that nothing was lost, reordered, or sent by who had not the lane."""
+        stop.set()
+        await asyncio.sleep(SLACK)
+        servers = self.stand.servers
+        checker = Checker(self.stand.history, servers.database_url, servers.broker_url, [WITNESS], business=WRITTEN)
+        assert_valid(await checker.ask(within=30, at_rest=True), *ALL)
+        self.repeats = len(checker.deliveries) - len({one.message_id for one in checker.deliveries})
+
+    def published(self) -> int:
+        return sum(isinstance(record, Published) for record in self.stand.history)
+
+
+@asynccontextmanager
+async def drill(servers: Servers, logs: Path, *names: str, **variables: str) -> AsyncIterator[Drill]:
+    """Run relays of these names under load, evenly; on leaving, everything is judged.
+
+    `variables`: added to the relays' environment.
+    """
+    async with standing(servers, 7, logs, names=names, **{**QUICK, **variables}) as stand:
+        running = Drill(stand)
+        await eventually(running.are_shared, "the lanes are shared evenly", 30)
+        stop = asyncio.Event()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(stand.writers.run(stop), name="writers")
+            await running.come_on()
+            yield running
+            await running.finish(stop)
