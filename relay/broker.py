@@ -23,6 +23,7 @@ from relay.errors import BrokerUnavailableError
 from relay.settings import BrokerSettings
 
 HEARTBEATS_UNTIL_GONE = 2  # a peer that has said nothing, or whose kernel has taken nothing, for so many
+CLOSE_TIMEOUT = 1.0  # seconds in which a broker that lives answers a close
 SILENT, LOST = "silent", "lost"  # no word for too long; ended without a word
 
 
@@ -104,6 +105,18 @@ class Connection(aio_pika.Connection):
             return None
         return asyncio.CancelledError() if self._closing.cancelled() else self._closing.exception()
 
+    async def hang_up(self) -> None:
+        """Close, without waiting for long: a mute broker answers no close, and the library would wait for seconds."""
+        closing = asyncio.create_task(self.close())
+        try:
+            await asyncio.wait([closing], timeout=CLOSE_TIMEOUT)
+        finally:
+            if not closing.done():
+                self._socket.abort()
+                await asyncio.wait([closing], timeout=CLOSE_TIMEOUT)
+            if closing.done() and not closing.cancelled():
+                closing.exception()  # lost already: what more is there to tell
+
     def _block(self, frame: Any) -> None:
         if self.blocked is None:
             self._blocked_at = self.loop.time()
@@ -123,6 +136,7 @@ class _Socket(TransportFactory):
         self._host = host
         self._patience = patience
         self._socket: socket.socket | None = None
+        self._transport: asyncio.WriteTransport | None = None
         self.tls: ssl.SSLObject | None = None
 
     async def create(self, url: URL, **kwargs: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -135,8 +149,14 @@ class _Socket(TransportFactory):
         name = url.host if is_secure else None
         reader, writer = await asyncio.open_connection(self._host.address, url.port, ssl=context, server_hostname=name)
         self._socket, self.tls = writer.get_extra_info("socket"), writer.get_extra_info("ssl_object")
+        self._transport = writer.transport
         self.be_patient(for_ever=False)
         return reader, writer
+
+    def abort(self) -> None:
+        """End it at once."""
+        if self._transport is not None:
+            self._transport.abort()
 
     def be_patient(self, *, for_ever: bool) -> None:
         if self._socket is not None:

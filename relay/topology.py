@@ -26,7 +26,6 @@ from relay.settings import BrokerSettings
 from relay.topology_settings import Binding, Exchange, Queue, TopologySettings
 
 DECLARE_TIMEOUT = 10.0  # seconds; a quorum queue is there when its members have started
-CLOSE_TIMEOUT = 1.0  # seconds
 
 SEE_LOG = "see the broker's log, then run `relay topology apply`"
 AS_IT_IS = {
@@ -112,11 +111,11 @@ async def apply(broker: BrokerSettings, topology: TopologySettings, *, dry_run: 
                 results.append(await declare(connection, thing, dry_run=dry_run, to_come=to_come))
             except OSError as error:
                 results.append(failed(thing, error))
-                await _close(connection)
+                await connection.hang_up()
                 connection, lost = None, connection
     finally:
         if connection is not None:
-            await _close(connection)
+            await connection.hang_up()
     return results
 
 
@@ -230,15 +229,6 @@ async def _channel(connection: Connection) -> AsyncIterator[AbstractChannel]:
         raise asyncio.CancelledError
     yield channel
     await close_channel(channel)
-
-
-async def _close(connection: Connection) -> None:
-    try:
-        async with asyncio.timeout(CLOSE_TIMEOUT):
-            await connection.close()
-    except (AMQPError, OSError, RuntimeError, asyncio.CancelledError):  # it was lost, or the broker is mute
-        if is_told_to_end():
-            raise
 
 
 def _told(thing: Thing, standing: Standing, seen: str = "", remedy: str = "") -> Declared:

@@ -146,9 +146,7 @@ class Consumer:
                 underlay = await channel.get_underlay_channel()
             yield underlay
         finally:
-            with suppress(*LOST):
-                async with asyncio.timeout(CLOSE_TIMEOUT):
-                    await connection.close()
+            await connection.hang_up()
 
     async def _consume(self, channel: AbstractChannel) -> None:
         """Consume on this channel until it is lost or we are stopped; then let the running transactions finish."""

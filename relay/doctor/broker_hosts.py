@@ -4,12 +4,11 @@ import asyncio
 import ssl
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, assert_never
 from uuid import uuid4
 
-from aiormq.exceptions import AMQPError, ConnectionClosed, ProbableAuthenticationError
+from aiormq.exceptions import ConnectionClosed, ProbableAuthenticationError
 from yarl import URL
 
 from relay.broker import Connection, connect_to
@@ -27,7 +26,6 @@ NOT_ALLOWED = 530  # AMQP's code for a virtual host that is missing or closed to
 MIB = 1024 * 1024
 LARGEST_TRIED = 64 * MIB  # a message of more would be a burden on the broker
 NOT_TRIED = Reply(Answer.NONE, "not tried")
-CLOSE_TIMEOUT = 3.0  # seconds
 CERTIFICATE_DAYS = 30
 
 
@@ -85,8 +83,7 @@ async def connect_each(settings: Settings, hosts: list[OpenHost]) -> AsyncIterat
 
 async def close_each(hosts: Iterable[OpenHost]) -> None:
     for host in hosts:
-        with suppress(TimeoutError, AMQPError, OSError, asyncio.CancelledError):
-            await asyncio.wait_for(host.connection.close(), CLOSE_TIMEOUT)
+        await host.connection.hang_up()
 
 
 def certificates(hosts: Iterable[OpenHost]) -> Iterator[Finding]:

@@ -42,7 +42,6 @@ log = structlog.get_logger(__name__)
 
 WATCH_INTERVAL, IDLE_INTERVAL = 0.25, 1.0  # seconds between two looks at a channel; the latter while nothing is on it
 MISSED_HEARTBEATS = 1.5  # after which nothing can be delivered; the library waits three times as long, and a bit
-CLOSE_TIMEOUT = 1.0  # seconds; a mute broker does not answer the close either
 RECONNECT_INITIAL, RECONNECT_MAX = 0.1, 3.0  # seconds; ready again within 5 s of the heal
 HELD_AFTER = 5.0  # seconds; a connection lost before that, and before any confirm, counts as one more failure
 REOPEN_AFTER = 0.02  # seconds; a row that closes each channel must not make a hot loop
@@ -183,8 +182,8 @@ class Link:
             self._blocked_before += connection.blocked_seconds
             self._connection = None
             end = connection.end or end  # the broker's own words, rather than what followed from them
-            with suppress(TimeoutError, AMQPError, OSError, asyncio.CancelledError):
-                await asyncio.wait_for(connection.close(), CLOSE_TIMEOUT)
+            with suppress(asyncio.CancelledError):
+                await connection.hang_up()
         if is_told_to_end():  # while it closed, which takes its time when the broker is mute
             raise asyncio.CancelledError
         if end is None and self._left is connection:

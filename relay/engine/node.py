@@ -207,6 +207,8 @@ class Node:
                 failures = failures + 1 if loop.time() - opened_at < RECONNECT_MAX else 1
             self._stalls.session = None
             self._health.expect("lanes", NO_LANES)
+            if self.drain.is_set():  # what is in flight still has had its time
+                return
             await self._publisher.abandon()
             await wait_for_event(self.drain, backoff(failures, RECONNECT_INITIAL, RECONNECT_MAX))
 

@@ -1,7 +1,6 @@
 """See, before a job is made, that the broker is there and what it is to send to exists."""
 
 import asyncio
-from contextlib import suppress
 
 from aio_pika.abc import AbstractConnection
 from aiormq.exceptions import AMQPError
@@ -9,8 +8,6 @@ from aiormq.exceptions import AMQPError
 from relay import broker
 from relay.errors import BrokerUnavailableError, UsageError
 from relay.settings import BrokerSettings
-
-CLOSE_TIMEOUT = 2.0  # seconds
 
 
 async def check_target(settings: BrokerSettings, exchange: str | None, routing_key: str | None) -> None:
@@ -30,8 +27,7 @@ async def check_target(settings: BrokerSettings, exchange: str | None, routing_k
     except TimeoutError:
         raise BrokerUnavailableError(f"no answer within {settings.connect_timeout:g} s") from None
     finally:
-        with suppress(TimeoutError, AMQPError, OSError):  # of a mute broker: the end of the process closes it
-            await asyncio.wait_for(connection.close(), CLOSE_TIMEOUT)
+        await connection.hang_up()
 
 
 async def _ask(connection: AbstractConnection, exchange: str | None, routing_key: str | None) -> None:
