@@ -32,7 +32,7 @@ def image(podman: Podman) -> str:
     return "outbox-relay"
 
 
-@pytest.fixture(scope="session", params=["private", pytest.param("debian", marks=pytest.mark.images)])
+@pytest.fixture(scope="session", params=["private", "debian"])
 def servers(request: pytest.FixtureRequest) -> str:
     """Which PostgreSQL and RabbitMQ the containers of the relay get: the tests' usual ones, or those of debian.py."""
     return str(request.param)

@@ -23,7 +23,7 @@ from tests.support.eventually import eventually
 from tests.support.process import wait_for
 from tests.support.queues import declare_bound
 
-pytestmark = pytest.mark.timeout(600)  # the first test builds the image
+pytestmark = [pytest.mark.images, pytest.mark.timeout(600)]  # the first test builds the image
 
 MIB = 1024 * 1024
 LARGEST = 200 * MIB  # above the base
