@@ -60,7 +60,7 @@ async def run(settings: Settings, database_url: str) -> Findings:
             await stage.write(*KEYS)
             await asyncio.sleep(0.02)
         with suppress(TimeoutError):  # with the bug, some lanes are nobody's
-            await eventually(stage.is_empty, "everything is sent", 10)
+            await eventually(stage.is_empty, "everything is sent", 5)
         await asyncio.sleep(SLACK)  # and from after the last
         return await stage.checker.ask(within=1)
 
