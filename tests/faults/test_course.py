@@ -49,7 +49,8 @@ async def test_the_broker_falls_silent_under_steady_load(settings: Settings, tmp
         finally:
             await asyncio.to_thread(relay.stop, signal.SIGKILL)
 
-    assert_valid(findings, *(set(Invariant) - {Invariant.INNOCENT_KEYS}))  # silence hits all
+    # Silence hits all, and there is one relay.
+    assert_valid(findings, *(set(Invariant) - {Invariant.INNOCENT_KEYS, Invariant.ONE_OWNER}))
 
 
 def victim(stage: Scene, http: str, logs: Path) -> Victim:

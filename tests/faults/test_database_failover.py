@@ -1,7 +1,6 @@
 """A primary dies, hands over or is cut off, with a synchronous standby behind it; database.url names both."""
 
 import asyncio
-import signal
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
 from uuid import UUID
@@ -41,7 +40,7 @@ async def test_the_primary_is_killed_and_its_standby_promoted_twice(
     async with under_load(url, broker_url) as load, relaying(on(settings, url)):
         for _ in range(2):
             await load.comes_on()
-            await asyncio.to_thread(pair.primary.stop, signal.SIGKILL)
+            await asyncio.to_thread(pair.primary.crash)
             await asyncio.to_thread(pair.promote)
             await load.comes_on()
             pair.rejoin()
@@ -76,7 +75,7 @@ async def test_the_old_primary_lives_on_beside_the_promoted_standby(
 
             await eventually(lambda: "no answer within 2 s" in reasons(events), "the deadline ends the session")
             await eventually(lambda: has_relays(pair, 1), "it works on the new primary", 40)
-            await asyncio.to_thread(pair.other.stop, signal.SIGKILL)  # the writers, whose commits hang, learn it now
+            await asyncio.to_thread(pair.other.crash)  # the writers, whose commits hang, learn it now
             await load.comes_on()
             await load.finish()
 
@@ -91,7 +90,7 @@ async def test_a_standby_that_lags_behind_is_promoted(settings: Settings, pair: 
         await load.comes_on()
         await asyncio.to_thread(pair.other.stop_following)
         await load.comes_on()
-        await asyncio.to_thread(pair.primary.stop, signal.SIGKILL)
+        await asyncio.to_thread(pair.primary.crash)
         await asyncio.to_thread(pair.promote)
         await load.comes_on()
         await load.finish(forgotten=True)
@@ -106,7 +105,7 @@ def test_what_a_lagging_standby_lacked_is_named_by_reconcile(pair: Pair, databas
     ends.apply(gone)
     before = ends.reconcile()
 
-    pair.primary.stop(signal.SIGKILL)
+    pair.primary.crash()
     pair.promote()
 
     after = ends.reconcile()
@@ -123,7 +122,7 @@ async def test_two_relays_under_a_split(settings: Settings, pair: Pair, broker_u
         await asyncio.to_thread(pair.promote)
 
         await eventually(lambda: has_relays(pair, 2), "both work on the new primary", 40)
-        await asyncio.to_thread(pair.other.stop, signal.SIGKILL)
+        await asyncio.to_thread(pair.other.crash)
         await eventually(lambda: shares(nodes) == [8, 8], "they share the lanes there", 20)
         await load.comes_on()
         await load.finish()
@@ -144,7 +143,7 @@ async def test_two_relays_when_a_standby_that_lags_behind_is_promoted(
         await load.comes_on()
         await asyncio.to_thread(pair.other.stop_following)
         await load.comes_on()
-        await asyncio.to_thread(pair.primary.stop, signal.SIGKILL)
+        await asyncio.to_thread(pair.primary.crash)
         await asyncio.to_thread(pair.promote)
         await eventually(lambda: shares(nodes) == [8, 8], "they share the lanes of the new primary", 20)
         await load.comes_on()

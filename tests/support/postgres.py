@@ -96,7 +96,11 @@ class PostgresServer(Server):
         self._process.wait_until(self.is_ready, 30)
 
     def crash(self) -> None:
-        """End it as a lost machine does, every backend at once; `start` recovers."""
+        """End it as a lost machine does, every backend at once; `start` recovers.
+
+        When its first process alone is killed, commits that wait for a standby are made before the others have ended,
+        and are seen.
+        """
         self.stop(signal.SIGQUIT)
 
     def _prepare(self, folder: Path) -> None:

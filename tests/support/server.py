@@ -61,7 +61,7 @@ class Server(ABC):
         """
 
     def stop(self, how: signal.Signals | None = None) -> None:
-        """Stop it in order, or by another signal: SIGKILL ends it as a lost machine does."""
+        """Stop it in order, or by another signal."""
         if self._process is not None:
             self._process.stop(how or self.IN_ORDER)
             self._process = None
