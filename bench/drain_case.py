@@ -1,7 +1,7 @@
 """One case of bench/drain in one round: the relay on a backlog, or the C client with the same messages."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,9 +101,10 @@ def drain(
     relay: Process,
     writing: AbstractContextManager[psycopg.Connection],
     *,
+    others: Sequence[Process] = (),
     look: Callable[[], None] = lambda: None,
 ) -> tuple[float, Cpu]:
-    """Let a relay that is idle drain what `writing` has written and not yet committed; give its seconds.
+    """Let a relay that is idle, and others, drain what `writing` has written and not yet committed; give its seconds.
 
     `look` is called all the time meanwhile, and once just before.
     """
@@ -112,11 +113,11 @@ def drain(
         wait_idle(servers.postgres_pid, servers.rabbitmq_pid)
         look()
 
-        before = _cpu(servers, relay)
+        before = _cpu(servers, relay, *others)
         started = time.monotonic()
         writer.commit()
         ended = wait_drained(watch, relay, look=look)
-        return ended - started, _cpu(servers, relay).since(before)
+        return ended - started, _cpu(servers, relay, *others).since(before)
 
 
 def _publish_by_client(servers: Servers, backlog: Backlog, program: Path) -> tuple[float, Cpu]:
@@ -136,5 +137,6 @@ def _drain_by_relay(servers: Servers, backlog: Backlog, ordering: Ordering, prof
         return drain(servers, watch, relay, table.uncommitted(servers.database_url, backlog))
 
 
-def _cpu(servers: Servers, relay: Process) -> Cpu:
-    return Cpu(cpu_seconds(relay.pid), cpu_seconds(servers.postgres_pid), cpu_seconds(servers.rabbitmq_pid))
+def _cpu(servers: Servers, *relays: Process) -> Cpu:
+    sender = sum(cpu_seconds(relay.pid) for relay in relays)
+    return Cpu(sender, cpu_seconds(servers.postgres_pid), cpu_seconds(servers.rabbitmq_pid))

@@ -6,6 +6,7 @@ beside that of one; and what ten idle ones cost.
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from statistics import median
 from typing import Any
 
 from cyclopts import App
@@ -13,6 +14,7 @@ from cyclopts import App
 from bench import backlog as table
 from bench import report
 from bench.command import Count, CountOrNone, Positive, main
+from bench.drain_case import Measured
 from bench.keys import Keys
 from bench.nodes_case import Gap, Going, measure_drain, measure_gap, measure_idle, under_load
 from bench.servers import Servers, private_servers
@@ -97,17 +99,24 @@ def _report_gaps(measured: Sequence[Gap]) -> dict[str, Any]:
 def _drains(servers: Servers, rounds: int, rows: int) -> dict[str, Any]:
     with console.status("drawing the rows"):
         backlog = table.prepare(servers.database_url, servers.folder, Keys.CDNOW, rows)
-    rates: dict[int, list[float]] = {1: [], 2: []}
+    measured: dict[int, list[Measured]] = {1: [], 2: []}
     for number in range(rounds):
         for nodes in (1, 2) if number % 2 == 0 else (2, 1):
             with console.status(f"a backlog for {nodes}: round {number + 1} of {rounds}"):
-                rates[nodes].append(measure_drain(servers, backlog, nodes))
-    ratio = report.spread([two / one for one, two in zip(rates[1], rates[2], strict=True)])
-    spreads = {"one node": report.spread(rates[1]), "two nodes": report.spread(rates[2])}
-    lines = [[name, each.shown(), each.range_shown()] for name, each in spreads.items()]
-    lines.append(["ratio", ratio.shown(2), ratio.range_shown(2)])
-    report.print_table(console, f"Backlog drained, messages a second: median of {rounds}", ["", "", "range"], lines)
-    return {**{name: asdict(each) for name, each in spreads.items()}, "ratio": asdict(ratio)}
+                measured[nodes].append(measure_drain(servers, backlog, nodes))
+    ratio = report.spread([two.rate / one.rate for one, two in zip(measured[1], measured[2], strict=True)])
+    lines, figures = [], {"ratio": asdict(ratio)}
+    for name, rounds_of in (("one node", measured[1]), ("two nodes", measured[2])):
+        rate = report.spread([one.rate for one in rounds_of])
+        cpu = [
+            median(getattr(one, part) for one in rounds_of) for part in ("sender_cpu", "postgres_cpu", "rabbitmq_cpu")
+        ]
+        lines.append([name, rate.shown(), rate.range_shown(), *(f"{each:.1f}" for each in cpu)])
+        figures[name] = asdict(rate)
+    lines.append(["ratio", ratio.shown(2), ratio.range_shown(2), "", "", ""])
+    title = f"Backlog drained, messages a second: median of {rounds}; CPU in us a message"
+    report.print_table(console, title, ["", "", "range", "relays", "PostgreSQL", "RabbitMQ"], lines)
+    return figures
 
 
 if __name__ == "__main__":

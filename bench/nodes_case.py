@@ -16,7 +16,7 @@ from bench import backlog as table
 from bench import queue
 from bench.backlog import Backlog
 from bench.command import BenchmarkError
-from bench.drain_case import drain
+from bench.drain_case import Measured, drain
 from bench.notes import Note, NoteReader
 from bench.processes import cpu_seconds, wait_idle
 from bench.relay_process import running_relay, start_relay
@@ -177,8 +177,8 @@ def _of_second(scene: Scene) -> list[int]:
     return scene.await_shares(LANES // 2, LANES // 2)[f"node-{scene.started}"]
 
 
-def measure_drain(servers: Servers, backlog: Backlog, nodes: int) -> float:
-    """Let so many nodes drain a backlog together; give messages a second.
+def measure_drain(servers: Servers, backlog: Backlog, nodes: int) -> Measured:
+    """Let so many nodes drain a backlog together.
 
     Raises:
         BenchmarkError: a message was lost.
@@ -186,10 +186,12 @@ def measure_drain(servers: Servers, backlog: Backlog, nodes: int) -> float:
     queue.purge(servers.broker_url)
     table.empty(servers.database_url, same_ids=True)
     with watching(servers.database_url) as watch, _nodes(servers, nodes) as relays:
-        seconds, _ = drain(servers, watch, relays[0], table.uncommitted(servers.database_url, backlog))
-    if queue.depth(servers.broker_url) < backlog.rows:
-        raise BenchmarkError(f"{backlog.rows - queue.depth(servers.broker_url)} messages were lost")
-    return backlog.rows / seconds
+        writing = table.uncommitted(servers.database_url, backlog)
+        seconds, cpu = drain(servers, watch, relays[0], writing, others=relays[1:])
+    measured = Measured.now(servers, f"{nodes} nodes", 0, messages=backlog.rows, seconds=seconds, cpu=cpu)
+    if measured.lost:
+        raise BenchmarkError(f"{measured.lost} messages were lost")
+    return measured
 
 
 def measure_idle(servers: Servers, nodes: int, seconds: float) -> tuple[float, float]:
