@@ -46,8 +46,8 @@ class Drill:
         return sum(shares) == LANES and max(shares) - min(shares) <= 1
 
     async def come_on(self) -> None:
-        goal = self.published() + STEP
-        await eventually(lambda: self.published() >= goal, "the relays go on", 30)
+        goal = self._published() + STEP
+        await eventually(lambda: self._published() >= goal, "the relays go on", 30)
 
     async def take_over(self, relay: str, what: str) -> None:
         """Wait until all lanes are this relay's, and it goes on."""
@@ -67,7 +67,7 @@ class Drill:
         assert_valid(await checker.ask(within=30, at_rest=True), *ALL)
         self.repeats = len(checker.deliveries) - len({one.message_id for one in checker.deliveries})
 
-    def published(self) -> int:
+    def _published(self) -> int:
         return sum(isinstance(record, Published) for record in self.stand.history)
 
 

@@ -98,8 +98,8 @@ class PostgresServer(Server):
     def crash(self) -> None:
         """End it as a lost machine does, every backend at once; `start` recovers.
 
-        When its first process alone is killed, commits that wait for a standby are made before the others have ended,
-        and are seen.
+        Killing its first process alone leaves backends alive for a moment, in which commits that wait for a standby may
+        be made, and seen.
         """
         self.stop(signal.SIGQUIT)
 
