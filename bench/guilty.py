@@ -57,4 +57,14 @@ def guilty_rows(database_url: str, broker_url: str, guilt: Guilt) -> Iterator[No
         finally:
             done.set()
             writer.join()
+            forget(connection)
+
+
+def forget(connection: psycopg.Connection) -> None:
+    """Remove them, also while the relay moves them from partition to partition."""
+    while True:
+        try:
             connection.execute(FORGET)
+        except psycopg.errors.SerializationFailure:
+            continue
+        return

@@ -95,7 +95,7 @@ def measure_latency(
 
     `sent_at` is the begin of the transaction that marks the row. All are readings of one machine's clock.
     """
-    _clear(stand)
+    clear(stand)
     with beside or nullcontext():
         commits = write_steadily(stand.writers, stand.servers.database_url, rate, seconds)
     wait_drained(stand.watch, stand.relay)
@@ -127,7 +127,7 @@ def measure_writers(stand: Stand, seconds: float, number: int) -> WriterRates:
     """Let the writers go as fast as they can, once with the trigger and once without; odd rounds begin with it."""
     rates: dict[bool, float] = {}
     for trigger in (True, False) if number % 2 else (False, True):
-        _clear(stand)
+        clear(stand)
         stand.watch.execute(SWITCH_TRIGGER[trigger])
         stand.watch.execute("CHECKPOINT")
         wait_idle(stand.relay.pid, stand.servers.postgres_pid, stand.servers.rabbitmq_pid)
@@ -137,7 +137,7 @@ def measure_writers(stand: Stand, seconds: float, number: int) -> WriterRates:
     return WriterRates(trigger_on=rates[True], trigger_off=rates[False])
 
 
-def _clear(stand: Stand) -> None:
+def clear(stand: Stand) -> None:
     queue.purge(stand.servers.broker_url)
     table.empty(stand.servers.database_url, same_ids=False)
 

@@ -102,7 +102,7 @@ def fill_day(servers: Servers, rows: int) -> str:
         (midnight,) = connection.execute(ADD_DAY, {"ago": AGO}).fetchone() or (None,)
         connection.execute(FILL, {"payload": PAYLOAD, "midnight": midnight, "rows": rows})
         connection.execute(CLEAR_UP)
-        (name,) = connection.execute(NAME, [AGO]).fetchone() or ("",)
+        (name,) = connection.execute(NAME, ["message_sent", AGO]).fetchone() or ("",)
     return str(name)
 
 

@@ -11,7 +11,8 @@ DECLARE
     name text;
 BEGIN
     FOREACH name IN ARRAY ARRAY[
-        'outbox_writer', 'outbox_spark', 'outbox_relay', 'outbox_retention', 'outbox_consumer'
+        'outbox_writer', 'outbox_publisher', 'outbox_spark', 'outbox_relay', 'outbox_retention', 'outbox_archive',
+        'outbox_consumer'
     ] LOOP
         IF to_regrole(name) IS NULL THEN
             EXECUTE format('CREATE ROLE %I NOLOGIN', name);
@@ -19,7 +20,8 @@ BEGIN
     END LOOP;
 END $$;
 
-GRANT USAGE ON SCHEMA outbox TO outbox_writer, outbox_spark, outbox_relay, outbox_retention, outbox_consumer;
+GRANT USAGE ON SCHEMA outbox
+    TO outbox_writer, outbox_publisher, outbox_spark, outbox_relay, outbox_retention, outbox_archive, outbox_consumer;
 
 -- Writers: new rows, and these are pending, since `state` and what the relay writes are not theirs to name.
 GRANT INSERT (
@@ -28,12 +30,22 @@ GRANT INSERT (
 ) ON outbox.message TO outbox_writer;
 GRANT USAGE ON SEQUENCE outbox.message_id_seq TO outbox_writer;
 
+-- Durable publishers: write as writers do, name the time at which an event was accepted, and see whether rows of theirs
+-- are left. One that runs a relay in its process needs the relay's roles, too.
+GRANT outbox_writer TO outbox_publisher;
+GRANT INSERT (created_at), SELECT (state, writer, created_at) ON outbox.message TO outbox_publisher;
+
 -- Spark: writes as writers do, with the ledger; its staging tables have a schema of their own, which jobs name
 -- by the option stagingSchema. The business table is yours to grant.
 GRANT outbox_writer TO outbox_spark;
-GRANT SELECT, INSERT ON outbox.batch TO outbox_spark;
+GRANT SELECT, INSERT, UPDATE (row_counts) ON outbox.batch TO outbox_spark;
+GRANT SELECT (state) ON outbox.message TO outbox_spark; -- to wait while many are pending
 CREATE SCHEMA IF NOT EXISTS outbox_staging;
 GRANT USAGE, CREATE ON SCHEMA outbox_staging TO outbox_spark;
+
+-- Archive: reads the outbox, and notes which days it has written elsewhere.
+GRANT SELECT ON outbox.message TO outbox_archive;
+GRANT SELECT, INSERT, DELETE ON outbox.archived_day TO outbox_archive;
 
 -- The relay and its operators: read, mark, park, retry; what an event says is not theirs to change.
 GRANT SELECT ON outbox.message TO outbox_relay;
@@ -47,37 +59,53 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON outbox.node, outbox.quarantine TO outbox
 GRANT SELECT ON outbox.batch, outbox.migration TO outbox_relay;
 GRANT SELECT, INSERT ON outbox.replay, outbox.replay_failure TO outbox_relay;
 GRANT UPDATE (state, selected, replayed, failed, position, saved_at) ON outbox.replay TO outbox_relay;
+GRANT SELECT, INSERT ON outbox.dead_letter_audit TO outbox_relay;
 GRANT SELECT ON outbox.processed_message TO outbox_relay; -- relay reconcile, where the inbox is here
+-- Masters of partitioned consumers, where their inbox is here.
+GRANT SELECT ON outbox.pool, outbox.pool_member, outbox.pool_partition TO outbox_relay;
+GRANT DELETE ON outbox.pool_member TO outbox_relay;
+GRANT UPDATE (epoch, member, wanted_by, taken_from, since) ON outbox.pool_partition TO outbox_relay;
+GRANT SELECT, INSERT, UPDATE ON outbox.pool_master TO outbox_relay;
 -- To see how old other people's transactions are (docs/database.md); only a superuser may grant it:
 --     GRANT pg_read_all_stats TO outbox_relay;
 
--- Consumers: their inbox.
+-- Consumers: their inbox and its days, the messages that they hold, and the tries that have not ended.
 GRANT SELECT, INSERT ON outbox.processed_message TO outbox_consumer;
+GRANT EXECUTE ON FUNCTION outbox.ensure_inbox_days(date, integer) TO outbox_consumer;
+GRANT SELECT, INSERT, UPDATE, DELETE ON outbox.held_message, outbox.begun_message TO outbox_consumer;
+-- Members of a pool: check in and out, and release a partition.
+GRANT SELECT, INSERT, UPDATE ON outbox.pool TO outbox_consumer;
+GRANT SELECT, INSERT, UPDATE, DELETE ON outbox.pool_member TO outbox_consumer;
+GRANT SELECT, INSERT, UPDATE (member, taken_from) ON outbox.pool_partition TO outbox_consumer;
 
--- Retention: only the owner of a partition may detach and drop it. So the days of sent rows get an owner of their own, who
--- can do as he likes with sent rows and with nothing else. For the relay's login, or with relay.retention = "off" for one
--- that runs `relay retention` each night. The tables' owner becomes a member, so that migrations go on as before.
+-- Retention: only the owner of a partition may detach and drop it. So the days of sent rows and of the inbox get an owner
+-- of their own, who can do as he likes with these and with nothing else. For the relay's login, or with relay.retention =
+-- "off" for one that runs `relay retention` each night. The tables' owner becomes a member, so that migrations go on as
+-- before.
 GRANT CREATE ON SCHEMA outbox TO outbox_retention;
-GRANT SELECT ON outbox.migration, outbox.replay TO outbox_retention;
+GRANT SELECT ON outbox.migration, outbox.replay, outbox.archived_day TO outbox_retention;
+GRANT SELECT, UPDATE ON outbox.inbox_memory TO outbox_retention;
 
--- The last step, since a new owner takes ACCESS EXCLUSIVE on message_sent until COMMIT: marks wait for it, once.
+-- The last step, since a new owner takes ACCESS EXCLUSIVE on message_sent and processed_message until COMMIT: marks and
+-- consumers wait for it, once.
 SET LOCAL lock_timeout = '3s';
 DO $$
 DECLARE
-    sent CONSTANT regclass := 'outbox.message_sent';
+    divided CONSTANT regclass[] := ARRAY['outbox.message_sent', 'outbox.processed_message'];
     part regclass;
 BEGIN
     EXECUTE format('GRANT outbox_retention TO %I', (
         SELECT pg_get_userbyid(relowner) FROM pg_class WHERE oid = 'outbox.message'::regclass));
     FOR part IN
         SELECT oid FROM pg_class
-        WHERE (oid = sent OR oid IN (SELECT inhrelid FROM pg_inherits WHERE inhparent = sent))
+        WHERE (oid = ANY (divided) OR oid IN (SELECT inhrelid FROM pg_inherits WHERE inhparent = ANY (divided)))
             AND relowner <> to_regrole('outbox_retention')
-        ORDER BY oid <> sent
+        ORDER BY oid <> ALL (divided)
     LOOP
         EXECUTE format('ALTER TABLE %s OWNER TO outbox_retention', part);
     END LOOP;
 END $$;
 ALTER FUNCTION outbox.ensure_sent_days(date, integer) OWNER TO outbox_retention;
+ALTER FUNCTION outbox.ensure_inbox_days(date, integer) OWNER TO outbox_retention;
 
 COMMIT;

@@ -1,8 +1,11 @@
-"""How long to wait before the next try, and what ends the wait."""
+"""How long to wait before the next try or look, and what ends the wait."""
 
 import asyncio
 import random
 from contextlib import suppress
+from dataclasses import dataclass
+
+PHASE = random.random()  # noqa: S311  (nothing to do with secrets)
 
 
 def backoff(attempt: int, initial: float, maximum: float) -> float:
@@ -12,6 +15,27 @@ def backoff(attempt: int, initial: float, maximum: float) -> float:
     """
     step = min(maximum, initial * 2.0 ** min(attempt - 1, 30))
     return step * random.uniform(0.5, 1.0)  # noqa: S311  (nothing to do with secrets)
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """How long to wait before the n-th try: doubling, bounded, and spread so that many do not come at once."""
+
+    initial: float = 0.5
+    maximum: float = 30.0
+
+    def seconds(self, attempts: int) -> float:
+        return backoff(attempts, self.initial, self.maximum)
+
+
+def until_tick(interval: float) -> float:
+    """Give the seconds until the clock has gone on by a multiple of `interval`, the same moment for all who ask.
+
+    Waking up costs an idle process more than what it does then: what is looked at every second is looked at together.
+    Other processes have other moments.
+    """
+    left = interval - (asyncio.get_running_loop().time() + PHASE * interval) % interval
+    return left if left > interval / 10 else left + interval  # a timer may be over a little early
 
 
 async def wait_for_event(event: asyncio.Event, within: float | None) -> None:

@@ -23,6 +23,7 @@ from relay.errors import BrokerUnavailableError
 from relay.settings import BrokerSettings
 
 HEARTBEATS_UNTIL_GONE = 2  # a peer that has said nothing, or whose kernel has taken nothing, for so many
+MISSED_HEARTBEATS = 1.5  # after which nothing goes through; the library waits three times as long, and a bit
 CLOSE_TIMEOUT = 1.0  # seconds in which a broker that lives answers a close
 SILENT, LOST = "silent", "lost"  # no word for too long; ended without a word
 
@@ -45,6 +46,7 @@ class Connection(aio_pika.Connection):
 
     def __init__(self, host: Host, broker: BrokerSettings, name: str) -> None:
         self.host = host
+        self._heartbeat = broker.heartbeat
         self._socket = _Socket(host, patience=broker.heartbeat * HEARTBEATS_UNTIL_GONE)
         super().__init__(
             # The library's 60 s would mean minutes until a mute broker is noticed.
@@ -55,6 +57,12 @@ class Connection(aio_pika.Connection):
         self.blocked: str | None = None
         self._blocked_at = 0.0
         self._blocked_before = 0.0
+
+    def __del__(self) -> None:
+        """Leave it: the library's own closes in whatever loop runs by then, and Python warns when there is none.
+
+        A connection that was opened is closed by `hang_up`; one that was not has nothing to close.
+        """
 
     async def connect(self, timeout: float | None = None) -> None:  # noqa: ASYNC109  (the library's signature)
         try:
@@ -84,6 +92,14 @@ class Connection(aio_pika.Connection):
         last: float = self._underlay._Connection__last_frame_time  # type: ignore[attr-defined]
         return self.loop.time() - last
 
+    @property
+    def hindrance(self) -> str | None:
+        """Why nothing goes through, as far as one can tell while it is open; None when nothing is known against it."""
+        if self.blocked is not None:
+            return f"broker blocked ({self.blocked})"
+        silence = self._heartbeat * MISSED_HEARTBEATS
+        return f"nothing has come from it for {silence:g} s" if self.silent_for > silence else None
+
     def clock(self) -> float:
         """Give a time in seconds that stands still while the broker blocks us."""
         return self.loop.time() - self.blocked_seconds
@@ -104,6 +120,13 @@ class Connection(aio_pika.Connection):
         if not self._closing.done():
             return None
         return asyncio.CancelledError() if self._closing.cancelled() else self._closing.exception()
+
+    @property
+    def loss(self) -> str | None:
+        """What ended the connection, in words; None while it is open."""
+        if (end := self.end) is None:
+            return None
+        return f"connection lost: {SILENT if isinstance(end, asyncio.CancelledError) else words(end)}"
 
     async def hang_up(self) -> None:
         """Close, without waiting for long: a mute broker answers no close, and the library would wait for seconds."""

@@ -1,12 +1,13 @@
 """Connections to PostgreSQL: deadlines on every step, and no password in any error."""
 
 import asyncio
+import re
 from typing import Any, NamedTuple
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from relay.errors import ConfigurationError, DatabaseUnavailableError
+from relay.errors import ConfigurationError, DatabaseUnavailableError, DeadlineError
 from relay.settings import DatabaseSettings
 
 # A peer that died silently is noticed within about 10 s, whether we wait for it or are idle.
@@ -145,9 +146,24 @@ async def _is_kept(connection: psycopg.AsyncConnection, other: psycopg.AsyncConn
     return True
 
 
+def is_unreplicated(notice: psycopg.errors.Diagnostic) -> bool:
+    """Tell whether a notice says that a commit was made here and maybe nowhere else."""
+    # Its SQLSTATE, 01000, is that of any warning, and its words depend on the server's language.
+    return notice.source_function == "SyncRepWaitForLSN"
+
+
 def one_line(error: BaseException) -> str:
     """Give libpq's words, which come on several lines, as one."""
     return " ".join(str(error).split())
+
+
+def kind_of_loss(error: BaseException) -> str:
+    """Name the kind of a lost session as `broker.kind_of_end` does: the server's own word, `silent`, or `lost`."""
+    if isinstance(error, (DeadlineError, TimeoutError)):
+        return "silent"
+    if isinstance(error, psycopg.Error) and error.sqlstate:
+        return re.sub(r"(?<!^)(?=[A-Z])", "_", type(error).__name__).lower()  # AdminShutdown: admin_shutdown
+    return "lost"
 
 
 async def _backend(connection: psycopg.AsyncConnection) -> int:

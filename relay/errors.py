@@ -7,22 +7,32 @@ OutboxError
   DatabaseUnavailableError
     InboxUnavailableError
   SchemaError             the database is reachable, but the tables are missing or behind
-  AccessError             the database is reachable, but does not let this role do it
+  AccessError             the server is reachable, but does not let this user do it
   BrokerUnavailableError
   DeadlineError           no answer in time
   CommitUnknownError      committed on a primary that may have been replaced
   ListenError             the address for probes and metrics cannot be had
   ConsumerError           the consumer cannot go on; nothing was acknowledged that was not applied
     QueueMissingError
-    UnhandledMessageError a message that nobody can apply
+    QueueUnfitError       a queue beside it is missing, or not what it has to be
+  MessageError            a message that this consumer can never apply, however often it tries
+    InvalidPayloadError
+    ExpiredMessageError
+  PartitionLostError      another member of the pool has the partition by now
   HandlerCancelledError   a handler ended itself by CancelledError
+  HandlerTransactionError a handler left no transaction to commit
+  NotAcceptedError        an event that was neither confirmed nor buffered
+  BufferFileError         a file that cannot be a publisher's buffer
   BusyError               somebody else is at it
   NotFoundError           nothing of that name or id is there
   NotReadyError           the relay does not run, or cannot deliver
   PartlyDoneError         a command did a part of what it was asked for
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from datetime import date
+from typing import Any
+from uuid import UUID
 
 
 class OutboxError(Exception):
@@ -46,7 +56,7 @@ class DatabaseUnavailableError(OutboxError):
 
 
 class InboxUnavailableError(DatabaseUnavailableError):
-    """No connection to the database of a consumer's inbox, which is not the outbox's."""
+    """The database of a consumer's inbox cannot be reached, or does not take the inbox's rows."""
 
 
 class SchemaError(OutboxError):
@@ -54,7 +64,7 @@ class SchemaError(OutboxError):
 
 
 class AccessError(OutboxError):
-    """The database is reachable, but does not let this role do what was asked for."""
+    """The server is reachable, but does not let this user do what was asked for."""
 
 
 class BrokerUnavailableError(OutboxError):
@@ -87,6 +97,17 @@ class ListenError(OutboxError):
         self.address = address
 
 
+class NotAcceptedError(OutboxError):
+    """The event was neither confirmed by the broker nor committed in the buffer, as far as we know.
+
+    It may have been: published again as the same `Event` it has the same message_id, and takes effect once.
+    """
+
+
+class BufferFileError(OutboxError):
+    """The file cannot be a publisher's buffer; it was left as it is."""
+
+
 class BusyError(OutboxError):
     """Somebody else is at it; nothing was done."""
 
@@ -108,20 +129,67 @@ class ConsumerError(OutboxError):
 
 
 class QueueMissingError(ConsumerError):
-    """The queue to consume from does not exist; consumers declare nothing."""
+    """The queue to consume from does not exist; consumers do not declare it."""
 
     def __init__(self, queue: str) -> None:
-        super().__init__(f"queue {queue!r} does not exist; create it and bind it, a consumer declares nothing")
+        super().__init__(f"queue {queue!r} does not exist; create it and bind it, a consumer does not declare it")
         self.queue = queue
 
 
-class UnhandledMessageError(ConsumerError):
-    """A message that this consumer cannot apply; it is still in the queue."""
+class QueueUnfitError(ConsumerError):
+    """What a consumer needs beside its queue is missing, or there with other arguments; nothing was consumed."""
 
-    def __init__(self, queue: str, reason: str) -> None:
-        super().__init__(f"queue {queue!r}: stopped at a message that cannot be applied and stays there: {reason}")
-        self.queue = queue
-        self.reason = reason
+    def __init__(self, kind: str, name: str, words: str, arguments: Mapping[str, Any]) -> None:
+        super().__init__(
+            f"{kind} {name!r} {words or 'does not exist'}: declare it, durable, with the arguments {dict(arguments)},"
+            " or let the consumer declare it at its start (declare=True), which needs the permission to configure it"
+        )
+        self.queue = name
+        self.arguments = arguments
+
+
+class PartitionLostError(OutboxError):
+    """Another member of the pool has the partition, or is about to get it; nothing was applied."""
+
+
+class MessageError(OutboxError):
+    """This consumer can never apply this message, however often it tries; nothing of it was kept."""
+
+
+class InvalidPayloadError(MessageError):
+    """The body does not fit what the handler asks for; places and kinds of the faults, and nothing of the payload."""
+
+    def __init__(self, event_type: str, message_id: UUID, faults: str) -> None:
+        super().__init__(f"{event_type} {message_id}: the body does not fit what its handler takes: {faults}")
+        self.event_type = event_type
+        self.message_id = message_id
+        self.faults = faults
+
+
+class ExpiredMessageError(MessageError):
+    """The inbox remembers nothing of the message's day any more: it may have been applied, or not."""
+
+    def __init__(self, event_type: str, message_id: UUID, day: date, remembered_since: date) -> None:
+        super().__init__(
+            f"{event_type} {message_id} was written on {day}, and the inbox remembers what was applied since"
+            f" {remembered_since}: whether this was cannot be told"
+        )
+        self.event_type = event_type
+        self.message_id = message_id
+        self.day = day
+        self.remembered_since = remembered_since
+
+
+class HandlerTransactionError(OutboxError):
+    """A handler returned, and its transaction is none that can be committed."""
+
+    def __init__(self, *, is_failed: bool) -> None:
+        super().__init__(
+            "a statement of the handler failed, and it went on: let the error out, or run the statement in a savepoint"
+            if is_failed
+            else "the handler has ended the transaction: leave commit and rollback to the consumer"
+        )
+        self.is_failed = is_failed
 
 
 class HandlerCancelledError(OutboxError):

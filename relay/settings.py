@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict
-from pydantic import AfterValidator, Field, SecretStr, StringConstraints
+from pydantic import AfterValidator, Field, SecretStr, StringConstraints, ValidationInfo
 
 from relay.section import Section, ShortString, Takes, short
 from relay.topology_settings import TopologySettings
@@ -37,7 +37,7 @@ def _amqp_urls(urls: SecretStr) -> SecretStr:
 
 
 def days_kept(retention: str) -> int | None:
-    """Give the days of `relay.retention`; None when nothing is dropped.
+    """Give the days of `relay.retention` or `relay.inbox_retention`; None when nothing is dropped.
 
     Raises:
         ValueError: it is neither so many days nor "off".
@@ -52,6 +52,13 @@ def days_kept(retention: str) -> int | None:
 def _retention(text: str) -> str:
     days_kept(text)
     return text
+
+
+def _not_shorter(inbox_retention: str, info: ValidationInfo) -> str:
+    remembered, kept = days_kept(inbox_retention), days_kept(info.data.get("retention", "1 day"))
+    if remembered is not None and (kept is None or remembered < kept):
+        raise ValueError
+    return inbox_retention
 
 
 def _listen_address(address: str) -> str:
@@ -79,6 +86,12 @@ Identifier = Annotated[
 ]
 NodeName = Annotated[str, StringConstraints(min_length=1), AfterValidator(short), Takes("text of 1 to 255 bytes")]
 Retention = Annotated[str, AfterValidator(_retention), Takes('days as in "14 days", from 1 to 99999, or "off"')]
+InboxRetention = Annotated[
+    str,
+    AfterValidator(_retention),
+    AfterValidator(_not_shorter),
+    Takes('days as in "30 days", no fewer than those of relay.retention, or "off"'),
+]
 ListenAddress = Annotated[
     str, AfterValidator(_listen_address), Takes("address:port, 0.0.0.0:8080 or [::]:8080, or nothing")
 ]
@@ -189,12 +202,25 @@ class RelaySettings(Section):
     """at the start, the database and the broker are waited for this long"""
     drain_timeout: Seconds = 8.0
     """after SIGTERM, messages in flight have this long to be confirmed"""
+    pools: bool = True
+    """be a candidate for the master of partitioned consumers (docs/partitioned-consumers.md)"""
     retention: Retention = "14 days"
     """sent rows are kept for this long, then dropped by the day (docs/database.md); off: for ever"""
+    retention_waits_for_archive: bool = False
+    """a day of sent rows is dropped only once it is archived, whatever its age (docs/archive.md)"""
+    inbox_retention: InboxRetention = "30 days"
+    """an inbox remembers a message for this long after the day on which it was written, and never for less than
+    `retention` (docs/consumer.md); off: for ever"""
 
     @property
     def retention_days(self) -> int | None:
         return days_kept(self.retention)
+
+    @property
+    def inbox_retention_days(self) -> int | None:
+        """As many as `retention_days`, at least: a replay of rows that are kept must find what was applied of them."""
+        kept, remembered = self.retention_days, days_kept(self.inbox_retention)
+        return None if kept is None or remembered is None else max(kept, remembered)
 
 
 class Route(Section):

@@ -5,7 +5,7 @@ is declared through it takes confirmed messages, and vanishes with them when the
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -73,6 +73,13 @@ def listed(topology: TopologySettings) -> list[Thing]:
     return [*topology.exchanges, *topology.queues, *topology.bindings]
 
 
+def default_exchange(broker: BrokerSettings, things: Sequence[Thing]) -> Exchange | None:
+    """Give the exchange that a relay declares though nobody lists it; it may be of any type: do not compare it."""
+    is_listed = any(isinstance(thing, Exchange) and thing.name == broker.exchange for thing in things)
+    # Not checked, as a name that cannot be declared can be published to.
+    return Exchange.model_construct(name=broker.exchange) if broker.exchange and not is_listed else None
+
+
 def kind_of(thing: Thing) -> str:
     """Give `exchange`, `queue` or `binding`."""
     return type(thing).__name__.lower()
@@ -87,7 +94,7 @@ def name_of(thing: Thing) -> str:
 
 
 async def apply(broker: BrokerSettings, topology: TopologySettings, *, dry_run: bool = False) -> list[Declared]:
-    """Declare everything that is listed; what cannot be does not keep the rest from it.
+    """Declare what is listed, and the default exchange if it is bound; what cannot be does not keep the rest from it.
 
     Args:
         dry_run: tell what is missing, and declare nothing.
@@ -96,6 +103,10 @@ async def apply(broker: BrokerSettings, topology: TopologySettings, *, dry_run: 
     """
     results: list[Declared] = []
     things = listed(topology)
+    bound_to = {thing.exchange for thing in things if isinstance(thing, Binding)}
+    default = default_exchange(broker, things)
+    if default is not None and default.name in bound_to:
+        things.insert(0, default)
     connection, lost = None, None
     try:
         for thing in things:
@@ -108,7 +119,8 @@ async def apply(broker: BrokerSettings, topology: TopologySettings, *, dry_run: 
                     return results + [failed(each, error) for each in things[len(results) :]]
             to_come = {(each.kind, each.name) for each in results if each.standing is Standing.MISSING}
             try:
-                results.append(await declare(connection, thing, dry_run=dry_run, to_come=to_come))
+                compare = thing is not default
+                results.append(await declare(connection, thing, compare=compare, dry_run=dry_run, to_come=to_come))
             except OSError as error:
                 results.append(failed(thing, error))
                 await connection.hang_up()

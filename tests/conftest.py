@@ -1,4 +1,4 @@
-"""Real servers for every test: started when the first test asks, once a run, ended with it.
+"""Real servers for every test: started when the first test asks, once a process of the run, ended with it.
 
 A test gets a database of its own, made from a migrated template, and a virtual host of its own.
 `@pytest.mark.every_postgres` runs a test on the oldest supported PostgreSQL and on the newest; else the newest.
@@ -20,7 +20,8 @@ from tests.support.java import java_home
 from tests.support.postgres import NEWEST, OLDEST, PostgresServer
 from tests.support.rabbitmq import RabbitServer
 
-TEMPLATE = "migrated"
+# One for each process of pytest-xdist, since all of them share a given server.
+TEMPLATE = f"migrated_{os.environ.get('PYTEST_XDIST_WORKER', 'main')}"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -36,7 +37,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def postgres_of() -> Iterator[Callable[[int], PostgresServer]]:
-    """Give the run's server of a version; started at the first call."""
+    """Give this process's server of a version; started at the first call."""
     servers: dict[int, PostgresServer] = {}
     with ExitStack() as running:
 
@@ -62,7 +63,7 @@ def postgres(request: pytest.FixtureRequest, postgres_of: Callable[[int], Postgr
 
 @pytest.fixture(scope="session")
 def rabbitmq() -> Iterator[RabbitServer]:
-    """The run's broker; others use it too, so stop a node of your own."""
+    """This process's broker; other tests use it too, so stop a node of your own."""
     with given_rabbitmq() or RabbitServer(schedulers=1) as node:
         yield node
 
@@ -80,6 +81,14 @@ def database_url(postgres: PostgresServer) -> Iterator[str]:
 def database(database_url: str) -> DatabaseSettings:
     """A fresh migrated database."""
     return DatabaseSettings(url=SecretStr(database_url))
+
+
+@pytest.fixture
+def inbox_url(postgres: PostgresServer, database_url: str) -> Iterator[str]:
+    """A consumer's database, with an inbox."""
+    name = f"inbox_{database_url[-12:]}"
+    yield postgres.create_database(name, template=TEMPLATE)
+    postgres.drop_database(name)
 
 
 @pytest.fixture

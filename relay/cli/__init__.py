@@ -50,13 +50,18 @@ COMMANDS = {
     ),
     "doctor": ("relay.cli.doctor:doctor", "Look for what would not work, before a message is sent."),
     "parked": ("relay.cli.parked:app", "See, retry or discard what could not be delivered."),
+    "dead-letters": ("relay.cli.dead_letters:app", "See, send back, throw away or save what consumers gave up."),
+    "pool": ("relay.cli.pool:app", "Share partitions among consumers; tell who holds which."),
     "replay": ("relay.cli.replay:app", "Send again what was sent; list, show and cancel replays."),
     "reconcile": (
         "relay.cli.reconcile:reconcile",
         "Compare what was sent with what consumers have applied.",
     ),
     "topology": ("relay.cli.topology:app", "Declare the exchanges, queues and bindings that relay.toml lists."),
-    "retention": ("relay.cli.retention:retention", "Drop the days of sent rows that are older than is to be kept."),
+    "retention": (
+        "relay.cli.retention:retention",
+        "Drop old days of sent rows and of the inbox.",
+    ),
     "config": ("relay.cli.config:app", "Tell the settings in use."),
     "healthcheck": (
         "relay.cli.healthcheck:healthcheck",

@@ -38,7 +38,7 @@ def table(columns: Sequence[str], rows: Iterable[Row]) -> Table:
     """Give a table for a terminal."""
     drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
     for column in columns:
-        drawn.add_column(column, overflow="fold")
+        drawn.add_column(column, overflow="fold", no_wrap=column == "message id")  # somebody may copy it
     for row in rows:
         drawn.add_row(*(Text(printable(value)) for value in row))
     return drawn

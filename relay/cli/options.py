@@ -6,8 +6,11 @@ from typing import Annotated, Literal
 from uuid import UUID
 
 from cyclopts import Parameter
+from pydantic import SecretStr, ValidationError
 
 from relay.configuration import Loaded, load
+from relay.errors import UsageError
+from relay.settings import DatabaseSettings
 
 Output = Annotated[
     Literal["text", "json"],
@@ -19,6 +22,10 @@ ConfigFile = Annotated[Path | None, Parameter(help="Path of relay.toml, in place
 BrokerUrl = Annotated[
     str | None, Parameter(help="In place of RELAY_BROKER_URL; others on this machine can see its password.")
 ]
+InboxUrl = Annotated[
+    str | None, Parameter(help="URL of the inbox's database, else that of the outbox; others can see its password.")
+]
+InboxSchema = Annotated[str | None, Parameter(help="Its schema, in place of database.schema.")]
 
 
 @Parameter(name="*")
@@ -69,3 +76,21 @@ class MessageFilters:
     aggregate_type: Annotated[str | None, Parameter(help="Of this type.")] = None
     aggregate_id: Annotated[str | None, Parameter(help="Of this key.")] = None
     event_type: Annotated[str | None, Parameter(help="Of this event.")] = None
+
+
+def inbox_settings(database: DatabaseSettings, url: str | None, schema: str | None) -> DatabaseSettings:
+    """Give the settings of the database in which an inbox is, as --inbox and --inbox-schema tell.
+
+    Raises:
+        UsageError: what one of them says cannot be.
+    """
+    given = {"url": url and SecretStr(url), "schema_name": schema}
+    try:
+        return DatabaseSettings.model_validate(
+            {**database.model_dump(), **{name: value for name, value in given.items() if value is not None}}
+        )
+    except ValidationError as error:
+        wrong = {place for each in error.errors() for place in each["loc"]}
+        if "url" in wrong:
+            raise UsageError("--inbox takes a libpq URL, postgresql://user:password@host:5432/database") from None
+        raise UsageError("--inbox-schema takes at most 40 lower-case letters, digits and _, no digit first") from None

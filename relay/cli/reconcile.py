@@ -4,13 +4,11 @@ import asyncio
 from typing import Annotated
 
 from cyclopts import Parameter, validators
-from pydantic import SecretStr, ValidationError
 
-from relay.cli.options import DatabaseOptions, MessageFilters, Output
+from relay.cli.options import DatabaseOptions, InboxSchema, InboxUrl, MessageFilters, Output, inbox_settings
 from relay.cli.printing import aside, complain, print_json
 from relay.cli.reconcile_drawing import print_report, shown_progress
 from relay.database import refuse_pooler
-from relay.errors import UsageError
 from relay.keys import redacted
 from relay.operate.reconcile.inbox import Inbox
 from relay.operate.reconcile.interval import Interval
@@ -19,7 +17,6 @@ from relay.operate.reconcile.run import reconcile as compare
 from relay.operate.session import session
 from relay.replay.moment import parse_interval, parse_length
 from relay.replay.selection import Selection, now
-from relay.settings import DatabaseSettings
 
 SCAN_TIMEOUT = 3600.0  # seconds for a statement: days of sent rows are read from end to end
 
@@ -28,10 +25,8 @@ def reconcile(
     *,
     since: Annotated[str, Parameter(help="Sent at or after 2026-11-21T08:00:00Z, or 2h ago: `2h`.")],
     until: Annotated[str | None, Parameter(help="Sent before; else until now.")] = None,
-    inbox: Annotated[
-        str | None, Parameter(help="URL of the inbox's database, else that of the outbox; others can see its password.")
-    ] = None,
-    inbox_schema: Annotated[str | None, Parameter(help="Its schema, in place of database.schema.")] = None,
+    inbox: InboxUrl = None,
+    inbox_schema: InboxSchema = None,
     consumer: Annotated[
         list[str] | None, Parameter(help="Name of a consumer; may be repeated. Else all that the inbox knows.")
     ] = None,
@@ -50,7 +45,7 @@ def reconcile(
     options, filters = options or DatabaseOptions(), filters or MessageFilters()
     database = options.load().settings.database
     asyncio.run(refuse_pooler(database))
-    of_inbox = _inbox_settings(database, inbox, inbox_schema)
+    of_inbox = inbox_settings(database, inbox, inbox_schema)
     with (
         session(database, timeout=SCAN_TIMEOUT) as outbox,
         Inbox.open(of_inbox, timeout=SCAN_TIMEOUT, is_apart=inbox is not None) as opened,
@@ -82,19 +77,6 @@ def reconcile(
     for difference in report.differences:
         complain(difference)
     return 1 if report.differences else 0
-
-
-def _inbox_settings(database: DatabaseSettings, url: str | None, schema: str | None) -> DatabaseSettings:
-    given = {"url": url and SecretStr(url), "schema_name": schema}
-    try:
-        return DatabaseSettings.model_validate(
-            {**database.model_dump(), **{name: value for name, value in given.items() if value is not None}}
-        )
-    except ValidationError as error:
-        wrong = {place for each in error.errors() for place in each["loc"]}
-        if "url" in wrong:
-            raise UsageError("--inbox takes a libpq URL, postgresql://user:password@host:5432/database") from None
-        raise UsageError("--inbox-schema takes at most 40 lower-case letters, digits and _, no digit first") from None
 
 
 def _flags(options: DatabaseOptions) -> tuple[str, ...]:

@@ -4,19 +4,23 @@ import asyncio
 import time
 from dataclasses import dataclass
 from datetime import UTC
+from functools import partial
 from typing import Annotated
 
 import psycopg
+import structlog
 import uvloop
 from cyclopts import App, Parameter, validators
 
 from relay.cli.options import DatabaseOptions, MessageFilters, Options, Output
 from relay.cli.printing import aside, complain, print_json, print_pairs, print_table, say
-from relay.cli.replay_progress import shown_progress
+from relay.cli.progress import Seen, shown_progress
+from relay.database import refuse_pooler
 from relay.errors import BusyError, OutboxError, PartlyDoneError, UsageError
 from relay.operate.session import session
 from relay.replay.job import Job, cancel_job, list_failures, list_jobs, make_job, read_job
 from relay.replay.moment import parse_interval
+from relay.replay.run import Progress
 from relay.replay.selection import Selection, count_by_day, count_waiting, first_day, now
 from relay.replay.serve import serve
 from relay.replay.target import check_target
@@ -27,6 +31,7 @@ INTERRUPTED = 130
 LIST_COLUMNS = ("id", "state", "made at", "made by", "filter", "selected", "replayed", "failed")
 
 app = App(name="replay", help="Send again what was sent; list, show and cancel replays.")
+log = structlog.get_logger(__name__)
 
 
 @Parameter(name="*")
@@ -83,6 +88,8 @@ def replay(
         raise UsageError("--all and a filter exclude each other")
     _check_address(to_exchange, routing_key)
     settings = (options or Options()).load().settings
+    if not dry_run:
+        asyncio.run(refuse_pooler(settings.database))  # before there is a job that would keep days from retention
     with session(settings.database, timeout=SCAN_TIMEOUT) as connection:
         schema = settings.database.schema_name
         if resume is not None:
@@ -191,8 +198,8 @@ def _print_count(connection: psycopg.Connection, schema: str, selection: Selecti
 def _run(settings: Settings, job: Job, rate: float | None, output: Output) -> int:
     started = time.monotonic()
     try:
-        with shown_progress(settings.log, job) as show:
-            end = uvloop.run(serve(settings, job, rate=rate, show=show))
+        with shown_progress(settings.log, f"replay {job.id}", partial(_tell, job)) as show:
+            end = uvloop.run(serve(settings, job, rate=rate, show=lambda told: show(_seen(told))))
     except OutboxError as error:
         if not isinstance(error, BusyError | PartlyDoneError):
             aside(_how_to_go_on(job))
@@ -215,6 +222,15 @@ def _run(settings: Settings, job: Job, rate: float | None, output: Output) -> in
     if failed:
         complain(f"{failed} rows could not be sent: `relay replay show {job.id}` tells which, and why")
     return 1 if failed or gone else 0
+
+
+def _seen(progress: Progress) -> Seen:
+    return Seen(progress.selected, progress.replayed + progress.failed, progress.failed)
+
+
+def _tell(job: Job, seen: Seen) -> None:
+    replayed = seen.done - seen.failed
+    log.info("replay.progressed", replay=job.id, selected=seen.total, replayed=replayed, failed=seen.failed)
 
 
 def _how_to_go_on(job: Job) -> str:

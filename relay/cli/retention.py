@@ -5,33 +5,48 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from relay.cli.options import DatabaseOptions, Output
+from relay.cli.options import DatabaseOptions, InboxSchema, InboxUrl, Output, inbox_settings
 from relay.cli.printing import aside, complain, print_json, print_table, say
-from relay.engine.retention import Fate, OldDay
 from relay.errors import UsageError
+from relay.operate.reconcile.inbox import FLAG, of_inbox
 from relay.operate.retention import drop_old_days
-from relay.settings import days_kept
+from relay.retention.day import Fate, OldDay
+from relay.retention.kind import INBOX, Kind, kept_days, sent_kind
+from relay.settings import RelaySettings, days_kept
 
-COLUMNS = ("day", "rows", "bytes", "fate", "reason")
+COLUMNS = ("table", "day", "rows", "bytes", "fate", "reason")
 
 
 def retention(
     *,
     options: DatabaseOptions | None = None,
     keep: Annotated[str | None, Parameter(help='In place of relay.retention: "30 days".')] = None,
+    keep_inbox: Annotated[str | None, Parameter(help='In place of relay.inbox_retention: "60 days".')] = None,
+    inbox: InboxUrl = None,
+    inbox_schema: InboxSchema = None,
     dry_run: Annotated[bool, Parameter(help="Drop nothing; print the exact count, by day.")] = False,
     output: Output = "text",
 ) -> int:
-    """Drop the days of sent rows that are older than relay.retention, as a running relay does by itself each hour."""
+    """Drop days of sent rows and of the inbox that are older than is to be kept, as a running relay does each hour.
+
+    With --inbox those of this inbox alone.
+    """
     settings = (options or DatabaseOptions()).load().settings
-    days = _days(settings.relay.retention if keep is None else keep)
-    done = drop_old_days(settings.database, days, dry_run=dry_run, tell=_announce)
+    keeps = _keeps(settings.relay, keep, keep_inbox)
+    if inbox is not None or inbox_schema is not None:
+        keeps.pop(sent_kind(settings.relay), None)
+    if not keeps:
+        raise UsageError('retention is off: --keep "14 days" tells what to keep')
+    database = inbox_settings(settings.database, inbox, inbox_schema)
+    with of_inbox(FLAG if inbox else "database.url"):
+        done = drop_old_days(database, keeps, dry_run=dry_run, tell=_announce)
     postponed = [day for day in done if day.fate is Fate.POSTPONED]
     others = [day for day in done if day.fate is not Fate.POSTPONED]
     if output == "json":
-        print_json({"keep_days": days, "dry_run": dry_run, "days": [_as_json(day) for day in done]})
+        days = {"keep_days": keeps.get(sent_kind(settings.relay)), "keep_inbox_days": keeps.get(INBOX)}
+        print_json({**days, "dry_run": dry_run, "days": [_as_json(day) for day in done]})
     else:
-        print_table(COLUMNS, [(day.day, day.rows, day.bytes, day.fate, day.reason) for day in done])
+        print_table(COLUMNS, [[getattr(day, name) for name in COLUMNS] for day in done])
         say(f"{'would drop' if dry_run else 'dropped'} {_total(others)}")
     for reason in dict.fromkeys(day.reason for day in postponed):
         complain(f"postponed {_total(day for day in postponed if day.reason == reason)}: {reason}")
@@ -40,19 +55,33 @@ def retention(
     return 3 if others else 1
 
 
-def _days(keep: str) -> int:
+def _keeps(relay: RelaySettings, keep: str | None, keep_inbox: str | None) -> dict[Kind, int]:
+    """Tell how many days are kept of what is not kept for ever, as the relay does."""
+    given = {"retention": ("--keep", keep), "inbox_retention": ("--keep-inbox", keep_inbox)}
+    keeps = kept_days(
+        relay.model_copy(update={name: _days(flag, text) for name, (flag, text) in given.items() if text is not None})
+    )
+    if keep_inbox is not None and keeps.get(INBOX) != days_kept(keep_inbox):
+        raise UsageError(
+            f"--keep-inbox {keep_inbox!r} is less than sent rows are kept: a replay of them would meet an inbox"
+            " that has forgotten what was applied"
+        )
+    return keeps
+
+
+def _days(flag: str, keep: str) -> str:
+    """Give the text, of which `days_kept` makes something."""
     try:
-        days = days_kept(keep)
+        days_kept(keep)
     except ValueError:
-        raise UsageError(f'--keep takes days as in "30 days", from 1 to 99999; not {keep!r}') from None
-    if days is None:
-        raise UsageError('retention is off: --keep "14 days" tells what to keep')
-    return days
+        raise UsageError(f'{flag} takes days as in "30 days", from 1 to 99999, or "off"; not {keep!r}') from None
+    return keep
 
 
 def _announce(found: list[OldDay]) -> None:
     if old := [day for day in found if day.fate is Fate.OLD]:
-        aside(f"drops {_total(old)}, from {old[0].day} to {old[-1].day}")
+        days = [day.day for day in old]
+        aside(f"drops {_total(old)}, from {min(days)} to {max(days)}")
 
 
 def _total(days: Iterable[OldDay]) -> str:
@@ -62,4 +91,4 @@ def _total(days: Iterable[OldDay]) -> str:
 
 
 def _as_json(day: OldDay) -> dict[str, object]:
-    return {name: getattr(day, name) for name in ("day", "table", "rows", "bytes", "fate", "reason")}
+    return {name: getattr(day, name) for name in COLUMNS}

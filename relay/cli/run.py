@@ -25,9 +25,10 @@ def run(*, options: Options | None = None) -> int:
     At SIGHUP it reads the configuration again and takes over the hosts of `broker.url`.
     """
     # Here, so that the help of the other commands need not load the engine.
+    from relay.consume.pool.candidate import candidate_beside  # noqa: PLC0415
     from relay.doctor.start import warning  # noqa: PLC0415
     from relay.engine.node import serve  # noqa: PLC0415
-    from relay.http.server import answering  # noqa: PLC0415
+    from relay.http.node import answering_for  # noqa: PLC0415
 
     # Until `serve` does something at it: who tells of new hosts must not end the process.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -37,7 +38,7 @@ def run(*, options: Options | None = None) -> int:
 
     @asynccontextmanager
     async def beside(node: "Node") -> AsyncIterator[None]:
-        async with answering(settings, node), warning(settings, node):
+        async with answering_for(node, settings), warning(settings, node), candidate_beside(settings):
             yield
 
     settings = load()

@@ -1,29 +1,29 @@
 """Which function applies which message."""
 
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, TypeVar
 
-import psycopg
-
 from relay.consume.message import Message
+from relay.consume.payload import Decode, read_decode
 from relay.errors import ConfigurationError
 
-AsyncHandler = (
-    Callable[[Message, psycopg.AsyncConnection], Awaitable[None]]
-    | Callable[[Sequence[Message], psycopg.AsyncConnection], Awaitable[None]]
-)
-SyncHandler = Callable[[Message, psycopg.Connection], None] | Callable[[Sequence[Message], psycopg.Connection], None]
+# What they get beside the message is up to the inbox.
+AsyncHandler = Callable[[Message[Any], Any], Awaitable[None]] | Callable[[list[Message[Any]], Any], Awaitable[None]]
+SyncHandler = Callable[[Message[Any], Any], None] | Callable[[list[Message[Any]], Any], None]
 AnyHandler = TypeVar("AnyHandler", bound=Callable[..., Any])
 
 EVERY_OTHER_TYPE = "*"
-MARK = "__outbox_event_types__"
+MARK = "__outbox_handler__"
 
 
-def on(*event_types: str, batch: bool = False) -> Callable[[AnyHandler], AnyHandler]:
+def on(*event_types: str, version: str | int | None = None, batch: bool = False) -> Callable[[AnyHandler], AnyHandler]:
     """Make a function the handler of these event types; `on("*")` takes every type that no other handler takes.
+
+    With `version` it takes only messages whose header `x-event-version` has this text; without, those of every
+    version, and of none, that no other handler of the type takes.
 
     The handler is called as `handler(message, connection)` inside an open transaction on that connection, in which
     the inbox row is already written: what it does there and the fact that it was done are committed together.
@@ -33,13 +33,18 @@ def on(*event_types: str, batch: bool = False) -> Callable[[AnyHandler], AnyHand
     With `batch` it is called with a list instead, of the messages that follow each other in a transaction: one
     statement for all of them costs a fraction of one each. The list is in the order of delivery.
 
+    `Message[Invoice]` as annotation has the body decoded into `message.payload` (docs/consumer.md).
+
     An `async def` gets a psycopg.AsyncConnection. A plain function runs in a thread and gets a psycopg.Connection.
+    What they get of an inbox with SQLAlchemy: docs/consumer.md.
     """
     if not event_types or not all(isinstance(name, str) and name for name in event_types):
         raise ConfigurationError('@on takes the event types of a handler: @on("InvoiceIssued")')
+    if version is not None and EVERY_OTHER_TYPE in event_types:
+        raise ConfigurationError(f'@on("*") takes every version: name the event types of version {version}')
 
     def mark(handler: AnyHandler) -> AnyHandler:
-        setattr(handler, MARK, (event_types, batch))
+        setattr(handler, MARK, (event_types, None if version is None else str(version), batch))
         return handler
 
     return mark
@@ -49,49 +54,65 @@ def on(*event_types: str, batch: bool = False) -> Callable[[AnyHandler], AnyHand
 class Handler:
     function: Callable[..., Any]
     takes_batch: bool
+    decode: Decode | None
 
 
 @dataclass(frozen=True, slots=True)
 class Handlers:
-    """The handlers of one consumer, found by event type. All are `async def`, or none is."""
+    """The handlers of one consumer, found by event type and version. All are `async def`, or none is."""
 
-    by_type: dict[str, Handler]
+    by_type: dict[str, dict[str | None, Handler]]  # by version within; None: every other version
     is_async: bool
 
-    def takes(self, event_type: str) -> bool:
-        return event_type in self.by_type or EVERY_OTHER_TYPE in self.by_type
+    def takes(self, message: Message) -> bool:
+        return self._handler_of(message) is not None
 
     def calls(self, messages: Iterable[Message]) -> Iterator[tuple[Callable[..., Any], Message | list[Message]]]:
-        """Give the calls (function, first argument) that apply messages of which `takes` said yes, in order."""
+        """Give the calls (function, first argument) that apply messages of which `takes` said yes, in order.
+
+        Raises:
+            InvalidPayloadError: the body of the next one does not fit its handler.
+        """
         for handler, neighbours in groupby(messages, self._handler_of):
+            assert handler is not None, "`takes` has said yes"  # noqa: S101
+            decoded = map(handler.decode, neighbours) if handler.decode else neighbours  # noqa: B031 (one of the two)
             if handler.takes_batch:
-                yield handler.function, list(neighbours)
+                yield handler.function, list(decoded)
             else:
-                for message in neighbours:
+                for message in decoded:
                     yield handler.function, message
 
-    def _handler_of(self, message: Message) -> Handler:
-        return self.by_type.get(message.type) or self.by_type[EVERY_OTHER_TYPE]
+    def _handler_of(self, message: Message) -> Handler | None:
+        versions = self.by_type.get(message.type) or self.by_type.get(EVERY_OTHER_TYPE, {})
+        handler = versions.get(None)
+        if len(versions) > 1 or handler is None:  # else nobody needs to look into the headers
+            handler = versions.get(message.version, handler)
+        return handler
 
 
 def collect_handlers(functions: Iterable[AsyncHandler | SyncHandler]) -> Handlers:
-    """Index handlers by the types given to `@on`.
+    """Index handlers by the types and versions given to `@on`, and read what payload each asks for.
 
     Raises:
-        ConfigurationError: a function has no `@on`, two take one type, there is none, or sync and async are mixed:
-            messages of one transaction must share one connection, and a connection is of one kind.
+        ConfigurationError: a function has no `@on`, two take one type and version, there is none, one's annotation
+            cannot be read, or sync and async are mixed: messages of one transaction must share one connection, and a
+            connection is of one kind.
     """
-    by_type: dict[str, Handler] = {}
+    by_type: dict[str, dict[str | None, Handler]] = {}
+    kinds = set()
     for function in functions:
         if not hasattr(function, MARK):
             raise ConfigurationError(f'{_name(function)} is no handler; put @on("<event type>") above it')
-        event_types, takes_batch = getattr(function, MARK)
+        event_types, version, takes_batch = getattr(function, MARK)
+        handler = Handler(function, takes_batch, read_decode(function, _name(function), takes_batch=takes_batch))
         for event_type in event_types:
-            if event_type in by_type:
-                both = f"{_name(by_type[event_type].function)} and {_name(function)}"
-                raise ConfigurationError(f"event type {event_type!r} has two handlers, {both}; keep one")
-            by_type[event_type] = Handler(function, takes_batch)
-    kinds = {inspect.iscoroutinefunction(handler.function) for handler in by_type.values()}
+            versions = by_type.setdefault(event_type, {})
+            if version in versions:
+                what = f"event type {event_type!r}" + ("" if version is None else f" of version {version}")
+                both = f"{_name(versions[version].function)} and {_name(function)}"
+                raise ConfigurationError(f"{what} has two handlers, {both}; keep one")
+            versions[version] = handler
+        kinds.add(inspect.iscoroutinefunction(function))
     if not kinds:
         raise ConfigurationError("a consumer needs at least one handler")
     if len(kinds) == 2:

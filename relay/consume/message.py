@@ -2,16 +2,22 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Any
-from uuid import UUID
+from datetime import UTC, date, datetime
+from typing import Any, Generic
+from uuid import UUID, uuid5
 
 import orjson
 from aiormq.abc import DeliveredMessage
+from typing_extensions import TypeVar
+
+Payload_co = TypeVar("Payload_co", default=bytes, covariant=True)
+
+VERSION = "x-event-version"
+NO_DAY = date(1970, 1, 1)
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class Message(Generic[Payload_co]):
     """An event. `message_id` is its identity: a repeat has the same one."""
 
     message_id: UUID
@@ -24,6 +30,26 @@ class Message:
     routing_key: str
     redelivered: bool  # the broker has delivered it before, maybe to somebody else
     headers: Mapping[str, Any]
+    consumer_name: str  # who applies it
+    payload: Payload_co  # the body as the handler's annotation wants it: Message[Invoice]; else the body itself
+
+    @property
+    def version(self) -> str | None:
+        """The text of the header `x-event-version`."""
+        return _text(self.headers.get(VERSION))
+
+    @property
+    def day(self) -> date:
+        """The day (UTC) on which it was written; the same for every repeat."""
+        return NO_DAY if self.timestamp is None else self.timestamp.astimezone(UTC).date()
+
+    @property
+    def idempotency_key(self) -> str:
+        """A UUID to pass on to whatever has effects outside of the database.
+
+        The same for redeliveries and replays of this message, another one for each consumer of it.
+        """
+        return str(uuid5(self.message_id, self.consumer_name))
 
     def json(self) -> Any:
         """Decode the body; raises orjson.JSONDecodeError (a ValueError) when it is no JSON."""
@@ -37,9 +63,10 @@ class Delivery:
     tag: int
     key: str  # nothing of a key is begun before what came earlier is settled
     message: Message
+    delivered: DeliveredMessage  # as it came, for a copy of it
 
 
-def read_delivery(delivered: DeliveredMessage) -> Delivery | str:
+def read_delivery(delivered: DeliveredMessage, consumer_name: str) -> Delivery | str:
     """Take a delivery apart; a text tells why it cannot be a message of the outbox."""
     properties = delivered.header.properties
     headers = properties.headers or {}
@@ -58,10 +85,12 @@ def read_delivery(delivered: DeliveredMessage) -> Delivery | str:
         routing_key=delivered.routing_key or "",
         redelivered=bool(delivered.redelivered),
         headers=headers,
+        consumer_name=consumer_name,
+        payload=delivered.body,
     )
     # Without an aggregate id no order is asked for: the message is a key of its own.
     key = str(message_id) if message.aggregate_id is None else f"{message.aggregate_type}/{message.aggregate_id}"
-    return Delivery(delivered.delivery_tag or 0, key, message)
+    return Delivery(delivered.delivery_tag or 0, key, message, delivered)
 
 
 def _text(value: object) -> str | None:

@@ -1,199 +1,109 @@
-"""Apply the messages of some keys, in the order in which they were delivered.
+"""Apply messages, those of a key in the order in which they were delivered.
 
-When a handler fails, its transaction is rolled back and its message is tried again here, later and later, for as long
-as it takes; what comes behind it of the same key waits, everything else goes on. The message stays unacknowledged, so
-it is not lost with this process. It is not handed back to the broker between two tries, because that would let its
-successors overtake it, and because RabbitMQ 4 drops a message from a quorum queue when it came back 20 times.
+What fails goes aside (`copies.Aside`), into a retry queue or behind its key's held ones, and is acknowledged once it is
+safe there: nothing that waits for its next try takes a place of the prefetch. It is not handed back to the broker
+between two tries, because that would let its successors overtake it, and because RabbitMQ 4 drops a message from a
+quorum queue when it came back 20 times.
 """
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from traceback import format_tb
+from collections.abc import Sequence
+from dataclasses import dataclass
+from uuid import UUID
 
-import structlog
-
-from relay.backoff import backoff, wait_for_event
-from relay.consume.inbox import Transactions
+from relay.consume.admission import Applied
+from relay.consume.copies import Aside, Settle
+from relay.consume.counters import Counters
+from relay.consume.envelope import history_of
+from relay.consume.failures import Judge, poisoned
+from relay.consume.gate import Gate
 from relay.consume.message import Delivery
-from relay.errors import DatabaseUnavailableError
-
-log = structlog.get_logger("relay.consume")
-
-
-@dataclass(slots=True)
-class Counters:
-    """What this consumer has done since it was made."""
-
-    applied: int = 0  # committed for the first time
-    duplicates: int = 0  # were applied before; acknowledged without effect
-    failed: int = 0  # tries that a handler failed
-
-
-@dataclass(frozen=True, slots=True)
-class Backoff:
-    """How long to wait before the n-th try: doubling, bounded, and spread so that many do not come at once."""
-
-    initial: float = 0.5
-    maximum: float = 30.0
-
-    def seconds(self, attempts: int) -> float:
-        return backoff(attempts, self.initial, self.maximum)
-
-
-@dataclass(slots=True)
-class _Held:
-    """A message that failed, and behind it what came of its key."""
-
-    deliveries: deque[Delivery]
-    attempts: int = 0
-    due: float = 0.0
+from relay.consume.report import tell_failure
+from relay.consume.trial import Trial
+from relay.consume.tries import SUSPECT_FROM, Tries
+from relay.consume.turns import Turns
 
 
 @dataclass(slots=True, eq=False)
 class Worker:
     """One transaction at a time, of at most `batch_size` messages."""
 
-    transactions: Transactions
-    settle: Callable[[Iterable[int]], None]
+    turns: Turns
+    trial: Trial
+    gate: Gate
+    tries: Tries
+    judge: Judge
+    aside: Aside
+    settle: Settle
     counters: Counters
     batch_size: int
-    backoff: Backoff
-    _waiting: deque[Delivery] = field(default_factory=deque)
-    _held: dict[str, _Held] = field(default_factory=dict)
-    _wake: asyncio.Event = field(default_factory=asyncio.Event)
-    _stopping: bool = False
-
-    def put(self, delivery: Delivery) -> None:
-        self._waiting.append(delivery)
-        self._wake.set()
-
-    def stop(self) -> None:
-        """Finish the running transaction and no more; what was not begun stays unacknowledged and comes again."""
-        self._stopping = True
-        self._wake.set()
+    poison_limit: int
+    stopping: asyncio.Event
 
     async def run(self) -> None:
-        """Work until stopped; being cancelled rolls the running transaction back."""
-        try:
-            while not self._stopping:
-                if (due := self._next_due()) is not None:
-                    await self._try_again(due)
-                elif batch := self._next_batch():
-                    await self._work(batch)
-                else:
-                    await self._sleep(self._until_next_due())
-        finally:
-            await self.transactions.close()
+        """Work until we are to stop; being cancelled rolls the running transaction back.
 
-    def _next_batch(self) -> list[Delivery]:
-        batch: list[Delivery] = []
-        while self._waiting and len(batch) < self.batch_size:
-            delivery = self._waiting.popleft()
-            if (held := self._held.get(delivery.key)) is not None:
-                held.deliveries.append(delivery)
-            else:
-                batch.append(delivery)
-        return batch
+        The running transaction is finished; what was not begun stays unacknowledged and comes again.
+        """
+        try:
+            while (batch := await self.turns.take(self.batch_size)) and not self.stopping.is_set():
+                await self._work(batch)
+                self.turns.done(batch)
+        finally:
+            await self.trial.close()
 
     async def _work(self, batch: Sequence[Delivery]) -> None:
-        try:
-            await self._commit(batch)
-        except Exception as error:  # a handler may raise anything, and this task must go on with the others
-            if len(batch) == 1:
-                self._hold(batch[0], error)
-            else:
-                await self._work_one_by_one(batch)
+        again = {delivery.message.message_id for delivery in batch if delivery.message.redelivered}
+        unended = await self.tries.unended(again, self.stopping) if again else {}
+        if unended is None:
+            return
+        most = max((unended[message_id] for message_id in again), default=0)
+        if most < SUSPECT_FROM:
+            await self._apply(batch, unended, alone=False)
+        elif len(batch) > 1:
+            await self._work_one_by_one(batch)
+        elif most < self.poison_limit:
+            await self._apply(batch, unended, alone=True)
+        else:
+            failure = poisoned(most, history_of(batch[0].delivered))
+            await self.aside.put(batch[0], failure)
 
     async def _work_one_by_one(self, batch: Sequence[Delivery]) -> None:
-        """Find who is to blame for a batch that was rolled back; its neighbours are innocent."""
         for delivery in batch:
-            if self._stopping:
+            if self.stopping.is_set():
                 return
-            if (held := self._held.get(delivery.key)) is not None:
-                held.deliveries.append(delivery)
-            else:
-                await self._work([delivery])
+            await self._work([delivery])
 
-    async def _try_again(self, key: str) -> None:
-        held = self._held[key]
-        delivery = held.deliveries[0]
+    async def _apply(self, batch: Sequence[Delivery], unended: dict[UUID, int], *, alone: bool) -> None:
         try:
-            await self._commit([delivery])
-        except Exception as error:  # as in _work
-            self._hold(delivery, error)
+            applied = await self._try(batch, unended, alone=alone)
+        except Exception as error:  # a handler may raise anything, and this task must go on with the others
+            if len(batch) > 1:
+                # Somebody in a batch that was rolled back is to blame; its neighbours are innocent.
+                await self._work_one_by_one(batch)
+            else:
+                await self._fail(batch[0], error)
             return
-        if not self._stopping:
-            del self._held[key]
-            held.deliveries.popleft()
-            self._waiting.extendleft(reversed(held.deliveries))  # they came before whatever of the key waits there
+        if applied is not None:
+            await self.tries.end(unended)
+            left = [delivery for delivery in batch if delivery.message.message_id in applied.left]
+            self.settle(delivery.tag for delivery in batch if delivery.message.message_id not in applied.left)
+            if left:
+                await self.aside.put_behind(left)
 
-    def _hold(self, delivery: Delivery, error: Exception) -> None:
-        held = self._held.setdefault(delivery.key, _Held(deque([delivery])))
-        held.attempts += 1
-        wait = self.backoff.seconds(held.attempts)
-        held.due = asyncio.get_running_loop().time() + wait
+    async def _try(self, batch: Sequence[Delivery], unended: dict[UUID, int], *, alone: bool) -> Applied | None:
+        """Apply, however many overloads it takes; None: we are to stop, and nothing was applied."""
+        while not self.stopping.is_set():
+            async with self.gate.enter(self.stopping, alone=alone) as entry:
+                if entry is None or not await self.tries.begin(unended, self.stopping):
+                    return None
+                if (applied := await self.trial.apply(batch, entry)) is not None:
+                    return applied
+        return None
+
+    async def _fail(self, delivery: Delivery, error: Exception) -> None:
+        failure = self.judge.failure(error, history_of(delivery.delivered))
         self.counters.failed += 1
-        log.warning(
-            "message.failed",
-            message_id=str(delivery.message.message_id),
-            type=delivery.message.type,
-            key=delivery.key,
-            attempts=held.attempts,
-            retry_in_s=round(wait, 3),
-            error=f"{type(error).__name__}: {error}".splitlines()[0],
-            # Where, without values: a traceback of structlog's default shows every local variable, payloads too.
-            traceback="".join(format_tb(error.__traceback__)) if held.attempts == 1 else None,
-        )
-
-    async def _commit(self, batch: Sequence[Delivery]) -> None:
-        """Apply in one transaction, then acknowledge; an outage of the database is waited for, unless we stop.
-
-        Raises whatever a handler raised; then nothing of the batch is applied.
-        """
-        lost = 0
-        while not self._stopping or not lost:
-            if self.transactions.is_lost:
-                try:
-                    await self.transactions.open()
-                except DatabaseUnavailableError as error:
-                    lost += 1
-                    await self._wait_for_database(lost, error)
-                    continue
-            try:
-                applied = await self.transactions.apply(batch)
-            except Exception as error:  # by a handler: anything
-                if not self.transactions.is_lost:
-                    raise
-                lost += 1
-                await self._wait_for_database(lost, error)
-                continue
-            duplicates = len(batch) - applied
-            self.counters.applied += applied
-            self.counters.duplicates += duplicates
-            log.debug("batch.applied", messages=applied, duplicates=duplicates)
-            self.settle(delivery.tag for delivery in batch)
-            return
-
-    async def _wait_for_database(self, attempts: int, error: Exception) -> None:
-        wait = self.backoff.seconds(attempts)
-        words = " ".join(str(error).split())
-        log.warning("database.lost", attempts=attempts, retry_in_s=round(wait, 3), error=words)
-        until = asyncio.get_running_loop().time() + wait
-        while not self._stopping and (left := until - asyncio.get_running_loop().time()) > 0:
-            await self._sleep(left)
-
-    def _next_due(self) -> str | None:
-        now = asyncio.get_running_loop().time()
-        return next((key for key, held in self._held.items() if held.due <= now), None)
-
-    def _until_next_due(self) -> float | None:
-        if not self._held:
-            return None
-        return max(0.0, min(held.due for held in self._held.values()) - asyncio.get_running_loop().time())
-
-    async def _sleep(self, seconds: float | None) -> None:
-        """Sleep until a message comes, we are to stop, or the time is over."""
-        self._wake.clear()
-        await wait_for_event(self._wake, seconds)
+        tell_failure(delivery, failure, error)
+        await self.tries.end([delivery.message.message_id])
+        await self.aside.put(delivery, failure)

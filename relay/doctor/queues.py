@@ -84,7 +84,8 @@ def _delivery_limit(queue: Queue, newest: tuple[int, ...]) -> Finding:
     words = f"{words}: RabbitMQ 4 gives a message up after 20 deliveries"
     if queue.dead_letter_exchange is not None:
         return Finding(check, Verdict.OK, f"{words}, to the dead letters")
-    return Finding(check, Verdict.WARNING, f"{words}, and drops it", "list delivery_limit and dead_letter_exchange")
+    remedy = f'list delivery_limit, dead_letter_exchange = "" and dead_letter_routing_key = "{queue.name}.dead"'
+    return Finding(check, Verdict.WARNING, f"{words}, and drops it", remedy)
 
 
 def growth(settings: Settings) -> Iterator[Finding]:

@@ -10,6 +10,7 @@ import psycopg
 from psycopg.sql import SQL
 
 from relay.doctor.finding import Finding, Verdict
+from relay.retention.kind import kept_days
 from relay.settings import Settings
 
 MARKED = ("state", "attempts", "available_at", "last_error", "held_behind", "parked_at", "sent_at", "quarantine")
@@ -56,6 +57,12 @@ GRANTS = (
     Grant("SELECT", "TABLE", "replay_failure", command="replay"),
     Grant("INSERT", "TABLE", "replay_failure", command="replay"),
     Grant("SELECT", "TABLE", "processed_message", command="reconcile"),
+    *(Grant("SELECT", "TABLE", table, command="pool") for table in ("pool", "pool_member", "pool_partition")),
+    Grant("DELETE", "TABLE", "pool_member", command="pool"),
+    Grant("UPDATE", "TABLE", "pool_partition", ("epoch", "member", "wanted_by", "taken_from", "since"), command="pool"),
+    *(Grant(right, "TABLE", "pool_master", command="pool") for right in ("SELECT", "INSERT", "UPDATE")),
+    Grant("SELECT", "TABLE", "dead_letter_audit", command="dead-letters"),
+    Grant("INSERT", "TABLE", "dead_letter_audit", command="dead-letters"),
 )
 
 ROLE = "SELECT quote_ident(current_user)"
@@ -105,27 +112,32 @@ def rights(connection: psycopg.Connection, settings: Settings) -> Iterator[Findi
 # Only the owner of a day may detach and drop it (docs/database.md, Retention).
 READ_FOREIGN_OWNERS = SQL("""
     SELECT DISTINCT quote_ident(pg_get_userbyid(relowner)) AS owner
-    FROM pg_class CROSS JOIN to_regclass(format('%%I.message_sent', %(schema)s::text)) AS sent
-    WHERE (pg_class.oid = sent OR pg_class.oid IN (SELECT inhrelid FROM pg_inherits WHERE inhparent = sent))
+    FROM pg_class
+    CROSS JOIN unnest(%(parents)s::text[]) AS parent
+    CROSS JOIN to_regclass(format('%%I.%%I', %(schema)s::text, parent)) AS whole
+    WHERE (pg_class.oid = whole OR pg_class.oid IN (SELECT inhrelid FROM pg_inherits WHERE inhparent = whole))
         AND NOT pg_has_role(relowner, 'USAGE')
     ORDER BY owner
 """)
 
 
 def ownership(connection: psycopg.Connection, settings: Settings) -> Iterator[Finding]:
-    """See that this role may drop days of sent rows, if the relay is to do so."""
-    check, retention = "database.ownership", settings.relay.retention
-    if settings.relay.retention_days is None:
+    """See that this role may drop the days that the relay is to drop."""
+    check, keeps = "database.ownership", kept_days(settings.relay)
+    if not keeps:
         yield Finding(check, Verdict.SKIPPED, "relay.retention is off: this relay drops no days")
         return
     (role,) = connection.execute(ROLE).fetchone() or ("",)
-    found = connection.execute(READ_FOREIGN_OWNERS, {"schema": settings.database.schema_name}).fetchall()
+    parents = [kind.parent for kind in keeps]
+    parameters = {"schema": settings.database.schema_name, "parents": parents}
+    found = connection.execute(READ_FOREIGN_OWNERS, parameters).fetchall()
+    told = ", ".join(f"{kind.setting} is {keep} days" for kind, keep in keeps.items())
     if owners := ", ".join(owner for (owner,) in found):
-        words = f"relay.retention is {retention}, and role {role} may not drop what {owners} owns: the table grows"
+        words = f"{told}, and role {role} may not drop what {owners} owns: the tables grow"
         remedy = f'GRANT {owners} TO {role}; or relay.retention = "off", and `relay retention` by another role'
         yield Finding(check, Verdict.WARNING, words, remedy)
     else:
-        yield Finding(check, Verdict.OK, f"role {role} may drop the days that ended {retention} ago")
+        yield Finding(check, Verdict.OK, f"{told}, and role {role} may drop what is older")
 
 
 def _is_held(connection: psycopg.Connection, schema: str, grant: Grant) -> bool | None:

@@ -1,12 +1,28 @@
 """The keys that have a row under way."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from relay.engine.row import Key, Row
+from relay.engine.row import Key, Row, key_of
 
 
 class Busy(dict[Key, list[Row] | None]):
     """A key with a row under way -> the rows that wait for it, in order."""
+
+    def take(self, rows: Iterable[Row]) -> list[Row]:
+        """Give the rows that may go now; the others wait behind that of their key which is under way."""
+        heads: list[Row] = []
+        for row in rows:
+            if (key := key_of(row))[1] is not None:
+                if key in self:
+                    waiting = self[key]
+                    if waiting is None:
+                        self[key] = [row]
+                    else:
+                        waiting.append(row)
+                    continue
+                self[key] = None
+            heads.append(row)
+        return heads
 
     def next_of(self, key: Key) -> Row | None:
         """The row under way is done with: give the one behind it, which is under way now."""

@@ -8,8 +8,7 @@ import structlog
 
 from relay.broker import Connection
 from relay.settings import BrokerSettings
-from relay.topology import Declared, Standing, Thing, declare, failed
-from relay.topology_settings import Exchange
+from relay.topology import Declared, Standing, Thing, declare, default_exchange, failed
 
 log = structlog.get_logger(__name__)
 
@@ -26,14 +25,12 @@ class Undeclared:
 
 
 def undeclared(broker: BrokerSettings, things: Sequence[Thing]) -> deque[Undeclared]:
-    """Give what is listed and the default exchange; nothing when `broker.declare` is off."""
+    """Give the default exchange, which may be bound, and what is listed; nothing when `broker.declare` is off."""
     if not broker.declare:
         return deque()
     waiting = deque(Undeclared(thing, compare=True) for thing in things)
-    is_listed = any(isinstance(thing, Exchange) and thing.name == broker.exchange for thing in things)
-    if broker.exchange and not is_listed:
-        # Of any type when it is there; and not checked, as a name that cannot be declared can be published to.
-        waiting.append(Undeclared(Exchange.model_construct(name=broker.exchange), compare=False))
+    if (exchange := default_exchange(broker, things)) is not None:
+        waiting.appendleft(Undeclared(exchange, compare=False))
     return waiting
 
 

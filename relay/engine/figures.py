@@ -1,13 +1,9 @@
 """What a node knows of itself, for whoever asks; the engine only counts."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import psycopg
-
 from relay.engine.row import Outcome
-from relay.errors import DeadlineError
 from relay.observe.histogram import Histogram
 
 # From half a millisecond, the fastest confirm of a broker beside us, to the default of broker.confirm_timeout.
@@ -32,12 +28,3 @@ class Figures:
     database_losses: Mapping[str, int]  # by reason
     broker_losses: Mapping[str, int]
     blocked_seconds: float
-
-
-def kind_of_loss(error: BaseException) -> str:
-    """Name the kind of a lost database session as `broker.kind_of_end` does: the server's own word, silent, or lost."""
-    if isinstance(error, DeadlineError):
-        return "silent"
-    if isinstance(error, psycopg.Error) and error.sqlstate:
-        return re.sub(r"(?<!^)(?=[A-Z])", "_", type(error).__name__).lower()  # AdminShutdown: admin_shutdown
-    return "lost"

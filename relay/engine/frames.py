@@ -90,7 +90,7 @@ class Encoder:
             raise UnsendableError(too_large(size, self._identity))
         own = b"" if aggregate_id is None else KEY_ENTRY + len(aggregate_id).to_bytes(4, "big") + aggregate_id
         if headers is not None or trace_context is not None or redelivered:
-            own += _table(extra_headers(row, redelivered=redelivered))
+            own += _table(extra_headers(row, self._identity, redelivered=redelivered))
         seconds = created_at // 1_000_000 + POSTGRES_EPOCH
         if not 0 <= seconds <= LAST_SECOND:
             seconds = unix_time(row)

@@ -2,7 +2,7 @@
 
 import asyncio
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import count
 from typing import NamedTuple
 
@@ -15,33 +15,28 @@ class Waiting(NamedTuple):
     at: float  # loop time
     tie: int
     row: Row
-    passed: bool  # its key has gone on without it
 
 
 class Later:
-    """Gives rows back when their time has come.
+    """Gives rows back, to `due`, when their time has come."""
 
-    Args:
-        due: takes the rows that hold their key, and those whose key has gone on without them.
-    """
-
-    def __init__(self, due: Callable[[list[Row], list[Row]], None]) -> None:
+    def __init__(self, due: Callable[[list[Row]], None]) -> None:
         self._due = due
         self._heap: list[Waiting] = []
         self._tie = count()
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
 
-    def __iter__(self) -> Iterator[Row]:
-        return (waiting.row for waiting in self._heap)
+    def __len__(self) -> int:
+        return len(self._heap)
 
-    def push(self, seconds: float, row: Row, *, passed: bool = False) -> None:
-        heapq.heappush(self._heap, Waiting(self._loop.time() + seconds, next(self._tie), row, passed))
+    def push(self, seconds: float, row: Row) -> None:
+        heapq.heappush(self._heap, Waiting(self._loop.time() + seconds, next(self._tie), row))
         self._arm()
 
-    def withdraw(self, matches: Callable[[Row], bool], *, passed: bool) -> list[Row]:
-        """Take out the rows that match, of those whose key has gone on or of the others."""
-        found = [waiting for waiting in self._heap if waiting.passed is passed and matches(waiting.row)]
+    def withdraw(self, matches: Callable[[Row], bool]) -> list[Row]:
+        """Take out the rows that match."""
+        found = [waiting for waiting in self._heap if matches(waiting.row)]
         if found:
             ties = {waiting.tie for waiting in found}
             self._heap = [waiting for waiting in self._heap if waiting.tie not in ties]
@@ -60,11 +55,9 @@ class Later:
 
     def _give(self) -> None:
         now = self._loop.time()
-        holding: list[Row] = []
-        passed: list[Row] = []
+        rows: list[Row] = []
         while self._heap and self._heap[0].at <= now:
-            waiting = heapq.heappop(self._heap)
-            (passed if waiting.passed else holding).append(waiting.row._replace(backoff_ms=0))
+            rows.append(heapq.heappop(self._heap).row)
         self._timer = None
         self._arm()
-        self._due(holding, passed)
+        self._due(rows)

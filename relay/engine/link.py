@@ -5,6 +5,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from enum import Enum, auto
+from math import isinf
+from typing import Protocol
 
 import structlog
 from aiormq.abc import AbstractChannel as Underlay
@@ -12,7 +14,7 @@ from aiormq.exceptions import AMQPError
 from pydantic import SecretStr
 
 from relay import broker
-from relay.backoff import backoff
+from relay.backoff import backoff, until_tick
 from relay.broker import (
     HEARTBEATS_UNTIL_GONE,
     Connection,
@@ -27,13 +29,13 @@ from relay.engine.declare import declare_at_start, undeclared
 from relay.engine.health import Health
 from relay.engine.message import Identity
 from relay.engine.probe import Prober
-from relay.engine.publish import Publisher
 from relay.engine.refusals import Refusals
 from relay.engine.routes import Router
 from relay.engine.row import Outcome, Settled
 from relay.engine.wire import Wire
 from relay.engine.wires import Wires
 from relay.errors import BrokerUnavailableError
+from relay.observe.histogram import Histogram
 from relay.settings import Settings
 from relay.topology import listed
 from relay.topology_settings import TopologySettings
@@ -41,7 +43,6 @@ from relay.topology_settings import TopologySettings
 log = structlog.get_logger(__name__)
 
 WATCH_INTERVAL, IDLE_INTERVAL = 0.25, 1.0  # seconds between two looks at a channel; the latter while nothing is on it
-MISSED_HEARTBEATS = 1.5  # after which nothing can be delivered; the library waits three times as long, and a bit
 RECONNECT_INITIAL, RECONNECT_MAX = 0.1, 3.0  # seconds; ready again within 5 s of the heal
 HELD_AFTER = 5.0  # seconds; a connection lost before that, and before any confirm, counts as one more failure
 REOPEN_AFTER = 0.02  # seconds; a row that closes each channel must not make a hot loop
@@ -62,6 +63,25 @@ class Verdict(Enum):
     LEFT = auto()  # its host is not among those that are configured now
 
 
+class Sender(Protocol):
+    """What a link serves: the engine's publisher, or whoever else sends rows by a wire."""
+
+    confirm_times: Histogram
+
+    @property
+    def in_flight(self) -> int: ...
+
+    @property
+    def prober(self) -> Prober | None: ...
+
+    @prober.setter
+    def prober(self, prober: Prober | None) -> None: ...
+
+    def attach(self, wire: Wire | None) -> None: ...
+
+    def settle(self, settled: Settled) -> None: ...
+
+
 class Link:
     """The broker's side of the node; `run` attaches a wire to the publisher whenever there is a channel.
 
@@ -69,7 +89,7 @@ class Link:
         stamp: headers for every message beside the usual ones.
         barring: see `Refusals`.
         topology: declared with the default exchange before `up`, and never again.
-        patience: seconds in which there must be a first connection; `broker.connect_timeout` unless given.
+        patience: seconds in which there must be a first connection, or infinity; `broker.connect_timeout` unless given.
     Attributes:
         up: set once there was a channel.
         reconnects: connections that were lost, by reason (`broker.kind_of_end`).
@@ -78,7 +98,7 @@ class Link:
     def __init__(
         self,
         settings: Settings,
-        publisher: Publisher,
+        publisher: Sender,
         health: Health,
         stamp: Mapping[str, str | int] | None = None,
         *,
@@ -144,7 +164,7 @@ class Link:
                     failures = 0
             if not self.up.is_set() and loop.time() >= give_up_at:
                 raise BrokerUnavailableError(reason)
-            waits = {} if self.up.is_set() else {"gives_up_in_s": round(give_up_at - loop.time())}
+            waits = {} if self.up.is_set() or isinf(give_up_at) else {"gives_up_in_s": round(give_up_at - loop.time())}
             self._health.degrade("broker", reason, **waits)
             failures += 1
             await asyncio.sleep(backoff(failures, RECONNECT_INITIAL, RECONNECT_MAX))
@@ -258,12 +278,12 @@ class Link:
         closing = channel.closing  # beside the wire, which waits for ever when it is lost while the broker blocks us
         was_hindered = False
         while not closing.done() and not carrying.done():
-            interval = WATCH_INTERVAL if wire.in_flight or was_hindered else IDLE_INTERVAL
+            interval = WATCH_INTERVAL if wire.in_flight or was_hindered else until_tick(IDLE_INTERVAL)
             await asyncio.wait([carrying, closing], timeout=interval, return_when=asyncio.FIRST_COMPLETED)
             if self._left is connection:
                 log.info("broker.left", host=str(connection.host), in_flight=self._publisher.in_flight)
                 return Verdict.LEFT
-            hindrance = self._hindrance(connection)
+            hindrance = connection.hindrance
             if hindrance is not None:
                 self._health.degrade("broker", hindrance)
             elif was_hindered:
@@ -284,9 +304,3 @@ class Link:
                 self._renew_after = min(2 * self._renew_after, RENEW_AFTER_MAX)
                 return Verdict.REFUSED
         return Verdict.CLOSED
-
-    def _hindrance(self, connection: Connection) -> str | None:
-        if connection.blocked is not None:
-            return f"broker blocked ({connection.blocked})"
-        silence = self._settings.broker.heartbeat * MISSED_HEARTBEATS
-        return f"nothing has come from it for {silence:g} s" if connection.silent_for > silence else None

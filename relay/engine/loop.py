@@ -38,7 +38,8 @@ async def forward(
     async with asyncio.TaskGroup() as tasks:
         marking = tasks.create_task(marker.run(), name="mark")
         while (window := await tail.next_window(until=drain)) is not None:  # sleeps while idle, waits for room
-            publisher.offer(await quarantine.keep_back(await held.keep_back(window)))
+            rows = tail.keep_back(await quarantine.keep_back(await held.keep_back(window)))
+            publisher.offer(rows, behind=tail.behind)
             await quarantine.tend()
         publisher.stop()
         await asyncio.wait([marking], timeout=drain_timeout)

@@ -5,6 +5,7 @@ message_id.
 """
 
 import asyncio
+import time
 from collections.abc import Sequence
 
 import structlog
@@ -130,18 +131,19 @@ class Marker:
             return (await connection.execute(self._mark_sent, parameters, prepare=True)).rowcount
 
     async def _fault(self, fault: Fault) -> None:
-        row = fault.row._replace(attempts=fault.row.attempts + 1, backoff_ms=0)
-        if row.attempts < self._settings.max_attempts:
-            await self._postpone(row, fault.reason)
-        else:
+        row = fault.row._replace(attempts=fault.row.attempts + 1)
+        if row.attempts >= self._settings.max_attempts:
             await self._park(row, fault.reason)
+        elif not await self._quarantine.put_back(row):
+            await self._postpone(row, fault.reason)
 
     async def _postpone(self, row: Row, reason: str) -> None:
         seconds = backoff(row.attempts, self._settings.backoff_initial, self._settings.backoff_max)
+        until = time.monotonic() + seconds  # not after the table's time, or the tail would find it too early
         async with self._session.use() as connection:
             await connection.execute(self._session.sql(POSTPONE), _values(row, reason) | {"seconds": seconds})
         log.warning("message.postponed", id=row.id, attempts=row.attempts, seconds=round(seconds, 2), reason=reason)
-        self._publisher.retry_after(seconds, row)
+        self._tail.back_off(row, until, self._publisher.put_off(row))
 
     async def _park(self, row: Row, reason: str) -> None:
         async with self._session.use() as connection, connection.transaction():
@@ -149,6 +151,7 @@ class Marker:
             await connection.execute(self._session.sql(PARK), _values(row, reason))
         log.error("message.parked", id=row.id, attempts=row.attempts, reason=reason)
         self._tail.forget((row,))
+        self._quarantine.end_probe(row)
         if row.key is None or self._held is None:
             self._publisher.pass_over(row)
         else:

@@ -5,7 +5,8 @@ which the server ends its session, and no clock has to be right.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from datetime import datetime
 from typing import Any
 
 import psycopg
@@ -15,15 +16,16 @@ from psycopg.rows import class_row
 from psycopg.sql import SQL, Identifier
 
 import relay
-from relay.backoff import wait_for_event
+from relay.backoff import until_tick, wait_for_event
 from relay.engine.health import Health
 from relay.engine.lanes import Lanes
 from relay.engine.link import Link
 from relay.engine.patience import Patience
-from relay.engine.peers import Peer, Silence, share
+from relay.engine.peers import Peer, share
 from relay.engine.publish import Publisher
 from relay.engine.session import LaneSession
 from relay.settings import RelaySettings
+from relay.silence import Silence
 
 log = structlog.get_logger(__name__)
 
@@ -119,10 +121,10 @@ class Membership:
             self._aim(share(self._settings.node, members))
             self._publisher.pump()  # it may have waited for this answer
             others = [member for member in members if member.pid != self._session.pid]
-            silent = self._silence.look(others, time.monotonic())
+            silent = self._silence.look(_beats(others), time.monotonic())
             for peer in silent:
                 await self._end(peer)
-            pause = ENDED_WITHIN if silent else self._settings.heartbeat_interval
+            pause = ENDED_WITHIN if silent else until_tick(self._settings.heartbeat_interval)
             await wait_for_event(self._session.nodes_changed, pause)
 
     def hurry(self) -> None:
@@ -144,7 +146,7 @@ class Membership:
             self._health.degrade("lanes", f"another relay has the name {name}: relay.node must be one of a kind")
             async with self._session.use() as connection:
                 namesakes = [peer for peer in await self._peers(connection, self._members) if peer.name == name]
-            silent = self._silence.look(namesakes, time.monotonic())
+            silent = self._silence.look(_beats(namesakes), time.monotonic())
             for peer in namesakes:
                 if peer in silent or peer.pid == self._former:
                     await self._end(peer)
@@ -209,3 +211,7 @@ class Membership:
         else:
             if ended:
                 log.warning("node.ended", **told)
+
+
+def _beats(peers: Iterable[Peer]) -> dict[tuple[int, datetime], Peer]:
+    return {(peer.pid, peer.heartbeat_at): peer for peer in peers}

@@ -17,11 +17,8 @@ BYTES = b"application/octet-stream"
 PERSISTENT = 2
 HEADER_NAME_BYTES = 128  # the library would cut a longer one silently
 REDELIVERED = "x-outbox-redelivered"
-REPLAY_ID, REPLAYED_AT = "x-replay-id", "x-replayed-at"
-OURS = frozenset(
-    {"x-outbox-id", "x-outbox-lane", "x-aggregate-type", "x-aggregate-id", REDELIVERED, REPLAY_ID, REPLAYED_AT}
-)
-
+REPLAY_ID, REPLAYED_AT = "x-replay-id", "x-replayed-at"  # by stamp, or of rows that spark/jobs/replay.py has written
+OURS = frozenset({"x-outbox-id", "x-outbox-lane", "x-aggregate-type", "x-aggregate-id", REDELIVERED})
 
 LAST_SECOND = 2**32 - 1  # in the year 2106; the library's decoder takes what is above for milliseconds
 
@@ -55,15 +52,16 @@ def content_type(row: Row) -> bytes:
     return row.content_type or (JSON if row.payload is not None else BYTES)
 
 
-def extra_headers(row: Row, *, redelivered: bool) -> dict[str, Any]:
-    """Give the headers beyond those that every message has; the names that are ours cannot be overridden.
+def extra_headers(row: Row, identity: Identity, *, redelivered: bool) -> dict[str, Any]:
+    """Give the headers beyond those that every message has; the names that are ours or stamped cannot be overridden.
 
     Raises:
         UnsendableError: a name is too long for an AMQP table, or a value is JSON to PostgreSQL alone.
     """
     headers: dict[str, Any] = {}
     if row.headers is not None:
-        headers.update((name, value) for name, value in _read(row.headers).items() if name not in OURS)
+        ours = OURS | identity.stamp.keys()
+        headers.update((name, value) for name, value in _read(row.headers).items() if name not in ours)
     if row.trace_context is not None:
         headers.update(_read(row.trace_context))
     if redelivered:
@@ -97,7 +95,7 @@ def properties(row: Row, identity: Identity, *, redelivered: bool) -> Basic.Prop
     if row.aggregate_id is not None:
         headers["x-aggregate-id"] = row.aggregate_id.decode()
     headers |= {"x-outbox-id": row.id, "x-outbox-lane": row.lane, **identity.stamp}
-    headers |= extra_headers(row, redelivered=redelivered)
+    headers |= extra_headers(row, identity, redelivered=redelivered)
     return Basic.Properties(
         content_type=content_type(row).decode(),
         headers=headers,

@@ -12,8 +12,8 @@ import structlog
 from pydantic import SecretStr
 
 from relay.backoff import backoff, wait_for_event
-from relay.database import Host, one_line
-from relay.engine.figures import Figures, kind_of_loss
+from relay.database import Host, kind_of_loss, one_line
+from relay.engine.figures import Figures
 from relay.engine.health import Health
 from relay.engine.hold import HeldKeys
 from relay.engine.horizon import HorizonWatch
@@ -27,12 +27,12 @@ from relay.engine.patience import Patience
 from relay.engine.publish import Publisher
 from relay.engine.quarantine import Quarantine
 from relay.engine.reload import reloading
-from relay.engine.retention import keep_days
 from relay.engine.routes import Router
 from relay.engine.session import LaneSession
 from relay.engine.stall import StallWatch
 from relay.engine.tail import Tail
 from relay.errors import AccessError, DatabaseUnavailableError, OutboxError, leaves
+from relay.retention.rounds import keep_days
 from relay.settings import KeyPolicy, Ordering, Settings
 
 log = structlog.get_logger(__name__)
@@ -40,6 +40,7 @@ log = structlog.get_logger(__name__)
 RECONNECT_INITIAL, RECONNECT_MAX = 0.1, 3.0  # seconds; ready again within 5 s of the heal
 INTERRUPTED = 130
 OURS_FOR = 0.9  # of node_timeout without an answer: then others may end our session, and we send no more
+DRAIN_LOOK = 0.2  # seconds: it may be told to stop before there is a broker
 NO_LANES = "none held"
 
 
@@ -201,8 +202,9 @@ class Node:
                     self._stalls.session = session
                     await self._use(session)
             except* SESSION_LOST as group:
-                self._losses[kind_of_loss(_first(group))] += 1
-                self._health.degrade("database", f"session lost: {one_line(_first(group))}")
+                lost = session.ended_by or _first(group)
+                self._losses[kind_of_loss(lost)] += 1
+                self._health.degrade("database", f"session lost: {one_line(lost)}")
                 # Sessions that end as soon as they begin are followed by longer and longer waits.
                 failures = failures + 1 if loop.time() - opened_at < RECONNECT_MAX else 1
             self._stalls.session = None
@@ -250,7 +252,8 @@ class Node:
                 tasks.create_task(patience.keep_days(), name="days"),
                 tasks.create_task(HorizonWatch(session).run(), name="horizon"),
             )
-            await self._link.up.wait()
+            while not self._link.up.is_set() and not self.drain.is_set():
+                await wait_for_event(self._link.up, DRAIN_LOOK)
             membership.hurry()
             announcing = tasks.create_task(self._announce(session, lanes), name="announce")
             await forward(

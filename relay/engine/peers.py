@@ -1,4 +1,4 @@
-"""The other relays: how many lanes each node is to hold, and who has fallen silent."""
+"""The other relays: how many lanes each node is to hold."""
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
@@ -38,26 +38,3 @@ def _serving(members: Sequence[Peer]) -> Sequence[Peer]:
         if group:
             return group
     return ()
-
-
-class Silence:
-    """Notices who gives no heartbeat any more, by what we see ourselves: no clock but ours is asked.
-
-    Args:
-        timeout: seconds.
-        gap: seconds between two looks, at most; after a longer one it was us who stood still, and all begins anew.
-    """
-
-    def __init__(self, timeout: float, gap: float) -> None:
-        self._timeout = timeout
-        self._gap = gap
-        self._looked_at = 0.0
-        self._since: dict[tuple[int, datetime], float] = {}  # a process and its last heartbeat -> first seen
-
-    def look(self, peers: Iterable[Peer], now: float) -> list[Peer]:
-        """Give those that have been silent for the time-out; `now` is monotonic."""
-        before = self._since if now - self._looked_at <= self._gap else {}
-        self._looked_at = now
-        seen = {(peer.pid, peer.heartbeat_at): peer for peer in peers}
-        self._since = {heartbeat: before.get(heartbeat, now) for heartbeat in seen}
-        return [peer for heartbeat, peer in seen.items() if now - self._since[heartbeat] >= self._timeout]

@@ -7,7 +7,7 @@ With `pipelined` and `none` rows go out as they come, and a refused one comes ba
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import assert_never
 
 from relay.backoff import backoff
@@ -43,7 +43,7 @@ class Publisher:
 
     def __init__(self, settings: RelaySettings) -> None:
         self._by_key = settings.ordering is Ordering.KEY
-        self._passing = self._by_key and settings.key_policy is KeyPolicy.SKIP
+        self._holding = settings.key_policy is KeyPolicy.HOLD
         self._max_in_flight = settings.max_in_flight
         self._wire: Wire | None = None
         self._ready: deque[Row] = deque()
@@ -71,32 +71,27 @@ class Publisher:
 
     @property
     def waiting(self) -> int:
-        """Rows to go or under way up to their mark, nacked ones too; none that backs off for its fault, no probe."""
-        nacked = sum(row.id in self._nacks for row in self._later) if self._nacks else 0
+        """Rows to go or under way up to their mark, nacked ones too; no probe."""
         sent = self.in_flight - len(self._probing)
-        return len(self._ready) + sent + len(self.confirmed) + len(self._taken) + nacked
+        return len(self._ready) + sent + len(self.confirmed) + len(self._taken) + len(self._later)
 
-    def offer(self, rows: Iterable[Row]) -> None:
-        """Take rows over; those of one lane must come in id order."""
-        busy, ready, by_key = self._busy, self._ready, self._by_key
-        for row in self._to_send(rows) if self._unmarked or self.leaving else rows:
-            if row.backoff_ms and self._passing:
-                self._later.push(row.backoff_ms / 1000, row, passed=True)
-                continue
-            if by_key and (key := key_of(row))[1] is not None:
-                if key in busy:
-                    waiting = busy[key]
-                    if waiting is None:
-                        busy[key] = [row]
-                    else:
-                        waiting.append(row)
-                    continue
-                busy[key] = None
-            if row.backoff_ms:
-                self._later.push(row.backoff_ms / 1000, row)
-            else:
-                ready.append(row)
+    def offer(self, rows: Iterable[Row], *, behind: Collection[int] = ()) -> None:
+        """Take rows over; those of one lane must come in id order.
+
+        Args:
+            behind: lanes with a backlog. By key, rows of the others go before theirs: they would wait for thousands.
+        """
+        if self._unmarked or self.leaving:
+            rows = self._to_send(rows)
+        if behind and self._by_key:
+            rows = list(rows)
+            self._ready.extendleft(reversed(self._heads(row for row in rows if row.lane not in behind)))
+            rows = [row for row in rows if row.lane in behind]
+        self._ready.extend(self._heads(rows))
         self.pump()
+
+    def _heads(self, rows: Iterable[Row]) -> Sequence[Row]:
+        return self._busy.take(rows) if self._by_key else list(rows)
 
     def send_alone(self, id_: int) -> None:
         """Let the row of this id, which is offered next, go out on a channel of its own."""
@@ -152,18 +147,19 @@ class Publisher:
     def take_settled(self) -> tuple[list[Row], list[Fault]]:
         """Give what is settled since the last call, which says that everything given before is in the table.
 
-        A faulty row's key stays held until `retry_after`, `pass_over` or `take_followers`.
+        A faulty row's key stays held until `put_off`, `pass_over` or `take_followers`.
         """
         self.settled.clear()
         self._taken, faulty = self.confirmed, self.faulty
         self.confirmed, self.faulty = [], []
         return self._taken, faulty
 
-    def retry_after(self, seconds: float, row: Row) -> None:
-        """Send a faulty row again after a while; its key waits, or goes on under `skip`."""
-        self._later.push(seconds, row, passed=self._passing)
-        if self._passing:
-            self.pass_over(row)
+    def put_off(self, row: Row) -> list[Row]:
+        """A faulty row comes again later: give the rows behind it, which come with it; under `skip` its key goes on."""
+        if self._holding:
+            return self.take_followers(row)
+        self.pass_over(row)
+        return []
 
     def pass_over(self, row: Row) -> None:
         """A faulty row was put away and its key goes on without it."""
@@ -181,13 +177,12 @@ class Publisher:
         """Give back the rows that match and were to be sent next; their keys stay held as those of faulty rows."""
         found = [row for row in self._ready if matches(row)]
         self._ready = deque(row for row in self._ready if not matches(row))
-        found += self._later.withdraw(matches, passed=False)
+        found += self._later.withdraw(matches)
         return self._given_back(found)
 
     def withdraw_waiting(self, matches: Callable[[Row], bool], *, with_followers: bool) -> list[Row]:
         """Give back the rows that match and whose key another row holds, and those behind them if wanted."""
-        found = self._later.withdraw(matches, passed=True)
-        return self._given_back(found + self._busy.withdraw(matches, with_followers=with_followers))
+        return self._given_back(self._busy.withdraw(matches, with_followers=with_followers))
 
     def give_back(self, lanes: Collection[int]) -> list[Row]:
         """Give back the rows of lanes that leave, but for those that are in flight or settled."""
@@ -284,9 +279,9 @@ class Publisher:
                 self._nacks.pop(row.id, None)
                 self._redelivered.discard(row.id)
 
-    def _due(self, holding: list[Row], passed: list[Row]) -> None:
-        self._ready.extend(holding)
-        self.offer(passed)
+    def _due(self, rows: list[Row]) -> None:
+        self._ready.extend(rows)
+        self.pump()
 
     def pump(self) -> None:
         """Send what there is room for; call it when `may_send` is true again."""

@@ -65,7 +65,8 @@ class Quarantine:
     async def load(self) -> None:
         """Learn from the table which routes are in quarantine; each that is new to us is tried at once."""
         for address, id_, reason, probes in await self._table.routes():
-            self._routes.setdefault(address, Route(id_, reason, probes))
+            route = self._routes.setdefault(address, Route(id_, reason, probes))
+            route.id = id_  # another one, if all other nodes were through with it before it failed them again
         self._arm()
 
     async def keep_back(self, window: list[Row]) -> list[Row]:
@@ -120,6 +121,30 @@ class Quarantine:
             followers += publisher.take_followers(row)
         publisher.offer(await self._keep_followers_back(followers))
 
+    async def put_back(self, row: Row) -> bool:
+        """Let a probe that failed on its own account wait again; tell whether it was one.
+
+        That says nothing about its route: another row is tried at once, and this one later if there is no other.
+        """
+        if (address := self.end_probe(row, at_once=row.attempts == 1)) is None:
+            return False
+        reason = self._routes[address].reason  # now: without a row that waits the route may be left meanwhile
+        async with self._turn:
+            await self._table.note_failure(row)
+            await self._take(address, [row], reason)
+        return True
+
+    def end_probe(self, row: Row, *, at_once: bool = True) -> Address | None:
+        """When a row is a route's probe, which will not tell anything, let another be tried; give the address."""
+        for address, route in self._routes.items():
+            if route.probe == (row.lane, row.id):
+                route.probe = None
+                if at_once:
+                    route.probe_at = 0.0
+                    self._arm()
+                return address
+        return None
+
     def note_sent(self, rows: Iterable[Row]) -> None:
         """These rows are confirmed and marked: a route whose probe is among them works again."""
         probed = {route.probe: (address, route) for address, route in self._routes.items() if route.probe}
@@ -141,18 +166,17 @@ class Quarantine:
         before all later ones of its key.
         """
         now = self._loop.time()
-        due = [(address, route) for address, route in self._routes.items() if route.probe_at <= now]
-        if not due:
-            return
-        async with self._turn:
-            for address, route in due:
-                if not self._session.lanes:
-                    self._schedule(route)
-                elif route.works:
-                    await self._let_go(address, route)
-                else:
-                    await self._probe(address, route)
-        self._arm()
+        if due := [(address, route) for address, route in self._routes.items() if route.probe_at <= now]:
+            async with self._turn:
+                for address, route in due:
+                    if not self._session.lanes:
+                        self._schedule(route)
+                    elif route.works:
+                        await self._let_go(address, route)
+                    else:
+                        await self._probe(address, route)
+        if self._routes:
+            self._arm()  # also when nothing was due: the loop counts milliseconds, and a timer may be over a bit early
 
     async def _set_aside(self, address: Address, rows: Sequence[Row], reason: str) -> None:
         id_, probes = await self._table.set_aside(address, rows, reason)
@@ -177,10 +201,11 @@ class Quarantine:
         return [row for row in rows if row.id not in behind]
 
     async def _probe(self, address: Address, route: Route) -> None:
-        if route.probe is not None and await self._table.is_pending(route.probe):
+        waiting = self._tail.keys_backing_off()
+        if route.probe is not None and await self._table.is_on_its_way(route.probe, but=waiting):
             self._schedule(route)  # it is on its way still: refused for now, or the broker is gone
             return
-        route.probe = await self._table.take_probe(route.id)
+        route.probe = await self._table.take_probe(route.id, but=waiting, holding=self._holding)
         if route.probe is None:
             await self._let_go(address, route)  # nothing waits for it any more
             return

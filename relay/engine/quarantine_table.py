@@ -5,7 +5,7 @@ from collections.abc import Collection
 from psycopg.sql import SQL
 
 from relay.engine.routes import Address
-from relay.engine.row import Row
+from relay.engine.row import Key, Row
 from relay.engine.session import LaneSession, array_text, places
 
 Place = tuple[int, int]  # lane and id of a row
@@ -50,7 +50,42 @@ SET_ASIDE_BEHIND = SQL("""
 """)
 
 NOTE_PROBE = SQL("UPDATE {schema}.quarantine SET probes = probes + 1, probed_at = now() WHERE id = %(route)s")
-IS_PENDING = SQL("SELECT EXISTS (SELECT FROM {schema}.message_pending WHERE lane = %(lane)s AND id = %(id)s)")
+KEY_OF_PENDING = SQL("""
+    SELECT aggregate_type, aggregate_id FROM {schema}.message_pending WHERE lane = %(lane)s AND id = %(id)s
+""")
+# A row that may go out at once: the first of its key, which neither a parked row holds nor one that backs off (`but`).
+# One that has failed on its own account is a probe `again` only when there is no other.
+TAKE_PROBE = SQL("""
+    UPDATE {schema}.message SET state = 'pending', quarantine = NULL, last_error = NULL
+    WHERE state = 'quarantined' AND ctid = (
+        SELECT row.ctid
+        FROM {schema}.message AS row
+        WHERE row.state = 'quarantined' AND row.quarantine = %(route)s AND row.lane = ANY (%(lanes)s::smallint[])
+            AND (row.attempts = 0 OR %(again)s)
+            AND NOT EXISTS (
+                SELECT
+                FROM unnest(%(types)s::text[], %(keys)s::text[]) AS but (kind, key)
+                WHERE but.kind = row.aggregate_type AND but.key = row.aggregate_id
+            )
+            AND (NOT %(holding)s OR NOT EXISTS (
+                SELECT
+                FROM {schema}.message AS head
+                WHERE head.state = 'parked' AND head.held_behind IS NULL
+                    AND head.aggregate_type = row.aggregate_type AND head.aggregate_id = row.aggregate_id
+            ) AND NOT EXISTS (
+                SELECT
+                FROM {schema}.message AS ahead
+                WHERE ahead.state = 'quarantined' AND ahead.aggregate_type = row.aggregate_type
+                    AND ahead.aggregate_id = row.aggregate_id AND ahead.id < row.id
+            ))
+        ORDER BY row.id
+        LIMIT 1
+    )
+    RETURNING lane, id
+""")
+NOTE_FAILURE = SQL("""
+    UPDATE {schema}.message SET attempts = %(attempts)s WHERE state = 'pending' AND lane = %(lane)s AND id = %(id)s
+""")
 LET_GO = SQL("""
     UPDATE {schema}.message SET state = 'pending', quarantine = NULL, last_error = NULL
     WHERE state = 'quarantined' AND ctid = ANY (ARRAY(
@@ -100,32 +135,50 @@ class QuarantineTable:
             cursor = await connection.execute(self._session.sql(SET_ASIDE_BEHIND), places(rows))
             return {id_ for (id_,) in await cursor.fetchall()}
 
-    async def is_pending(self, row: Place) -> bool:
-        """Tell whether a row is still to be sent."""
+    async def is_on_its_way(self, row: Place, *, but: Collection[Key]) -> bool:
+        """Tell whether a row is still to be sent, and has none of these keys."""
         async with self._session.use() as connection:
-            cursor = await connection.execute(self._session.sql(IS_PENDING), {"lane": row[0], "id": row[1]})
-            return await cursor.fetchone() == (True,)
+            cursor = await connection.execute(self._session.sql(KEY_OF_PENDING), {"lane": row[0], "id": row[1]})
+            found = await cursor.fetchone()
+        return found is not None and (found[1] is None or (found[0].encode(), found[1].encode()) not in but)
 
-    async def take_probe(self, route: int) -> Place | None:
-        """Make the first row that waits for a route pending; None when there is none."""
+    async def take_probe(self, route: int, *, but: Collection[Key], holding: bool) -> Place | None:
+        """Make one row that waits for a route pending, of none of these keys; None when none can go out."""
         async with self._session.write() as connection, connection.transaction():
+            values = {
+                "route": route,
+                "lanes": self._lanes(),
+                "holding": holding,
+                "types": [kind.decode() for kind, _ in but],
+                "keys": [key.decode() for _, key in but],
+            }
             await connection.execute(self._session.sql(NOTE_PROBE), {"route": route})
-            cursor = await connection.execute(self._session.sql(LET_GO), self._first(route, 1))
-            return await cursor.fetchone()
+            for again in (False, True):
+                cursor = await connection.execute(self._session.sql(TAKE_PROBE), {**values, "again": again})
+                if (probe := await cursor.fetchone()) is not None:
+                    return probe
+        return None
+
+    async def note_failure(self, row: Row) -> None:
+        """Write down how often a row has failed on its own account."""
+        async with self._session.write() as connection:
+            values = {"lane": row.lane, "id": row.id, "attempts": row.attempts}
+            await connection.execute(self._session.sql(NOTE_FAILURE), values)
 
     async def let_go(self, route: int, rows: int) -> tuple[list[Place], bool]:
         """Make so many rows pending, in order; give them, and whether they were the last: then the route is gone."""
         async with self._session.write() as connection, connection.transaction():
             await connection.execute(self._session.sql(LOCK), {"route": route})
-            cursor = await connection.execute(self._session.sql(LET_GO), self._first(route, rows))
+            values = {"route": route, "lanes": self._lanes(), "rows": rows}
+            cursor = await connection.execute(self._session.sql(LET_GO), values)
             gone = await cursor.fetchall()
             is_last = len(gone) < rows
             if is_last:
                 await connection.execute(self._session.sql(LEAVE), {"route": route})
         return gone, is_last
 
-    def _first(self, route: int, rows: int) -> dict[str, int | str]:
-        return {"route": route, "lanes": array_text(self._session.lanes), "rows": rows}
+    def _lanes(self) -> str:
+        return array_text(self._session.lanes)
 
 
 def names(address: Address) -> dict[str, str]:

@@ -19,7 +19,7 @@ ROW_BYTES = 512  # what a row costs in memory beside its payload and headers
 class Row(NamedTuple):
     """One pending message, its text as the UTF-8 bytes that PostgreSQL sent: nothing is decoded on the way.
 
-    The fields are the columns of `tail.COLUMNS`, in that order.
+    The fields are the columns of `pending.COLUMNS`, in that order.
     """
 
     lane: int

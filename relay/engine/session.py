@@ -16,7 +16,7 @@ from psycopg import AsyncConnection, AsyncCursor
 from psycopg.sql import SQL, Identifier, Literal
 
 from relay.backoff import wait_for_event
-from relay.database import Host, connect_async
+from relay.database import Host, connect_async, is_unreplicated
 from relay.engine.opening import nodes_channel, prepare
 from relay.engine.row import Row
 from relay.errors import CommitUnknownError, DeadlineError
@@ -54,6 +54,7 @@ class LaneSession:
 
     Attributes:
         host: the server that it is on.
+        ended_by: why the server has ended it, where a statement does not fail with that.
         lanes: the lanes held, ascending (`lanes.Lanes` takes and gives them up).
         nodes_channel: where nodes notify each other that one has come or gone, or has given up lanes.
         wake: set when someone rings or wants the session; ends `rest`.
@@ -74,6 +75,7 @@ class LaneSession:
         self.written_at = 0.0
         self._connection = connection
         self._command_timeout = database.command_timeout
+        self.ended_by: psycopg.Error | None = None
         self._is_unreplicated = False
         self._lock = asyncio.Lock()
         self._doorbell_held = self._doorbell_heard = False
@@ -106,10 +108,10 @@ class LaneSession:
         return cls(connection, database)
 
     def _heed(self, notice: psycopg.errors.Diagnostic) -> None:
-        # The warning that a commit was made here and maybe nowhere else; its SQLSTATE, 01000, is that of any warning,
-        # and its words depend on the server's language.
-        if notice.source_function == "SyncRepWaitForLSN":
-            self._is_unreplicated = True
+        # The server's last words, which libpq takes for a notice when they come with the answer to a statement.
+        if notice.severity_nonlocalized == "FATAL" and notice.sqlstate:
+            self.ended_by = psycopg.errors.lookup(notice.sqlstate)(notice.message_primary or "")
+        self._is_unreplicated |= is_unreplicated(notice)
 
     def _hear(self, channel: str, pid: int) -> None:
         if channel != self.nodes_channel:

@@ -8,6 +8,7 @@ time-out ends the connection.
 import asyncio
 import time
 
+from relay.backoff import until_tick
 from relay.engine.health import Health
 from relay.engine.publish import Publisher
 from relay.engine.session import LaneSession
@@ -36,7 +37,7 @@ class StallWatch:
     async def run(self) -> None:
         while True:
             self.look(time.monotonic())
-            await asyncio.sleep(LOOK_INTERVAL)
+            await asyncio.sleep(until_tick(LOOK_INTERVAL))
 
     def look(self, now: float) -> None:
         if self.session is not self._watched:

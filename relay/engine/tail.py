@@ -12,60 +12,23 @@ one lane at a time is read in that way.
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from itertools import chain, groupby
 from operator import itemgetter
 
 from psycopg.sql import SQL
 
-from relay.engine.row import Row, give_rows
+from relay.engine.backing_off import BackingOff
+from relay.engine.pending import COLUMNS, DUE, DUE_FAR, READ
+from relay.engine.row import Key, Row, give_rows
 from relay.engine.running import Running
 from relay.engine.session import LaneSession, array_text
 from relay.engine.window import Window
-from relay.settings import RelaySettings
-
-COLUMNS = SQL("""
-    lane, id, message_id::text AS message_id, aggregate_type, aggregate_id, event_type, exchange, routing_key,
-    content_type, headers::text AS headers, trace_context::text AS trace_context, payload, payload_bytes, created_at,
-    attempts, greatest(0, extract(epoch FROM available_at - now()) * 1000)::integer AS backoff_ms
-""")
-
-# The first row, of lane -1, carries the snapshot in which all the others were seen, and how far ids were given.
-# A row that waits out its backoff is read, so that its key is held; one that its writer delayed is not until then.
-# What is held already is left out by a hashed subplan; `size` of a column stored uncompressed costs no detoasting.
-READ = SQL("""
-    SELECT -1::smallint, (SELECT last_value - (NOT is_called)::integer FROM {schema}.message_id_seq),
-        pg_current_snapshot()::text, '', NULL, '', NULL, NULL, NULL, NULL, NULL, NULL::json, NULL::bytea, now(),
-        0::smallint, 0
-    UNION ALL
-    SELECT {fields}
-    FROM unnest(%(lanes)s::smallint[], %(floors)s::bigint[]) AS owned (lane, floor)
-    CROSS JOIN LATERAL (
-        SELECT *, sum(size) OVER (ORDER BY id ROWS UNBOUNDED PRECEDING) - size AS before
-        FROM (
-            SELECT {columns}, coalesce(pg_column_size(payload), pg_column_size(payload_bytes)) AS size
-            FROM {schema}.message
-            WHERE state = 'pending' AND lane = owned.lane AND id > owned.floor
-                AND (available_at IS NULL OR available_at <= now() OR attempts > 0)
-                AND id NOT IN (SELECT unnest(%(held)s::bigint[]))
-            ORDER BY id
-            LIMIT %(rows)s
-        ) AS first_rows
-    ) AS row
-    WHERE before < %(bytes)s
-""")
-
-# Rows whose delay is over, or that an operator put back: where to go back to.
-DUE = SQL("""
-    SELECT lane, min(id)
-    FROM {schema}.message
-    WHERE state = 'pending' AND available_at <= now() AND id NOT IN (SELECT unnest(%(held)s::bigint[]))
-    GROUP BY lane
-""")
+from relay.settings import KeyPolicy, Ordering, RelaySettings
 
 SHORT_REST = 0.002  # seconds between two reads while rows keep coming
 DOORBELL_AFTER = 0.02  # seconds without a row, after which writers are asked to ring
-DUE_INTERVAL = 0.5  # seconds
+DUE_INTERVAL = 0.5  # seconds between two looks for rows that are due, at least
 SWEEP_SHARE = 50  # a sweep takes at most this part of the time
 FAR = 100_000  # ids; a read that starts so far behind the last one may have to pass many dead rows
 
@@ -75,6 +38,7 @@ class Tail:
 
     Attributes:
         leaving: of the session's lanes, those that are read no more.
+        behind: lanes of which the last window has not all that there was.
         sweep_finds: rows that no rule foresaw, and that only a sweep has found.
     """
 
@@ -84,7 +48,7 @@ class Tail:
         self._cursor = session.cursor()
         give_rows(self._cursor)
         fields = SQL(", ").join(SQL("row.") + SQL(name) for name in Row._fields)
-        self.statement = session.sql(READ, columns=COLUMNS, fields=fields)
+        self.statement = session.sql(READ, columns=COLUMNS, fields=fields, far=DUE_FAR)
         self._due = session.sql(DUE)
         self._window = Window(settings)
         self._floors: dict[int, int] = {}  # lane -> everything visible at or below was read
@@ -94,10 +58,13 @@ class Tail:
         self._sweeping: int | None = None  # the one that the last read has swept
         self._sweep_took = 0.0  # seconds, so far
         self._running = Running()
+        holding = settings.ordering is Ordering.KEY and settings.key_policy is KeyPolicy.HOLD
+        self._backing_off = BackingOff(holding=holding)
         self._read_at = 0.0  # just before the last read
         self._known_until = 0.0  # who had a transaction id by then was named by the last read's snapshot, if running
         self._row_at = 0.0
-        self._due_at = 0.0
+        self._due_at = 0.0  # when to look for rows that are due
+        self._looked_at = 0.0  # for them
         self._sweep_at = time.monotonic() + settings.sweep_interval
         self._more = True  # some lane has more than it was asked for
         self._reading: list[int] = []  # the lanes of the last read
@@ -106,6 +73,7 @@ class Tail:
         self._give_way = False
         self._clock_offset = 0.0  # microseconds from our monotonic clock to the database's
         self.leaving: set[int] = set()
+        self.behind: set[int] = set()
         self.sweep_finds = 0
 
     async def next_window(self, *, until: asyncio.Event) -> list[Row] | None:
@@ -139,8 +107,26 @@ class Tail:
         if self._has_room():
             self._room.set()
 
-    def enter(self, lanes: Iterable[int]) -> None:
+    def back_off(self, row: Row, until: float, followers: Iterable[Row]) -> None:
+        """This row is not to be sent before that moment (time.monotonic), which the table knows; these wait for it."""
+        self._backing_off.add(row, until)
+        self._due_at = min(self._due_at, until)
+        self.forget((row, *followers))
+
+    def keep_back(self, window: list[Row]) -> list[Row]:
+        """Give the rows that may be sent now. Offer them at once: in between another may begin to wait."""
+        free, held = self._backing_off.keep_back(window, self._read_at)
+        if held:
+            self.forget(held)
+        return free
+
+    def keys_backing_off(self) -> Collection[Key]:
+        """Give the keys of which nothing is sent for now: their first row backs off."""
+        return self._backing_off.keys()
+
+    def enter(self, lanes: Collection[int]) -> None:
         """These lanes are new in `session.lanes`: read them from the start."""
+        self._backing_off.forget(lanes)
         for lane in lanes:
             self._floors[lane], self._far[lane] = 0, None
         self._more = True
@@ -194,7 +180,9 @@ class Tail:
             return  # read once more first: whoever committed until now has not rung
         # A writer that tested the doorbell while we were busy and commits only now is found by polling:
         # after a tenth of the time that it took.
-        await self._session.rest(min(max(idle / 10, SHORT_REST), self._settings.poll_interval), listen=doorbell)
+        until_due = max(0.0, self._due_at - time.monotonic())
+        rest = min(max(idle / 10, SHORT_REST), self._settings.poll_interval, until_due)
+        await self._session.rest(rest, listen=doorbell)
 
     async def _next_rows(self) -> list[Row]:
         now = time.monotonic()
@@ -214,7 +202,9 @@ class Tail:
             self._note_ended(head.message_id, horizon, 0)
         elif self._sweeping is not None:
             read_to = min(floor, self._floors[self._sweeping])
-            self.sweep_finds += sum(row.lane == self._sweeping and row.id <= read_to for row in rows)
+            self.sweep_finds += sum(
+                row.lane == self._sweeping and row.id <= read_to and not self._backing_off.holds(row) for row in rows
+            )
         self._take(rows, head.id)
         for lane in self._floors:
             if lane not in self._reading:  # what has become visible there is still to be read
@@ -257,6 +247,7 @@ class Tail:
             await self._cursor.execute(self.statement, parameters, prepare=True)
             head, *rows = await self._cursor.fetchall()
         self._clock_offset = head.created_at - asked_at * 1e6
+        self._due_at = max(time.monotonic() + head.backoff_ms / 1000, self._looked_at + DUE_INTERVAL)
         return head, rows
 
     def _note_ended(self, snapshot: bytes, horizon: int, floor: int) -> bool:
@@ -285,6 +276,7 @@ class Tail:
                 ended.discard(lane)
         for lane in ended:
             self._floors[lane] = position
+        self.behind = set(self._reading) - ended
         # A lane without room waits for its turn until it has some: `forget` says so.
         self._more |= any(lane in self._far or lane in self._unswept for lane in self._lanes_with_room())
         if position <= FAR:  # how far a new lane is shows with the first read
@@ -293,10 +285,10 @@ class Tail:
             self.go_back(lane, before)
 
     async def _look_for_due(self, now: float) -> None:
-        self._due_at = now + DUE_INTERVAL
+        self._looked_at = now
         held = array_text(chain.from_iterable(map(self._window.ids, self._session.lanes)))
         async with self._session.use() as connection:
             due = await (await connection.execute(self._due, {"held": held}, prepare=True)).fetchall()
-        for lane, first in due:
+        for lane, first in (*due, *self._backing_off.end(now)):
             if lane in self._session.lanes:
                 self.go_back(lane, first - 1)

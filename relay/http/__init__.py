@@ -1,1 +1,1 @@
-"""`/livez`, `/readyz` and `/metrics` of a running relay, on one port: `relay run` answers when `http.listen` is set."""
+"""`/livez`, `/readyz` and `/metrics`, on one port: of `relay run` when `http.listen` is set, or of a consumer."""

@@ -11,6 +11,7 @@ from psycopg.sql import SQL, Composed, Identifier
 
 from relay.database import connect_async
 from relay.errors import DatabaseUnavailableError
+from relay.http.seldom import Seldom
 from relay.operate.status import BY_INDEX, COUNT_PARKED, COUNT_PENDING, LANES, OLDEST_PENDING
 from relay.settings import DatabaseSettings
 
@@ -20,10 +21,6 @@ COUNT_QUARANTINED = SQL("""
     SELECT (SELECT count(*) FROM {schema}.quarantine),
         (SELECT count(*) FROM {schema}.message WHERE state = 'quarantined')
 """)
-
-FRESH_FOR = 5.0  # seconds
-SHARE = 20  # counting a backlog of millions takes a while: at most this part of the time goes into it
-PATIENCE = 2.0  # seconds that one who asks waits for a new count; then the last one has to do
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,43 +40,30 @@ class Backlog:
     def __init__(self, database: DatabaseSettings) -> None:
         self._database = database
         self._connection: psycopg.AsyncConnection | None = None
-        self._reading: asyncio.Task[None] | None = None
-        self._counts: Counts | None = None
-        self._due_at = 0.0  # loop time
+        self._seldom = Seldom(self._read)
         self._reason = ""
 
     async def counts(self) -> Counts | None:
         """Give counts, a few seconds old at most unless counting takes longer; None when the last try failed."""
-        if self._reading is None and asyncio.get_running_loop().time() >= self._due_at:
-            self._reading = asyncio.create_task(self._read(), name="backlog")
-        if self._reading is not None:
-            await asyncio.wait([self._reading], timeout=PATIENCE)
-        return self._counts
+        return await self._seldom.answer()
 
     async def close(self) -> None:
-        if self._reading is not None:
-            self._reading.cancel()
-            await asyncio.wait([self._reading])
+        await self._seldom.close()
         await self._disconnect()
 
-    async def _read(self) -> None:
-        loop = asyncio.get_running_loop()
-        started = loop.time()
+    async def _read(self) -> Counts | None:
         try:
             async with asyncio.timeout(self._database.command_timeout):
-                self._counts = await self._count()
-            self._reason = ""
+                counts = await self._count()
         except (psycopg.Error, DatabaseUnavailableError, TimeoutError) as error:
-            self._counts = None
             await self._disconnect()
             reason = " ".join(str(error).split()) or f"no answer within {self._database.command_timeout:g} s"
             if reason != self._reason:
                 log.warning("backlog.not_counted", reason=reason)
             self._reason = reason
-        finally:
-            took = loop.time() - started
-            self._due_at = loop.time() + max(FRESH_FOR, SHARE * took)
-            self._reading = None
+            return None
+        self._reason = ""
+        return counts
 
     async def _count(self) -> Counts:
         if self._connection is None:

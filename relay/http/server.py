@@ -7,20 +7,20 @@ the loop, and turned into text here.
 import asyncio
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager
 from http.server import BaseHTTPRequestHandler
 from socketserver import TCPServer, ThreadingMixIn
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import structlog
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import InfoMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
 
-from relay.engine.node import Node
+import relay
 from relay.errors import DeadlineError, ListenError
-from relay.http.backlog import Backlog
-from relay.http.metrics import Seen, look, registry
-from relay.settings import Settings
 
 log = structlog.get_logger(__name__)
 
@@ -32,48 +32,55 @@ Given = TypeVar("Given")
 Answer = tuple[int, str, bytes]  # status, content type, body
 
 
+class Subject(Protocol):
+    """Whoever is told about; asked on the event loop, where nothing else changes its figures meanwhile."""
+
+    def hindrances(self, query: str) -> Mapping[str, str]:
+        """Say what keeps it from its work at this moment, by part; nothing when it can. `query` is the URL's."""
+
+    async def look(self) -> Callable[[], Iterator[Metric]]:
+        """Take the figures; what is given makes metrics of them, in a thread."""
+
+
 @asynccontextmanager
-async def answering(settings: Settings, node: Node) -> AsyncIterator[None]:
-    """Answer requests about the node meanwhile, if the settings name an address.
+async def answering(address: str, subject: Subject) -> AsyncIterator[None]:
+    """Answer requests about the subject meanwhile.
+
+    Args:
+        address: `host:port` or `[host]:port`.
 
     Raises:
         ListenError: the address cannot be had.
     """
-    if not settings.http.listen:
-        yield
-        return
-    backlog = Backlog(settings.database)
-    server = _listen(settings.http.listen, Answers(asyncio.get_running_loop(), node, backlog))
+    server = _listen(address, _Answers(asyncio.get_running_loop(), subject))
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, name="http", daemon=True)
     thread.start()
-    log.info("http.listening", address=settings.http.listen)
+    log.info("http.listening", address=address)
     try:
         yield
     finally:
         await asyncio.to_thread(server.shutdown)
         server.server_close()
-        await backlog.close()
 
 
-class Answers:
+class _Answers(Collector):
     """What is answered to each path. Called in threads."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, node: Node, backlog: Backlog) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, subject: Subject) -> None:
         self._loop = loop
-        self._node = node
-        self._backlog = backlog
-        self._registry = registry(self._look)
+        self._subject = subject
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+        ProcessCollector(registry=self._registry)
 
     def live(self) -> Answer:
-        """The event loop answers; whether anything can be delivered is another question, and no restart helps."""
-        self._ask(self._hindrances)
+        """The event loop answers; whether anything can be done is another question, and no restart helps."""
+        self._ask(self._hindrances(""))
         return 200, PLAIN, b"ok\n"
 
     def ready(self, query: str) -> Answer:
-        """Lanes and both connections are there, and it is not draining; else why not, one reason a line."""
-        hindrances = self._ask(self._hindrances)
-        if query == "standby=ok":
-            hindrances.pop("lanes", None)
+        """Nothing hinders the subject; else what does, one reason a line."""
+        hindrances = self._ask(self._hindrances(query))
         if not hindrances:
             return 200, PLAIN, b"ok\n"
         return 503, PLAIN, "".join(f"{part}: {reason}\n" for part, reason in sorted(hindrances.items())).encode()
@@ -82,31 +89,36 @@ class Answers:
         encode, content_type = choose_encoder(accept)
         return 200, content_type, encode(self._registry)
 
-    def _look(self) -> Seen:
-        return self._ask(lambda: look(self._node, self._backlog))
+    def collect(self) -> Iterator[Metric]:
+        """Take the figures anew at each scrape: whoever is told about does nothing for it."""
+        metrics = self._ask(self._subject.look())
+        build = InfoMetricFamily("outbox_build", "Release of outbox-relay that runs here")
+        build.add_metric([], {"version": relay.__version__})
+        yield build
+        yield from metrics()
 
-    async def _hindrances(self) -> dict[str, str]:
-        return self._node.hindrances()
+    async def _hindrances(self, query: str) -> Mapping[str, str]:
+        return self._subject.hindrances(query)
 
-    def _ask(self, question: Callable[[], Coroutine[Any, Any, Given]]) -> Given:
+    def _ask(self, question: Coroutine[Any, Any, Given]) -> Given:
         """Let the event loop answer.
 
         Raises:
             DeadlineError: it hangs.
         """
-        asked = asyncio.run_coroutine_threadsafe(question(), self._loop)
+        asked = asyncio.run_coroutine_threadsafe(question, self._loop)
         try:
             return asked.result(LOOP_ANSWERS_WITHIN)
         except TimeoutError:
             asked.cancel()
-            raise DeadlineError("the relay's event loop", LOOP_ANSWERS_WITHIN) from None
+            raise DeadlineError("the event loop", LOOP_ANSWERS_WITHIN) from None
 
 
 class _Server(ThreadingMixIn, TCPServer):
     allow_reuse_address = True
     daemon_threads = True
 
-    def __init__(self, host: str, port: int, answers: Answers) -> None:
+    def __init__(self, host: str, port: int, answers: _Answers) -> None:
         if ":" in host:
             self.address_family = socket.AF_INET6
         self.answers = answers
@@ -152,7 +164,7 @@ class _Handler(BaseHTTPRequestHandler):
                 return 404, PLAIN, b"there are /livez, /readyz and /metrics\n"
 
 
-def _listen(address: str, answers: Answers) -> _Server:
+def _listen(address: str, answers: _Answers) -> _Server:
     host, _, port = address.rpartition(":")
     try:
         return _Server(host.strip("[]"), int(port), answers)

@@ -23,6 +23,11 @@ class Histogram:
         self._counts[bisect_left(self._bounds, value)] += times
         self.total += value * times
 
+    def add(self, other: "Histogram") -> None:
+        """Take over what another one of the same bounds has observed."""
+        self._counts = [ours + theirs for ours, theirs in zip(self._counts, other._counts, strict=True)]
+        self.total += other.total
+
     def buckets(self) -> list[tuple[float, int]]:
         """Give each bound and how many values are at most that; the last is infinity, and so has them all."""
         return list(zip((*self._bounds, float("inf")), accumulate(self._counts), strict=True))

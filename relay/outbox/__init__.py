@@ -15,8 +15,10 @@ from relay.outbox.write import add, add_many
 
 if TYPE_CHECKING:
     from relay.outbox.orm import OutboxMessage
+    from relay.publisher import DurablePublisher
 
 __all__ = [
+    "DurablePublisher",
     "Event",
     "EventError",
     "FieldError",
@@ -30,8 +32,15 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name != "OutboxMessage":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from relay.outbox.orm import OutboxMessage  # noqa: PLC0415  # SQLAlchemy costs 0.2 s: only who asks pays
+    # Only who asks pays: SQLAlchemy costs 0.2 s to import, and the publisher brings the engine.
+    match name:
+        case "OutboxMessage":
+            from relay.outbox.orm import OutboxMessage  # noqa: PLC0415
 
-    return OutboxMessage
+            return OutboxMessage
+        case "DurablePublisher":
+            from relay.publisher import DurablePublisher  # noqa: PLC0415
+
+            return DurablePublisher
+        case _:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

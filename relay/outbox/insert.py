@@ -4,7 +4,7 @@ A statement names only the columns that a writer may fill, so the role `outbox_w
 needs no more.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import psycopg
@@ -42,12 +42,7 @@ INSERT_SEVERAL = """
     ORDER BY position
 """
 
-COPY = """
-    COPY {schema}.message (
-        message_id, aggregate_type, aggregate_id, event_type, exchange, routing_key, headers, content_type,
-        payload, payload_bytes, available_at, trace_context)
-    FROM STDIN
-"""
+COPY = "COPY {schema}.message ({columns}) FROM STDIN"
 
 
 def write(connection: psycopg.Connection[Any], rows: Sequence[Row], schema: str, *, by_copy: bool) -> None:
@@ -58,7 +53,7 @@ def write(connection: psycopg.Connection[Any], rows: Sequence[Row], schema: str,
         if not by_copy:
             cursor.execute(*_execution(rows, schema))
             return
-        with cursor.copy(_copy_statement(schema)) as stream:
+        with cursor.copy(_copy_statement(schema, Row._fields)) as stream:
             for row in rows:
                 stream.write_row(row)
 
@@ -68,13 +63,20 @@ async def write_async(
 ) -> None:
     if not rows:
         return
+    if by_copy:
+        await copy_async(connection, Row._fields, rows, schema)
+        return
     async with psycopg.AsyncCursor(connection) as cursor:
-        if not by_copy:
-            await cursor.execute(*_execution(rows, schema))
-            return
-        async with cursor.copy(_copy_statement(schema)) as stream:
-            for row in rows:
-                await stream.write_row(row)
+        await cursor.execute(*_execution(rows, schema))
+
+
+async def copy_async(
+    connection: psycopg.AsyncConnection[Any], columns: Sequence[str], rows: Iterable[Sequence[Any]], schema: str
+) -> None:
+    """Write rows of these columns by COPY."""
+    async with psycopg.AsyncCursor(connection) as cursor, cursor.copy(_copy_statement(schema, columns)) as stream:
+        for row in rows:
+            await stream.write_row(row)
 
 
 def statement(row_count: int, schema: str, placeholder: Callable[[str], str]) -> str:
@@ -94,8 +96,8 @@ def _execution(rows: Sequence[Row], schema: str) -> tuple[bytes, dict[str, Any]]
     return statement(len(rows), schema, "%({})s".format).encode(), parameters(rows)
 
 
-def _copy_statement(schema: str) -> bytes:
-    return COPY.format(schema=_quoted(schema)).encode()
+def _copy_statement(schema: str, columns: Sequence[str]) -> bytes:
+    return COPY.format(schema=_quoted(schema), columns=", ".join(columns)).encode()
 
 
 def _quoted(schema: str) -> str:

@@ -1,6 +1,7 @@
 """Replay jobs as an operator handles them: made, listed, shown, cancelled. Who sends is run.py."""
 
 import getpass
+import os
 import socket
 from dataclasses import dataclass
 from datetime import datetime
@@ -12,9 +13,9 @@ from psycopg.rows import class_row
 from psycopg.sql import SQL, Identifier, Literal
 from psycopg.types.json import Jsonb
 
-from relay.engine.retention import replay_lock
 from relay.errors import NotFoundError, UsageError
 from relay.replay.selection import Selection
+from relay.retention.kind import replay_lock
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class Failure:
     failed_at: datetime
 
 
-# The lock: not while retention looks which days are needed (relay/engine/retention.py).
+# The lock: not while retention looks which days are needed (relay/retention/kind.py).
 MAKE = SQL("""
     INSERT INTO {schema}.replay (made_by, filter, to_exchange, routing_key)
     SELECT %(made_by)s, %(filter)s, %(to_exchange)s, %(routing_key)s
@@ -69,7 +70,7 @@ def make_job(
 ) -> Job:
     """Write a job down; it selects what has been sent until now."""
     values = {
-        "made_by": f"{getpass.getuser()}@{socket.gethostname()}",
+        "made_by": operator(),
         "filter": Jsonb(selection.as_json()),
         "to_exchange": to_exchange,
         "routing_key": routing_key,
@@ -77,6 +78,15 @@ def make_job(
     statement = MAKE.format(schema=Identifier(schema), lock=replay_lock(schema))
     (job,) = connection.execute(statement, values).fetchone() or (0,)
     return read_job(connection, schema, job)
+
+
+def operator() -> str:
+    """Name the system's user and host of this process; in a container the user may have no name."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = f"uid {os.getuid()}"
+    return f"{user}@{socket.gethostname()}"
 
 
 # Who runs a job holds its lock (session.py): an open job without one was interrupted, and can be resumed.

@@ -8,7 +8,7 @@ from uuid import UUID
 import psycopg
 from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
 
-from relay.engine.retention import MARK
+from relay.retention.day import MARK
 
 FOREVER = datetime(1, 1, 1, tzinfo=UTC)
 

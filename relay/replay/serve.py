@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import signal
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -12,6 +11,7 @@ from relay.errors import AccessError, DatabaseUnavailableError, OutboxError, lea
 from relay.replay.job import Job
 from relay.replay.run import Progress, Replay
 from relay.settings import Settings
+from relay.stopping import stopped_by_signals
 
 
 class End(NamedTuple):
@@ -35,30 +35,18 @@ async def serve(settings: Settings, job: Job, *, rate: float | None, show: Calla
     # As the relay itself (relay/engine/node.py): rows live for milliseconds, and none of them is in a cycle.
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
-    loop = asyncio.get_running_loop()
     replay = Replay(settings, job, rate=rate, show=show)
     running = asyncio.create_task(replay.run(), name="replay")
 
-    def on_signal() -> None:
-        if replay.drain.is_set():
-            running.cancel()
-        else:
-            replay.stop()
-
-    signals = (signal.SIGTERM, signal.SIGINT)
-    for number in signals:
-        loop.add_signal_handler(number, on_signal)
-    try:
-        return End(await running, replay.progress)
-    except asyncio.CancelledError:
-        return End(False, replay.progress)
-    except BaseExceptionGroup as group:
-        raise _explained(group) from group
-    except psycopg.Error as error:
-        raise _in_words(error) from error
-    finally:
-        for number in signals:
-            loop.remove_signal_handler(number)
+    with stopped_by_signals(replay.stop, running):
+        try:
+            return End(await running, replay.progress)
+        except asyncio.CancelledError:
+            return End(False, replay.progress)
+        except BaseExceptionGroup as group:
+            raise _explained(group) from group
+        except psycopg.Error as error:
+            raise _in_words(error) from error
 
 
 def _explained(group: BaseExceptionGroup[BaseException]) -> BaseException:

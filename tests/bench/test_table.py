@@ -85,7 +85,7 @@ def test_the_memory_is_looked_at_in_the_course_of_a_drain(servers: Servers) -> N
     assert course.lost == 0
     assert queue.depth(servers.broker_url) == ROWS
     assert len(course.resident) == len(course.published) >= 2
-    assert 20 < max(course.resident) <= course.peak < 300  # MiB
+    assert 20 < max(course.resident) <= course.peak + 1 < 300  # MiB; Linux counts both, each a little late
 
 
 def test_the_memory_is_told_by_what_was_published() -> None:

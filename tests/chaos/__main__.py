@@ -16,6 +16,7 @@ from typing import Annotated
 from cyclopts import App, Parameter, validators
 
 from tests.chaos import summary
+from tests.chaos.remains import last_words
 from tests.chaos.run import SHORTEST, run
 from tests.chaos.stand import private_servers
 from tests.support.folders import temporary_folder
@@ -48,9 +49,10 @@ def chaos(*, seconds: Seconds = 60.0, seed: int | None = None, logs: Path | None
             print(f"{time.monotonic() - begun:6.1f}  {words}", flush=True)
 
         outcome = asyncio.run(run(servers, seed, seconds, folder, say))
-    print(*summary.lines(outcome), sep="\n")
-    if summary.is_passed(outcome):
-        return 0
+        print(*summary.lines(outcome), sep="\n")
+        if summary.is_passed(outcome):
+            return 0
+        print(*last_words(folder), *outcome.remains, sep="\n")
     print(f"seed {seed} fails; again: make chaos SECONDS={seconds:g} SEED={seed}")
     return 1
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from signal import SIGTERM
 
 from tests.chaos.plan import Track, draw
+from tests.chaos.remains import remains
 from tests.chaos.stand import NAMES, READY, WITNESS, Servers, Stand, standing
 from tests.faults.billing import WRITTEN
 from tests.faults.checker import Checker, Findings
@@ -35,6 +36,7 @@ class Outcome:
     findings: Findings
     parked: int
     complaints: list[str]
+    remains: list[str]
 
 
 async def run(servers: Servers, seed: int, seconds: float, logs: Path, say: Say) -> Outcome:
@@ -56,8 +58,9 @@ async def run(servers: Servers, seed: int, seconds: float, logs: Path, say: Say)
         checker = Checker(stand.history, servers.database_url, servers.broker_url, [WITNESS], business=WRITTEN)
         findings = await checker.ask(within=60, at_rest=True)
         parked = sum(row.state == "parked" for row in await read_table(servers.database_url))
+        left = await remains(servers.database_url)
         await _stop(stand)
-    return Outcome(stand.history, stand.injected, checker.deliveries, findings, parked, stand.complaints)
+    return Outcome(stand.history, stand.injected, checker.deliveries, findings, parked, stand.complaints, left)
 
 
 async def are_ready(stand: Stand) -> bool:

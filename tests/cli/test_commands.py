@@ -32,6 +32,7 @@ def test_version_and_help(tmp_path: Path) -> None:
         "status",
         "doctor",
         "parked",
+        "dead-letters",
         "replay",
         "reconcile",
         "topology",

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from relay.engine import retention
+from relay.retention import drop
 from tests.cli.command import Command
-from tests.support.days import Days
+from tests.support.days import Days, InboxDays
 
 OLD = 15  # days ago; 14 are kept
 
@@ -29,10 +29,10 @@ def test_a_dry_run_tells_days_rows_and_bytes_and_drops_nothing(relay: Command, d
 
     header, first, second, total = [line.split("\t") for line in result.out.splitlines()]
     assert (result.code, result.err) == (0, "")
-    assert header == ["day", "rows", "bytes", "fate", "reason"]
-    assert [line[1] for line in (first, second)] == ["4", "3"]
-    assert [line[3:] for line in (first, second)] == [["old", ""]] * 2
-    assert total == [f"would drop 2 days: 7 rows, {int(first[2]) + int(second[2])} bytes"]
+    assert header == ["table", "day", "rows", "bytes", "fate", "reason"]
+    assert [line[2] for line in (first, second)] == ["4", "3"]
+    assert [line[4:] for line in (first, second)] == [["old", ""]] * 2
+    assert total == [f"would drop 2 days: 7 rows, {int(first[3]) + int(second[3])} bytes"]
     assert days.past() == {3, OLD, OLD + 1}
 
 
@@ -67,7 +67,7 @@ def test_json(relay: Command, days: Days) -> None:
     told = json.loads(relay("retention", "--dry-run", "--output", "json").out)
     done = json.loads(relay("retention", "--output", "json").out)
 
-    assert (told["keep_days"], told["dry_run"], done["dry_run"]) == (14, True, False)
+    assert (told["keep_days"], told["keep_inbox_days"], told["dry_run"], done["dry_run"]) == (14, 30, True, False)
     (day,) = done["days"]
     assert {name: day[name] for name in ("rows", "fate", "reason")} == {"rows": 3, "fate": "dropped", "reason": ""}
     assert f"outbox.{day['table']}" == days.table(OLD)
@@ -78,7 +78,7 @@ def test_json(relay: Command, days: Days) -> None:
 def test_what_is_postponed_is_named_with_its_reason(
     relay: Command, days: Days, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retention, "LOCK_TIMEOUT", 0.2)
+    monkeypatch.setattr(drop, "LOCK_TIMEOUT", 0.2)
     days.add(OLD, 3)
     days.add(OLD + 1, 4)
     with psycopg.connect(database_url, application_name="report") as reader:
@@ -92,6 +92,63 @@ def test_what_is_postponed_is_named_with_its_reason(
         assert "relay: postponed 1 day: 3 rows, " in result.err
         assert f"session {pid} (report)" in result.err
     assert relay("retention").code == 0
+
+
+@pytest.fixture
+def inbox(database_url: str) -> Iterator[InboxDays]:
+    inbox = InboxDays(database_url)
+    with inbox.connection:
+        yield inbox
+
+
+def test_days_of_the_inbox_have_a_setting_of_their_own(relay: Command, days: Days, inbox: InboxDays) -> None:
+    days.add(OLD, 3)
+    for ago in (OLD, 31, 32):
+        inbox.add(ago, 2)
+
+    told = json.loads(relay("retention", "--dry-run", "--output", "json").out)
+    done = relay("retention")
+    shorter = relay("retention", "--keep-inbox", "14 days")
+
+    assert [(f"outbox.{day['table']}", day["rows"]) for day in told["days"]] == [
+        (days.table(OLD), 3),
+        (inbox.table(32), 2),
+        (inbox.table(31), 2),
+    ]
+    assert "dropped 3 days: 7 rows" in done.out
+    assert "dropped 1 day: 2 rows" in shorter.out
+    assert inbox.past() == set()
+
+
+def test_an_inbox_elsewhere_is_named_and_the_tables_here_stay(
+    relay: Command, days: Days, inbox: InboxDays, inbox_url: str
+) -> None:
+    days.add(OLD, 3)
+    inbox.add(31, 2)
+    elsewhere = InboxDays(inbox_url)
+    with elsewhere.connection:
+        elsewhere.add(31, 5)
+
+        result = relay("retention", "--inbox", inbox_url)
+        unknown = relay("retention", "--inbox", f"{inbox_url}_nowhere")
+
+        assert elsewhere.past() == set()
+    assert (result.code, "dropped 1 day: 5 rows" in result.out) == (0, True)
+    assert (unknown.code, unknown.err.startswith("relay: --inbox: ")) == (1, True)
+    assert (days.past(), inbox.past()) == ({OLD}, {31})
+
+
+def test_an_inbox_remembers_for_as_long_as_sent_rows_are_kept(relay: Command, inbox: InboxDays) -> None:
+    inbox.add(50, 2)
+
+    refused = relay("retention", "--keep", "20 days", "--keep-inbox", "10 days")
+    setting = relay("retention", RELAY_RELAY__INBOX_RETENTION="10 days")
+    kept = relay("retention", "--keep", "60 days")
+
+    assert (refused.code, setting.code, kept.code) == (2, 2, 0)
+    assert "--keep-inbox '10 days' is less than sent rows are kept" in refused.err
+    assert 'it takes days as in "30 days", no fewer than those of relay.retention' in setting.err
+    assert inbox.past() == {50}
 
 
 @pytest.mark.parametrize("keep", ["0 days", "14", "2 weeks", "-1 days", "14 days ", "", "off"])

@@ -1,13 +1,18 @@
 """The queue, the table and the inbox of one test."""
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import aio_pika
 import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+from sqlalchemy.orm import sessionmaker
 
 from relay.consume import Inbox
 from relay.database import connect_async
 from relay.settings import DatabaseSettings
+from tests.consume.alchemy import KINDS, engine_url
 from tests.consume.effects import CONSUMER, EFFECTS, Queue, Table
 
 
@@ -30,3 +35,13 @@ async def table(database: DatabaseSettings) -> AsyncIterator[Table]:
 @pytest.fixture
 def inbox(database: DatabaseSettings) -> Inbox:
     return Inbox(database, CONSUMER)
+
+
+@pytest.fixture
+async def targets(database: DatabaseSettings) -> AsyncIterator[dict[str, Any]]:
+    """What an inbox of each kind of SQLAlchemy is made with."""
+    url = engine_url(database.url.get_secret_value())
+    engine, async_engine = sa.create_engine(url), create_async_engine(url)
+    yield dict(zip(KINDS, (engine, sessionmaker(engine), async_engine, async_sessionmaker(async_engine)), strict=True))
+    engine.dispose()
+    await async_engine.dispose()

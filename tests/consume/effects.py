@@ -1,22 +1,32 @@
 """A queue with messages as the relay sends them, a table for effects, and consumers that run beside the test."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import datetime
+from types import MappingProxyType
+from typing import Any, LiteralString
 from uuid import uuid4
 
 import aio_pika
 import psycopg
-from aio_pika.abc import AbstractChannel
+from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, FieldValue
+from aiormq.abc import DeliveredMessage
+from pamqp.commands import Basic
+from pamqp.header import ContentHeader
 from pydantic import SecretStr
 from yarl import URL
 
-from relay.consume import Backoff, Consumer, Message, on
+from relay.consume import Backoff, Consumer, Message, Retries, on
+from relay.consume.message import Delivery
+from relay.consume.pool import PartitionedConsumer
 from relay.settings import BrokerSettings
 
 QUEUE = "billing"
 CONSUMER = "projection"
+NO_HEADERS: Mapping[str, FieldValue] = MappingProxyType({})
 
 EFFECTS = """
     CREATE TABLE effect (
@@ -36,18 +46,27 @@ class Queue:
     name: str = QUEUE
 
     async def send(
-        self, number: int, *, key: str | None = "a", message_id: str | None = None, event_type: str = "Counted"
+        self,
+        body: int | bytes,
+        *,
+        key: str | None = "a",
+        message_id: str | None = None,
+        event_type: str = "Counted",
+        timestamp: datetime | None = None,
+        headers: Mapping[str, FieldValue] = NO_HEADERS,
     ) -> str:
         """Publish one message, wait for its confirm and give its id."""
         message_id = message_id or str(uuid4())
+        of_key = {} if key is None else {"x-aggregate-id": key}
         await self.channel.default_exchange.publish(
             aio_pika.Message(
-                b"%d" % number,
+                b"%d" % body if isinstance(body, int) else body,
                 message_id=message_id,
                 type=event_type,
                 content_type="application/json",
                 delivery_mode=aio_pika.DeliveryMode.PERSISTENT,
-                headers={"x-aggregate-type": "counter", **({} if key is None else {"x-aggregate-id": key})},
+                timestamp=timestamp,
+                headers={"x-aggregate-type": "counter", **of_key, **headers},
             ),
             self.name,
             mandatory=True,
@@ -58,8 +77,27 @@ class Queue:
         for number in numbers:
             await self.send(number, key=key)
 
-    async def declare(self) -> None:
-        await self.channel.declare_queue(self.name, durable=True, arguments={"x-queue-type": "quorum"})
+    async def declare(self, kind: str = "quorum", **arguments: Any) -> None:
+        await self.channel.declare_queue(self.name, durable=True, arguments={"x-queue-type": kind, **arguments})
+
+    async def dead(self) -> list[AbstractIncomingMessage]:
+        """Take the dead letters out."""
+        return await self._take(f"{self.name}.dead")
+
+    async def ready(self) -> list[AbstractIncomingMessage]:
+        """Take out what waits to be delivered."""
+        return await self._take(self.name)
+
+    async def dead_count(self) -> int:
+        declared = await self.channel.declare_queue(f"{self.name}.dead", passive=True)
+        return declared.declaration_result.message_count or 0
+
+    async def _take(self, name: str) -> list[AbstractIncomingMessage]:
+        queue = await self.channel.get_queue(name)
+        taken = []
+        while (message := await queue.get(no_ack=True, fail=False)) is not None:
+            taken.append(message)
+        return taken
 
     async def ready_count(self) -> int:
         """Tell how many messages wait to be delivered; those that are with a consumer do not."""
@@ -89,8 +127,16 @@ class Table:
         return [number for (number,) in await cursor.fetchall()]
 
     async def inbox_count(self) -> int:
-        cursor = await self.connection.execute("SELECT count(*) FROM outbox.processed_message")
-        row = await cursor.fetchone()
+        return await self._count("SELECT count(*) FROM outbox.processed_message")
+
+    async def held_count(self) -> int:
+        return await self._count("SELECT count(*) FROM outbox.held_message")
+
+    async def begun_count(self) -> int:
+        return await self._count("SELECT count(*) FROM outbox.begun_message")
+
+    async def _count(self, statement: LiteralString) -> int:
+        row = await (await self.connection.execute(statement)).fetchone()
         assert row is not None
         return int(row[0])
 
@@ -114,11 +160,59 @@ async def count_together(messages: Sequence[Message], connection: psycopg.AsyncC
     )
 
 
+def received(body: bytes = b"1", *, event_type: str = "Counted", **values: Any) -> Message:
+    """Give a message as a handler would get it, without a broker."""
+    fields = {
+        "message_id": uuid4(),
+        "aggregate_type": "counter",
+        "aggregate_id": "a",
+        "content_type": "application/json",
+        "timestamp": None,
+        "routing_key": QUEUE,
+        "redelivered": False,
+        "headers": {},
+        "consumer_name": CONSUMER,
+    }
+    return Message(type=event_type, body=body, payload=body, **{**fields, **values})
+
+
+def delivered(number: int, *, key: str = "a", **values: Any) -> Delivery:
+    """Give a delivery of this number, without a broker."""
+    message = received(b"%d" % number, aggregate_id=key, **values)
+    properties = Basic.Properties(message_id=str(message.message_id), message_type=message.type)
+    came = Basic.Deliver("", number, redelivered=False, exchange="", routing_key=message.routing_key)
+    header = ContentHeader(properties=properties)
+    original = DeliveredMessage(delivery=came, header=header, body=message.body, channel=None)  # type: ignore[arg-type]
+    return Delivery(number, key, message, original)
+
+
 QUICK = Backoff(initial=0.02, maximum=0.2)
+SOON = Retries(attempts=4, initial=0.02, maximum=0.1)
+SEVERAL_MINUTES = Retries(initial=600.0, maximum=600.0)
+
+
+class Stumbling:
+    """A handler that writes and then fails on the numbers it is told, so and so many times."""
+
+    def __init__(self, failures: dict[int, int], error: BaseException | None = None) -> None:
+        self.calls: Counter[int] = Counter()
+        self.failures = Counter(failures)
+        self._error = error or RuntimeError("not today")
+
+        @on("Counted")
+        async def handle(message: Message, connection: psycopg.AsyncConnection) -> None:
+            number = message.json()
+            self.calls[number] += 1
+            await count(message, connection)
+            if self.failures[number]:
+                self.failures[number] -= 1
+                raise self._error
+
+        self.handle = handle
 
 
 @asynccontextmanager
-async def running(consumer: Consumer) -> AsyncIterator[asyncio.Task[None]]:
+async def running(consumer: Consumer | PartitionedConsumer) -> AsyncIterator[asyncio.Task[None]]:
     """Run a consumer beside the test, and stop it; an error of its own is the test's."""
     task = asyncio.create_task(consumer.run(signals=False))
     try:

@@ -194,6 +194,27 @@ async def test_a_handler_for_every_other_type_takes_what_no_other_takes(
     assert seen == ["Renamed"]
 
 
+async def test_each_version_of_a_type_goes_to_its_handler(
+    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+) -> None:
+    seen: list[object] = []
+
+    @on("Counted", version=2)
+    async def note(message: Message, connection: psycopg.AsyncConnection) -> None:
+        seen.append(message.headers["x-event-version"])
+
+    for version in (1, 2, "2", "two"):
+        await queue.send(1, headers={"x-event-version": version})
+    await queue.send(1)
+
+    consumer = Consumer(queue.name, [count, note], inbox=inbox, broker=broker)
+    async with running(consumer):
+        await eventually(lambda: consumer.counters.applied == 5, "all are applied")
+
+    assert len(await table.numbers()) == 3
+    assert seen == [2, "2"]
+
+
 async def test_it_tells_when_it_is_ready_and_what_it_did(
     queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
 ) -> None:
@@ -206,12 +227,24 @@ async def test_it_tells_when_it_is_ready_and_what_it_did(
             await eventually(lambda: consumer.counters.duplicates == 1, "both are settled")
 
     names = [event["event"] for event in events]
-    assert names[0] == "consumer.ready"
+    assert names[:2] == ["topology.declared", "consumer.ready"]
     assert events[-1] == {
         "event": "consumer.stopped",
         "log_level": "info",
         "queue": queue.name,
+        "deliveries": 2,
+        "redeliveries": 0,
+        "acknowledged": 2,
+        "unacknowledged": 0,
+        "given_back": 0,
         "applied": 1,
         "duplicates": 1,
         "failed": 0,
+        "retried": {},
+        "dead_letters": {},
+        "held": 0,
+        "overloads": 0,
+        "paused_seconds": 0.0,
+        "broker_losses": {},
+        "database_losses": {},
     }

@@ -220,7 +220,8 @@ async def test_an_unanswered_commit_is_repeated_and_takes_effect_once(
         with capture_logs() as events:
             async with running(consumer):
                 await asyncio.wait_for(silenced.wait(), 20)
-                await eventually(lambda: proxy.connections == 2, "it gave up and asks the server to cancel")
+                before = proxy.connections
+                await eventually(lambda: proxy.connections > before, "it gave up and asks the server to cancel")
                 proxy.cut()
                 proxy.release(Way.DOWN)
                 await eventually(lambda: sum_of(consumer) == 1, "it is settled")
@@ -228,6 +229,39 @@ async def test_an_unanswered_commit_is_repeated_and_takes_effect_once(
     assert await table.numbers() == [1]
     assert consumer.counters.duplicates == 1
     assert "database.lost" in [event["event"] for event in events]
+
+
+async def test_a_delivery_that_is_taken_back_from_a_running_handler_takes_effect_once(
+    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+) -> None:
+    """The next one that gets it waits at the inbox for the first, which commits and cannot acknowledge any more."""
+    begun, may_end = asyncio.Event(), asyncio.Event()
+
+    @on("Counted")
+    async def slow(message: Message, connection: psycopg.AsyncConnection) -> None:
+        begun.set()
+        await may_end.wait()
+        await count(message, connection)
+
+    async with FaultProxy("127.0.0.1", port_of(broker)) as proxy:
+        first = Consumer(
+            queue.name, [slow], inbox=inbox, broker=through(broker, proxy.port), backoff=QUICK, drain_timeout=60
+        )
+        second = Consumer(queue.name, [count], inbox=inbox, broker=broker)
+        async with running(first):
+            await queue.send(1)
+            await asyncio.wait_for(begun.wait(), 20)
+            proxy.refusing = True
+            proxy.cut()
+            async with running(second):
+                await eventually(lambda: has_waiting_handler(table), "the second waits at the inbox")
+                may_end.set()
+                await eventually(lambda: second.counters.duplicates == 1, "it is a duplicate there")
+            proxy.refusing = False
+
+    assert await table.numbers() == [1]
+    assert (first.counters.applied, second.counters.applied) == (1, 0)
+    assert await queue.drained()
 
 
 async def test_a_missing_queue_is_told_at_the_start(inbox: Inbox, broker: BrokerSettings) -> None:
@@ -242,6 +276,16 @@ async def test_a_missing_inbox_is_told_at_the_start(queue: Queue, inbox: Inbox, 
     consumer = Consumer(queue.name, [count], inbox=elsewhere, broker=broker)
 
     with pytest.raises(SchemaError, match=r"elsewhere\.processed_message is missing"):
+        await consumer.run(signals=False)
+
+
+async def test_missing_tables_of_the_consumer_are_told_at_the_start(
+    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+) -> None:
+    await table.connection.execute("DROP TABLE outbox.held_message")
+    consumer = Consumer(queue.name, [count], inbox=inbox, broker=broker)
+
+    with pytest.raises(SchemaError, match=r"outbox\.held_message is missing .* lacks DELETE, INSERT, SELECT, UPDATE"):
         await consumer.run(signals=False)
 
 

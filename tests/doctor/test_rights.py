@@ -14,7 +14,7 @@ from tests.doctor.findings import FAILED, OK, SKIPPED, WARNING, at, look, operat
 from tests.support.postgres import PostgresServer
 
 SCRIPT = (Path(__file__).parents[2] / "config" / "roles.sql").read_text()
-ROLES = "outbox_writer, outbox_spark, outbox_relay, outbox_retention, outbox_consumer"
+ROLES = "outbox_writer, outbox_publisher, outbox_spark, outbox_relay, outbox_retention, outbox_archive, outbox_consumer"
 CHECK = "database.rights"
 PASSWORD = "relay-2"
 

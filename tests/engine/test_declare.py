@@ -68,7 +68,7 @@ async def test_what_is_listed_is_there_when_it_is_ready(
     assert {name: queue["type"] for name, queue in found.queues.items()} == {"invoices": "quorum", "audit": "classic"}
     assert found.bindings == [("billing", "queue", "invoices", "customer.*", {})]
     declared = [(event["kind"], event["name"]) for event in events if event["event"] == "topology.declared"]
-    assert declared == [("exchange", "billing"), ("queue", "invoices"), ("queue", "audit"), ("exchange", "outbox")]
+    assert declared == [("exchange", "outbox"), ("exchange", "billing"), ("queue", "invoices"), ("queue", "audit")]
 
 
 async def test_nothing_is_declared_on_a_reconnect(
@@ -202,4 +202,4 @@ async def test_the_relay_runs_without_the_permission_to_configure(
 
     assert await outbox.quarantined_routes() == [("outbox", "customer.InvoiceIssued")]
     refused = [event["name"] for event in events if event["event"] == "topology.failed"]
-    assert refused == ["billing", "invoices", "audit", "billing -> invoices (customer.*)", "outbox"]
+    assert refused == ["outbox", "billing", "invoices", "audit", "billing -> invoices (customer.*)"]

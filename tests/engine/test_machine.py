@@ -134,7 +134,7 @@ class Relaying(RuleBasedStateMachine):
         window = self.loop.do(self.tail._next_rows())
         kept = [row for row in window if row.key in self.held]
         self._park(kept)
-        self.publisher.offer([row for row in window if row.key not in self.held])
+        self.publisher.offer(self.tail.keep_back([row for row in window if row.key not in self.held]))
 
     @rule(rounds=st.integers(1, 6), key=st.integers(0, 5))
     def go_on_for_a_while(self, rounds: int, key: int) -> None:
@@ -169,7 +169,8 @@ class Relaying(RuleBasedStateMachine):
             written = self.world.table[row.id]
             written.attempts += 1
             if written.attempts < MAX_ATTEMPTS:
-                self.publisher.retry_after(0.5, row)
+                written.due = self.world.clock + 0.5
+                self.tail.back_off(row, written.due, self.publisher.put_off(row))
                 continue
             assert reason == "because"
             self._park([row])

@@ -175,6 +175,14 @@ async def test_a_lost_broker_connection_is_replaced_and_burns_no_attempt(
     assert await cursor.fetchone() == (0,)
 
 
+async def test_told_to_stop_before_there_is_a_broker_it_ends(settings: Settings, run_node: RunNode) -> None:
+    nowhere = settings.broker.model_copy(update={"url": SecretStr("amqp://127.0.0.1:1/")})
+
+    async with run_node(settings.model_copy(update={"broker": nowhere})) as node:
+        # Beyond that it waits for nothing but the broker; after `start_timeout` it would raise.
+        await eventually(lambda: "database" not in node.hindrances(), "it has its session")
+
+
 async def test_draining_settles_what_is_in_flight_and_leaves_the_rest(
     outbox: Outbox, queue: Reader, run_node: RunNode
 ) -> None:

@@ -1,11 +1,11 @@
-"""How the lanes are shared, and who counts as silent."""
+"""How the lanes are shared."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.engine.peers import Peer, Silence, share
+from relay.engine.peers import Peer, share
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -17,8 +17,8 @@ MEMBERS = st.lists(
 ).map(lambda members: [peer(*member) for member in members])
 
 
-def peer(name: str, can_deliver: bool = True, standby: bool = False, *, pid: int = 1, age: float = 0) -> Peer:
-    return Peer(name, pid, NOW - timedelta(seconds=age), can_deliver, standby)
+def peer(name: str, can_deliver: bool = True, standby: bool = False) -> Peer:
+    return Peer(name, 1, NOW, can_deliver, standby)
 
 
 @given(MEMBERS)
@@ -46,25 +46,3 @@ def test_a_standby_takes_over_from_a_node_that_cannot_deliver() -> None:
     members = [peer("a", can_deliver=False), peer("b", standby=True)]
 
     assert [share(name, members) for name in "ab"] == [0, 16]
-
-
-def test_who_gives_no_heartbeat_is_silent_after_the_time_out() -> None:
-    silence = Silence(timeout=10, gap=3)
-
-    looks = [silence.look([peer("a", age=0), peer("b", pid=2, age=-now)], now) for now in range(12)]
-
-    assert not any(looks[:10])
-    assert [silent.name for silent in looks[10]] == ["a"]
-
-
-def test_after_standing_still_ourselves_we_call_nobody_silent() -> None:
-    silence = Silence(timeout=10, gap=3)
-    for now in range(9):
-        silence.look([peer("a")], now)
-
-    assert not silence.look([peer("a")], 60)
-    assert not silence.look([peer("a")], 62)
-
-
-def test_no_clock_of_the_database_is_asked() -> None:
-    assert not Silence(timeout=10, gap=3).look([peer("a", age=3600)], 0)

@@ -8,9 +8,10 @@ from psycopg import AsyncConnection
 
 from relay.engine.hold import PARK_BEHIND
 from relay.engine.mark import PARK, POSTPONE, mark_statement
+from relay.engine.pending import DUE
 from relay.engine.quarantine_table import LET_GO, SET_ASIDE, SET_ASIDE_BEHIND
 from relay.engine.session import LaneSession, array_text
-from relay.engine.tail import DUE, Tail
+from relay.engine.tail import Tail
 from relay.settings import DatabaseSettings, RelaySettings
 from tests.engine.conftest import Outbox
 

@@ -4,6 +4,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -117,23 +118,50 @@ async def test_a_nack_burns_no_attempt_and_keeps_its_key_in_order() -> None:
     assert publisher.take_settled() == ([], [])
 
 
-async def test_with_skip_a_row_that_backs_off_is_passed_by_its_key_and_comes_back_in_its_turn() -> None:
+async def test_a_row_that_is_put_off_takes_its_followers_along() -> None:
+    publisher, wire = attached()
+    first, second, third = rows([1, 1, 1])
+    publisher.offer([first, second])
+    wire.open.clear()
+    publisher.settle(Settled((first,), Outcome.REFUSED, "406"))
+    publisher.offer([third])
+
+    assert publisher.put_off(first) == [second, third]
+
+    publisher.offer([first, second, third])
+    assert wire.open == [first]
+
+
+async def test_with_skip_a_row_that_is_put_off_is_passed_by_its_key_and_comes_back_in_its_turn() -> None:
     publisher, wire = attached(key_policy=KeyPolicy.SKIP)
-    first, second, third, fourth = rows([1, 1, 1, 1])
-    publisher.offer([first._replace(backoff_ms=50), second, third])
+    first, second, third = rows([1, 1, 1])
+    publisher.offer([first, second])
+    wire.open.clear()
+    publisher.settle(Settled((first,), Outcome.REFUSED, "406"))
+
+    assert publisher.put_off(first) == []
     assert wire.open == [second]
 
-    wire.open.clear()
-    publisher.settle(Settled((second,), Outcome.REFUSED, "406"))
-    publisher.retry_after(0.1, second)
-    assert wire.open == [third]
-    publisher.offer([fourth])
-    assert wire.open == [third]
-
-    for _ in range(4):
-        await eventually(lambda: bool(wire.open), "the next one is sent")
+    publisher.offer([third, first])
+    for _ in range(3):
         publisher.settle(Settled((wire.open.pop(),), Outcome.CONFIRMED))
-    assert [row.id for row in wire.sent] == [2, 3, 4, 1, 2]
+    assert [row.id for row in wire.sent] == [1, 2, 3, 1]
+
+
+@pytest.mark.parametrize("ordering", Ordering)
+async def test_rows_of_a_lane_without_a_backlog_do_not_wait_for_that_of_others(ordering: Ordering) -> None:
+    publisher, wire = attached(max_in_flight=1, ordering=ordering)
+    backlog = rows([1, 2, 3, 4])
+    live = [ROW._replace(id=id_, lane=ROW.lane + 1, aggregate_id=b"live") for id_ in (10, 11)]
+
+    publisher.offer(backlog)
+    publisher.offer([*rows([5]), *live], behind={ROW.lane})
+    while wire.open:
+        publisher.settle(Settled((wire.open.pop(0),), Outcome.CONFIRMED))
+
+    ids = [row.id for row in wire.sent]
+    by_key = ordering is Ordering.KEY
+    assert ids[:4] == ([1, 10, 11, 2] if by_key else [1, 2, 3, 4])
 
 
 async def test_suspects_go_one_at_a_time_until_each_is_settled() -> None:

@@ -1,10 +1,18 @@
 """A route that does not work puts its rows aside, in nobody's way, and lets them go when it works again."""
 
+import asyncio
+
 import aio_pika
 import pytest
 from aio_pika.abc import AbstractChannel
 
-from relay.settings import Wire
+from relay.engine.lanes import lock_lanes
+from relay.engine.publish import Publisher
+from relay.engine.quarantine import Quarantine
+from relay.engine.routes import Router
+from relay.engine.session import LaneSession
+from relay.engine.tail import Tail
+from relay.settings import DatabaseSettings, RelaySettings, Wire
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.support.eventually import eventually
 from tests.support.rabbitmq import RabbitServer
@@ -77,6 +85,21 @@ async def test_a_forbidden_exchange_is_waited_for(
         assert await queue.ids(1) == [secret]
 
 
+async def test_it_is_tried_though_the_timer_is_over_early(
+    outbox: Outbox, channel: AbstractChannel, run_node: RunNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = asyncio.get_running_loop()
+    call_at = loop.call_at
+    # As with uvloop, which rounds to milliseconds; by more, to be seen.
+    monkeypatch.setattr(loop, "call_at", lambda when, *args, **named: call_at(when - 0.05, *args, **named))
+    first = await outbox.insert("1", exchange="", routing_key="later")
+
+    async with run_node():
+        await eventually(outbox.is_empty, "set aside")
+        later = Reader(channel, await channel.declare_queue("later", durable=True))
+        assert await later.ids(1) == [first]
+
+
 async def test_it_outlives_a_restart(
     outbox: Outbox, channel: AbstractChannel, queue: Reader, run_node: RunNode
 ) -> None:
@@ -90,6 +113,32 @@ async def test_it_outlives_a_restart(
         assert await outbox.ids("quarantined") == [first, second]
         await channel.declare_queue("later", durable=True)
         assert await queue.ids(1) == [second]
+
+
+async def test_a_route_may_have_been_left_and_entered_again_by_others(
+    outbox: Outbox, database: DatabaseSettings
+) -> None:
+    row = await outbox.insert("1", exchange="", routing_key="later")
+
+    async def enter() -> None:
+        await outbox.connection.execute("DELETE FROM outbox.quarantine")
+        await outbox.connection.execute(
+            "WITH route AS (INSERT INTO outbox.quarantine (exchange, routing_key, reason)"
+            " VALUES ('', 'later', 'nothing is bound') RETURNING id)"
+            " UPDATE outbox.message SET state = 'quarantined', quarantine = (SELECT id FROM route)"
+        )
+
+    settings = RelaySettings()
+    async with await LaneSession.open(database) as session:
+        session.lanes = await lock_lanes(session)
+        tail, publisher = Tail(session, settings), Publisher(settings)
+        quarantine = Quarantine(session, tail, publisher, Router([], "outbox"), holding=True)
+        await enter()
+        await quarantine.load()
+        await enter()
+        await quarantine.load()  # as with each lane that is taken
+        await quarantine.tend()
+        assert await outbox.ids("pending") == [row]  # to be tried
 
 
 async def test_an_owner_may_send_the_rows_elsewhere(outbox: Outbox, queue: Reader, run_node: RunNode) -> None:

@@ -145,3 +145,71 @@ async def test_a_queue_that_stays_full_hides_no_others_and_gets_its_rows_in_orde
         assert ids == sorted(ids)
     cursor = await outbox.connection.execute("SELECT max(attempts) FROM outbox.message")
     assert await cursor.fetchone() == (0,)
+
+
+SET_ASIDE = """
+    WITH route AS (
+        INSERT INTO outbox.quarantine (exchange, routing_key, reason) VALUES ('', 'later', 'nothing was bound')
+        ON CONFLICT (exchange, routing_key) DO UPDATE SET reason = excluded.reason
+        RETURNING id
+    )
+    UPDATE outbox.message SET state = 'quarantined', quarantine = (SELECT id FROM route) WHERE id = ANY (%s)
+"""
+PARK = "UPDATE outbox.message SET state = 'parked', parked_at = now() WHERE id = %s"
+
+
+async def test_a_row_that_cannot_be_sent_itself_does_not_keep_its_route_in_quarantine(
+    outbox: Outbox, channel: AbstractChannel, run_node: RunNode
+) -> None:
+    later = Reader(channel, await channel.declare_queue("later", durable=True))
+    faulty = [await outbox.insert_faulty(str(key)) for key in range(20)]
+    fine = [await outbox.insert(str(key), exchange="", routing_key="later") for key in range(20, 25)]
+    await outbox.connection.execute("UPDATE outbox.message SET exchange = '', routing_key = 'later'")
+    await outbox.connection.execute(SET_ASIDE, [[*faulty, *fine]])
+
+    async with run_node(backoff_initial=30.0, backoff_max=60.0):
+        assert sorted(await later.ids(5)) == fine
+
+
+async def test_alone_in_quarantine_it_is_parked_in_the_end(outbox: Outbox, run_node: RunNode) -> None:
+    faulty = await outbox.insert_faulty()
+    await outbox.connection.execute("UPDATE outbox.message SET exchange = '', routing_key = 'later'")
+    await outbox.connection.execute(SET_ASIDE, [[faulty]])
+
+    async with run_node(max_attempts=3):
+        await eventually(lambda: is_parked(outbox, faulty), "parked")
+
+    assert await outbox.column("attempts", faulty) == 3
+
+
+async def test_rows_behind_a_parked_one_do_not_keep_their_route_in_quarantine(
+    outbox: Outbox, channel: AbstractChannel, run_node: RunNode
+) -> None:
+    later = Reader(channel, await channel.declare_queue("later", durable=True))
+    await outbox.connection.execute(PARK, [await outbox.insert("1")])
+    held = [await outbox.insert("1", exchange="", routing_key="later") for _ in range(30)]
+    fine = await outbox.insert("2", exchange="", routing_key="later")
+    await outbox.connection.execute(SET_ASIDE, [[*held, fine]])
+
+    async with run_node():
+        assert await later.ids(1) == [fine]
+        await eventually(outbox.is_at_rest, "the others are parked")
+
+    assert (await outbox.ids("parked"))[1:] == held
+
+
+async def test_rows_behind_one_that_backs_off_do_not_keep_their_route_in_quarantine(
+    outbox: Outbox, channel: AbstractChannel, run_node: RunNode
+) -> None:
+    later = Reader(channel, await channel.declare_queue("later", durable=True))
+    await outbox.insert_faulty("1")
+    behind = [await outbox.insert("1", exchange="", routing_key="later") for _ in range(30)]
+    fine = await outbox.insert("2", exchange="", routing_key="later")
+    await outbox.connection.execute(SET_ASIDE, [[*behind, fine]])
+
+    async with run_node(backoff_initial=60.0, backoff_max=60.0):
+        assert await later.ids(1) == [fine]
+
+
+async def is_parked(outbox: Outbox, id_: int) -> bool:
+    return await outbox.ids("parked") == [id_]

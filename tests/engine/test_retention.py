@@ -11,10 +11,13 @@ import pytest
 from pydantic import SecretStr
 from structlog.testing import capture_logs
 
-from relay.engine import retention
-from relay.engine.retention import MARK, Retention, drop_old_days, keep_days
 from relay.replay.job import make_job
 from relay.replay.selection import Selection, first_day
+from relay.retention import drop, rounds
+from relay.retention.day import MARK
+from relay.retention.drop import Retention
+from relay.retention.kind import SENT, SENT_AND_ARCHIVED, Kind
+from relay.retention.rounds import drop_old_days, keep_days
 from relay.settings import DatabaseSettings, Settings
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.support.days import Days
@@ -35,7 +38,7 @@ ADVISORY_WAITS = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND 
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retention, "LOCK_TIMEOUT", 0.3)
+    monkeypatch.setattr(drop, "LOCK_TIMEOUT", 0.3)
 
 
 @pytest.fixture
@@ -54,10 +57,10 @@ async def reader(database_url: str) -> AsyncIterator[psycopg.AsyncConnection]:
         yield connection
 
 
-async def round_of(database: DatabaseSettings, keep: int = KEEP) -> list[Any]:
+async def round_of(database: DatabaseSettings, keep: int = KEEP, kind: Kind = SENT) -> list[Any]:
     """Run one round and give its events."""
     with capture_logs() as events:
-        await drop_old_days(database, keep)
+        await drop_old_days(database, {kind: keep})
     return events
 
 
@@ -118,7 +121,7 @@ async def test_a_day_with_a_row_that_is_not_sent_stays_as_it_is(days: Days, data
 async def test_nothing_is_dropped_when_retention_is_off(
     days: Days, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retention, "FIRST_AFTER", 0)
+    monkeypatch.setattr(rounds, "FIRST_AFTER", 0)
     days.add(5000, 1)
     off = settings.model_copy(update={"relay": settings.relay.model_copy(update={"retention": "off"})})
 
@@ -156,9 +159,9 @@ async def test_an_open_snapshot_postpones_the_drop_and_stops_nobody_else(
 async def test_a_detach_that_was_interrupted_is_finished_by_the_next_round(
     days: Days, reader: psycopg.AsyncConnection, database: DatabaseSettings, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
-    monkeypatch.setattr(retention, "LOCK_TIMEOUT", 30)
+    monkeypatch.setattr(drop, "LOCK_TIMEOUT", 30)
     days.add(OLD, 3)
-    dropping = asyncio.create_task(drop_old_days(database, KEEP))
+    dropping = asyncio.create_task(drop_old_days(database, {SENT: KEEP}))
     await eventually(lambda: days.value(DETACH_WAITS) == 1, "the detach waits for the snapshot")
 
     if by == "a stop":
@@ -221,7 +224,7 @@ async def test_of_several_at_once_one_drops(days: Days, database: DatabaseSettin
         days.add(ago, 2)
 
     with capture_logs() as events:
-        await asyncio.gather(*(drop_old_days(database, KEEP) for _ in range(4)))
+        await asyncio.gather(*(drop_old_days(database, {SENT: KEEP}) for _ in range(4)))
 
     assert [(each["event"], each["rows"]) for each in events] == [("retention.dropped", 2)] * 5
     assert days.past() == set()
@@ -325,8 +328,8 @@ async def test_a_role_that_does_not_own_the_days_is_told_which_grant_is_missing(
 async def test_a_running_node_drops_old_days_and_relays_meanwhile(
     days: Days, outbox: Outbox, queue: Reader, run_node: RunNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retention, "FIRST_AFTER", 0)
-    monkeypatch.setattr(retention, "INTERVAL", 0.2)
+    monkeypatch.setattr(rounds, "FIRST_AFTER", 0)
+    monkeypatch.setattr(rounds, "INTERVAL", 0.2)
     days.add(OLD, 3)
 
     with capture_logs() as events:
@@ -344,8 +347,8 @@ async def test_a_running_node_drops_old_days_and_relays_meanwhile(
 async def test_a_round_without_a_database_is_told_and_tried_again(
     settings: Settings, days: Days, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retention, "FIRST_AFTER", 0)
-    monkeypatch.setattr(retention, "INTERVAL", 0.05)
+    monkeypatch.setattr(rounds, "FIRST_AFTER", 0)
+    monkeypatch.setattr(rounds, "INTERVAL", 0.05)
     days.add(OLD, 1)
     name = days.connection.info.dbname
 
@@ -359,3 +362,34 @@ async def test_a_round_without_a_database_is_told_and_tried_again(
 
     assert events[0]["event"] == "retention.failed"
     assert "not currently accepting connections" in events[0]["reason"]
+
+
+async def test_a_day_waits_until_it_is_archived_as_it_is(days: Days, database: DatabaseSettings) -> None:
+    days.add(OLD, 3)
+    note = "INSERT INTO outbox.archived_day (day, rows, checksum, path) VALUES ({day}, {rows}, 0, 'archive')"
+    day = f"(now() AT TIME ZONE 'UTC')::date - {OLD}"
+
+    (unarchived,) = await round_of(database, kind=SENT_AND_ARCHIVED)
+    days.run(note.format(day=day, rows=2))
+    (incomplete,) = await round_of(database, kind=SENT_AND_ARCHIVED)
+    kept = days.past()
+    days.run("UPDATE outbox.archived_day SET rows = 3")
+    (dropped,) = await round_of(database, kind=SENT_AND_ARCHIVED)
+
+    assert unarchived["reason"] == "it is not archived: spark/jobs/archive.py does that"
+    assert incomplete["reason"] == ("it has 3 rows and 2 are archived: spark/jobs/archive.py --again does that anew")
+    assert kept == {OLD}
+    assert (dropped["event"], dropped["rows"]) == ("retention.dropped", 3)
+
+
+async def test_a_replay_keeps_an_archived_day(days: Days, database: DatabaseSettings) -> None:
+    days.add(OLD, 3)
+    days.run(
+        "INSERT INTO outbox.archived_day (day, rows, checksum, path) "
+        f"VALUES ((now() AT TIME ZONE 'UTC')::date - {OLD}, 3, 0, 'archive')"
+    )
+    make_job(days.connection, "outbox", Selection())
+
+    (postponed,) = await round_of(database, kind=SENT_AND_ARCHIVED)
+
+    assert "replay 1 needs it" in postponed["reason"]

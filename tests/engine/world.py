@@ -1,12 +1,14 @@
 """A table and its writers without a server: transactions, snapshots and the tail's statements."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from math import ceil
 from types import SimpleNamespace
 from typing import Any
 
+from relay.engine.pending import DUE_FAR
 from relay.engine.row import Row
 from tests.engine.test_frames import ROW
 
@@ -22,6 +24,7 @@ class Written:
     committed: int = 0
     state: str = "pending"
     attempts: int = 0
+    due: float = 0.0
 
 
 @dataclass
@@ -78,15 +81,29 @@ class World:
     def read(self, parameters: Mapping[str, Any]) -> list[Row]:
         """Answer the tail's READ."""
         held = set(numbers(parameters["held"]))
-        rows = [ROW._replace(lane=-1, id=self._ids, message_id=self.snapshot(), created_at=0)]
+        waits = [self._wait(written) for written in self.table.values() if written.state == "pending" and written.due]
+        head = ROW._replace(lane=-1, id=self._ids, message_id=self.snapshot(), created_at=0)
+        rows = [head._replace(backoff_ms=min(waits, default=DUE_FAR))]
         for lane, floor in zip(numbers(parameters["lanes"]), numbers(parameters["floors"]), strict=True):
             pending = [
-                written.row._replace(attempts=written.attempts)
+                written.row._replace(attempts=written.attempts, backoff_ms=self._wait(written))
                 for id_, written in sorted(self.table.items())
                 if written.state == "pending" and written.row.lane == lane and id_ > floor and id_ not in held
             ]
             rows += pending[: parameters["rows"]]
         return rows
+
+    def due(self, parameters: Mapping[str, Any]) -> list[tuple[int, int]]:
+        """Answer the tail's DUE."""
+        held = set(numbers(parameters["held"]))
+        first: dict[int, int] = {}
+        for id_, written in sorted(self.table.items()):
+            if written.state == "pending" and written.due and not self._wait(written) and id_ not in held:
+                first.setdefault(written.row.lane, id_)
+        return list(first.items())
+
+    def _wait(self, written: Written) -> int:
+        return max(0, ceil(1000 * (written.due - self.clock)))
 
     def _end(self, transaction: Transaction) -> None:
         del self.running[transaction.xid]
@@ -98,7 +115,7 @@ class World:
 
 
 class WorldSession:
-    """What the tail needs of a session; nothing is ever due, since no row of this world is delayed."""
+    """What the tail needs of a session."""
 
     def __init__(self, world: World) -> None:
         self.lanes = list(range(LANES))
@@ -107,7 +124,7 @@ class WorldSession:
         self.adapters = SimpleNamespace(register_loader=lambda *_: None)
         self.row_factory: object = None
         self._world = world
-        self._rows: list[Row] = []
+        self._rows: Sequence[Any] = ()
 
     def cursor(self) -> "WorldSession":
         return self
@@ -120,10 +137,11 @@ class WorldSession:
         yield self
 
     async def execute(self, statement: str, parameters: Mapping[str, Any], *, prepare: bool) -> "WorldSession":
-        self._rows = self._world.read(parameters) if statement == "read" and prepare else []
+        assert prepare
+        self._rows = self._world.read(parameters) if statement == "read" else self._world.due(parameters)
         return self
 
-    async def fetchall(self) -> list[Row]:
+    async def fetchall(self) -> Sequence[Any]:
         return self._rows
 
 

@@ -111,11 +111,18 @@ def _unlike(injected: Sequence[Fault], before: Publication, again: Publication) 
     if by_another and not forgotten:
         yield f"{name}: sent again by {again.sent.relay}, though nothing had happened to {before.sent.relay}"
     if before.ended_at > again.sent.at and not (by_another and forgotten):
-        yield f"{name}: sent again while it was under way"
+        yield f"{name}: sent again while it was under way ({_course(before)}; {_course(again)})"
     if before.fate is Fate.LOST and not forgotten and not again.sent.redelivered:
         yield f"{name}: sent again after an unknown outcome without saying so"
     if before.fate is Fate.ACKED and not forgotten and before.sent.connection == again.sent.connection:
         yield f"{name}: sent again after its confirm"
+
+
+def _course(publication: Publication) -> str:
+    """Say where and when a message was sent, and what became of that."""
+    sent = publication.sent
+    place = f"{sent.relay} connection {sent.connection} channel {sent.channel} at {sent.at:.3f}"
+    return f"{place}, {publication.fate} at {publication.ended_at:.3f}"
 
 
 def _too_early(publications: Iterable[Publication], places: dict[UUID, Written], excused: set[UUID]) -> Iterator[str]:

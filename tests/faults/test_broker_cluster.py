@@ -152,7 +152,8 @@ async def test_a_slow_and_lossy_network_costs_no_connection(
         proxy.delay = {Way.UP: 0.1, Way.DOWN: 0.1}
         through = SecretStr(str(URL(url).with_host("127.0.0.1").with_port(proxy.port)))
         slow = settings.model_copy(update={"broker": settings.broker.model_copy(update={"url": through})})
-        async with under_load(database_url, url) as load, relaying(slow) as relay:
+        # Of 40 keys with a message each on its way, no more than 200 go out in a second; writers can be faster.
+        async with under_load(database_url, url, rate=100) as load, relaying(slow) as relay:
             for _ in range(5):
                 await load.comes_on(60)
             await load.finish(60)

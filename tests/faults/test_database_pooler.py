@@ -39,7 +39,7 @@ def start_pooler(postgres: PostgresServer) -> Iterator[StartPooler]:
 
 
 @pytest.mark.parametrize("mode", [PoolMode.TRANSACTION, PoolMode.STATEMENT])
-@pytest.mark.parametrize("command", ["run", "migrate"])
+@pytest.mark.parametrize("command", ["run", "migrate", "replay --all"])
 def test_a_pooler_that_lends_sessions_out_is_refused(
     start_pooler: StartPooler, settings: Settings, tmp_path: Path, mode: PoolMode, command: str
 ) -> None:
@@ -49,7 +49,7 @@ def test_a_pooler_that_lends_sessions_out_is_refused(
         tmp_path,
         RELAY_DATABASE_URL=url,
         RELAY_BROKER_URL=settings.broker.url.get_secret_value(),
-    ).process(command)
+    ).process(*command.split())
 
     assert refused.code == 2
     assert refused.err == f"relay: {LENT_OUT}\n"

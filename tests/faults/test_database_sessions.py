@@ -15,6 +15,7 @@ from psycopg.sql import SQL, Identifier
 from pydantic import SecretStr
 from structlog.testing import capture_logs
 
+from relay.database import kind_of_loss
 from relay.engine.session import LaneSession
 from relay.operate.migrate import migrate
 from relay.settings import DatabaseSettings, RelaySettings, Settings
@@ -178,6 +179,27 @@ async def test_a_row_confirmed_but_not_marked_is_marked_later_and_not_sent_again
 
     assert await queue.get() is not None
     assert await queue.get(fail=False) is None
+
+
+async def test_the_server_s_last_words_are_known_when_they_come_with_an_answer(
+    settings: Settings, operator: Operator
+) -> None:
+    async with await LaneSession.open(settings.database) as session, session.use() as connection:
+        await operator.tell(f"SELECT pg_terminate_backend(pid) {OF_RELAY}")
+        await eventually(lambda: has_heard(connection, session), "they have come")
+
+        with pytest.raises(psycopg.OperationalError) as failed:
+            await connection.execute("SELECT")
+
+    assert failed.value.sqlstate is None
+    assert kind_of_loss(session.ended_by or failed.value) == "admin_shutdown"
+
+
+def has_heard(connection: psycopg.AsyncConnection, session: LaneSession) -> bool:
+    """Read what has come, as the driver does at the end of a statement's answer."""
+    connection.pgconn.consume_input()
+    connection.pgconn.notifies()
+    return session.ended_by is not None
 
 
 async def test_timeouts_that_an_operator_sets_for_everyone_do_not_end_a_session(

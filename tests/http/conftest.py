@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from relay.engine.node import Node
-from relay.http.server import answering
+from relay.http.node import answering_for
 from relay.settings import HttpSettings, RelaySettings, Settings
 from tests.cli.command import RELAY
 from tests.http.site import Site
@@ -34,7 +34,7 @@ def run_site(settings: Settings) -> RunSite:
         told = {**base.relay.model_dump(), "backoff_initial": 0.05, "heartbeat_interval": 0.2, **relay}
         chosen = base.model_copy(update={"relay": RelaySettings(**told), "http": HttpSettings(listen=address)})
         node = Node(chosen)
-        async with answering(chosen, node), asyncio.TaskGroup() as tasks:
+        async with answering_for(node, chosen), asyncio.TaskGroup() as tasks:
             tasks.create_task(node.run())
             yield Site(address)
             node.start_draining()

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from relay import __version__
-from relay.http import backlog
+from relay.http import seldom
 from relay.http.backlog import Backlog, Counts
 from relay.settings import DatabaseSettings, Settings, Wire
 from tests.http.conftest import RunSite
@@ -21,6 +21,22 @@ from tests.support.rabbitmq import RabbitServer
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
 DOCUMENTED = re.compile(r"^\| `(\w+)(?:\{[^}]*\})?` \| (\w+) \|[^|]*\|[^|]+\|$", re.MULTILINE)
+
+Metrics = set[tuple[str, str]]  # name and type
+
+
+def documented(section: str) -> Metrics:
+    """Give the metrics that this section of the page lists."""
+    (text,) = (each for each in DOCUMENT.read_text().split("\n## ") if each.startswith(f"{section}\n"))
+    found = set(DOCUMENTED.findall(text))
+    assert len(found) > 10
+    return found
+
+
+async def served(site: Site) -> Metrics:
+    """Give the metrics as Prometheus shows them: a counter's samples carry _total, an info is a gauge called _info."""
+    lines = [line.split() for line in (await site.get("/metrics")).body.splitlines() if line.startswith("# TYPE ")]
+    return {(name, kind) for _, _, name, kind in lines}
 
 
 @pytest.fixture
@@ -36,14 +52,7 @@ async def queue(broker_url: str) -> None:
 async def test_the_documented_list_is_what_is_served(run_site: RunSite) -> None:
     async with run_site() as site:
         await eventually(site.is_ready, "ready")
-        text = (await site.get("/metrics")).body
-
-    # As Prometheus shows them: the samples of a counter carry _total, those of an info are gauges called _info.
-    lines = [line.split() for line in text.splitlines() if line.startswith("# TYPE ")]
-    served = {(name, kind) for _, _, name, kind in lines}
-    documented = set(DOCUMENTED.findall(DOCUMENT.read_text()))
-    assert documented == served
-    assert len(documented) > 10
+        assert await served(site) == documented("Metrics")
 
 
 @pytest.mark.usefixtures("queue")
@@ -145,13 +154,13 @@ async def test_an_empty_table_has_no_age(database: DatabaseSettings) -> None:
 
 
 async def test_many_scrapes_count_once(rows: Rows, database: DatabaseSettings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backlog, "FRESH_FOR", 3600.0)
+    monkeypatch.setattr(seldom, "FRESH_FOR", 3600.0)
     counting = Backlog(database)
     first = await counting.counts()
     rows.pending()
 
     again = await counting.counts()
-    monkeypatch.setattr(counting, "_due_at", 0.0)
+    monkeypatch.setattr(counting._seldom, "_due_at", 0.0)
     later = await counting.counts()
 
     await counting.close()
@@ -163,13 +172,13 @@ async def test_many_scrapes_count_once(rows: Rows, database: DatabaseSettings, m
 async def test_a_scrape_does_not_wait_for_a_slow_count(
     rows: Rows, run_site: RunSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backlog, "PATIENCE", 0.1)
+    monkeypatch.setattr(seldom, "PATIENCE", 0.1)
     async with run_site() as site:
         await eventually(site.is_ready, "ready")
         with rows.connection.transaction():
             rows.connection.execute("LOCK TABLE outbox.message IN ACCESS EXCLUSIVE MODE")
             slow = await site.metrics()
-        monkeypatch.setattr(backlog, "PATIENCE", 20.0)
+        monkeypatch.setattr(seldom, "PATIENCE", 20.0)
         quick = await site.metrics()
 
     assert ("outbox_in_flight_messages", ()) in slow
@@ -180,8 +189,8 @@ async def test_a_scrape_does_not_wait_for_a_slow_count(
 async def test_a_count_that_fails_is_told_once_and_leaves_no_number(
     rows: Rows, database: DatabaseSettings, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backlog, "FRESH_FOR", 0.0)
-    monkeypatch.setattr(backlog, "SHARE", 0)
+    monkeypatch.setattr(seldom, "FRESH_FOR", 0.0)
+    monkeypatch.setattr(seldom, "SHARE", 0)
     counting = Backlog(database)
     assert await counting.counts() is not None
     rows.connection.execute("ALTER TABLE outbox.message RENAME TO elsewhere")

@@ -121,7 +121,7 @@ async def test_a_loop_that_hangs_is_not_live(run_site: RunSite, monkeypatch: pyt
 
         assert (await site.get("/livez")).status == 200
     assert [answer.status for answer in answers] == [503, 503, 503]
-    assert {answer.body for answer in answers} == {"the relay's event loop: no answer within 0.5 s\n"}
+    assert {answer.body for answer in answers} == {"the event loop: no answer within 0.5 s\n"}
 
 
 async def test_another_path_or_method_is_refused(run_site: RunSite) -> None:

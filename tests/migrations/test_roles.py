@@ -20,7 +20,7 @@ from tests.migrations.conftest import Connection
 pytestmark = pytest.mark.every_postgres
 
 SCRIPT = Path(__file__).parents[2] / "config" / "roles.sql"
-ROLES = "outbox_writer, outbox_spark, outbox_relay, outbox_retention, outbox_consumer"
+ROLES = "outbox_writer, outbox_publisher, outbox_spark, outbox_relay, outbox_retention, outbox_archive, outbox_consumer"
 INSERT = "INSERT INTO outbox.message (aggregate_type, event_type, payload) VALUES ('a', 'e', '1')"
 
 
@@ -130,6 +130,24 @@ def test_a_writer_can_do_nothing_but_write(connection: Connection) -> None:
     assert allowed(connection, "outbox_writer", statements) == []
 
 
+def test_a_publisher_writes_the_time_and_sees_whose_rows_are_left_and_no_more(connection: Connection) -> None:
+    may: list[LiteralString] = [
+        inserted("writer, created_at", "'sensors', now()"),
+        "SELECT 1 FROM outbox.message WHERE state = 'pending' AND writer = 'sensors' AND created_at <= now()",
+    ]
+    may_not: list[LiteralString] = [
+        inserted("state", "'parked'"),
+        inserted("id", "1"),
+        "SELECT payload FROM outbox.message",
+        "UPDATE outbox.message SET writer = 'mine'",
+        "DELETE FROM outbox.message",
+        "SELECT 1 FROM outbox.node",
+        "CREATE TABLE outbox.mine ()",
+    ]
+
+    assert allowed(connection, "outbox_publisher", may + may_not) == may
+
+
 def test_spark_writes_a_batch_and_its_ledger_row(connection: Connection) -> None:
     statements: list[LiteralString] = [
         inserted("writer, batch_id", "'job', 7"),
@@ -139,11 +157,13 @@ def test_spark_writes_a_batch_and_its_ledger_row(connection: Connection) -> None
         VALUES ('job', 7, 1, gen_random_uuid(), '{}') ON CONFLICT (app_id, version, partition) DO NOTHING
         """,
         "SELECT * FROM outbox.batch",
+        "UPDATE outbox.batch SET row_counts = '{\"rows\": 1}'",
+        "SELECT count(*) FROM outbox.message WHERE state = 'pending'",
     ]
     refused: list[LiteralString] = [
         "UPDATE outbox.batch SET version = 8",
         "DELETE FROM outbox.batch",
-        "SELECT 1 FROM outbox.message",
+        "SELECT payload FROM outbox.message",
         "CREATE TABLE outbox.mine ()",
     ]
 
@@ -163,6 +183,10 @@ def test_the_relay_can_do_its_work(connection: Connection) -> None:
         "UPDATE outbox.node SET heartbeat_at = now()",
         "DELETE FROM outbox.node",
         "SELECT * FROM outbox.migration",
+        """
+        INSERT INTO outbox.dead_letter_audit (command, queue, done_by, why) VALUES ('discard', 'q.dead', 'me', 'why')
+        """,
+        "SELECT * FROM outbox.dead_letter_audit",
     ]
 
     assert allowed(connection, "outbox_relay", statements) == statements
@@ -176,6 +200,8 @@ def test_the_relay_changes_no_event(connection: Connection) -> None:
         "DELETE FROM outbox.message",
         "DROP TABLE outbox.message",
         "UPDATE outbox.migration SET version_num = '9999'",
+        "UPDATE outbox.dead_letter_audit SET why = 'another'",
+        "DELETE FROM outbox.dead_letter_audit",
     ]
 
     assert allowed(connection, "outbox_relay", statements) == []
@@ -183,13 +209,59 @@ def test_the_relay_changes_no_event(connection: Connection) -> None:
 
 def test_a_consumer_uses_its_inbox(connection: Connection) -> None:
     statement = (
-        "INSERT INTO outbox.processed_message (consumer_name, message_id, business_key) VALUES ('c', %s, 'k')"
-        " ON CONFLICT (consumer_name, message_id) DO NOTHING"
+        "INSERT INTO outbox.processed_message (consumer_name, message_id, message_day, business_key)"
+        " VALUES ('c', %s, '2031-01-01', 'k') ON CONFLICT (consumer_name, message_id, message_day) DO NOTHING"
     )
     message_id = uuid4()
 
     with role(connection, "outbox_consumer") as consumer:
+        assert consumer.execute("SELECT outbox.ensure_inbox_days('2031-01-01', 1)").fetchone() == (1,)
         assert [consumer.execute(statement, [message_id]).rowcount for _ in range(2)] == [1, 0]
+
+
+def test_a_consumer_holds_messages_and_counts_tries(connection: Connection) -> None:
+    statements: list[LiteralString] = [
+        "INSERT INTO outbox.begun_message (consumer_name, message_id) VALUES ('c', gen_random_uuid())",
+        "UPDATE outbox.begun_message SET begun = begun + 1",
+        "DELETE FROM outbox.begun_message",
+        """
+        INSERT INTO outbox.held_message (consumer_name, key, message_id, event_type, exchange, routing_key, envelope,
+            body, attempts, due_at)
+        VALUES ('c', 'k', gen_random_uuid(), 'e', '', '', '', '', 0, now())
+        """,
+        "UPDATE outbox.held_message SET begun = begun + 1",
+        "DELETE FROM outbox.held_message",
+    ]
+
+    assert allowed(connection, "outbox_consumer", statements) == statements
+
+
+def test_a_member_checks_in_and_releases_and_the_master_assigns(connection: Connection) -> None:
+    of_member: list[LiteralString] = [
+        "INSERT INTO outbox.pool (name, queue, check_in_timeout) VALUES ('c', 'q', 1) ON CONFLICT DO NOTHING",
+        "INSERT INTO outbox.pool_partition (pool, partition) SELECT name, 0 FROM outbox.pool ON CONFLICT DO NOTHING",
+        "INSERT INTO outbox.pool_member (pool, name) SELECT name, 'm' FROM outbox.pool",
+        "UPDATE outbox.pool_member SET checked_in_at = now()",
+        "SELECT FROM outbox.pool_partition FOR SHARE",
+        "UPDATE outbox.pool_partition SET member = NULL, taken_from = NULL",
+        "DELETE FROM outbox.pool_member",
+    ]
+    of_master: list[LiteralString] = [
+        "SELECT FROM outbox.pool, outbox.pool_member, outbox.pool_partition",
+        "INSERT INTO outbox.pool_master (name, backend_pid) VALUES ('r', 1) ON CONFLICT (is_the_only_row) DO NOTHING",
+        "UPDATE outbox.pool_master SET seen_at = now()",
+        "UPDATE outbox.pool_partition SET epoch = 1, member = 'm', wanted_by = NULL, taken_from = NULL, since = now()",
+        "DELETE FROM outbox.pool_member",
+    ]
+    not_of_member: list[LiteralString] = [
+        "UPDATE outbox.pool_partition SET epoch = 2",
+        "DELETE FROM outbox.pool_partition",
+        "INSERT INTO outbox.pool_master (name, backend_pid) VALUES ('r', 1)",
+    ]
+
+    assert allowed(connection, "outbox_consumer", of_member) == of_member
+    assert allowed(connection, "outbox_relay", of_master) == of_master
+    assert allowed(connection, "outbox_consumer", not_of_member) == []
 
 
 def test_a_consumer_can_do_nothing_else(connection: Connection) -> None:
@@ -198,6 +270,7 @@ def test_a_consumer_can_do_nothing_else(connection: Connection) -> None:
         "SELECT 1 FROM outbox.message",
         "DELETE FROM outbox.processed_message",
         "UPDATE outbox.processed_message SET consumer_name = 'x'",
+        "UPDATE outbox.inbox_memory SET since = '2031-01-01'",
         "SELECT outbox.ensure_sent_days('2031-01-01', 1)",
         "SELECT 1 FROM outbox.node",
     ]

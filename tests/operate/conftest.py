@@ -10,10 +10,8 @@ from pydantic import SecretStr
 from relay.operate.session import session
 from relay.settings import DatabaseSettings
 from tests.cli.command import Command
-from tests.conftest import TEMPLATE
 from tests.operate.inboxes import Ends
 from tests.operate.rows import Rows
-from tests.support.postgres import PostgresServer
 
 
 @pytest.fixture
@@ -29,14 +27,6 @@ def connection(database: DatabaseSettings) -> Iterator[psycopg.Connection]:
     """An operator's session in it."""
     with session(database) as opened:
         yield opened
-
-
-@pytest.fixture
-def inbox_url(postgres: PostgresServer, database_url: str) -> Iterator[str]:
-    """A consumer's database, with an inbox."""
-    name = f"inbox_{database_url[-12:]}"
-    yield postgres.create_database(name, template=TEMPLATE)
-    postgres.drop_database(name)
 
 
 @pytest.fixture

@@ -26,8 +26,8 @@ SEND = """
     FROM unnest(%(message_ids)s::uuid[]) AS given (message_id)
 """
 APPLY = """
-    INSERT INTO outbox.processed_message (consumer_name, message_id, processed_at, business_key)
-    SELECT %(consumer)s, message_id, now() - %(ago)s, %(business_key)s
+    INSERT INTO outbox.processed_message (consumer_name, message_id, message_day, processed_at, business_key)
+    SELECT %(consumer)s, message_id, ((now() - %(ago)s) AT TIME ZONE 'UTC')::date, now() - %(ago)s, %(business_key)s
     FROM unnest(%(message_ids)s::uuid[]) AS given (message_id)
 """
 
@@ -61,6 +61,7 @@ class Ends:
         business_key: str | None = None,
     ) -> None:
         values = {"consumer": consumer, "message_ids": list(message_ids), "ago": ago, "business_key": business_key}
+        self.inbox.execute("SELECT outbox.ensure_inbox_days(((now() - %s) AT TIME ZONE 'UTC')::date, 1)", [ago])
         self.inbox.execute(APPLY, values)
 
     def reconcile(

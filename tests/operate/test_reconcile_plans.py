@@ -20,6 +20,8 @@ pytestmark = pytest.mark.every_postgres
 TODAY = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
 NOT_SENT = {"message_pending", "message_parked", "message_quarantined", "message_discarded"}
 MESSAGES = 20_000  # of each of three consumers
+DAYS = 10  # to which they belong
+INBOX_DAYS = "SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = 'outbox.processed_message'::regclass"
 
 
 @pytest.fixture
@@ -30,13 +32,16 @@ def connection(database_url: str) -> Iterator[psycopg.Connection]:
 
 @pytest.fixture(params=["no statistics", "statistics of an empty table", "statistics"])
 def inbox(request: pytest.FixtureRequest, connection: psycopg.Connection) -> psycopg.Connection:
-    connection.execute("ALTER TABLE outbox.processed_message SET (autovacuum_enabled = off)")
+    connection.execute("SELECT outbox.ensure_inbox_days(%s::date, %s)", [TODAY - timedelta(days=DAYS - 1), DAYS])
+    for (day,) in connection.execute(INBOX_DAYS).fetchall():
+        connection.execute(f"ALTER TABLE {day} SET (autovacuum_enabled = off)")
     if request.param == "statistics of an empty table":
         connection.execute("ANALYZE outbox.processed_message")
     connection.execute(
-        "INSERT INTO outbox.processed_message (consumer_name, message_id)"
-        " SELECT name, gen_random_uuid() FROM generate_series(1, %s), unnest(ARRAY['a', 'b', 'c']) AS name",
-        [MESSAGES],
+        "INSERT INTO outbox.processed_message (consumer_name, message_id, message_day)"
+        " SELECT name, gen_random_uuid(), %s::date - n %% %s"
+        " FROM generate_series(1, %s) AS n, unnest(ARRAY['a', 'b', 'c']) AS name",
+        [TODAY, DAYS, MESSAGES],
     )
     if request.param == "statistics":
         connection.execute("VACUUM ANALYZE outbox.processed_message")
@@ -56,7 +61,7 @@ def test_only_the_days_near_the_time_range_are_read(connection: psycopg.Connecti
 def test_the_consumers_are_found_without_reading_the_inbox(inbox: psycopg.Connection) -> None:
     plan = explain(inbox, CONSUMERS.format(schema=SQL("outbox")))
 
-    assert read(plan) <= 2 * 3
+    assert read(plan) <= 2 * 3 * DAYS  # from each day one, for each
     assert plan["Actual Rows"] == 3
 
 
@@ -68,7 +73,7 @@ def test_messages_are_looked_up_by_the_primary_key(inbox: psycopg.Connection) ->
 
     assert plan["Actual Rows"] == 1000
     assert read(plan) == 1000
-    assert {node["Index Name"] for node in nodes(plan) if "Index Name" in node} == {"processed_message_pkey"}
+    assert all(node["Index Name"].endswith("_pkey") for node in nodes(plan) if "Relation Name" in node)
 
 
 def explain(connection: psycopg.Connection, statement: Composed, values: Any = None) -> dict[str, Any]:

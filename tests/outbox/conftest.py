@@ -8,6 +8,7 @@ import psycopg
 import pytest
 from psycopg.rows import dict_row
 
+from tests.conftest import TEMPLATE
 from tests.support.postgres import PostgresServer
 
 READ = """
@@ -39,7 +40,7 @@ class Table:
 @pytest.fixture(scope="module")
 def module_url(postgres: PostgresServer) -> Iterator[str]:
     name = f"test_{secrets.token_hex(6)}"
-    url = postgres.create_database(name, template="migrated")
+    url = postgres.create_database(name, template=TEMPLATE)
     with psycopg.connect(url) as connection:
         connection.execute("CREATE TABLE invoice (id text)")
     yield url

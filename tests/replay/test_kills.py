@@ -18,6 +18,7 @@ from tests.support.proxy import Act, FaultProxy
 KILLS = 10
 SEED_VARIABLE = "TEST_SEED"  # the seed of an earlier run, to run it again
 FAST = ("--rate", "100000")  # from the first message on
+STEADY = ("--rate", "3000")  # so that a slow machine's ten kills come long before the end
 RESUME = ("replay", "--resume", "1")
 
 
@@ -34,8 +35,8 @@ async def test_ten_kills_miss_nothing_and_repeat_only_what_was_not_saved(
     arguments: tuple[str, ...] = ("replay", "--all")
     for _ in range(KILLS):
         saved = await sent.value("SELECT coalesce(max(position), 0) FROM outbox.replay")
-        replaying = relay.start(*arguments, *FAST)
-        await copies.has(chance.randrange(1, 3500))  # so that the last kill comes long before the end
+        replaying = relay.start(*arguments, *STEADY)
+        await copies.has(chance.randrange(1, 3000))
         replaying.stop(signal.SIGKILL)
         await eventually(lambda: has_no_session(sent), "the killed one's session is gone")
         arrived = await copies.read()

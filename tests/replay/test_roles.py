@@ -10,7 +10,7 @@ from tests.replay.conftest import Commands
 from tests.replay.sent import Copies, SentRows, faults
 
 SCRIPT = Path(__file__).parents[2] / "config" / "roles.sql"
-ROLES = "outbox_writer, outbox_spark, outbox_relay, outbox_retention, outbox_consumer"
+ROLES = "outbox_writer, outbox_publisher, outbox_spark, outbox_relay, outbox_retention, outbox_consumer"
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Days of sent rows as retention finds them, by SQL: so many days ago, by UTC."""
+"""Days of sent rows and of the inbox as retention finds them, by SQL: so many days ago, by UTC."""
 
 import psycopg
 
@@ -14,15 +14,23 @@ ADD_ROWS = """
     SELECT 'customer', n::text, 'InvoiceIssued', '{"n": 1}', 'sent', %(midnight)s + interval '12 hours'
     FROM generate_series(1, %(rows)s) AS n
 """
-NAME = "SELECT 'message_sent_' || to_char((now() AT TIME ZONE 'UTC')::date - %s::integer, 'YYYYMMDD')"
+ADD_INBOX_DAY = "SELECT outbox.ensure_inbox_days((now() AT TIME ZONE 'UTC')::date - %(ago)s::integer, 1)"
+ADD_APPLIED = """
+    INSERT INTO outbox.processed_message (consumer_name, message_id, message_day)
+    SELECT 'projection', gen_random_uuid(), (now() AT TIME ZONE 'UTC')::date - %(ago)s::integer
+    FROM generate_series(1, %(rows)s)
+"""
+NAME = "SELECT %s || to_char((now() AT TIME ZONE 'UTC')::date - %s::integer, '_YYYYMMDD')"
 AGES = """
     SELECT (now() AT TIME ZONE 'UTC')::date - to_date(right(relname, 8), 'YYYYMMDD') AS age
-    FROM pg_class WHERE relnamespace = 'outbox'::regnamespace AND relname ~ '^message_sent_[0-9]{8}$'
+    FROM pg_class WHERE relnamespace = 'outbox'::regnamespace AND relname ~ ('^' || %s || '_[0-9]{8}$')
 """
 
 
 class Days:
-    """The days of one database."""
+    """The days of sent rows of one database."""
+
+    parent = "message_sent"
 
     def __init__(self, url: str) -> None:
         self.connection = psycopg.connect(url, autocommit=True)
@@ -35,11 +43,11 @@ class Days:
 
     def past(self) -> set[int]:
         """Give the past days that have a table, attached or not, as days ago."""
-        return {ago for (ago,) in self.connection.execute(AGES) if ago > 0}
+        return {ago for (ago,) in self.connection.execute(AGES, [self.parent]) if ago > 0}
 
     def table(self, ago: int) -> str:
         """Give the name of a day's table, whether there is one or not."""
-        row = self.connection.execute(NAME, [ago]).fetchone()
+        row = self.connection.execute(NAME, [self.parent, ago]).fetchone()
         assert row is not None
         return f"outbox.{row[0]}"
 
@@ -51,3 +59,14 @@ class Days:
         row = self.connection.execute(query.encode()).fetchone()
         assert row is not None
         return row[0]
+
+
+class InboxDays(Days):
+    """The days of an inbox."""
+
+    parent = "processed_message"
+
+    def add(self, ago: int, rows: int) -> None:
+        """Make the day that was so many days ago, with messages of it."""
+        self.connection.execute(ADD_INBOX_DAY, {"ago": ago})
+        self.connection.execute(ADD_APPLIED, {"ago": ago, "rows": rows})

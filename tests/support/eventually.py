@@ -7,7 +7,7 @@ POLL = 0.01  # seconds between two looks
 
 
 async def eventually(
-    condition: Callable[[], Awaitable[bool]] | Callable[[], bool], what: str, within: float = 20
+    condition: Callable[[], Awaitable[bool]] | Callable[[], bool], what: str, within: float = 60
 ) -> None:
     """Return once the condition holds; it may be a plain function or a coroutine function.
 

@@ -92,6 +92,7 @@ class FaultProxy:
         self.seen: Counter[tuple[Way, Method]] = Counter()  # what came in, forwarded or not
         self.delay = {Way.UP: 0.0, Way.DOWN: 0.0}  # seconds on the way, alike for each frame
         self.refusing = False  # new connections are reset at once
+        self.refused = 0  # so many of them
         self.fired = asyncio.Event()  # a rule of `on_frame` or `cut_after` has acted
         self._upstream = (host, port)
         self._amqp = amqp
@@ -181,6 +182,7 @@ class FaultProxy:
         self._links.add(link)
         try:
             if self.refusing:
+                self.refused += 1
                 link.cut = Act.RESET
                 return
             from_server, to_server = await asyncio.open_connection(*self._upstream)

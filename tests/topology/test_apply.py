@@ -139,6 +139,26 @@ async def test_a_second_time_changes_nothing(broker: BrokerSettings, broker_url:
         assert declared.declaration_result.message_count == 1
 
 
+@pytest.mark.parametrize("there", [None, "fanout"])
+async def test_the_default_exchange_is_declared_when_something_is_bound_to_it(
+    broker: BrokerSettings, broker_url: str, there: str | None
+) -> None:
+    if there:
+        async with await aio_pika.connect(broker_url) as connection:
+            channel = await connection.channel()
+            await channel.declare_exchange(broker.exchange, there, durable=True)
+    bound = TopologySettings(
+        queues=(Queue(name="plain"),),
+        bindings=(Binding(exchange=broker.exchange, queue="plain", routing_key="customer.*"),),
+    )
+
+    assert standings(await apply(broker, bound)) == {
+        "outbox": Standing.THERE if there else Standing.DECLARED,
+        "plain": Standing.DECLARED,
+        "outbox -> plain (customer.*)": Standing.BOUND,
+    }
+
+
 async def test_what_another_client_declared_with_the_same_meaning_is_as_listed(
     broker: BrokerSettings, broker_url: str
 ) -> None:

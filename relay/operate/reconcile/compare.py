@@ -96,9 +96,8 @@ class Comparison:
                 self.duplicates_first.append(Duplicate(UUID(rows[0].message_id), len(rows)))
         if is_expected is not None:
             self.expected += 1
-            if len(entries) < len(self._tallies):
-                applied_by = {entry.consumer for entry in entries}
-                self._unapplied += [(name, is_expected) for name in self._tallies if name not in applied_by]
+            applied_by = {entry.consumer for entry in entries}  # one may have it twice, under two days
+            self._unapplied += [(name, is_expected) for name in self._tallies if name not in applied_by]
 
     def _settle_unapplied(self) -> None:
         """Count those that are still not there: they may have been applied at another time, or just now."""

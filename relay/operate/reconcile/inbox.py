@@ -98,7 +98,7 @@ class Inbox:
             SchemaError, AccessError, DeadlineError: as `relay.operate.session.session`.
         """
         url = FLAG if is_apart else "database.url"
-        with _of_inbox(url):
+        with of_inbox(url):
             asyncio.run(refuse_pooler(database))
             connection = connect(database)
         try:
@@ -158,7 +158,7 @@ class Inbox:
     @contextmanager
     def _words(self) -> Iterator[None]:
         lack = f"no table processed_message in schema {self._schema}"
-        with _of_inbox(self._url), in_words(self._connection, lack, self._timeout, url=self._url):
+        with of_inbox(self._url), in_words(self._connection, lack, self._timeout, url=self._url):
             yield
 
     def _sql(self, statement: SQL, **names: Literal) -> Composed:
@@ -166,7 +166,7 @@ class Inbox:
 
 
 @contextmanager
-def _of_inbox(url: str) -> Iterator[None]:
+def of_inbox(url: str) -> Iterator[None]:
     """Let errors that name database.url name the flag in its place, where the inbox is in a database of its own."""
     try:
         yield

@@ -1,0 +1,174 @@
+"""A message beside its body, when it leaves this consumer for a queue or a table, and when it comes back.
+
+A copy is the same message: body, message_id, type, timestamp and headers. What is added tells an operator what
+happened, and the consumer how often; what is left out would make the broker do something with the copy.
+"""
+
+import socket
+import struct
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from aiormq.abc import DeliveredMessage
+from pamqp.commands import Basic
+from pamqp.encode import encode_table_value
+from pamqp.header import ContentHeader
+
+from relay.consume.failures import Failure, History
+
+PERSISTENT = 2
+ATTEMPTS = "x-retry-attempts"
+FIRST_FAILURE, LAST_FAILURE = "x-first-failure", "x-last-failure"
+EXCEPTION, EXCEPTION_WORDS = "x-exception", "x-exception-message"
+ORIGINAL_EXCHANGE, ORIGINAL_ROUTING_KEY = "x-original-exchange", "x-original-routing-key"
+DEAD_REASON, DEAD_ATTEMPTS = "x-dead-reason", "x-dead-attempts"
+CONSUMER, HOST = "x-consumer", "x-host"
+
+OF_FAILURES = frozenset(
+    {ATTEMPTS, FIRST_FAILURE, LAST_FAILURE, EXCEPTION, EXCEPTION_WORDS, DEAD_REASON, DEAD_ATTEMPTS, CONSUMER, HOST}
+)
+
+# The broker routes by CC and BCC, and RabbitMQ 3 drops an expired message that has been in the target queue before by
+# x-death; the rest it writes itself.
+THE_BROKERS = frozenset(
+    {"CC", "BCC", "x-death", "x-delivery-count", "x-acquired-count"}
+    | {f"x-{which}-death-{what}" for which in ("first", "last") for what in ("exchange", "queue", "reason")}
+)
+
+
+def restored(delivered: DeliveredMessage) -> DeliveredMessage:
+    """Give a message that comes back as it came the first time: its way back has changed exchange and routing key."""
+    headers = delivered.header.properties.headers or {}
+    if ORIGINAL_EXCHANGE not in headers or not isinstance(delivered.delivery, Basic.Deliver):
+        return delivered
+    came = Basic.Deliver(
+        delivered.delivery.consumer_tag,
+        delivered.delivery.delivery_tag,
+        delivered.delivery.redelivered,
+        str(headers[ORIGINAL_EXCHANGE]),
+        str(headers.get(ORIGINAL_ROUTING_KEY, "")),
+    )
+    return replace(delivered, delivery=came)
+
+
+def history_of(delivered: DeliveredMessage) -> History:
+    """Tell what the headers of a retry's copy say; a dead letter that somebody sent back begins anew."""
+    headers = delivered.header.properties.headers or {}
+    attempts = headers.get(ATTEMPTS)
+    if not isinstance(attempts, int):
+        return History()
+    try:
+        return History(attempts, datetime.fromisoformat(str(headers.get(FIRST_FAILURE))))
+    except ValueError:
+        return History(attempts)
+
+
+def retry_copy(delivered: DeliveredMessage, failure: Failure) -> Basic.Properties:
+    """Give the properties with which the message goes to a retry queue; it comes back after `failure.wait`."""
+    return _copy(
+        delivered, {ATTEMPTS: failure.attempts, **_told(delivered, failure)}, expiration=str(round(failure.wait * 1000))
+    )
+
+
+def dead_letter(delivered: DeliveredMessage, failure: Failure, consumer_name: str) -> Basic.Properties:
+    """Give the properties with which the message goes to the dead letters."""
+    headers = {
+        DEAD_REASON: str(failure.reason),
+        DEAD_ATTEMPTS: failure.attempts,
+        CONSUMER: consumer_name,
+        HOST: socket.gethostname(),
+        **_told(delivered, failure),
+    }
+    return _copy(delivered, headers, expiration=None)
+
+
+def sent_back(delivered: DeliveredMessage) -> Basic.Properties:
+    """Give the properties with which a dead letter goes back to its queue: nothing in them tells that it has failed."""
+    told = {name: value for name, value in given_up(delivered).items() if name not in OF_FAILURES}
+    return _copy(delivered, told, expiration=None)
+
+
+def renewed(delivered: DeliveredMessage) -> Basic.Properties:
+    """Give the properties with which a dead letter stays one, and the broker counts its returns from zero."""
+    return _copy(delivered, given_up(delivered), without=frozenset(), expiration=None)
+
+
+def given_up(delivered: DeliveredMessage) -> dict[str, str]:
+    """Give our headers for what the broker, and no consumer, made a dead letter, as far as it says so."""
+    headers = delivered.header.properties.headers or {}
+    deaths = headers.get("x-death")
+    if DEAD_REASON in headers or not isinstance(deaths, list) or not deaths or not isinstance(deaths[0], dict):
+        return {}
+    last = deaths[0]
+    time, keys = last.get("time"), last.get("routing-keys")
+    told = {
+        DEAD_REASON: last.get("reason"),
+        LAST_FAILURE: time.isoformat() if isinstance(time, datetime) else None,
+        ORIGINAL_EXCHANGE: last.get("exchange"),
+        ORIGINAL_ROUTING_KEY: keys[0] if isinstance(keys, list) and keys else None,
+    }
+    return {name: str(value) for name, value in told.items() if value is not None and name not in headers}
+
+
+def pack(delivered: DeliveredMessage) -> bytes:
+    """Give the properties as AMQP writes them: no other form has all of its types."""
+    properties = delivered.header.properties
+    return ContentHeader(properties=_changed(properties, headers=_encodable(properties.headers or {}))).marshal()
+
+
+def unpack(packed: bytes, body: bytes, *, exchange: str, routing_key: str) -> DeliveredMessage:
+    """Give a packed message as if it had been delivered again, by no channel."""
+    header = ContentHeader()
+    header.unmarshal(packed)
+    came = Basic.Deliver("", 0, redelivered=True, exchange=exchange, routing_key=routing_key)
+    return DeliveredMessage(delivery=came, header=header, body=body, channel=None)  # type: ignore[arg-type]
+
+
+def _told(delivered: DeliveredMessage, failure: Failure) -> dict[str, Any]:
+    return {
+        FIRST_FAILURE: failure.first_failed_at.isoformat(timespec="milliseconds"),
+        LAST_FAILURE: failure.failed_at.isoformat(timespec="milliseconds"),
+        EXCEPTION: failure.exception,
+        EXCEPTION_WORDS: failure.words,
+        ORIGINAL_EXCHANGE: delivered.exchange or "",
+        ORIGINAL_ROUTING_KEY: delivered.routing_key or "",
+    }
+
+
+def _copy(
+    delivered: DeliveredMessage,
+    told: Mapping[str, Any],
+    *,
+    without: frozenset[str] = OF_FAILURES,
+    expiration: str | None,
+) -> Basic.Properties:
+    properties = delivered.header.properties
+    kept = {
+        name: value
+        for name, value in _encodable(properties.headers or {}).items()
+        if name not in THE_BROKERS and name not in without
+    }
+    # With a user_id that is not ours the broker would close the channel.
+    return _changed(properties, headers={**kept, **told}, expiration=expiration, user_id=None, delivery_mode=PERSISTENT)
+
+
+def _changed(properties: Basic.Properties, **changes: Any) -> Basic.Properties:
+    return Basic.Properties(**{**dict(properties), **changes})
+
+
+def _encodable(headers: Mapping[str, Any]) -> dict[str, Any]:
+    """Give the headers with what the AMQP library reads and cannot write as text: to refuse it would lose the message.
+
+    It writes a fraction of 64 bits with 32.
+    """
+    return {name: value if _is_encodable(value) else repr(value)[:255] for name, value in headers.items()}
+
+
+def _is_encodable(value: Any) -> bool:
+    try:
+        encode_table_value(value)
+    except (TypeError, ValueError, OverflowError, struct.error):
+        return False
+    return True

@@ -1,0 +1,184 @@
+"""What a failure means: which class it is of, and what becomes of the message.
+
+    raise Permanent("the invoice was cancelled")   to the dead letters, at once
+    raise Transient("the shop is closed")          again later, so and so often
+    raise Overload("429 from the tax office")      everything pauses until a try gets through; no attempt is burnt
+
+Everything else is unclassified, unless the consumer was told what it means: again later, so and so often.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import assert_never
+
+import psycopg
+
+from relay.consume.retries import Retries
+from relay.errors import ConfigurationError, ExpiredMessageError, InvalidPayloadError, MessageError, OutboxError
+
+LONGEST_WORDS = 300  # characters of an exception's first line; what follows it may show values
+
+# The server cannot, whatever it is asked for: connections, resources, an operator, its disks, and a primary that takes
+# no writes (any more). By the prefix of the SQLSTATE.
+OUTAGES = ("08", "53", "57P", "58", "25006")
+
+
+class Permanent(OutboxError):  # noqa: N818  (a handler says what it means; nothing of ours went wrong)
+    """Raised by a handler: the message can never be applied."""
+
+
+class Transient(OutboxError):  # noqa: N818
+    """Raised by a handler: the message can be applied later."""
+
+
+class Overload(OutboxError):  # noqa: N818
+    """Raised by a handler: something that all messages need has too much to do."""
+
+
+class Fault(StrEnum):
+    """The class of a failure."""
+
+    PERMANENT = "permanent"
+    TRANSIENT = "transient"
+    OVERLOAD = "overload"
+    UNCLASSIFIED = "unclassified"
+
+
+class Reason(StrEnum):
+    """Why a message is a dead letter."""
+
+    PERMANENT = "permanent"  # its handler said so
+    EXHAUSTED = "exhausted"  # it failed as often as it may
+    POISONED = "poisoned"  # processes died while they worked on it
+    UNHANDLED = "unhandled"  # no handler takes its type
+    INVALID = "invalid"  # it is no message of the outbox, or its body is not what its handler takes
+    EXPIRED = "expired"  # the inbox has forgotten its day
+
+
+REASONS = {InvalidPayloadError: Reason.INVALID, ExpiredMessageError: Reason.EXPIRED}
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What a message has behind it."""
+
+    attempts: int = 0  # tries that failed
+    first_failed_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The last failure of a message, and what follows from it."""
+
+    attempts: int  # this one included
+    first_failed_at: datetime
+    failed_at: datetime
+    exception: str  # its class
+    words: str
+    reason: Reason | None  # of a dead letter; None: it is tried again
+    step: float = 0.0  # seconds to the next try, at most ...
+    wait: float = 0.0  # ... and by chance
+
+
+class Judge:
+    """Tells what errors mean."""
+
+    def __init__(
+        self,
+        unclassified: Retries,
+        transient: Retries,
+        *,
+        retry_on: Iterable[type[Exception]] = (),
+        permanent_on: Iterable[type[Exception]] = (),
+        overload_on: Iterable[type[Exception]] = (),
+    ) -> None:
+        self._retries = {Fault.UNCLASSIFIED: unclassified, Fault.TRANSIENT: transient}
+        self._faults: dict[type, Fault] = {
+            Permanent: Fault.PERMANENT,
+            Transient: Fault.TRANSIENT,
+            Overload: Fault.OVERLOAD,
+            MessageError: Fault.PERMANENT,
+            psycopg.errors.SerializationFailure: Fault.TRANSIENT,
+            psycopg.errors.DeadlockDetected: Fault.TRANSIENT,
+        }
+        told: dict[type, Fault] = {}
+        for classes, fault in (
+            (retry_on, Fault.TRANSIENT),
+            (permanent_on, Fault.PERMANENT),
+            (overload_on, Fault.OVERLOAD),
+        ):
+            for each in classes:
+                if told.setdefault(each, fault) is not fault:
+                    raise ConfigurationError(f"{each.__qualname__} cannot be {told[each]} and {fault}: name it once")
+        self._faults |= told
+
+    @property
+    def steps(self) -> list[float]:
+        """Give every wait between two tries, ascending, each once."""
+        return sorted({step for retries in self._retries.values() for step in retries.steps()})
+
+    def fault_of(self, error: BaseException) -> Fault:
+        """Give the class of an error: that of its own class, or of the nearest one above that is known."""
+        kinds = (*type(error).__mro__, *type(cause_of(error)).__mro__)
+        return next((self._faults[each] for each in kinds if each in self._faults), Fault.UNCLASSIFIED)
+
+    def failure(self, error: BaseException, history: History) -> Failure:
+        """Tell what follows from an error that is no overload."""
+        attempts = history.attempts + 1
+        fault = self.fault_of(error)
+        match fault:
+            case Fault.PERMANENT:
+                return _failure(error, history, reason=REASONS.get(type(error), Reason.PERMANENT))
+            case Fault.TRANSIENT | Fault.UNCLASSIFIED:
+                retries = self._retries[fault]
+                if attempts >= retries.attempts:
+                    return _failure(error, history, reason=Reason.EXHAUSTED)
+                return _failure(error, history, step=retries.step(attempts), wait=retries.wait(attempts))
+            case Fault.OVERLOAD:
+                raise AssertionError("an overload is nobody's failure")
+            case _:
+                assert_never(fault)
+
+
+def _failure(
+    error: BaseException, history: History, *, reason: Reason | None = None, step: float = 0.0, wait: float = 0.0
+) -> Failure:
+    now = datetime.now(UTC)
+    first, attempts = history.first_failed_at or now, history.attempts + 1
+    return Failure(attempts, first, now, name_of(error), first_line(error), reason, step, wait)
+
+
+def poisoned(unended: int, history: History) -> Failure:
+    """Give the failure of a message that so many processes have died of, or may have."""
+    return unfit(Reason.POISONED, f"{unended} tries did not end", history)
+
+
+def unfit(reason: Reason, words: str, history: History) -> Failure:
+    """Give the failure of a message that is not tried."""
+    now = datetime.now(UTC)
+    return Failure(history.attempts, history.first_failed_at or now, now, "", words[:LONGEST_WORDS], reason)
+
+
+def is_outage(error: BaseException) -> bool:
+    """Tell whether the database could not, whoever asked it: then nobody's message has failed."""
+    cause = cause_of(error)
+    return isinstance(cause, psycopg.Error) and (cause.sqlstate or "").startswith(OUTAGES)
+
+
+def cause_of(error: BaseException) -> BaseException:
+    """Give the driver's error, where SQLAlchemy has wrapped it."""
+    cause = getattr(error, "orig", None)
+    return cause if isinstance(cause, BaseException) else error
+
+
+def name_of(error: BaseException) -> str:
+    """Give the name of its class, with its module where that is not Python's own."""
+    kind = type(error)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def first_line(error: BaseException) -> str:
+    """Give the first line of what it says, not too long: PostgreSQL shows values on the ones that follow."""
+    return next(iter(str(error).splitlines()), "")[:LONGEST_WORDS]

@@ -1,0 +1,165 @@
+"""A candidate for the master of the pools: `relay pool run`, and every `relay run`."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import psycopg
+import structlog
+from psycopg import AsyncConnection
+from psycopg.sql import SQL, Identifier, Literal
+
+from relay.backoff import Backoff, wait_for_event
+from relay.consume.pool.check_in import pool_channel
+from relay.consume.pool.master import IDLE_INTERVAL, Master
+from relay.consume.pool.tables import master_lock
+from relay.database import connect_async, one_line, require_session
+from relay.errors import AccessError, DatabaseUnavailableError, OutboxError, SchemaError
+from relay.settings import DatabaseSettings, Settings
+from relay.silence import Silence
+
+STAND_BY_INTERVAL = 0.25  # seconds between two looks whether there is a master, while there are members
+MASTER_TIMEOUT = 2.0  # seconds without a sign of the master, after which its session is ended
+BACKOFF = Backoff(0.1, 3.0)
+END_TIMEOUT = 2.0  # seconds to resign in
+
+TAKE = SQL("SELECT pg_try_advisory_lock(hashtext({lock}), 0)")
+ASSUME = SQL("""
+    INSERT INTO {schema}.pool_master (name, backend_pid) VALUES (%(name)s, pg_backend_pid())
+    ON CONFLICT (is_the_only_row) DO UPDATE
+    SET name = excluded.name, backend_pid = excluded.backend_pid, since = now(), seen_at = now()
+""")
+MASTER = SQL("""
+    SELECT backend_pid, seen_at, EXISTS (SELECT FROM {schema}.pool_member) FROM {schema}.pool_master
+""")
+
+# The session that has the lock, if its master has not been seen since.
+END = SQL("""
+    SELECT pg_terminate_backend(lock.pid)
+    FROM pg_locks AS lock JOIN {schema}.pool_master AS master ON master.backend_pid = lock.pid
+    WHERE lock.locktype = 'advisory' AND lock.objsubid = 2 AND lock.classid = hashtext({lock})::oid AND lock.objid = 0
+        AND lock.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+        AND master.seen_at = %(seen_at)s
+""")
+
+RESIGN = SQL("SELECT pg_notify({}, '') FROM pg_advisory_unlock_all() AS given_up")
+
+log = structlog.get_logger("relay.pool")
+
+
+class Candidate:
+    """Is the master, or waits until there is none."""
+
+    def __init__(self, database: DatabaseSettings, name: str) -> None:
+        self._database = database
+        self._name = name
+        self._silence = Silence(MASTER_TIMEOUT, MASTER_TIMEOUT)
+        self.stopping = asyncio.Event()
+
+    async def run(self) -> None:
+        """Stand by, and be the master when there is none, until `stopping` is set.
+
+        Raises:
+            SchemaError, AccessError, ConfigurationError: at the start; later what is lost is waited for.
+        """
+        failures, was_there = 0, False
+        while not self.stopping.is_set():
+            began = time.monotonic()
+            try:
+                async with self._session() as connection:
+                    was_there = True
+                    await self._serve(connection)
+            except (psycopg.Error, DatabaseUnavailableError, TimeoutError) as error:
+                failures = 1 if time.monotonic() - began > BACKOFF.maximum else failures + 1
+                log.warning("pool.session_lost", reason=one_line(error) or "no answer in time")
+                await wait_for_event(self.stopping, BACKOFF.seconds(failures))
+            except OutboxError:
+                if not was_there:
+                    raise
+                await wait_for_event(self.stopping, BACKOFF.maximum)
+
+    @asynccontextmanager
+    async def _session(self) -> AsyncIterator[AsyncConnection]:
+        connection = await connect_async(
+            self._database, application_name="outbox-pool", target_session_attrs="read-write"
+        )
+        async with connection:
+            await require_session(connection, self._database)
+            try:
+                await connection.execute(self._sql(MASTER))
+            except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+                schema = self._database.schema_name
+                raise SchemaError(f"schema {schema!r} has no tables of pools: run `relay migrate`") from None
+            except psycopg.errors.InsufficientPrivilege as error:
+                raise AccessError(
+                    f"{error.diag.message_primary}: config/roles.sql grants what a master needs"
+                ) from None
+            await connection.execute(SQL("LISTEN {}").format(Identifier(self._channel)))
+            yield connection
+
+    async def _serve(self, connection: AsyncConnection) -> None:
+        master = None
+        try:
+            while not self.stopping.is_set():
+                async with asyncio.timeout(self._database.command_timeout):
+                    if master is None and await self._is_master(connection):
+                        master = Master(connection, self._database.schema_name)
+                    pause = await (self._stand_by(connection) if master is None else master.look())
+                async for _ in connection.notifies(timeout=pause, stop_after=1):  # by a member or a master
+                    pass
+        finally:
+            if master is not None:
+                with suppress(psycopg.Error, TimeoutError):  # lost: so is the lock
+                    async with asyncio.timeout(END_TIMEOUT):
+                        await connection.execute(RESIGN.format(self._channel))
+
+    async def _is_master(self, connection: AsyncConnection) -> bool:
+        cursor = await connection.execute(self._sql(TAKE))
+        if await cursor.fetchone() != (True,):
+            return False
+        await connection.execute(self._sql(ASSUME), {"name": self._name})
+        return True
+
+    async def _stand_by(self, connection: AsyncConnection) -> float:
+        """End the session of a master that is frozen; tell after how many seconds to look again."""
+        row = await (await connection.execute(self._sql(MASTER))).fetchone()
+        if row is None or not row[2]:  # without members there is nothing that it would be seen by
+            return IDLE_INTERVAL
+        if self._silence.look({row[:2]: row}, time.monotonic()):
+            try:
+                await connection.execute(self._sql(END), {"seen_at": row[1]})
+                log.warning("pool.master_ended", pid=row[0], reason=f"no sign of it for {MASTER_TIMEOUT:g} s")
+            except psycopg.errors.InsufficientPrivilege as error:
+                log.error("pool.master_not_ended", pid=row[0], reason=error.diag.message_primary)
+        return STAND_BY_INTERVAL
+
+    def _sql(self, statement: SQL) -> bytes:
+        schema = self._database.schema_name
+        return statement.format(schema=Identifier(schema), lock=Literal(master_lock(schema))).as_bytes()
+
+    @property
+    def _channel(self) -> str:
+        return pool_channel(self._database.schema_name)
+
+
+@asynccontextmanager
+async def candidate_beside(settings: Settings) -> AsyncIterator[None]:
+    """Be a candidate for as long as the block lasts, where `relay.pools` says so; what fails is told, and no more."""
+    if not settings.relay.pools:
+        yield
+        return
+    candidate = Candidate(settings.database, settings.relay.node)
+    running = asyncio.create_task(candidate.run(), name="pools")
+    running.add_done_callback(_tell_end)
+    try:
+        yield
+    finally:
+        candidate.stopping.set()
+        await asyncio.wait([running], timeout=END_TIMEOUT)
+        running.cancel()
+
+
+def _tell_end(running: asyncio.Task[None]) -> None:
+    if not running.cancelled() and (error := running.exception()) is not None:
+        log.warning("pool.not_served", reason=one_line(error))

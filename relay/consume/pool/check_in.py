@@ -1,0 +1,122 @@
+"""What a member tells the pool's tables, and is told by them: that it lives, which partitions it holds, what it let go.
+
+Through whichever way its inbox reaches the database; nothing here needs a session, so a pooler may stand in between.
+"""
+
+from dataclasses import dataclass
+from typing import Any, LiteralString
+from uuid import UUID
+
+from relay.consume.fence import Fence
+from relay.consume.inbox import Inbox
+from relay.consume.queues import PARTITIONS
+from relay.consume.session import Session
+
+FOUND = """
+    INSERT INTO {schema}.pool (name, queue, check_in_timeout) VALUES (%(pool)s, %(queue)s, %(check_in_timeout)s)
+    ON CONFLICT (name) DO UPDATE SET queue = excluded.queue, check_in_timeout = excluded.check_in_timeout
+    WHERE (pool.queue, pool.check_in_timeout) IS DISTINCT FROM (excluded.queue, excluded.check_in_timeout)
+"""
+DIVIDE = """
+    INSERT INTO {schema}.pool_partition (pool, partition) SELECT %(pool)s, generate_series(0, %(partitions)s - 1)
+    ON CONFLICT DO NOTHING
+"""
+JOIN = """
+    WITH joined AS (
+        INSERT INTO {schema}.pool_member (pool, name) VALUES (%(pool)s, %(name)s) ON CONFLICT DO NOTHING
+        RETURNING incarnation
+    )
+    SELECT incarnation, pg_notify({channel}, %(pool)s) FROM joined
+"""
+
+# Whether it is on disk matters to nobody: the next one comes soon. A disk that is slow must not make members look dead.
+CHECK_IN = """
+    WITH asynchronous AS (SELECT set_config('synchronous_commit', 'off', true)),
+    here AS (
+        UPDATE {schema}.pool_member
+        SET checked_in_at = now(), leaving = %(leaving)s, unacknowledged = %(unacknowledged)s
+        FROM asynchronous
+        WHERE pool = %(pool)s AND name = %(name)s AND incarnation = %(incarnation)s
+        RETURNING pool, name
+    )
+    SELECT partition, epoch, wanted_by IS NOT NULL, taken_from
+    FROM here LEFT JOIN {schema}.pool_partition AS held ON held.pool = here.pool AND held.member = here.name
+"""
+RELEASE = """
+    WITH released AS (
+        UPDATE {schema}.pool_partition SET member = NULL, taken_from = NULL
+        WHERE pool = %(pool)s AND partition = %(partition)s AND epoch = %(epoch)s AND member = %(name)s
+        RETURNING partition
+    )
+    SELECT pg_notify({channel}, %(pool)s) FROM released
+"""
+LEAVE = """
+    WITH gone AS (
+        DELETE FROM {schema}.pool_member WHERE pool = %(pool)s AND name = %(name)s AND incarnation = %(incarnation)s
+        RETURNING name
+    )
+    SELECT pg_notify({channel}, %(pool)s) FROM gone
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A partition that we hold, as the tables have it."""
+
+    fence: Fence
+    is_wanted: bool  # by somebody else
+    taken_from: str | None  # a holder that was gone
+
+
+def pool_channel(schema: str) -> str:
+    """Name the channel on which members notify the master."""
+    return f"{schema}.pool"
+
+
+class CheckIn:
+    """One member among the others. What raises DatabaseUnavailableError may have been done."""
+
+    def __init__(self, inbox: Inbox, session: Session, *, queue: str, member: str, timeout: float) -> None:
+        self._inbox = inbox
+        self._session = session
+        self._member = member
+        self._founding = {"queue": queue, "check_in_timeout": timeout, "partitions": PARTITIONS}
+        self._incarnation: UUID | None = None
+
+    @property
+    def is_member(self) -> bool:
+        return self._incarnation is not None
+
+    async def join(self) -> bool:
+        """Become a member; False: there is one of our name, or what is left of him."""
+        for statement in (FOUND, DIVIDE):
+            await self._run(statement, **self._founding)
+        rows = await self._run(JOIN)
+        if rows:
+            self._incarnation = rows[0][0]
+        return bool(rows)
+
+    async def check_in(self, *, leaving: bool, unacknowledged: int) -> list[Told] | None:
+        """Tell that we live; give what we hold. None: we were removed."""
+        rows = await self._run(CHECK_IN, leaving=leaving, unacknowledged=unacknowledged)
+        if not rows:
+            self._incarnation = None
+            return None
+        return [
+            Told(Fence(partition, epoch), is_wanted, taken_from)
+            for partition, epoch, is_wanted, taken_from in rows
+            if partition is not None
+        ]
+
+    async def release(self, fence: Fence) -> None:
+        """Let a partition go: nothing of it is in our hands any more."""
+        await self._run(RELEASE, partition=fence.partition, epoch=fence.epoch)
+
+    async def leave(self) -> None:
+        await self._run(LEAVE)
+        self._incarnation = None
+
+    async def _run(self, statement: LiteralString, **parameters: Any) -> list[tuple[Any, ...]]:
+        names = {"pool": self._inbox.consumer_name, "name": self._member, "incarnation": self._incarnation}
+        filled = self._inbox.statement(statement, channel=pool_channel(self._inbox.schema))
+        return await self._session.run(filled, {**names, **parameters})

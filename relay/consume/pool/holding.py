@@ -1,0 +1,169 @@
+"""A partition in our hands: from when we are told that it is ours until nothing of it is left with us."""
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from time import monotonic
+
+import structlog
+
+from relay.backoff import wait_for_event
+from relay.broker import answer_within
+from relay.consume.consuming import CLOSE_TIMEOUT, LOST, consume
+from relay.consume.fence import Fence
+from relay.consume.pool.link import Link
+from relay.consume.setup import Setup
+from relay.consume.state import State
+from relay.errors import BrokerUnavailableError, QueueMissingError
+
+log = structlog.get_logger("relay.consume")
+
+
+@dataclass(slots=True)
+class Partition:
+    """A partition, as `on_assigned` and `on_revoked` are told of it.
+
+    Attributes:
+        number: from 0 to 15.
+        epoch: one more for each holder; messages carry it in the header `x-partition-epoch`.
+        is_lost: somebody else may have it already: what is saved now may be older than what he has saved.
+    """
+
+    number: int
+    epoch: int
+    is_lost: bool = False
+
+
+Hook = Callable[[Partition], Awaitable[None] | None]
+
+STUCK_INTERVAL = 0.1  # seconds between two looks at what a former holder left behind
+STUCK_PATIENCE = 60.0  # seconds until which the broker has noticed that he is gone
+
+
+class Holding:
+    """Consumes one partition.
+
+    Args:
+        link: the member's connection.
+        taken_from: the former holder, when it was gone.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        fence: Fence,
+        link: Link,
+        *,
+        on_assigned: Hook | None,
+        on_revoked: Hook | None,
+        taken_from: str | None,
+    ) -> None:
+        self.fence = fence
+        self.setup = setup
+        if on_assigned is not None:
+            setup.state = State(lambda: self._tell(on_assigned))
+        self.is_consuming = False
+        self.hindrance: str | None = f"partition {fence.partition} is not consumed yet"
+        self._link = link
+        self._on_assigned = on_assigned
+        self._on_revoked = on_revoked
+        self._taken_from = taken_from
+        self._partition = Partition(fence.partition, fence.epoch)
+
+    @property
+    def is_lost(self) -> bool:
+        return self._partition.is_lost
+
+    def stop(self) -> None:
+        """Settle what is under way, and let go; `run` returns then."""
+        self.setup.stop.set()
+
+    def lose(self) -> None:
+        """Somebody else has it: what is under way is rolled back."""
+        self._partition.is_lost = True
+        self.setup.stop_at_once.set()
+        self.setup.stop.set()
+
+    async def run(self) -> None:
+        """Hold it until `stop` or `lose`."""
+        if not await self._assigned():
+            return
+        watching = asyncio.create_task(self._watch_stuck(), name="pool.stuck") if self._taken_from else None
+        failures = 0
+        while not self.setup.stop.is_set():
+            try:
+                await self._consume()
+                failures = 0
+            except (BrokerUnavailableError, QueueMissingError, *LOST) as error:
+                failures = 1 if self.is_consuming else failures + 1
+                self.hindrance = f"partition {self.fence.partition}: {error}"
+                await wait_for_event(self.setup.stop, self.setup.backoff.seconds(failures))
+            finally:
+                self.is_consuming = False
+        if watching is not None:
+            watching.cancel()
+        await self._tell(self._on_revoked)
+
+    async def _consume(self) -> None:
+        channel = await self._link.channel()
+        try:
+            await consume(self.setup, channel, self._tell_ready)
+        finally:
+            # Not before the answer may anybody else begin: until then the broker has not taken back what is left here.
+            with suppress(*LOST):
+                async with answer_within("close a channel", CLOSE_TIMEOUT):
+                    await channel.close()
+
+    def _tell_ready(self) -> None:
+        self.is_consuming, self.hindrance = True, None
+
+    async def _assigned(self) -> bool:
+        """Have the state loaded, however often that takes; False: we are to let go before it is."""
+        failures = 0
+        while not self.setup.stop.is_set():
+            if await self._tell(self._on_assigned):
+                return True
+            failures += 1
+            self.hindrance = f"partition {self.fence.partition}: on_assigned fails"
+            await wait_for_event(self.setup.stop, self.setup.backoff.seconds(failures))
+        return False
+
+    async def _tell(self, hook: Hook | None) -> bool:
+        if hook is None:
+            return True
+        try:
+            # In a thread: a member whose event loop stands still is taken for dead. An async one only begins there.
+            told = await asyncio.to_thread(hook, self._partition)
+            if inspect.isawaitable(told):
+                await told
+        except Exception as error:  # the user's code may raise anything, and the other partitions must go on
+            log.error(
+                "pool.hook_failed",
+                partition=self.fence.partition,
+                epoch=self.fence.epoch,
+                error=str(error),
+                exc_info=True,
+            )
+            return False
+        return True
+
+    async def _watch_stuck(self) -> None:
+        """Tell when what was there when a former holder was gone is settled, if there was anything."""
+        began, counters = monotonic(), self.setup.counters
+        while not counters.deliveries:  # the broker gives us nothing before it has taken back what he had in hand
+            if monotonic() - began > STUCK_PATIENCE:
+                return
+            await asyncio.sleep(STUCK_INTERVAL)
+        stuck = counters.deliveries + (await self._link.ready_count(self.setup.queue) or 0)
+        while counters.acknowledged < stuck:  # noqa: ASYNC110  # an event would cost each acknowledgement something
+            await asyncio.sleep(STUCK_INTERVAL)
+        log.info(
+            "pool.stuck_drained",
+            partition=self.fence.partition,
+            epoch=self.fence.epoch,
+            taken_from=self._taken_from,
+            messages=stuck,
+            seconds=round(monotonic() - began, 3),
+        )

@@ -1,0 +1,61 @@
+"""The connection of a member, on which each of its partitions has a channel."""
+
+import asyncio
+
+import structlog
+from aiormq.abc import AbstractChannel
+from aiormq.exceptions import AMQPError
+
+from relay.broker import Connection, answer_within, connect, is_told_to_end, words
+from relay.consume.depth import ready_count
+from relay.errors import BrokerUnavailableError
+from relay.settings import BrokerSettings
+
+log = structlog.get_logger("relay.consume")
+
+
+class Link:
+    """Opened when it is needed, and anew when it was lost."""
+
+    def __init__(self, broker: BrokerSettings, name: str) -> None:
+        self._broker = broker
+        self._name = name
+        self._connection: Connection | None = None
+        self._mourned: Connection | None = None  # whose loss is told
+        self._opening = asyncio.Lock()
+
+    @property
+    def hindrance(self) -> str | None:
+        """Why nothing goes through; None: nothing is known to be wrong."""
+        if self._connection is None:
+            return "not connected yet"
+        return self._connection.loss or self._connection.hindrance
+
+    async def channel(self) -> AbstractChannel:
+        """Open a channel; raises BrokerUnavailableError."""
+        async with self._opening:
+            connection = self._connection
+            if connection is None or connection.is_lost:
+                if connection is not None and connection is not self._mourned:
+                    log.warning("broker.lost", error=connection.loss)
+                    self._mourned = connection
+                connection = self._connection = await connect(self._broker, self._name, after=connection)
+        try:
+            async with answer_within("open a channel", self._broker.connect_timeout):
+                opened = await connection.channel(publisher_confirms=False)
+                return await opened.get_underlay_channel()
+        # CancelledError as well when nobody asked for it: the library raises it when the connection goes away.
+        except (AMQPError, OSError, RuntimeError, asyncio.CancelledError) as error:
+            if is_told_to_end():
+                raise
+            raise BrokerUnavailableError(connection.loss or words(error)) from error
+
+    async def ready_count(self, queue: str) -> int | None:
+        """Tell how many messages of a queue are with nobody; None: nobody knows."""
+        if self._connection is None or self._connection.is_lost:
+            return None
+        return await ready_count(self._connection, queue, self._broker.connect_timeout)
+
+    async def close(self) -> None:
+        if self._connection is not None:
+            await self._connection.hang_up()

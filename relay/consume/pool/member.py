@@ -1,0 +1,289 @@
+"""A member of a pool: it consumes the partitions that the master gives it, and lets them go when it is told to.
+
+    member = PartitionedConsumer("billing", [total], inbox=Inbox(database, "billing"), broker=broker,
+                                 on_assigned=load, on_revoked=save)
+    asyncio.run(member.run())
+
+`billing.partitions` is the exchange to bind. docs/partitioned-consumers.md draws who tells what to whom.
+"""
+
+import asyncio
+import math
+import os
+import socket
+from collections.abc import Iterable
+from contextlib import nullcontext
+from secrets import token_hex
+from typing import TypedDict, Unpack
+
+import structlog
+
+from relay.backoff import Backoff, wait_for_event
+from relay.consume.consumer import Consumer
+from relay.consume.counters import Counters
+from relay.consume.figures import Figures
+from relay.consume.handlers import AsyncHandler, SyncHandler
+from relay.consume.inbox import Inbox
+from relay.consume.outages import Outages
+from relay.consume.pool.check_in import CheckIn, Told
+from relay.consume.pool.holding import Holding, Hook, Partition
+from relay.consume.pool.link import Link
+from relay.consume.queues import partition_queue_name, pool_topology, prepare
+from relay.consume.retries import Retries
+from relay.consume.session import Session
+from relay.consume.upkeep import check_inbox, keep_days_ahead
+from relay.errors import ConfigurationError, DatabaseUnavailableError
+from relay.settings import BrokerSettings
+from relay.stopping import at_signals
+
+CHECK_INS = 4  # within the time-out
+NAMESAKE_INTERVAL = 0.2  # seconds between two looks whether he is gone
+
+log = structlog.get_logger("relay.consume")
+
+
+class Options(TypedDict, total=False):
+    """What a `Consumer` takes, too."""
+
+    batch_size: int
+    pipeline: bool
+    stall_after: float
+    drain_timeout: float
+    backoff: Backoff
+    retries: Retries
+    transient_retries: Retries | None
+    retry_on: Iterable[type[Exception]]
+    permanent_on: Iterable[type[Exception]]
+    overload_on: Iterable[type[Exception]]
+    poison_limit: int
+
+
+class PartitionedConsumer:
+    """One of any number of processes that share the 16 partitions of a queue: each key's messages go to one of them.
+
+    What failed holds its key (order="hold"). Who does not hold a partition any more can commit nothing of it.
+
+    Args:
+        queue: the name from which those of the exchange and of the queues follow (`pool_topology`).
+        inbox: its consumer_name is the name of the pool. In its database the members and the master meet.
+        on_assigned: called before the first message of a partition, to load state, until it succeeds; and again after
+            a transaction that failed, or of which nobody knows, as its handlers may have changed the state. With it a
+            partition has one transaction at a time.
+        on_revoked: called after the last one, to save state. A member that dies does not call it, and one that was
+            taken for dead (`Partition.is_lost`) too late: what must not be lost, handlers write in their transaction.
+        member: the name, one of a kind.
+        check_in_timeout: seconds without a check-in after which a member is taken for dead.
+        declare: at the start, declare the exchange and the queues where they are missing; else they must be there.
+        options: those of `Consumer`.
+    """
+
+    def __init__(
+        self,
+        queue: str,
+        handlers: Iterable[AsyncHandler | SyncHandler],
+        *,
+        inbox: Inbox,
+        broker: BrokerSettings,
+        on_assigned: Hook | None = None,
+        on_revoked: Hook | None = None,
+        member: str | None = None,
+        check_in_timeout: float = 0.8,
+        declare: bool = True,
+        **options: Unpack[Options],
+    ) -> None:
+        if not check_in_timeout > 0:
+            raise ConfigurationError(f"check_in_timeout ({check_in_timeout}) is more than 0 seconds")
+        # A broker has to notice about as soon as the master that a member is frozen.
+        broker = broker.model_copy(update={"heartbeat": min(broker.heartbeat, math.ceil(check_in_timeout))})
+        self.queue = queue
+        self.member = member or f"{socket.gethostname()}-{os.getpid()}-{token_hex(2)}"
+        consumer = Consumer(queue, handlers, inbox=inbox, broker=broker, concurrency=1, declare=declare, **options)
+        self._setup = consumer.setup
+        self._may_declare = declare
+        self._on_assigned = on_assigned
+        self._on_revoked = on_revoked
+        self._interval = check_in_timeout / CHECK_INS
+        # Whoever comes back late from an outage is taken for dead.
+        self._outages = Outages(Backoff(self._interval, 2 * self._interval), self._setup.counters)
+        self._session = Session(inbox, self._outages)  # not the one for whose turn a partition's statements wait
+        self._check_in = CheckIn(inbox, self._session, queue=queue, member=self.member, timeout=check_in_timeout)
+        self._link = Link(broker, f"outbox-consumer {inbox.consumer_name} {self.member}")
+        self._holdings: dict[int, Holding] = {}
+        self._ended = Counters()  # of holdings that are no more
+        self._changed = asyncio.Event()
+
+    @property
+    def partitions(self) -> list[Partition]:
+        """Those that are consumed now."""
+        held = sorted(self._holdings.values(), key=lambda each: each.fence.partition)
+        return [Partition(each.fence.partition, each.fence.epoch) for each in held if each.is_consuming]
+
+    @property
+    def counters(self) -> Counters:
+        """What all its partitions have counted, those that it held before included."""
+        counters = self._setup.counters.copy()
+        counters.add(self._ended)
+        for holding in self._holdings.values():
+            counters.add(holding.setup.counters)
+        return counters
+
+    def figures(self) -> Figures:
+        """Tell what it has done since it was made, and has in hand now."""
+        self._setup.gate.count()
+        return Figures(
+            consumer=self._setup.inbox.consumer_name,
+            queue=self.queue,
+            ready=not self.hindrances(),
+            stalled=any(each.setup.stalls.reason for each in self._holdings.values()),
+            paused=self._setup.gate.reason is not None,
+            counters=self.counters,
+            steps=self._setup.judge.steps,
+        )
+
+    async def ready_count(self) -> int | None:
+        """Tell how many messages wait in the queues of its partitions; None: nobody knows."""
+        counts = [await self._link.ready_count(each.setup.queue) for each in list(self._holdings.values())]
+        known = [count for count in counts if count is not None]
+        return sum(known) if len(known) == len(counts) else None
+
+    def hindrances(self) -> dict[str, str]:
+        """Say what keeps it from its work at this moment, by part; nothing when it can, though it hold no partition."""
+        setup = self._setup
+        told = {
+            "broker": self._link.hindrance if self._holdings else None,
+            "database": self._outages.reason or setup.outages.reason,
+            "overload": setup.gate.reason,
+            "pool": None if self._check_in.is_member else "no member yet",
+            "delivery": next(filter(None, (each.setup.stalls.reason for each in self._holdings.values())), None),
+            "partitions": next(filter(None, (each.hindrance for each in self._holdings.values())), None),
+            "consumer": "draining: it was told to stop" if setup.stop.is_set() else None,
+        }
+        return {part: reason for part, reason in told.items() if reason}
+
+    def stop(self) -> None:
+        """Let all partitions go, and `run` return; a second call does not wait for the running transactions."""
+        if self._setup.stop.is_set():
+            for holding in self._holdings.values():
+                holding.setup.stop_at_once.set()
+        self._setup.stop.set()
+        self._changed.set()
+
+    async def run(self, *, signals: bool = True) -> None:
+        """Be a member until `stop`, or SIGTERM or SIGINT when `signals` (main thread only).
+
+        Raises:
+            DatabaseUnavailableError, SchemaError, BrokerUnavailableError, QueueUnfitError: at the start. Later it waits
+                for these to heal.
+        """
+        setup = self._setup
+        with at_signals(self.stop) if signals else nullcontext():
+            try:
+                await check_inbox(setup.inbox)
+                await setup.session.check()
+                topology = pool_topology(self.queue)
+                await prepare(setup.broker, setup.inbox.consumer_name, topology, may_declare=self._may_declare)
+                await self._join()
+                async with asyncio.TaskGroup() as tasks:
+                    days = tasks.create_task(keep_days_ahead(setup.inbox), name="consume.days")
+                    await self._belong(tasks)
+                    days.cancel()
+            finally:
+                await self._link.close()
+                await setup.outgoing.close()
+                await setup.session.close()
+                await self._session.close()
+                log.info("pool.member_stopped", member=self.member, **self.counters.told())
+
+    async def _join(self) -> None:
+        is_told = False
+        while not self._setup.stop.is_set() and not await self._check_in.join():
+            if not is_told:
+                log.warning("pool.namesake", member=self.member, reason="another member has this name, or its rest")
+            is_told = True
+            await wait_for_event(self._setup.stop, NAMESAKE_INTERVAL)
+        if self._check_in.is_member:
+            log.info("pool.joined", pool=self._setup.inbox.consumer_name, member=self.member)
+
+    async def _belong(self, tasks: asyncio.TaskGroup) -> None:
+        """Check in, and do what we are told, until we are to stop and hold nothing any more."""
+        stopping = self._setup.stop
+        with self._outages.begin() as outage:
+            while True:
+                self._changed.clear()
+                try:
+                    if await self._look(tasks):
+                        return
+                    outage.end()
+                    await wait_for_event(self._changed, self._interval)
+                except DatabaseUnavailableError as error:
+                    if stopping.is_set() and not self._holdings:
+                        return  # the master finds out that we are gone
+                    await outage.wait(error, self._changed)
+
+    async def _look(self, tasks: asyncio.TaskGroup) -> bool:
+        """Check in once; True: we have left."""
+        is_leaving = self._setup.stop.is_set()
+        if not self._check_in.is_member:
+            if is_leaving:
+                return not self._holdings
+            await self._join()
+        in_hand = sum(each.setup.counters.unacknowledged for each in self._holdings.values())
+        told = await self._check_in.check_in(leaving=is_leaving, unacknowledged=in_hand)
+        if told is None:
+            log.warning("pool.removed", member=self.member, reason="we were taken for dead")
+            told = []
+        held = {each.fence: each for each in told}
+        for holding in self._holdings.values():
+            if holding.fence not in held:
+                holding.lose()
+            elif is_leaving or held[holding.fence].is_wanted:
+                holding.stop()
+        for each in told:
+            if each.fence.partition in self._holdings:
+                continue  # it is being let go, maybe in an earlier epoch
+            if is_leaving or each.is_wanted:
+                await self._check_in.release(each.fence)
+            else:
+                self._hold(each, tasks)
+        if is_leaving and not told and not self._holdings:
+            await self._check_in.leave()
+            return True
+        return False
+
+    def _hold(self, told: Told, tasks: asyncio.TaskGroup) -> None:
+        queue = partition_queue_name(self.queue, told.fence.partition)
+        holding = Holding(
+            self._setup.of(told.fence, queue),
+            told.fence,
+            self._link,
+            on_assigned=self._on_assigned,
+            on_revoked=self._on_revoked,
+            taken_from=told.taken_from,
+        )
+        self._holdings[told.fence.partition] = holding
+        log.info("pool.partition_assigned", member=self.member, partition=told.fence.partition, epoch=told.fence.epoch)
+        tasks.create_task(self._run(holding), name=f"pool.partition {told.fence.partition}")
+
+    async def _run(self, holding: Holding) -> None:
+        await holding.run()
+        told = {"member": self.member, "partition": holding.fence.partition, "epoch": holding.fence.epoch}
+        if not holding.is_lost:
+            await self._release(holding)
+        if holding.is_lost:
+            log.warning("pool.partition_lost", **told)
+        else:
+            log.info("pool.partition_released", **told)
+        self._ended.add(holding.setup.counters.ended())
+        del self._holdings[holding.fence.partition]
+        self._changed.set()
+
+    async def _release(self, holding: Holding) -> None:
+        with self._outages.begin() as outage:
+            while not holding.is_lost:  # meanwhile
+                try:
+                    await self._check_in.release(holding.fence)
+                    return
+                except DatabaseUnavailableError as error:
+                    await outage.wait(error, self._setup.stop)
+                    if self._setup.stop.is_set():
+                        return  # the master finds out that we are gone

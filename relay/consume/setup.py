@@ -1,0 +1,88 @@
+"""What a consumer works with, and what a consumer of one partition has for itself."""
+
+import asyncio
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from relay.backoff import Backoff
+from relay.consume.counters import Counters
+from relay.consume.failures import Judge
+from relay.consume.fence import Fence
+from relay.consume.gate import Gate
+from relay.consume.handlers import Handlers
+from relay.consume.inbox import Inbox
+from relay.consume.outages import Outages
+from relay.consume.outgoing import Outgoing
+from relay.consume.session import Session
+from relay.consume.stall import StallWatch
+from relay.consume.state import State
+from relay.consume.tries import Tries
+from relay.settings import BrokerSettings
+
+AHEAD = 16  # deliveries of a partition that wait in its holder, beside those that are worked on
+
+
+class Order(StrEnum):
+    """What a message that failed means for its followers."""
+
+    HOLD = "hold"  # they wait behind it
+    SKIP = "skip"  # they pass it
+
+
+@dataclass(slots=True, eq=False)
+class Setup:
+    """What outlives a channel."""
+
+    queue: str
+    dead_queue: str
+    handlers: Handlers
+    inbox: Inbox
+    broker: BrokerSettings
+    order: Order
+    concurrency: int
+    batch_size: int
+    pipeline: bool
+    poison_limit: int
+    drain_timeout: float
+    stall_after: float
+    backoff: Backoff
+    judge: Judge
+    fence: Fence | None = None  # around the partition that is consumed
+    state: State | None = None  # of that partition
+    counters: Counters = field(default_factory=Counters)
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+    stop_at_once: asyncio.Event = field(default_factory=asyncio.Event)
+    gate: Gate = field(init=False)
+    stalls: StallWatch = field(init=False)
+    outages: Outages = field(init=False)
+    session: Session = field(init=False)
+    tries: Tries = field(init=False)
+    outgoing: Outgoing = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.gate = Gate(self.backoff, self.counters)
+        self.stalls = StallWatch(self.counters, self.gate, self.stall_after)
+        self.outages = Outages(self.backoff, self.counters)
+        self.session = Session(self.inbox, self.outages)
+        self.tries = Tries(self.inbox, self.session)
+        self.outgoing = Outgoing(self.broker, f"outbox-consumer {self.inbox.consumer_name} copies")
+
+    @property
+    def prefetch(self) -> int:
+        # Nobody but the holder of a partition could work on what it has not begun.
+        ahead = 0 if self.fence is None else AHEAD
+        return self.concurrency * self.batch_size + ahead
+
+    def of(self, fence: Fence, queue: str) -> "Setup":
+        """Give what consumes one partition: with counters and an end of its own, and what a process has once."""
+        own = replace(
+            self,
+            queue=queue,
+            fence=fence,
+            counters=Counters(),
+            stop=asyncio.Event(),
+            stop_at_once=asyncio.Event(),
+        )
+        own.gate, own.outages, own.session, own.outgoing = self.gate, self.outages, self.session, self.outgoing
+        own.tries = Tries(own.inbox, own.session)
+        return own

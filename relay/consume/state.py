@@ -1,0 +1,37 @@
+"""What handlers keep in memory of a partition: used by one transaction at a time, loaded anew when one has failed."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from relay.errors import DatabaseUnavailableError
+
+
+@dataclass(slots=True)
+class State:
+    """The state of one partition, loaded before its first message.
+
+    Args:
+        load: False: it failed.
+    """
+
+    load: Callable[[], Awaitable[bool]]
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _is_stale: bool = False
+
+    @asynccontextmanager
+    async def used(self) -> AsyncIterator[None]:
+        """Have it to oneself for a transaction.
+
+        Where that fails, or nobody knows whether it was committed, the handlers have remembered what may not be so.
+
+        Raises:
+            DatabaseUnavailableError: it has to be loaded, and could not be.
+        """
+        async with self._turn:
+            if self._is_stale and not await self.load():
+                raise DatabaseUnavailableError("on_assigned fails: the state of the partition cannot be loaded")
+            self._is_stale = True
+            yield
+            self._is_stale = False

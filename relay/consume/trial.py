@@ -1,0 +1,91 @@
+"""Try to apply messages; an outage of the database is waited for and is nobody's failure."""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from time import monotonic, time
+
+import structlog
+
+from relay.consume.admission import Applied
+from relay.consume.counters import Counters
+from relay.consume.failures import Fault, Judge, first_line, is_outage, name_of
+from relay.consume.gate import Entry
+from relay.consume.message import Delivery
+from relay.consume.outages import Outages
+from relay.consume.state import State
+from relay.consume.transactions import Transactions
+from relay.errors import DatabaseUnavailableError, PartitionLostError
+
+log = structlog.get_logger("relay.consume")
+
+
+@dataclass(slots=True)
+class Trial:
+    """Tries on one database connection."""
+
+    transactions: Transactions
+    judge: Judge
+    counters: Counters
+    outages: Outages
+    stopping: asyncio.Event
+    state: State | None = None
+
+    async def apply(self, batch: Sequence[Delivery], entry: Entry) -> Applied | None:
+        """Apply in one transaction.
+
+        Returns:
+            None: something is overloaded, or we are to stop before the database is there again, or since the
+            partition is somebody else's. Nothing was applied, unless the answer to a commit was lost; no try counts.
+        Raises:
+            Exception: what a handler raised; nothing was applied.
+        """
+        with self.outages.begin() as outage:
+            while not (outage.failures and self.stopping.is_set()):
+                begun_at = monotonic()
+                try:
+                    applied = await self._apply(batch)
+                except PartitionLostError:
+                    await self.stopping.wait()  # whoever checks in is told, too, and stops us
+                    return None
+                except Exception as error:  # by a handler: anything
+                    if self._is_outage(error):
+                        await outage.wait(error, self.stopping)
+                        continue
+                    if self.judge.fault_of(error) is not Fault.OVERLOAD:
+                        raise
+                    self.counters.overloads += 1
+                    entry.overloaded(f"{name_of(error)}: {first_line(error)}")
+                    return None
+                self.counters.times.observe(monotonic() - begun_at)
+                self._count(batch, applied)
+                if applied.count:
+                    entry.succeeded()
+                return applied
+        return None
+
+    async def close(self) -> None:
+        await self.transactions.close()
+
+    async def _apply(self, batch: Sequence[Delivery]) -> Applied:
+        if self.transactions.is_lost:
+            await self.transactions.open()
+        async with self.state.used() if self.state else nullcontext():
+            self.counters.in_flight += 1
+            try:
+                return await self.transactions.apply(batch)
+            finally:
+                self.counters.in_flight -= 1
+
+    def _is_outage(self, error: Exception) -> bool:
+        return isinstance(error, DatabaseUnavailableError) or self.transactions.is_lost or is_outage(error)
+
+    def _count(self, batch: Sequence[Delivery], applied: Applied) -> None:
+        left = sum(delivery.message.message_id in applied.left for delivery in batch) if applied.left else 0
+        duplicates = len(batch) - left - applied.count
+        self.counters.applied += applied.count
+        self.counters.duplicates += duplicates
+        if applied.count and (written_at := batch[-1].message.timestamp) is not None:
+            self.counters.last_age = max(0.0, time() - written_at.timestamp())
+        log.debug("batch.applied", messages=applied.count, duplicates=duplicates)

@@ -1,0 +1,57 @@
+"""Who works on what: whoever is free takes what has waited longest, and no two have messages of one key.
+
+Not by a hash of the key: with as many deliveries as workers, of which some always meet in one worker, the others idle
+(docs/decisions/0017-keys-to-whoever-is-free.md).
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable
+
+from relay.consume.message import Delivery
+
+
+class Turns:
+    """Deliveries that wait for a worker, in the order in which they came, by key."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, deque[Delivery]] = {}  # of every key that waits or is worked on
+        self._free: asyncio.Queue[str | None] = asyncio.Queue()  # keys that wait and nobody works on; None: we stop
+
+    def put(self, delivery: Delivery) -> None:
+        waiting = self._waiting.get(delivery.key)
+        if waiting is None:
+            self._waiting[delivery.key] = deque([delivery])
+            self._free.put_nowait(delivery.key)
+        else:
+            waiting.append(delivery)
+
+    async def take(self, most: int) -> list[Delivery]:
+        """Wait for deliveries, and take at most so many, in the order in which they came; none: we are to stop.
+
+        Nobody else gets one of their keys before they are handed to `done`.
+        """
+        batch: list[Delivery] = []
+        key = await self._free.get()
+        while key is not None:
+            waiting = self._waiting[key]
+            while waiting and len(batch) < most:
+                batch.append(waiting.popleft())
+            if len(batch) == most or self._free.empty():
+                break
+            key = self._free.get_nowait()
+        if len(batch) > 1:
+            batch.sort(key=lambda delivery: delivery.tag)
+        return batch
+
+    def done(self, batch: Iterable[Delivery]) -> None:
+        """Let others have the keys of a batch."""
+        for key in {delivery.key for delivery in batch}:
+            if self._waiting[key]:
+                self._free.put_nowait(key)
+            else:
+                del self._waiting[key]
+
+    def stop(self) -> None:
+        """Let one who waits in `take` go."""
+        self._free.put_nowait(None)

@@ -1,0 +1,49 @@
+"""The statements by which the tail reads pending rows."""
+
+from psycopg.sql import SQL
+
+DUE_FAR = 86_400_000  # ms: a later row's delay may be too large a number, or infinite
+
+COLUMNS = SQL("""
+    lane, id, message_id::text AS message_id, aggregate_type, aggregate_id, event_type, exchange, routing_key,
+    content_type, headers::text AS headers, trace_context::text AS trace_context, payload, payload_bytes, created_at,
+    attempts, greatest(0, extract(epoch FROM available_at - now()) * 1000)::integer AS backoff_ms
+""")
+
+# The first row, of lane -1, carries the snapshot in which all the others were seen, how far ids were given, and when
+# the first of the delayed rows is due.
+# A row that waits out its backoff is read, so that its key is held; one that its writer delayed is not until then.
+# What is held already is left out by a hashed subplan; `size` of a column stored uncompressed costs no detoasting.
+READ = SQL("""
+    SELECT -1::smallint, (SELECT last_value - (NOT is_called)::integer FROM {schema}.message_id_seq),
+        pg_current_snapshot()::text, '', NULL, '', NULL, NULL, NULL, NULL, NULL, NULL::json, NULL::bytea, now(),
+        0::smallint, (
+            SELECT greatest(0, coalesce(ceil(extract(epoch FROM min(available_at) - now()) * 1000), {far}))::integer
+            FROM {schema}.message
+            WHERE state = 'pending' AND available_at < now() + {far} * interval '1 ms'
+        )
+    UNION ALL
+    SELECT {fields}
+    FROM unnest(%(lanes)s::smallint[], %(floors)s::bigint[]) AS owned (lane, floor)
+    CROSS JOIN LATERAL (
+        SELECT *, sum(size) OVER (ORDER BY id ROWS UNBOUNDED PRECEDING) - size AS before
+        FROM (
+            SELECT {columns}, coalesce(pg_column_size(payload), pg_column_size(payload_bytes)) AS size
+            FROM {schema}.message
+            WHERE state = 'pending' AND lane = owned.lane AND id > owned.floor
+                AND (available_at IS NULL OR available_at <= now() OR attempts > 0)
+                AND id NOT IN (SELECT unnest(%(held)s::bigint[]))
+            ORDER BY id
+            LIMIT %(rows)s
+        ) AS first_rows
+    ) AS row
+    WHERE before < %(bytes)s
+""")
+
+# Rows whose delay is over, or that an operator put back: where to go back to.
+DUE = SQL("""
+    SELECT lane, min(id)
+    FROM {schema}.message
+    WHERE state = 'pending' AND available_at <= now() AND id NOT IN (SELECT unnest(%(held)s::bigint[]))
+    GROUP BY lane
+""")

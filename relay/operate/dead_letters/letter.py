@@ -1,0 +1,120 @@
+"""What a dead letter tells of itself, and which of them are meant."""
+
+from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime
+
+from aiormq.abc import DeliveredMessage
+
+from relay.consume.envelope import (
+    CONSUMER,
+    DEAD_ATTEMPTS,
+    DEAD_REASON,
+    EXCEPTION,
+    EXCEPTION_WORDS,
+    FIRST_FAILURE,
+    HOST,
+    LAST_FAILURE,
+    ORIGINAL_EXCHANGE,
+    ORIGINAL_ROUTING_KEY,
+    given_up,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """A dead letter without its body; what it does not tell is None."""
+
+    position: int  # in the queue, from 1
+    message_id: str | None
+    type: str | None
+    key: str | None  # aggregate type and id, as in customer/17
+    reason: str | None
+    exception: str | None  # the last one's class and first line
+    attempts: int | None
+    first_failed_at: datetime | None
+    last_failed_at: datetime | None
+    consumer: str | None
+    host: str | None
+    exchange: str | None  # where it was published
+    routing_key: str | None
+    size: int  # bytes of the body
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Held:
+    """A dead letter in our hands: nobody else gets it until it is acknowledged, or comes back to its queue."""
+
+    letter: Letter
+    delivered: DeliveredMessage
+
+    @property
+    def tag(self) -> int:
+        """The number that acknowledges it on its channel."""
+        return self.delivered.delivery_tag or 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Which dead letters; what is None or empty selects nothing away."""
+
+    message_ids: frozenset[str] = field(default_factory=frozenset)
+    type: str | None = None
+    key: str | None = None
+    reason: str | None = None
+    exception: str | None = None  # a part of it, upper and lower case alike
+    consumer: str | None = None
+    since: datetime | None = None  # of the last failure
+    until: datetime | None = None
+    limit: int | None = None  # the first so many
+
+    @property
+    def is_everything(self) -> bool:
+        return not any(getattr(self, each.name) for each in fields(self) if each.name != "limit")
+
+    def matches(self, letter: Letter) -> bool:
+        failed_at = letter.last_failed_at
+        return (
+            (not self.message_ids or letter.message_id in self.message_ids)
+            and self.type in (None, letter.type)
+            and self.key in (None, letter.key)
+            and self.reason in (None, letter.reason)
+            and self.consumer in (None, letter.consumer)
+            and (self.exception is None or self.exception.lower() in (letter.exception or "").lower())
+            and (self.since is None or (failed_at is not None and failed_at >= self.since))
+            and (self.until is None or (failed_at is not None and failed_at < self.until))
+        )
+
+
+def read_letter(position: int, delivered: DeliveredMessage) -> Letter:
+    """Read the headers that a consumer has given it, or that tell why the broker did (docs/consumer.md)."""
+    properties = delivered.header.properties
+    headers = {**(properties.headers or {}), **given_up(delivered)}
+
+    def text(name: str) -> str | None:
+        return None if headers.get(name) is None else str(headers[name])
+
+    key, attempts = text("x-aggregate-id"), headers.get(DEAD_ATTEMPTS)
+    return Letter(
+        position=position,
+        message_id=properties.message_id,
+        type=properties.message_type,
+        key=key and f"{text('x-aggregate-type')}/{key}",
+        reason=text(DEAD_REASON),
+        exception=": ".join(words for name in (EXCEPTION, EXCEPTION_WORDS) if (words := text(name))) or None,
+        attempts=attempts if isinstance(attempts, int) else None,
+        first_failed_at=_moment(text(FIRST_FAILURE)),
+        last_failed_at=_moment(text(LAST_FAILURE)),
+        consumer=text(CONSUMER),
+        host=text(HOST),
+        exchange=text(ORIGINAL_EXCHANGE),
+        routing_key=text(ORIGINAL_ROUTING_KEY),
+        size=len(delivered.body),
+    )
+
+
+def _moment(text: str | None) -> datetime | None:
+    try:
+        moment = datetime.fromisoformat(text or "")
+    except ValueError:
+        return None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

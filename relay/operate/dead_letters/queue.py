@@ -1,0 +1,250 @@
+"""Read a queue of dead letters from first to last, and leave it as it was.
+
+AMQP cannot look at a message: it is delivered to us, and comes back to its place when our channel closes. A quorum
+queue counts that, and drops a message that has come back more often than its delivery limit allows, which is 20 unless
+set on RabbitMQ 4, and which a client cannot ask for. So what has come back a few times is not given back once more, but
+put into the queue anew. docs/decisions/0015-renew-what-came-back.md tells what was tried.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from itertools import takewhile
+
+from aiormq.abc import AbstractChannel, DeliveredMessage
+from aiormq.exceptions import (
+    AMQPError,
+    ChannelAccessRefused,
+    ChannelClosed,
+    ChannelInvalidStateError,
+    ChannelNotFoundEntity,
+)
+from pamqp.commands import Basic
+
+from relay.broker import Connection, answer_within, connect, is_told_to_end, words
+from relay.consume.envelope import renewed
+from relay.consume.outgoing import Outgoing
+from relay.errors import AccessError, BrokerUnavailableError, BusyError, NotFoundError
+from relay.operate.dead_letters.letter import Held, read_letter
+from relay.settings import BrokerSettings
+
+PAGE = 200  # letters on a channel, whose bodies are in memory
+# A channel keeps acknowledgements back when 32 are on their way to a quorum queue, and forgets them when it is closed.
+ACKNOWLEDGED_PAGE = 30
+MOST_CHANNELS = 2000  # a broker allows 2,047 unless set
+MOST_RETURNS = 3  # a delivery limit of so many, or more, loses nothing
+QUIET = 0.3  # seconds without a delivery, after which we ask whether any is to come
+PATIENCE = 10.0  # seconds without one, although some wait
+
+RETURNS = ("x-delivery-count", "x-acquired-count")  # whichever the limit is for
+LOST = (AMQPError, ChannelInvalidStateError, OSError)
+
+
+@dataclass(slots=True)
+class Page:
+    """The letters of one channel, in their order."""
+
+    channel: AbstractChannel
+    letters: list[Held]  # that are not acknowledged
+
+
+class DeadQueue:
+    """A queue of dead letters while we read it.
+
+    Attributes:
+        count: letters that were in it when we began; what comes later is not read.
+        read: how many of them we have had.
+        refusal: why letters that came back often could not be put in anew; they are in the queue as before.
+    """
+
+    def __init__(self, broker: BrokerSettings, connection: Connection, name: str) -> None:
+        self.name = name
+        self.count = 0
+        self.read = 0
+        self.refusal: str | None = None
+        self._broker = broker
+        self._connection = connection
+        self._outgoing = Outgoing(broker, "relay dead-letters copies")
+        self._page: Page | None = None
+        self._held: list[AbstractChannel] = []
+        self._is_renewing = False
+        self._came_back = False  # what was read last has come back before
+
+    async def waiting(self, queue: str) -> int:
+        """Tell how many messages a queue has that are with nobody; raises as `opened`."""
+        with in_words(queue):
+            channel = await self._open_channel()
+            count = await self._count(channel, queue)
+            await self._close(channel)
+            return count
+
+    async def pages(self, size: int = PAGE) -> AsyncIterator[list[Held]]:
+        """Give the letters, so many together at most; what is not acknowledged stays in the queue.
+
+        Who acknowledges a part of a page asks for `ACKNOWLEDGED_PAGE`.
+        """
+        while self.read < self.count:
+            with in_words(self.name):
+                page = self._page = await self._next_page(min(size, PAGE, self.count - self.read))
+            if not page.letters:  # somebody else has the rest
+                return
+            yield list(page.letters)
+            await self._leave()
+
+    async def acknowledge(self, letters: Collection[Held]) -> None:
+        """Take some or all of the page that was given last out of the queue."""
+        page = self._page
+        if page is None or not letters:
+            return
+        first = list(takewhile(lambda each: each in letters, page.letters))
+        left = [each for each in page.letters if each not in letters]
+        with in_words(self.name):
+            if first:
+                await page.channel.basic_ack(first[-1].tag, multiple=True)
+            for each in page.letters[len(first) :]:
+                if each in letters:
+                    await page.channel.basic_ack(each.tag)
+        page.letters = left
+
+    async def publish(self, copies: Iterable[tuple[str, Basic.Properties, bytes]]) -> list[str | None]:
+        """Send copies, each to a queue; None for each that the broker has, else why not, or that nobody knows."""
+        sending = (self._outgoing.publish(queue, properties, body) for queue, properties, body in copies)
+        return await asyncio.gather(*sending)
+
+    async def finish(self) -> None:
+        """See that what was read is in its place again, or anew behind the rest."""
+        await self._leave()
+        # A quorum queue has what came back in a row of its own, in front of the rest, and puts what comes back again
+        # behind it. So whoever takes some of that row takes all, and whoever renews some renews all.
+        if self._is_renewing or self._came_back:
+            async for _ in self.pages():
+                await self._leave()
+                if not (self._is_renewing or self._came_back):
+                    break
+
+    async def close(self) -> None:
+        """Give back what is left, in its order: the broker takes the channels of a lost connection in any."""
+        with suppress(*LOST):
+            for channel in self._held:
+                await self._close(channel)
+        await self._outgoing.close()
+
+    async def _next_page(self, size: int) -> Page:
+        if len(self._held) == MOST_CHANNELS:
+            raise BusyError(
+                f"{self.read} letters of {self.name!r} are held, and a broker allows no more channels for them:"
+                " take fewer by --limit, or see to those in front first"
+            )
+        channel = await self._open_channel()
+        self._held.append(channel)
+        arrived: asyncio.Queue[DeliveredMessage] = asyncio.Queue()
+        async with answer_within(f"queue {self.name}", self._broker.connect_timeout):
+            await channel.basic_qos(prefetch_count=size)
+            # One consumer, and no basic.get: a hundred letters of that came back in any order.
+            consumer = await channel.basic_consume(self.name, arrived.put)
+        page = Page(channel, [])
+        quiet = 0.0
+        while len(page.letters) < size and quiet < PATIENCE:
+            try:
+                async with asyncio.timeout(QUIET):
+                    page.letters.append(self._hold(await arrived.get()))
+                    quiet = 0.0
+            except TimeoutError:
+                quiet += QUIET
+                if not await self._count(channel, self.name) and arrived.empty():
+                    break
+        # From now on it gets no letters in place of those that are acknowledged, or that earlier channels give back.
+        async with answer_within(f"queue {self.name}", self._broker.connect_timeout):
+            await channel.basic_cancel(str(consumer.consumer_tag))
+        while not arrived.empty():
+            page.letters.append(self._hold(arrived.get_nowait()))
+        if not page.letters and quiet >= PATIENCE:
+            raise BusyError(f"queue {self.name!r} gives us none of its letters: another consumer has it for itself")
+        return page
+
+    def _hold(self, delivered: DeliveredMessage) -> Held:
+        self.read += 1
+        held = Held(read_letter(self.read, delivered), delivered)
+        self._came_back = _returns(held) > 0
+        return held
+
+    async def _leave(self) -> None:
+        """Keep what is left of the page until the end, when it goes back to its place; or put it in anew."""
+        page = self._page
+        if page is None:
+            return
+        self._is_renewing |= self.refusal is None and any(_returns(each) >= MOST_RETURNS for each in page.letters)
+        if self._is_renewing:
+            copies = ((self.name, renewed(each.delivered), each.delivered.body) for each in page.letters)
+            refusals = await self.publish(copies)
+            await self.acknowledge({each for each, refusal in zip(page.letters, refusals, strict=True) if not refusal})
+            if any(refusals):
+                self.refusal, self._is_renewing = next(filter(None, refusals)), False
+        if not page.letters:
+            self._held.remove(page.channel)
+            with in_words(self.name):
+                await self._close(page.channel)
+        self._page = None
+
+    async def _count(self, channel: AbstractChannel, queue: str) -> int:
+        async with answer_within(f"queue {queue}", self._broker.connect_timeout):
+            declared = await channel.queue_declare(queue, passive=True)
+        return declared.message_count or 0
+
+    async def _open_channel(self) -> AbstractChannel:
+        async with answer_within("a channel", self._broker.connect_timeout):
+            opened = await self._connection.channel(publisher_confirms=False)
+            return await opened.get_underlay_channel()
+
+    async def _close(self, channel: AbstractChannel) -> None:
+        async with answer_within("close a channel", self._broker.connect_timeout):
+            await channel.close()
+
+
+@asynccontextmanager
+async def opened(broker: BrokerSettings, name: str) -> AsyncIterator[DeadQueue]:
+    """Give a queue of dead letters to read; at the end it has what was not acknowledged, in its order.
+
+    Raises:
+        BrokerUnavailableError: no connection, or it was lost.
+        NotFoundError, AccessError: there is no such queue, or it is not for us to read.
+        BusyError: another consumer has it for itself.
+    """
+    connection = await connect(broker, "relay dead-letters")
+    queue = DeadQueue(broker, connection, name)
+    try:
+        queue.count = await queue.waiting(name)
+        yield queue
+        await queue.finish()
+    finally:
+        await queue.close()
+        await connection.hang_up()
+
+
+@contextmanager
+def in_words(queue: str) -> Iterator[None]:
+    """Give what the broker says of a queue in words; raises as `opened`."""
+    try:
+        yield
+    except ChannelNotFoundEntity:
+        raise NotFoundError(
+            f"queue {queue!r} does not exist: check its name, and the virtual host in broker.url"
+        ) from None
+    except ChannelAccessRefused as error:
+        raise AccessError(
+            f"{words(error)}: give the user of broker.url the permission to read it (rabbitmqctl set_permissions)"
+        ) from error
+    except ChannelClosed as error:
+        raise BusyError(f"queue {queue!r} cannot be read: {words(error)}") from error
+    # The library raises CancelledError, too, when the connection goes away under it.
+    except (*LOST, asyncio.CancelledError) as error:
+        if is_told_to_end():
+            raise
+        raise BrokerUnavailableError(f"the connection was lost: {words(error)}") from error
+
+
+def _returns(held: Held) -> int:
+    """Tell how often it has come back to its queue; a classic queue does not count, and has no limit."""
+    headers = held.delivered.header.properties.headers or {}
+    return max((count for name in RETURNS if isinstance(count := headers.get(name), int)), default=0)

@@ -1,0 +1,60 @@
+"""Look at dead letters, which stay where they are."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from relay.errors import NotFoundError
+from relay.operate.dead_letters.letter import Held, Letter, Selection
+from relay.operate.dead_letters.queue import PAGE, opened
+from relay.settings import BrokerSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What was read of a queue.
+
+    Attributes:
+        letters: in the queue, those that do not match included.
+        matched: of those that were read; more may when `limit` has ended it.
+        warning: what else an operator should know.
+    """
+
+    letters: int
+    matched: int
+    warning: str | None
+
+
+async def read_letters(broker: BrokerSettings, queue: str, selection: Selection, take: Callable[[Held], None]) -> Read:
+    """Give `take` each letter of the queue that is meant, first to last; raises as `queue.opened`."""
+    matched = 0
+    limit = selection.limit
+    async with opened(broker, queue) as dead:
+        # Without a filter no more are disturbed than are asked for.
+        size = min(PAGE, limit) if limit is not None and selection.is_everything else PAGE
+        async for page in dead.pages(size):
+            for each in page:
+                if matched != limit and selection.matches(each.letter):
+                    matched += 1
+                    take(each)
+            if matched == limit:
+                break
+    return Read(dead.count, matched, dead.refusal)
+
+
+async def list_letters(broker: BrokerSettings, queue: str, selection: Selection) -> tuple[list[Letter], Read]:
+    """Give the letters that are meant, without their bodies."""
+    letters: list[Letter] = []
+    return letters, await read_letters(broker, queue, selection, lambda held: letters.append(held.letter))
+
+
+async def show_letter(broker: BrokerSettings, queue: str, message_id: str) -> Held:
+    """Give the first letter of this id.
+
+    Raises:
+        NotFoundError: it is not there.
+    """
+    found: list[Held] = []
+    await read_letters(broker, queue, Selection(message_ids=frozenset({message_id}), limit=1), found.append)
+    if not found:
+        raise NotFoundError(f"no letter of {queue} has the message id {message_id}: see `relay dead-letters list`")
+    return found[0]

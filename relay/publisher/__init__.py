@@ -1,0 +1,15 @@
+"""Publish events that belong to no transaction, and lose none of them while the broker is away.
+
+from relay.outbox import DurablePublisher, Event
+
+async with DurablePublisher(DatabaseSettings(url=...), broker=BrokerSettings(url=...), name="sensors") as publisher:
+    await publisher.publish(Event("sensor", "42", "Measured", {"celsius": 21.5}))
+
+publish ──> broker, with a confirm                                     while it takes what it is given
+       └──> buffer: the outbox table, or a file ──> relay, or we ──> broker      else, until nothing is left there
+"""
+
+from relay.publisher.publisher import DurablePublisher
+from relay.publisher.state import Mode, State
+
+__all__ = ["DurablePublisher", "Mode", "State"]

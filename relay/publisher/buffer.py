@@ -1,0 +1,54 @@
+"""What the publisher needs of a buffer."""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from relay.engine.publish import Publisher
+from relay.publisher.entry import Entry
+
+
+class Left(NamedTuple):
+    """The rows of a publisher that are in its buffer."""
+
+    waiting: int  # for their turn
+    stuck: int  # refused, or behind one that was
+
+
+class Buffer(Protocol):
+    """Where events wait that the broker does not take: what was written there outlives this process.
+
+    Rows of one key are sent in the order in which they were written.
+    """
+
+    @property
+    def reasons(self) -> Sequence[str]:
+        """Say why it cannot be written, or what in it cannot be sent; nothing when all is well."""
+
+    @property
+    def publisher(self) -> Publisher | None:
+        """Sends its rows, if that is ours to do and by the same link."""
+
+    async def open(self) -> None:
+        """Make it ready; raises OutboxError when it cannot be a buffer."""
+
+    async def close(self) -> None: ...
+
+    async def write(self, entries: Sequence[Entry]) -> None:
+        """Commit these, in this order.
+
+        Raises:
+            NotAcceptedError: it could not; or it did, and could not say so.
+        """
+
+    async def left(self) -> Left:
+        """Count what is there of this publisher.
+
+        Raises:
+            OutboxError: it does not answer.
+        """
+
+    async def run(self) -> None:
+        """Drain it, if that is ours to do; return when told to stop and what is in flight is settled."""
+
+    def stop(self) -> None:
+        """Drain no more."""

@@ -1,0 +1,228 @@
+"""Which way each event goes: to the broker at once, or into the buffer.
+
+Order per key rests on three rules:
+- while an event is on the direct way, the later ones of its key wait for its outcome;
+- what is not confirmed goes into the buffer, and from then on everything does, in the order of publishing;
+- the direct way is taken again only when nothing of this publisher is left in the buffer. Its last row was confirmed
+  before it was marked as sent, and is marked before the next event goes out.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+
+import structlog
+
+from relay.backoff import wait_for_event
+from relay.engine.health import Health
+from relay.engine.row import Key, Outcome
+from relay.errors import NotAcceptedError, OutboxError
+from relay.publisher.buffer import Buffer, Left
+from relay.publisher.direct import Direct
+from relay.publisher.entry import Entry
+from relay.publisher.state import Mode
+
+log = structlog.get_logger(__name__)
+
+ENTRIES_PER_WRITE = 500
+LOOK_INTERVAL = 0.1  # seconds between two looks at the buffer, or
+LOOK_SHARE = 20  # times as long as the last one took: the table is read for it
+HOLD, HOLD_LOOK = 0.5, 0.02  # seconds
+SLOWEST, LONGEST_PAUSE = 64, 1.0  # times as long as a write took, and seconds: that write may have waited for a server
+EMPTY = Left(0, 0)
+CLOSED, STOPPED = "the publisher is closed", "the publisher has stopped"
+
+
+class Course:
+    """Takes events, and accepts each.
+
+    Attributes:
+        direct: serves a link.
+        idle: set while every event that was entered is accepted or refused.
+        confirmed, buffered: how many were accepted each way.
+    """
+
+    def __init__(self, buffer: Buffer, health: Health, patience: float) -> None:
+        self._buffer = buffer
+        self._health = health
+        self.direct = Direct(self._settle, health, patience, beside=buffer.publisher)
+        self.mode = Mode.BUFFERED  # what an earlier process left in the buffer goes first
+        self._busy: dict[Key, deque[Entry]] = {}  # a key on the direct way -> what waits behind it
+        self._held: list[Entry] = []
+        self._unwritten: deque[Entry] = deque()  # for the buffer
+        self._writing: Sequence[Entry] = ()
+        self._write = asyncio.Event()
+        self._slowness = 0  # so many times as long as a write took, nothing is written after it
+        self._closed: str | None = None
+        self.waiting = self.confirmed = self.buffered = 0
+        self.idle = asyncio.Event()
+        self.idle.set()
+
+    def enter(self, entry: Entry) -> None:
+        """Take an event; those of one key are delivered in the order of these calls."""
+        if self._closed is not None:
+            raise NotAcceptedError(self._closed)
+        self.waiting += 1
+        self.idle.clear()
+        self._send(entry)
+
+    async def begin(self) -> None:
+        """Take the direct way if nothing is in the buffer."""
+        if self.direct.is_open and await self._buffer.left() == EMPTY:
+            self._take(Mode.DIRECT)
+
+    async def write(self) -> None:
+        """Write into the buffer what is for it, until cancelled; several at once share a commit."""
+        clock = asyncio.get_running_loop().time
+        while True:
+            await self._write.wait()
+            self._write.clear()
+            while self._unwritten:
+                began = clock()
+                count = min(ENTRIES_PER_WRITE, len(self._unwritten))
+                self._writing = [self._unwritten.popleft() for _ in range(count)]
+                try:
+                    await self._buffer.write(self._writing)
+                except NotAcceptedError as error:
+                    # The others have waited for the same.
+                    refused = (*self._writing, *self._unwritten)
+                    self._unwritten.clear()
+                    for entry in refused:
+                        self._refuse(entry, str(error))
+                else:
+                    self.buffered += count
+                    for entry in self._writing:
+                        self._accept(entry)
+                self._writing = ()
+                if self._slowness and self._closed is None:
+                    await asyncio.sleep(min(self._slowness * (clock() - began), LONGEST_PAUSE))
+
+    async def watch(self) -> None:
+        """Go back to the direct way when it is open and the buffer is empty, until cancelled.
+
+        While events come in, the buffer may never be seen empty: once it could be so within a moment, they are held
+        back for that long. When more come in than go out, there is no such moment: they are let in more slowly.
+        """
+        clock = asyncio.get_running_loop().time
+        last, last_at, last_buffered = EMPTY, 0.0, 0
+        pause = LOOK_INTERVAL
+        while True:
+            await asyncio.sleep(pause)
+            pause = LOOK_INTERVAL
+            if self.mode is not Mode.BUFFERED or not self.direct.is_open or self._closed is not None:
+                self._slowness = 0
+                continue
+            at, buffered = clock(), self.buffered
+            left = await self._left()
+            pause = max(pause, LOOK_SHARE * (clock() - at))
+            if left is None:
+                continue
+            gone = last.waiting + buffered - last_buffered - left.waiting  # sent, since the last look
+            if left.waiting > last.waiting and gone > 0:
+                self._slowness = min(2 * self._slowness or 1, SLOWEST)
+            if not left.stuck and left.waiting * (at - last_at) <= gone * HOLD:
+                await self._hold_back()
+            last, last_at, last_buffered = left, at, buffered
+
+    async def close(self, within: float) -> None:
+        """Take no more. What is on the direct way may be confirmed for so many seconds, then it goes to the buffer."""
+        self._closed = CLOSED
+        if self.mode is Mode.HOLDING:
+            self._take(Mode.BUFFERED)
+        await wait_for_event(self.idle, within)
+        if not self.idle.is_set():
+            self._take(Mode.BUFFERED)
+            self.direct.give_up()
+            await self.idle.wait()
+
+    def end(self) -> None:
+        """Refuse what is still waiting: nobody carries it any more."""
+        self._closed = STOPPED
+        behind = [entry for waiting in self._busy.values() for entry in waiting]
+        self._busy.clear()
+        for entry in (*self.direct.abandon(), *behind, *self._held, *self._writing, *self._unwritten):
+            self._refuse(entry, self._closed)
+
+    def _send(self, entry: Entry) -> None:
+        key = entry.row.key
+        if key is not None and (behind := self._busy.get(key)) is not None:
+            behind.append(entry)
+        else:
+            self._choose(entry, deque())
+
+    def _choose(self, entry: Entry, behind: deque[Entry]) -> bool:
+        """Let an event go; tell whether it is on the direct way, and those behind it have to wait."""
+        if self.mode is Mode.DIRECT and not self.direct.is_open:
+            self._leave_direct("; ".join(self._health.reasons) or "not connected")
+        if self.mode is Mode.DIRECT:
+            if (key := entry.row.key) is not None:
+                self._busy[key] = behind
+            self.direct.send(entry)
+            return True
+        if self.mode is Mode.HOLDING:
+            self._held.append(entry)
+        else:
+            self._unwritten.append(entry)
+            self._write.set()
+        return False
+
+    def _settle(self, entry: Entry, outcome: Outcome, reason: str) -> None:
+        """Act on what became of an event on the direct way, and let the next of its key go."""
+        key = entry.row.key
+        behind = deque[Entry]() if key is None else self._busy.pop(key)
+        if outcome is Outcome.CONFIRMED:
+            self.confirmed += 1
+            self._accept(entry)
+        else:
+            self._leave_direct(f"{outcome}: {reason}")
+            self._choose(entry, behind)
+        while behind and not self._choose(behind.popleft(), behind):
+            pass
+
+    def _leave_direct(self, reason: str) -> None:
+        if self.mode is not Mode.BUFFERED:
+            log.warning("publisher.buffering", reason=reason)
+            self._take(Mode.BUFFERED)
+
+    def _take(self, mode: Mode) -> None:
+        """Go that way from now on, and first with what was held back."""
+        if mode is Mode.DIRECT:
+            log.info("publisher.direct", buffered=self.buffered)
+        self.mode = mode
+        held, self._held = self._held, []
+        for entry in held:
+            self._send(entry)
+
+    async def _hold_back(self) -> None:
+        """Let nothing in until the buffer is empty, but not for long."""
+        clock = asyncio.get_running_loop().time
+        until = clock() + HOLD
+        self.mode = Mode.HOLDING
+        is_empty = False
+        while self.mode is Mode.HOLDING and not is_empty and clock() < until:
+            if self._unwritten or self._writing or await self._left() != EMPTY:
+                await asyncio.sleep(HOLD_LOOK)
+            else:
+                is_empty = True
+        if self.mode is Mode.HOLDING:  # nothing on the direct way has failed meanwhile
+            self._take(Mode.DIRECT if is_empty and self.direct.is_open else Mode.BUFFERED)
+
+    async def _left(self) -> Left | None:
+        """Count what is in the buffer; None when that is not known."""
+        try:
+            return await self._buffer.left()
+        except OutboxError:
+            return None
+
+    def _accept(self, entry: Entry) -> None:
+        entry.accept()
+        self._leave()
+
+    def _refuse(self, entry: Entry, reason: str) -> None:
+        entry.refuse(reason)
+        self._leave()
+
+    def _leave(self) -> None:
+        self.waiting -= 1
+        if not self.waiting:
+            self.idle.set()

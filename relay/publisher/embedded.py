@@ -1,0 +1,52 @@
+"""A relay in the publisher's process, for where no `relay run` is deployed."""
+
+import asyncio
+from collections.abc import Sequence
+
+import psycopg
+import structlog
+
+from relay.backoff import backoff, wait_for_event
+from relay.engine.node import Node
+from relay.errors import OutboxError, leaves
+from relay.settings import Settings
+
+log = structlog.get_logger(__name__)
+
+RESTART_INITIAL, RESTART_MAX = 0.5, 10.0  # seconds
+
+
+class EmbeddedRelay:
+    """A node that is started again when it gives up: the application goes on, and so does the direct way."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._node: Node | None = None
+        self._stopped = asyncio.Event()
+        self._failure = ""
+
+    @property
+    def reasons(self) -> Sequence[str]:
+        hindrances = self._node.hindrances() if self._node is not None else {}
+        told = [f"relay: {part}: {reason}" for part, reason in hindrances.items()]
+        return [f"relay: {self._failure}"] if self._failure else told
+
+    async def run(self) -> None:
+        failures = 0
+        while not self._stopped.is_set():
+            self._node = Node(self._settings)
+            try:
+                await self._node.run()
+            except* (OutboxError, psycopg.Error) as group:
+                self._failure = "; ".join(str(error) for error in leaves(group))
+                failures += 1
+                log.error("relay.failed", reason=self._failure)
+            else:
+                return
+            await wait_for_event(self._stopped, backoff(failures, RESTART_INITIAL, RESTART_MAX))
+            self._failure = ""
+
+    def stop(self) -> None:
+        self._stopped.set()
+        if self._node is not None:
+            self._node.start_draining()

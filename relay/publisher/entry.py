@@ -1,0 +1,80 @@
+"""An event on its way: as it is written into a buffer, and as it goes to the broker."""
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Self
+
+from relay.engine import row as engine
+from relay.engine.message import POSTGRES_EPOCH
+from relay.errors import NotAcceptedError
+from relay.outbox.event import Event
+from relay.outbox.row import Row, row_of
+from relay.outbox.trace import current_trace_context
+from relay.publisher.lane import lane_of
+
+# The ids of the table are above zero. These stand in its place in `x-outbox-id`: no row of the table has them, and no
+# two messages in flight have the same.
+IDS = count(-1, -1)
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """An event that was published and is not yet accepted.
+
+    `accepted` is resolved by the broker's confirm or the buffer's commit.
+    """
+
+    written: Row
+    row: engine.Row
+    accepted: asyncio.Future[None]
+    sent_at: float = field(default=0.0, init=False)  # loop time
+
+    @classmethod
+    def of(cls, event: Event, max_payload_bytes: int) -> Self:
+        """Check the event and take the time; raises EventError."""
+        written = row_of(event, current_trace_context(), max_payload_bytes)
+        return cls(written, engine_row(written, now()), asyncio.get_running_loop().create_future())
+
+    def accept(self) -> None:
+        if not self.accepted.done():  # by the caller, who was cancelled
+            self.accepted.set_result(None)
+
+    def refuse(self, reason: str) -> None:
+        if not self.accepted.done():
+            self.accepted.set_exception(NotAcceptedError(reason))
+
+
+def now() -> int:
+    """Give the time as the table has it: microseconds since 2000-01-01 UTC."""
+    return time.time_ns() // 1000 - POSTGRES_EPOCH * 1_000_000
+
+
+def engine_row(written: Row, accepted_at: int) -> engine.Row:
+    """Give the row as the relay would read it from the table; `accepted_at` is a time as `now` gives it."""
+    id_ = next(IDS)
+    aggregate_type = written.aggregate_type.encode()
+    aggregate_id = _bytes(written.aggregate_id)
+    return engine.Row(
+        lane=id_ & 15 if aggregate_id is None else lane_of(aggregate_type, aggregate_id),
+        id=id_,
+        message_id=str(written.message_id).encode(),
+        aggregate_type=aggregate_type,
+        aggregate_id=aggregate_id,
+        event_type=written.event_type.encode(),
+        exchange=_bytes(written.exchange),
+        routing_key=_bytes(written.routing_key),
+        content_type=_bytes(written.content_type),
+        headers=_bytes(written.headers),
+        trace_context=_bytes(written.trace_context),
+        payload=_bytes(written.payload),
+        payload_bytes=written.payload_bytes,
+        created_at=accepted_at,
+        attempts=0,
+        backoff_ms=0,
+    )
+
+
+def _bytes(text: str | None) -> bytes | None:
+    return None if text is None else text.encode()

@@ -1,0 +1,228 @@
+"""A file as the buffer, where there is no PostgreSQL: SQLite, each commit on the disk before it is told.
+
+All of SQLite happens in one thread of its own, call after call.
+"""
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+from uuid import UUID
+
+from relay.engine import row as engine
+from relay.errors import BufferFileError, BusyError
+from relay.outbox.row import Row
+from relay.publisher.buffer import Left
+from relay.publisher.entry import Entry, engine_row
+
+APPLICATION_ID = 0x6F626678  # "obfx"
+VERSION = 1
+BEHIND = 2**62  # `due` of a row that waits behind another one of its key
+
+TABLE = f"""
+    BEGIN;
+    CREATE TABLE message (
+        position INTEGER PRIMARY KEY AUTOINCREMENT, -- the order of a key
+        {", ".join(Row._fields)},
+        accepted_at INTEGER NOT NULL,               -- microseconds since 2000-01-01 UTC
+        due INTEGER NOT NULL DEFAULT 0,             -- 0: it may go; else when it is tried again, monotonic ms
+        attempts INTEGER NOT NULL DEFAULT 0,
+        reason TEXT                                 -- why the broker refused it
+    );
+    CREATE INDEX message_due ON message (due, position);
+    CREATE INDEX message_key ON message (aggregate_type, aggregate_id, due);
+    PRAGMA application_id = {APPLICATION_ID};
+    PRAGMA user_version = {VERSION};
+    COMMIT;
+"""
+
+# Behind a row of its key that was refused it waits for that one.
+WRITE = f"""
+    INSERT INTO message ({", ".join(Row._fields)}, accepted_at, due)
+    VALUES ({", ".join(f":{name}" for name in Row._fields)}, :accepted_at, CASE WHEN EXISTS (
+        SELECT 1 FROM message WHERE aggregate_type = :aggregate_type AND aggregate_id = :aggregate_id AND due > 0
+    ) THEN {BEHIND} ELSE 0 END)
+"""
+
+COLUMNS = f"position, attempts, accepted_at, {', '.join(Row._fields)}"
+# No clock goes on from one process to the next: what was refused is tried at once.
+RESUME = f"UPDATE message SET due = 1 WHERE due BETWEEN 2 AND {BEHIND - 1}"
+
+READ = f"SELECT {COLUMNS} FROM message WHERE due = 0 AND position > ? ORDER BY position"
+READ_DUE = f"SELECT {COLUMNS} FROM message WHERE due BETWEEN 1 AND ? ORDER BY due"
+READ_HELD = f"SELECT {COLUMNS}, reason FROM message WHERE due BETWEEN 1 AND {BEHIND - 1}"
+
+FORGET = "DELETE FROM message WHERE position = ?"
+
+# The row waits, and with it all of its key, wherever they are bound for.
+HOLD = f"""
+    UPDATE message
+    SET due = CASE position WHEN :position THEN :due ELSE {BEHIND} END,
+        attempts = CASE position WHEN :position THEN attempts + 1 ELSE attempts END,
+        reason = CASE position WHEN :position THEN :reason END
+    WHERE position = :position OR (aggregate_type = :aggregate_type AND aggregate_id = :aggregate_id)
+"""
+LET_GO = f"UPDATE message SET due = 0 WHERE aggregate_type = ? AND aggregate_id = ? AND due = {BEHIND}"
+
+LEFT = "SELECT count(*) FILTER (WHERE due = 0), count(*) FILTER (WHERE due > 0) FROM message"
+
+Answer = TypeVar("Answer")
+
+
+class Stored(NamedTuple):
+    """A row of the file."""
+
+    position: int
+    attempts: int  # that the broker refused
+    row: engine.Row
+    reason: str = ""
+
+
+class File:
+    """The file, held by this process alone from `open` to `close`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="buffer")
+        self._database: sqlite3.Connection | None = None
+
+    async def open(self) -> None:
+        """Open it; a new one is made.
+
+        Raises:
+            BusyError: another process has it.
+            BufferFileError: it cannot be opened, is damaged or is something else.
+        """
+        try:
+            self._database = await self._do(lambda: _opened(self.path))
+        except BaseException:
+            self._thread.shutdown(wait=False)
+            raise
+
+    async def close(self) -> None:
+        if self._database is not None:
+            await self._do(self._database.close)
+        self._thread.shutdown(wait=False)
+
+    async def write(self, entries: Sequence[Entry]) -> None:
+        """Commit these, in this order; raises sqlite3.Error."""
+        values = [
+            {
+                **entry.written._asdict(),
+                "message_id": str(entry.written.message_id),
+                "accepted_at": entry.row.created_at,
+            }
+            for entry in entries
+        ]
+        await self._change((WRITE, values))
+
+    async def read(self, after: int, most: int, most_bytes: int) -> list[Stored]:
+        """Give the rows that may go, from behind a position, so many or a few more bytes at most."""
+        return await self._do(lambda: self._rows(READ, (after,), most, most_bytes))
+
+    async def read_due(self, most: int, most_bytes: int) -> list[Stored]:
+        """Give the refused rows that are to be tried again."""
+        return await self._do(lambda: self._rows(READ_DUE, (_milliseconds(),), most, most_bytes))
+
+    async def held(self) -> list[Stored]:
+        """Give all refused rows."""
+        return await self._do(lambda: self._rows(READ_HELD, (), BEHIND, BEHIND))
+
+    async def hold(self, stored: Stored, seconds: float, reason: str) -> None:
+        """Keep a refused row for so long, and whatever of its key is behind it."""
+        values = {
+            "position": stored.position,
+            "due": _milliseconds() + round(seconds * 1000),
+            "reason": reason,
+            "aggregate_type": stored.row.aggregate_type.decode(),
+            "aggregate_id": None if stored.row.aggregate_id is None else stored.row.aggregate_id.decode(),
+        }
+        await self._change((HOLD, [values]))
+
+    async def forget(self, sent: Iterable[Stored]) -> None:
+        """These are confirmed: delete them, and let go what waited behind those that were refused before."""
+        sent = list(sent)
+        keys = [
+            (each.row.aggregate_type.decode(), each.row.aggregate_id.decode())
+            for each in sent
+            if each.attempts and each.row.aggregate_id is not None
+        ]
+        await self._change((FORGET, [(each.position,) for each in sent]), (LET_GO, keys))
+
+    async def left(self) -> Left:
+        """Count the rows."""
+        return Left(*await self._do(lambda: self._connected().execute(LEFT).fetchone()))
+
+    async def _change(self, *changes: tuple[str, Sequence[object]]) -> None:
+        def change() -> None:
+            with self._connected() as transaction:
+                for statement, values in changes:
+                    transaction.executemany(statement, values)  # type: ignore[arg-type]
+
+        await self._do(change)
+
+    async def _do(self, work: Callable[[], Answer]) -> Answer:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def _connected(self) -> sqlite3.Connection:
+        assert self._database is not None, "it was opened"  # noqa: S101
+        return self._database
+
+    def _rows(self, statement: str, values: tuple[int, ...], most: int, most_bytes: int) -> list[Stored]:
+        rows: list[Stored] = []
+        size = 0
+        for position, attempts, accepted_at, *columns in self._connected().execute(statement, values):
+            if len(rows) == most or size >= most_bytes:
+                break
+            reason = columns[len(Row._fields) :]
+            written = Row(UUID(columns[0]), *columns[1 : len(Row._fields)])
+            row = engine_row(written, accepted_at)
+            size += row.size
+            rows.append(Stored(position, attempts, row, *reason))
+        return rows
+
+
+def _milliseconds() -> int:
+    return time.monotonic_ns() // 1_000_000 + 1
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    try:
+        database = sqlite3.connect(path, timeout=0)
+        try:
+            _prepare(database, path)
+        except BaseException:
+            database.close()
+            raise
+    except sqlite3.Error as error:
+        if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:  # without what extended codes add
+            raise BusyError(f"{path} is the buffer of another process: give each publisher a file of its own") from None
+        raise BufferFileError(f"{path} cannot be a buffer: {error}") from error
+    return database
+
+
+def _prepare(database: sqlite3.Connection, path: Path) -> None:
+    database.execute("PRAGMA locking_mode = EXCLUSIVE")
+    (kind,) = database.execute("PRAGMA application_id").fetchone()
+    (version,) = database.execute("PRAGMA user_version").fetchone()
+    (tables,) = database.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+    is_new = not kind and not tables
+    if not is_new and kind != APPLICATION_ID:
+        raise BufferFileError(f"{path} is a SQLite database of something else, which stays as it is: name another file")
+    if not is_new and version != VERSION:
+        raise BufferFileError(f"{path} is of version {version}, and this release knows {VERSION}: run a newer one")
+    database.execute("PRAGMA journal_mode = WAL")
+    database.execute("PRAGMA synchronous = FULL")
+    if is_new:
+        database.executescript(TABLE)
+    database.execute("BEGIN IMMEDIATE").connection.commit()  # now we hold it
+    damage = database.execute("PRAGMA quick_check(1)").fetchone()[0]
+    if damage != "ok":
+        raise BufferFileError(
+            f"{path} is damaged: {damage}; move it away, and see with sqlite3's .recover what it held"
+        )
+    with database:
+        database.execute(RESUME)

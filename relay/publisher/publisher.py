@@ -1,0 +1,176 @@
+"""The durable publisher: what applications open, and what works while it is open."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from math import inf
+from os import PathLike
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from relay.backoff import wait_for_event
+from relay.engine.health import Health
+from relay.engine.link import Link
+from relay.errors import ConfigurationError, NotAcceptedError
+from relay.outbox.errors import FieldError
+from relay.outbox.event import Event
+from relay.publisher.buffer import Buffer
+from relay.publisher.course import Course
+from relay.publisher.entry import Entry
+from relay.publisher.file_buffer import FileBuffer
+from relay.publisher.state import Mode, State
+from relay.publisher.table_buffer import TableBuffer
+from relay.settings import BrokerSettings, DatabaseSettings, RelaySettings, Route, Settings
+
+START_WAIT, START_LOOK = 1.0, 0.02  # seconds for the broker, at the start
+STOP_WAIT = 2.0  # seconds beyond the time to drain, for goodbyes
+
+
+class DurablePublisher:
+    """Publishes events outside of any transaction; `async with` opens and closes it.
+
+    An event is accepted when the broker has confirmed it. While the broker takes nothing, it is accepted when it is
+    committed in the buffer, from where it goes out in order per key, with the same message_id and timestamp, also when
+    this process has ended meanwhile.
+
+    Args:
+        buffer: the outbox's database, or the path of a file where there is no PostgreSQL. The file is this publisher's
+            alone.
+        name: of this publisher, and the same one after a restart: what of this name is in the table goes first. Order
+            per key holds within one process; several of one name do no other harm than to wait for each other's rows.
+        routes, relay: as the relay has them, so that both ways lead to the same place in the same form. A file is
+            drained, and the table if `embedded`, by what `relay` says.
+        embedded: run a relay in this process: for where no `relay run` is deployed. Its name is `relay.node`.
+    """
+
+    def __init__(
+        self,
+        buffer: DatabaseSettings | str | PathLike[str],
+        *,
+        broker: BrokerSettings,
+        name: str,
+        routes: Sequence[Route] = (),
+        relay: RelaySettings | None = None,
+        embedded: bool = False,
+    ) -> None:
+        if not name or "\0" in name:
+            raise ConfigurationError(f"a durable publisher needs a name that lasts; {name!r} is none")
+        self.name = name
+        relay = relay or RelaySettings()
+        self._settings = Settings(broker=broker, routes=tuple(routes), relay=relay)
+        if isinstance(buffer, DatabaseSettings):
+            self._settings = self._settings.model_copy(update={"database": buffer})
+        self._file = None if isinstance(buffer, DatabaseSettings) else Path(buffer)
+        self._embedded = embedded
+        self._health = Health()
+        self._buffer: Buffer | None = None
+        self._course: Course | None = None
+        self._running: AbstractAsyncContextManager[None] | None = None
+
+    async def publish(self, event: Event) -> None:
+        """Return when the event is accepted: confirmed by the broker, or committed in the buffer.
+
+        Several calls at once go out together; those of one key in the order of the calls. Being cancelled leaves open
+        whether the event goes out.
+
+        Raises:
+            EventError: the outbox would refuse the event; nothing was sent.
+            NotAcceptedError: neither the broker nor the buffer took it within `database.command_timeout`, or the
+                publisher is closed. The same event may be published again.
+        """
+        if self._course is None:
+            raise NotAcceptedError("the publisher is not open: use it by `async with`")
+        if event.available_at is not None:
+            raise FieldError(event, "available_at", "is for `relay.outbox.add`: a durable publisher sends at once")
+        entry = Entry.of(event, self._settings.relay.max_message_bytes)
+        self._course.enter(entry)
+        await entry.accepted
+
+    @property
+    def state(self) -> State:
+        """What it does at this moment, and what is in its way."""
+        if (course := self._course) is None or self._buffer is None:
+            return State(Mode.BUFFERED, 0, 0, 0, ("not open",))
+        reasons = (*self._health.reasons, *self._buffer.reasons)
+        return State(course.mode, course.waiting, course.confirmed, course.buffered, reasons)
+
+    async def close(self) -> None:
+        """Take no more events, and return when all that were taken are accepted.
+
+        What is under way may be confirmed within `relay.drain_timeout`; the rest is in the buffer then.
+        """
+        if self._course is not None and self._buffer is not None:
+            self._buffer.stop()
+            await self._course.close(self._settings.relay.drain_timeout)
+
+    async def __aenter__(self) -> Self:
+        """Open it.
+
+        Raises:
+            DatabaseUnavailableError, SchemaError, AccessError: the table cannot be used as the buffer.
+            BusyError, BufferFileError: the file cannot. The broker need not be there.
+        """
+        self._running = self._run()
+        await self._running.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._running is not None, "it was entered"  # noqa: S101
+        await self._running.__aexit__(kind, error, trace)
+
+    @asynccontextmanager
+    async def _run(self) -> AsyncIterator[None]:
+        settings = self._settings
+        buffer = self._buffer = self._make_buffer()
+        await buffer.open()
+        closed = asyncio.Event()
+        course = self._course = Course(buffer, self._health, settings.broker.confirm_timeout)
+        relay = settings.relay.model_copy(update={"node": f"publisher {self.name}"})
+        named = settings.model_copy(update={"relay": relay})
+        link = Link(named, course.direct, self._health, barring=True, patience=inf)
+        # A task, and no group around the caller's block: its errors are to come out as they are.
+        working = asyncio.create_task(self._work(buffer, course, link, closed), name=f"publisher:{self.name}")
+        try:
+            await self._wait_for_broker(link)
+            await course.begin()
+            yield
+        finally:
+            await self.close()
+            closed.set()
+            await asyncio.wait([working], timeout=settings.relay.drain_timeout + STOP_WAIT)
+            working.cancel()
+            await asyncio.wait([working])
+            await buffer.close()
+        if not working.cancelled():
+            working.result()
+
+    async def _wait_for_broker(self, link: Link) -> None:
+        """Wait for a moment: there is a connection soon, or a reason why not."""
+        until = asyncio.get_running_loop().time() + START_WAIT
+        while not link.up.is_set() and not self._health.reasons and asyncio.get_running_loop().time() < until:
+            await wait_for_event(link.up, START_LOOK)
+
+    def _make_buffer(self) -> Buffer:
+        if self._file is not None:
+            return FileBuffer(self._file, self._settings.relay)
+        return TableBuffer(self._settings, self.name, embedded=self._embedded)
+
+    async def _work(self, buffer: Buffer, course: Course, link: Link, closed: asyncio.Event) -> None:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                works = {
+                    "link": link.run(),
+                    "direct": course.direct.run(),
+                    "write": course.write(),
+                    "watch": course.watch(),
+                }
+                beside = [tasks.create_task(work, name=name) for name, work in works.items()]
+                await buffer.run()  # drains it, until `close`
+                await closed.wait()
+                for task in beside:
+                    task.cancel()
+        finally:
+            course.end()

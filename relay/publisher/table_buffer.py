@@ -1,0 +1,162 @@
+"""The outbox table as the buffer: its rows are sent by a relay, which may run in this process."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import psycopg
+from psycopg.rows import TupleRow
+from psycopg.sql import SQL, Identifier, Literal
+
+from relay.backoff import backoff
+from relay.database import connect_async, is_unreplicated, one_line
+from relay.engine.health import Health
+from relay.engine.opening import SESSION_LOST
+from relay.errors import AccessError, CommitUnknownError, DatabaseUnavailableError, NotAcceptedError, SchemaError
+from relay.outbox.insert import copy_async
+from relay.outbox.row import Row
+from relay.publisher.buffer import Left
+from relay.publisher.embedded import EmbeddedRelay
+from relay.publisher.entry import Entry
+from relay.settings import Settings
+
+COLUMNS = (*Row._fields, "writer", "created_at")
+EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
+RETRY_INITIAL, RETRY_MAX = 0.05, 1.0  # seconds
+LOST = (*SESSION_LOST, DatabaseUnavailableError, TimeoutError)
+
+
+MAY_WRITE = SQL("""
+    SELECT bool_and(has_column_privilege({table}, name, 'INSERT'))
+        AND has_sequence_privilege(pg_get_serial_sequence({table}, 'id'), 'USAGE')
+    FROM unnest(%(columns)s::text[]) AS name
+""")
+
+# No index leads to a writer's rows: one would cost every writer, and Spark. So this reads all that is pending, and is
+# asked with pauses that are long beside it (relay/publisher/course.py).
+LEFT = SQL("""
+    SELECT count(*) FILTER (WHERE state = 'pending'), count(*) FILTER (WHERE state <> 'pending')
+    FROM {schema}.message
+    WHERE state IN ('pending', 'quarantined', 'parked') AND writer = %(writer)s
+""")
+
+
+class TableBuffer:
+    """The rows of one writer. It has a connection of its own, which need not be a session: a pooler may lend it.
+
+    A connection that is lost at the commit leaves open whether the rows are there. They are written again then, and
+    may go out twice, with the same message_id.
+    """
+
+    publisher = None
+
+    def __init__(self, settings: Settings, writer: str, *, embedded: bool) -> None:
+        self._database = settings.database
+        self._writer = writer
+        self._relay = EmbeddedRelay(settings) if embedded else None
+        self._health = Health()
+        self._connection: psycopg.AsyncConnection | None = None
+        self._is_unreplicated = False
+        self._stuck = 0  # rows, when it was looked last
+        self._turn = asyncio.Lock()  # a COPY takes several answers, between which nobody else may ask
+
+    @property
+    def reasons(self) -> Sequence[str]:
+        stuck = f"{self._stuck} rows are parked, in quarantine, or behind such a row: `relay status` tells why"
+        relay = self._relay.reasons if self._relay is not None else ()
+        return (*self._health.reasons, *([stuck] if self._stuck else []), *relay)
+
+    async def open(self) -> None:
+        schema = self._database.schema_name
+        lack = "a durable publisher needs the role outbox_publisher of config/roles.sql"
+        try:
+            # Now, and not at the first outage of the broker.
+            (may_write,) = await self._ask(MAY_WRITE, table=Literal(f"{schema}.message"), columns=list(COLUMNS))
+            await self._ask(LEFT, writer=self._writer)
+        except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+            raise SchemaError(f"the outbox tables are missing in schema {schema!r}: run `relay migrate`") from None
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise AccessError(f"{error.diag.message_primary}: {lack}") from None
+        if not may_write:
+            raise AccessError(f"this role may not write {schema}.message: {lack}")
+
+    async def close(self) -> None:
+        if self._connection is not None:
+            await self._connection.close()
+
+    async def write(self, entries: Sequence[Entry]) -> None:
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + self._database.command_timeout
+        rows = [(*entry.written, self._writer, _moment(entry.row.created_at)) for entry in entries]
+        failures = 0
+        while True:
+            try:
+                async with self._use() as connection:
+                    await copy_async(connection, COLUMNS, rows, self._database.schema_name)
+                    if self._is_unreplicated:
+                        raise CommitUnknownError
+            except LOST as error:
+                reason = one_line(error) or f"no answer within {self._database.command_timeout:g} s"
+                self._health.degrade("database", reason)
+                if loop.time() >= give_up_at:
+                    raise NotAcceptedError(f"the outbox table could not be written: {reason}") from error
+                failures += 1
+                await asyncio.sleep(backoff(failures, RETRY_INITIAL, RETRY_MAX))
+            except psycopg.Error as error:
+                raise NotAcceptedError(f"the outbox table refused it: {one_line(error)}") from error
+            else:
+                self._health.heal("database")
+                return
+
+    async def left(self) -> Left:
+        try:
+            left = Left(*await self._ask(LEFT, writer=self._writer))
+        except psycopg.Error as error:
+            raise DatabaseUnavailableError(one_line(error)) from error
+        self._stuck = left.stuck
+        return left
+
+    async def run(self) -> None:
+        if self._relay is not None:
+            await self._relay.run()
+
+    def stop(self) -> None:
+        if self._relay is not None:
+            self._relay.stop()
+
+    async def _ask(self, question: SQL, table: Literal | None = None, **values: Any) -> TupleRow:
+        """Get one row; not prepared, since a pooler may answer the next question by another server process."""
+        statement = question.format(schema=Identifier(self._database.schema_name), table=table)
+        try:
+            async with self._use() as connection:
+                answer = await (await connection.execute(statement, values, prepare=False)).fetchone()
+        except LOST as error:
+            raise DatabaseUnavailableError(one_line(error)) from error
+        assert answer is not None, "an aggregate gives a row"  # noqa: S101
+        return answer
+
+    @asynccontextmanager
+    async def _use(self) -> AsyncIterator[psycopg.AsyncConnection]:
+        """Have the connection alone; one that has failed is not used again."""
+        async with self._turn:
+            if self._connection is None or self._connection.closed:
+                self._is_unreplicated = False
+                self._connection = await connect_async(
+                    self._database, application_name=f"outbox-publisher {self._writer}"
+                )
+                self._connection.add_notice_handler(self._heed)
+            try:
+                async with asyncio.timeout(self._database.command_timeout):
+                    yield self._connection
+            except BaseException:
+                await self._connection.close()
+                raise
+
+    def _heed(self, notice: psycopg.errors.Diagnostic) -> None:
+        self._is_unreplicated |= is_unreplicated(notice)
+
+
+def _moment(microseconds: int) -> datetime:
+    return EPOCH + timedelta(microseconds=microseconds)

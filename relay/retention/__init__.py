@@ -1,0 +1,1 @@
+"""Drop the days of the divided tables that are older than is to be kept: start at rounds.py."""

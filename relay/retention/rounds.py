@@ -1,0 +1,56 @@
+"""Rounds over the old days, now and then, beside the engine."""
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+
+import psycopg
+import structlog
+
+from relay.database import one_line
+from relay.errors import OutboxError
+from relay.retention.day import Fate
+from relay.retention.drop import Retention
+from relay.retention.kind import Kind, kept_days
+from relay.settings import DatabaseSettings, Settings
+
+log = structlog.get_logger(__name__)
+
+FIRST_AFTER, INTERVAL = 180.0, 3600.0  # seconds: a start has other things to do, and days are in no hurry
+
+
+async def keep_days(settings: Settings) -> None:
+    """Drop old days now and then, for as long as the node runs; what fails is told, and tried again."""
+    if not (keeps := kept_days(settings.relay)):
+        return
+    await asyncio.sleep(FIRST_AFTER)
+    while True:
+        try:
+            await drop_old_days(settings.database, keeps)
+        except (psycopg.Error, OutboxError) as error:
+            log.warning("retention.failed", reason=one_line(error))
+        await asyncio.sleep(INTERVAL)
+
+
+async def drop_old_days(database: DatabaseSettings, keeps: Mapping[Kind, int]) -> None:
+    """Go once over the days that are older than is kept of each kind, and log what becomes of each.
+
+    While another process does so, nothing is done.
+    """
+    postponed: dict[tuple[str, str], list[str]] = defaultdict(list)
+    async with Retention.open(database) as retention:
+        if not await retention.take_lock():
+            return
+        old = [day for kind, keep in keeps.items() for day in await retention.old_days(kind, keep)]
+        for day in old:
+            started = time.monotonic()
+            done = await retention.drop(await retention.look(day))
+            told, table = str(done.day), done.kind.parent
+            if done.fate is Fate.POSTPONED:
+                postponed[table, done.reason].append(told)
+            else:
+                seconds = round(time.monotonic() - started, 1)
+                log.info("retention.dropped", table=table, day=told, rows=done.rows, bytes=done.bytes, seconds=seconds)
+    for (table, reason), days in postponed.items():
+        log.warning("retention.postponed", table=table, days=days, reason=reason)

@@ -1,0 +1,47 @@
+"""A candidate for the master that cannot be one says so once, and a relay beside it goes on."""
+
+import asyncio
+import secrets
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import psycopg
+import pytest
+from pydantic import SecretStr
+from structlog.testing import capture_logs
+
+from relay.consume.pool.candidate import Candidate, candidate_beside
+from relay.errors import AccessError, SchemaError
+from relay.settings import DatabaseSettings, Settings
+from tests.support.eventually import eventually
+
+
+@pytest.fixture
+def stranger(database_url: str) -> Iterator[DatabaseSettings]:
+    """A login that sees the schema and may read nothing in it."""
+    name = f"stranger_{secrets.token_hex(4)}"
+    parts = urlsplit(database_url)
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute(f"CREATE ROLE {name} LOGIN PASSWORD 'p'; GRANT USAGE ON SCHEMA outbox TO {name}".encode())
+        url = parts._replace(netloc=f"{name}:p@{parts.hostname}:{parts.port}").geturl()
+        yield DatabaseSettings(url=SecretStr(url))
+        connection.execute(f"DROP OWNED BY {name}; DROP ROLE {name}".encode())
+
+
+async def test_without_rights_it_names_the_remedy(stranger: DatabaseSettings) -> None:
+    with pytest.raises(AccessError, match=r"permission denied for .*pool.*: config/roles\.sql grants"):
+        await Candidate(stranger, "m").run()
+
+
+async def test_without_tables_it_names_the_remedy(database: DatabaseSettings) -> None:
+    with pytest.raises(SchemaError, match="schema 'elsewhere' has no tables of pools: run `relay migrate`"):
+        await Candidate(database.model_copy(update={"schema_name": "elsewhere"}), "m").run()
+
+
+async def test_beside_a_relay_it_is_told_once(stranger: DatabaseSettings, settings: Settings) -> None:
+    with capture_logs() as events:
+        async with candidate_beside(settings.model_copy(update={"database": stranger})):
+            await eventually(lambda: bool(events), "it is told")
+            await asyncio.sleep(0.5)
+
+    assert [event["event"] for event in events] == ["pool.not_served"]

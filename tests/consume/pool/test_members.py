@@ -1,0 +1,230 @@
+"""Members share the partitions, and hand them over without two of them working on one."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import psycopg
+import pytest
+from structlog.testing import capture_logs
+
+from relay.consume import Inbox, Message, Transient, on
+from relay.consume.pool import Partition, PartitionedConsumer
+from relay.consume.pool.candidate import Candidate
+from relay.database import connect_async
+from relay.errors import QueueUnfitError
+from relay.settings import BrokerSettings, DatabaseSettings
+from tests.consume.effects import QUICK, SOON, Table, count, running
+from tests.consume.pool.conftest import candidate
+from tests.consume.pool.partitions import Partitions
+from tests.support.eventually import eventually
+
+KEYS = 50
+
+
+class Stand:
+    """Starts members in this process."""
+
+    def __init__(self, inbox: Inbox, broker: BrokerSettings) -> None:
+        self.inbox = inbox
+        self.broker = broker
+        self.members: dict[str, PartitionedConsumer] = {}
+        self.hooks: dict[str, list[tuple[str, int]]] = defaultdict(list)
+
+    def member(self, name: str, handler: Any = count, **options: Any) -> PartitionedConsumer:
+        member = PartitionedConsumer(
+            "billing",
+            [handler],
+            inbox=self.inbox,
+            broker=self.broker,
+            member=name,
+            backoff=QUICK,
+            on_assigned=lambda partition: self.hooks[name].append(("assigned", partition.number)),
+            on_revoked=lambda partition: self.hooks[name].append(("revoked", partition.number)),
+            **options,
+        )
+        self.members[name] = member
+        return member
+
+    async def shared(self, *counts: int) -> None:
+        """Wait until the members hold so many partitions, in any order."""
+
+        def is_so() -> bool:
+            held = [len(member.partitions) for member in self.members.values()]
+            return sorted(held) == sorted(counts)
+
+        await eventually(is_so, f"partitions are shared {counts}")
+
+
+@pytest.fixture
+def stand(inbox: Inbox, broker: BrokerSettings) -> Stand:
+    return Stand(inbox, broker)
+
+
+async def in_order(table: Table, numbers: Sequence[int], keys: int = KEYS) -> None:
+    """See that all had their effect once, in order per key."""
+    for key in range(keys):
+        of_key = [number for number in numbers if number % keys == key]
+        assert await table.numbers(f"key-{key}") == of_key
+
+
+async def test_members_come_and_go_and_each_key_keeps_its_order(
+    stand: Stand, partitions: Partitions, table: Table, master: Candidate
+) -> None:
+    async with running(stand.member("a")):
+        await stand.shared(16)
+        sending = asyncio.create_task(partitions.send(range(1000), keys=KEYS))
+        async with running(stand.member("b")):
+            await stand.shared(8, 8)
+            async with running(stand.member("c")):
+                await stand.shared(6, 5, 5)
+            del stand.members["c"]
+            await stand.shared(8, 8)
+        del stand.members["b"]
+        await stand.shared(16)
+        await sending
+        await eventually(lambda: table_has(table, 1000), "all are applied")
+
+    await in_order(table, range(1000))
+    assert await partitions.ready_count() == 0
+    for hooks in stand.hooks.values():
+        for partition in range(16):
+            told = [what for what, number in hooks if number == partition]
+            assert told == ["assigned", "revoked"] * (len(told) // 2)
+
+
+async def table_has(table: Table, number: int) -> bool:
+    return len(await table.numbers()) >= number
+
+
+async def test_a_member_without_a_master_waits(stand: Stand, partitions: Partitions, table: Table) -> None:
+    await partitions.send(range(10))
+    member = stand.member("a")
+    async with running(member):
+        await eventually(lambda: not member.hindrances(), "it is a member")
+        assert member.partitions == []
+        async with candidate(stand.inbox.database, "late"):
+            await eventually(lambda: table_has(table, 10), "they are applied")
+
+
+async def test_the_messages_tell_partition_and_epoch(
+    stand: Stand, partitions: Partitions, table: Table, master: Candidate
+) -> None:
+    seen: list[tuple[Any, Any]] = []
+
+    @on("Counted")
+    async def note(message: Message, connection: psycopg.AsyncConnection) -> None:
+        seen.append((message.headers["x-partition"], message.headers["x-partition-epoch"]))
+        await count(message, connection)
+
+    async with running(stand.member("a", note)):
+        await stand.shared(16)
+        await partitions.send([1])
+        await eventually(lambda: table_has(table, 1), "the first is applied")
+    del stand.members["a"]
+    async with running(stand.member("b", note)):
+        await partitions.send([2])
+        await eventually(lambda: table_has(table, 2), "the second is applied")
+
+    (partition, epoch), later = seen
+    assert later == (partition, epoch + 1)
+
+
+async def test_what_is_not_within_the_fence_commits_nothing(
+    stand: Stand, partitions: Partitions, table: Table, master: Candidate
+) -> None:
+    """Somebody raises the epoch beside a member that knows of nothing."""
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    @on("Counted")
+    async def slow(message: Message, connection: psycopg.AsyncConnection) -> None:
+        await count(message, connection)
+        if message.json() == 1:
+            begun.set()
+            await go_on.wait()
+
+    async with running(stand.member("a", slow)), await connect_async(stand.inbox.database) as other:
+        await stand.shared(16)
+        await partitions.send([1])
+        await begun.wait()
+        raising = asyncio.create_task(other.execute("UPDATE outbox.pool_partition SET epoch = epoch + 1"))
+        await asyncio.sleep(0.3)
+        assert not raising.done(), "the epoch was raised beside a transaction within the fence"
+        go_on.set()
+        await raising
+        await partitions.send([2])
+        await eventually(lambda: table_has(table, 2), "the new epoch's holder applies it")
+
+    assert await table.numbers() == [1, 2]
+
+
+async def test_the_events_tell_what_happens(stand: Stand, partitions: Partitions, database: DatabaseSettings) -> None:
+    with capture_logs() as events:
+        async with candidate(database, "m"), running(stand.member("a")):
+            await stand.shared(16)
+            async with running(stand.member("b")):
+                await stand.shared(8, 8)
+            del stand.members["b"]
+            await stand.shared(16)
+
+    told = [event["event"] for event in events if event["event"].startswith("pool.")]
+    for event in ("pool.master_assumed", "pool.member_added", "pool.partitions_assigned", "pool.partitions_wanted"):
+        assert event in told
+    assert [e["reason"] for e in events if e["event"] == "pool.member_removed" and e["member"] == "b"] == ["left"]
+
+
+async def test_a_hook_that_fails_is_called_again_before_the_first_message(
+    stand: Stand, partitions: Partitions, table: Table, master: Candidate
+) -> None:
+    failures: dict[int, int] = defaultdict(int)
+
+    async def load(partition: Partition) -> None:
+        failures[partition.number] += 1
+        if failures[partition.number] < 3:
+            raise RuntimeError("no state yet")
+
+    await partitions.send([1])
+    member = PartitionedConsumer(
+        "billing", [count], inbox=stand.inbox, broker=stand.broker, on_assigned=load, backoff=QUICK
+    )
+    async with running(member):
+        await eventually(lambda: table_has(table, 1), "it is applied")
+
+    assert set(failures.values()) == {3}
+
+
+async def test_the_state_is_loaded_anew_after_a_transaction_that_failed(
+    stand: Stand, partitions: Partitions, table: Table, master: Candidate
+) -> None:
+    counts: dict[int, int] = {}  # messages by partition, as far as memory goes
+    failed: set[int] = set()
+
+    async def load(partition: Partition) -> None:
+        counts[partition.number] = len(await table.numbers())
+
+    @on("Counted")
+    async def count_in_memory(message: Message, connection: psycopg.AsyncConnection) -> None:
+        number, partition = message.json(), message.headers["x-partition"]
+        await count(message, connection)
+        counts[partition] += 1
+        if number % 3 == 0 and number not in failed:
+            failed.add(number)
+            raise Transient
+
+    member = PartitionedConsumer(
+        "billing", [count_in_memory], inbox=stand.inbox, broker=stand.broker, on_assigned=load, retries=SOON
+    )
+    async with running(member):
+        await partitions.send(range(10))
+        await eventually(lambda: table_has(table, 10), "all are applied")
+
+    assert await table.numbers() == list(range(10))
+    assert max(counts.values()) == 10
+
+
+async def test_what_is_missing_is_named(stand: Stand) -> None:
+    member = stand.member("a", declare=False)
+
+    with pytest.raises(QueueUnfitError, match=r"queue 'billing\.dead' does not exist: declare it"):
+        await member.run(signals=False)

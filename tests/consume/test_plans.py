@@ -1,0 +1,86 @@
+"""However much is held, nobody reads all of it, whether he asks for a key or for what is due."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+from psycopg.sql import SQL, Composed
+
+from relay.consume import Inbox
+from relay.consume.fence import NO_PARTITION
+from relay.consume.held_table import CLAIM, CLAIM_FOR, NEXT_DUE, NOT_HELD, PROMOTE, PROMOTE_ALL, TAKEN
+from relay.settings import DatabaseSettings
+from tests.consume.effects import CONSUMER
+from tests.engine.test_plans import nodes
+
+pytestmark = pytest.mark.every_postgres
+
+HELD = """
+    INSERT INTO outbox.held_message (
+        consumer_name, key, message_id, event_type, exchange, routing_key, envelope, body, attempts, due_at
+    )
+    SELECT %s, 'key-' || number %% 1000, gen_random_uuid(), 'e', '', '', '', '', 0,
+        CASE WHEN number < 1000 THEN now() + number * interval '1 s' ELSE 'infinity' END
+    FROM generate_series(0, 49999) AS number
+"""
+
+
+@pytest.fixture(params=["no statistics", "statistics of an empty table", "statistics"])
+def connection(request: pytest.FixtureRequest, database_url: str) -> Iterator[psycopg.Connection]:
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute("ALTER TABLE outbox.held_message SET (autovacuum_enabled = off)")
+        if request.param == "statistics of an empty table":
+            connection.execute("ANALYZE outbox.held_message")
+        connection.execute(HELD, [CONSUMER])
+        if request.param == "statistics":
+            connection.execute("ANALYZE outbox.held_message")
+        yield connection
+
+
+def test_what_is_held_is_found_by_an_index(connection: psycopg.Connection) -> None:
+    inbox = Inbox(DatabaseSettings(), CONSUMER)
+    today = datetime.now(UTC).date()  # a day that has its partition
+    held = [row for (row,) in connection.execute("SELECT message_id FROM outbox.held_message LIMIT 1")]
+    arrived = {
+        "consumer": CONSUMER,
+        "message_ids": [uuid4() for _ in range(100)],
+        "days": [today] * 100,
+        "business_keys": ["7"] * 100,
+        "keys": [f"key-{number}" for number in range(950, 1050)],
+    }
+    head = {**arrived, "message_ids": held, "days": [today], "business_keys": ["7"], "keys": ["key-0"]}
+    ours = {"consumer": CONSUMER, "partition": NO_PARTITION}
+    statements: dict[str, tuple[Composed, dict[str, Any]]] = {
+        "arrived": (NOT_HELD.statement(inbox), arrived),
+        "taken": (TAKEN.statement(inbox), head),
+        "claim": (inbox.statement(CLAIM), {**ours, "claim": CLAIM_FOR}),
+        "next due": (inbox.statement(NEXT_DUE), ours),
+        "promote": (inbox.statement(PROMOTE), {"consumer": CONSUMER, "keys": ["key-7"]}),
+        "promote all": (inbox.statement(PROMOTE_ALL), {"consumer": CONSUMER}),
+    }
+
+    read = {name: rows_read(connection, *statement) for name, statement in statements.items()}
+
+    assert read["arrived"] <= 2 * 100
+    assert read["taken"] <= 4
+    assert read["claim"] <= 4
+    assert read["next due"] <= 1
+    assert read["promote"] <= 4
+    assert read["promote all"] <= 4 * 1000
+
+
+def rows_read(connection: psycopg.Connection, statement: Composed, values: dict[str, Any]) -> float:
+    """Count what was read of the table of held messages, also what was then filtered away."""
+    with connection.transaction(force_rollback=True):
+        row = connection.execute(SQL("EXPLAIN (ANALYZE, FORMAT JSON) ") + statement, values).fetchone()
+    assert row is not None
+    scans = [node for node in nodes(row[0][0]["Plan"]) if node.get("Relation Name") == "held_message"]
+    each = (
+        (node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"]
+        for node in scans
+        if "Scan" in node["Node Type"]
+    )
+    return float(sum(each))

@@ -1,0 +1,200 @@
+"""A message that its process dies of is found; its neighbours, which come back with it each time, are not blamed."""
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from relay.consume import Consumer, Inbox, Message, on
+from relay.errors import ConfigurationError
+from relay.settings import BrokerSettings, DatabaseSettings
+from tests.consume.effects import QUICK, SEVERAL_MINUTES, Queue, Stumbling, Table, count, running, through
+from tests.consume.process import POISON, environment
+from tests.consume.test_outages import INTERPRETER, port_of
+from tests.support.eventually import eventually
+from tests.support.process import Process
+from tests.support.proxy import FaultProxy
+
+LIMIT = 4
+NEIGHBOURS = 30
+
+SHAPES = [
+    pytest.param("quorum", {"concurrency": 3, "batch_size": 10}, id="quorum-hold"),
+    pytest.param("classic", {"concurrency": 3, "batch_size": 10}, id="classic-hold"),
+    pytest.param("quorum", {"concurrency": 10, "order": "skip"}, id="quorum-skip"),
+]
+
+
+class Restarts:
+    """Restarts the consumer whenever it has died, as an orchestrator does."""
+
+    def __init__(self, environment: Mapping[str, str], log: Path) -> None:
+        self.deaths = 0
+        self._start = partial(Process, INTERPRETER, log=log, environment=environment)
+
+    async def until(self, done: Callable[[], Awaitable[bool]]) -> None:
+        process = self._start()
+
+        async def is_done() -> bool:
+            nonlocal process
+            if process.is_running():
+                return await done()
+            assert process.returncode == -signal.SIGKILL, process.log_end()
+            self.deaths += 1
+            process = self._start()
+            return False
+
+        await eventually(is_done, "everything is settled", within=60)
+        process.stop(signal.SIGTERM)
+
+
+@pytest.mark.parametrize(("kind", "options"), SHAPES)
+async def test_it_is_a_dead_letter_after_so_many_deaths_and_its_neighbours_are_applied(
+    kind: str,
+    options: dict[str, Any],
+    *,
+    queue: Queue,
+    table: Table,
+    inbox: Inbox,
+    broker: BrokerSettings,
+    tmp_path: Path,
+) -> None:
+    await queue.channel.queue_delete(queue.name)
+    await queue.declare(kind)
+    for number in range(NEIGHBOURS):
+        if number == 3:
+            await queue.send(POISON, key="poison")
+        await queue.send(number, key=f"key-{number}")
+
+    async def are_done() -> bool:
+        return await table.inbox_count() == NEIGHBOURS and await queue.dead_count() == 1
+
+    restarts = Restarts(environment(inbox.database, broker, poison_limit=LIMIT, **options), tmp_path / "log")
+    await restarts.until(are_done)
+
+    assert 0 < restarts.deaths <= LIMIT
+    (letter,) = await queue.dead()
+    assert (letter.body, letter.headers["x-dead-reason"]) == (b"%d" % POISON, "poisoned")
+    assert sorted(await table.numbers()) == list(range(NEIGHBOURS))
+    assert await table.begun_count() == 0
+    assert await table.held_count() == 0
+    assert await queue.drained()
+
+
+async def test_a_held_message_that_its_process_dies_of_is_found_too(
+    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings, tmp_path: Path
+) -> None:
+    """Its claim lapses after a while; here that is helped."""
+    await queue.send(1)
+    await queue.send(2)
+    handler = Stumbling({1: 1})
+    consumer = Consumer(queue.name, [handler.handle], inbox=inbox, broker=broker, retries=SEVERAL_MINUTES)
+    async with running(consumer):
+        await eventually(lambda: consumer.counters.acknowledged == 2, "both are held")
+    await table.connection.execute("UPDATE outbox.held_message SET body = %s WHERE attempts > 0", [b"%d" % POISON])
+
+    async def are_done() -> bool:
+        await table.connection.execute("UPDATE outbox.held_message SET due_at = now() WHERE due_at > now()")
+        return await table.inbox_count() == 1 and await queue.dead_count() == 1
+
+    restarts = Restarts(environment(inbox.database, broker, poison_limit=LIMIT), tmp_path / "log")
+    await restarts.until(are_done)
+
+    assert restarts.deaths == LIMIT
+    (letter,) = await queue.dead()
+    assert letter.headers["x-dead-reason"] == "poisoned"
+    assert await table.numbers() == [2]
+    assert await table.held_count() == 0
+
+
+async def test_lost_connections_are_nobodys_death(
+    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+) -> None:
+    """More often than the limit, the delivery is taken back while the handler runs."""
+    calls = 0
+    begun = asyncio.Event()
+
+    @on("Counted")
+    async def slow(message: Message, connection: psycopg.AsyncConnection) -> None:
+        nonlocal calls
+        calls += 1
+        begun.set()
+        if calls <= LIMIT + 2:
+            await asyncio.sleep(600)
+        await count(message, connection)
+
+    await queue.send(1)
+    async with FaultProxy("127.0.0.1", port_of(broker)) as proxy:
+        consumer = Consumer(
+            queue.name,
+            [slow],
+            inbox=inbox,
+            broker=through(broker, proxy.port),
+            backoff=QUICK,
+            drain_timeout=0.05,
+            poison_limit=LIMIT,
+        )
+        async with running(consumer):
+            for _ in range(LIMIT + 2):
+                await asyncio.wait_for(begun.wait(), 20)
+                begun.clear()
+                proxy.cut()
+            await eventually(lambda: consumer.counters.applied == 1, "it is applied")
+
+    assert calls == LIMIT + 3
+    assert await table.numbers() == [1]
+    assert await table.begun_count() == 0
+
+
+async def test_stopping_a_running_handler_is_nobodys_death(
+    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+) -> None:
+    """More often than the limit, and each time in another process."""
+    begun = asyncio.Event()
+
+    @on("Counted")
+    async def hang(message: Message, connection: psycopg.AsyncConnection) -> None:
+        begun.set()
+        await asyncio.sleep(600)
+
+    await queue.send(1)
+    for _ in range(LIMIT + 2):
+        begun.clear()
+        hanging = Consumer(
+            queue.name, [hang], inbox=inbox, broker=broker, drain_timeout=0.05, poison_limit=LIMIT, concurrency=1
+        )
+        async with running(hanging):
+            await asyncio.wait_for(begun.wait(), 20)
+        assert await table.begun_count() == 0
+
+    consumer = Consumer(queue.name, [count], inbox=inbox, broker=broker, poison_limit=LIMIT)
+    async with running(consumer):
+        await eventually(lambda: consumer.counters.applied == 1, "it is applied")
+
+
+async def test_what_comes_for_the_first_time_pays_nothing(
+    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+) -> None:
+    await table.connection.execute("""
+        CREATE FUNCTION forbid() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'written'; END $$;
+        CREATE TRIGGER forbid BEFORE INSERT ON outbox.begun_message EXECUTE FUNCTION forbid();
+    """)
+    await queue.send_all(range(20))
+
+    consumer = Consumer(queue.name, [count], inbox=inbox, broker=broker, batch_size=5)
+    async with running(consumer):
+        await eventually(lambda: consumer.counters.applied == 20, "all are applied")
+
+    assert consumer.counters.redeliveries == 0
+
+
+def test_a_limit_that_would_blame_neighbours_is_refused() -> None:
+    inbox = Inbox(DatabaseSettings(), "projection")
+
+    with pytest.raises(ConfigurationError, match=r"poison_limit \(2\) is at least 3"):
+        Consumer("billing", [count], inbox=inbox, broker=BrokerSettings(), poison_limit=2)

@@ -1,0 +1,237 @@
+"""order = "skip": a failed message goes to a retry queue and comes back, and nothing of it is lost on the way."""
+
+import asyncio
+import signal
+from pathlib import Path
+from typing import Any
+
+import aio_pika
+import psycopg
+import pytest
+from pamqp.commands import Basic
+from structlog.testing import capture_logs
+
+from relay.consume import Consumer, Inbox, Message, Retries, Transient, on
+from relay.errors import QueueUnfitError
+from relay.settings import BrokerSettings
+from tests.consume.effects import QUICK, SOON, Queue, Stumbling, Table, count, running, through
+from tests.consume.process import BURDEN, environment
+from tests.consume.test_outages import INTERPRETER, attempts_in, port_of
+from tests.support.eventually import eventually
+from tests.support.process import Process
+from tests.support.proxy import Act, FaultProxy, Way
+from tests.support.rabbitmq import RabbitServer
+
+ONE_STEP = Retries(attempts=3, initial=0.05, maximum=0.05, jitter=0.0)
+RETRY_ARGUMENTS: dict[str, Any] = {
+    "x-queue-type": "quorum",
+    "x-message-ttl": 50,
+    "x-dead-letter-exchange": "",
+    "x-dead-letter-routing-key": "billing",
+    "x-dead-letter-strategy": "at-least-once",
+    "x-overflow": "reject-publish",
+}
+
+
+async def test_it_comes_back_as_it_was_and_its_followers_pass(
+    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+) -> None:
+    exchange = await queue.channel.declare_exchange("billing.events", "topic", durable=True)
+    await (await queue.channel.get_queue(queue.name)).bind(exchange, "#")
+    seen: list[Message] = []
+
+    @on("Counted")
+    async def note(message: Message, connection: psycopg.AsyncConnection) -> None:
+        seen.append(message)
+        await count(message, connection)
+        if message.json() == 0 and len(seen) < 4:
+            raise Transient("the shop is closed")
+
+    for number in (0, 1):
+        await exchange.publish(
+            aio_pika.Message(
+                b"%d" % number,
+                message_id=f"00000000-0000-0000-0000-00000000000{number}",
+                type="Counted",
+                headers={"x-aggregate-type": "counter", "x-aggregate-id": "a", "CC": ["nowhere"]},
+                expiration=600,
+            ),
+            "counter.Counted",
+        )
+    consumer = Consumer(queue.name, [note], inbox=inbox, broker=broker, concurrency=1, order="skip", retries=ONE_STEP)
+    async with running(consumer):
+        await eventually(lambda: consumer.counters.applied == 2, "both are applied")
+
+    assert await table.numbers() == [1, 0]
+    first, back = [message for message in seen if message.json() == 0][::2]
+    assert (back.message_id, back.body, back.routing_key) == (first.message_id, b"0", "counter.Counted")
+    assert not back.redelivered
+    told = {name: value for name, value in back.headers.items() if name not in first.headers}
+    assert told["x-retry-attempts"] == 2
+    assert told["x-exception"] == "relay.consume.failures.Transient"
+    assert told["x-exception-message"] == "the shop is closed"
+    assert told["x-first-failure"] < told["x-last-failure"]
+    assert (told["x-original-exchange"], told["x-original-routing-key"]) == ("billing.events", "counter.Counted")
+    assert consumer.counters.retried == {0.05: 2}
+    assert await queue.drained()
+
+
+async def test_many_come_back_within_the_longest_wait_of_their_step(
+    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+) -> None:
+    """Those behind one with a longer wait wait for it, and never longer than the step."""
+    handler = Stumbling(dict.fromkeys(range(100), 1))
+    for number in range(100):
+        await queue.send(number, key=f"key-{number}")
+
+    consumer = Consumer(queue.name, [handler.handle], inbox=inbox, broker=broker, order="skip", retries=SOON)
+    async with running(consumer):
+        await eventually(lambda: consumer.counters.applied == 100, "all are applied")
+
+    assert sorted(await table.numbers()) == list(range(100))
+    assert consumer.counters.retried == {0.02: 100}
+
+
+async def test_a_confirm_that_is_lost_makes_two_copies_and_one_effect(
+    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+) -> None:
+    handler = Stumbling({1: 1})
+    async with FaultProxy("127.0.0.1", port_of(broker)) as proxy:
+        proxy.on_frame(Way.DOWN, Basic.Ack, 1, Act.RESET)  # the copy's confirm; consumers get no other ack
+        await queue.send(1)
+
+        consumer = Consumer(
+            queue.name,
+            [handler.handle],
+            inbox=inbox,
+            broker=through(broker, proxy.port),
+            order="skip",
+            retries=ONE_STEP,
+            backoff=QUICK,
+        )
+        with capture_logs() as events:
+            async with running(consumer):
+                await eventually(lambda: consumer.counters.duplicates == 1, "both copies have come back")
+
+    assert proxy.fired.is_set()
+    assert await table.numbers() == [1]
+    assert attempts_in(events, "copy.refused") == 1
+    assert await queue.drained()
+
+
+async def test_killed_between_the_copys_confirm_and_the_ack_it_takes_effect_once(
+    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings, tmp_path: Path
+) -> None:
+    await queue.send(BURDEN)
+    async with FaultProxy("127.0.0.1", port_of(broker)) as proxy:
+        proxy.on_frame(Way.UP, Basic.Ack, 1, Act.HOLD)
+        long = {"initial": 2.0, "maximum": 2.0, "jitter": 0.0}
+        variables = environment(inbox.database, through(broker, proxy.port), order="skip", retries=long)
+        process = Process(INTERPRETER, log=tmp_path / "log", environment=variables)
+        await asyncio.wait_for(proxy.fired.wait(), 20)
+        process.stop(signal.SIGKILL)
+        proxy.cut()
+
+    consumer = Consumer(queue.name, [count], inbox=inbox, broker=broker, order="skip", retries=Retries(initial=2.0))
+    async with running(consumer):
+        await eventually(lambda: consumer.counters.duplicates == 1, "the original and the copy have come")
+
+    assert await table.numbers() == [BURDEN]
+    assert await queue.drained()
+
+
+async def test_a_retry_queue_that_is_gone_is_waited_for(
+    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+) -> None:
+    handler = Stumbling({1: 1})
+    consumer = Consumer(
+        queue.name, [handler.handle], inbox=inbox, broker=broker, order="skip", retries=ONE_STEP, backoff=QUICK
+    )
+    async with running(consumer):
+        await queue.send(0)
+        await eventually(lambda: consumer.counters.applied == 1, "it consumes")
+        await queue.channel.queue_delete("billing.retry.50")
+        with capture_logs() as events:
+            await queue.send(1)
+            await eventually(lambda: attempts_in(events, "copy.refused") >= 3, "it tries again and again")
+        assert consumer.counters.unacknowledged == 1
+        await queue.send(2)
+        await eventually(lambda: consumer.counters.applied == 2, "others go on")
+        await queue.channel.declare_queue("billing.retry.50", durable=True, arguments=RETRY_ARGUMENTS)
+        await eventually(lambda: consumer.counters.applied == 3, "it is applied")
+
+    assert events[-1]["error"] == "queue billing.retry.50 does not exist"
+    assert await table.numbers() == [0, 2, 1]
+
+
+async def test_a_work_queue_that_is_away_when_a_copy_comes_back_loses_nothing(
+    queue: Queue, rabbitmq: RabbitServer
+) -> None:
+    """The retry queue keeps what has expired, and RabbitMQ tries the way again by itself, here sooner than in 180 s."""
+    rabbitmq.call("application:set_env(rabbit, dead_letter_worker_publisher_confirm_timeout, 500).")
+    await queue.channel.declare_queue("billing.retry.50", durable=True, arguments=RETRY_ARGUMENTS)
+    await queue.channel.queue_delete(queue.name)
+    await queue.channel.default_exchange.publish(
+        aio_pika.Message(b"7", delivery_mode=aio_pika.DeliveryMode.PERSISTENT), "billing.retry.50", mandatory=True
+    )
+
+    async def has_expired() -> bool:
+        declared = await queue.channel.declare_queue("billing.retry.50", passive=True)
+        return declared.declaration_result.message_count == 0
+
+    await eventually(has_expired, "it has expired")
+    await queue.declare()
+    back = await queue.channel.get_queue(queue.name)
+
+    async def is_back() -> bool:
+        return await back.get(no_ack=True, fail=False) is not None
+
+    await eventually(is_back, "it has come back")
+
+
+async def test_queues_are_declared_at_the_start_and_not_at_a_reconnect(
+    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+) -> None:
+    async with FaultProxy("127.0.0.1", port_of(broker)) as proxy:
+        consumer = Consumer(
+            queue.name,
+            [count],
+            inbox=inbox,
+            broker=through(broker, proxy.port),
+            order="skip",
+            retries=ONE_STEP,
+            backoff=QUICK,
+        )
+        with capture_logs() as events:
+            async with running(consumer):
+                await eventually(lambda: attempts_in(events, "consumer.ready") == 1, "it is ready")
+                await queue.channel.queue_delete("billing.dead")
+                proxy.cut()
+                await eventually(lambda: attempts_in(events, "consumer.ready") == 2, "it is ready again")
+
+    declared = [event["name"] for event in events if event["event"] == "topology.declared"]
+    assert declared == ["billing.retry.50", "billing.dead"]
+    await queue.channel.declare_queue("billing.retry.50", durable=True, arguments=RETRY_ARGUMENTS)
+    with pytest.raises(aio_pika.exceptions.ChannelNotFoundEntity):
+        await queue.channel.declare_queue("billing.dead", passive=True)
+
+
+async def test_without_declaring_a_missing_queue_is_told_with_its_arguments(
+    queue: Queue, inbox: Inbox, broker: BrokerSettings
+) -> None:
+    consumer = Consumer(queue.name, [count], inbox=inbox, broker=broker, order="skip", retries=ONE_STEP, declare=False)
+
+    with pytest.raises(QueueUnfitError, match=r"'billing.retry.50' does not exist: .*'x-message-ttl': 50.*") as told:
+        await asyncio.wait_for(consumer.run(signals=False), 20)
+
+    assert told.value.arguments == RETRY_ARGUMENTS
+
+
+async def test_a_retry_queue_with_other_arguments_is_refused(
+    queue: Queue, inbox: Inbox, broker: BrokerSettings
+) -> None:
+    await queue.channel.declare_queue("billing.retry.50", durable=True)
+    consumer = Consumer(queue.name, [count], inbox=inbox, broker=broker, order="skip", retries=ONE_STEP)
+
+    with pytest.raises(QueueUnfitError, match=r"billing\.retry\.50.*PRECONDITION_FAILED.*declare it, durable"):
+        await asyncio.wait_for(consumer.run(signals=False), 20)

@@ -1,0 +1,195 @@
+"""`relay dead-letters`, as a user and as a program reads it."""
+
+import asyncio
+import base64
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from relay.consume.envelope import unpack
+from relay.consume.failures import Reason
+from tests.cli.command import Command, Result
+from tests.consume.effects import QUEUE
+from tests.dead_letters.letters import DEAD, Letters
+from tests.support.eventually import eventually
+
+WHY = ("--why", "the tax office is open again")
+
+
+class Relay:
+    """The command beside the loop of a test."""
+
+    def __init__(self, command: Command) -> None:
+        self.command = command
+
+    async def __call__(self, *arguments: str, **variables: str) -> Result:
+        return await asyncio.to_thread(self.command, "dead-letters", *arguments, **variables)
+
+    async def process(self, *arguments: str, **variables: str) -> Result:
+        """As a process of its own, for a command that takes signals."""
+        return await asyncio.to_thread(self.command.process, "dead-letters", *arguments, **variables)
+
+
+@pytest.fixture
+def relay(tmp_path: Path, database_url: str, broker_url: str) -> Relay:
+    return Relay(Command(tmp_path, RELAY_DATABASE_URL=database_url, RELAY_BROKER_URL=broker_url))
+
+
+async def test_list_as_a_table_and_as_json(letters: Letters, relay: Relay) -> None:
+    message_id = await letters.put(reason=Reason.UNHANDLED, exception="ev\x1b[31mil")
+    await letters.put(2, key="b")
+
+    table = await relay("list", QUEUE)
+    told = await relay("list", DEAD, "--output", "json", "--limit", "1")
+
+    lines = [line.split("\t") for line in table.out.splitlines()]
+    assert table.code == 0
+    assert lines[0][:5] == ["position", "message id", "type", "key", "reason"]
+    assert lines[1][:6] == ["1", message_id, "Counted", "counter/a", "unhandled", "ev\\x1b[31mil: not today"]
+    assert lines[1][6:] == ["5", "2026-11-21 08:00:00Z", "2026-11-21 08:00:00Z", "projection"]
+    document = json.loads(told.out)
+    assert (document["queue"], document["messages"], len(document["letters"])) == (DEAD, 2, 1)
+    assert document["letters"][0]["last_failed_at"] == "2026-11-21T08:00:00+00:00"
+    assert "the first 1 that match, of a queue with 2: --limit lists more" in told.err
+
+
+async def test_show_has_all_of_it(letters: Letters, relay: Relay) -> None:
+    message_id = await letters.put(
+        body=b'{"a": "\\u001b", "b": [1]}', properties={"priority": 3}, headers={"traceparent": "00-1"}
+    )
+    await letters.put(message_id="binary", body=b"\x00\x1b\xff")
+
+    shown = await relay("show", QUEUE, message_id)
+    binary = await relay("show", QUEUE, "binary")
+    gone = await relay("show", QUEUE, "gone")
+
+    assert shown.code == 0
+    for line in (
+        "routing key\tcounter.Counted",
+        "property priority\t3",
+        "header traceparent\t00-1",
+        '  "a": "\\u001b",',
+    ):
+        assert line in shown.out.splitlines()
+    assert "\x1b" not in shown.out + binary.out
+    assert "body of 3 bytes, not JSON: \\x00\\x1b\\xff" in binary.out
+    assert (gone.code, gone.err.count("\n")) == (1, 1)
+
+
+async def test_retry_prints_what_it_did_and_what_stays(letters: Letters, relay: Relay) -> None:
+    await letters.put(message_id="one")
+    await letters.put(message_id="two")
+
+    dry = await relay("retry", QUEUE, "--all", "--dry-run")
+    partly = await relay.process("retry", QUEUE, "one", "gone", *WHY, "--by", "ann")
+    rest = await relay.process("retry", QUEUE, "--all", *WHY, "--output", "json")
+
+    assert (dry.code, dry.out) == (0, f"would retry 2 letters of {DEAD} into {QUEUE}\n")
+    assert (partly.code, partly.out) == (3, f"sent 1 letter of {DEAD} into {QUEUE}\n")
+    assert partly.err == "relay: gone is not there, or is with another consumer: see `relay dead-letters list`\n"
+    assert (rest.code, json.loads(rest.out)["done"]) == (0, 1)
+    assert [message.message_id for message in await letters.consumed()] == ["one", "two"]
+
+
+async def test_a_retry_that_the_queue_refuses_is_an_error(letters: Letters, relay: Relay) -> None:
+    await letters.channel.queue_delete(QUEUE)
+    full: dict[str, Any] = {"x-queue-type": "classic", "x-max-length": 0, "x-overflow": "reject-publish"}
+    await letters.channel.queue_declare(QUEUE, durable=True, arguments=full)
+    await letters.put(message_id="one")
+
+    refused = await relay.process("retry", QUEUE, "--all", *WHY)
+
+    assert (refused.code, refused.out) == (1, f"sent 0 letters of {DEAD} into {QUEUE}\n")
+    assert refused.err.startswith("relay: one stays: queue billing refused it (basic.nack): it is full")
+
+
+async def test_discard_asks_where_somebody_can_be_asked(
+    letters: Letters, relay: Relay, audit: psycopg.Connection
+) -> None:
+    await letters.put_all(3)
+
+    unasked = await relay.process("discard", QUEUE, "--all", *WHY)
+    done = await relay.process("discard", QUEUE, "--reason", "exhausted", "--limit", "2", *WHY, "--yes")
+
+    assert (unasked.code, "--yes does it unasked" in unasked.err) == (2, True)
+    assert (done.code, done.out) == (0, f"threw away 2 letters of {DEAD}\n")
+    assert await letters.ids() == ["id-2"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("retry", QUEUE, *WHY), "give message ids, a filter such as --reason or --type, or --all"),
+        (("retry", QUEUE, "--limit", "3", *WHY), "give message ids, a filter such as --reason or --type, or --all"),
+        (("discard", QUEUE, "one", "--all", *WHY), "--all and a filter exclude each other"),
+        (("retry", QUEUE, "--all"), "--why is needed"),
+        (("list", QUEUE, "--since", "yesterday"), "--since takes a moment"),
+    ],
+)
+async def test_what_cannot_be_asked_for_is_refused(relay: Relay, arguments: tuple[str, ...], words: str) -> None:
+    refused = await relay(*arguments)
+
+    assert refused.code == 2
+    assert words in refused.err
+
+
+async def test_servers_that_are_away_are_one_line_with_the_remedy(letters: Letters, relay: Relay) -> None:
+    await letters.put()
+    retry = ("retry", QUEUE, "--all", *WHY)
+
+    no_broker = await relay("list", QUEUE, RELAY_BROKER_URL="amqp://relay:hunter2@127.0.0.1:9/")
+    no_database = await relay.process(*retry, RELAY_DATABASE_URL="postgresql://relay:hunter2@127.0.0.1:9/outbox")
+    no_queue = await relay("list", "other")
+
+    for result, words in (
+        (no_broker, "in broker.url"),
+        (no_database, "in database.url"),
+        (no_queue, "queue 'other.dead' does not exist"),
+    ):
+        assert (result.code, result.out, result.err.count("\n")) == (1, "", 1)
+        assert words in result.err
+    assert await letters.queue.ready_count() == 0
+    await eventually(lambda: letters.has(1), "it stays")
+
+
+async def test_an_export_holds_all_of_each_letter(letters: Letters, relay: Relay, tmp_path: Path) -> None:
+    headers = {"number": 2**40, "flag": True, "raw": b"\xff", "nested": {"list": [1, "two"]}}
+    bodies = [b'{"a":  9.90}', b'{\n"a": 1}', b"\x00\xff", b"", b"null"]
+    for number, body in enumerate(bodies):
+        await letters.put(message_id=str(number), body=body, headers=headers, properties={"priority": 3})
+
+    saved = await relay("export", QUEUE, "letters.jsonl")
+    again = await relay("export", QUEUE, "letters.jsonl")
+    other = await relay("export", QUEUE, "letters.jsonl", "--overwrite", "--message-id", "2")
+
+    assert (saved.code, saved.out) == (0, f"saved 5 letters of {DEAD} in letters.jsonl\n")
+    assert (again.code, "letters.jsonl exists: name another file, or add --overwrite" in again.err) == (2, True)
+    assert (other.code, len((tmp_path / "letters.jsonl").read_text().splitlines())) == (0, 1)
+    piped = await relay.process("export", QUEUE, "-")
+    lines = piped.out.splitlines()
+    assert '"body":{"a":  9.90}' in lines[0]
+    documents = [json.loads(line) for line in lines]
+    assert [sorted(name for name in each if name.startswith("body")) for each in documents] == [
+        ["body"],
+        *[["body_base64"]] * 3,
+        ["body_base64"],
+    ]
+    assert [base64.b64decode(each["body_base64"]) for each in documents[1:]] == bodies[1:]
+    taken = await letters.taken()
+    for document, letter in zip(documents, taken, strict=True):
+        envelope = unpack(base64.b64decode(document["envelope"]), b"", exchange="", routing_key="")
+        came = envelope.header.properties
+        assert (came.message_id, came.priority, came.message_type) == (letter.message_id, 3, "Counted")
+        assert {**(came.headers or {}), "x-delivery-count": 0} == {**letter.headers, "x-delivery-count": 0}
+        assert document["headers"]["nested"] == {"list": [1, "two"]}
+
+
+async def test_an_export_that_fails_leaves_no_file(relay: Relay, tmp_path: Path) -> None:
+    failed = await relay("export", "other", "letters.jsonl")
+
+    assert failed.code == 1
+    assert os.listdir(tmp_path) == []

@@ -1,0 +1,113 @@
+"""A command that is killed, wherever it is, loses no letter: at most there is a copy with the same message id."""
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from pamqp.commands import Basic
+
+from relay.settings import BrokerSettings
+from tests.consume.effects import QUEUE, through
+from tests.dead_letters.letters import DEAD, Letters
+from tests.replay.conftest import Commands
+from tests.support.eventually import eventually
+from tests.support.proxy import Act, FaultProxy, Way
+
+RETRY = ("dead-letters", "retry", QUEUE, "--all", "--why", "again")
+NOTED = "SELECT count(*) AS count FROM outbox.dead_letter_audit"
+
+Audit = psycopg.Connection[dict[str, Any]]
+
+
+@pytest.fixture
+def port(broker_url: str) -> int:
+    return int(broker_url.rpartition(":")[2].partition("/")[0])
+
+
+@pytest.fixture
+def relay(tmp_path: Path, database_url: str) -> Iterator[Commands]:
+    commands = Commands(tmp_path, RELAY_DATABASE_URL=database_url)
+    yield commands
+    commands.kill()
+
+
+def url_through(broker: BrokerSettings, proxy: FaultProxy) -> str:
+    return through(broker, proxy.port).url.get_secret_value()
+
+
+async def test_killed_before_the_confirm(letters: Letters, audit: Audit, relay: Commands, port: int) -> None:
+    sent = await letters.put_all(5)
+    async with FaultProxy("127.0.0.1", port) as proxy:
+        proxy.on_frame(Way.DOWN, Basic.Ack, 1, Act.HOLD)
+        retrying = relay.start(*RETRY, RELAY_BROKER_URL=url_through(letters.broker, proxy))
+        await proxy.wait_seen(Way.DOWN, Basic.Ack, 1, within=60)
+        retrying.stop(signal.SIGKILL)
+
+    await eventually(lambda: letters.has(5), "all letters are back")
+    assert audit.execute(NOTED).fetchone() == {"count": 0}
+    assert set(await copies(letters)) <= set(sent)
+
+
+async def test_killed_between_the_audit_and_the_ack(letters: Letters, audit: Audit, relay: Commands, port: int) -> None:
+    """Sent and noted, and not acknowledged: the same command again sends it again."""
+    sent = await letters.put_all(5)
+    async with FaultProxy("127.0.0.1", port) as proxy:
+        proxy.on_frame(Way.UP, Basic.Ack, 1, Act.HOLD)
+        retrying = relay.start(*RETRY, RELAY_BROKER_URL=url_through(letters.broker, proxy))
+        await proxy.wait_seen(Way.UP, Basic.Ack, 1, within=60)
+        retrying.stop(signal.SIGKILL)
+
+    await eventually(lambda: letters.has(5), "all letters are back")
+    assert audit.execute(NOTED).fetchone() == {"count": 5}
+    assert await copies(letters) == sent
+
+    again = await relay(*RETRY, RELAY_BROKER_URL=letters.broker.url.get_secret_value())
+
+    assert again.code == 0, again.said
+    assert await copies(letters) == sent
+    assert await letters.waiting() == 0
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+async def test_told_to_stop_it_says_so_and_the_rest_stays_in_order(
+    letters: Letters, audit: Audit, relay: Commands, how: signal.Signals
+) -> None:
+    sent = await letters.put_all(30)
+    retrying = relay.start(*RETRY, "--rate", "20", RELAY_BROKER_URL=letters.broker.url.get_secret_value())
+
+    async def has_begun() -> bool:
+        return await letters.queue.ready_count() > 2
+
+    await eventually(has_begun, "some are sent")
+    retrying.tell(how)
+    ended = await relay.end(retrying)
+
+    went = await copies(letters)
+    assert ended.code == 130
+    assert f"sent {len(went)} letters of {DEAD} into {QUEUE}" in ended.said
+    assert went == sent[: len(went)]
+    assert audit.execute(NOTED).fetchone() == {"count": len(went)}
+    assert await letters.ids() == sent[len(went) :]
+
+
+async def test_killed_while_letters_are_put_in_anew(letters: Letters, relay: Commands, port: int) -> None:
+    """A list whose letters have come back three times: each is there with its copy, and can be read and sent."""
+    sent = await letters.put_all(3)
+    for _ in range(3):
+        await letters.ids()
+        await eventually(lambda: letters.has(3), "all letters are back")
+    async with FaultProxy("127.0.0.1", port) as proxy:
+        proxy.on_frame(Way.UP, Basic.Ack, 1, Act.HOLD)
+        listing = relay.start("dead-letters", "list", QUEUE, RELAY_BROKER_URL=url_through(letters.broker, proxy))
+        await proxy.wait_seen(Way.UP, Basic.Ack, 1, within=60)
+        listing.stop(signal.SIGKILL)
+
+    await eventually(lambda: letters.has(6), "all letters are back")
+    assert sorted(map(str, await letters.ids())) == sorted([*sent, *sent])
+
+
+async def copies(letters: Letters) -> list[str | None]:
+    return [message.message_id for message in await letters.consumed()]

@@ -1,0 +1,284 @@
+"""`/livez` and `/readyz` of a consumer: whether its process works, whether it does, and why not."""
+
+import threading
+from typing import Any
+
+import psycopg
+import pytest
+from pydantic import SecretStr
+from yarl import URL
+
+import relay.http.server as served
+from relay.consume import Consumer, Inbox, Message, Overload, held_keys, on, stall, upkeep
+from relay.http.consumer import answering_for
+from relay.settings import BrokerSettings
+from tests.consume.effects import QUICK, SEVERAL_MINUTES, Queue, Stumbling, Table, count, running, through
+from tests.consume.test_held_keys import DUE
+from tests.consume.test_outages import port_of
+from tests.http.consumers import Hanging, inbox, queue, serving, table
+from tests.http.site import Answer
+from tests.http.test_probes import is_unready
+from tests.support.eventually import eventually
+from tests.support.proxy import FaultProxy, Way
+
+__all__ = ["inbox", "queue", "table"]
+
+ORDERS = pytest.mark.parametrize("order", ["hold", "skip"])
+
+
+@pytest.fixture(autouse=True)
+def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stall, "LOOK_INTERVAL", 0.05)
+    monkeypatch.setattr(upkeep, "ASK_INTERVAL", 0.1)
+    monkeypatch.setattr(held_keys, "LOOK_INTERVAL", 0.1)
+
+
+async def test_ready_once_it_consumes(queue: Queue, inbox: Inbox, broker: BrokerSettings) -> None:
+    async with FaultProxy("127.0.0.1", port_of(broker)) as proxy:
+        proxy.hold(Way.DOWN)
+        async with serving(Consumer(queue.name, [count], inbox=inbox, broker=through(broker, proxy.port))) as site:
+            await eventually(lambda: proxy.connections == 1, "it knocks")
+            unready, live = await site.get("/readyz"), await site.get("/livez")
+
+            proxy.release(Way.DOWN)
+            await eventually(site.is_ready, "ready")
+
+    assert (unready.status, unready.body) == (503, "broker: not connected yet\n")
+    assert (live.status, live.body) == (200, "ok\n")
+
+
+async def test_a_lost_broker_makes_it_unready_and_not_dead(queue: Queue, inbox: Inbox, broker: BrokerSettings) -> None:
+    async with FaultProxy("127.0.0.1", port_of(broker)) as proxy:
+        near = through(broker, proxy.port)
+        async with serving(Consumer(queue.name, [count], inbox=inbox, broker=near, backoff=QUICK)) as site:
+            await eventually(site.is_ready, "ready")
+
+            proxy.refusing = True
+            proxy.cut()
+            await eventually(lambda: is_unready(site, "broker: "), "unready")
+            assert (await site.get("/livez")).status == 200
+
+            proxy.refusing = False
+            await eventually(site.is_ready, "ready again")
+
+
+async def test_a_broker_that_is_lost_makes_it_unready_while_the_last_handlers_end(
+    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+) -> None:
+    hanging = Hanging()
+    await queue.send(1)
+    async with FaultProxy("127.0.0.1", port_of(broker)) as proxy:
+        near = through(broker, proxy.port)
+        consumer = Consumer(queue.name, [hanging.handle], inbox=inbox, broker=near, backoff=QUICK, drain_timeout=600)
+        async with serving(consumer) as site:
+            await eventually(lambda: consumer.counters.in_flight == 1, "a handler runs")
+            proxy.cut()
+            await eventually(lambda: is_unready(site, "broker: connection lost: "), "unready")
+            hanging.let_go.set()
+            await eventually(site.is_ready, "ready again")
+
+
+async def test_a_queue_that_was_deleted_makes_it_unready(queue: Queue, inbox: Inbox, broker: BrokerSettings) -> None:
+    async with serving(Consumer(queue.name, [count], inbox=inbox, broker=broker, backoff=QUICK)) as site:
+        await eventually(site.is_ready, "ready")
+
+        await queue.channel.queue_delete(queue.name)
+        await eventually(lambda: is_unready(site, f"broker: queue '{queue.name}' does not exist"), "it names the queue")
+
+        await queue.declare()
+        await eventually(site.is_ready, "ready again")
+
+
+async def test_a_mute_broker_makes_it_unready(queue: Queue, inbox: Inbox, broker: BrokerSettings) -> None:
+    async with FaultProxy("127.0.0.1", port_of(broker)) as proxy:
+        near = through(broker, proxy.port).model_copy(update={"heartbeat": 1})
+        async with serving(Consumer(queue.name, [count], inbox=inbox, broker=near, backoff=QUICK)) as site:
+            await eventually(site.is_ready, "ready")
+
+            proxy.hold(Way.DOWN)
+            await eventually(lambda: is_unready(site, "broker: nothing has come from it for 1.5 s"), "unready")
+
+            proxy.release(Way.DOWN)
+            await eventually(site.is_ready, "ready again")
+
+
+@ORDERS
+async def test_a_lost_database_makes_an_idle_consumer_unready(
+    order: Any, queue: Queue, inbox: Inbox, broker: BrokerSettings
+) -> None:
+    url = URL(inbox.database.url.get_secret_value())
+    async with FaultProxy("127.0.0.1", url.port or 5432, amqp=False) as proxy:
+        far = inbox.database.model_copy(update={"url": SecretStr(str(url.with_port(proxy.port)))})
+        consumer = Consumer(
+            queue.name, [count], inbox=Inbox(far, "projection"), broker=broker, backoff=QUICK, order=order
+        )
+        async with serving(consumer) as site:
+            await eventually(site.is_ready, "ready")
+
+            proxy.refusing = True
+            proxy.cut()
+            await eventually(lambda: is_unready(site, "database: "), "unready")
+            assert (await site.get("/livez")).status == 200
+
+            proxy.refusing = False
+            await eventually(site.is_ready, "ready again")
+
+
+@ORDERS
+async def test_a_silent_database_makes_an_idle_consumer_unready(
+    order: Any, queue: Queue, inbox: Inbox, broker: BrokerSettings
+) -> None:
+    url = URL(inbox.database.url.get_secret_value())
+    async with FaultProxy("127.0.0.1", url.port or 5432, amqp=False) as proxy:
+        far = inbox.database.model_copy(update={"url": SecretStr(str(url.with_port(proxy.port)))})
+        consumer = Consumer(
+            queue.name, [count], inbox=Inbox(far, "projection"), broker=broker, order=order, stall_after=0.3
+        )
+        async with serving(consumer) as site:
+            await eventually(site.is_ready, "ready")
+
+            proxy.hold(Way.DOWN)
+            await eventually(lambda: is_unready(site, "database: it has not answered for "), "unready")
+
+            proxy.release(Way.DOWN)
+            await eventually(site.is_ready, "ready again")
+
+
+async def test_a_handler_that_hangs_is_a_stall(
+    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+) -> None:
+    hanging = Hanging()
+    consumer = Consumer(
+        queue.name, [hanging.handle], inbox=inbox, broker=broker, concurrency=2, stall_after=0.2, drain_timeout=600
+    )
+    async with serving(consumer) as site:
+        await eventually(site.is_ready, "ready")
+        for number, key in enumerate("abc"):
+            await queue.send(number, key=key)
+
+        await eventually(lambda: is_unready(site, "delivery: nothing has settled for "), "unready")
+        assert await site.value("outbox_consumer_stalled", consumer="projection", queue=queue.name) == 1
+
+        hanging.let_go.set()
+        await eventually(site.is_ready, "ready again")
+        assert await site.value("outbox_consumer_stalled", consumer="projection", queue=queue.name) == 0
+
+
+async def test_a_held_message_whose_handler_hangs_is_a_stall_too(
+    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+) -> None:
+    hanging, failures = Hanging(), [RuntimeError("not today")]
+
+    @on("Counted")
+    async def fail_then_hang(message: Message, connection: psycopg.AsyncConnection) -> None:
+        if failures:
+            raise failures.pop()
+        await hanging.handle(message, connection)
+
+    await queue.send(1)
+    consumer = Consumer(
+        queue.name, [fail_then_hang], inbox=inbox, broker=broker, retries=SEVERAL_MINUTES, stall_after=0.2
+    )
+    async with serving(consumer) as site:
+        await eventually(lambda: consumer.counters.held == 1, "it is held")
+        await eventually(lambda: consumer.counters.unacknowledged == 0, "and acknowledged")
+        await table.connection.execute(DUE)
+
+        await eventually(lambda: is_unready(site, "delivery: nothing has settled for "), "unready")
+
+        hanging.let_go.set()
+        await eventually(site.is_ready, "ready again")
+
+
+async def test_a_dead_letter_that_is_refused_is_a_stall_once_nothing_else_settles(
+    queue: Queue, inbox: Inbox, broker: BrokerSettings
+) -> None:
+    consumer = Consumer(queue.name, [count], inbox=inbox, broker=broker, backoff=QUICK, stall_after=0.2)
+    async with serving(consumer) as site:
+        await eventually(site.is_ready, "ready")
+        await queue.channel.queue_delete("billing.dead")
+
+        await queue.send(1, event_type="Unknown")
+        await eventually(lambda: is_unready(site, "delivery: nothing has settled for "), "unready")
+
+        await queue.channel.declare_queue("billing.dead", durable=True)
+        await eventually(site.is_ready, "ready again")
+
+
+async def test_a_long_idle_is_fine(
+    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was settled last was settled long ago, several times `stall_after`."""
+    monkeypatch.setattr(stall, "LOOK_INTERVAL", 0.01)
+    looks = 0
+    await queue.send(1)
+    consumer = Consumer(queue.name, [count], inbox=inbox, broker=broker, stall_after=0.2)
+    async with serving(consumer) as site:
+        await eventually(lambda: consumer.counters.acknowledged == 1, "it is settled")
+        await eventually(site.is_ready, "ready")
+
+        async def has_idled() -> bool:
+            nonlocal looks
+            looks += 1
+            assert (await site.get("/readyz")).body == "ok\n"
+            return looks > 100
+
+        await eventually(has_idled, "a hundred looks, of at least a second")
+
+
+async def test_an_overload_makes_it_unready_and_is_no_stall(
+    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+) -> None:
+    stumbling = Stumbling({1: 1_000_000}, Overload("429 from the tax office"))
+    consumer = Consumer(queue.name, [stumbling.handle], inbox=inbox, broker=broker, backoff=QUICK, stall_after=0.2)
+    async with serving(consumer) as site:
+        await queue.send(1)
+
+        await eventually(lambda: is_unready(site, "overload: paused for "), "unready")
+        answer = await site.get("/readyz")
+        assert "Overload: 429 from the tax office" in answer.body
+        assert "delivery" not in answer.body
+
+        stumbling.failures.clear()
+        await eventually(site.is_ready, "ready again")
+
+
+async def test_unready_while_it_drains(queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings) -> None:
+    hanging = Hanging()
+    await queue.send(1)
+    consumer = Consumer(queue.name, [hanging.handle], inbox=inbox, broker=broker, drain_timeout=600)
+    async with serving(consumer) as site:
+        await eventually(lambda: consumer.counters.in_flight == 1, "a handler runs")
+        assert await site.is_ready()
+
+        consumer.stop()
+        draining, live = await site.get("/readyz"), await site.get("/livez")
+        hanging.let_go.set()
+        await eventually(lambda: consumer.counters.applied == 1, "the handler has ended")
+
+    assert (draining.status, draining.body) == (503, "consumer: draining: it was told to stop\n")
+    assert live.status == 200
+
+
+async def test_a_loop_that_hangs_is_not_live(
+    queue: Queue, inbox: Inbox, broker: BrokerSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served, "LOOP_ANSWERS_WITHIN", 0.5)
+    answers: list[Answer] = []
+    async with serving(Consumer(queue.name, [count], inbox=inbox, broker=broker)) as site:
+        await eventually(site.is_ready, "ready")
+        asking = threading.Thread(target=lambda: answers.extend(map(site.ask, ("/livez", "/readyz", "/metrics"))))
+        asking.start()
+
+        asking.join(30)  # which is what hangs
+
+        assert (await site.get("/livez")).status == 200
+    assert [answer.status for answer in answers] == [503, 503, 503]
+
+
+async def test_without_an_address_nobody_is_answered(queue: Queue, inbox: Inbox, broker: BrokerSettings) -> None:
+    consumer = Consumer(queue.name, [count], inbox=inbox, broker=broker)
+
+    threads = set(threading.enumerate())
+    async with answering_for(consumer, ""), running(consumer):
+        assert "http" not in {thread.name for thread in set(threading.enumerate()) - threads}

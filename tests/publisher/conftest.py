@@ -1,0 +1,51 @@
+"""A publisher with each kind of buffer, and a broker that can be taken from it."""
+
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from yarl import URL
+
+from relay.publisher import DurablePublisher
+from relay.settings import BrokerSettings, DatabaseSettings, RelaySettings
+from tests.consume.effects import through
+from tests.engine.conftest import channel, outbox, queue, run_node
+from tests.support.proxy import FaultProxy
+
+__all__ = ["channel", "outbox", "queue", "run_node"]  # the engine's fixtures
+
+QUICK = {"backoff_initial": 0.05, "backoff_max": 0.2, "heartbeat_interval": 0.2}
+
+Open = Callable[..., DurablePublisher]
+
+
+@pytest.fixture(params=["table", "file"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> DatabaseSettings | Path:
+    """Where the buffer is."""
+    if request.param == "file":
+        return tmp_path / "buffer.sqlite"
+    database: DatabaseSettings = request.getfixturevalue("database")
+    return database
+
+
+@pytest.fixture
+async def proxy(broker: BrokerSettings) -> AsyncIterator[FaultProxy]:
+    """What stands between the publisher and the broker."""
+    async with FaultProxy("127.0.0.1", URL(broker.url.get_secret_value()).port or 5672) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def publisher(place: DatabaseSettings | Path, broker: BrokerSettings, proxy: FaultProxy) -> Open:
+    """`async with publisher(drain_timeout=0.3) as publisher:` opens one behind the proxy, with these relay settings.
+
+    It drains what it buffers itself.
+    """
+
+    def make(confirm_timeout: float = 30.0, **relay: Any) -> DurablePublisher:
+        settings = RelaySettings(**{**QUICK, **relay})
+        near = through(broker, proxy.port).model_copy(update={"confirm_timeout": confirm_timeout})
+        return DurablePublisher(place, broker=near, name="sensors", relay=settings, embedded=True)
+
+    return make
