@@ -1,0 +1,35 @@
+"""The stand of examples/invoices: its tables, its queues, and who looks at both."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aio_pika
+import pytest
+
+from relay import topology
+from relay.configuration import load
+from relay.database import connect_async
+from relay.settings import Settings
+from tests.engine.conftest import run_node
+from tests.examples.invoices import DOWNSTREAM, EXAMPLE, TABLES, Stand
+from tests.support.rabbitmq import RabbitServer
+
+__all__ = ["run_node"]
+
+
+@pytest.fixture
+async def stand(rabbitmq: RabbitServer, settings: Settings, tmp_path: Path) -> AsyncIterator[Stand]:
+    listed = load(config=EXAMPLE / "relay.toml", environ={}).settings.topology
+    assert not [each for each in await topology.apply(settings.broker, listed) if each.standing in topology.BAD]
+    async with (
+        await connect_async(settings.database) as connection,
+        # One that comes back by itself: some drills restart the broker.
+        await aio_pika.connect_robust(settings.broker.url.get_secret_value(), reconnect_interval=0.5) as broker,
+    ):
+        await connection.execute(TABLES.encode())
+        await connection.execute(DOWNSTREAM)
+        stand = Stand(connection, broker, rabbitmq, settings, tmp_path)
+        try:
+            yield stand
+        finally:
+            stand.leave()

@@ -1,0 +1,138 @@
+"""examples/durable: producer, consumer and broker are killed, and each accepted measurement is noted once, in order."""
+
+import asyncio
+import os
+import secrets
+import signal
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import psycopg
+import pytest
+
+from tests.cli.command import RELAY
+from tests.faults.victim import Victim
+from tests.support.eventually import eventually
+from tests.support.process import run
+from tests.support.rabbitmq import RabbitServer
+
+TOPOLOGY = Path("examples/durable/relay.toml").resolve()
+SEED_VARIABLE = "TEST_SEED"  # the seed of an earlier run, to run it again
+SECONDS = [pytest.param(8, id="short"), pytest.param(60, id="long", marks=pytest.mark.drills)]
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[RabbitServer]:
+    """One that may be killed."""
+    with RabbitServer(schedulers=1) as node:
+        yield node
+
+
+class Example:
+    """The programs of the example, what was accepted, and what came of it."""
+
+    def __init__(self, broker: RabbitServer, database_url: str, folder: Path, buffer: list[str]) -> None:
+        self._broker = broker
+        self._vhost = f"example_{secrets.token_hex(4)}"
+        self._database_url = database_url
+        self._environment = {
+            **os.environ,
+            "RELAY_DATABASE_URL": database_url,
+            "RELAY_BROKER_URL": broker.add_vhost(self._vhost),
+            "RELAY_CONFIG": str(TOPOLOGY),
+            "RELAY_LOG__FORMAT": "json",
+        }
+        self._ledger = folder / "accepted.txt"
+        produce = [sys.executable, "-m", "examples.durable.producer", str(self._ledger), *buffer]
+        consume = [sys.executable, "-m", "examples.durable.consumer"]
+        self.producer = Victim("producer", produce, self._environment, "producer.ready", folder)
+        self.consumer = Victim("consumer", consume, self._environment, "consumer.ready", folder)
+        self._drain = Victim("drain", [*produce, "--sensors", "0"], self._environment, "producer.ready", folder)
+        self.kills = Counter[str]()
+
+    async def start(self) -> None:
+        run([RELAY, "topology", "apply"], environment=self._environment)
+        self._broker.keep_queues()
+        await self.consumer.start()
+        await self.producer.start()
+
+    async def harass(self, random: Random, seconds: float) -> None:
+        """Kill each of the three, again and again, whatever the others are at."""
+        until = asyncio.get_running_loop().time() + seconds
+        async with asyncio.TaskGroup() as tasks:
+            for victim in (self.producer, self.consumer):
+                tasks.create_task(self._harass(victim, Random(random.random()), until))
+            tasks.create_task(self._harass_broker(Random(random.random()), until))
+
+    async def _harass(self, victim: Victim, random: Random, until: float) -> None:
+        while asyncio.get_running_loop().time() < until:
+            await asyncio.sleep(random.uniform(0.5, 4))
+            victim.stop(signal.SIGKILL)
+            self.kills[victim.name] += 1
+            await asyncio.sleep(random.uniform(0, 1))
+            await victim.start()
+
+    async def _harass_broker(self, random: Random, until: float) -> None:
+        while asyncio.get_running_loop().time() < until:
+            await asyncio.sleep(random.uniform(1, 5))
+            self._broker.stop(signal.SIGKILL)
+            self.kills["broker"] += 1
+            await asyncio.sleep(random.uniform(0, 2))
+            self._broker.launch()
+            await asyncio.to_thread(self._broker.await_up)
+
+    async def come_to_rest(self) -> None:
+        """Stop the producer, send what it has left in its buffer, and wait until everything accepted is noted."""
+        assert self.producer.stop(signal.SIGTERM) == 0
+        await self._drain.start()
+        await eventually(lambda: not self.accepted().keys() - {id_ for id_, *_ in self.noted()}, "all is noted", 60)
+        assert self._drain.stop(signal.SIGTERM) == 0
+        assert self.consumer.stop(signal.SIGTERM) == 0
+        self._broker.delete_vhost(self._vhost)
+
+    def accepted(self) -> dict[str, tuple[str, int]]:
+        """Give sensor and number by message id; a line that was cut by a kill tells nothing."""
+        lines = [line for line in self._ledger.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        return {id_: (sensor, int(number)) for id_, sensor, number in map(str.split, lines)}
+
+    def noted(self) -> list[tuple[str, str, int]]:
+        """Give message id, sensor and number, in the order in which they were noted."""
+        with psycopg.connect(self._database_url) as connection:
+            return connection.execute(
+                "SELECT message_id::text, sensor, number FROM measurement ORDER BY position"
+            ).fetchall()
+
+    def kill(self) -> None:
+        for victim in (self.producer, self.consumer, self._drain):
+            victim.stop(signal.SIGKILL)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seconds", SECONDS)
+@pytest.mark.parametrize("buffer", ["table", "file"])
+async def test_what_was_accepted_takes_effect_once_and_in_order(
+    broker: RabbitServer, database_url: str, tmp_path: Path, buffer: str, seconds: float
+) -> None:
+    seed = int(os.environ.get(SEED_VARIABLE) or secrets.randbits(32))
+    print(f"{SEED_VARIABLE}={seed}")  # shown when it fails
+    place = ["--file", str(tmp_path / "buffer.sqlite")] if buffer == "file" else []
+    example = Example(broker, database_url, tmp_path, place)
+    try:
+        await example.start()
+        await example.harass(Random(seed), seconds)
+        await example.come_to_rest()
+    finally:
+        example.kill()
+
+    accepted, noted = example.accepted(), example.noted()
+    assert accepted
+    assert min(example.kills[name] for name in ("producer", "consumer", "broker")) > 0
+    ids = [id_ for id_, *_ in noted]
+    assert len(ids) == len(set(ids)), "a message took effect twice"
+    for sensor in {sensor for sensor, _ in accepted.values()}:
+        # What was sent and not accepted, by a producer that was killed meanwhile, may come at any time.
+        numbers = [number for id_, of, number in noted if of == sensor and id_ in accepted]
+        assert numbers == sorted(numbers), f"{sensor} is out of order"
