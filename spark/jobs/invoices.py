@@ -11,33 +11,27 @@ written, or recognised as written before; 1: failed, nothing of the batch was wr
 """
 
 import argparse
-import json
-import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from hashlib import file_digest
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-import psycopg
-from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-from pyspark import SparkConf
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 import outbox_spark
 from outbox_spark.ledger import read
-from outbox_spark.session import connect, conninfo, one_line
+from outbox_spark.session import connect, conninfo
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # spark-submit knows only the folder of this file
 
 from jobs import purchases
+from jobs.command import JobError, add_database, check_database, refuse, run, session, whole_number
 
 TABLES = (Path(__file__).resolve().parent / "billing.sql").read_text()
-URL = "RELAY_DATABASE_URL"
+PROGRAM = "invoices.py"
 
 TAKE_BATCH = (
     "SELECT pg_advisory_xact_lock(hashtextextended('billing.quarantine/' || %(app_id)s || '/' || %(version)s, 0))"
@@ -47,67 +41,44 @@ COPY_QUARANTINE = "COPY billing.quarantine (app_id, version, file, line_number, 
 COUNT_QUARANTINE = "SELECT count(*) FROM billing.quarantine WHERE app_id = %(app_id)s AND version = %(version)s"
 
 
-class JobError(Exception):
-    """The job cannot do its work; the message says why and what follows."""
-
-
 def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
-    try:
-        batch = _batch(options)
-        if (summary := _recognised(options, **batch)) is None:
-            summary = _run(options, batch)
-    except (JobError, outbox_spark.OutboxWriteError, psycopg.Error) as error:
-        return _fail(one_line(error))
-    except (PySparkException, Py4JError) as error:
-        # Spark's own messages have the call stacks of two languages; the first line says what it is.
-        return _fail(outbox_spark.reason(error) or next(iter(str(error).splitlines()), type(error).__name__))
-    print(json.dumps(summary))
-    return 0
+    batch = _batch(options)
+    return run(PROGRAM, lambda: _recognised(options, **batch) or _run(options, batch))
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="invoices.py",
+        prog=PROGRAM,
         description="Make an invoice of each purchase in a file, and its event, in one transaction and once.",
         epilog="The file: customer, day as YYYYMMDD, number of CDs and dollars, in columns of blanks; a header may "
         "stand in its first line. What does not parse goes to billing.quarantine with its reason.",
     )
     parser.add_argument("--input", required=True, help="the file of purchases; what Spark reads, or a local path")
-    parser.add_argument("--url", default=os.environ.get(URL), help=f"libpq URL of the database; default ${URL}")
+    add_database(parser)
     parser.add_argument("--app-id", help="name of the batch, with --version; default: invoices and the file's content")
-    parser.add_argument("--version", type=_whole_number, help="number of the batch; the same batch is written once")
-    parser.add_argument("--outbox-schema", default="outbox", help="schema of the outbox tables; default %(default)s")
-    parser.add_argument("--partitions", type=_whole_number, default=4, help="tasks that write; default %(default)s")
+    parser.add_argument("--version", type=whole_number, help="number of the batch; the same batch is written once")
+    parser.add_argument("--partitions", type=whole_number, default=4, help="tasks that write; default %(default)s")
     return parser
-
-
-def _whole_number(text: str) -> int:
-    if not text.isascii() or not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"takes a whole number, not {text!r}")
-    return int(text)
 
 
 def _batch(options: argparse.Namespace) -> dict[str, Any]:
     """Give the batch its name, and refuse arguments that cannot be (exit code 2)."""
-    if not options.url:
-        _refuse(f"give the database with --url or in {URL}")
-    try:
-        conninfo(options.url)
-    except outbox_spark.OptionError as error:
-        _refuse(str(error))
+    check_database(PROGRAM, options)
     if (options.app_id is None) != (options.version is None):
-        _refuse("--app-id and --version name a batch together: give both or neither")
+        refuse(PROGRAM, "--app-id and --version name a batch together: give both or neither")
     if options.partitions < 1:
-        _refuse("--partitions takes at least 1")
+        refuse(PROGRAM, "--partitions takes at least 1")
     path = Path(options.input)
     is_local = "://" not in options.input and "*" not in options.input
     if is_local and not path.exists():
-        _refuse(f"--input: there is no file {options.input}")
+        refuse(PROGRAM, f"--input: there is no file {options.input}")
     if options.app_id is not None:
         return {"app_id": options.app_id, "version": options.version}
     if not is_local or not path.is_file():
-        _refuse("--input is not one local file, whose content could name the batch: give --app-id and --version")
+        refuse(
+            PROGRAM, "--input is not one local file, whose content could name the batch: give --app-id and --version"
+        )
     with path.open("rb") as file:
         # 60 bits, which a bigint holds; the same file is the same batch, under whatever name it lies.
         return {"app_id": "invoices", "version": int(file_digest(file, "sha256").hexdigest()[:15], 16)}
@@ -118,7 +89,7 @@ def _recognised(options: argparse.Namespace, *, app_id: str, version: int) -> di
     batch = outbox_spark.committed(options.url, app_id, version, outbox_schema=options.outbox_schema)
     if batch is None:
         return None
-    print(f"invoices.py: {batch} is in the ledger already: nothing is written", file=sys.stderr)
+    print(f"{PROGRAM}: {batch} is in the ledger already: nothing is written", file=sys.stderr)
     with connect(conninfo(options.url)) as connection:
         ((quarantined,),) = connection.execute(COUNT_QUARANTINE, {"app_id": app_id, "version": version}).fetchall()
     rows = batch.row_counts["rows"]
@@ -137,7 +108,7 @@ def _run(options: argparse.Namespace, batch: dict[str, Any]) -> dict[str, Any]:
         raise JobError(f"{options.input} is empty; nothing was written")
     with connect(conninfo(options.url)) as connection:
         connection.execute(TABLES)
-    with _session(options.input) as spark:
+    with session(f"invoices of {Path(options.input).name}") as spark:
         started = time.monotonic()
         parsed = purchases.parse(purchases.read_lines(spark, options.input))
         _name_stage(spark, f"1 of 3: count the lines and purchases of {Path(options.input).name}")
@@ -162,21 +133,6 @@ def _run(options: argparse.Namespace, batch: dict[str, Any]) -> dict[str, Any]:
         "write_seconds": round(now - write_started, 3),
         "rows_per_second": round(2 * counts.purchases / (now - write_started)),
     }
-
-
-@contextmanager
-def _session(input_name: str) -> Iterator[SparkSession]:
-    # Workers at plan time take the environment's Python, whatever the builder says.
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    builder = SparkSession.builder.appName(f"invoices of {Path(input_name).name}")
-    if SparkConf().get("spark.master", "local[*]") == "local[*]":
-        builder = builder.master("local[*,3]")  # spark-submit's default never tries a task again
-    spark = builder.getOrCreate()
-    try:
-        outbox_spark.register(spark)
-        yield spark
-    finally:
-        spark.stop()
 
 
 def _name_stage(spark: SparkSession, name: str) -> None:
@@ -218,16 +174,6 @@ def _wrong_shape(name: str, parsed: DataFrame, counts: purchases.Counts) -> str:
         f"{name} has no purchase in its {counts.lines} lines{example}; nothing was written. A line is "
         "customer, day as YYYYMMDD, number of CDs and dollars, in columns of blanks"
     )
-
-
-def _refuse(message: str) -> NoReturn:
-    print(f"invoices.py: {message}", file=sys.stderr)
-    sys.exit(2)
-
-
-def _fail(message: str) -> int:
-    print(f"invoices.py: {message}", file=sys.stderr)
-    return 1
 
 
 if __name__ == "__main__":

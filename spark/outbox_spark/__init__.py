@@ -1,4 +1,4 @@
-"""Write DataFrames into business tables and the outbox, in one transaction and once.
+"""Write DataFrames into business tables and the outbox, in one transaction and once; read the outbox.
 
     import outbox_spark
 
@@ -14,12 +14,16 @@
         txnVersion="20261121",
     ).save()
 
+    sent = spark.read.format("outbox").option("url", "postgresql://user@host/database").load()
+
+`df.writeStream.format("outbox")` writes streams, and `OutboxBatch` several DataFrames in one transaction.
+
 A batch is named by `txnAppId` and `txnVersion`: written again under the same name, by a rerun or a restarted driver,
 it is recognised and nothing is written. Executors need this package, pyarrow and the ADBC driver; the driver psycopg
 as well. No part uses RDDs or py4j, so that Spark Connect serves too.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import SparkSession
 
@@ -29,6 +33,7 @@ from outbox_spark.errors import (
     CommitUnknownError,
     OptionError,
     OutboxWriteError,
+    ReadError,
     RowError,
     TableError,
     reason,
@@ -38,6 +43,7 @@ from outbox_spark.order import in_order
 from outbox_spark.source import OutboxDataSource
 
 if TYPE_CHECKING:
+    from outbox_spark.batch import OutboxBatch
     from outbox_spark.ledger import Batch
 
 __all__ = [
@@ -45,8 +51,10 @@ __all__ = [
     "ColumnError",
     "CommitUnknownError",
     "OptionError",
+    "OutboxBatch",
     "OutboxDataSource",
     "OutboxWriteError",
+    "ReadError",
     "RowError",
     "TableError",
     "committed",
@@ -55,6 +63,15 @@ __all__ = [
     "reason",
     "register",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # On the driver, where psycopg is: executors import this package and have none.
+    if name == "OutboxBatch":
+        from outbox_spark.batch import OutboxBatch  # noqa: PLC0415
+
+        return OutboxBatch
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def register(spark: SparkSession) -> None:

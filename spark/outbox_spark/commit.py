@@ -3,14 +3,16 @@
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Any
 
 import psycopg
-from psycopg.sql import SQL, Composed, Identifier, Literal
+from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
 
-from outbox_spark.errors import BatchError, CommitUnknownError
-from outbox_spark.ledger import Batch, enter, read
-from outbox_spark.plan import AGGREGATE_ID, HEADERS, MESSAGE_ID, PAYLOAD, Save, Staged
-from outbox_spark.session import connect, one_line
+from outbox_spark.errors import BatchError, CommitUnknownError, OutboxWriteError, one_line
+from outbox_spark.ledger import Batch, complete_pieces, enter, read
+from outbox_spark.patience import patiently, wait_for_room
+from outbox_spark.plan import EventPlan, Pieces, Save, Staged, of_outbox
+from outbox_spark.session import connect
 
 ASK_AGAIN_FOR = 30.0  # seconds, when the connection broke while the commit was under way
 
@@ -24,36 +26,37 @@ PREPARE = """
     SET LOCAL idle_in_transaction_session_timeout = '15s'
 """
 
-MOVE_BUSINESS_ROWS = SQL("INSERT INTO {table} ({columns}) SELECT {columns} FROM {staging}")
+MOVE_BUSINESS_ROWS = SQL("INSERT INTO {table} ({columns}) SELECT {columns} FROM {staging}{on_conflict}")
+UPDATE = SQL(" ON CONFLICT ({keys}) DO UPDATE SET {changes}")
 
 # The parent, never the partition: the statement trigger that rings the relay is the parent's.
-MOVE_EVENTS = SQL("""
-    INSERT INTO {message} (message_id, aggregate_type, aggregate_id, event_type, exchange, routing_key,
-        headers, content_type, payload, writer, batch_id)
-    SELECT {message_id}, {aggregate_type}, {aggregate_id}, {event_type}, {exchange}, {routing_key},
-        {headers}, {content_type}, {payload}, {writer}, {batch_id}
-    FROM {staging}
+MOVE_EVENTS = SQL("INSERT INTO {message} ({columns}) SELECT {values} FROM {staging}")
+
+FIND_REPEATED_ID = SQL("""
+    SELECT min(aggregate_id), count(*) FROM ({staged}) AS staged
+    GROUP BY message_id HAVING count(*) > 1 LIMIT 1
 """)
 
-FIND_REPEATED_SEQUENCE = SQL("""
-    SELECT min({aggregate_id}), count(*) FROM ({staged}) AS staged
-    GROUP BY {message_id} HAVING count(*) > 1 LIMIT 1
-""")
+Written = Sequence[tuple[Save, Sequence[Staged]]]  # each DataFrame of the batch, with what its winning attempts staged
 
 
-def commit_batch(save: Save, staged: Sequence[Staged]) -> Batch | None:
+def commit_batch(written: Written) -> Batch | None:
     """Write the batch and enter it into the ledger; None when done, else the committed batch that was found.
 
     Raises:
         BatchError: nothing was written, and why.
         CommitUnknownError: the connection broke at the commit and nobody answered since.
     """
+    save, _ = written[0]
     try:
-        with connect(save.info) as connection, connection.transaction():
-            return _write(connection, save, staged)
+        with patiently(lambda: connect(save.info), OutboxWriteError) as connection:
+            if save.room is not None:
+                wait_for_room(save.room, lambda query: connection.execute(query.encode()).fetchall()[0][0])
+            with connection.transaction():
+                return _write(connection, written)
     except psycopg.OperationalError as error:
         # Unknown, not failed: the ledger knows.
-        found = _ask_ledger(save, staged, error)
+        found = _ask_ledger(written, error)
         if found is None:
             raise BatchError(f"nothing of the batch was written: {one_line(error).rstrip('.')}; run it again") from None
         return None if found.token == save.token else found
@@ -61,38 +64,86 @@ def commit_batch(save: Save, staged: Sequence[Staged]) -> Batch | None:
         raise BatchError(f"nothing of the batch was written: {one_line(error)}") from None
 
 
-def _write(connection: psycopg.Connection, save: Save, staged: Sequence[Staged]) -> Batch | None:
+def commit_pieces(save: Save, pieces: Pieces) -> None:
+    """Enter a batch whose pieces are written into the ledger.
+
+    Raises:
+        BatchError: pieces are missing, or the database is gone; the batch may be run again.
+    """
+    options = save.options
+    try:
+        with patiently(lambda: connect(save.info), OutboxWriteError) as connection:
+            complete_pieces(
+                connection,
+                options.outbox_schema,
+                app_id=options.app_id,
+                version=options.version,
+                number=pieces.number,
+                token=save.token,
+                table=".".join(save.plan.table or ()),
+            )
+    except psycopg.Error as error:
+        raise BatchError(f"the pieces are written, their batch is not yet: {one_line(error)}; run it again") from None
+
+
+def _write(connection: psycopg.Connection, written: Written) -> Batch | None:
     connection.execute(PREPARE)
-    found = _enter_ledger(connection, save, staged)
+    found = _enter_ledger(connection, written)
     if found is not None:
         return found
-    in_order = sorted((each for each in staged if each.table is not None), key=lambda each: each.partition)
-    if in_order and save.plan.sequence is not None and not save.plan.sequence_is_unique:
-        _refuse_repeated_sequences(connection, save, in_order)
+    in_order = [(save, [each for each in _by_partition(staged) if each.table is not None]) for save, staged in written]
+    for save, staged in in_order:
+        if staged and save.plan.event is not None and save.plan.event.may_repeat_ids:
+            _refuse_repeated_ids(connection, save, staged)
     # Business rows of all partitions first: the events' ids are taken as late as can be, so that the relay
     # has the less to wait for ids that were given out and are not yet visible.
-    for each in in_order:
-        _move(connection, _business_rows_of(save, each), each, ".".join(save.plan.table))
-    for each in in_order:
-        _move(connection, _events_of(save, each), each, "the outbox")
-    for each in in_order:
-        connection.execute(SQL("DROP TABLE {}").format(_staging(save, each)))
+    for save, staged in in_order:
+        if save.plan.table is not None:
+            for each in staged:
+                _move(connection, _business_rows_of(save, save.plan.table, each), each, ".".join(save.plan.table))
+    for save, staged in in_order:
+        if save.plan.event is not None:
+            for each in staged:
+                _move(connection, _events_of(save, save.plan.event, each), each, "the outbox")
+    for save, staged in in_order:
+        for each in staged:
+            connection.execute(SQL("DROP TABLE {}").format(_staging(save, each)))
     return None
 
 
-def _enter_ledger(connection: psycopg.Connection, save: Save, staged: Sequence[Staged]) -> Batch | None:
+def _by_partition(staged: Sequence[Staged]) -> list[Staged]:
+    return sorted(staged, key=lambda each: each.partition)
+
+
+def _enter_ledger(connection: psycopg.Connection, written: Written) -> Batch | None:
+    save, _ = written[0]
     options = save.options
-    rows = sum(each.rows for each in staged)
+    row_counts: dict[str, Any] = {
+        "rows": sum(each.rows for save, staged in written if save.plan.table for each in staged),
+        "table": ", ".join(".".join(save.plan.table) for save, _ in written if save.plan.table),
+        "messages": sum(each.rows for save, staged in written if save.plan.event for each in staged),
+    }
+    if save.query is not None:
+        row_counts["query"] = save.query
     entered = enter(
         connection,
         options.outbox_schema,
         app_id=options.app_id,
         version=options.version,
-        partitions=len(staged),
+        partitions=sum(len(staged) for _, staged in written),
         token=save.token,
-        row_counts={"rows": rows, "table": ".".join(save.plan.table), "messages": rows},
+        row_counts=row_counts,
     )
-    return None if entered else read(connection, options.outbox_schema, options.app_id, options.version)
+    if entered:
+        return None
+    found = read(connection, options.outbox_schema, options.app_id, options.version)
+    if found is not None and save.query is not None and found.row_counts.get("query") != save.query:
+        # Numbered from 0 again, its micro-batches would be taken for those of the other: lost, and nobody told.
+        raise BatchError(
+            f"{found} was written by another query than this one: a stream without its checkpoint is a new one, "
+            "and takes another txnAppId"
+        )
+    return found
 
 
 def _move(connection: psycopg.Connection, statement: Composed, staged: Staged, target: str) -> None:
@@ -104,55 +155,59 @@ def _move(connection: psycopg.Connection, statement: Composed, staged: Staged, t
         )
 
 
-def _business_rows_of(save: Save, staged: Staged) -> Composed:
-    columns = SQL(", ").join(Identifier(column.name) for column in save.plan.columns)
+def _business_rows_of(save: Save, table: tuple[str, str], staged: Staged) -> Composed:
+    columns = [Identifier(column.name) for column in save.plan.columns]
+    on_conflict: Composable = SQL("")
+    if save.plan.keys:
+        # A row that consists of its key is written, too, so that the counts tell what happened to each.
+        changed = [column for column in save.plan.columns if column.name not in save.plan.keys] or save.plan.columns
+        changes = [SQL("{0} = EXCLUDED.{0}").format(Identifier(column.name)) for column in changed]
+        keys = SQL(", ").join(Identifier(name) for name in save.plan.keys)
+        on_conflict = UPDATE.format(keys=keys, changes=SQL(", ").join(changes))
     return MOVE_BUSINESS_ROWS.format(
-        table=Identifier(*save.plan.table), columns=columns, staging=_staging(save, staged)
+        table=Identifier(*table),
+        columns=SQL(", ").join(columns),
+        staging=_staging(save, staged),
+        on_conflict=on_conflict,
     )
 
 
-def _events_of(save: Save, staged: Staged) -> Composed:
+def _events_of(save: Save, event: EventPlan, staged: Staged) -> Composed:
     options = save.options
+    values: dict[str, Composable] = {name: Identifier(of_outbox(name)) for name in event.columns}
+    same = {**event.same, "writer": options.app_id, "batch_id": options.version}
+    values |= {name: Literal(value) for name, value in same.items()}
     return MOVE_EVENTS.format(
         message=Identifier(options.outbox_schema, "message"),
-        message_id=Identifier(MESSAGE_ID),
-        aggregate_type=Literal(options.aggregate_type),
-        aggregate_id=Identifier(AGGREGATE_ID),
-        event_type=Literal(options.event_type),
-        exchange=Literal(options.exchange),
-        routing_key=Literal(options.routing_key),
-        headers=Literal(None) if save.plan.headers is None else Identifier(HEADERS),
-        content_type=Literal(options.content_type),
-        payload=Identifier(PAYLOAD),
-        writer=Literal(options.app_id),
-        batch_id=Literal(options.version),
+        columns=SQL(", ").join(Identifier(name) for name in values),
+        values=SQL(", ").join(values.values()),
         staging=_staging(save, staged),
     )
 
 
-def _refuse_repeated_sequences(connection: psycopg.Connection, save: Save, staged: Sequence[Staged]) -> None:
+def _refuse_repeated_ids(connection: psycopg.Connection, save: Save, staged: Sequence[Staged]) -> None:
+    event = save.plan.event
+    key = Identifier(of_outbox("aggregate_id")) if event and "aggregate_id" in event.texts else SQL("NULL::text")
     every = SQL(" UNION ALL ").join(
-        SQL("SELECT {}, {} FROM {}").format(Identifier(MESSAGE_ID), Identifier(AGGREGATE_ID), _staging(save, each))
+        SQL("SELECT {} AS message_id, {} AS aggregate_id FROM {}").format(
+            Identifier(of_outbox("message_id")), key, _staging(save, each)
+        )
         for each in staged
     )
-    query = FIND_REPEATED_SEQUENCE.format(
-        message_id=Identifier(MESSAGE_ID), aggregate_id=Identifier(AGGREGATE_ID), staged=every
-    )
-    found = connection.execute(query).fetchone()
+    found = connection.execute(FIND_REPEATED_ID.format(staged=every)).fetchone()
     if found is not None:
-        options = save.options
         raise BatchError(
-            f"nothing of the batch was written: {found[1]} events of {options.aggregate_type} {found[0]!r} have the "
-            f"same {options.sequence_column!r}, so consumers would take them for one; name a column that tells them "
-            "apart with the option sequenceColumn"
+            f"nothing of the batch was written: {found[1]} events of key {found[0]!r} have the same message id, so "
+            "consumers would take them for one; name a column that tells them apart with the option sequenceColumn"
         )
 
 
-def _ask_ledger(save: Save, staged: Sequence[Staged], error: psycopg.Error) -> Batch | None:
+def _ask_ledger(written: Written, error: psycopg.Error) -> Batch | None:
     """Tell what the ledger has of the batch once the transaction that broke has ended, one way or the other.
 
     Reading would not tell: the server may still be at its COMMIT. Entering the batch waits for it.
     """
+    save, _ = written[0]
     options = save.options
     give_up_at = time.monotonic() + ASK_AGAIN_FOR
     while (left := give_up_at - time.monotonic()) > 0:
@@ -160,7 +215,7 @@ def _ask_ledger(save: Save, staged: Sequence[Staged], error: psycopg.Error) -> B
         not_yet = suppress(psycopg.OperationalError, psycopg.errors.ReadOnlySqlTransaction)
         with not_yet, psycopg.connect(save.info) as connection:
             connection.execute("SELECT set_config('lock_timeout', %s, true)", [f"{left + 0.001:.3f}s"])
-            found = _enter_ledger(connection, save, staged)
+            found = _enter_ledger(connection, written)
             connection.rollback()
             return found
         time.sleep(0.5)

@@ -1,12 +1,14 @@
-"""What can go wrong with a write, as one tree; Spark wraps them, and `reason` finds them in its words.
+"""What can go wrong with a write or a read, as one tree; Spark wraps them, and `reason` finds them in its words.
 
 OutboxWriteError
   OptionError          an option is unknown, missing or cannot be
   TableError           a table is missing, or may not be written
   ColumnError          the DataFrame does not fit the tables
   RowError             a value that the database would refuse; its row is named
-  BatchError           the batch cannot be committed; nothing of it is in the tables
+  BatchError           the batch cannot be committed; nothing of it is in the tables, but pieces that are written stay
   CommitUnknownError   the connection broke while the commit was under way
+  ReadError            the database cannot give all that was planned to be read
+  ArchiveError         a day cannot be archived; it is not noted as such
 """
 
 import re
@@ -35,11 +37,19 @@ class RowError(OutboxWriteError):
 
 
 class BatchError(OutboxWriteError):
-    """The batch cannot be committed; it is not in the tables, and may be run again."""
+    """The batch cannot be committed, and may be run again; of one in pieces, those that are written stay."""
 
 
 class CommitUnknownError(OutboxWriteError):
     """Nobody answered whether the transaction was committed; the same batch may be run again to find out."""
+
+
+class ReadError(OutboxWriteError):
+    """Not all that was planned to be read is there, or it cannot be read; fails its task, so nothing is missing."""
+
+
+class ArchiveError(OutboxWriteError):
+    """A day cannot be archived, or its archive is not what the table has; it is not noted, and may be run again."""
 
 
 def reason(error: BaseException) -> str | None:
@@ -48,3 +58,8 @@ def reason(error: BaseException) -> str | None:
         return str(error)
     found = OURS.search(str(error))
     return None if found is None else found.group(2).strip()
+
+
+def one_line(error: BaseException) -> str:
+    """Give what an error says without its line breaks."""
+    return " ".join(str(error).split())

@@ -2,6 +2,9 @@
 
 Its row is the first thing of the transaction that writes the batch. Two drivers at the same batch meet in its
 primary key: the second waits for the first, and finds the batch written or writes it itself.
+
+A batch in pieces has a row for each of them, the first thing of its transaction, too; one before these, of how many
+pieces there are, so that no rerun divides the rows otherwise; and the row of a whole batch behind the last.
 """
 
 from dataclasses import dataclass
@@ -13,9 +16,16 @@ import psycopg
 from psycopg.sql import SQL, Identifier
 from psycopg.types.json import Jsonb
 
-from outbox_spark.errors import TableError
+from outbox_spark.errors import BatchError, TableError
 
-WHOLE_BATCH = -1  # the `partition` of a batch that is committed in one piece
+# The `partition` of rows that are no piece's.
+WHOLE_BATCH = -1  # the batch is committed
+IN_PIECES = -2  # it was begun in so many pieces
+
+# Two that begin a batch in different ways have no row in common to meet in: they meet here.
+TAKE_NAME = """
+    SELECT pg_advisory_xact_lock(hashtextextended(concat_ws('/', %(schema)s::text, %(app_id)s::text, %(version)s), 0))
+"""
 
 READ = SQL("""
     SELECT app_id, version, partitions, token, row_counts, committed_at
@@ -27,6 +37,15 @@ ENTER = SQL("""
     INSERT INTO {schema}.batch (app_id, version, partition, partitions, token, row_counts)
     VALUES (%(app_id)s, %(version)s, %(partition)s, %(partitions)s, %(token)s, %(row_counts)s)
     ON CONFLICT (app_id, version, partition) DO NOTHING
+""")
+
+COUNT_PIECES = SQL("""
+    SELECT begun.partitions, count(piece), coalesce(sum((piece.row_counts->>'rows')::bigint), 0)::bigint
+    FROM {schema}.batch AS begun LEFT JOIN {schema}.batch AS piece
+        ON piece.app_id = begun.app_id AND piece.version = begun.version
+        AND piece.partition BETWEEN 0 AND begun.partitions - 1
+    WHERE begun.app_id = %(app_id)s AND begun.version = %(version)s AND begun.partition = %(in_pieces)s
+    GROUP BY begun.partitions
 """)
 
 
@@ -77,13 +96,107 @@ def enter(
     """Enter the batch into the ledger, in the caller's transaction; False when it is in already.
 
     Waits while another transaction is at the same batch.
+
+    Raises:
+        BatchError: it was begun in pieces.
     """
-    values = {
-        "app_id": app_id,
-        "version": version,
-        "partition": WHOLE_BATCH,
-        "partitions": partitions,
-        "token": token,
-        "row_counts": Jsonb(row_counts),
-    }
+    _take_name(connection, schema, app_id, version)
+    entered = _enter(
+        connection,
+        schema,
+        app_id=app_id,
+        version=version,
+        partition=WHOLE_BATCH,
+        partitions=partitions,
+        token=token,
+        row_counts=Jsonb(row_counts),
+    )
+    if entered:
+        refuse_begun_in_pieces(connection, schema, app_id, version)
+    return entered
+
+
+def refuse_begun_in_pieces(connection: psycopg.Connection, schema: str, app_id: str, version: int) -> None:
+    """Raise BatchError when some pieces of the batch may be written: writing all of it would repeat them."""
+    if (begun := _count_pieces(connection, schema, app_id, version)) is not None:
+        number, written, _ = begun
+        raise BatchError(
+            f"batch {app_id!r} version {version} was begun in {number} pieces, of which {written} are written: "
+            f"run it again in the same way, with atomic=partition and numPartitions={number}"
+        )
+
+
+def begin_pieces(
+    connection: psycopg.Connection, schema: str, *, app_id: str, version: int, number: int, token: UUID
+) -> Batch | None:
+    """Fix the number of the batch's pieces; tell the batch instead when it is committed.
+
+    Raises:
+        BatchError: it was begun with another number.
+        TableError: there is no ledger.
+    """
+    with connection.transaction():
+        _take_name(connection, schema, app_id, version)
+        if (committed := read(connection, schema, app_id, version)) is not None:
+            return committed
+        _enter(
+            connection,
+            schema,
+            app_id=app_id,
+            version=version,
+            partition=IN_PIECES,
+            partitions=number,
+            token=token,
+            row_counts=Jsonb({}),
+        )
+        begun = _count_pieces(connection, schema, app_id, version)
+    if begun is not None and begun[0] != number:
+        raise BatchError(
+            f"batch {app_id!r} version {version} was begun in {begun[0]} pieces, of which {begun[1]} are written, and "
+            f"cannot go on in {number}: run it again with numPartitions={begun[0]} and as many partitions"
+        )
+    return None
+
+
+def complete_pieces(
+    connection: psycopg.Connection, schema: str, *, app_id: str, version: int, number: int, token: UUID, table: str
+) -> None:
+    """Enter the batch whose pieces are all written; harmless when it is in already.
+
+    Raises:
+        BatchError: pieces are missing.
+    """
+    with connection.transaction():
+        _take_name(connection, schema, app_id, version)
+        _, written, rows = _count_pieces(connection, schema, app_id, version) or (number, 0, 0)
+        if written != number:
+            raise BatchError(
+                f"batch {app_id!r} version {version} has {written} of its {number} pieces: does the DataFrame have as "
+                "many partitions as numPartitions says?"
+            )
+        _enter(
+            connection,
+            schema,
+            app_id=app_id,
+            version=version,
+            partition=WHOLE_BATCH,
+            partitions=number,
+            token=token,
+            row_counts=Jsonb({"rows": rows, "table": table, "messages": rows}),
+        )
+
+
+def _take_name(connection: psycopg.Connection, schema: str, app_id: str, version: int) -> None:
+    connection.execute(TAKE_NAME, {"schema": schema, "app_id": app_id, "version": version})
+
+
+def _enter(connection: psycopg.Connection, schema: str, **values: Any) -> bool:
     return connection.execute(ENTER.format(schema=Identifier(schema)), values).rowcount == 1
+
+
+def _count_pieces(
+    connection: psycopg.Connection, schema: str, app_id: str, version: int
+) -> tuple[int, int, int] | None:
+    """Tell the number of pieces, how many are written, and their rows; None for a batch that is not in pieces."""
+    query = COUNT_PIECES.format(schema=Identifier(schema))
+    return connection.execute(query, {"app_id": app_id, "version": version, "in_pieces": IN_PIECES}).fetchone()

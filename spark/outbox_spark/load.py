@@ -6,7 +6,8 @@ from contextlib import closing
 import pyarrow as pa
 from adbc_driver_postgresql import dbapi
 
-from outbox_spark.errors import BatchError
+from outbox_spark.errors import BatchError, one_line
+from outbox_spark.patience import connect_task
 from outbox_spark.plan import Save, Staged
 from outbox_spark.rows import staging_rows
 
@@ -22,14 +23,14 @@ def load(save: Save, batches: Iterable[pa.RecordBatch], *, partition: int, attem
         RowError: the database would refuse a value; the message has the row's key.
         BatchError: the database has refused something, or is gone.
     """
-    chunks = _chunks(batches, save.options.batchsize)
+    chunks = chunks_of(batches, save.options.batchsize)
     chunk = next(chunks, None)
     if chunk is None:
         return Staged(partition, None, 0)
     try:
         return _stage(save, chunk, chunks, partition=partition, attempt=attempt)
     except dbapi.Error as error:
-        raise BatchError(f"partition {partition} could not be staged: {' '.join(str(error).split())}") from None
+        raise BatchError(f"partition {partition} could not be staged: {one_line(error)}") from None
 
 
 def _stage(
@@ -37,8 +38,7 @@ def _stage(
 ) -> Staged:
     table = save.staging.table_of(attempt)
     rows = 0
-    # Autocommit, since ADBC would begin a transaction of its own for each ingest.
-    with closing(dbapi.connect(save.info, autocommit=True)) as connection, closing(connection.cursor()) as cursor:
+    with closing(connect_task(save.info)) as connection, closing(connection.cursor()) as cursor:
         # The table is new in the transaction that fills it: PostgreSQL then only ever appends to it,
         # so that the commit reads the rows in the order of the DataFrame.
         cursor.execute("BEGIN")
@@ -52,7 +52,7 @@ def _stage(
     return Staged(partition, table, rows)
 
 
-def _chunks(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[pa.RecordBatch]:
+def chunks_of(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[pa.RecordBatch]:
     """Gather batches up to about `size` rows, or as many bytes as one ingest should hold."""
     gathered: list[pa.RecordBatch] = []
     rows = 0

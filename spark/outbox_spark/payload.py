@@ -10,23 +10,33 @@ import pyarrow.compute as pc
 NEEDS_ESCAPE = r'["\\\x00-\x1f]'
 
 
-def json_objects(columns: Sequence[tuple[str, pa.Array]]) -> pa.Array:
-    """Make one JSON object a row, its keys in the order of the columns; a null is kept as null.
-
-    Numbers keep their exact text, decimals too. A date is "2026-11-21", an instant "2026-11-21T10:00:00.000000Z",
-    a timestamp without zone the same without the Z, bytes are base64. NaN and infinity have no JSON: ValueError.
-    """
+def json_objects(members: Sequence[tuple[str, pa.Array]]) -> pa.Array:
+    """Make one object a row of the JSON texts of its members, its keys in their order; a null is kept as null."""
     parts: list[pa.Array | str] = []
-    for index, (name, column) in enumerate(columns):
-        parts += [f"{',' if index else '{'}{json.dumps(name, ensure_ascii=False)}:", json_values(column)]
+    for index, (name, texts) in enumerate(members):
+        parts += [f"{',' if index else '{'}{json.dumps(name, ensure_ascii=False)}:", texts]
     return pc.binary_join_element_wise(*parts, "}", "")
 
 
 def json_values(column: pa.Array) -> pa.Array:
-    """Make the JSON text of each value; of a null, `null`."""
+    """Make the JSON text of each value; of a null, `null`.
+
+    Numbers keep their exact text, decimals too. A date is "2026-11-21", an instant "2026-11-21T10:00:00.000000Z",
+    a timestamp without zone the same without the Z, bytes are base64; structs and maps are objects.
+    NaN and infinity have no JSON: ValueError.
+    """
     kind = column.type
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         text = _quoted(column)
+    elif pa.types.is_struct(kind):
+        fields = [(kind.field(place).name, json_values(field)) for place, field in enumerate(column.flatten())]
+        text = pc.if_else(column.is_valid(), json_objects(fields) if fields else "{}", None)
+    elif pa.types.is_map(kind):
+        # A key is text in JSON, whatever it was.
+        keys = _quoted(column.keys.cast(pa.string()))
+        text = _joined(column, pc.binary_join_element_wise(keys, json_values(column.items), ":"), "{", "}")
+    elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        text = _joined(column, json_values(column.values), "[", "]")
     elif pa.types.is_floating(kind):
         if not pc.all(pc.is_finite(column), min_count=0).as_py():  # nulls are passed over
             raise ValueError("NaN and infinity have no JSON")
@@ -43,6 +53,14 @@ def json_values(column: pa.Array) -> pa.Array:
     else:  # whole numbers, decimals, booleans: Arrow's text is JSON
         text = column.cast(pa.string())
     return text.fill_null("null")
+
+
+def _joined(column: pa.Array, members: pa.Array, opening: str, closing: str) -> pa.Array:
+    """Put the members of each list or map between its brackets."""
+    kind = pa.LargeListArray if pa.types.is_large_list(column.type) else pa.ListArray
+    joined = pc.binary_join(kind.from_arrays(column.offsets, members.cast(pa.string())), ",")
+    whole = pc.binary_join_element_wise(opening, joined, closing, "")
+    return pc.if_else(column.is_valid(), whole, None)
 
 
 def _quoted(column: pa.Array) -> pa.Array:

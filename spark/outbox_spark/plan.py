@@ -1,15 +1,15 @@
 """What the driver decides and the executors are told: plain data, for it is pickled, and without psycopg."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from uuid import UUID
 
-from outbox_spark.options import WriteOptions
+from outbox_spark.options import BatchOptions
+
 
 # The staging table's columns for the event; the rest are the business table's own.
-MESSAGE_ID = "outbox message_id"  # a blank keeps them apart from any column that a table is likely to have
-AGGREGATE_ID = "outbox aggregate_id"
-PAYLOAD = "outbox payload"
-HEADERS = "outbox headers"
+def of_outbox(column: str) -> str:
+    """Name the staging table's column for a column of outbox.message; the rest are the business table's own."""
+    return f"outbox {column}"  # the blank keeps it apart from any column that a table is likely to have
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,17 +25,41 @@ class BusinessColumn:
 
 
 @dataclass(frozen=True, slots=True)
+class EventPlan:
+    """How a DataFrame's rows become events. The numbers are places in the DataFrame."""
+
+    texts: dict[str, int]  # columns of outbox.message that differ from row to row
+    same: dict[str, str]  # those that are the same in all of them
+    payload: tuple[int, ...]  # the columns of the object, or the one that is the payload
+    payload_is_whole: bool
+    headers: int | None = None
+    message_id: int | None = None
+    sequence: int | None = None  # what the message id is made of
+    sequence_is_unique: bool = True  # the business table's own index sees to it
+    number: int = 0  # of several DataFrames of events in one batch
+    id_tells_batch: bool = True  # False: the same event in another batch has the same id
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of outbox.message that the executors make."""
+        return ("message_id", *self.texts, "payload", *(() if self.headers is None else ("headers",)))
+
+    @property
+    def may_repeat_ids(self) -> bool:
+        return self.message_id is not None or not self.sequence_is_unique
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """How a DataFrame's rows become staging rows."""
 
-    table: tuple[str, str]  # schema and name of the business table
-    columns: tuple[BusinessColumn, ...]
-    aggregate_id: int  # these are indices in the DataFrame
-    sequence: int | None
-    sequence_is_unique: bool  # the business table's own index sees to it
-    payload: tuple[int, ...]  # the columns of the object, or the one column that is ready JSON
-    payload_is_ready: bool
-    headers: int | None
+    table: tuple[str, str] | None = None  # schema and name of the business table
+    columns: tuple[BusinessColumn, ...] = ()
+    keys: tuple[str, ...] = ()  # rows of the table that have these already are updated
+    event: EventPlan | None = None
+
+    def __str__(self) -> str:
+        return " and ".join([*([".".join(self.table)] if self.table else []), *(["the outbox"] if self.event else [])])
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +69,54 @@ class Staging:
     schema: str
     quoted_schema: str
     prefix: str  # of all its tables, and the name of their pattern: small letters, digits and underscores
+    columns: str  # of a table: their definitions, or LIKE the pattern
 
     def table_of(self, attempt: int) -> str:
         return f"{self.prefix}_{attempt}"
 
     def create(self, attempt: int) -> str:
-        """Give the statement that makes an attempt's table; it fails when the pattern is gone.
+        """Give the statement that makes an attempt's table; where there is a pattern, it fails when that is gone.
 
         Unlogged: after a crash of the database it is empty, which the commit notices by its count.
         """
-        table, pattern = (f"{self.quoted_schema}.{name}" for name in (self.table_of(attempt), self.prefix))
-        return f"CREATE UNLOGGED TABLE {table} (LIKE {pattern}) WITH (autovacuum_enabled = false)"
+        table = f"{self.quoted_schema}.{self.table_of(attempt)}"
+        return f"CREATE UNLOGGED TABLE {table} ({self.columns}) WITH (autovacuum_enabled = false)"
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """A batch whose partitions are transactions of their own, and what their tasks say to the ledger."""
+
+    number: int
+    quoted_ledger: str
+    quoted_batch: str  # its app_id and version
+    count_inserted: str  # tells how many rows the transaction has put into the business table
+
+    def enter(self, partition: int, token: UUID) -> str:
+        """Give the statement that returns a row if the piece was not in yet; it waits for a twin that is at it."""
+        return (
+            f"INSERT INTO {self.quoted_ledger} (app_id, version, partition, partitions, token, row_counts) "
+            f"VALUES ({self.quoted_batch}, {partition}, {self.number}, '{token}', '{{}}') "
+            "ON CONFLICT (app_id, version, partition) DO NOTHING RETURNING partition"
+        )
+
+    def note_rows(self, partition: int, rows: int) -> str:
+        return f"UPDATE {self.quoted_ledger} SET row_counts = '{{\"rows\": {rows}}}' {self._where(partition)}"
+
+    def ask_rows(self, partition: int) -> str:
+        return f"SELECT (row_counts->>'rows')::bigint FROM {self.quoted_ledger} {self._where(partition)}"
+
+    def _where(self, partition: int) -> str:
+        return f"WHERE (app_id, version, partition) = ({self.quoted_batch}, {partition})"
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """How many rows may be pending for more to be written."""
+
+    most: int
+    wait: int  # seconds
+    count: str  # the statement that tells how many are, one more than `most` at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +125,22 @@ class Save:
 
     token: UUID
     info: str  # libpq's connection string; it may hold the password
-    options: WriteOptions
+    options: BatchOptions
     plan: Plan
     staging: Staging
+    pieces: Pieces | None = None  # None: all partitions in one transaction, by staging tables
+    room: Room | None = None  # None: any number
+    query: str | None = None  # of a stream: the id of its query, which its checkpoint keeps
+
+    def of_micro_batch(self, version: int, query: str | None) -> "Save":
+        """Give the write of one micro-batch of a stream."""
+        return replace(self, options=replace(self.options, version=version), query=query)
 
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """What a task attempt has staged."""
+    """What a task attempt has staged, or written."""
 
     partition: int
-    table: str | None  # None: no rows
+    table: str | None  # None: no rows, or they are where they belong
     rows: int

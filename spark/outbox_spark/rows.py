@@ -8,8 +8,8 @@ import pyarrow.compute as pc
 
 from outbox_spark.errors import RowError
 from outbox_spark.identity import ids_by_position, ids_by_sequence
-from outbox_spark.payload import json_objects
-from outbox_spark.plan import AGGREGATE_ID, HEADERS, MESSAGE_ID, PAYLOAD, BusinessColumn, Save
+from outbox_spark.payload import json_objects, json_values
+from outbox_spark.plan import BusinessColumn, EventPlan, Save, of_outbox
 
 # As what a column goes into a binary COPY: PostgreSQL takes exactly its own type there and casts nothing.
 ARROW_TYPES = {
@@ -20,8 +20,9 @@ ARROW_TYPES = {
     "float8": pa.float64(),
     "timestamptz": pa.timestamp("us", "UTC"),
     "timestamp": pa.timestamp("us"),
+    "time": pa.time64("us"),
 }
-KEY_BYTES = 255
+TEXT_BYTES = 255
 
 
 def staging_rows(save: Save, batch: pa.RecordBatch, *, partition: int, first: int) -> pa.RecordBatch:
@@ -32,36 +33,42 @@ def staging_rows(save: Save, batch: pa.RecordBatch, *, partition: int, first: in
     Raises:
         RowError: the database would refuse a value; the message has the row's key.
     """
-    plan = save.plan
-    keys = _as_text(batch.column(plan.aggregate_id))
-    rows = _Rows(save, batch, keys)
+    rows = _Rows(save, batch, partition, first)
     rows.check()
-    names = [column.name for column in plan.columns]
-    arrays = [rows.business_value(column) for column in plan.columns]
-    names += [MESSAGE_ID, AGGREGATE_ID, PAYLOAD]
-    arrays += [rows.message_ids(partition, first), keys, rows.payload()]
-    if plan.headers is not None:
-        names.append(HEADERS)
-        arrays.append(rows.headers(plan.headers))
-    return pa.RecordBatch.from_arrays(arrays, names)
+    made = {column.name: rows.business_value(column) for column in save.plan.columns}
+    if save.plan.event is not None:
+        made |= {of_outbox(name): array for name, array in rows.event(save.plan.event).items()}
+    return pa.RecordBatch.from_pydict(made)
+
+
+def final_rows(
+    save: Save, event: EventPlan, batch: pa.RecordBatch, *, partition: int, first: int
+) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+    """Give the rows of the business table and those of the outbox; as `staging_rows`, without a staging table."""
+    rows = staging_rows(save, batch, partition=partition, first=first)
+    events = {name: rows.column(of_outbox(name)) for name in event.columns}
+    same = {**event.same, "writer": save.options.app_id, "batch_id": save.options.version}
+    events |= {name: pa.repeat(value, rows.num_rows) for name, value in same.items()}
+    return rows.select([column.name for column in save.plan.columns]), pa.RecordBatch.from_pydict(events)
 
 
 class _Rows:
     """Some rows of the DataFrame, with what names them in an error."""
 
-    def __init__(self, save: Save, batch: pa.RecordBatch, keys: pa.Array) -> None:
+    def __init__(self, save: Save, batch: pa.RecordBatch, partition: int, first: int) -> None:
         self._options = save.options
-        self._plan = plan = save.plan
+        self._plan = save.plan
         self._batch = batch
-        self._keys = keys
-        self._sequences = None if plan.sequence is None else _as_text(batch.column(plan.sequence))
+        self._partition = partition
+        self._first = first
+        event = save.plan.event
+        places = [] if event is None else [event.texts.get("aggregate_id"), event.sequence]
+        self._named = {place: _as_text(batch.column(place)) for place in places if place is not None}
 
     def check(self) -> None:
         for name, column in zip(self._batch.schema.names, self._batch.columns, strict=True):
             if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
                 self._refuse_where(pc.match_substring(column, "\0"), f"column {name!r} holds a NUL character")
-        self._refuse_where(pc.greater(pc.binary_length(self._keys), KEY_BYTES), f"its key is over {KEY_BYTES} bytes")
-        self._refuse_where(pc.equal(self._keys, ""), "its key is the empty string (NULL asks for no order)")
         for business in self._plan.columns:
             column = self._batch.column(business.index)
             if business.not_null:
@@ -69,50 +76,78 @@ class _Rows:
             if business.max_characters is not None:
                 too_long = pc.greater(pc.utf8_length(column), business.max_characters)
                 self._refuse_where(too_long, f"column {business.name!r} is longer than {business.type}")
-        if self._sequences is not None:
-            self._refuse_where(self._sequences.is_null(), "its sequence is NULL")
 
     def business_value(self, column: BusinessColumn) -> pa.Array:
-        values = self._batch.column(column.index)
-        if column.kind == "uuid":
-            return pa.array([self._uuid(place, value) for place, value in enumerate(values.to_pylist())], pa.binary(16))
-        if column.kind == "jsonb":
-            return pa.ExtensionArray.from_storage(pa.json_(pa.string()), values.cast(pa.string()))
-        if column.kind == "numeric" and pa.types.is_integer(values.type):
-            return values.cast(pa.int64()).cast(pa.decimal128(19, 0))
-        return values.cast(ARROW_TYPES.get(column.kind, values.type))
+        return self._as_kind(column.kind, column.name, self._batch.column(column.index))
 
-    def message_ids(self, partition: int, first: int) -> pa.Array:
-        options = self._options
-        if self._sequences is None:
-            return ids_by_position(
-                options.app_id, options.version, partition=partition, first=first, rows=self._batch.num_rows
-            )
+    def _as_kind(self, kind: str, name: str, values: pa.Array) -> pa.Array:
+        """Cast to what a binary COPY takes for a type of PostgreSQL."""
+        if kind.startswith("_"):
+            elements = self._as_kind(kind.removeprefix("_"), name, values.values)
+            return pc.if_else(values.is_valid(), pa.ListArray.from_arrays(values.offsets, elements), None)
+        if kind == "uuid":
+            return self._uuids(values)
+        if pa.types.is_nested(values.type) and kind in {"json", "jsonb"}:
+            values = pc.if_else(values.is_valid(), self._json(name, values), None)
+        if kind == "jsonb":
+            return pa.ExtensionArray.from_storage(pa.json_(pa.string()), values.cast(pa.string()))
+        if kind == "numeric" and pa.types.is_integer(values.type):
+            return values.cast(pa.int64()).cast(pa.decimal128(19, 0))
+        return values.cast(ARROW_TYPES.get(kind, values.type))
+
+    def event(self, event: EventPlan) -> dict[str, pa.Array]:
+        """Give the columns of outbox.message that these rows have of their own."""
+        texts = {name: self._text(name, place) for name, place in event.texts.items()}
+        made = {"message_id": self._message_ids(event, texts), **texts, "payload": self._payload(event)}
+        if event.headers is not None:
+            made["headers"] = self._headers(event.headers)
+        return made
+
+    def _text(self, name: str, place: int) -> pa.Array:
+        values = _as_text(self._batch.column(place))
+        shown = "key" if name == "aggregate_id" else name
+        self._refuse_where(pc.greater(pc.binary_length(values), TEXT_BYTES), f"its {shown} is over {TEXT_BYTES} bytes")
+        if name == "aggregate_id":
+            self._refuse_where(pc.equal(values, ""), "its key is the empty string (NULL asks for no order)")
+        if name in {"aggregate_type", "event_type"}:
+            self._refuse_where(pc.equal(values.fill_null(""), ""), f"its {shown} is missing")
+        return values
+
+    def _message_ids(self, event: EventPlan, texts: dict[str, pa.Array]) -> pa.Array:
+        app_id, version = (self._options.app_id, self._options.version) if event.id_tells_batch else ("", 0)
+        rows = self._batch.num_rows
+        if event.sequence is None:
+            place = {"partition": self._partition, "first": self._first}
+            by_place = ids_by_position(app_id, version, event.number, **place, rows=rows)
+            if event.message_id is None:
+                return by_place
+            return pc.coalesce(self._uuids(self._batch.column(event.message_id)), by_place)
+        sequences = self._named[event.sequence]
+        self._refuse_where(sequences.is_null(), "its sequence is NULL")
         return ids_by_sequence(
-            options.app_id,
-            options.version,
-            aggregate_type=options.aggregate_type,
-            event_type=options.event_type,
-            aggregate_ids=self._keys,
-            sequences=self._sequences,
+            app_id,
+            version,
+            aggregate_types=texts.get("aggregate_type", event.same.get("aggregate_type")),
+            event_types=texts.get("event_type", event.same.get("event_type")),
+            aggregate_ids=texts.get("aggregate_id", pa.nulls(rows, pa.string())),
+            sequences=sequences,
         )
 
-    def payload(self) -> pa.Array:
-        if self._plan.payload_is_ready:
-            ready = self._batch.column(self._plan.payload[0])
-            self._refuse_where(ready.is_null(), "its payload is NULL")
-            return ready
-        names = self._batch.schema.names
-        try:
-            return json_objects([(names[index], self._batch.column(index)) for index in self._plan.payload])
-        except ValueError as error:
-            for index in self._plan.payload:
-                column = self._batch.column(index)
-                if pa.types.is_floating(column.type):
-                    self._refuse_where(pc.invert(pc.is_finite(column)), f"column {names[index]!r}: {error}")
-            raise
+    def _payload(self, event: EventPlan) -> pa.Array:
+        columns = [(self._batch.schema.names[place], self._batch.column(place)) for place in event.payload]
+        if not event.payload_is_whole:
+            return json_objects([(name, self._json(name, column)) for name, column in columns])
+        ((name, whole),) = columns
+        self._refuse_where(whole.is_null(), "its payload is NULL")
+        return self._json(name, whole) if pa.types.is_nested(whole.type) else whole
 
-    def headers(self, index: int) -> pa.Array:
+    def _json(self, name: str, values: pa.Array) -> pa.Array:
+        try:
+            return json_values(values)
+        except ValueError as error:
+            raise RowError(f"{self._name(_first_faulty(values))}: column {name!r}: {error}") from None
+
+    def _headers(self, index: int) -> pa.Array:
         column = self._batch.column(index)
         if pa.types.is_map(column.type):
             values = [None if value is None else json.dumps(dict(value)) for value in column.to_pylist()]
@@ -122,6 +157,9 @@ class _Rows:
         is_object = pc.match_substring_regex(column, r"^\s*\{")
         self._refuse_where(pc.invert(is_object), "its headers are no JSON object")
         return pa.ExtensionArray.from_storage(pa.json_(pa.string()), column.cast(pa.string()))
+
+    def _uuids(self, values: pa.Array) -> pa.Array:
+        return pa.array([self._uuid(place, value) for place, value in enumerate(values.to_pylist())], pa.binary(16))
 
     def _uuid(self, place: int, value: str | None) -> bytes | None:
         try:
@@ -136,10 +174,19 @@ class _Rows:
 
     def _name(self, place: int) -> str:
         names = self._batch.schema.names
-        parts = [f"{names[self._plan.aggregate_id]} {self._keys[place].as_py()!r}"]
-        if self._plan.sequence is not None and self._sequences is not None:
-            parts.append(f"{names[self._plan.sequence]} {self._sequences[place].as_py()!r}")
-        return f"the row with {' and '.join(parts)} cannot be written to {'.'.join(self._plan.table)} and the outbox"
+        parts = [f"{names[column]} {texts[place].as_py()!r}" for column, texts in self._named.items()]
+        which = " and ".join(parts) or f"number {self._first + place + 1} of partition {self._partition}"
+        return f"the row {'with ' if parts else ''}{which} cannot be written to {self._plan}"
+
+
+def _first_faulty(values: pa.Array) -> int:
+    """Find the row that has no JSON."""
+    for place in range(len(values)):
+        try:
+            json_values(values[place : place + 1])
+        except ValueError:
+            return place
+    raise AssertionError("every row has its JSON")
 
 
 def _as_text(column: pa.Array) -> pa.Array:

@@ -5,7 +5,7 @@ from typing import Any
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from outbox_spark.errors import OptionError, OutboxWriteError
+from outbox_spark.errors import OptionError, OutboxWriteError, one_line
 
 # A server that died silently is noticed within about 10 s; the URL's own parameters override.
 DEADLINES = {
@@ -47,7 +47,3 @@ def connect(info: str) -> psycopg.Connection:
         return psycopg.connect(info, autocommit=True)
     except psycopg.OperationalError as error:
         raise OutboxWriteError(one_line(error)) from None
-
-
-def one_line(error: Exception) -> str:
-    return " ".join(str(error).split())

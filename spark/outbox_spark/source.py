@@ -8,15 +8,25 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
 from pyspark.sql.types import StructType
 
 from outbox_spark.errors import BatchError
 from outbox_spark.plan import Save, Staged
 
+# Local properties that Spark gives the tasks of a stream; in no documentation (StreamExecution, MicroBatchExecution).
+BATCH_ID = "streaming.sql.batchId"
+QUERY_ID = "sql.streaming.queryId"
+
 
 class OutboxDataSource(DataSource):  # type: ignore[misc]  # mypy does not follow pyspark
-    """`df.write.format("outbox").mode("append").options(...).save()`."""
+    """`df.write.format("outbox")`, `df.writeStream.format("outbox")` and `spark.read.format("outbox")`."""
 
     @classmethod
     def name(cls) -> str:
@@ -30,6 +40,25 @@ class OutboxDataSource(DataSource):  # type: ignore[misc]  # mypy does not follo
         if recognised is not None:
             say_recognised(recognised)
         return OutboxWriter(save, is_recognised=recognised is not None)
+
+    def schema(self) -> str:
+        """Give the columns of a read that names none. Spark calls it on the driver."""
+        from outbox_spark.reading.columns import schema_of  # noqa: PLC0415
+
+        return schema_of(self.options.get("payloadSchema"))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Check options and columns, on the driver."""
+        from outbox_spark.reading.plan import plan_read  # noqa: PLC0415
+        from outbox_spark.reading.reader import OutboxReader  # noqa: PLC0415
+
+        return OutboxReader(plan_read(self.options, schema))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> "OutboxStreamWriter":  # noqa: N802  # Spark's name
+        """Check as `writer` does. Spark calls it twice a micro-batch: for the tasks, and for the commit."""
+        from outbox_spark.prepare import prepare_stream  # noqa: PLC0415
+
+        return OutboxStreamWriter(prepare_stream(self.options, schema, overwrite=overwrite))
 
 
 @dataclass(frozen=True)
@@ -47,33 +76,103 @@ class OutboxWriter(DataSourceArrowWriter):  # type: ignore[misc]  # mypy does no
         self._is_recognised = is_recognised
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Attempt:
-        """Stage a partition; on an executor, and more than once when Spark retries or speculates."""
+        """Stage a partition, or write it; on an executor, and more than once when Spark retries or speculates."""
+        from outbox_spark.direct import write_piece  # noqa: PLC0415
         from outbox_spark.load import load  # noqa: PLC0415
 
-        context = TaskContext.get()
+        save, context = self._save, TaskContext.get()
+        partition = context.partitionId()
         if self._is_recognised:
-            return Attempt(Staged(context.partitionId(), None, 0))
-        return Attempt(load(self._save, iterator, partition=context.partitionId(), attempt=context.taskAttemptId()))
+            return Attempt(Staged(partition, None, 0))
+        _refuse_beyond(save, partition)
+        if save.pieces is not None:
+            return Attempt(write_piece(save, save.pieces, iterator, partition=partition))
+        return Attempt(load(save, iterator, partition=partition, attempt=context.taskAttemptId()))
 
     def commit(self, messages: list[Attempt | None]) -> None:
         """Write the batch unless the ledger has it; on the driver, when each partition has its one winner."""
-        from outbox_spark.commit import commit_batch  # noqa: PLC0415
+        from outbox_spark.commit import commit_batch, commit_pieces  # noqa: PLC0415
         from outbox_spark.prepare import clean_after, say_recognised  # noqa: PLC0415
 
         save = self._save
-        if not self._is_recognised:
-            if None in messages:
-                raise BatchError("Spark asks to commit a batch without all of its partitions; nothing was written")
-            found = commit_batch(save, [message.staged for message in messages if message is not None])
-            if found is not None:
-                say_recognised(found)
+        if self._is_recognised:
+            clean_after(save)
+            return
+        if None in messages:
+            raise BatchError("Spark asks to commit a batch without all of its partitions; run it again")
+        if save.pieces is not None:
+            commit_pieces(save, save.pieces)
+            return
+        found = commit_batch([(save, [message.staged for message in messages if message is not None])])
+        if found is not None:
+            say_recognised(found)
         clean_after(save)
 
     def abort(self, messages: list[Attempt | None]) -> None:  # noqa: ARG002  # it has None for the failed ones
         """Drop what this `save()` has staged."""
         from outbox_spark.session import connect  # noqa: PLC0415
-        from outbox_spark.staging import drop_attempts  # noqa: PLC0415
+        from outbox_spark.staging import KILLED_WITHIN, drop_attempts  # noqa: PLC0415
 
+        if self._save.pieces is not None:
+            return  # what is written stays, and a rerun writes the rest
         with connect(self._save.info) as connection:
-            # Longer than Spark takes to kill the Python worker of a task (spark.python.task.killTimeout, 2 s).
-            drop_attempts(connection, self._save.staging, patience="10s")
+            drop_attempts(connection, self._save.staging, patience=KILLED_WITHIN)
+
+
+@dataclass(frozen=True)
+class StreamAttempt(WriterCommitMessage):  # type: ignore[misc]  # mypy does not follow pyspark
+    """What a task attempt of a stream tells the commit, which another writer makes than the one that it had."""
+
+    staged: Staged
+    query: str | None
+
+
+class OutboxStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # mypy does not follow pyspark
+    """One micro-batch: the version of its batch is its number, so that a restart from the checkpoint writes it once."""
+
+    def __init__(self, save: Save) -> None:
+        self._save = save
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> StreamAttempt:
+        """Stage a partition of the micro-batch."""
+        from outbox_spark.load import load  # noqa: PLC0415
+
+        context = TaskContext.get()
+        _refuse_beyond(self._save, context.partitionId())
+        number, query = context.getLocalProperty(BATCH_ID), context.getLocalProperty(QUERY_ID)
+        # Should Spark name them otherwise one day: ids then tell of this try at the micro-batch, not of the batch.
+        version = self._save.token.int >> 65 if number is None else int(number)
+        save = self._save.of_micro_batch(version, query)
+        return StreamAttempt(
+            load(save, iterator, partition=context.partitionId(), attempt=context.taskAttemptId()), query
+        )
+
+    def commit(self, messages: list[StreamAttempt | None], batchId: int) -> None:  # noqa: N803  # Spark's name
+        """Write the micro-batch unless the ledger has it."""
+        from outbox_spark.commit import commit_batch  # noqa: PLC0415
+        from outbox_spark.prepare import clean_after, say_recognised  # noqa: PLC0415
+
+        attempts = [message for message in messages if message is not None]
+        if len(attempts) < len(messages):
+            raise BatchError("Spark asks to commit a micro-batch without all of its partitions; nothing was written")
+        query = attempts[0].query if attempts else None
+        save = self._save.of_micro_batch(batchId, query)
+        found = commit_batch([(save, [attempt.staged for attempt in attempts])])
+        if found is not None:
+            say_recognised(found)
+        clean_after(self._save)
+
+    def abort(self, messages: list[StreamAttempt | None], batchId: int) -> None:  # noqa: ARG002, N803
+        """Drop what the stream has staged, as a commit does."""
+        from outbox_spark.prepare import clean_after  # noqa: PLC0415
+
+        clean_after(self._save)
+
+
+def _refuse_beyond(save: Save, partition: int) -> None:
+    most = save.options.most_partitions
+    if most is not None and partition >= most:
+        raise BatchError(
+            f"the DataFrame has more than the {most} partitions that this write takes: "
+            f"frame.coalesce({most}) or frame.repartition({most}, ...) gives it fewer"
+        )

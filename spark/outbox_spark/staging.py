@@ -6,6 +6,7 @@ nothing of its earlier, killed attempts; and what no rerun ever cleans goes by a
 
 The same name without an attempt is the pattern of a `save()`, an empty table that its attempts copy. Spark does not
 wait for the tasks that it kills: dropping the pattern first waits for those that load, and the rest find it gone.
+A stream has no pattern, as nobody there could drop it: what its killed attempts leave goes with its next commit.
 """
 
 import re
@@ -14,11 +15,14 @@ from datetime import datetime
 from uuid import UUID
 
 import psycopg
-from psycopg.sql import SQL, Identifier
+from psycopg.sql import SQL, Composed, Identifier
 
-from outbox_spark.plan import AGGREGATE_ID, HEADERS, MESSAGE_ID, PAYLOAD, Plan, Staging
+from outbox_spark.plan import Plan, Staging, of_outbox
 
 NAME = re.compile(r"^staging_(?P<made_at>[0-9]{10})_(?P<batch>[0-9a-f]{12})_(?P<token>[0-9a-f]{10})(_[0-9]+)?$")
+
+# Longer than Spark takes to kill the Python worker of a task (spark.python.task.killTimeout, 2 s).
+KILLED_WITHIN = "10s"
 
 LIST = SQL(r"""
     SELECT class.relname::text FROM pg_class AS class
@@ -27,28 +31,34 @@ LIST = SQL(r"""
 """)
 
 
-def name_staging(schema: str, *, now: datetime, batch_hash: str, token: UUID) -> Staging:
-    """Give the names of one `save()`."""
-    return Staging(
-        schema=schema,
-        quoted_schema=Identifier(schema).as_string(),
-        prefix=f"staging_{int(now.timestamp()):010d}_{batch_hash}_{token.hex[:10]}",
-    )
+def name_staging(schema: str, *, now: datetime, batch_hash: str, token: UUID, plan: Plan | None = None) -> Staging:
+    """Give the names of one `save()`.
+
+    Args:
+        plan: of a stream, whose tables follow no pattern.
+    """
+    quoted_schema = Identifier(schema).as_string()
+    prefix = f"staging_{int(now.timestamp()):010d}_{batch_hash}_{token.hex[:10]}"
+    columns = f"LIKE {quoted_schema}.{prefix}" if plan is None else _columns(plan).as_string()
+    return Staging(schema, quoted_schema, prefix, columns)
 
 
 def make_pattern(connection: psycopg.Connection, staging: Staging, plan: Plan) -> None:
     """Make the table that the attempts copy."""
+    pattern = Identifier(staging.schema, staging.prefix)
+    connection.execute(SQL("CREATE UNLOGGED TABLE {} ({})").format(pattern, _columns(plan)))
+
+
+def _columns(plan: Plan) -> Composed:
     # The types are as format_type() wrote them, hence SQL that needs no quoting.
     columns = [SQL("{} {}").format(Identifier(column.name), SQL(column.type)) for column in plan.columns]
-    columns += [
-        SQL("{} uuid NOT NULL").format(Identifier(MESSAGE_ID)),
-        SQL("{} text").format(Identifier(AGGREGATE_ID)),
-        SQL("{} json NOT NULL").format(Identifier(PAYLOAD)),
-    ]
-    if plan.headers is not None:
-        columns.append(SQL("{} jsonb").format(Identifier(HEADERS)))
-    pattern = Identifier(staging.schema, staging.prefix)
-    connection.execute(SQL("CREATE UNLOGGED TABLE {} ({})").format(pattern, SQL(", ").join(columns)))
+    if plan.event is not None:
+        types = {"message_id": "uuid NOT NULL", "payload": "json NOT NULL", "headers": "jsonb"}
+        columns += [
+            SQL("{} {}").format(Identifier(of_outbox(name)), SQL(types.get(name, "text")))
+            for name in plan.event.columns
+        ]
+    return SQL(", ").join(columns)
 
 
 def drop_leftovers(connection: psycopg.Connection, schema: str, *, batch_hash: str) -> list[str]:

@@ -7,8 +7,8 @@ from typing import cast
 import psycopg
 from psycopg.sql import SQL, Identifier, Literal
 
-from outbox_spark.errors import TableError
-from outbox_spark.session import one_line
+from outbox_spark.errors import TableError, one_line
+from outbox_spark.options import BatchOptions
 
 FIND_TABLE = SQL("""
     SELECT class.oid, space.nspname, class.relname, class.relkind IN ('r', 'p'),
@@ -37,9 +37,22 @@ LIST_COLUMNS = SQL("""
     ORDER BY col.attnum
 """)
 
+LIST_UNIQUE = SQL("""
+    SELECT array_agg(col.attname::text)
+    FROM pg_index AS index JOIN pg_attribute AS col
+        ON col.attrelid = index.indrelid AND col.attnum = ANY ((index.indkey::int2[])[0:index.indnkeyatts - 1])
+    WHERE index.indrelid = %(table)s AND index.indisunique AND index.indimmediate AND index.indisvalid
+        AND index.indpred IS NULL AND index.indexprs IS NULL
+    GROUP BY index.indexrelid
+""")
+
+MAY_UPDATE = SQL("SELECT has_any_column_privilege(%(table)s::oid, 'UPDATE')")
+
 LOOK_AROUND = SQL("""
-    SELECT now(), to_regnamespace(quote_ident(%(schema)s)) IS NOT NULL
-        AND has_schema_privilege(to_regnamespace(quote_ident(%(schema)s)), 'CREATE')
+    SELECT now(), to_regnamespace(quote_ident(%(staging)s)) IS NOT NULL
+        AND has_schema_privilege(to_regnamespace(quote_ident(%(staging)s)), 'CREATE'),
+        has_column_privilege(%(ledger)s::regclass, 'row_counts', 'UPDATE'),
+        has_column_privilege(%(message)s::regclass, 'state', 'SELECT')
 """)
 
 
@@ -79,39 +92,56 @@ class Table:
     schema: str
     name: str
     columns: tuple[TableColumn, ...]
+    unique: frozenset[frozenset[str]]  # the columns of each unique index
+    may_update: bool
 
     def __str__(self) -> str:
         return f"{self.schema}.{self.name}"
 
 
-def describe(connection: psycopg.Connection, dbtable: str) -> Table:
+def describe(connection: psycopg.Connection, dbtable: str, *, named_by: str = "option dbtable") -> Table:
     """Describe the business table.
 
     Raises:
         TableError: it is missing, is no table, or may not be written by this user.
     """
-    oid, schema, name = _find(connection, dbtable, "option dbtable")
+    oid, schema, name = _find(connection, dbtable, named_by)
     rows = connection.execute(LIST_COLUMNS, {"table": oid}).fetchall()
-    return Table(schema, name, tuple(TableColumn(*row) for row in rows))
+    indexes = connection.execute(LIST_UNIQUE, {"table": oid}).fetchall()
+    ((may_update,),) = connection.execute(MAY_UPDATE, {"table": oid}).fetchall()
+    unique = frozenset(frozenset(names) for (names,) in indexes)
+    return Table(schema, name, tuple(TableColumn(*row) for row in rows), unique, may_update)
 
 
-def require_outbox(connection: psycopg.Connection, outbox_schema: str, staging_schema: str) -> datetime:
-    """Check that outbox and ledger are there and staging tables can be made; tell the database's time.
+def require_outbox(connection: psycopg.Connection, options: BatchOptions) -> datetime:
+    """Check that outbox and ledger are there and may be used as this batch has to; tell the database's time.
 
     Raises:
         TableError: with what is missing and the remedy.
     """
-    for table in ("message", "batch"):
-        name = Identifier(outbox_schema, table).as_string(connection)
-        _find(connection, name, "option outboxSchema", remedy=": run `relay migrate` on it")
-    now, may_create = connection.execute(LOOK_AROUND, {"schema": staging_schema}).fetchall()[0]
-    if not may_create:
-        grant = SQL("GRANT USAGE, CREATE ON SCHEMA {} TO {}").format(
-            Identifier(staging_schema), Identifier(connection.info.user)
-        )
+    message, ledger = (Identifier(options.outbox_schema, table) for table in ("message", "batch"))
+    for table in (message, ledger):
+        _find(connection, table.as_string(connection), "option outboxSchema", remedy=": run `relay migrate` on it")
+    look = {"message": message.as_string(), "ledger": ledger.as_string(), "staging": options.staging_schema}
+    now, may_create, may_note, may_count = connection.execute(LOOK_AROUND, look).fetchall()[0]
+    user = Identifier(connection.info.user)
+    if options.pieces is None and not may_create:
+        grant = SQL("GRANT USAGE, CREATE ON SCHEMA {} TO {}").format(Identifier(options.staging_schema), user)
         raise TableError(
-            f"staging tables cannot be made in schema {staging_schema!r}: create it, or run "
+            f"staging tables cannot be made in schema {options.staging_schema!r}: create it, or run "
             f"{grant.as_string(connection)}, or name another with the option stagingSchema"
+        )
+    if options.pieces is not None and not may_note:
+        grant = SQL("GRANT UPDATE (row_counts) ON {} TO {}").format(ledger, user)
+        raise TableError(
+            f"the rows of a partition cannot be noted in {options.outbox_schema}.batch: run config/roles.sql again, or "
+            f"{grant.as_string(connection)}"
+        )
+    if options.max_pending is not None and not may_count:
+        grant = SQL("GRANT SELECT (state) ON {} TO {}").format(message, user)
+        raise TableError(
+            f"option maxPending: the pending rows of {options.outbox_schema}.message cannot be counted: run "
+            f"config/roles.sql again, or {grant.as_string(connection)}"
         )
     return cast(datetime, now)
 

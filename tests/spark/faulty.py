@@ -55,6 +55,17 @@ class MeetsTwinDriver(OutboxDataSource):
         return _with(super().writer(schema, overwrite), _LateWriter)
 
 
+class MeetsPieces(OutboxDataSource):
+    """Another driver begins the same batch in pieces before this one's commit."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "outbox-meets-pieces"
+
+    def writer(self, schema: StructType, overwrite: bool) -> OutboxWriter:
+        return _with(super().writer(schema, overwrite), _TooLateWriter)
+
+
 class _FailingWriter(OutboxWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Attempt:
         staged = super().write(iterator)
@@ -105,6 +116,21 @@ class _LateWriter(OutboxWriter):
                 row_counts={"rows": 0},
             )
             assert entered
+        super().commit(messages)
+
+
+class _TooLateWriter(OutboxWriter):
+    def commit(self, messages: list[Attempt | None]) -> None:
+        from uuid import uuid4
+
+        import psycopg
+
+        from outbox_spark.ledger import begin_pieces
+
+        options = self._save.options
+        app_id, version = options.app_id, options.version
+        with psycopg.connect(self._save.info) as twin:
+            begin_pieces(twin, options.outbox_schema, app_id=app_id, version=version, number=3, token=uuid4())
         super().commit(messages)
 
 

@@ -16,6 +16,14 @@ WAITING_FOR_LOCK = """
     SELECT count(*) FROM pg_stat_activity
     WHERE application_name = 'outbox-spark' AND wait_event_type = 'Lock' AND datname = current_database()
 """
+LOADING = """
+    SELECT count(*) FROM pg_stat_activity
+    WHERE application_name = 'outbox-spark' AND state = 'idle in transaction' AND datname = current_database()
+"""
+REFUSE_NEW_TABLES = """
+    CREATE FUNCTION refuse() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'a table is made'; END $$;
+    CREATE EVENT TRIGGER refuse ON ddl_command_start WHEN TAG IN ('CREATE TABLE') EXECUTE FUNCTION refuse();
+"""
 
 
 def invoices(spark: SparkSession, count: int = 100, *, partitions: int = 4) -> DataFrame:

@@ -16,7 +16,9 @@ from pyspark.sql import SparkSession
 
 import outbox_spark
 from outbox_spark import commit
+from outbox_spark.direct import write_piece
 from outbox_spark.load import load
+from outbox_spark.plan import Staged
 from outbox_spark.prepare import prepare
 from tests.spark.frames import WAITING_FOR_LOCK, counts, invoices, one, save, staging_tables
 from tests.support.eventually import eventually
@@ -139,7 +141,7 @@ async def test_a_database_that_does_not_answer_after_the_commit_leaves_it_unknow
     rows = await asyncio.to_thread(lambda: frame.toArrow().to_batches())
     staged = await asyncio.to_thread(load, plan, rows, partition=0, attempt=0)
     connection.execute(STOP_IN_COMMIT)
-    committing = asyncio.create_task(asyncio.to_thread(commit.commit_batch, plan, [staged]))
+    committing = asyncio.create_task(asyncio.to_thread(commit.commit_batch, [(plan, [staged])]))
     await _reach(committing, connection, IN_COMMIT)
 
     proxy.refusing = True
@@ -155,6 +157,53 @@ async def test_a_database_that_does_not_answer_after_the_commit_leaves_it_unknow
     await _start_saving(spark, {**through_proxy, "txnAppId": name[1], "txnVersion": "0"})
     assert counts(connection) == WRITTEN
     assert staging_tables(connection) == []
+
+
+@pytest.mark.parametrize("manner", [{}, {"singleTask": "true"}], ids=["staged", "single-task"])
+async def test_tasks_wait_for_a_database_that_is_away(
+    spark: SparkSession,
+    through_proxy: dict[str, str],
+    connection: psycopg.Connection,
+    proxy: FaultProxy,
+    manner: dict[str, str],
+) -> None:
+    frame = invoices(spark)
+    plan, _ = await asyncio.to_thread(prepare, {**through_proxy, **manner}, frame.schema, overwrite=False)
+    rows = await asyncio.to_thread(lambda: frame.toArrow().to_batches())
+
+    def write() -> Staged:
+        if plan.pieces is None:
+            return load(plan, rows, partition=0, attempt=0)
+        return write_piece(plan, plan.pieces, rows, partition=0)
+
+    proxy.refusing = True
+    writing = asyncio.create_task(asyncio.to_thread(write))
+    await eventually(lambda: proxy.refused >= 3 or writing.done(), "the task tries again")
+    proxy.refusing = False
+    staged = await writing
+    if plan.pieces is None:
+        proxy.refusing = True
+        committing = asyncio.create_task(asyncio.to_thread(commit.commit_batch, [(plan, [staged])]))
+        await eventually(lambda: proxy.refused >= 6 or committing.done(), "the commit tries again")
+        proxy.refusing = False
+        assert await committing is None
+
+    assert counts(connection)[:2] == (100, 100)
+
+
+async def test_a_piece_whose_commit_is_never_answered_is_found_in_the_ledger(
+    spark: SparkSession, through_proxy: dict[str, str], connection: psycopg.Connection, proxy: FaultProxy
+) -> None:
+    connection.execute(STOP_IN_COMMIT)
+    saving = _start_saving(spark, {**through_proxy, "singleTask": "true"})
+    await _reach(saving, connection, IN_COMMIT)
+
+    proxy.cut(Act.RESET)
+    await eventually(lambda: one(connection, WAITING_FOR_LOCK) == 2 or saving.done(), "the next attempt waits for it")
+    connection.execute(GO_ON)
+    await saving
+
+    assert counts(connection) == (100, 100, 1 + 2)
 
 
 def _start_saving(spark: SparkSession, options: dict[str, str]) -> "asyncio.Task[None]":

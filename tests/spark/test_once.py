@@ -20,24 +20,25 @@ from outbox_spark.load import load
 from outbox_spark.prepare import prepare
 from outbox_spark.source import OutboxWriter
 from tests.spark import faulty
-from tests.spark.frames import WAITING_FOR_LOCK, counts, invoices, one, save, staging_tables
+from tests.spark.frames import (
+    LOADING,
+    REFUSE_NEW_TABLES,
+    WAITING_FOR_LOCK,
+    counts,
+    invoices,
+    one,
+    save,
+    staging_tables,
+)
 from tests.support.process import Process, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 BATCH = {"txnAppId": "nightly", "txnVersion": "7"}
-LOADING = """
-    SELECT count(*) FROM pg_stat_activity
-    WHERE application_name = 'outbox-spark' AND state = 'idle in transaction' AND datname = current_database()
-"""
 SESSIONS = """
     SELECT count(*) FROM pg_stat_activity WHERE application_name = 'outbox-spark' AND datname = current_database()
 """
 SUMS = """
     SELECT (SELECT sum(amount) FROM billing.invoice), (SELECT sum((payload->>'amount')::numeric) FROM outbox.message)
-"""
-REFUSE_NEW_TABLES = """
-    CREATE FUNCTION refuse() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'a table is made'; END $$;
-    CREATE EVENT TRIGGER refuse ON ddl_command_start WHEN TAG IN ('CREATE TABLE') EXECUTE FUNCTION refuse();
 """
 
 

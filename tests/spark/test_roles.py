@@ -12,7 +12,7 @@ from outbox_spark.prepare import prepare
 from tests.spark.frames import counts, invoices, save, staging_tables
 
 SCRIPT = Path(__file__).parents[2] / "config" / "roles.sql"
-ROLES = "spark_job, outbox_writer, outbox_spark, outbox_relay, outbox_retention, outbox_consumer"
+ROLES = "spark_job, outbox_writer, outbox_spark, outbox_relay, outbox_retention, outbox_archive, outbox_consumer"
 BATCH = {"txnAppId": "nightly", "txnVersion": "7"}
 
 

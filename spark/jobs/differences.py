@@ -1,0 +1,78 @@
+"""What two ends differ in, joined by Spark: rows with events by key, events with an inbox by message id."""
+
+from datetime import timedelta
+from functools import reduce
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as f
+
+from jobs.ends import MONEY, Ends, Question, announced, judged_from
+
+# In the words of `relay reconcile`, where it has them.
+KINDS = {
+    "without_event": "business rows of which no event tells",
+    "without_row": "events without a business row",
+    "unequal": "rows and events of one key that differ in amount or day",
+    "missing": "sent before the grace period, and not in the inbox of the consumer",
+    "lost": "in the inbox of the consumer, and no row has the message id",
+}
+
+
+def differences(ends: Ends, question: Question, both: DataFrame) -> DataFrame:
+    """Give each difference with its kind."""
+    found = [
+        _kind("without_event", both.where("message_id IS NULL")),
+        _kind("without_row", both.where("row_key IS NULL AND message_id IS NOT NULL")),
+        _kind("unequal", both.where("row_key = key AND NOT (amount <=> event_amount AND day <=> event_day)")),
+        *_against_inbox(ends, question),
+    ]
+    return reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), found)
+
+
+def joined(ends: Ends, question: Question) -> DataFrame:
+    """Put rows and events of one key side by side."""
+    rows = ends.rows.withColumnRenamed("key", "row_key")
+    events = announced(ends, question).withColumnsRenamed({"day": "event_day", "amount": "event_amount"})
+    return rows.join(events, f.col("row_key") == f.col("key"), "full")
+
+
+def sums_by_day(both: DataFrame) -> DataFrame:
+    """Count and sum up both sides, each by its own day."""
+
+    def side(name: str, key: str, day: str, amount: str) -> DataFrame:
+        return (
+            both.where(f"{key} IS NOT NULL")
+            .groupBy(f.col(day).alias("day"))
+            .agg(f.count("*").alias(name), f.sum(amount).cast(MONEY).alias(f"amount_of_{name}"))
+        )
+
+    rows, events = side("rows", "row_key", "day", "amount"), side("events", "message_id", "event_day", "event_amount")
+    on = rows["day"].eqNullSafe(events["day"])
+    counted = rows.join(events, on, "full").select(
+        f.coalesce(rows["day"], events["day"]).alias("day"),
+        *(f.coalesce(name, f.lit(0)).alias(name) for name in ("rows", "amount_of_rows", "events", "amount_of_events")),
+    )
+    return counted.withColumn("difference", f.col("amount_of_events") - f.col("amount_of_rows")).orderBy("day")
+
+
+def _against_inbox(ends: Ends, question: Question) -> list[DataFrame]:
+    if ends.applied is None:
+        return []
+    expected_until = ends.moment - timedelta(seconds=question.grace)
+    expected = (
+        ends.events.where(f.col("event_type").isin(*question.event_types) & (f.col("sent_at") < f.lit(expected_until)))
+        .groupBy("message_id")
+        .agg(f.max("id").alias("id"), f.max("sent_at").alias("at"))
+    )
+    judged = f.col("at").between(f.lit(judged_from(ends, question.grace)), f.lit(expected_until))
+    applied = ends.applied.withColumnRenamed("processed_at", "at")
+    return [
+        _kind("missing", expected.join(applied, "message_id", "left_anti")),
+        _kind("lost", applied.where(judged).join(ends.events, "message_id", "left_anti")),
+    ]
+
+
+def _kind(kind: str, frame: DataFrame) -> DataFrame:
+    if "row_key" in frame.columns:
+        frame = frame.withColumn("key", f.coalesce("row_key", "key")).drop("row_key")
+    return frame.withColumn("kind", f.lit(kind))

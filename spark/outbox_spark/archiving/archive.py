@@ -1,0 +1,77 @@
+"""Write a closed day of sent rows to Parquet, compare it with the table, and note it.
+
+write ──> sum up the table ──> sum up the files ──> note      whoever was killed on the way begins the day anew
+
+Files of a day that is not noted are nobody's: the next run replaces them. So a day is in the archive, whole and as the
+table had it, if and only if `archived_day` has it.
+"""
+
+from datetime import date
+from decimal import Decimal
+
+import psycopg
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from outbox_spark.archiving.checksum import ARCHIVED, Sums, frame_sums, table_sums
+from outbox_spark.archiving.ledger import ArchivedDay, forget, note
+from outbox_spark.errors import ArchiveError
+from outbox_spark.reading.plan import settled_moment
+
+
+def archive_day(
+    spark: SparkSession, connection: psycopg.Connection, day: date, path: str, *, url: str, outbox_schema: str
+) -> ArchivedDay:
+    """Archive a day that is over; whatever lies at its place is replaced.
+
+    Raises:
+        ArchiveError: the files are not what the table has; the day is not noted.
+    """
+    forget(connection, outbox_schema, day)
+    settled_moment(connection, outbox_schema)  # marks of the day's last moment
+    rows = (
+        spark.read.format("outbox")
+        .options(url=url, outboxSchema=outbox_schema, startingDay=str(day), endingDay=str(day))
+        .load(schema=columns())
+    )
+    rows.write.mode("overwrite").option("partitionOverwriteMode", "static").partitionBy("event_type").parquet(
+        folder(path, day)
+    )
+    expected, found = table_sums(connection, outbox_schema, day), frame_sums(read_day(spark, path, day))
+    if expected != found:
+        raise ArchiveError(f"the archive of {day} is not what the table has: {_differences(expected, found)}")
+    count, checksum = sum(each.rows for each in found.values()), sum(each.checksum for each in found.values())
+    archived = ArchivedDay(day, count, Decimal(checksum), path)
+    note(connection, outbox_schema, archived)
+    return archived
+
+
+def read_day(spark: SparkSession, path: str, day: date) -> DataFrame:
+    """Read a day of the archive, whatever its event types look like."""
+    return spark.read.schema(columns()).parquet(folder(path, day))
+
+
+def folder(path: str, day: date) -> str:
+    """Tell where a day lies in an archive."""
+    return f"{path.rstrip('/')}/day={day}"
+
+
+def columns() -> StructType:
+    """Give the columns of the archive."""
+    schema = StructType()
+    for name, kind in ARCHIVED.items():
+        schema = schema.add(name, kind)
+    return schema
+
+
+def _differences(expected: Sums, found: Sums) -> str:
+    return "; ".join(
+        f"{event_type}: {_words(expected, event_type)} in the table, {_words(found, event_type)} in the files"
+        for event_type in sorted(expected.keys() | found.keys())
+        if expected.get(event_type) != found.get(event_type)
+    )
+
+
+def _words(sums: Sums, event_type: str) -> str:
+    found = sums.get(event_type)
+    return "no rows" if found is None else f"{found.rows} rows of checksum {found.checksum}"

@@ -1,0 +1,89 @@
+"""Count and checksum of sent rows, computed by PostgreSQL over the table and by Spark over what was written.
+
+The two sides share no code: each writes every column of a row as text, takes SHA-256 of it, and adds up the first 60
+bits, so that the order of the rows does not count. A row that is missing, doubled or changed in any column shows.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import date
+from decimal import Decimal
+
+import psycopg
+from psycopg.sql import SQL, Composable, Identifier, Literal
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as f
+from pyspark.sql import types as spark
+
+from outbox_spark.reading.columns import COLUMNS
+
+# The day is the folder's name, and rows of the archive are sent.
+ARCHIVED = {name: kind for name, kind in COLUMNS.items() if name not in {"sent_day", "state"}}
+ENDS_VALUE = "\x1f"
+
+SUM_UP = SQL("""
+    SELECT event_type, count(*),
+        sum(('x' || left(encode(sha256(convert_to({row}, 'UTF8')), 'hex'), 15))::bit(60)::bigint)
+    FROM {schema}.message
+    WHERE state = 'sent' AND sent_at >= {day}::date::timestamp AT TIME ZONE 'UTC'
+        AND sent_at < ({day}::date + 1)::timestamp AT TIME ZONE 'UTC'
+    GROUP BY event_type
+""")
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """What rows of a type come to."""
+
+    rows: int
+    checksum: Decimal
+
+
+Sums = dict[str, Sum]  # by event type
+
+
+def table_sums(connection: psycopg.Connection, schema: str, day: date) -> Sums:
+    """Sum up a day of the table."""
+    row = SQL(" || ").join(_as_sql(name, kind) for name, kind in ARCHIVED.items())
+    return _sums(connection.execute(SUM_UP.format(schema=Identifier(schema), day=Literal(day), row=row)))
+
+
+def frame_sums(rows: DataFrame) -> Sums:
+    """Sum up a DataFrame that has the columns of the archive."""
+    by_type = rows.groupBy("event_type").agg(f.count("*"), f.sum(row_number()))
+    return _sums(tuple(each) for each in by_type.collect())
+
+
+def row_number() -> Column:
+    """Give the number that a row adds to the checksum."""
+    row = f.concat(*(_as_column(name, kind) for name, kind in ARCHIVED.items()))
+    start = f.substring(f.sha2(f.encode(row, "UTF-8"), 256), 1, 15)
+    return f.conv(start, 16, 10).cast("decimal(20, 0)")
+
+
+def _sums(rows: Iterable[tuple[str, int, Decimal]]) -> Sums:
+    return {event_type: Sum(count, Decimal(checksum)) for event_type, count, checksum in rows}
+
+
+def _as_sql(name: str, kind: spark.DataType) -> Composable:
+    column = Identifier(name)
+    match kind:
+        case spark.TimestampType():
+            text = SQL("(extract(epoch FROM {}) * 1000000)::bigint::text").format(column)
+        case spark.BinaryType():
+            text = SQL("encode({}, 'hex')").format(column)
+        case _:
+            text = SQL("{}::text").format(column)
+    return SQL("coalesce('=' || {}, '~') || {}").format(text, Literal(ENDS_VALUE))
+
+
+def _as_column(name: str, kind: spark.DataType) -> Column:
+    column = f.col(name)
+    match kind:
+        case spark.TimestampType():
+            text = f.unix_micros(column).cast("string")
+        case spark.BinaryType():
+            text = f.lower(f.hex(column))
+        case _:
+            text = column.cast("string")
+    return f.concat(f.coalesce(f.concat(f.lit("="), text), f.lit("~")), f.lit(ENDS_VALUE))

@@ -1,0 +1,69 @@
+"""Which days are archived: the table `archived_day`, which retention asks, too (relay.retention_waits_for_archive)."""
+
+from dataclasses import dataclass
+from datetime import date
+from decimal import Decimal
+
+import psycopg
+from psycopg.sql import SQL, Identifier, Literal
+
+from outbox_spark.errors import ArchiveError
+from outbox_spark.reading.plan import list_days
+
+TAKE_LOCK = SQL("SELECT pg_try_advisory_lock(hashtextextended({lock}, 0))")
+
+# A day is closed when it is over by the database's clock.
+CLOSED = SQL("first < date_trunc('day', now() AT TIME ZONE 'UTC') AT TIME ZONE 'UTC'")
+
+READ = SQL("SELECT day, rows, checksum, path FROM {schema}.archived_day ORDER BY day")
+NOTE = SQL("INSERT INTO {schema}.archived_day (day, rows, checksum, path) VALUES (%s, %s, %s, %s)")
+FORGET = SQL("DELETE FROM {schema}.archived_day WHERE day = %s")
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivedDay:
+    """A day whose archive was compared with the table."""
+
+    day: date
+    rows: int
+    checksum: Decimal
+    path: str
+
+
+def take_lock(connection: psycopg.Connection, schema: str) -> None:
+    """Be the one that archives, until the session ends.
+
+    Raises:
+        ArchiveError: another one is.
+    """
+    if connection.execute(TAKE_LOCK.format(lock=Literal(f"{schema}.archive"))).fetchone() != (True,):
+        raise ArchiveError("another process archives at this moment: run it again when that has ended")
+
+
+def closed_days(connection: psycopg.Connection, schema: str) -> list[date]:
+    """Give the days of sent rows that are over."""
+    return [day.first.date() for day in list_days(connection, schema, CLOSED)]
+
+
+def archived_days(connection: psycopg.Connection, schema: str) -> dict[date, ArchivedDay]:
+    """Give the days that are archived, the oldest first.
+
+    Raises:
+        ArchiveError: the database has no such table.
+    """
+    try:
+        rows = connection.execute(READ.format(schema=Identifier(schema))).fetchall()
+    except psycopg.errors.UndefinedTable:
+        raise ArchiveError(f"table {schema}.archived_day does not exist: run `relay migrate`") from None
+    return {row[0]: ArchivedDay(*row) for row in rows}
+
+
+def note(connection: psycopg.Connection, schema: str, archived: ArchivedDay) -> None:
+    """Write down that a day is archived."""
+    values = (archived.day, archived.rows, archived.checksum, archived.path)
+    connection.execute(NOTE.format(schema=Identifier(schema)), values)
+
+
+def forget(connection: psycopg.Connection, schema: str, day: date) -> None:
+    """Strike out a day, before its files are written anew."""
+    connection.execute(FORGET.format(schema=Identifier(schema)), [day])

@@ -1,0 +1,263 @@
+"""Several DataFrames in one transaction: rows of as many tables as you like, and events of their own.
+
+Every table and column is checked when it is named; at the end every DataFrame is staged by its own Spark job, and one
+transaction moves all of them, as that of a `save()` does.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Literal
+from uuid import uuid4
+
+import psycopg
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from outbox_spark.commit import commit_batch
+from outbox_spark.errors import OptionError, OutboxWriteError
+from outbox_spark.events import MakeEvents, made_by
+from outbox_spark.fit import EVENT_FIELDS, EVENT_TEXTS, MESSAGE_KEY, plan_events, plan_rows
+from outbox_spark.ledger import Batch, read, refuse_begun_in_pieces
+from outbox_spark.load import load
+from outbox_spark.options import (
+    MAX_PARTITIONS,
+    MAX_VERSION,
+    PENDING_WAIT,
+    ROWS_PER_INGEST,
+    STAGING_MAX_AGE,
+    BatchOptions,
+)
+from outbox_spark.plan import Plan, Save, Staged
+from outbox_spark.prepare import clean_after, clean_before, room_of, say_recognised
+from outbox_spark.session import connect, conninfo
+from outbox_spark.staging import KILLED_WITHIN, drop_attempts, make_pattern, name_staging
+from outbox_spark.tables import describe, require_outbox
+
+
+class OutboxBatch:
+    """A batch that is written at the end of its block: all of it or nothing, and once.
+
+        with OutboxBatch(spark, url=url, app_id="nightly", version=20261121) as batch:
+            batch.rows(invoices, table="billing.invoice")
+            batch.rows(customers, table="billing.customer", mode="upsert", key_columns=["customer_id"])
+            batch.events(invoices, aggregate_type="customer", aggregate_id=col("customer_id"),
+                         event_type="InvoiceIssued", payload=struct("invoice_id", "amount"))
+
+    When the block raises, nothing is written. `recognised` is the committed batch of that name, if there is one: then
+    the block writes nothing either.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        *,
+        url: str,
+        app_id: str,
+        version: int,
+        user: str | None = None,
+        password: str | None = None,
+        num_partitions: int | None = None,
+        batchsize: int = ROWS_PER_INGEST,
+        max_pending: int | None = None,
+        max_pending_wait: int = PENDING_WAIT,
+        outbox_schema: str = "outbox",
+        staging_schema: str | None = None,
+    ) -> None:
+        """Name the batch and its database.
+
+        Args:
+            num_partitions: so many tasks connect at a time, at most.
+            max_pending: the transaction waits while more rows than these are pending, up to `max_pending_wait` seconds.
+        Raises:
+            OptionError: it cannot be, with every fault at once.
+        """
+        limits = [
+            ("version", version, 0, MAX_VERSION),
+            ("num_partitions", 1 if num_partitions is None else num_partitions, 1, MAX_PARTITIONS),
+            ("batchsize", batchsize, 1, 10_000_000),
+            ("max_pending", 1 if max_pending is None else max_pending, 1, MAX_VERSION),
+            ("max_pending_wait", max_pending_wait, 1, 86_400),
+        ]
+        faults = [
+            f"{name} takes {low} to {high}, not {value!r}"
+            for name, value, low, high in limits
+            if not low <= value <= high
+        ]
+        if not app_id:
+            faults.append("app_id names the batch and cannot be empty")
+        if faults:
+            raise OptionError("; ".join(faults))
+        self._spark = spark
+        self._options = BatchOptions(
+            url=url,
+            user=user,
+            password=password,
+            app_id=app_id,
+            version=version,
+            pieces=None,
+            num_partitions=num_partitions,
+            batchsize=batchsize,
+            max_pending=max_pending,
+            max_pending_wait=max_pending_wait,
+            outbox_schema=outbox_schema,
+            staging_schema=staging_schema or outbox_schema,
+            staging_max_age=STAGING_MAX_AGE,
+        )
+        self._info = conninfo(url, user, password)
+        self._token = uuid4()
+        self._frames: list[tuple[DataFrame, Plan]] = []
+        self.recognised: Batch | None = None
+
+    def __enter__(self) -> "OutboxBatch":
+        options = self._options
+        with connect(self._info) as connection:
+            self._now = require_outbox(connection, options)
+            self.recognised = read(connection, options.outbox_schema, options.app_id, options.version)
+            if self.recognised is None:
+                refuse_begun_in_pieces(connection, options.outbox_schema, options.app_id, options.version)
+            else:
+                say_recognised(self.recognised)
+        return self
+
+    def rows(
+        self,
+        frame: DataFrame,
+        *,
+        table: str,
+        mode: Literal["append", "upsert"] = "append",
+        key_columns: Sequence[str] = (),
+    ) -> None:
+        """Add a DataFrame whose rows belong to a table.
+
+        Args:
+            mode: "upsert" updates the rows that are there with the same `key_columns`, which need a unique index.
+        Raises:
+            OptionError, TableError, ColumnError: it cannot be written there, and why.
+        """
+        if mode not in {"append", "upsert"}:
+            raise OptionError(f"mode takes 'append' or 'upsert', not {mode!r}")
+        if (mode == "upsert") != bool(key_columns):
+            raise OptionError("mode upsert takes key_columns, and append takes none")
+        with connect(self._info) as connection:
+            described = describe(connection, table, named_by="rows()")
+        self._frames.append((self._bounded(frame), plan_rows(frame.schema, described, tuple(key_columns))))
+
+    def events(
+        self,
+        frame: DataFrame,
+        *,
+        function: MakeEvents | None = None,
+        struct: str | None = None,
+        message_key: Column | None = None,
+        order_by: Sequence[Column | str] = (),
+        **fields: Column | str,
+    ) -> None:
+        """Add a DataFrame whose rows become events.
+
+        What an event consists of is named as in outbox.message: aggregate_type, aggregate_id, event_type, payload,
+        headers, exchange, routing_key, content_type, message_id. Without more the DataFrame's columns are these.
+
+        Args:
+            fields: each a text that all events have, or a Column; then no other column of the DataFrame is taken.
+            function: makes the event, several or None of a row, which it gets as a dict.
+            struct: the column that has an event's fields inside.
+            message_key: message ids follow from it and from type and key of the event, not from the batch: consumers
+                know an event that comes again in another batch.
+            order_by: orders the events over all partitions; else a partition's are in the DataFrame's order.
+        Raises:
+            OptionError, ColumnError: with every fault at once.
+        """
+        given = {**fields, **({} if message_key is None else {MESSAGE_KEY: message_key})}
+        if unknown := given.keys() - set(EVENT_FIELDS):
+            raise OptionError(f"an event has {', '.join(EVENT_FIELDS)}, not {', '.join(sorted(unknown))}")
+        same = {name: value for name, value in given.items() if name in EVENT_TEXTS and isinstance(value, str)}
+        columns = [
+            (f.lit(value) if isinstance(value, str) else value).alias(name)
+            for name, value in given.items()
+            if name not in same
+        ]
+        if (function is not None) + (struct is not None) + bool(columns) > 1:
+            raise OptionError("function, struct and Columns exclude each other: each gives all that differs in rows")
+        frame = self._bounded(frame, order_by)
+        if function is not None:
+            frame = made_by(
+                function, frame, [name for name in EVENT_FIELDS if name not in same and name != MESSAGE_KEY]
+            )
+        elif struct is not None:
+            frame = frame.select(f"{struct}.*")
+        elif columns:
+            frame = frame.select(*columns)
+        plan = plan_events(frame.schema, same, number=sum(plan.event is not None for _, plan in self._frames))
+        self._frames.append((frame, plan))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None and self.recognised is None and self._frames:
+            self._write()
+
+    def _write(self) -> None:
+        saves = self._begin()
+        tag = f"outbox-{self._token}"
+        self._spark.addTag(tag)
+        try:
+            frames = [frame for frame, _ in self._frames]
+            written = [(save, _stage(save, frame)) for save, frame in zip(saves, frames, strict=True)]
+            self.recognised = commit_batch(written)
+        except BaseException:
+            with suppress(Exception):  # what has gone wrong may be Spark itself, and is what the caller is to hear of
+                self._spark.interruptTag(tag)  # the tasks of a job that is not waited for any more
+            self._give_up(saves)
+            raise
+        finally:
+            self._spark.removeTag(tag)
+        if self.recognised is not None:
+            say_recognised(self.recognised)
+        for save in saves:
+            clean_after(save)
+
+    def _begin(self) -> list[Save]:
+        options, saves = self._options, []
+        with connect(self._info) as connection:
+            clean_before(connection, options, self._now)
+            for _, plan in self._frames:
+                staging = name_staging(
+                    options.staging_schema, now=self._now, batch_hash=options.batch_hash, token=uuid4()
+                )
+                make_pattern(connection, staging, plan)
+                saves.append(Save(self._token, self._info, options, plan, staging, room=room_of(options)))
+        return saves
+
+    def _give_up(self, saves: Sequence[Save]) -> None:
+        with suppress(OutboxWriteError, psycopg.Error), connect(self._info) as connection:  # else they go by age
+            for save in saves:
+                drop_attempts(connection, save.staging, patience=KILLED_WITHIN)
+
+    def _bounded(self, frame: DataFrame, order_by: Sequence[Column | str] = ()) -> DataFrame:
+        most = self._options.num_partitions
+        if order_by and most is not None:
+            return frame.repartitionByRange(most, *order_by).sortWithinPartitions(*order_by)
+        if order_by:
+            return frame.orderBy(*order_by)  # the partitions follow each other in that order
+        return frame if most is None else frame.coalesce(most)
+
+
+def _stage(save: Save, frame: DataFrame) -> list[Staged]:
+    """Stage a DataFrame; of the attempts at a task Spark hands back what the winner says."""
+
+    def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        staged = load(save, batches, partition=context.partitionId(), attempt=context.taskAttemptId())
+        yield pa.RecordBatch.from_arrays(
+            [
+                pa.array([staged.partition], pa.int32()),
+                pa.array([staged.table], pa.string()),
+                pa.array([staged.rows], pa.int64()),
+            ],
+            ["place", "relation", "row_count"],
+        )
+
+    return [Staged(*row) for row in frame.mapInArrow(stage, "place int, relation string, row_count long").collect()]

@@ -1,0 +1,1 @@
+"""Read the outbox as DataFrames: start at reader.py."""

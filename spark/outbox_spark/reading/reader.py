@@ -1,0 +1,97 @@
+"""The reader that Spark calls: tasks on the driver, rows as Arrow batches on the executors.
+
+What only the driver does is imported where it is done, since executors may have no psycopg.
+"""
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import pyarrow as pa
+from adbc_driver_postgresql import dbapi
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from outbox_spark.errors import ReadError
+from outbox_spark.reading.task import Read, Task
+
+# Times in the payload that name no zone are of UTC. One core of the server for one of Spark's.
+BEGIN = (
+    "BEGIN READ ONLY",
+    "SET LOCAL TimeZone = 'UTC'",
+    "SET LOCAL max_parallel_workers_per_gather = 0",
+    "SET LOCAL jit = off",
+)
+
+
+class OutboxReader(DataSourceReader):  # type: ignore[misc]  # mypy does not follow pyspark
+    """One read. Pickled to the executors, connection string and all, as Spark's JDBC source does.
+
+    It takes no filters from Spark (`pushFilters`): Spark 4.3 keeps them in the DataFrame, and a later query of it that
+    has no filter of its own silently lacks rows (docs/decisions/0022-read-by-blocks.md). Options select in their place.
+    """
+
+    def __init__(self, read: Read) -> None:
+        self._read = read
+
+    def partitions(self) -> list[Task]:
+        """Divide the read into tasks. On the driver, once."""
+        from outbox_spark.reading.plan import plan_tasks  # noqa: PLC0415
+
+        return plan_tasks(self._read)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Give the rows of a task; on an executor, and more than once when Spark retries or speculates.
+
+        Raises:
+            ReadError: the database refuses, or is gone, or the day is not any more what was planned to be read.
+        """
+        if not isinstance(partition, Task):
+            return  # Spark's stand-in for no tasks at all
+        try:
+            yield from self._rows(partition)
+        except (dbapi.Error, OSError) as error:  # OSError: what the database says in the middle of the rows
+            raise ReadError(f"{partition} could not be read: {' '.join(str(error).split())}") from None
+
+    def _rows(self, task: Task) -> Iterator[pa.RecordBatch]:
+        schema = to_arrow_schema(self._read.schema, timezone="UTC")
+        with (
+            closing(dbapi.connect(self._read.info, autocommit=True)) as connection,
+            closing(connection.cursor()) as cursor,
+        ):
+            for statement in BEGIN:
+                cursor.execute(statement)
+            cursor.execute(task.statement)
+            with cursor.fetch_record_batch() as batches:
+                for batch in batches:
+                    yield as_planned(batch, schema)
+            if task.check is not None:
+                cursor.execute(task.check)
+                if cursor.fetchone() != (True,):
+                    raise ReadError(
+                        f"{task} was dropped or rewritten while it was read (by retention, or VACUUM FULL): read again"
+                    )
+
+
+def as_planned(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Give a batch as the database sent it the types that Spark was promised; fields of the payload become one column.
+
+    Raises:
+        ReadError: a value does not fit; the column is named.
+    """
+    sent = iter(zip(batch.schema.names, batch.columns, strict=True))
+    arrays = []
+    for field in schema:
+        if pa.types.is_struct(field.type):
+            inner = [_cast(*next(sent), each.type) for each in field.type]
+            arrays.append(pa.StructArray.from_arrays(inner, fields=list(field.type)))
+        else:
+            arrays.append(_cast(*next(sent), field.type))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _cast(name: str, column: pa.Array, kind: pa.DataType) -> pa.Array:
+    stored = column.storage if isinstance(column, pa.ExtensionArray) else column  # json and numeric come as text
+    try:
+        return stored.cast(kind)
+    except pa.ArrowInvalid as error:
+        raise ReadError(f"a value of {name!r} does not fit into {kind}: {error}") from None

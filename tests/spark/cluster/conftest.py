@@ -1,0 +1,39 @@
+"""A standalone cluster, one a run; on it a driver for each file; and stages at which writes are held."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.spark.cluster.driver import Driver
+from tests.spark.cluster.stage import Stage
+from tests.support.spark_cluster import SparkCluster
+
+MakeStage = Callable[..., Stage]
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[SparkCluster]:
+    with SparkCluster() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def driver(cluster: SparkCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
+    with Driver(tmp_path_factory.mktemp("spark") / "driver", cluster.master_url) as running:
+        yield running
+
+
+@pytest.fixture
+def at_stage(tmp_path: Path) -> Iterator[MakeStage]:
+    """Make stages; whoever still waits at one goes on when the test has ended."""
+    made: list[Stage] = []
+
+    def make(name: str, **fault: Any) -> Stage:
+        made.append(Stage(tmp_path / f"stage-{len(made)}", name, **fault))
+        return made[-1]
+
+    yield make
+    for stage in made:
+        stage.go_on()

@@ -1,0 +1,105 @@
+"""A driver in a process of its own, which a test tells what to do: tests/spark/cluster/program.py."""
+
+import signal
+from collections.abc import Mapping
+from multiprocessing.connection import Connection, Listener
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from tests.spark.frames import MADE_INVOICES
+from tests.support.process import Process
+from tests.support.spark_cluster import OF_DRIVERS, environment, package_zip, python_with
+
+PROGRAM = Path(__file__).with_name("program.py")
+SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.log.level": "ERROR",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.executor.memory": "512m",
+    "spark.cores.max": "2",  # one on each worker: there is room for a second driver
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "10",  # so that a partition of 25 rows has several batches
+}
+
+
+class DriverError(Exception):
+    """What the driver was told to do has failed, for this reason."""
+
+
+class Driver:
+    """A session of Spark on some master, with the package brought by `--py-files`."""
+
+    def __init__(self, folder: Path, master: str, **settings: str) -> None:
+        self.folder = folder
+        folder.mkdir()
+        self._master = master
+        self._settings = {**SETTINGS, **settings}
+
+    def __enter__(self) -> Self:
+        given = [f"--conf {key}={value}" for key, value in self._settings.items()]
+        submit = ["--master", self._master, "--py-files", str(package_zip(self.folder)), *given, "pyspark-shell"]
+        python = python_with(self.folder / "python", OF_DRIVERS)
+        with Listener(str(self.folder / "socket")) as listener:
+            self._process = Process(
+                [python, PROGRAM, self.folder / "socket"],
+                log=self.folder / "log",
+                environment={**environment(python, self.folder), "PYSPARK_SUBMIT_ARGS": " ".join(submit)},
+                folder=self.folder,
+            )
+            try:
+                listener._listener._socket.settimeout(120)  # type: ignore[attr-defined]  # else it waits for a dead one
+                self._program: Connection[Any, Any] = listener.accept()
+                self._program.recv()
+            except BaseException:
+                self.kill()
+                raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+
+    def tell(self, name: str, **arguments: Any) -> None:
+        """Let it do one of its functions."""
+        self._program.send((name, arguments))
+
+    def is_answering(self) -> bool:
+        return self._program.poll()
+
+    def answer(self, within: float = 120) -> Any:
+        """Give what came of it.
+
+        Raises:
+            DriverError: it failed.
+            TimeoutError: it is still at it.
+        """
+        if not self._program.poll(within):
+            raise TimeoutError(f"the driver is still at it after {within:g} s\n{self._process.log_end()}")
+        value, failed = self._program.recv()
+        if failed is not None:
+            raise DriverError(failed)
+        return value
+
+    def do(self, name: str, **arguments: Any) -> Any:
+        """Let it do one of its functions, and give what came of it."""
+        self.tell(name, **arguments)
+        return self.answer()
+
+    def save(self, options: Mapping[str, str], fault: Mapping[str, Any] | None = None, partitions: int = 4) -> None:
+        """Let it write 100 invoices."""
+        self.tell("save", rows=_invoices(partitions), options=dict(options), fault=fault and dict(fault))
+
+    def save_several(self, options: Mapping[str, str], fault: Mapping[str, Any] | None = None) -> None:
+        """Let it write the same as `save`, by OutboxBatch."""
+        self.tell("several", rows=_invoices(4), options=dict(options), fault=fault and dict(fault))
+
+    def kill(self) -> None:
+        """SIGKILL it, its JVM and what both have started here; the cluster's executors are not among these."""
+        self._process.stop(signal.SIGKILL)
+
+
+def _invoices(partitions: int) -> str:
+    return MADE_INVOICES.format(count=100, partitions=partitions)

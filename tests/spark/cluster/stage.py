@@ -1,0 +1,30 @@
+"""A stage of a write at which something happens to whoever comes there: `Fault` in program.py."""
+
+from pathlib import Path
+from typing import Any
+
+from tests.spark.cluster.driver import Driver
+from tests.support.process import wait_for
+
+
+class Stage:
+    """Where the first attempt at a partition, or the driver, waits until it is told to go on, or fails."""
+
+    def __init__(self, folder: Path, name: str, **fault: Any) -> None:
+        folder.mkdir()
+        self.fault = {"stage": name, "folder": str(folder), **fault}
+        self._told, self._go = folder / name, folder / "go"
+
+    def wait_reached(self, driver: Driver) -> int:
+        """Return once somebody waits here; give the process id of the executor that it runs on.
+
+        Raises:
+            DriverError: the driver has failed before.
+        """
+        wait_for(lambda: self._told.exists() or driver.is_answering(), f"stage {self._told.name} is reached", 120)
+        if not self._told.exists():
+            raise AssertionError(f"the driver came to its end past {self._told.name}: {driver.answer()}")
+        return int(self._told.read_text())
+
+    def go_on(self) -> None:
+        self._go.touch()

@@ -1,0 +1,74 @@
+"""Spark runs twins of slow tasks: of two attempts at a partition one counts, and a silent one holds nobody up."""
+
+import asyncio
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import psycopg
+import pytest
+
+from tests.spark.cluster.conftest import MakeStage
+from tests.spark.cluster.driver import Driver
+from tests.spark.cluster.outcome import BATCH, WAYS, Way, assert_written_once, is_left_alone
+from tests.spark.frames import LOADING, WAITING_FOR_LOCK, counts, one
+from tests.support.eventually import eventually
+from tests.support.process import wait_for
+from tests.support.proxy import FaultProxy
+from tests.support.proxy import Way as Direction
+from tests.support.spark_cluster import SparkCluster
+
+pytestmark = [pytest.mark.drills, pytest.mark.timeout(300)]
+
+Options = dict[str, str]
+SPECULATION = {
+    "spark.speculation": "true",
+    "spark.speculation.interval": "100ms",
+    "spark.speculation.quantile": "0.5",
+    "spark.speculation.task.duration.threshold": "2s",  # for a stage of one task, too
+}
+
+
+@pytest.fixture(scope="module")
+def driver(cluster: SparkCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
+    with Driver(tmp_path_factory.mktemp("spark") / "driver", cluster.master_url, **SPECULATION) as running:
+        yield running
+
+
+@WAYS
+def test_of_a_slow_task_and_its_twin_one_counts(
+    driver: Driver, options: Options, connection: psycopg.Connection, at_stage: MakeStage, way: Way
+) -> None:
+    slow = at_stage("loading", partition=way.partitions - 1)
+    driver.save({**options, **way.options}, slow.fault, way.partitions)
+    slow.wait_reached(driver)
+
+    if way is not BATCH:  # the slow one came first in the ledger: its twin waits for it, and finds the piece written
+        wait_for(lambda: one(connection, WAITING_FOR_LOCK) == 1, "the twin waits", 120)
+        slow.go_on()
+    driver.answer()
+
+    assert_written_once(connection, way)
+
+
+async def test_a_task_whose_network_goes_silent_is_left_to_its_twin(
+    driver: Driver, options: Options, connection: psycopg.Connection, at_stage: MakeStage
+) -> None:
+    port = urlsplit(options["url"]).port or 0
+    async with FaultProxy("127.0.0.1", port, amqp=False) as proxy:
+        silent = at_stage("loading", partition=3, ports=(port, proxy.port))
+        driver.save({**options, **BATCH.options}, silent.fault)
+        await asyncio.to_thread(silent.wait_reached, driver)
+        assert one(connection, LOADING) == 1
+        proxy.hold(Direction.UP)
+        proxy.hold(Direction.DOWN)
+        silent.go_on()
+
+        await asyncio.to_thread(driver.answer)
+
+        assert counts(connection) == (100, 100, 1)
+        # The server still waits for the silent one, whose table goes with the next run of the batch, or by age.
+        proxy.cut()
+        await eventually(lambda: is_left_alone(options["url"]), "its session has ended")
+    driver.save({**options, **BATCH.options})
+    driver.answer()
+    assert_written_once(connection, BATCH)

@@ -1,0 +1,149 @@
+"""Closed days become Parquet that is exactly what the table had, noted only then."""
+
+from collections.abc import Callable
+from datetime import UTC, date, datetime
+from pathlib import Path
+
+import psycopg
+import pytest
+from pyspark.sql import SparkSession
+
+from outbox_spark.archiving import archive, ledger
+from outbox_spark.archiving.archive import archive_day, columns, read_day
+from outbox_spark.archiving.checksum import ARCHIVED, row_number, table_sums
+from outbox_spark.archiving.ledger import ArchivedDay, archived_days, closed_days, take_lock
+from outbox_spark.errors import ArchiveError
+from tests.spark.frames import one
+from tests.spark.sent import add_sent
+
+DAY = date(2026, 11, 1)
+SCRIPT = Path(__file__).parents[2] / "config" / "roles.sql"
+ROLES = "outbox_writer, outbox_publisher, outbox_spark, outbox_relay, outbox_retention, outbox_archive, outbox_consumer"
+Keep = Callable[[date], ArchivedDay]
+
+
+@pytest.fixture
+def day(connection: psycopg.Connection) -> date:
+    """A closed day of 40 rows, each column of which is set in one of them at least, and one of the next day."""
+    add_sent(connection, str(DAY), 40)
+    add_sent(connection, "2026-11-02", 1)
+    connection.execute("""
+        UPDATE outbox.message
+        SET exchange = '', routing_key = 'a.b', content_type = 'text/x', available_at = created_at, last_error = 'ä',
+            held_behind = 1, parked_at = '1969-07-20 20:17:40.000001+00', quarantine = 7, writer = 'w', batch_id = 9,
+            trace_context = '{"traceparent": "00-\\\\u00e4"}', attempts = 3, event_type = '__a/b=c 7'
+        WHERE id = 2
+    """)
+    return DAY
+
+
+@pytest.fixture
+def keep(spark: SparkSession, connection: psycopg.Connection, database_url: str, tmp_path: Path) -> Keep:
+    """Archive a day below the test's folder."""
+    return lambda day: archive_day(spark, connection, day, str(tmp_path), url=database_url, outbox_schema="outbox")
+
+
+def test_a_day_lies_there_by_event_type_and_is_noted_with_what_was_verified(
+    spark: SparkSession, connection: psycopg.Connection, day: date, keep: Keep, tmp_path: Path
+) -> None:
+    told = keep(day)
+
+    rows = read_day(spark, str(tmp_path), day)
+    assert told == archived_days(connection, "outbox")[day]
+    assert (told.rows, told.path) == (40, str(tmp_path))
+    assert rows.columns == [*(name for name in ARCHIVED if name != "event_type"), "event_type"]
+    assert [row.payload for row in rows.where("id = 4").collect()] == [
+        one(connection, "SELECT payload::text FROM outbox.message WHERE id = 4")
+    ]
+    folders = sorted(each.name for each in (tmp_path / f"day={day}").iterdir() if each.is_dir())
+    assert folders == ["event_type=InvoiceIssued", "event_type=InvoicePaid", "event_type=__a%2Fb%3Dc 7"]
+
+
+def test_a_change_in_any_column_changes_the_sum(spark: SparkSession) -> None:
+    kinds = [kind.simpleString() for kind in ARCHIVED.values()]
+    moment = datetime(2026, 11, 1, tzinfo=UTC)
+    some = [{"string": "x", "binary": b"x", "timestamp": moment}.get(kind, 1) for kind in kinds]
+    empty = [
+        {"string": "", "binary": b"", "timestamp": datetime(1970, 1, 1, tzinfo=UTC)}.get(kind, 0) for kind in kinds
+    ]
+    rows = [some, empty, [None] * len(kinds)]
+    rows += [[*row[:at], None, *row[at + 1 :]] for row in (some, empty) for at in range(len(kinds))]
+
+    numbers = spark.createDataFrame(rows, columns()).select(row_number()).distinct()
+
+    assert numbers.count() == len(rows)
+
+
+def test_files_that_are_not_what_the_table_has_are_not_noted_and_are_replaced(
+    spark: SparkSession,
+    connection: psycopg.Connection,
+    day: date,
+    keep: Keep,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with monkeypatch.context() as broken:
+        broken.setattr(archive, "read_day", lambda *where: read_day(*where).where("id <> 3"))
+        with pytest.raises(ArchiveError, match=r"InvoicePaid: 13 rows of .* in the table, 12 rows of .* in the files"):
+            keep(day)
+
+    assert archived_days(connection, "outbox") == {}
+    assert keep(day).rows == 40
+    assert read_day(spark, str(tmp_path), day).count() == 40
+
+
+def test_a_run_that_ends_before_the_note_is_begun_anew(
+    spark: SparkSession,
+    connection: psycopg.Connection,
+    day: date,
+    keep: Keep,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    keep(day)
+    add_sent(connection, str(day), 2)  # by a clock that stepped back
+    with monkeypatch.context() as broken:
+        broken.delattr(archive, "note")
+        with pytest.raises(NameError):
+            keep(day)
+
+    assert archived_days(connection, "outbox") == {}
+    assert keep(day).rows == 42
+    assert read_day(spark, str(tmp_path), day).count() == 42
+
+
+def test_a_day_without_rows_is_archived(connection: psycopg.Connection, keep: Keep) -> None:
+    add_sent(connection, str(DAY), 0)
+
+    assert (keep(DAY).rows, [*archived_days(connection, "outbox")]) == (0, [DAY])
+
+
+def test_only_days_that_are_over_are_closed(connection: psycopg.Connection, day: date) -> None:
+    closed = closed_days(connection, "outbox")
+
+    assert closed == [date(2026, 11, 1), date(2026, 11, 2)]  # migrations have made today and the next two
+
+
+def test_one_process_archives_at_a_time(connection: psycopg.Connection, database_url: str) -> None:
+    take_lock(connection, "outbox")
+
+    with psycopg.connect(database_url) as other, pytest.raises(ArchiveError, match="another process archives"):
+        take_lock(other, "outbox")
+
+
+def test_the_role_may_archive_and_no_more(connection: psycopg.Connection, database_url: str, day: date) -> None:
+    connection.execute(SCRIPT.read_bytes())
+    connection.execute("CREATE ROLE archivist LOGIN PASSWORD 'weak' IN ROLE outbox_archive")
+    try:
+        with psycopg.connect(database_url, user="archivist", password="weak", autocommit=True) as archivist:
+            noted = ArchivedDay(day, 40, next(iter(table_sums(archivist, "outbox", day).values())).checksum, "path")
+            ledger.forget(archivist, "outbox", day)
+            ledger.note(archivist, "outbox", noted)
+
+            assert closed_days(archivist, "outbox")[0] == day
+            assert archived_days(archivist, "outbox") == {day: noted}
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                archivist.execute("DELETE FROM outbox.message")
+    finally:
+        connection.execute(f"DROP OWNED BY archivist, {ROLES}".encode())
+        connection.execute(f"DROP ROLE archivist, {ROLES}".encode())

@@ -1,0 +1,127 @@
+"""Streams: a micro-batch is a batch of the ledger, and a restart from the checkpoint writes it once."""
+
+import os
+from pathlib import Path
+
+import psycopg
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+import outbox_spark
+from outbox_spark.prepare import prepare_stream
+from tests.spark.frames import counts, invoices, one, save, staging_tables
+
+Options = dict[str, str]
+STREAM = "invoices-stream"
+VERSIONS = "SELECT array_agg(version ORDER BY version) FROM outbox.batch"
+
+
+@pytest.fixture
+def source(spark: SparkSession, tmp_path: Path) -> Path:
+    """A folder to stream from; `_arrive` puts files in."""
+    folder = tmp_path / "source"
+    folder.mkdir()
+    return folder
+
+
+def test_each_micro_batch_is_written_once_through_restarts(
+    spark: SparkSession, options: Options, connection: psycopg.Connection, source: Path, tmp_path: Path
+) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    for number in range(2):
+        _arrive(spark, source, number)
+        _stream(spark, source, checkpoint, options)
+    # As after a crash between our commit and Spark's own note of it.
+    (checkpoint / "commits" / "1").unlink()
+    (checkpoint / "commits" / ".1.crc").unlink()
+
+    _stream(spark, source, checkpoint, options)
+    _arrive(spark, source, 2)
+    _stream(spark, source, checkpoint, options)
+
+    assert counts(connection)[:2] == (60, 60)
+    assert one(connection, VERSIONS) == [0, 1, 2]
+    assert one(connection, "SELECT count(DISTINCT message_id) FROM outbox.message") == 60
+    assert one(connection, "SELECT array_agg(DISTINCT batch_id ORDER BY batch_id) FROM outbox.message") == [0, 1, 2]
+    assert staging_tables(connection) == []
+
+
+def test_a_micro_batch_whose_commit_failed_is_written_by_the_restart(
+    spark: SparkSession, options: Options, connection: psycopg.Connection, source: Path, tmp_path: Path
+) -> None:
+    _arrive(spark, source, 0)
+    connection.execute("ALTER TABLE billing.invoice ADD CONSTRAINT none CHECK (quantity > 1000) NOT VALID")
+    with pytest.raises(PySparkException) as refused:
+        _stream(spark, source, tmp_path / "checkpoint", options)
+    assert "nothing of the batch was written: new row" in str(outbox_spark.reason(refused.value))
+    assert counts(connection) == (0, 0, 0)
+    connection.execute("ALTER TABLE billing.invoice DROP CONSTRAINT none")
+
+    _stream(spark, source, tmp_path / "checkpoint", options)
+
+    assert counts(connection) == (20, 20, 1)
+    assert staging_tables(connection) == []
+
+
+def test_a_new_checkpoint_under_an_old_name_is_refused(
+    spark: SparkSession, options: Options, connection: psycopg.Connection, source: Path, tmp_path: Path
+) -> None:
+    _arrive(spark, source, 0)
+    _stream(spark, source, tmp_path / "checkpoint", options)
+
+    with pytest.raises(PySparkException) as refused:
+        _stream(spark, source, tmp_path / "another", options)
+
+    assert "a stream without its checkpoint is a new one" in str(outbox_spark.reason(refused.value))
+    assert counts(connection) == (20, 20, 1)
+
+
+def test_foreach_batch_writes_as_everywhere(
+    spark: SparkSession, options: Options, connection: psycopg.Connection, source: Path, tmp_path: Path
+) -> None:
+    def write(frame: DataFrame, number: int) -> None:
+        for _ in range(2):
+            save(frame.coalesce(1), options, txnAppId=STREAM, txnVersion=str(number), singleTask="true")
+
+    for number in range(2):
+        _arrive(spark, source, number)
+        reading = spark.readStream.schema(invoices(spark).schema).parquet(str(source))
+        writing = reading.writeStream.foreachBatch(write).option("checkpointLocation", str(tmp_path / "checkpoint"))
+        writing.trigger(availableNow=True).start().awaitTermination()
+
+    assert counts(connection)[:2] == (40, 40)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"txnAppId": ""}, "option txnAppId is missing: it names the stream"),
+        ({"txnVersion": "7"}, "option txnVersion is the micro-batch's own number"),
+        ({"singleTask": "true"}, "a stream takes only atomic=batch"),
+    ],
+)
+def test_options_that_no_stream_can_have_are_refused(
+    spark: SparkSession, options: Options, changed: Options, message: str
+) -> None:
+    with pytest.raises(outbox_spark.OptionError) as refused:
+        prepare_stream({**options, "txnAppId": STREAM, **changed}, invoices(spark).schema, overwrite=False)
+
+    assert message in str(refused.value)
+
+
+def _arrive(spark: SparkSession, folder: Path, number: int) -> None:
+    """Put twenty more invoices into the folder, all of them at once."""
+    frame = invoices(spark, 20 * (number + 1), partitions=1).where(f"amount >= {20 * number}")
+    staged = folder.parent / f"written-{number}"
+    frame.write.parquet(str(staged))
+    (part,) = staged.glob("*.parquet")
+    os.rename(part, folder / f"{number}.parquet")
+
+
+def _stream(spark: SparkSession, folder: Path, checkpoint: Path, options: Options) -> None:
+    """Write what has arrived, and stop."""
+    reading = spark.readStream.schema(invoices(spark).schema).parquet(str(folder)).repartition(2)
+    writing = reading.writeStream.format("outbox").options(**options, txnAppId=STREAM)
+    query = writing.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
+    query.awaitTermination()
