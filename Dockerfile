@@ -55,10 +55,11 @@ RUN mkdir -p /usr/share/man/man1 \
     && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/log/apt /var/log/dpkg.log \
     && echo 'spark:x:10001:10001:spark:/tmp:/usr/sbin/nologin' >> /etc/passwd
 COPY --from=spark-installed /opt/spark /opt/spark
+COPY config/spark-entrypoint /opt/spark/bin/spark-entrypoint
 ENV PATH=/opt/spark/bin:$PATH PYSPARK_PYTHON=/opt/spark/bin/python PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 WORKDIR /opt/spark
 USER 10001:10001
-ENTRYPOINT ["tini", "-g", "--", "spark-submit"]
+ENTRYPOINT ["tini", "-g", "--", "spark-entrypoint"]
 CMD ["--help"]
 ARG VERSION=unknown
 ARG REVISION=unknown

@@ -1,4 +1,4 @@
-"""The engine's own tests, on PostgreSQL 17 and RabbitMQ 4."""
+"""The tests of the engine, of the doctor and of consumers, on PostgreSQL 17 and RabbitMQ 4."""
 
 import os
 import re
@@ -18,14 +18,15 @@ pytestmark = [
 ]
 
 
-def test_the_engine_s_tests_pass_on_them(
-    postgres: GivenPostgres, rabbitmq: GivenRabbit, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("tests", ["tests/engine", "tests/doctor", "tests/consume"])
+def test_they_pass_on_them(
+    tests: str, postgres: GivenPostgres, rabbitmq: GivenRabbit, capsys: pytest.CaptureFixture[str]
 ) -> None:
     versions = rabbitmq.ctl("version").strip(), major_version(postgres)
     environment = {**os.environ, **postgres.variables(), **rabbitmq.variables()}
 
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "tests/engine", "-q", "-p", "no:cacheprovider"],
+        [sys.executable, "-m", "pytest", tests, "-q", "-p", "no:cacheprovider"],
         cwd=ROOT,
         env=environment,
         capture_output=True,
@@ -34,7 +35,7 @@ def test_the_engine_s_tests_pass_on_them(
     )
 
     with capsys.disabled():
-        print(f"\ntests/engine on RabbitMQ {versions[0]} and PostgreSQL {versions[1]}: {done.stdout.splitlines()[-1]}")
+        print(f"\n{tests} on RabbitMQ {versions[0]} and PostgreSQL {versions[1]}: {done.stdout.splitlines()[-1]}")
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.match(r"4\.", versions[0])
     assert versions[1] == 17
