@@ -1,9 +1,9 @@
 """How fast Spark writes invoices with their events: `python -m bench.spark`, next to Spark's own JDBC writer.
 
 The reference is the JDBC writer tuned (reWriteBatchedInserts, 10,000 rows a batch) doing the two tables in two
-transactions: nothing keeps them together, and a task that is tried again writes its rows again. Ours is one
-transaction for both, written once. Both take the same DataFrame out of Spark's cache, and their interval is that of
-`save()`.
+transactions: nothing keeps them together, and a task that is tried again writes its rows again. Ours is written
+once: in one transaction for both, by way of staging tables or by a single task; or in one for each partition. All
+take the same DataFrame out of Spark's cache, and their interval is that of `save()`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -53,6 +53,8 @@ class Writer(StrEnum):
     JDBC = "JDBC tuned, two transactions"
     OUTBOX = "outbox, one transaction"
     OUTBOX_SEQUENCE = "outbox, ids by sequence"
+    OUTBOX_SINGLE = "outbox, singleTask"
+    OUTBOX_PIECES = "outbox, atomic=partition"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,7 @@ def spark(*, rows: Count = 600_000, rounds: Count = 3, partitions: Count = 4) ->
         with console.status("making the invoices"):
             frame = session.sql(MAKE_INVOICES.format(customers=CUSTOMERS, rows=rows, partitions=partitions)).cache()
             money = frame.selectExpr("sum(amount)").collect()[0][0]
-        writers = _writers(session, frame, url)
+        writers = _writers(session, frame, url, partitions)
         for number in range(rounds + 1):
             first = number % len(writers)
             for writer in [*writers][first:] + [*writers][:first]:
@@ -106,7 +108,7 @@ def _database() -> Iterator[str]:
         yield url
 
 
-def _writers(session: SparkSession, frame: DataFrame, url: str) -> dict[Writer, Callable[[], None]]:
+def _writers(session: SparkSession, frame: DataFrame, url: str, partitions: int) -> dict[Writer, Callable[[], None]]:
     outbox_spark.register(session)
     events = frame.selectExpr(
         f"'{AGGREGATE_TYPE}' AS aggregate_type",
@@ -123,6 +125,8 @@ def _writers(session: SparkSession, frame: DataFrame, url: str) -> dict[Writer, 
         Writer.JDBC: by_jdbc,
         Writer.OUTBOX: lambda: _save_to_outbox(frame, url),
         Writer.OUTBOX_SEQUENCE: lambda: _save_to_outbox(frame, url, sequenceColumn="invoice_id"),
+        Writer.OUTBOX_SINGLE: lambda: _save_to_outbox(frame.coalesce(1), url, singleTask="true"),
+        Writer.OUTBOX_PIECES: lambda: _save_to_outbox(frame, url, atomic="partition", numPartitions=str(partitions)),
     }
 
 

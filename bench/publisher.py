@@ -1,0 +1,149 @@
+"""How fast the durable publisher takes events: `python -m bench.publisher`, beside the AMQP library's own publish.
+
+Callers publish one event after the other, each when its last one is accepted: 1, 100 or 1,000 of them, with a key of
+their own. Four cases take turns: the durable publisher on the direct way; aio-pika's `exchange.publish` with confirms;
+and the durable publisher without a broker, into the table and into a file. See docs/benchmarks.md.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import aio_pika
+import structlog
+from cyclopts import App
+from pydantic import SecretStr
+
+from bench import report
+from bench.command import BenchmarkError, Count, Positive, main
+from bench.queue import EXCHANGE, depth, purge
+from bench.servers import Servers, private_servers
+from relay.outbox import DurablePublisher, Event
+from relay.settings import BrokerSettings, DatabaseSettings
+
+PAYLOAD = '{"invoice": "' + "x" * 497 + '"}'  # 512 bytes
+IN_FLIGHT = (1, 100, 1000)
+NOWHERE = "amqp://127.0.0.1:1/"
+DIRECT, LIBRARY, TABLE, FILE = "durable publisher", "aio-pika", "without a broker: table", "without a broker: file"
+
+Publish = Callable[[str], Awaitable[object]]
+
+app = App(name="python -m bench.publisher", help="Measure the durable publisher.", version_flags=[])
+console = report.open_console()
+
+
+@app.default
+def publisher(*, rounds: Count = 3, seconds: Positive = 4.0) -> int:
+    """Print a table; write JSON to bench/results/.
+
+    Parameters
+    ----------
+    rounds
+        Rounds of all cases.
+    seconds
+        How long each case publishes.
+    """
+    logging.disable(logging.CRITICAL)
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    rates: dict[tuple[str, int], list[float]] = {}
+    cases = {DIRECT: _direct, LIBRARY: _library, TABLE: _table, FILE: _file}
+    with private_servers(console, routing_key="invoice.InvoiceIssued") as servers:
+        for number in range(rounds):
+            names = list(cases)[number % len(cases) :] + list(cases)[: number % len(cases)]
+            for in_flight in IN_FLIGHT:
+                for name in names:
+                    rate = asyncio.run(cases[name](servers, in_flight, seconds))
+                    rates.setdefault((name, in_flight), []).append(rate)
+                    console.print(f"round {number + 1}/{rounds}  {name}, {in_flight} callers: {rate:,.0f}/s")
+                    purge(servers.broker_url)
+    return _report(rates, {"rounds": rounds, "seconds": seconds})
+
+
+async def _direct(servers: Servers, in_flight: int, seconds: float) -> float:
+    broker = BrokerSettings(url=SecretStr(servers.broker_url))
+    async with DurablePublisher(_database(servers), broker=broker, name=DIRECT) as publisher:
+        rate = await _rate(lambda key: publisher.publish(_event(key)), in_flight, seconds)
+        arrived = await asyncio.to_thread(depth, servers.broker_url)
+        if publisher.state.buffered or publisher.state.confirmed != arrived:
+            raise BenchmarkError(f"{publisher.state} and {arrived} in the queue: not all went the direct way")
+    return rate
+
+
+async def _library(servers: Servers, in_flight: int, seconds: float) -> float:
+    async with await aio_pika.connect(servers.broker_url) as connection:
+        channel = await connection.channel(publisher_confirms=True, on_return_raises=True)
+        exchange = await channel.get_exchange(EXCHANGE)
+
+        async def publish(key: str) -> None:
+            event = _event(key)
+            message = aio_pika.Message(
+                PAYLOAD.encode(),
+                message_id=str(event.message_id),
+                type=event.event_type,
+                content_type="application/json",
+                delivery_mode=aio_pika.DeliveryMode.PERSISTENT,
+                headers={"x-aggregate-type": event.aggregate_type, "x-aggregate-id": key},
+            )
+            await exchange.publish(message, "invoice.InvoiceIssued", mandatory=True)
+
+        return await _rate(publish, in_flight, seconds)
+
+
+async def _table(servers: Servers, in_flight: int, seconds: float) -> float:
+    return await _buffered(_database(servers), in_flight, seconds)
+
+
+async def _file(servers: Servers, in_flight: int, seconds: float) -> float:
+    return await _buffered(servers.folder / f"{time.monotonic_ns()}.sqlite", in_flight, seconds)
+
+
+async def _buffered(place: DatabaseSettings | Path, in_flight: int, seconds: float) -> float:
+    # A name of its own for each: what an earlier case has left in the table is not this one's.
+    name = f"bench {time.monotonic_ns()}"
+    async with DurablePublisher(place, broker=BrokerSettings(url=SecretStr(NOWHERE)), name=name) as publisher:
+        return await _rate(lambda key: publisher.publish(_event(key)), in_flight, seconds)
+
+
+async def _rate(publish: Publish, callers: int, seconds: float) -> float:
+    """Give the events accepted a second, after half a second to warm up."""
+    accepted = 0
+    began = time.perf_counter() + 0.5
+    end = began + seconds
+
+    async def call(key: str) -> None:
+        nonlocal accepted
+        while (now := time.perf_counter()) < end:
+            await publish(key)
+            accepted += now >= began
+
+    await asyncio.gather(*(call(str(n)) for n in range(callers)))
+    return accepted / (time.perf_counter() - began)
+
+
+def _event(key: str) -> Event:
+    return Event("invoice", key, "InvoiceIssued", PAYLOAD)
+
+
+def _database(servers: Servers) -> DatabaseSettings:
+    return DatabaseSettings(url=SecretStr(servers.database_url))
+
+
+def _report(rates: dict[tuple[str, int], list[float]], options: dict[str, Any]) -> int:
+    lines = []
+    summary = {}
+    for (name, in_flight), values in sorted(rates.items(), key=lambda item: item[0][1]):
+        figures = report.spread(values)
+        ratio = report.spread([one / other for one, other in zip(values, rates[LIBRARY, in_flight], strict=True)])
+        lines.append([f"{in_flight:,} callers, {name}", figures.shown(), figures.range_shown(), ratio.shown(2)])
+        summary[f"{name}, {in_flight}"] = {"rate": asdict(figures), "ratio": asdict(ratio)}
+    report.print_table(console, "Events accepted a second: medians", ["", "a second", "range", "of aio-pika"], lines)
+    report.print_files(console, report.write_json("publisher", {"options": options, "summary": summary}))
+    return 0
+
+
+if __name__ == "__main__":
+    main(app)

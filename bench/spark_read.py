@@ -1,0 +1,175 @@
+"""How fast Spark reads a day of the outbox, next to Spark's JDBC reader with as many partitions.
+
+    python -m bench.spark_read
+
+A private PostgreSQL (`fsync` on) holds one closed day of sent rows. Three readers take the same columns of all of them
+into Spark's `noop` sink: JDBC by ranges of ids, as its documentation has it, so that each task scans the day; JDBC by
+ranges of blocks, as `outbox` divides it; and `outbox`. What arrives is counted each time.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from itertools import pairwise
+from time import monotonic
+
+import psycopg
+from cyclopts import App
+from pydantic import SecretStr
+from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import functions as f
+
+import outbox_spark
+from bench import report
+from bench.command import BenchmarkError, Count, main
+from bench.spark_session import driver_jar, spark_session
+from relay.operate.migrate import migrate
+from relay.settings import DatabaseSettings
+from tests.support.days import ADD_DAY, NAME
+from tests.support.postgres import PostgresServer
+
+app = App(name="python -m bench.spark_read", help="Measure Spark's reads of the outbox.", version_flags=[])
+console = report.open_console()
+
+AGO = 3  # days: a closed one
+FILL = """
+    INSERT INTO outbox.message (message_id, aggregate_type, aggregate_id, event_type, payload, state, sent_at)
+    SELECT gen_random_uuid(), 'customer', lpad((n %% 23570)::text, 5, '0'), 'InvoiceIssued',
+        format('{"invoice_id":"%%s-%%s","customer_id":"%%s","issued_on":"1997-01-01","quantity":%%s,"amount":%%s.77,'
+            '"note":"%%s"}', n %% 23570, n, n %% 23570, n %% 5, n %% 9973, repeat('x', 90))::json,
+        'sent', %(midnight)s + interval '1 day' * (n::float8 / (%(rows)s + 1))
+    FROM generate_series(1, %(rows)s) AS n
+"""
+CLEAR_UP = "VACUUM (FREEZE, ANALYZE) outbox.message_sent"
+COLUMNS = ("id", "message_id", "aggregate_type", "aggregate_id", "event_type", "payload", "sent_at")
+QUERY = """
+    SELECT id, message_id::text, aggregate_type, aggregate_id, event_type, payload::text, sent_at, ctid AS place
+    FROM outbox.{day}
+"""
+
+
+class Reader(StrEnum):
+    """Who reads."""
+
+    JDBC = "JDBC by ids"
+    JDBC_BLOCKS = "JDBC by blocks"
+    OUTBOX = "outbox"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One read of all rows."""
+
+    round: int
+    reader: Reader
+    seconds: float
+    rate: float  # rows a second
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """The day that is read."""
+
+    url: str
+    table: str
+    rows: int
+    blocks: int
+    characters: int  # of all payloads
+
+
+@app.default
+def spark_read(*, rows: Count = 3_000_000, rounds: Count = 3, partitions: Count = 8) -> int:
+    """Print a table; write JSON and a plot to bench/results/.
+
+    Parameters
+    ----------
+    rows
+        Sent rows of the day.
+    rounds
+        How often each reader is measured, after one round to warm up; each starts with another reader.
+    partitions
+        Tasks; two run at a time.
+    """
+    measured: list[Measured] = []
+    with _filled_day(rows) as day, driver_jar() as jar, spark_session(jar) as session:
+        readers = _readers(session, day, partitions)
+        for number in range(rounds + 1):
+            first = number % len(readers)
+            for reader in [*readers][first:] + [*readers][:first]:
+                with console.status(f"round {number} of {rounds}: {reader}"):
+                    seconds = _measure(readers[reader](), day)
+                if number > 0:
+                    measured.append(Measured(number, reader, seconds, rows / seconds))
+                    console.print(f"round {number}/{rounds}  {reader:30}  {measured[-1].rate:9,.0f} rows/s")
+    return _report(measured, {"rows": rows, "rounds": rounds, "partitions": partitions})
+
+
+@contextmanager
+def _filled_day(rows: int) -> Iterator[Filled]:
+    with console.status("starting PostgreSQL and filling the day"), PostgresServer(durable=True) as postgres:
+        url = postgres.create_database("bench")
+        migrate(DatabaseSettings(url=SecretStr(url)))
+        with psycopg.connect(url, autocommit=True) as connection:
+            ((midnight,),) = connection.execute(ADD_DAY, {"ago": AGO}).fetchall()
+            connection.execute(FILL, {"midnight": midnight, "rows": rows})
+            connection.execute(CLEAR_UP)
+            ((table,),) = connection.execute(NAME, ["message_sent", AGO]).fetchall()
+            about = "SELECT pg_relation_size('outbox.{0}') / 8192, sum(length(payload::text))::bigint FROM outbox.{0}"
+            ((blocks, characters),) = connection.execute(about.format(table).encode()).fetchall()
+        yield Filled(url, table, rows, blocks, characters)
+
+
+def _readers(session: SparkSession, day: Filled, partitions: int) -> dict[Reader, Callable[[], DataFrame]]:
+    outbox_spark.register(session)
+    login, _, place = day.url.removeprefix("postgresql://").rpartition("@")
+    user, _, password = login.partition(":")
+    jdbc = {"user": user, "password": password, "driver": "org.postgresql.Driver", "fetchsize": "10000"}
+    url, query = f"jdbc:postgresql://{place}", f"({QUERY.format(day=day.table)}) AS sent"
+    borders = [day.blocks * piece // partitions for piece in range(partitions)] + [2**32 - 1]
+    blocks = [f"place >= '({low},0)' AND place < '({high},0)'" for low, high in pairwise(borders)]
+    types = ", ".join(f"{name} {'BIGINT' if name == 'id' else 'STRING'}" for name in COLUMNS[:-1])
+    return {
+        Reader.JDBC: lambda: session.read.jdbc(url, query, "id", 1, day.rows + 1, partitions, properties=jdbc).select(
+            *COLUMNS
+        ),
+        Reader.JDBC_BLOCKS: lambda: session.read.jdbc(url, query, predicates=blocks, properties=jdbc).select(*COLUMNS),
+        Reader.OUTBOX: lambda: (
+            session.read.format("outbox")
+            .options(url=day.url, numPartitions=str(partitions))
+            .load(schema=f"{types}, sent_at TIMESTAMP")
+        ),
+    }
+
+
+def _measure(frame: DataFrame, day: Filled) -> float:
+    seen = Observation()
+    counted = frame.observe(seen, f.count(f.lit(1)).alias("rows"), f.sum(f.length("payload")).alias("characters"))
+    started = monotonic()
+    counted.write.format("noop").mode("overwrite").save()
+    seconds = monotonic() - started
+    if seen.get != {"rows": day.rows, "characters": day.characters}:
+        raise BenchmarkError(f"not all of the day arrived: {seen.get} of {day}")
+    return seconds
+
+
+def _report(measured: Sequence[Measured], options: dict[str, int]) -> int:
+    reference = {one.round: one.rate for one in measured if one.reader is Reader.JDBC}
+    lines, bars, summary = [], {}, {}
+    for reader in Reader:
+        rounds = [one for one in measured if one.reader is reader]
+        rate = report.spread([one.rate for one in rounds])
+        ratio = report.spread([one.rate / reference[one.round] for one in rounds])
+        lines.append([str(reader), rate.shown(), rate.range_shown(), ratio.shown(2), ratio.range_shown(2)])
+        bars[str(reader)] = rate
+        summary[str(reader)] = {"rate": asdict(rate), "ratio": asdict(ratio)}
+    title = f"{options['rows']:,} sent rows of a day: median of {options['rounds']} rounds"
+    report.print_table(console, title, ["", "rows/s", "lowest-highest", "of JDBC", "lowest-highest"], lines)
+    figures = {"options": options, "summary": summary, "rounds": [asdict(one) for one in measured]}
+    plot = report.plot_bars("spark_read", "Sent rows read by Spark", "rows a second", bars)
+    report.print_files(console, report.write_json("spark_read", figures), plot)
+    return 0
+
+
+if __name__ == "__main__":
+    main(app)
