@@ -2,6 +2,7 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 FRESH ?=
+JOBS ?= 2
 MINUTES ?= 5
 SECONDS ?= 60
 SEED ?=
@@ -9,7 +10,7 @@ TARGET ?= relay
 OPTIONS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test drills chaos test-images image lint bench soak lock clean
+.PHONY: help setup demo test test-jobs drills chaos test-images image lint bench soak lock clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -29,9 +30,13 @@ demo: setup ## carry 69,659 real purchases from Spark to a consumer, and reconci
 	@PYTHON=$(PYTHON) tests/support/packages demo
 	@$(BIN)/python -m demo $(if $(FRESH),--fresh)
 
-test: setup ## run every test on real servers, which are started for the run
+test: setup ## run every test on real servers, which are started for the run; JOBS=2 processes
 	@PYTHON=$(PYTHON) tests/support/packages test
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses $(JOBS) --dist loadfile
+
+test-jobs: setup ## test the larger Spark jobs, each run as a whole
+	@PYTHON=$(PYTHON) tests/support/packages test
+	$(BIN)/pytest --numprocesses $(JOBS) --dist loadfile -m jobs
 
 drills: setup ## the faults that need a cluster, a failover or a long run
 	@PYTHON=$(PYTHON) tests/support/packages test
@@ -49,15 +54,20 @@ test-images: setup ## test the images, compose.yaml and the engine with PostgreS
 image: ## build the container image with docker, podman or buildah; TARGET=spark the one of Spark, OPTIONS=... for the build
 	@config/build-image $(TARGET) $(OPTIONS)
 
-bench: setup ## measure drain, latency, replay, table, pauses, several nodes and Spark, each next to a reference; about 40 minutes
+bench: setup ## measure drain, latency, replay, consumer, publisher, table, pauses, several nodes, pools, a large batch and Spark, each next to a reference; about an hour
 	@PYTHON=$(PYTHON) tests/support/packages bench
 	$(BIN)/python -m bench.drain
 	$(BIN)/python -m bench.latency
 	$(BIN)/python -m bench.replay
+	$(BIN)/python -m bench.consume
 	$(BIN)/python -m bench.table
 	$(BIN)/python -m bench.pauses
 	$(BIN)/python -m bench.nodes
+	$(BIN)/python -m bench.pool
+	$(BIN)/python -m bench.batch
+	$(BIN)/python -m bench.publisher
 	$(BIN)/python -m bench.spark
+	$(BIN)/python -m bench.spark_read
 
 soak: setup ## 2,000 messages a second for 5 minutes, MINUTES=60 for an hour: fails on a loss, or when memory or table grow
 	@PYTHON=$(PYTHON) tests/support/packages bench
