@@ -15,13 +15,10 @@ from bench import backlog as table
 from bench import queue, report
 from bench.command import BenchmarkError, Count, Positive, main
 from bench.confirms import read_confirms
-from bench.latency_case import Stand, clear
-from bench.relay_process import running_relay
-from bench.servers import private_servers
-from bench.watch import wait_drained, watching
-from bench.writers import PAYLOAD, write_steadily, writer_pool
+from bench.latency_case import Stand, clear, standing
+from bench.watch import wait_drained
+from bench.writers import PAYLOAD, write_steadily
 from relay.engine.session import LANES
-from relay.settings import Ordering
 
 FIRST_OTHER = LANES // 2  # the batch has the lanes below
 CUSTOMERS = 20_000
@@ -78,19 +75,7 @@ def batch(*, rows: Count = 1_000_000, rounds: Count = 3, rate: Positive = 200.0,
         For how long; the batch should take longer.
     """
     measured: list[Beside] = []
-    with (
-        private_servers(console, routing_key=table.ROUTING_KEY) as servers,
-        watching(servers.database_url) as watch,
-        writer_pool() as pool,
-        running_relay(
-            servers.database_url,
-            servers.broker_url,
-            Ordering.KEY,
-            log=servers.folder / "relay.log",
-            confirms=servers.folder / "confirms",
-        ) as relay,
-    ):
-        stand = Stand(servers, relay, watch, pool, servers.folder / "confirms")
+    with standing(console) as stand:
         with console.status("warming up"):
             _p99(stand, rate, WARM_UP, rows=0)
         for number in range(1, rounds + 1):

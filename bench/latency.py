@@ -11,7 +11,6 @@ from typing import Any
 
 from cyclopts import App
 
-from bench import backlog as table
 from bench import report
 from bench.command import CountOrNone, Positive, PositiveOrNone, main
 from bench.guilty import Guilt
@@ -19,18 +18,15 @@ from bench.latency_case import (
     Idle,
     Innocence,
     Latencies,
-    Stand,
     WriterRates,
     measure_idle,
     measure_innocents,
     measure_latency,
     measure_writers,
+    standing,
 )
 from bench.latency_plot import plot
-from bench.relay_process import running_relay
-from bench.servers import private_servers
-from bench.watch import watching
-from bench.writers import WRITERS, writer_pool
+from bench.writers import WRITERS
 from relay.settings import Ordering
 
 WARM_UP = 3.0  # seconds of the same load before the first round: statements prepared, caches filled
@@ -77,19 +73,7 @@ def latency(
     latencies: list[Latencies] = []
     innocents: list[Innocence] = []
     rates: list[WriterRates] = []
-    with (
-        private_servers(console, routing_key=table.ROUTING_KEY) as servers,
-        watching(servers.database_url) as watch,
-        writer_pool() as pool,
-        running_relay(
-            servers.database_url,
-            servers.broker_url,
-            ordering,
-            log=servers.folder / "relay.log",
-            confirms=servers.folder / "confirms",
-        ) as relay,
-    ):
-        stand = Stand(servers, relay, watch, pool, servers.folder / "confirms")
+    with standing(console, ordering) as stand:
         with console.status("warming up"):
             measure_latency(stand, rate, WARM_UP)
         for number in range(1, rounds + 1):

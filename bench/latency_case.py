@@ -1,21 +1,25 @@
 """What bench/latency measures: commit to confirm, the idle relay, and writers with and without the wake-up."""
 
 import time
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 import psycopg
+from rich.console import Console
 
 from bench import backlog as table
 from bench import queue, report
 from bench.confirms import read_confirms
 from bench.guilty import Guilt, guilty_rows
 from bench.processes import cpu_seconds, wait_idle
-from bench.servers import Servers
-from bench.watch import wait_drained
-from bench.writers import Commit, write_flat_out, write_steadily
+from bench.relay_process import running_relay
+from bench.servers import Servers, private_servers
+from bench.watch import wait_drained, watching
+from bench.writers import Commit, write_flat_out, write_steadily, writer_pool
+from relay.settings import Ordering
 from tests.support.process import Process
 
 SENT = "SELECT id, extract(epoch FROM sent_at)::float8 FROM outbox.message WHERE state = 'sent'"
@@ -35,6 +39,20 @@ class Stand:
     watch: psycopg.Connection
     writers: ProcessPoolExecutor
     confirms: Path  # where the relay notes them
+
+
+@contextmanager
+def standing(console: Console, ordering: Ordering = Ordering.KEY) -> Iterator[Stand]:
+    """Start all of it, and stop it."""
+    with (
+        private_servers(console, routing_key=table.ROUTING_KEY) as servers,
+        watching(servers.database_url) as watch,
+        writer_pool() as pool,
+    ):
+        confirms = servers.folder / "confirms"
+        log = servers.folder / "relay.log"
+        with running_relay(servers.database_url, servers.broker_url, ordering, log=log, confirms=confirms) as relay:
+            yield Stand(servers, relay, watch, pool, confirms)
 
 
 @dataclass(frozen=True, slots=True)

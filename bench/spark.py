@@ -6,9 +6,8 @@ once: in one transaction for both, by way of staging tables or by a single task;
 take the same DataFrame out of Spark's cache, and their interval is that of `save()`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 from time import monotonic
@@ -23,6 +22,7 @@ import outbox_spark
 from bench import report
 from bench.command import BenchmarkError, Count, main
 from bench.spark_session import driver_jar, spark_session
+from bench.turns import Titles, report_turns, take_turns
 from relay.operate.migrate import migrate
 from relay.settings import DatabaseSettings
 from tests.support.postgres import PostgresServer
@@ -57,16 +57,6 @@ class Writer(StrEnum):
     OUTBOX_PIECES = "outbox, atomic=partition"
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """One write of all rows."""
-
-    round: int
-    writer: Writer
-    seconds: float
-    rate: float  # rows of both tables a second
-
-
 @app.default
 def spark(*, rows: Count = 600_000, rounds: Count = 3, partitions: Count = 4) -> int:
     """Print a table; write JSON and a plot to bench/results/.
@@ -80,22 +70,25 @@ def spark(*, rows: Count = 600_000, rounds: Count = 3, partitions: Count = 4) ->
     partitions
         Partitions of the DataFrame; two tasks run at a time.
     """
-    measured: list[Measured] = []
     with _database() as url, driver_jar() as jar, spark_session(jar) as session:
         with console.status("making the invoices"):
             frame = session.sql(MAKE_INVOICES.format(customers=CUSTOMERS, rows=rows, partitions=partitions)).cache()
             money = frame.selectExpr("sum(amount)").collect()[0][0]
-        writers = _writers(session, frame, url, partitions)
-        for number in range(rounds + 1):
-            first = number % len(writers)
-            for writer in [*writers][first:] + [*writers][:first]:
-                with console.status(f"round {number} of {rounds}: {writer}"), psycopg.connect(url) as connection:
-                    seconds = _measure(connection, writers[writer])
-                    _check(connection, rows, money)
-                if number > 0:
-                    measured.append(Measured(number, writer, seconds, 2 * rows / seconds))
-                    console.print(f"round {number}/{rounds}  {writer:30}  {measured[-1].rate:9,.0f} rows/s")
-    return _report(measured, {"rows": rows, "rounds": rounds, "partitions": partitions})
+
+        def measured(write: Callable[[], None]) -> Callable[[], float]:
+            return lambda: _measure(url, write, rows, money)
+
+        writers = {str(writer): measured(write) for writer, write in _writers(session, frame, url, partitions).items()}
+        rates = take_turns(console, writers, rounds=rounds, rows=2 * rows)
+    titles = Titles(
+        f"{rows:,} invoices with their events",
+        "JDBC",
+        "Invoices and events written by Spark",
+        "rows of both tables a second",
+    )
+    options = {"rows": rows, "rounds": rounds, "partitions": partitions}
+    report_turns(console, "spark", rates, [*writers], titles=titles, options=options)
+    return 0
 
 
 @contextmanager
@@ -155,37 +148,17 @@ def _save_to_outbox(frame: DataFrame, url: str, **more: str) -> None:
     ).save()
 
 
-def _measure(connection: psycopg.Connection, write: Callable[[], None]) -> float:
-    connection.autocommit = True
-    connection.execute("TRUNCATE billing.invoice, outbox.message_pending, outbox.batch")
-    connection.execute("CHECKPOINT")  # so that nobody pays for the writes of the one before
-    started = monotonic()
-    write()
-    return monotonic() - started
-
-
-def _check(connection: psycopg.Connection, rows: int, money: Any) -> None:
-    found = connection.execute(CHECK).fetchone()
+def _measure(url: str, write: Callable[[], None], rows: int, money: Any) -> float:
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("TRUNCATE billing.invoice, outbox.message_pending, outbox.batch")
+        connection.execute("CHECKPOINT")  # so that nobody pays for the writes of the one before
+        started = monotonic()
+        write()
+        seconds = monotonic() - started
+        found = connection.execute(CHECK).fetchone()
     if found != (rows, rows, money, money):
         raise BenchmarkError(f"rows or money do not add up: {found}, not {rows} invoices and events of {money}")
-
-
-def _report(measured: Sequence[Measured], options: dict[str, int]) -> int:
-    reference = {one.round: one.rate for one in measured if one.writer is Writer.JDBC}
-    lines, bars, summary = [], {}, {}
-    for writer in Writer:
-        rounds = [one for one in measured if one.writer is writer]
-        rate = report.spread([one.rate for one in rounds])
-        ratio = report.spread([one.rate / reference[one.round] for one in rounds])
-        lines.append([str(writer), rate.shown(), rate.range_shown(), ratio.shown(2), ratio.range_shown(2)])
-        bars[str(writer)] = rate
-        summary[str(writer)] = {"rate": asdict(rate), "ratio": asdict(ratio)}
-    title = f"{options['rows']:,} invoices with their events: median of {options['rounds']} rounds"
-    report.print_table(console, title, ["", "rows/s", "lowest-highest", "of JDBC", "lowest-highest"], lines)
-    figures = {"options": options, "summary": summary, "rounds": [asdict(one) for one in measured]}
-    plot = report.plot_bars("spark", "Invoices and events written by Spark", "rows of both tables a second", bars)
-    report.print_files(console, report.write_json("spark", figures), plot)
-    return 0
+    return seconds
 
 
 if __name__ == "__main__":

@@ -7,9 +7,9 @@ into Spark's `noop` sink: JDBC by ranges of ids, as its documentation has it, so
 ranges of blocks, as `outbox` divides it; and `outbox`. What arrives is counted each time.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
 from time import monotonic
@@ -24,6 +24,7 @@ import outbox_spark
 from bench import report
 from bench.command import BenchmarkError, Count, main
 from bench.spark_session import driver_jar, spark_session
+from bench.turns import Titles, report_turns, take_turns
 from relay.operate.migrate import migrate
 from relay.settings import DatabaseSettings
 from tests.support.days import ADD_DAY, NAME
@@ -58,16 +59,6 @@ class Reader(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """One read of all rows."""
-
-    round: int
-    reader: Reader
-    seconds: float
-    rate: float  # rows a second
-
-
-@dataclass(frozen=True, slots=True)
 class Filled:
     """The day that is read."""
 
@@ -91,18 +82,17 @@ def spark_read(*, rows: Count = 3_000_000, rounds: Count = 3, partitions: Count 
     partitions
         Tasks; two run at a time.
     """
-    measured: list[Measured] = []
     with _filled_day(rows) as day, driver_jar() as jar, spark_session(jar) as session:
-        readers = _readers(session, day, partitions)
-        for number in range(rounds + 1):
-            first = number % len(readers)
-            for reader in [*readers][first:] + [*readers][:first]:
-                with console.status(f"round {number} of {rounds}: {reader}"):
-                    seconds = _measure(readers[reader](), day)
-                if number > 0:
-                    measured.append(Measured(number, reader, seconds, rows / seconds))
-                    console.print(f"round {number}/{rounds}  {reader:30}  {measured[-1].rate:9,.0f} rows/s")
-    return _report(measured, {"rows": rows, "rounds": rounds, "partitions": partitions})
+
+        def measured(read: Callable[[], DataFrame]) -> Callable[[], float]:
+            return lambda: _measure(read(), day)
+
+        readers = {str(reader): measured(read) for reader, read in _readers(session, day, partitions).items()}
+        rates = take_turns(console, readers, rounds=rounds, rows=rows)
+    titles = Titles(f"{rows:,} sent rows of a day", "JDBC", "Sent rows read by Spark", "rows a second")
+    options = {"rows": rows, "rounds": rounds, "partitions": partitions}
+    report_turns(console, "spark_read", rates, [*readers], titles=titles, options=options)
+    return 0
 
 
 @contextmanager
@@ -151,24 +141,6 @@ def _measure(frame: DataFrame, day: Filled) -> float:
     if seen.get != {"rows": day.rows, "characters": day.characters}:
         raise BenchmarkError(f"not all of the day arrived: {seen.get} of {day}")
     return seconds
-
-
-def _report(measured: Sequence[Measured], options: dict[str, int]) -> int:
-    reference = {one.round: one.rate for one in measured if one.reader is Reader.JDBC}
-    lines, bars, summary = [], {}, {}
-    for reader in Reader:
-        rounds = [one for one in measured if one.reader is reader]
-        rate = report.spread([one.rate for one in rounds])
-        ratio = report.spread([one.rate / reference[one.round] for one in rounds])
-        lines.append([str(reader), rate.shown(), rate.range_shown(), ratio.shown(2), ratio.range_shown(2)])
-        bars[str(reader)] = rate
-        summary[str(reader)] = {"rate": asdict(rate), "ratio": asdict(ratio)}
-    title = f"{options['rows']:,} sent rows of a day: median of {options['rounds']} rounds"
-    report.print_table(console, title, ["", "rows/s", "lowest-highest", "of JDBC", "lowest-highest"], lines)
-    figures = {"options": options, "summary": summary, "rounds": [asdict(one) for one in measured]}
-    plot = report.plot_bars("spark_read", "Sent rows read by Spark", "rows a second", bars)
-    report.print_files(console, report.write_json("spark_read", figures), plot)
-    return 0
 
 
 if __name__ == "__main__":

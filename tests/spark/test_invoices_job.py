@@ -1,20 +1,16 @@
 """spark/jobs/invoices.py as its user runs it."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import psycopg
 import pytest
 
 from tests.spark.frames import one
+from tests.spark.running import refused, run_job, submit_job
 from tests.support.process import free_port
 
-ROOT = Path(__file__).resolve().parents[2]
-JOB = ROOT / "spark" / "jobs" / "invoices.py"
-SUBMIT = Path(sys.executable).with_name("spark-submit")
+JOB = "invoices.py"
 
 GOOD_AND_BAD = (
     " customer_id  date number_of_cds  dollar_value\r\n"
@@ -36,7 +32,7 @@ def test_the_job_writes_a_file_once_and_puts_the_bad_lines_aside(
     # What stands in the way of the first run: an invoice of the same purchase.
     connection.execute("INSERT INTO billing.invoice VALUES ('00002-19970112-2', '00002', '1997-01-12', 5, 77)")
 
-    failed = _run(SUBMIT, *arguments)
+    failed = submit_job(JOB, *arguments)
 
     assert failed.returncode == 1
     words = failed.stdout.splitlines()[-1]  # spark-submit brings both streams of the job there
@@ -45,7 +41,7 @@ def test_the_job_writes_a_file_once_and_puts_the_bad_lines_aside(
     assert one(connection, "SELECT count(*) FROM outbox.message") == 0
 
     connection.execute("DELETE FROM billing.invoice")
-    written = _run(SUBMIT, *arguments)
+    written = submit_job(JOB, *arguments)
 
     summary = json.loads(written.stdout.splitlines()[-1])
     expected = {"recognised": False, "lines": 6, "headers": 1, "blank": 0, "purchases": 3, "quarantined": 2}
@@ -60,7 +56,7 @@ def test_the_job_writes_a_file_once_and_puts_the_bad_lines_aside(
     assert sorted(events) == [("00001", "11.77"), ("00002", "12.00"), ("00002", "77.00")]
     assert [amount for customer, amount in events if customer == "00002"] == ["12.00", "77.00"]
 
-    again = _run(sys.executable, JOB, *arguments, submit=False)
+    again = run_job(JOB, *arguments)
 
     assert "is in the ledger already: nothing is written" in again.stderr
     assert json.loads(again.stdout) == {
@@ -81,10 +77,10 @@ def test_a_file_of_another_shape_is_refused_and_writes_nothing(
     file = tmp_path / "flights.csv"
     file.write_text("year,month,day\n2013,1,1\n")
 
-    refused = _run(SUBMIT, "--input", str(file), "--url", database_url)
+    done = submit_job(JOB, "--input", str(file), "--url", database_url)
 
-    assert refused.returncode == 1
-    words = refused.stdout.splitlines()[-1]
+    assert done.returncode == 1
+    words = done.stdout.splitlines()[-1]
     assert "flights.csv has no purchase in its 2 lines (line 1 has not four fields); nothing was written" in words
     assert one(connection, "SELECT count(*) FROM billing.quarantine") == 0
 
@@ -94,13 +90,13 @@ def test_arguments_that_cannot_be_are_refused(tmp_path: Path) -> None:
     file.write_text("x")
     url = "postgresql://postgres:opensesame@127.0.0.1:1/nowhere"
 
-    _refused(2, f"there is no file {tmp_path}/none.txt", "--input", f"{tmp_path}/none.txt", "--url", url)
-    _refused(2, "give the database with --url or in RELAY_DATABASE_URL", "--input", str(file))
-    _refused(2, "the database URL cannot be read", "--input", str(file), "--url", "postgresql://a:opensesame@[/b")
-    _refused(2, "give both or neither", "--input", str(file), "--url", url, "--app-id", "a")
-    _refused(2, "takes a whole number, not 'x'", "--input", str(file), "--url", url, "--version", "x")
-    _refused(2, "give --app-id and --version", "--input", str(tmp_path), "--url", url)
-    _refused(2, "the following arguments are required: --input")
+    refused(JOB, 2, f"there is no file {tmp_path}/none.txt", "--input", f"{tmp_path}/none.txt", "--url", url)
+    refused(JOB, 2, "give the database with --url or in RELAY_DATABASE_URL", "--input", str(file))
+    refused(JOB, 2, "the database URL cannot be read", "--input", str(file), "--url", "postgresql://a:opensesame@[/b")
+    refused(JOB, 2, "give both or neither", "--input", str(file), "--url", url, "--app-id", "a")
+    refused(JOB, 2, "takes a whole number, not 'x'", "--input", str(file), "--url", url, "--version", "x")
+    refused(JOB, 2, "give --app-id and --version", "--input", str(tmp_path), "--url", url)
+    refused(JOB, 2, "the following arguments are required: --input")
 
 
 def test_a_database_that_does_not_serve_is_told_in_one_line(
@@ -113,39 +109,23 @@ def test_a_database_that_does_not_serve_is_told_in_one_line(
     wrong_password = f"postgresql://postgres:opensesame@{server.rpartition('@')[2]}/{name}"
     nobody = f"postgresql://postgres:opensesame@127.0.0.1:{free_port()}/{name}"
 
-    _refused(1, "password authentication failed", "--input", str(file), "--url", wrong_password)
-    _refused(1, "Connection refused", "--input", str(file), "--url", nobody)
-    _refused(
-        1, "outbox.batch does not exist in database 'postgres'", "--input", str(file), "--url", f"{server}/postgres"
+    refused(JOB, 1, "password authentication failed", "--input", str(file), "--url", wrong_password)
+    refused(JOB, 1, "Connection refused", "--input", str(file), "--url", nobody)
+    refused(
+        JOB,
+        1,
+        "outbox.batch does not exist in database 'postgres'",
+        "--input",
+        str(file),
+        "--url",
+        f"{server}/postgres",
     )
-    _refused(1, "empty.txt is empty; nothing was written", "--input", str(empty), "--url", database_url)
+    refused(JOB, 1, "empty.txt is empty; nothing was written", "--input", str(empty), "--url", database_url)
 
 
 def test_help_tells_what_it_takes() -> None:
-    shown = _run(sys.executable, JOB, "--help", submit=False)
+    shown = run_job(JOB, "--help")
 
     assert shown.returncode == 0
     assert [option in shown.stdout for option in ("--input", "--url", "--app-id", "--version")] == [True] * 4
     assert "customer, day as YYYYMMDD" in " ".join(shown.stdout.split())
-
-
-def _refused(code: int, words: str, *arguments: str) -> None:
-    done = _run(sys.executable, JOB, *arguments, submit=False)
-    assert (done.returncode, done.stdout) == (code, "")
-    last = done.stderr.splitlines()[-1]
-    assert last.startswith("invoices.py: ")
-    assert words in last
-    assert "opensesame" not in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def _run(*command: str | Path, submit: bool = True) -> "subprocess.CompletedProcess[str]":
-    program, *arguments = command
-    environment = {name: value for name, value in os.environ.items() if name != "RELAY_DATABASE_URL"}
-    return subprocess.run(
-        [program, "--conf", "spark.ui.enabled=false", JOB, *arguments] if submit else [*command],
-        check=False,
-        capture_output=True,
-        text=True,
-        env={**environment, "PYSPARK_PYTHON": sys.executable},
-    )

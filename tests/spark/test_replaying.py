@@ -1,9 +1,6 @@
 """Archived days go out again through the outbox: the same messages, as new pending rows, all of them or none."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from datetime import date, datetime, timedelta
 from itertools import pairwise
@@ -17,10 +14,11 @@ from outbox_spark.archiving.archive import archive_day
 from outbox_spark.archiving.replay import Wanted, rows_of, write_again
 from outbox_spark.errors import ReadError
 from tests.spark.frames import one
+from tests.spark.running import run_job
 from tests.spark.sent import add_sent
 
 DAY, NEXT_DAY = date(2026, 11, 1), date(2026, 11, 2)
-JOB = Path(__file__).resolve().parents[2] / "spark" / "jobs" / "replay.py"
+JOB = "replay.py"
 MESSAGES = """
     SELECT message_id, aggregate_type, aggregate_id, event_type, exchange, routing_key,
         coalesce(headers, '{}') - 'x-replay-id' - 'x-replayed-at', content_type,
@@ -97,19 +95,13 @@ def test_the_job_counts_before_it_writes(database_url: str, connection: psycopg.
     add_sent(connection, str(DAY), 6)
     arguments = ["--url", database_url, "--day", str(DAY), "--event-type", "InvoicePaid"]
 
-    counted = _run(*arguments, "--dry-run")
+    counted = run_job(JOB, *arguments, "--dry-run")
     untouched = one(connection, PENDING)
-    written = _run(*arguments)
-    refused = _run(*arguments, "--rate", "0")
+    written = run_job(JOB, *arguments)
+    refused = run_job(JOB, *arguments, "--rate", "0")
 
     assert json.loads(counted.stdout) == {"dry_run": True, "rows": {"InvoicePaid": 2}}
     assert untouched == 0
     assert json.loads(written.stdout) == {"dry_run": False, "replay": 1, "rows": 2}
     assert one(connection, PENDING) == 2
     assert (refused.returncode, "takes rows a second" in refused.stderr) == (2, True)
-
-
-def _run(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    environment = {**os.environ, "PYSPARK_SUBMIT_ARGS": "--conf spark.ui.enabled=false pyspark-shell"}
-    command = [sys.executable, str(JOB), *arguments]
-    return subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
