@@ -31,7 +31,7 @@ BASE = {
 # A test's database needs to outlive nothing.
 FLEETING = {"fsync": "off", "full_page_writes": "off"}
 # What a server for real work has, in small.
-DURABLE = {"shared_buffers": "512MB", "max_wal_size": "4GB", "checkpoint_timeout": "15min"}
+DURABLE = {"shared_buffers": "512MB", "min_wal_size": "4GB", "max_wal_size": "4GB", "checkpoint_timeout": "15min"}
 
 HBA = """
 local all all trust
