@@ -173,7 +173,7 @@ class RelaySettings(Section):
     wire: Wire = Wire.FRAMES
     """frames: encoded here, one write for many messages; publish: the AMQP library's own call for each"""
     max_in_flight: Annotated[int, Field(ge=1, le=65535)] = 800
-    """messages sent and not yet confirmed"""
+    """messages sent and not yet confirmed; a third while live rows come beside a backlog"""
     max_window_rows: Annotated[int, Field(ge=1)] = 2000
     """rows read and not yet settled"""
     max_window_bytes: Annotated[int, Field(ge=65536)] = 64 * 1024 * 1024

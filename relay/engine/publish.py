@@ -8,6 +8,7 @@ With `pipelined` and `none` rows go out as they come, and a refused one comes ba
 import asyncio
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
+from time import monotonic
 from typing import assert_never
 
 from relay.backoff import backoff
@@ -23,6 +24,8 @@ from relay.settings import KeyPolicy, Ordering, RelaySettings
 
 NACK_BACKOFF, NACK_BACKOFF_MAX = 0.05, 2.0  # seconds; a leader election takes half a second
 REFILL = 4  # this part of the room is filled at once while rows wait: the broker's costs are for each batch
+LIVE_PART = 3  # this part of max_in_flight is a backlog's share while others' rows come: they wait for all of it
+LIVE_FOR = 1.0  # seconds after the last of them
 
 
 class Publisher:
@@ -49,6 +52,7 @@ class Publisher:
         self._ready: deque[Row] = deque()
         self._busy = Busy()
         self._later = Later(self._due)
+        self._live_until = 0.0  # rows came beside a backlog
         self._nacks: dict[int, int] = {}  # id -> times
         self._redelivered: set[int] = set()
         self._taken: list[Row] = []  # confirmed, and being marked
@@ -85,7 +89,9 @@ class Publisher:
             rows = self._to_send(rows)
         if behind and self._by_key:
             rows = list(rows)
-            self._ready.extendleft(reversed(self._heads(row for row in rows if row.lane not in behind)))
+            if live := [row for row in rows if row.lane not in behind]:
+                self._live_until = monotonic() + LIVE_FOR
+                self._ready.extendleft(reversed(self._heads(live)))
             rows = [row for row in rows if row.lane in behind]
         self._ready.extend(self._heads(rows))
         self.pump()
@@ -291,6 +297,8 @@ class Publisher:
         if self._alone and self.prober is not None:
             self._probe(self.prober)
         limit = 1 if self._suspects else self._max_in_flight
+        if monotonic() < self._live_until:
+            limit = max(1, limit // LIVE_PART)
         room = min(limit - self.in_flight + len(self._probing), len(ready))
         if room > 0 and room >= min(len(ready), limit // REFILL):
             self.in_flight += room

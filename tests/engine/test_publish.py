@@ -164,6 +164,20 @@ async def test_rows_of_a_lane_without_a_backlog_do_not_wait_for_that_of_others(o
     assert ids[:4] == ([1, 10, 11, 2] if by_key else [1, 2, 3, 4])
 
 
+async def test_a_backlog_leaves_room_at_the_broker_while_live_rows_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("relay.engine.publish.monotonic", lambda: now)
+    publisher, wire = attached(max_in_flight=12)
+    live = ROW._replace(id=100, lane=ROW.lane + 1, aggregate_id=b"live")
+
+    publisher.offer([*rows(range(1, 31)), live], behind={ROW.lane})
+    assert [row.id for row in wire.open] == [100, 1, 2, 3]
+
+    now = 1.01
+    publisher.settle(Settled((wire.open.pop(0),), Outcome.CONFIRMED))
+    assert [row.id for row in wire.open] == [*range(1, 13)]
+
+
 async def test_suspects_go_one_at_a_time_until_each_is_settled() -> None:
     publisher, wire = attached()
     suspects = rows([1, 2, 3])
