@@ -18,7 +18,6 @@ from tests.support.folders import temporary_folder
 from tests.support.postgres import PostgresServer
 from tests.support.rabbitmq import RabbitServer
 
-
 FILL_WAL = """
     SELECT count(pg_logical_emit_message(false, '', repeat(md5(n::text), 1 << 15))) FROM generate_series(1, %s) AS n
 """

@@ -21,6 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 import outbox_spark
 from bench import report
 from bench.command import BenchmarkError, Count, main
+from bench.servers import make_wal_files
 from bench.spark_session import driver_jar, spark_session
 from bench.turns import Titles, report_turns, take_turns
 from relay.operate.migrate import migrate
@@ -98,6 +99,7 @@ def _database() -> Iterator[str]:
         migrate(DatabaseSettings(url=SecretStr(url)))
         with psycopg.connect(url) as connection:
             connection.execute(BILLING)
+        make_wal_files(url)
         yield url
 
 

@@ -38,7 +38,7 @@ class Tail:
 
     Attributes:
         leaving: of the session's lanes, those that are read no more.
-        behind: lanes of which the last window has not all that there was.
+        behind: lanes of which the last window has not all that there was, or only the rest of a backlog.
         sweep_finds: rows that no rule foresaw, and that only a sweep has found.
     """
 
@@ -69,6 +69,7 @@ class Tail:
         self._more = True  # some lane has more than it was asked for
         self._reading: list[int] = []  # the lanes of the last read
         self._limit = self._limit_bytes = 1  # of the last read, a lane
+        self._lagging: set[int] = set()  # lanes whose last read has not brought all
         self._room = asyncio.Event()
         self._give_way = False
         self._clock_offset = 0.0  # microseconds from our monotonic clock to the database's
@@ -276,7 +277,9 @@ class Tail:
                 ended.discard(lane)
         for lane in ended:
             self._floors[lane] = position
-        self.behind = set(self._reading) - ended
+        lagging = set(self._reading) - ended
+        self.behind = lagging | self._lagging
+        self._lagging = lagging | self._lagging.difference(self._reading)
         # A lane without room waits for its turn until it has some: `forget` says so.
         self._more |= any(lane in self._far or lane in self._unswept for lane in self._lanes_with_room())
         if position <= FAR:  # how far a new lane is shows with the first read

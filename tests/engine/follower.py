@@ -30,6 +30,7 @@ class Follower:
         self.rows: list[Row] = []
         self.ids: list[int] = []
         self.windows: list[int] = []
+        self.behind: list[set[int]] = []  # at each window
         self.drain = asyncio.Event()
 
     async def write(self, session: LaneSession) -> None:
@@ -44,6 +45,7 @@ class Follower:
             self.rows.extend(window)
             self.ids.extend(row.id for row in window)
             self.windows.append(len(window))
+            self.behind.append(self.tail.behind)
 
     async def counts(self, number: int) -> None:
         try:

@@ -19,6 +19,17 @@ async def test_a_window_is_bounded_in_rows_and_no_lane_starves(outbox: Outbox, f
     assert len(follower.ids) <= 160
 
 
+async def test_a_lane_is_behind_until_all_of_its_backlog_is_read(outbox: Outbox, follow: Follow) -> None:
+    await outbox.insert_many(25, keys=1)
+    follower = await follow(max_window_rows=160)
+    await follower.counts(25)
+    await outbox.insert(str(follower.rows[0].aggregate_id, "ascii"))
+    await follower.counts(26)
+
+    assert follower.windows == [10, 9, 6, 1]
+    assert [bool(lanes) for lanes in follower.behind] == [True, True, True, False]
+
+
 async def test_a_lane_that_is_not_settled_leaves_room_for_the_others(outbox: Outbox, follow: Follow) -> None:
     await outbox.insert_many(3000, keys=1)
     follower = await follow(max_window_rows=160)
