@@ -57,6 +57,7 @@ class Archived:
     payload_bytes: int
     table_bytes: int  # with indexes
     parquet_bytes: int
+    copy_seconds: float  # COPY of the day into a file: the reference
     seconds: float
     spark_cpu: float
     postgres_cpu: float
@@ -104,6 +105,8 @@ def _archive(
         connection.execute("CHECKPOINT")
         ((events, payload_bytes, table_bytes),) = connection.execute(SIZES.format(table).encode()).fetchall()
         ((day,),) = connection.execute(DAY, [ago]).fetchall()
+    with console.status(f"copying {events:,} events"):
+        copy_seconds = _copy(connection, table, folder / "copy")
     with console.status(f"archiving {events:,} events"), (folder / "log").open("ab") as log:
         before, spark_cpu, started = cpu_seconds(postgres.pid), 0.0, monotonic()
         command = [sys.executable, str(JOB), "--path", str(folder / "archive"), "--day", day]
@@ -117,20 +120,32 @@ def _archive(
     if job.returncode:
         raise BenchmarkError(f"the job has failed: {(folder / 'log').read_text().splitlines()[-1]}")
     parquet_bytes = sum(file.stat().st_size for file in (folder / "archive" / f"day={day}").rglob("*.parquet"))
-    return Archived(events, payload_bytes, table_bytes, parquet_bytes, seconds, spark_cpu, postgres_cpu)
+    return Archived(events, payload_bytes, table_bytes, parquet_bytes, copy_seconds, seconds, spark_cpu, postgres_cpu)
+
+
+def _copy(connection: psycopg.Connection, table: str, file: Path) -> float:
+    started = monotonic()
+    statement = f"COPY outbox.{table} TO STDOUT".encode()
+    with connection.cursor() as cursor, cursor.copy(statement) as copy, file.open("wb") as written:
+        written.writelines(copy)
+    seconds = monotonic() - started
+    file.unlink()
+    return seconds
 
 
 def _report(small: Archived, large: Archived, copies: int) -> int:
     more = large.events - small.events
     rows = [
-        (name, f"{each.events:,}", *(f"{value:.1f}" for value in (each.seconds, each.spark_cpu, each.postgres_cpu)))
+        (name, f"{each.events:,}", *(f"{value:.1f}" for value in _seconds(each)))
         for name, each in (("each purchase once", small), (f"{copies} times", large))
     ]
-    report.print_table(console, "The job", ["day", "events", "seconds", "CPU s Spark", "CPU s PostgreSQL"], rows)
+    columns = ["day", "events", "COPY TO, s", "the job, s", "CPU s Spark", "CPU s PostgreSQL"]
+    report.print_table(console, "The job, next to COPY TO", columns, rows)
     cost = {
         "payload, bytes": large.payload_bytes / large.events,
         "row and indexes, bytes": large.table_bytes / large.events,
         "Parquet, bytes": large.parquet_bytes / large.events,
+        "seconds of COPY TO, us": (large.copy_seconds - small.copy_seconds) / more * 1e6,
         "seconds, us": (large.seconds - small.seconds) / more * 1e6,
         "CPU of Spark, us": (large.spark_cpu - small.spark_cpu) / more * 1e6,
         "CPU of PostgreSQL, us": (large.postgres_cpu - small.postgres_cpu) / more * 1e6,
@@ -139,6 +154,10 @@ def _report(small: Archived, large: Archived, copies: int) -> int:
     days = {"small": asdict(small), "large": asdict(large)}
     report.print_files(console, report.write_json("archive", {"copies": copies, "days": days, "event": cost}))
     return 0
+
+
+def _seconds(day: Archived) -> tuple[float, ...]:
+    return day.copy_seconds, day.seconds, day.spark_cpu, day.postgres_cpu
 
 
 if __name__ == "__main__":
