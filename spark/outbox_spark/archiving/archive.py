@@ -1,11 +1,13 @@
 """Write a closed day of sent rows to Parquet, compare it with the table, and note it.
 
-write ──> sum up the table ──> sum up the files ──> note      whoever was killed on the way begins the day anew
+write ──> sum up the files ──> compare ──> note      whoever was killed on the way begins the day anew
+sum up the table ─────────────────┘
 
 Files of a day that is not noted are nobody's: the next run replaces them. So a day is in the archive, whole and as the
 table had it, if and only if `archived_day` has it.
 """
 
+from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from decimal import Decimal
 
@@ -34,10 +36,17 @@ def archive_day(
         .options(url=url, outboxSchema=outbox_schema, startingDay=str(day), endingDay=str(day))
         .load(schema=columns())
     )
-    rows.write.mode("overwrite").option("partitionOverwriteMode", "static").partitionBy("event_type").parquet(
-        folder(path, day)
-    )
-    expected, found = table_sums(connection, outbox_schema, day), frame_sums(read_day(spark, path, day))
+    with ThreadPoolExecutor(max_workers=1) as beside:  # it takes the server as long as the rest takes Spark
+        summing_up = beside.submit(table_sums, connection, outbox_schema, day)
+        try:
+            rows.write.mode("overwrite").option("partitionOverwriteMode", "static").partitionBy("event_type").parquet(
+                folder(path, day)
+            )
+            found = frame_sums(read_day(spark, path, day))
+        except BaseException:
+            connection.cancel_safe()
+            raise
+        expected = summing_up.result()
     if expected != found:
         raise ArchiveError(f"the archive of {day} is not what the table has: {_differences(expected, found)}")
     count, checksum = sum(each.rows for each in found.values()), sum(each.checksum for each in found.values())
