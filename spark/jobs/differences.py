@@ -7,6 +7,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
 from jobs.ends import MONEY, Ends, Question, announced, judged_from
+from outbox_spark.errors import ReadError
 
 # In the words of `relay reconcile`, where it has them.
 KINDS = {
@@ -34,6 +35,18 @@ def joined(ends: Ends, question: Question) -> DataFrame:
     rows = ends.rows.withColumnRenamed("key", "row_key")
     events = announced(ends, question).withColumnsRenamed({"day": "event_day", "amount": "event_amount"})
     return rows.join(events, f.col("row_key") == f.col("key"), "full")
+
+
+def check_keys(ends: Ends, question: Question) -> None:
+    """Refuse a key column that does not tell rows apart: their events could not be told apart, either.
+
+    Raises:
+        ReadError: some value is that of several rows.
+    """
+    repeated = ends.rows.where("key IS NOT NULL").groupBy("key").count().where("count > 1").limit(1).collect()
+    for each in repeated:
+        found = f"{each['count']} rows have {each['key']!r} there"
+        raise ReadError(f"--key-column {question.key_column}: {found}, and a key has to tell one row from all others")
 
 
 def sums_by_day(both: DataFrame) -> DataFrame:

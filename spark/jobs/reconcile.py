@@ -23,7 +23,7 @@ from pyspark.sql import functions as f
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # spark-submit knows only the folder of this file
 
 from jobs.command import add_database, check_database, day, print_json, refuse, run, session, whole_number
-from jobs.differences import KINDS, differences, joined, sums_by_day
+from jobs.differences import KINDS, check_keys, differences, joined, sums_by_day
 from jobs.ends import Question, ends
 from jobs.reconcile_picture import FORMATS, draw
 from outbox_spark import OptionError
@@ -128,6 +128,7 @@ def _reconcile(question: Question, options: argparse.Namespace) -> dict[str, Any
 def reconcile(spark: SparkSession, question: Question, *, limit: int, folder: str | None) -> dict[str, Any]:
     """Compare, and give the report; all differences go below the folder, if there is one."""
     with ends(spark, question) as found:
+        check_keys(found, question)
         both = joined(found, question).persist(StorageLevel.MEMORY_AND_DISK)
         different = differences(found, question, both).persist(StorageLevel.MEMORY_AND_DISK)
         try:

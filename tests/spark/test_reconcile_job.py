@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 from jobs.ends import Question
 from jobs.reconcile import reconcile
 from outbox_spark.archiving.archive import archive_day
+from outbox_spark.errors import ReadError
 from tests.spark.running import refused, run_job
 
 pytestmark = pytest.mark.jobs
@@ -68,12 +69,14 @@ def world(connection: psycopg.Connection, inbox: psycopg.Connection) -> psycopg.
 def ask(spark: SparkSession, database_url: str, inbox_url: str) -> Ask:
     """Reconcile billing.invoice."""
 
-    def reconciled(*, archive: str | None = None, folder: str | None = None) -> dict[str, Any]:
+    def reconciled(
+        *, archive: str | None = None, folder: str | None = None, key_column: str = "invoice_id"
+    ) -> dict[str, Any]:
         question = Question(
             url=database_url,
             outbox_schema="outbox",
             table=Identifier("billing", "invoice"),
-            key_column="invoice_id",
+            key_column=key_column,
             amount_column="amount",
             day_column="issued_on",
             event_types=["InvoiceIssued", "InvoiceCorrected"],
@@ -168,6 +171,11 @@ def test_the_job_draws_its_picture_and_exits_with_1(
     assert counts == {"without_event": "0", "without_row": "1", "unequal": "0"}
     assert "1 of 2 days differ" in done.stdout
     assert "<svg" in picture.read_text()
+
+
+def test_a_column_that_does_not_tell_one_row_from_another_is_refused(world: psycopg.Connection, ask: Ask) -> None:
+    with pytest.raises(ReadError, match=r"^--key-column customer_id: 8 rows have 'C[0-4]' there"):
+        ask(key_column="customer_id")
 
 
 def test_arguments_that_cannot_be_are_refused() -> None:
