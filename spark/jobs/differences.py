@@ -43,9 +43,9 @@ def check_keys(ends: Ends, question: Question) -> None:
     Raises:
         ReadError: some value is that of several rows.
     """
-    repeated = ends.rows.where("key IS NOT NULL").groupBy("key").count().where("count > 1").limit(1).collect()
-    for each in repeated:
-        found = f"{each['count']} rows have {each['key']!r} there"
+    repeated = ends.rows.where("key IS NOT NULL").groupBy("key").count().where("count > 1").first()
+    if repeated is not None:
+        found = f"{repeated['count']} rows have {repeated['key']!r} there"
         raise ReadError(f"--key-column {question.key_column}: {found}, and a key has to tell one row from all others")
 
 

@@ -5,14 +5,14 @@ the ledger does. Of two attempts at a piece the second waits for the first one's
 and reports it as its own.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 
 import pyarrow as pa
 from adbc_driver_postgresql import dbapi
 
 from outbox_spark.errors import BatchError, one_line
-from outbox_spark.load import chunks_of
+from outbox_spark.load import chunks_of, load_each
 from outbox_spark.patience import connect_task, wait_for_room
 from outbox_spark.plan import Pieces, Save, Staged
 from outbox_spark.rows import final_rows
@@ -56,12 +56,19 @@ def _write(
     assert event is not None, "and events"  # noqa: S101
     schema, table = save.plan.table
     rows = 0
-    for chunk in chunks_of(batches, save.options.batchsize):
-        business, events = final_rows(save, event, chunk, partition=partition, first=rows)
-        cursor.adbc_ingest(table, business, mode="append", db_schema_name=schema)
+
+    def made() -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
+        nonlocal rows
+        for chunk in chunks_of(batches, save.options.batchsize):
+            yield final_rows(save, event, chunk, partition=partition, first=rows)
+            rows += chunk.num_rows
+
+    def ingest(both: tuple[pa.RecordBatch, pa.RecordBatch]) -> None:
+        cursor.adbc_ingest(table, both[0], mode="append", db_schema_name=schema)
         # The parent, never the partition: the statement trigger that rings the relay is the parent's.
-        cursor.adbc_ingest("message", events, mode="append", db_schema_name=save.options.outbox_schema)
-        rows += business.num_rows
+        cursor.adbc_ingest("message", both[1], mode="append", db_schema_name=save.options.outbox_schema)
+
+    load_each(made(), ingest)
     cursor.execute(pieces.count_inserted)
     ((inserted,),) = cursor.fetchall()
     if inserted < rows:

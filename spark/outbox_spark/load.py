@@ -1,7 +1,10 @@
 """Load the rows of one task attempt into its staging table, in one transaction; the executors' part."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
+from itertools import chain
+from typing import TypeVar
 
 import pyarrow as pa
 from adbc_driver_postgresql import dbapi
@@ -12,6 +15,7 @@ from outbox_spark.plan import Save, Staged
 from outbox_spark.rows import staging_rows
 
 BYTES_PER_INGEST = 32 * 1024 * 1024
+Rows = TypeVar("Rows")
 
 
 def load(save: Save, batches: Iterable[pa.RecordBatch], *, partition: int, attempt: int) -> Staged:
@@ -24,32 +28,47 @@ def load(save: Save, batches: Iterable[pa.RecordBatch], *, partition: int, attem
         BatchError: the database has refused something, or is gone.
     """
     chunks = chunks_of(batches, save.options.batchsize)
-    chunk = next(chunks, None)
-    if chunk is None:
+    first = next(chunks, None)
+    if first is None:
         return Staged(partition, None, 0)
     try:
-        return _stage(save, chunk, chunks, partition=partition, attempt=attempt)
+        return _stage(save, chain((first,), chunks), partition=partition, attempt=attempt)
     except dbapi.Error as error:
         raise BatchError(f"partition {partition} could not be staged: {one_line(error)}") from None
 
 
-def _stage(
-    save: Save, chunk: pa.RecordBatch | None, chunks: Iterator[pa.RecordBatch], *, partition: int, attempt: int
-) -> Staged:
+def _stage(save: Save, chunks: Iterable[pa.RecordBatch], *, partition: int, attempt: int) -> Staged:
     table = save.staging.table_of(attempt)
     rows = 0
+
+    def made() -> Iterator[pa.RecordBatch]:
+        nonlocal rows
+        for chunk in chunks:
+            yield (staged := staging_rows(save, chunk, partition=partition, first=rows))
+            rows += staged.num_rows
+
     with closing(connect_task(save.info)) as connection, closing(connection.cursor()) as cursor:
         # The table is new in the transaction that fills it: PostgreSQL then only ever appends to it,
         # so that the commit reads the rows in the order of the DataFrame.
         cursor.execute("BEGIN")
         cursor.execute(save.staging.create(attempt))
-        while chunk is not None:
-            staged = staging_rows(save, chunk, partition=partition, first=rows)
-            cursor.adbc_ingest(table, staged, mode="append", db_schema_name=save.staging.schema)
-            rows += staged.num_rows
-            chunk = next(chunks, None)
+        load_each(
+            made(), lambda staged: cursor.adbc_ingest(table, staged, mode="append", db_schema_name=save.staging.schema)
+        )
         cursor.execute("COMMIT")
     return Staged(partition, table, rows)
+
+
+def load_each(made: Iterable[Rows], ingest: Callable[[Rows], object]) -> None:
+    """Ingest each while the next is made: the server and this process work at the same time."""
+    with ThreadPoolExecutor(max_workers=1) as beside:
+        under_way: Future[object] | None = None
+        for rows in made:
+            if under_way is not None:
+                under_way.result()
+            under_way = beside.submit(ingest, rows)
+        if under_way is not None:
+            under_way.result()
 
 
 def chunks_of(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[pa.RecordBatch]:

@@ -6,12 +6,15 @@ import signal
 import socket
 import subprocess
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 POLL = 0.02  # seconds between two looks at something that is starting or ending
 PAGE = os.sysconf("SC_PAGE_SIZE")  # bytes
+KEPT_CLAIMS = 100  # more ports than are given out while a server starts
+CLAIMS: deque[socket.socket] = deque()  # to ports, of this process
 
 
 class ServerError(Exception):
@@ -19,19 +22,25 @@ class ServerError(Exception):
 
 
 def free_port() -> int:
-    """Find a loopback port that nobody listens on.
+    """Find a loopback port that nobody listens on, and that nobody else is given before it is listened on.
 
     Taken below 32768: above it the kernel hands ports to outgoing connections, which may come in between.
     """
     while True:
         port = random.SystemRandom().randrange(15_000, 32_000)
+        claim = socket.socket(socket.AF_UNIX)
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
+                claim.bind(f"\0outbox-relay port {port}")  # an abstract name: no file, and gone with the process
                 probe.bind(("127.0.0.1", port))
             except OSError:
+                claim.close()
                 continue
-            return port
+        CLAIMS.append(claim)
+        if len(CLAIMS) > KEPT_CLAIMS:
+            CLAIMS.popleft().close()
+        return port
 
 
 def wait_for(condition: Callable[[], bool], what: str, seconds: float) -> None:

@@ -25,7 +25,7 @@ from pamqp.commands import Basic
 from relay.broker import Connection, answer_within, connect, is_told_to_end, words
 from relay.consume.envelope import renewed
 from relay.consume.outgoing import Outgoing
-from relay.errors import AccessError, BrokerUnavailableError, BusyError, NotFoundError
+from relay.errors import AccessError, BrokerUnavailableError, BusyError, NotFoundError, OutboxError
 from relay.operate.dead_letters.letter import Held, read_letter
 from relay.settings import BrokerSettings
 
@@ -36,6 +36,7 @@ MOST_CHANNELS = 2000  # a broker allows 2,047 unless set
 MOST_RETURNS = 3  # a delivery limit of so many, or more, loses nothing
 QUIET = 0.3  # seconds without a delivery, after which we ask whether any is to come
 PATIENCE = 10.0  # seconds without one, although some wait
+LOOKS, LOOK_INTERVAL = 50, 0.02  # seconds, whether all are back; somebody else may have taken some
 
 RETURNS = ("x-delivery-count", "x-acquired-count")  # whichever the limit is for
 LOST = (AMQPError, ChannelInvalidStateError, OSError)
@@ -68,6 +69,7 @@ class DeadQueue:
         self._outgoing = Outgoing(broker, "relay dead-letters copies")
         self._page: Page | None = None
         self._held: list[AbstractChannel] = []
+        self._left = 0  # letters of theirs
         self._is_renewing = False
         self._came_back = False  # what was read last has come back before
 
@@ -125,9 +127,14 @@ class DeadQueue:
 
     async def close(self) -> None:
         """Give back what is left, in its order: the broker takes the channels of a lost connection in any."""
-        with suppress(*LOST):
+        with suppress(*LOST, OutboxError):
             for channel in self._held:
                 await self._close(channel)
+            # A channel is closed before its letters are back: whoever looked at once would miss some of them.
+            for _ in range(LOOKS if self._left else 0):
+                if await self.waiting(self.name) >= self._left:
+                    break
+                await asyncio.sleep(LOOK_INTERVAL)
         await self._outgoing.close()
 
     async def _next_page(self, size: int) -> Page:
@@ -181,6 +188,7 @@ class DeadQueue:
             await self.acknowledge({each for each, refusal in zip(page.letters, refusals, strict=True) if not refusal})
             if any(refusals):
                 self.refusal, self._is_renewing = next(filter(None, refusals)), False
+        self._left += len(page.letters)
         if not page.letters:
             self._held.remove(page.channel)
             with in_words(self.name):
