@@ -69,7 +69,7 @@ class DeadQueue:
         self._outgoing = Outgoing(broker, "relay dead-letters copies")
         self._page: Page | None = None
         self._held: list[AbstractChannel] = []
-        self._left = 0  # letters of theirs
+        self._left = 0  # letters of theirs, without those of the page
         self._is_renewing = False
         self._came_back = False  # what was read last has come back before
 
@@ -131,8 +131,9 @@ class DeadQueue:
             for channel in self._held:
                 await self._close(channel)
             # A channel is closed before its letters are back: whoever looked at once would miss some of them.
-            for _ in range(LOOKS if self._left else 0):
-                if await self.waiting(self.name) >= self._left:
+            left = self._left + (len(self._page.letters) if self._page else 0)
+            for _ in range(LOOKS if left else 0):
+                if await self.waiting(self.name) >= left:
                     break
                 await asyncio.sleep(LOOK_INTERVAL)
         await self._outgoing.close()
