@@ -36,7 +36,7 @@ MOST_CHANNELS = 2000  # a broker allows 2,047 unless set
 MOST_RETURNS = 3  # a delivery limit of so many, or more, loses nothing
 QUIET = 0.3  # seconds without a delivery, after which we ask whether any is to come
 PATIENCE = 10.0  # seconds without one, although some wait
-LOOKS, LOOK_INTERVAL = 50, 0.02  # seconds, whether all are back; somebody else may have taken some
+LOOKS, LOOK_INTERVAL = 50, 0.02  # so many, so many seconds apart, for letters to be back: others may have taken some
 
 RETURNS = ("x-delivery-count", "x-acquired-count")  # whichever the limit is for
 LOST = (AMQPError, ChannelInvalidStateError, OSError)
