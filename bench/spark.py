@@ -71,16 +71,13 @@ def spark(*, rows: Count = 600_000, rounds: Count = 3, partitions: Count = 4) ->
     partitions
         Partitions of the DataFrame; two tasks run at a time.
     """
-    with _database() as url, driver_jar() as jar, spark_session(jar) as session:
-        with console.status("making the invoices"):
-            frame = session.sql(MAKE_INVOICES.format(customers=CUSTOMERS, rows=rows, partitions=partitions)).cache()
-            money = frame.selectExpr("sum(amount)").collect()[0][0]
-
-        def measured(write: Callable[[], None]) -> Callable[[], float]:
-            return lambda: _measure(url, write, rows, money)
-
-        writers = {str(writer): measured(write) for writer, write in _writers(session, frame, url, partitions).items()}
-        rates = take_turns(console, writers, rounds=rounds, rows=2 * rows)
+    with database() as url, driver_jar() as jar, spark_session(jar) as session:
+        frame, money = cached_invoices(session, rows, partitions)
+        ways = {
+            str(writer): measure(url, write, rows, money)
+            for writer, write in writers(session, frame, url, partitions).items()
+        }
+        turns = take_turns(console, ways, rounds=rounds, rows=dict.fromkeys(ways, 2 * rows))
     titles = Titles(
         f"{rows:,} invoices with their events",
         "JDBC",
@@ -88,12 +85,12 @@ def spark(*, rows: Count = 600_000, rounds: Count = 3, partitions: Count = 4) ->
         "rows of both tables a second",
     )
     options = {"rows": rows, "rounds": rounds, "partitions": partitions}
-    report_turns(console, "spark", rates, [*writers], titles=titles, options=options)
+    report_turns(console, "spark", turns, [*ways], titles=titles, options=options)
     return 0
 
 
 @contextmanager
-def _database() -> Iterator[str]:
+def database() -> Iterator[str]:
     with console.status("starting PostgreSQL"), PostgresServer(durable=True) as postgres:
         url = postgres.create_database("bench")
         migrate(DatabaseSettings(url=SecretStr(url)))
@@ -103,7 +100,15 @@ def _database() -> Iterator[str]:
         yield url
 
 
-def _writers(session: SparkSession, frame: DataFrame, url: str, partitions: int) -> dict[Writer, Callable[[], None]]:
+def cached_invoices(session: SparkSession, rows: int, partitions: int) -> tuple[DataFrame, Any]:
+    """Make the invoices and give them, in Spark's cache, with the sum of their money."""
+    with console.status(f"making {rows:,} invoices"):
+        frame = session.sql(MAKE_INVOICES.format(customers=CUSTOMERS, rows=rows, partitions=partitions)).cache()
+        return frame, frame.selectExpr("sum(amount)").collect()[0][0]
+
+
+def writers(session: SparkSession, frame: DataFrame, url: str, partitions: int) -> dict[Writer, Callable[[], None]]:
+    """Give what writes this frame, and its events, in each way."""
     outbox_spark.register(session)
     events = frame.selectExpr(
         f"'{AGGREGATE_TYPE}' AS aggregate_type",
@@ -150,17 +155,22 @@ def _save_to_outbox(frame: DataFrame, url: str, **more: str) -> None:
     ).save()
 
 
-def _measure(url: str, write: Callable[[], None], rows: int, money: Any) -> float:
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute("TRUNCATE billing.invoice, outbox.message_pending, outbox.batch")
-        connection.execute("CHECKPOINT")  # so that nobody pays for the writes of the one before
-        started = monotonic()
-        write()
-        seconds = monotonic() - started
-        found = connection.execute(CHECK).fetchone()
-    if found != (rows, rows, money, money):
-        raise BenchmarkError(f"rows or money do not add up: {found}, not {rows} invoices and events of {money}")
-    return seconds
+def measure(url: str, write: Callable[[], None], rows: int, money: Any) -> Callable[[], float]:
+    """Give what writes into empty tables, looks that all of it is there, and tells the seconds that it took."""
+
+    def measured() -> float:
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute("TRUNCATE billing.invoice, outbox.message_pending, outbox.batch")
+            connection.execute("CHECKPOINT")  # so that nobody pays for the writes of the one before
+            started = monotonic()
+            write()
+            seconds = monotonic() - started
+            found = connection.execute(CHECK).fetchone()
+        if found != (rows, rows, money, money):
+            raise BenchmarkError(f"rows or money do not add up: {found}, not {rows} invoices and events of {money}")
+        return seconds
+
+    return measured
 
 
 if __name__ == "__main__":

@@ -88,7 +88,7 @@ def spark_read(*, rows: Count = 3_000_000, rounds: Count = 3, partitions: Count 
             return lambda: _measure(read(), day)
 
         readers = {str(reader): measured(read) for reader, read in _readers(session, day, partitions).items()}
-        rates = take_turns(console, readers, rounds=rounds, rows=rows)
+        rates = take_turns(console, readers, rounds=rounds, rows=dict.fromkeys(readers, rows))
     titles = Titles(f"{rows:,} sent rows of a day", "JDBC", "Sent rows read by Spark", "rows a second")
     options = {"rows": rows, "rounds": rounds, "partitions": partitions}
     report_turns(console, "spark_read", rates, [*readers], titles=titles, options=options)

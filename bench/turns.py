@@ -29,12 +29,13 @@ class Titles:
 
 
 def take_turns(
-    console: Console, ways: Mapping[str, Callable[[], float]], *, rounds: int, rows: int
+    console: Console, ways: Mapping[str, Callable[[], float]], *, rounds: int, rows: Mapping[str, int]
 ) -> Sequence[Measured]:
     """Measure each way `rounds` times, after a round to warm up; each round begins with another one.
 
     Args:
-        ways: do `rows` rows and give the seconds that it took.
+        ways: do their work once and give the seconds that it took.
+        rows: of each way.
     """
     measured: list[Measured] = []
     for number in range(rounds + 1):
@@ -43,7 +44,7 @@ def take_turns(
             with console.status(f"round {number} of {rounds}: {way}"):
                 seconds = ways[way]()
             if number > 0:
-                measured.append(Measured(number, way, seconds, rows / seconds))
+                measured.append(Measured(number, way, seconds, rows[way] / seconds))
                 console.print(f"round {number}/{rounds}  {way:30}  {measured[-1].rate:9,.0f} rows/s")
     return measured
 
