@@ -67,6 +67,7 @@ bench: setup ## measure drain, latency, replay, consumer, publisher, table, paus
 	$(BIN)/python -m bench.batch
 	$(BIN)/python -m bench.publisher
 	$(BIN)/python -m bench.spark
+	$(BIN)/python -m bench.spark_scale
 	$(BIN)/python -m bench.spark_read
 
 soak: setup ## 2,000 messages a second for 5 minutes, MINUTES=60 for an hour: fails on a loss, or when memory or table grow

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from outbox_spark.errors import OptionError
 
-ROWS_PER_INGEST = 20_000
+ROWS_PER_INGEST = 50_000
 PENDING_WAIT = 600  # seconds
 STAGING_MAX_AGE = 86_400.0  # seconds; longer than any batch may take
 
