@@ -38,8 +38,7 @@ def run(
     except (JobError, outbox_spark.OutboxWriteError, psycopg.Error) as error:
         return _fail(program, one_line(error))
     except (PySparkException, Py4JError) as error:
-        # Spark's own messages have the call stacks of two languages; the first line says what it is.
-        return _fail(program, outbox_spark.reason(error) or next(iter(str(error).splitlines()), type(error).__name__))
+        return _fail(program, outbox_spark.reason(error) or _first_words(error))
     return (show or print_json)(summary) or 0
 
 
@@ -99,6 +98,13 @@ def refuse(program: str, message: str) -> NoReturn:
     """End with exit code 2: the arguments cannot be."""
     print(f"{program}: {message}", file=sys.stderr)
     sys.exit(2)
+
+
+def _first_words(error: Exception) -> str:
+    """Take the line that says what it is out of Spark's message, which has the call stacks of two languages."""
+    lines = str(error).splitlines() or [type(error).__name__]
+    is_of_java = lines[0].startswith("An error occurred while calling") and len(lines) > 1
+    return lines[1].removeprefix(": ") if is_of_java else lines[0]
 
 
 def _fail(program: str, message: str) -> int:

@@ -118,6 +118,8 @@ def _reconcile(question: Question, options: argparse.Namespace) -> dict[str, Any
     for url in (question.url, question.inbox_url):
         connect(conninfo(url)).close()  # rather than after Spark has started
     with session(f"reconciliation of {options.table}") as spark:
+        # Spark does not know how many rows the ends have: one that it takes for small would have to fit into the heap.
+        spark.conf.set("spark.sql.autoBroadcastJoinThreshold", "-1")
         report = reconcile(spark, question, limit=options.limit, folder=options.report)
     report = {"table": options.table, "event_types": question.event_types, "consumer": question.consumer, **report}
     if options.picture is not None:

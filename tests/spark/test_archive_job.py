@@ -58,4 +58,6 @@ def test_arguments_that_cannot_be_are_refused(database_url: str, connection: psy
     refused(JOB, 2, "takes a day such as 2026-11-21, not 'x'", *good, "--day", "x")
     refused(JOB, 2, "--again takes the days that it means", *good, "--again")
     refused(JOB, 2, "give the database with --url or in RELAY_DATABASE_URL", "--path", "x")
+    add_sent(connection, "2026-11-01", 1)
+    refused(JOB, 1, 'No FileSystem for scheme "nosuch"', "--path", "nosuch://bucket/outbox", "--url", database_url)
     refused(JOB, 1, f"nothing was written: {today}: not over yet, or the table does not keep it", *good, "--day", today)

@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Mapping
+from contextlib import suppress
 from multiprocessing.connection import Connection, Listener
 from pathlib import Path
 from types import TracebackType
@@ -36,6 +37,7 @@ class Driver:
         folder.mkdir()
         self._master = master
         self._settings = {**SETTINGS, **settings}
+        self._is_asked = False
 
     def __enter__(self) -> Self:
         given = [f"--conf {key}={value}" for key, value in self._settings.items()]
@@ -63,7 +65,11 @@ class Driver:
         self.kill()
 
     def tell(self, name: str, **arguments: Any) -> None:
-        """Let it do one of its functions."""
+        """Let it do one of its functions; a test that has failed may have left it at another one."""
+        if self._is_asked:
+            with suppress(DriverError):
+                self.answer()
+        self._is_asked = True
         self._program.send((name, arguments))
 
     def is_answering(self) -> bool:
@@ -79,6 +85,7 @@ class Driver:
         if not self._program.poll(within):
             raise TimeoutError(f"the driver is still at it after {within:g} s\n{self._process.log_end()}")
         value, failed = self._program.recv()
+        self._is_asked = False
         if failed is not None:
             raise DriverError(failed)
         return value

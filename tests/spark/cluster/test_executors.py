@@ -17,6 +17,7 @@ from tests.spark.cluster.driver import Driver
 from tests.spark.cluster.outcome import BATCH, PARTITION, WAYS, Way, assert_written_once
 from tests.spark.frames import LOADING, one
 from tests.support.eventually import eventually
+from tests.support.process import wait_for
 from tests.support.proxy import FaultProxy
 from tests.support.queues import declare_bound
 
@@ -49,7 +50,8 @@ def test_the_task_of_an_executor_that_is_killed_is_tried_on_another(
     held = at_stage(stage, partition=way.partitions - 1)
     driver.save({**options, **way.options}, held.fault, way.partitions)
     executor = held.wait_reached(driver)
-    assert stage != "loading" or one(connection, LOADING) >= 1
+    if stage == "loading":
+        wait_for(lambda: one(connection, LOADING) >= 1, "rows are ingested", 120)
 
     os.kill(executor, signal.SIGKILL)
     driver.answer()

@@ -62,7 +62,7 @@ def test_while_tasks_load(
     held = at_stage("loading", partition=way.partitions - 1)
     driver.save({**options, **way.options}, held.fault, way.partitions)
     held.wait_reached(driver)
-    assert one(connection, LOADING) >= 1
+    wait_for(lambda: one(connection, LOADING) >= 1, "rows are ingested", 120)
 
     server.stop(how)
     server.start()
