@@ -34,7 +34,6 @@ console = report.open_console()
 BILLING = (Path(__file__).resolve().parents[1] / "spark" / "jobs" / "billing.sql").read_text()
 AGGREGATE_TYPE, EVENT_TYPE = "customer", "InvoiceIssued"
 CUSTOMERS = 23_570  # as many as CDNOW has
-ROOM = {"shared_buffers": "3GB"}  # a million invoices with their events fill 700 MB
 
 MAKE_INVOICES = """
     SELECT concat(lpad(id % {customers}, 5, '0'), '-', id) AS invoice_id,
@@ -92,7 +91,7 @@ def spark(*, rows: Count = 600_000, rounds: Count = 3, partitions: Count = 4) ->
 
 @contextmanager
 def database() -> Iterator[str]:
-    with console.status("starting PostgreSQL"), PostgresServer(durable=True, settings=ROOM) as postgres:
+    with console.status("starting PostgreSQL"), PostgresServer(durable=True) as postgres:
         url = postgres.create_database("bench")
         migrate(DatabaseSettings(url=SecretStr(url)))
         with psycopg.connect(url) as connection:
