@@ -9,6 +9,7 @@ take the same DataFrame out of Spark's cache, and their interval is that of `sav
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -74,7 +75,7 @@ def spark(*, rows: Count = 600_000, rounds: Count = 3, partitions: Count = 4) ->
     with database() as url, driver_jar() as jar, spark_session(jar) as session:
         frame, money = cached_invoices(session, rows, partitions)
         ways = {
-            str(writer): measure(url, write, rows, money)
+            str(writer): partial(measure, url, write, rows, money)
             for writer, write in writers(session, frame, url, partitions).items()
         }
         turns = take_turns(console, ways, rounds=rounds, rows=dict.fromkeys(ways, 2 * rows))
@@ -155,22 +156,18 @@ def _save_to_outbox(frame: DataFrame, url: str, **more: str) -> None:
     ).save()
 
 
-def measure(url: str, write: Callable[[], None], rows: int, money: Any) -> Callable[[], float]:
-    """Give what writes into empty tables, looks that all of it is there, and tells the seconds that it took."""
-
-    def measured() -> float:
-        with psycopg.connect(url, autocommit=True) as connection:
-            connection.execute("TRUNCATE billing.invoice, outbox.message_pending, outbox.batch")
-            connection.execute("CHECKPOINT")  # so that nobody pays for the writes of the one before
-            started = monotonic()
-            write()
-            seconds = monotonic() - started
-            found = connection.execute(CHECK).fetchone()
-        if found != (rows, rows, money, money):
-            raise BenchmarkError(f"rows or money do not add up: {found}, not {rows} invoices and events of {money}")
-        return seconds
-
-    return measured
+def measure(url: str, write: Callable[[], None], rows: int, money: Any) -> float:
+    """Write into empty tables, look that all of it is there, and give the seconds that the write took."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("TRUNCATE billing.invoice, outbox.message_pending, outbox.batch")
+        connection.execute("CHECKPOINT")  # so that nobody pays for the writes of the one before
+        started = monotonic()
+        write()
+        seconds = monotonic() - started
+        found = connection.execute(CHECK).fetchone()
+    if found != (rows, rows, money, money):
+        raise BenchmarkError(f"rows or money do not add up: {found}, not {rows} invoices and events of {money}")
+    return seconds
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 Each way of writing invoices with their events takes batches of several sizes by turns; the smallest is the reference.
 """
 
+from functools import partial
+
 from cyclopts import App
 
 from bench import report
@@ -37,7 +39,7 @@ def spark_scale(*, rounds: Count = 3, partitions: Count = 4) -> int:
         frames = {size: cached_invoices(session, size, partitions) for size in SIZES}
         for way, name in WAYS.items():
             ways = {
-                f"{size:,} invoices": measure(url, writers(session, frame, url, partitions)[way], size, money)
+                f"{size:,} invoices": partial(measure, url, writers(session, frame, url, partitions)[way], size, money)
                 for size, (frame, money) in frames.items()
             }
             rows = dict(zip(ways, (2 * size for size in SIZES), strict=True))
