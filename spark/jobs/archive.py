@@ -24,6 +24,10 @@ from outbox_spark.archiving.ledger import ArchivedDay, archived_days, closed_day
 from outbox_spark.session import connect, conninfo
 
 PROGRAM = "archive.py"
+PARQUET = {
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # Spark's INT96 is deprecated
+    "spark.sql.maxConcurrentOutputFileWriters": "16",  # of a task; its rows need no sort then
+}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -57,6 +61,8 @@ def _archive(options: argparse.Namespace) -> dict[str, Any]:
         done = []
         if due:
             with session(f"archive of {len(due)} days") as spark:
+                for name, value in PARQUET.items():
+                    spark.conf.set(name, value)
                 for each in due:
                     spark.sparkContext.setJobGroup("archive", f"day {each}")
                     told = archive_day(spark, connection, each, options.path, url=options.url, outbox_schema=schema)

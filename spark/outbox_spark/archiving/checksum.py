@@ -1,12 +1,15 @@
 """Count and checksum of sent rows, computed by PostgreSQL over the table and by Spark over what was written.
 
-The two sides share no code: each writes every column of a row as text, takes SHA-256 of it, and adds up the first 60
-bits, so that the order of the rows does not count. A row that is missing, doubled or changed in any column shows.
+The two sides share no code: each writes a row as text, which columns are NULL and then the others, takes SHA-256 of it,
+and adds up the first 60 bits, so that the order of the rows does not count. A row that is missing, doubled or changed
+in any column shows.
 """
 
 from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
+from functools import reduce
+from operator import add
 
 import psycopg
 from psycopg.sql import SQL, Composable, Identifier, Literal
@@ -18,7 +21,8 @@ from outbox_spark.reading.columns import COLUMNS
 
 # The day is the folder's name, and rows of the archive are sent.
 ARCHIVED = {name: kind for name, kind in COLUMNS.items() if name not in {"sent_day", "state"}}
-ENDS_VALUE = "\x1f"
+DIVIDES = "\x1f"
+NULL_BITS = [(name, 1 << at) for at, name in enumerate(ARCHIVED)]  # of the number that tells what is NULL
 HALF = 30  # bits
 
 SUM_UP = SQL("""
@@ -44,7 +48,11 @@ Sums = dict[str, Sum]  # by event type
 
 def table_sums(connection: psycopg.Connection, schema: str, day: date) -> Sums:
     """Sum up a day of the table."""
-    row = SQL(" || ").join(_as_sql(name, kind) for name, kind in ARCHIVED.items())
+    nulls = SQL(" + ").join(
+        SQL("CASE WHEN {} IS NULL THEN {} ELSE 0 END").format(Identifier(name), Literal(bit)) for name, bit in NULL_BITS
+    )
+    columns = SQL(", ").join(_as_sql(name, kind) for name, kind in ARCHIVED.items())
+    row = SQL("concat_ws({}, {}, {})").format(Literal(DIVIDES), nulls, columns)  # it leaves out what is NULL
     sums = connection.execute(SUM_UP.format(schema=Identifier(schema), day=Literal(day), row=row))
     return {event_type: Sum(count, Decimal(checksum)) for event_type, count, checksum in sums}
 
@@ -60,7 +68,9 @@ def frame_sums(rows: DataFrame) -> Sums:
 
 def row_number() -> Column:
     """Give the number that a row adds to the checksum."""
-    row = f.concat(*(_as_column(name, kind) for name, kind in ARCHIVED.items()))
+    nulls = reduce(add, (f.when(f.isnull(name), bit).otherwise(0) for name, bit in NULL_BITS))
+    columns = (_as_column(name, kind) for name, kind in ARCHIVED.items())
+    row = f.concat_ws(DIVIDES, nulls.cast("string"), *columns)  # it leaves out what is NULL
     start = f.substring(f.sha2(f.encode(row, "UTF-8"), 256), 1, 15)
     return f.conv(start, 16, 10).cast("long")
 
@@ -69,21 +79,19 @@ def _as_sql(name: str, kind: spark.DataType) -> Composable:
     column = Identifier(name)
     match kind:
         case spark.TimestampType():
-            text = SQL("(extract(epoch FROM {}) * 1000000)::bigint::text").format(column)
+            return SQL("(extract(epoch FROM {}) * 1000000)::bigint").format(column)
         case spark.BinaryType():
-            text = SQL("encode({}, 'hex')").format(column)
+            return SQL("encode({}, 'hex')").format(column)
         case _:
-            text = SQL("{}::text").format(column)
-    return SQL("coalesce('=' || {}, '~') || {}").format(text, Literal(ENDS_VALUE))
+            return column
 
 
 def _as_column(name: str, kind: spark.DataType) -> Column:
     column = f.col(name)
     match kind:
         case spark.TimestampType():
-            text = f.unix_micros(column).cast("string")
+            return f.unix_micros(column).cast("string")
         case spark.BinaryType():
-            text = f.lower(f.hex(column))
+            return f.lower(f.hex(column))
         case _:
-            text = column.cast("string")
-    return f.concat(f.coalesce(f.concat(f.lit("="), text), f.lit("~")), f.lit(ENDS_VALUE))
+            return column.cast("string")
