@@ -13,6 +13,7 @@ from pyspark.sql.datasource import (
     DataSourceArrowWriter,
     DataSourceReader,
     DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
     WriterCommitMessage,
 )
 from pyspark.sql.types import StructType
@@ -26,7 +27,7 @@ QUERY_ID = "sql.streaming.queryId"
 
 
 class OutboxDataSource(DataSource):  # type: ignore[misc]  # mypy does not follow pyspark
-    """`df.write.format("outbox")`, `df.writeStream.format("outbox")` and `spark.read.format("outbox")`."""
+    """`format("outbox")` of `df.write`, `df.writeStream`, `spark.read` and `spark.readStream`."""
 
     @classmethod
     def name(cls) -> str:
@@ -53,6 +54,13 @@ class OutboxDataSource(DataSource):  # type: ignore[misc]  # mypy does not follo
         from outbox_spark.reading.reader import OutboxReader  # noqa: PLC0415
 
         return OutboxReader(plan_read(self.options, schema))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  # Spark's name
+        """Check options and columns, on the driver."""
+        from outbox_spark.reading.plan import plan_read  # noqa: PLC0415
+        from outbox_spark.reading.stream import OutboxStreamReader  # noqa: PLC0415
+
+        return OutboxStreamReader(plan_read(self.options, schema, of_stream=True))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> "OutboxStreamWriter":  # noqa: N802  # Spark's name
         """Check as `writer` does. Spark calls it twice a micro-batch: for the tasks, and for the commit."""

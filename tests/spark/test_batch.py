@@ -206,7 +206,11 @@ def test_the_writer_uses_nothing_that_spark_connect_lacks() -> None:
 
 
 def test_executors_need_no_psycopg() -> None:
-    program = "import sys; sys.modules['psycopg'] = None; import outbox_spark, outbox_spark.load"
+    program = """if True:
+        import sys
+        sys.modules["psycopg"] = None
+        import outbox_spark, outbox_spark.load, outbox_spark.reading.stream
+    """
 
     done = subprocess.run(
         [sys.executable, "-c", program], check=False, capture_output=True, text=True, cwd=ROOT / "spark"

@@ -23,6 +23,7 @@ OPTIONS = (
     "eventType",
     "numPartitions",
     "payloadSchema",
+    "failOnDataLoss",
     "outboxSchema",
 )
 MOST_PARTITIONS = 100_000
@@ -45,12 +46,15 @@ class ReadOptions:
     aggregate_id: str | None
     event_type: str | None
     partitions: int | None  # None: by size
+    fail_on_data_loss: bool  # of a stream
     outbox_schema: str
 
 
-def read_options(given: Mapping[str, str]) -> ReadOptions:
+def read_options(given: Mapping[str, str], *, of_stream: bool = False) -> ReadOptions:
     """Read the options as Spark hands them over: in lower case, values as text.
 
+    Args:
+        of_stream: refuse what only a batch can have.
     Raises:
         OptionError: with every fault of them at once.
     """
@@ -74,6 +78,8 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
             faults.append(f"option {name} takes a day such as 2026-11-21, not {value!r}")
             return None
 
+    if (fails := given.get("failondataloss", "true").lower()) not in {"true", "false"}:
+        faults.append(f"option failOnDataLoss takes true or false, not {fails!r}")
     if "url" not in given:
         faults.append("option url is missing")
     elif not given["url"].startswith(("postgresql://", "postgres://")):
@@ -91,9 +97,18 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
         aggregate_id=given.get("aggregateid"),
         event_type=given.get("eventtype"),
         partitions=number("numPartitions", 1, MOST_PARTITIONS),
+        fail_on_data_loss=fails == "true",
         outbox_schema=given.get("outboxschema", "outbox"),
     )
     faults += _contradictions(options)
+    if of_stream:
+        faults += [
+            f"option {name} is not for a stream, which reads rows as they are sent, from startingDay on"
+            for name, has_bound in (("state", options.state != SENT), ("endingDay", options.ending_day is not None))
+            if has_bound
+        ]
+    elif "failondataloss" in given:
+        faults.append("option failOnDataLoss is for a stream: spark.readStream")
     if faults:
         raise OptionError("; ".join(faults))
     return options

@@ -1,7 +1,7 @@
 """What the driver decides of a read before any task runs: the SELECT, the picture that all tasks see, and the tasks."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -66,13 +66,13 @@ class Day:
     bytes: int  # with what is stored out of line
 
 
-def plan_read(given: Mapping[str, str], schema: StructType) -> Read:
+def plan_read(given: Mapping[str, str], schema: StructType, *, of_stream: bool = False) -> Read:
     """Read the options and make the SELECT.
 
     Raises:
         OptionError, ColumnError: with every fault, by name.
     """
-    options = read_options(given)
+    options = read_options(given, of_stream=of_stream)
     return Read(
         options=options,
         info=conninfo(options.url, options.user, options.password),
@@ -99,12 +99,14 @@ def plan_tasks(read: Read) -> list[Task]:
     with connect(read.info) as connection:
         moment = settled_moment(connection, schema)
         days = list_days(connection, schema, SQL("first < {}").format(Literal(moment)), *_days(read.options))
-    return [task for day in days for task in _tasks(day, read, moment, sum(each.bytes for each in days))]
+    return divide(days, read, moment)
 
 
 def list_days(connection: psycopg.Connection, schema: str, *wanted: Composable) -> list[Day]:
     """Give the days of sent rows for which all of these conditions hold, the oldest first."""
-    statement = LIST_DAYS.format(sent=Literal(f"{schema}.message_sent"), wanted=SQL(" AND ").join(wanted))
+    statement = LIST_DAYS.format(
+        sent=Literal(f"{schema}.message_sent"), wanted=SQL(" AND ").join(wanted or [SQL("true")])
+    )
     connection.execute("SET TimeZone = 'UTC'")  # bounds are read as moments, be they dates or moments themselves
     return [Day(*row) for row in connection.execute(statement)]
 
@@ -154,23 +156,28 @@ def _days(options: ReadOptions) -> Iterator[Composable]:
         yield SQL("day <= {}").format(Literal(options.ending_day))
 
 
-def _tasks(day: Day, read: Read, moment: datetime, all_bytes: int) -> Iterator[Task]:
+def divide(days: Sequence[Day], read: Read, end: datetime, start: datetime | None = None) -> list[Task]:
+    """Divide what these days have of the time from `start` until just before `end`."""
+    return [task for day in days for task in _tasks(day, read, start, end, sum(each.bytes for each in days))]
+
+
+def _tasks(day: Day, read: Read, start: datetime | None, end: datetime, all_bytes: int) -> Iterator[Task]:
     """Divide a day into ranges of blocks, each of which is read once: there is no index to find ids by.
 
-    The last range is open: whatever block a row before the moment lies in, one task has it.
+    The last range is open: whatever block a row of that time lies in, one task has it.
     """
     per_task = BYTES_PER_TASK if read.options.partitions is None else all_bytes / read.options.partitions
     pieces = min(day.blocks, max(1, round(day.bytes / per_task)))
     for piece in range(pieces):
-        first, end = (day.blocks * border // pieces for border in (piece, piece + 1))
+        first, beyond = (day.blocks * border // pieces for border in (piece, piece + 1))
         where = [
             SQL("message.sent_at >= {} AND message.sent_at < {}").format(
-                Literal(day.first), Literal(min(day.next, moment))
+                Literal(day.first if start is None else max(day.first, start)), Literal(min(day.next, end))
             ),
             SQL("message.ctid >= {}::tid").format(Literal(f"({first},0)")),
         ]
         if piece + 1 < pieces:
-            where.append(SQL("message.ctid < {}::tid").format(Literal(f"({end},0)")))
+            where.append(SQL("message.ctid < {}::tid").format(Literal(f"({beyond},0)")))
         statement = read.where(*(each.as_string() for each in where))
         check = IS_UNCHANGED.format(part=Literal(day.part), filenode=Literal(day.filenode))
         yield Task(statement, f"{day.first:%Y-%m-%d}", check.as_string())

@@ -45,31 +45,41 @@ class OutboxReader(DataSourceReader):  # type: ignore[misc]  # mypy does not fol
         Raises:
             ReadError: the database refuses, or is gone, or the day is not any more what was planned to be read.
         """
-        if not isinstance(partition, Task):
-            return  # Spark's stand-in for no tasks at all
-        try:
-            yield from self._rows(partition)
-        except (dbapi.Error, OSError) as error:  # OSError: what the database says in the middle of the rows
-            raise ReadError(f"{partition} could not be read: {' '.join(str(error).split())}") from None
+        return read_task(self._read, partition)
 
-    def _rows(self, task: Task) -> Iterator[pa.RecordBatch]:
-        schema = to_arrow_schema(self._read.schema, timezone="UTC")
-        with (
-            closing(dbapi.connect(self._read.info, autocommit=True)) as connection,
-            closing(connection.cursor()) as cursor,
-        ):
-            for statement in BEGIN:
-                cursor.execute(statement)
-            cursor.execute(task.statement)
-            with cursor.fetch_record_batch() as batches:
-                for batch in batches:
-                    yield as_planned(batch, schema)
-            if task.check is not None:
-                cursor.execute(task.check)
-                if cursor.fetchone() != (True,):
-                    raise ReadError(
-                        f"{task} was dropped or rewritten while it was read (by retention, or VACUUM FULL): read again"
-                    )
+
+def read_task(read: Read, task: InputPartition) -> Iterator[pa.RecordBatch]:
+    """Give the rows of a task.
+
+    Raises:
+        ReadError: the database refuses, or is gone, or the day is not any more what was planned to be read.
+    """
+    if not isinstance(task, Task):
+        return  # Spark's stand-in for no tasks at all
+    try:
+        yield from _rows(read, task)
+    except (dbapi.Error, OSError) as error:  # OSError: what the database says in the middle of the rows
+        raise ReadError(f"{task} could not be read: {' '.join(str(error).split())}") from None
+
+
+def _rows(read: Read, task: Task) -> Iterator[pa.RecordBatch]:
+    schema = to_arrow_schema(read.schema, timezone="UTC")
+    with (
+        closing(dbapi.connect(read.info, autocommit=True)) as connection,
+        closing(connection.cursor()) as cursor,
+    ):
+        for statement in BEGIN:
+            cursor.execute(statement)
+        cursor.execute(task.statement)
+        with cursor.fetch_record_batch() as batches:
+            for batch in batches:
+                yield as_planned(batch, schema)
+        if task.check is not None:
+            cursor.execute(task.check)
+            if cursor.fetchone() != (True,):
+                raise ReadError(
+                    f"{task} was dropped or rewritten while it was read (by retention, or VACUUM FULL): read again"
+                )
 
 
 def as_planned(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

@@ -1,0 +1,101 @@
+"""The reader that Spark calls for a stream: rows as they are sent, each in one micro-batch.
+
+An offset is a moment: all that was sent before it is read. A sent row carries the time of its mark and never changes,
+so a micro-batch is the rows of the time between two offsets, the same ones however often Spark asks for them. What only
+the driver does is imported where it is done, since executors may have no psycopg.
+"""
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, time, timedelta
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit
+
+from outbox_spark.errors import ReadError
+from outbox_spark.reading.reader import read_task
+from outbox_spark.reading.task import Read, Task
+
+if TYPE_CHECKING:
+    from outbox_spark.reading.plan import Day
+
+# A clock that is set back by less than that, or is behind that of the server before a failover, hides no row.
+BEHIND = timedelta(seconds=10)
+
+Offset = dict[str, str]
+
+
+class OutboxStreamReader(DataSourceStreamReader):  # type: ignore[misc]  # mypy does not follow pyspark
+    """One query; Spark keeps its offsets in the checkpoint."""
+
+    def __init__(self, read: Read) -> None:
+        self._read = read
+
+    def initialOffset(self) -> Offset:  # noqa: N802  # Spark's name
+        """Begin with the day that was asked for, or with the oldest that is kept."""
+        oldest, asked = self._days()[0].first, self._read.options.starting_day
+        return _offset(oldest if asked is None else max(oldest, datetime.combine(asked, time(), UTC)))
+
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: ARG002, N802
+        """Give the moment up to which every mark has ended.
+
+        Raises:
+            ReadError: the database's clock went back by more than BEHIND; rows would be missed.
+        """
+        from outbox_spark.reading.plan import settled_moment  # noqa: PLC0415
+        from outbox_spark.session import connect  # noqa: PLC0415
+
+        with connect(self._read.info) as connection:
+            moment = settled_moment(connection, self._read.options.outbox_schema)
+        if moment < (begun := _moment(start)):
+            raise ReadError(
+                f"by the clock of the database it is {moment}, and the stream is to read what is sent from {begun} on: "
+                "the clock went back, or startingDay is to come. Begin a new query when it is past that"
+            )
+        return _offset(max(begun, moment - BEHIND))
+
+    def partitions(self, start: Offset, end: Offset) -> Sequence[Task]:
+        """Divide the rows that were sent between two offsets.
+
+        Raises:
+            ReadError: days of that time are gone.
+        """
+        from outbox_spark.reading.plan import divide  # noqa: PLC0415
+
+        first, beyond = _moment(start), _moment(end)
+        days = self._days()
+        if first < days[0].first and self._read.options.fail_on_data_loss:
+            raise ReadError(
+                f"the stream has read what was sent before {first}, and the oldest day that the table keeps is "
+                f"{days[0].first:%Y-%m-%d}: read the days between from the archive, and go on with failOnDataLoss=false"
+            )
+        return divide([day for day in days if day.first < beyond and day.next > first], self._read, beyond, first)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Give the rows of a task, as a batch does."""
+        return read_task(self._read, partition)
+
+    def _days(self) -> "Sequence[Day]":
+        """Give the days that the table keeps, the oldest first.
+
+        Raises:
+            ReadError: there are none.
+        """
+        from outbox_spark.reading.plan import list_days  # noqa: PLC0415
+        from outbox_spark.session import connect  # noqa: PLC0415
+
+        schema = self._read.options.outbox_schema
+        with connect(self._read.info) as connection:
+            days = list_days(connection, schema)
+        if not days:
+            raise ReadError(f"table {schema}.message_sent does not exist, or has no day yet: run `relay migrate`")
+        return days
+
+
+def _offset(moment: datetime) -> Offset:
+    return {"sentBefore": moment.astimezone(UTC).isoformat()}
+
+
+def _moment(offset: Offset) -> datetime:
+    return datetime.fromisoformat(offset["sentBefore"])

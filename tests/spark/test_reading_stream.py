@@ -1,0 +1,154 @@
+"""`spark.readStream.format("outbox")`: each sent row in one micro-batch, through restarts; or the query fails."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import psycopg
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark.sql.types import LongType, StructType
+
+import outbox_spark
+from outbox_spark.errors import OptionError, ReadError
+from outbox_spark.reading.plan import plan_read
+from outbox_spark.reading.stream import BEHIND, Offset, OutboxStreamReader
+from tests.spark.frames import one
+from tests.spark.sent import add_sent
+from tests.support.process import wait_for
+
+MakeReader = Callable[..., OutboxStreamReader]
+DAY, NEXT_DAY = "2026-11-01", "2026-11-02"
+ID = StructType().add("id", LongType())
+SEND_NOW = """
+    INSERT INTO outbox.message (aggregate_type, aggregate_id, event_type, payload, state, sent_at)
+    SELECT 'customer', 'C1', 'InvoiceIssued', '{}', 'sent', now() FROM generate_series(1, %s)
+"""
+AGE = "SELECT now() - max(sent_at) FROM outbox.message"
+
+
+@pytest.fixture
+def reader(database_url: str) -> MakeReader:
+    """Make a reader of the ids."""
+
+    def make(**options: str) -> OutboxStreamReader:
+        return OutboxStreamReader(plan_read({"url": database_url, **options}, ID, of_stream=True))
+
+    return make
+
+
+def ids(reader: OutboxStreamReader, start: Offset, end: Offset) -> list[int]:
+    tasks = reader.partitions(start, end)
+    return sorted(row for task in tasks for batch in reader.read(task) for row in batch.column("id").to_pylist())
+
+
+def offset(moment: str) -> Offset:
+    return {"sentBefore": f"{moment}+00:00"}
+
+
+def test_each_row_is_in_one_micro_batch_through_restarts(
+    spark: SparkSession, connection: psycopg.Connection, database_url: str, tmp_path: Path
+) -> None:
+    add_sent(connection, DAY, 40)
+    first = _stream(spark, tmp_path, url=database_url)
+    connection.execute(SEND_NOW, [5])
+    wait_for(lambda: one(connection, AGE) > BEHIND, "the last rows are old enough", 60)
+    second = _stream(spark, tmp_path, url=database_url)
+    for note in (tmp_path / "commits").glob("*1*"):  # as after a crash before Spark's own note of the micro-batch
+        note.unlink()
+    third = _stream(spark, tmp_path, url=database_url)
+
+    assert [*first, *second] == [0, 1]
+    assert sorted(first[0] + second[1]) == list(range(1, 46))
+    assert third[1] == second[1] != []
+    assert third.get(2, []) == []
+
+
+def test_a_micro_batch_is_the_rows_of_its_time_however_often_it_is_read(
+    connection: psycopg.Connection, reader: MakeReader
+) -> None:
+    add_sent(connection, DAY, 30)  # one a second after midnight
+    add_sent(connection, NEXT_DAY, 30)
+    read = reader(numpartitions="3")
+
+    first = offset(f"{DAY}T00:00:00"), offset(f"{DAY}T00:00:11")
+    rest = first[1], offset(f"{NEXT_DAY}T00:00:06")
+
+    assert ids(read, *first) == list(range(1, 11))
+    assert ids(read, *rest) == ids(read, *rest) == list(range(11, 36))
+    assert ids(read, rest[1], rest[1]) == []
+
+
+def test_a_stream_begins_with_the_oldest_day_or_the_one_asked_for(
+    connection: psycopg.Connection, reader: MakeReader
+) -> None:
+    add_sent(connection, DAY, 1)
+    add_sent(connection, NEXT_DAY, 1)
+
+    assert reader().initialOffset() == offset(f"{DAY}T00:00:00")
+    assert reader(startingday=NEXT_DAY).initialOffset() == offset(f"{NEXT_DAY}T00:00:00")
+    assert reader(startingday="2020-01-01").initialOffset() == offset(f"{DAY}T00:00:00")
+
+
+def test_what_was_sent_a_moment_ago_waits_for_the_next_micro_batch(
+    connection: psycopg.Connection, reader: MakeReader
+) -> None:
+    add_sent(connection, DAY, 1)
+    connection.execute(SEND_NOW, [1])
+    start = reader().initialOffset()
+
+    end = reader().latestOffset(start, ReadAllAvailable())
+
+    assert one(connection, "SELECT now()") - datetime.fromisoformat(end["sentBefore"]) >= BEHIND
+    assert ids(reader(), start, end) == [1]
+
+
+def test_a_clock_that_went_back_ends_the_stream(connection: psycopg.Connection, reader: MakeReader) -> None:
+    ahead = {"sentBefore": (datetime.now(UTC) + timedelta(hours=1)).isoformat()}
+
+    with pytest.raises(ReadError, match=r"by the clock of the database it is .* the clock went back"):
+        reader().latestOffset(ahead, ReadAllAvailable())
+
+
+def test_days_that_are_gone_end_the_stream_unless_told_otherwise(
+    connection: psycopg.Connection, reader: MakeReader
+) -> None:
+    add_sent(connection, NEXT_DAY, 5)
+    gone = offset(f"{DAY}T12:00:00"), offset("2026-11-03T00:00:00")
+
+    with pytest.raises(ReadError, match=f"the oldest day that the table keeps is {NEXT_DAY}"):
+        ids(reader(), *gone)
+    assert ids(reader(failondataloss="false"), *gone) == [1, 2, 3, 4, 5]
+
+
+def test_a_database_without_an_outbox_is_told(spark: SparkSession, database_url: str, tmp_path: Path) -> None:
+    with pytest.raises(PySparkException) as refused:
+        _stream(spark, tmp_path, url=database_url, outboxSchema="elsewhere")
+
+    assert outbox_spark.reason(refused.value) == (
+        "table elsewhere.message_sent does not exist, or has no day yet: run `relay migrate`"
+    )
+
+
+def test_options_that_no_stream_can_have_are_refused(reader: MakeReader, database_url: str) -> None:
+    with pytest.raises(OptionError) as refused:
+        reader(state="pending", endingday=DAY, failondataloss="maybe")
+    with pytest.raises(OptionError, match="failOnDataLoss is for a stream"):
+        plan_read({"url": database_url, "failondataloss": "false"}, ID)
+
+    for words in ("option state is not for a stream", "option endingDay is not", "failOnDataLoss takes true or false"):
+        assert words in str(refused.value)
+
+
+def _stream(spark: SparkSession, checkpoint: Path, **options: str) -> dict[int, list[int]]:
+    """Read what was sent, and stop; give the ids by micro-batch."""
+    found: dict[int, list[int]] = {}
+
+    def keep(frame: DataFrame, number: int) -> None:
+        found[number] = sorted(row.id for row in frame.select("id").collect())
+
+    writing = spark.readStream.format("outbox").options(**options).load().writeStream.foreachBatch(keep)
+    writing.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start().awaitTermination()
+    return found
