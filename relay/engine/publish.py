@@ -17,6 +17,7 @@ from relay.engine.figures import CONFIRM_BOUNDS, DELIVERY_BOUNDS
 from relay.engine.later import Later
 from relay.engine.probe import Prober
 from relay.engine.row import Fault, Outcome, Row, Settled, key_of
+from relay.engine.suspects import Suspects
 from relay.engine.unmarked import Unmarked
 from relay.engine.wire import Wire
 from relay.observe.histogram import Histogram
@@ -59,7 +60,7 @@ class Publisher:
         self._unmarked = Unmarked()
         self._turned_away: list[Row] = []  # of lanes that are leaving
         self._stopped = False
-        self._suspects: set[int] = set()  # sent one at a time: the next that closes the channel is to blame
+        self._suspects = Suspects()
         self._alone: set[int] = set()  # to be sent by the prober
         self._probing: set[int] = set()  # sent by it
         self.in_flight = 0
@@ -113,7 +114,7 @@ class Publisher:
         self.in_flight -= len(settled.rows)
         if self._probing:
             self._probing.difference_update(row.id for row in settled.rows)
-        settled = self._blamed(settled)
+        settled = self._suspects.judge(settled)
         if settled.outcome is not Outcome.CONFIRMED:
             self.failures[settled.outcome] += len(settled.rows)
         match settled.outcome:
@@ -132,23 +133,12 @@ class Publisher:
             case Outcome.UNKNOWN | Outcome.SUSPECT:
                 # The broker may have taken them: the consumer is told that they are repeats.
                 self._redelivered.update(row.id for row in settled.rows)
-                if settled.outcome is Outcome.SUSPECT:
-                    self._suspects.update(row.id for row in settled.rows)
                 self._ready.extendleft(reversed(settled.rows))
             case _:
                 assert_never(settled.outcome)
         if self._stopped:
             self.settled.set()
-        if self._suspects and settled.outcome is not Outcome.SUSPECT:
-            self._suspects.difference_update(row.id for row in settled.rows)
         self.pump()
-
-    def _blamed(self, settled: Settled) -> Settled:
-        """Take a suspect for refused that was alone, and closed the channel again."""
-        is_found = (
-            settled.outcome is Outcome.SUSPECT and len(settled.rows) == 1 and settled.rows[0].id in self._suspects
-        )
-        return settled._replace(outcome=Outcome.REFUSED) if is_found else settled
 
     def take_settled(self) -> tuple[list[Row], list[Fault]]:
         """Give what is settled since the last call, which says that everything given before is in the table.
@@ -210,7 +200,7 @@ class Publisher:
     def _given_back(self, rows: Iterable[Row]) -> list[Row]:
         rows = list(rows)
         ids = {row.id for row in rows}
-        self._suspects -= ids
+        self._suspects.forget(ids)
         self._alone -= ids
         return rows
 

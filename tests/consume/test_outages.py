@@ -7,19 +7,17 @@ from collections.abc import MutableMapping, Sequence
 from pathlib import Path
 
 import psycopg
-import pytest
 from pamqp.commands import Basic
 from pydantic import SecretStr
 from structlog.testing import capture_logs
 from yarl import URL
 
 from relay.consume import Consumer, Inbox, Message, on
-from relay.errors import BrokerUnavailableError, DatabaseUnavailableError, QueueMissingError, SchemaError
-from relay.settings import BrokerSettings, DatabaseSettings
+from relay.settings import BrokerSettings
 from tests.consume.effects import QUICK, Queue, Table, count, running, through
 from tests.consume.process import environment
 from tests.support.eventually import eventually
-from tests.support.process import Process, free_port
+from tests.support.process import Process
 from tests.support.proxy import Act, FaultProxy, Way
 from tests.support.rabbitmq import RabbitServer
 
@@ -262,43 +260,6 @@ async def test_a_delivery_that_is_taken_back_from_a_running_handler_takes_effect
     assert await table.numbers() == [1]
     assert (first.counters.applied, second.counters.applied) == (1, 0)
     assert await queue.drained()
-
-
-async def test_a_missing_queue_is_told_at_the_start(inbox: Inbox, broker: BrokerSettings) -> None:
-    consumer = Consumer("nowhere", [count], inbox=inbox, broker=broker)
-
-    with pytest.raises(QueueMissingError, match="queue 'nowhere' does not exist; create it"):
-        await asyncio.wait_for(consumer.run(signals=False), 20)
-
-
-async def test_a_missing_inbox_is_told_at_the_start(queue: Queue, inbox: Inbox, broker: BrokerSettings) -> None:
-    elsewhere = Inbox(inbox.database.model_copy(update={"schema_name": "elsewhere"}), "projection")
-    consumer = Consumer(queue.name, [count], inbox=elsewhere, broker=broker)
-
-    with pytest.raises(SchemaError, match=r"elsewhere\.processed_message is missing"):
-        await consumer.run(signals=False)
-
-
-async def test_missing_tables_of_the_consumer_are_told_at_the_start(
-    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
-) -> None:
-    await table.connection.execute("DROP TABLE outbox.held_message")
-    consumer = Consumer(queue.name, [count], inbox=inbox, broker=broker)
-
-    with pytest.raises(SchemaError, match=r"outbox\.held_message is missing .* lacks DELETE, INSERT, SELECT, UPDATE"):
-        await consumer.run(signals=False)
-
-
-async def test_servers_that_are_not_there_are_told_at_the_start(
-    queue: Queue, inbox: Inbox, broker: BrokerSettings
-) -> None:
-    nobody = free_port()
-    no_database = DatabaseSettings(url=SecretStr(f"postgresql://u:secret@127.0.0.1:{nobody}/d"))
-
-    with pytest.raises(DatabaseUnavailableError, match="refused"):
-        await Consumer(queue.name, [count], inbox=Inbox(no_database, "c"), broker=broker).run(signals=False)
-    with pytest.raises(BrokerUnavailableError, match=str(nobody)):
-        await Consumer(queue.name, [count], inbox=inbox, broker=through(broker, nobody)).run(signals=False)
 
 
 def sum_of(consumer: Consumer) -> int:

@@ -5,7 +5,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from relay.errors import DatabaseUnavailableError, InboxUnavailableError, NotFoundError
+from relay.errors import NotFoundError
 from relay.operate.reconcile import compare
 from relay.replay.selection import Selection
 from tests.operate.inboxes import DAY, HOUR, MINUTE, Ends, figures
@@ -260,59 +260,3 @@ def test_the_pieces_in_which_it_looks_make_no_difference(ends: Ends, monkeypatch
     ends.apply(ends.send(10, ago=5 * DAY), "b")
 
     assert figures(ends.reconcile()) == {"a": (50, 40, 10, 10), "b": (50, 40, 10, 0)}
-
-
-def test_what_is_applied_while_it_looks_is_not_missing(ends: Ends) -> None:
-    sent = ends.send(5)
-    ends.apply(sent[:1])
-
-    def on_listed(what: str, done: int, total: int | None) -> None:
-        if what == "listing what was sent":
-            ends.apply(sent[1:])
-
-    assert figures(ends.reconcile(show=on_listed)) == {"billing": (5, 5, 0, 0)}
-
-
-@pytest.mark.parametrize(
-    ("lost", "error", "words"),
-    [
-        ("inbox", InboxUnavailableError, "--inbox: the connection was lost: "),
-        ("outbox", DatabaseUnavailableError, "the connection was lost: "),
-    ],
-)
-def test_a_lost_connection_is_told_with_its_end(
-    ends: Ends, lost: str, error: type[DatabaseUnavailableError], words: str
-) -> None:
-    ends.apply(ends.send(5))
-
-    def end(what: str, done: int, total: int | None) -> None:
-        if what == "listing what was sent":
-            (ends.inbox if lost == "inbox" else ends.rows.connection).execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-                " WHERE datname = current_database() AND pid <> pg_backend_pid()"
-            )
-
-    with pytest.raises(error) as raised:
-        ends.reconcile(show=end)
-
-    assert type(raised.value) is error
-    assert str(raised.value).startswith(words)
-
-
-@pytest.mark.every_postgres
-def test_nothing_stays_open_in_either_database(ends: Ends) -> None:
-    ends.apply(ends.send(5))
-    snapshots: list[int] = []
-
-    def look(what: str, done: int, total: int | None) -> None:
-        if what == "comparing":
-            for connection in (ends.rows.connection, ends.inbox):
-                row = connection.execute(
-                    "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
-                    " AND pid <> pg_backend_pid() AND backend_xmin IS NOT NULL"
-                ).fetchone()
-                snapshots.append(row[0] if row else -1)
-
-    ends.reconcile(show=look)
-
-    assert snapshots == [0, 0]

@@ -1,15 +1,10 @@
 """What relay.toml lists is declared as it is listed, twice is as good as once, and what is there stays as it is."""
 
-import asyncio
 from typing import Any
 
 import aio_pika
 import pytest
-from pamqp.commands import Queue as QueueMethods
-from pydantic import SecretStr
-from yarl import URL
 
-from relay.errors import BrokerUnavailableError
 from relay.settings import BrokerSettings
 from relay.topology import BAD, Standing, apply
 from relay.topology_settings import (
@@ -22,7 +17,6 @@ from relay.topology_settings import (
     TopologySettings,
 )
 from tests.support.definitions import definitions
-from tests.support.proxy import Act, FaultProxy, Way
 from tests.support.rabbitmq import RabbitServer
 
 EXCHANGES = tuple(Exchange(name=f"e.{each}", type=each) for each in ExchangeType)
@@ -255,60 +249,3 @@ async def test_a_dry_run_declares_nothing(broker: BrokerSettings, broker_url: st
     assert seen["classic"] is seen["amq.topic -> stream (#)"] is Standing.MISSING
     assert seen["e.fanout -> e.direct"] is Standing.UNSEEN
     assert seen["e.topic -> nowhere"] is Standing.FAILED
-
-
-async def test_a_connection_lost_on_the_way_costs_one_thing(
-    broker: BrokerSettings, broker_url: str, rabbitmq: RabbitServer
-) -> None:
-    topology = TopologySettings(queues=tuple(Queue(name=name) for name in ("one", "two", "three")))
-    async with FaultProxy("127.0.0.1", rabbitmq.port) as proxy:
-        proxy.on_frame(Way.UP, QueueMethods.Declare, 3, Act.RESET)  # each is looked at, then declared: that of two
-        through = broker.model_copy(update={"url": SecretStr(str(URL(broker_url).with_port(proxy.port)))})
-
-        results = await apply(through, topology)
-
-    assert [each.standing for each in results] == [Standing.DECLARED, Standing.FAILED, Standing.DECLARED]
-    assert results[1].words.startswith("connection lost: ")
-    assert set(definitions(rabbitmq, broker_url).queues) == {"one", "three"}
-
-
-async def test_a_host_that_does_not_answer_is_left_for_the_next(
-    broker: BrokerSettings, broker_url: str, rabbitmq: RabbitServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("relay.topology.DECLARE_TIMEOUT", 3.0)
-    topology = TopologySettings(queues=tuple(Queue(name=name) for name in ("one", "two", "three")))
-    async with FaultProxy("127.0.0.1", rabbitmq.port) as proxy:
-        proxy.on_frame(Way.DOWN, QueueMethods.DeclareOk, 2, Act.HOLD)  # one is declared, two was looked for
-        urls = f"{URL(broker_url).with_port(proxy.port)},{broker_url}"
-
-        results = await apply(broker.model_copy(update={"url": SecretStr(urls)}), topology)
-
-    assert [each.standing for each in results] == [Standing.DECLARED, Standing.FAILED, Standing.DECLARED]
-    assert results[1].words == "declare two: no answer within 3 s"
-
-
-async def test_a_broker_that_goes_away_leaves_the_rest_untried_and_told(
-    broker: BrokerSettings, broker_url: str, rabbitmq: RabbitServer
-) -> None:
-    topology = TopologySettings(queues=tuple(Queue(name=name) for name in ("one", "two", "three")))
-    async with FaultProxy("127.0.0.1", rabbitmq.port) as proxy, asyncio.TaskGroup() as tasks:
-        proxy.on_frame(Way.DOWN, QueueMethods.DeclareOk, 1, Act.HOLD)
-        through = broker.model_copy(update={"url": SecretStr(str(URL(broker_url).with_port(proxy.port)))})
-        applying = tasks.create_task(apply(through, topology))
-        await proxy.fired.wait()
-        proxy.refusing = True
-        proxy.cut()
-
-        results = await applying
-
-    assert [each.standing for each in results] == [Standing.FAILED] * 3
-    assert f"127.0.0.1:{proxy.port}" in results[2].words
-
-
-async def test_a_virtual_host_that_is_not_there_is_no_connection(
-    broker: BrokerSettings, rabbitmq: RabbitServer
-) -> None:
-    nowhere = broker.model_copy(update={"url": SecretStr(rabbitmq.url("no-such-vhost"))})
-
-    with pytest.raises(BrokerUnavailableError, match="vhost no-such-vhost not found"):
-        await apply(nowhere, WHOLE)

@@ -1,25 +1,21 @@
 """Old days are dropped whole, by one process at a time, and whatever comes in between is finished by the next round."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import psycopg
 import pytest
 from pydantic import SecretStr
 from structlog.testing import capture_logs
 
-from relay.replay.job import make_job
-from relay.replay.selection import Selection, first_day
 from relay.retention import drop, rounds
 from relay.retention.day import MARK
 from relay.retention.drop import Retention
-from relay.retention.kind import SENT, SENT_AND_ARCHIVED, Kind
+from relay.retention.kind import SENT
 from relay.retention.rounds import drop_old_days, keep_days
 from relay.settings import DatabaseSettings, Settings
 from tests.engine.conftest import Outbox, Reader, RunNode
+from tests.engine.retention.conftest import KEEP, OLD, READ_ALL, round_of
 from tests.support.days import Days
 from tests.support.eventually import eventually
 from tests.support.postgres import PostgresServer
@@ -27,41 +23,9 @@ from tests.support.postgres import PostgresServer
 pytestmark = pytest.mark.every_postgres
 
 ROLES = Path("config/roles.sql").read_bytes()
-KEEP = 14  # days
-OLD = KEEP + 1  # days ago: it ended KEEP days ago
-READ_ALL = "SELECT count(*) FROM outbox.message"
 MARK_SENT = "UPDATE outbox.message SET state = 'sent', sent_at = now() WHERE state = 'pending'"
 PENDING_DETACHES = "SELECT count(*) FROM pg_inherits WHERE inhdetachpending"
 DETACH_WAITS = "SELECT count(*) FROM pg_locks WHERE locktype = 'virtualxid' AND NOT granted"
-ADVISORY_WAITS = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
-
-
-@pytest.fixture(autouse=True)
-def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drop, "LOCK_TIMEOUT", 0.3)
-
-
-@pytest.fixture
-def days(database_url: str) -> Iterator[Days]:
-    days = Days(database_url)
-    with days.connection:
-        yield days
-
-
-@pytest.fixture
-async def reader(database_url: str) -> AsyncIterator[psycopg.AsyncConnection]:
-    """A long report: a snapshot that has read every day and stays open."""
-    async with await psycopg.AsyncConnection.connect(database_url, application_name="report") as connection:
-        await connection.set_isolation_level(psycopg.IsolationLevel.REPEATABLE_READ)
-        await connection.execute(READ_ALL)
-        yield connection
-
-
-async def round_of(database: DatabaseSettings, keep: int = KEEP, kind: Kind = SENT) -> list[Any]:
-    """Run one round and give its events."""
-    with capture_logs() as events:
-        await drop_old_days(database, {kind: keep})
-    return events
 
 
 async def test_days_older_than_is_kept_are_dropped_and_logged_with_their_rows(
@@ -242,67 +206,6 @@ async def test_while_one_drops_another_one_does_nothing(days: Days, database: Da
     assert days.past() == set()
 
 
-@pytest.mark.parametrize("since", [None, OLD + 1])
-async def test_an_unfinished_replay_keeps_the_days_that_it_reads(
-    days: Days, database: DatabaseSettings, since: int | None
-) -> None:
-    days.add(OLD, 3)
-    begin = since and datetime.now(UTC) - timedelta(days=since)
-    with psycopg.connect(database.url.get_secret_value(), autocommit=True) as connection:
-        job = make_job(connection, "outbox", Selection(since=begin or None))
-
-    (kept,) = await round_of(database)
-    days.run("UPDATE outbox.replay SET state = 'cancelled'")
-    (dropped,) = await round_of(database)
-
-    assert kept["event"] == "retention.postponed"
-    assert kept["reason"].startswith(f"replay {job.id} needs it: `relay replay --resume`")
-    assert dropped["event"] == "retention.dropped"
-
-
-@pytest.mark.parametrize(
-    "selection",
-    [Selection(since=datetime.now(UTC) - timedelta(days=3)), Selection(until=datetime(2000, 1, 1, tzinfo=UTC))],
-)
-async def test_a_replay_keeps_no_other_days(days: Days, database: DatabaseSettings, selection: Selection) -> None:
-    days.add(OLD, 3)
-    with psycopg.connect(database.url.get_secret_value(), autocommit=True) as connection:
-        make_job(connection, "outbox", selection)
-
-    await round_of(database)
-
-    assert days.past() == set()
-
-
-async def test_a_replay_that_is_being_made_keeps_its_days(days: Days, database: DatabaseSettings) -> None:
-    days.add(OLD, 3)
-    with psycopg.connect(database.url.get_secret_value()) as maker:
-        make_job(maker, "outbox", Selection())  # not committed
-
-        dropping = asyncio.create_task(round_of(database))
-        await eventually(lambda: days.value(ADVISORY_WAITS) == 1, "retention waits for it")
-        maker.commit()
-        (event,) = await dropping
-
-    assert event["event"] == "retention.postponed"
-    assert days.past() == {OLD}
-
-
-async def test_a_day_that_is_going_counts_as_gone_for_a_new_replay(
-    days: Days, reader: psycopg.AsyncConnection, database: DatabaseSettings
-) -> None:
-    days.add(OLD, 3)
-    days.add(KEEP, 3)
-    await reader.execute(READ_ALL)
-    await round_of(database)
-
-    with psycopg.connect(database.url.get_secret_value(), autocommit=True) as connection:
-        oldest = first_day(connection, "outbox")
-
-    assert oldest is not None
-    assert f"outbox.message_sent_{oldest:%Y%m%d}" == days.table(KEEP)
-
-
 async def test_a_role_that_does_not_own_the_days_is_told_which_grant_is_missing(
     days: Days, postgres: PostgresServer, database_url: str
 ) -> None:
@@ -362,34 +265,3 @@ async def test_a_round_without_a_database_is_told_and_tried_again(
 
     assert events[0]["event"] == "retention.failed"
     assert "not currently accepting connections" in events[0]["reason"]
-
-
-async def test_a_day_waits_until_it_is_archived_as_it_is(days: Days, database: DatabaseSettings) -> None:
-    days.add(OLD, 3)
-    note = "INSERT INTO outbox.archived_day (day, rows, checksum, path) VALUES ({day}, {rows}, 0, 'archive')"
-    day = f"(now() AT TIME ZONE 'UTC')::date - {OLD}"
-
-    (unarchived,) = await round_of(database, kind=SENT_AND_ARCHIVED)
-    days.run(note.format(day=day, rows=2))
-    (incomplete,) = await round_of(database, kind=SENT_AND_ARCHIVED)
-    kept = days.past()
-    days.run("UPDATE outbox.archived_day SET rows = 3")
-    (dropped,) = await round_of(database, kind=SENT_AND_ARCHIVED)
-
-    assert unarchived["reason"] == "it is not archived: spark/jobs/archive.py does that"
-    assert incomplete["reason"] == ("it has 3 rows and 2 are archived: spark/jobs/archive.py --again does that anew")
-    assert kept == {OLD}
-    assert (dropped["event"], dropped["rows"]) == ("retention.dropped", 3)
-
-
-async def test_a_replay_keeps_an_archived_day(days: Days, database: DatabaseSettings) -> None:
-    days.add(OLD, 3)
-    days.run(
-        "INSERT INTO outbox.archived_day (day, rows, checksum, path) "
-        f"VALUES ((now() AT TIME ZONE 'UTC')::date - {OLD}, 3, 0, 'archive')"
-    )
-    make_job(days.connection, "outbox", Selection())
-
-    (postponed,) = await round_of(database, kind=SENT_AND_ARCHIVED)
-
-    assert "replay 1 needs it" in postponed["reason"]

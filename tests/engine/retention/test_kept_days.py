@@ -1,0 +1,111 @@
+"""What keeps an old day: a replay that is to read it, and the archive that does not have it yet."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+import psycopg
+import pytest
+
+from relay.replay.job import make_job
+from relay.replay.selection import Selection, first_day
+from relay.retention.kind import SENT_AND_ARCHIVED
+from relay.settings import DatabaseSettings
+from tests.engine.retention.conftest import KEEP, OLD, READ_ALL, round_of
+from tests.support.days import Days
+from tests.support.eventually import eventually
+
+pytestmark = pytest.mark.every_postgres
+
+ADVISORY_WAITS = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+
+
+@pytest.mark.parametrize("since", [None, OLD + 1])
+async def test_an_unfinished_replay_keeps_the_days_that_it_reads(
+    days: Days, database: DatabaseSettings, since: int | None
+) -> None:
+    days.add(OLD, 3)
+    begin = since and datetime.now(UTC) - timedelta(days=since)
+    with psycopg.connect(database.url.get_secret_value(), autocommit=True) as connection:
+        job = make_job(connection, "outbox", Selection(since=begin or None))
+
+    (kept,) = await round_of(database)
+    days.run("UPDATE outbox.replay SET state = 'cancelled'")
+    (dropped,) = await round_of(database)
+
+    assert kept["event"] == "retention.postponed"
+    assert kept["reason"].startswith(f"replay {job.id} needs it: `relay replay --resume`")
+    assert dropped["event"] == "retention.dropped"
+
+
+@pytest.mark.parametrize(
+    "selection",
+    [Selection(since=datetime.now(UTC) - timedelta(days=3)), Selection(until=datetime(2000, 1, 1, tzinfo=UTC))],
+)
+async def test_a_replay_keeps_no_other_days(days: Days, database: DatabaseSettings, selection: Selection) -> None:
+    days.add(OLD, 3)
+    with psycopg.connect(database.url.get_secret_value(), autocommit=True) as connection:
+        make_job(connection, "outbox", selection)
+
+    await round_of(database)
+
+    assert days.past() == set()
+
+
+async def test_a_replay_that_is_being_made_keeps_its_days(days: Days, database: DatabaseSettings) -> None:
+    days.add(OLD, 3)
+    with psycopg.connect(database.url.get_secret_value()) as maker:
+        make_job(maker, "outbox", Selection())  # not committed
+
+        dropping = asyncio.create_task(round_of(database))
+        await eventually(lambda: days.value(ADVISORY_WAITS) == 1, "retention waits for it")
+        maker.commit()
+        (event,) = await dropping
+
+    assert event["event"] == "retention.postponed"
+    assert days.past() == {OLD}
+
+
+async def test_a_day_that_is_going_counts_as_gone_for_a_new_replay(
+    days: Days, reader: psycopg.AsyncConnection, database: DatabaseSettings
+) -> None:
+    days.add(OLD, 3)
+    days.add(KEEP, 3)
+    await reader.execute(READ_ALL)
+    await round_of(database)
+
+    with psycopg.connect(database.url.get_secret_value(), autocommit=True) as connection:
+        oldest = first_day(connection, "outbox")
+
+    assert oldest is not None
+    assert f"outbox.message_sent_{oldest:%Y%m%d}" == days.table(KEEP)
+
+
+async def test_a_day_waits_until_it_is_archived_as_it_is(days: Days, database: DatabaseSettings) -> None:
+    days.add(OLD, 3)
+    note = "INSERT INTO outbox.archived_day (day, rows, checksum, path) VALUES ({day}, {rows}, 0, 'archive')"
+    day = f"(now() AT TIME ZONE 'UTC')::date - {OLD}"
+
+    (unarchived,) = await round_of(database, kind=SENT_AND_ARCHIVED)
+    days.run(note.format(day=day, rows=2))
+    (incomplete,) = await round_of(database, kind=SENT_AND_ARCHIVED)
+    kept = days.past()
+    days.run("UPDATE outbox.archived_day SET rows = 3")
+    (dropped,) = await round_of(database, kind=SENT_AND_ARCHIVED)
+
+    assert unarchived["reason"] == "it is not archived: spark/jobs/archive.py does that"
+    assert incomplete["reason"] == ("it has 3 rows and 2 are archived: spark/jobs/archive.py --again does that anew")
+    assert kept == {OLD}
+    assert (dropped["event"], dropped["rows"]) == ("retention.dropped", 3)
+
+
+async def test_a_replay_keeps_an_archived_day(days: Days, database: DatabaseSettings) -> None:
+    days.add(OLD, 3)
+    days.run(
+        "INSERT INTO outbox.archived_day (day, rows, checksum, path) "
+        f"VALUES ((now() AT TIME ZONE 'UTC')::date - {OLD}, 3, 0, 'archive')"
+    )
+    make_job(days.connection, "outbox", Selection())
+
+    (postponed,) = await round_of(database, kind=SENT_AND_ARCHIVED)
+
+    assert "replay 1 needs it" in postponed["reason"]
