@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import structlog
 from psycopg.sql import SQL
 
+from relay.engine.patience import Patience, patiently
 from relay.engine.row import Key, Row
 from relay.engine.session import LaneSession, places
 from relay.engine.tail import Tail
@@ -47,9 +48,10 @@ PARK_BEHIND = SQL("""
 class HeldKeys:
     """The keys whose rows are parked as they come."""
 
-    def __init__(self, session: LaneSession, tail: Tail) -> None:
+    def __init__(self, session: LaneSession, tail: Tail, patience: Patience) -> None:
         self._session = session
         self._tail = tail
+        self._patience = patience
         self._keys: set[Key] = set()
 
     async def load(self) -> None:
@@ -80,10 +82,7 @@ class HeldKeys:
         """
         if not rows:
             return
-        async with self._session.use() as connection, connection.transaction():
-            await self._session.take_park_lock(connection)
-            cursor = await connection.execute(self._session.sql(PARK_BEHIND), places(rows))
-            parked = {row[0] for row in await cursor.fetchall()}
+        parked = await self._write_parked(rows)
         self._tail.forget(rows)
         for row in rows:
             if row.id not in parked and row.key is not None:
@@ -91,3 +90,10 @@ class HeldKeys:
                 self._tail.go_back(row.lane)
         if parked:
             log.warning("messages.held", rows=len(parked))
+
+    @patiently
+    async def _write_parked(self, rows: Sequence[Row]) -> set[int]:
+        async with self._session.use() as connection, connection.transaction():
+            await self._session.take_park_lock(connection)
+            cursor = await connection.execute(self._session.sql(PARK_BEHIND), places(rows))
+            return {row[0] for row in await cursor.fetchall()}

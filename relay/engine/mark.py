@@ -13,7 +13,7 @@ from psycopg.sql import SQL
 
 from relay.backoff import backoff
 from relay.engine.hold import HeldKeys
-from relay.engine.patience import Patience
+from relay.engine.patience import Patience, patiently
 from relay.engine.publish import Publisher
 from relay.engine.quarantine import Quarantine
 from relay.engine.row import Fault, Row
@@ -109,7 +109,7 @@ class Marker:
 
     async def _sent(self, rows: Sequence[Row]) -> None:
         parameters = places(rows)
-        marked = await self._patience.run(lambda: self._execute_mark(parameters))
+        marked = await self._write_sent(parameters)
         if marked != len(rows):
             # Somebody else parked, discarded or deleted them meanwhile; they were sent all the same.
             log.warning("mark.missed", rows=len(rows), marked=marked)
@@ -126,7 +126,8 @@ class Marker:
             seconds = max(0.0, now - rows[start].created_at) / 1e6
             self._publisher.delivery_times.observe(seconds, min(step, len(rows) - start))
 
-    async def _execute_mark(self, parameters: dict[str, str]) -> int:
+    @patiently
+    async def _write_sent(self, parameters: dict[str, str]) -> int:
         async with self._session.write() as connection:
             return (await connection.execute(self._mark_sent, parameters, prepare=True)).rowcount
 
@@ -139,16 +140,19 @@ class Marker:
 
     async def _postpone(self, row: Row, reason: str) -> None:
         seconds = backoff(row.attempts, self._settings.backoff_initial, self._settings.backoff_max)
-        until = time.monotonic() + seconds  # not after the table's time, or the tail would find it too early
-        async with self._session.use() as connection:
-            await connection.execute(self._session.sql(POSTPONE), _values(row, reason) | {"seconds": seconds})
+        until = await self._write_postponed(row, reason, seconds)
         log.warning("message.postponed", id=row.id, attempts=row.attempts, seconds=round(seconds, 2), reason=reason)
         self._tail.back_off(row, until, self._publisher.put_off(row))
 
+    @patiently
+    async def _write_postponed(self, row: Row, reason: str, seconds: float) -> float:
+        until = time.monotonic() + seconds  # not after the table's time, or the tail would find it too early
+        async with self._session.use() as connection:
+            await connection.execute(self._session.sql(POSTPONE), _values(row, reason) | {"seconds": seconds})
+        return until
+
     async def _park(self, row: Row, reason: str) -> None:
-        async with self._session.use() as connection, connection.transaction():
-            await self._session.take_park_lock(connection)
-            await connection.execute(self._session.sql(PARK), _values(row, reason))
+        await self._write_parked(row, reason)
         log.error("message.parked", id=row.id, attempts=row.attempts, reason=reason)
         self._tail.forget((row,))
         self._quarantine.end_probe(row)
@@ -158,6 +162,12 @@ class Marker:
             followers = self._publisher.take_followers(row)
             self._held.add(row.key)
             await self._held.park_behind(followers)
+
+    @patiently
+    async def _write_parked(self, row: Row, reason: str) -> None:
+        async with self._session.use() as connection, connection.transaction():
+            await self._session.take_park_lock(connection)
+            await connection.execute(self._session.sql(PARK), _values(row, reason))
 
 
 def mark_statement(session: LaneSession) -> bytes:

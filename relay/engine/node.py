@@ -220,10 +220,10 @@ class Node:
         self._sweep_finds += self._tail.sweep_finds if self._tail else 0
         tail = self._tail = Tail(session, settings)
         holding = settings.key_policy is KeyPolicy.HOLD and settings.ordering is not Ordering.NONE
-        held = HeldKeys(session, tail)
-        router = Router(self._settings.routes, self._settings.broker.exchange)
-        quarantine = Quarantine(session, tail, self._publisher, router, holding=holding)
         patience = Patience(session, self._health)
+        held = HeldKeys(session, tail, patience)
+        router = Router(self._settings.routes, self._settings.broker.exchange)
+        quarantine = Quarantine(session, tail, self._publisher, router, patience=patience, holding=holding)
         behind = held if holding else None
         marker = Marker(session, tail, self._publisher, behind, quarantine, patience=patience, settings=settings)
 

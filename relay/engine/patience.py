@@ -6,7 +6,8 @@ which fills; then no more is read, and so no more is sent.
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import psycopg
 import structlog
@@ -19,6 +20,7 @@ from relay.engine.session import LaneSession
 
 log = structlog.get_logger(__name__)
 
+Asked = ParamSpec("Asked")
 Result = TypeVar("Result")
 
 PASSING = (errors.DiskFull, errors.LockNotAvailable, errors.QueryCanceled)
@@ -31,20 +33,31 @@ ENSURE_DAYS = SQL("""
     FROM set_config('lock_timeout', '200ms', true)
 """)
 
-# Whose locks keep rows from being marked or days from being made. A prepared transaction has no process.
+# Whose locks keep rows from being marked, parked or put aside, or days from being made. A prepared transaction has no
+# process.
 BLOCKERS = SQL("""
     SELECT string_agg(DISTINCT
         coalesce('session ' || pid || coalesce(' (' || nullif(application_name, '') || ')', ''),
                  'a prepared transaction')
-        || ' has locked ' || relname, ', ')
-    FROM pg_locks
-    JOIN pg_class ON pg_class.oid = relation
+        || what, ', ')
+    FROM (
+        SELECT pid, ' has locked ' || relname
+        FROM pg_locks
+        JOIN pg_class ON pg_class.oid = relation
+        WHERE granted AND (starts_with(relname, 'message') OR relname = 'quarantine')
+            AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+            AND relnamespace = to_regnamespace({name})
+            AND (mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
+                 OR mode = 'ShareUpdateExclusiveLock' AND relname = 'message_sent')
+        UNION
+        SELECT pid, ' parks or releases rows'
+        FROM pg_locks
+        WHERE granted AND locktype = 'advisory' AND objsubid = 1
+            AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+            AND classid::bigint << 32 | objid::bigint = hashtextextended({park}, 0)
+    ) AS held (pid, what)
     LEFT JOIN pg_stat_activity USING (pid)
-    WHERE granted AND pid IS DISTINCT FROM pg_backend_pid() AND starts_with(relname, 'message')
-        AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
-        AND relnamespace = to_regnamespace({name})
-        AND (mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
-             OR mode = 'ShareUpdateExclusiveLock' AND relname = 'message_sent')
+    WHERE pid IS DISTINCT FROM pg_backend_pid()
 """)
 
 
@@ -106,3 +119,16 @@ class Patience:
             statement = self._session.sql(BLOCKERS, name=self._session.schema)
             row = await (await connection.execute(statement)).fetchone()
         return row[0] if row and row[0] else "nobody holds a lock on it any more"
+
+
+def patiently(
+    ask: Callable[Concatenate[Any, Asked], Awaitable[Result]],
+) -> Callable[Concatenate[Any, Asked], Awaitable[Result]]:
+    """Let a method ask as often as it takes, by its object's `_patience`; it is one transaction and changes no more."""
+
+    @wraps(ask)
+    async def run(self: Any, /, *args: Asked.args, **kwargs: Asked.kwargs) -> Result:
+        patience: Patience = self._patience
+        return await patience.run(lambda: ask(self, *args, **kwargs))
+
+    return run

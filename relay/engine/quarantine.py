@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import structlog
 
 from relay.backoff import backoff
+from relay.engine.patience import Patience
 from relay.engine.publish import Publisher
 from relay.engine.quarantine_table import Place, QuarantineTable, names
 from relay.engine.routes import Address, Router
@@ -48,10 +49,17 @@ class Quarantine:
     """
 
     def __init__(
-        self, session: LaneSession, tail: Tail, publisher: Publisher, router: Router, *, holding: bool
+        self,
+        session: LaneSession,
+        tail: Tail,
+        publisher: Publisher,
+        router: Router,
+        *,
+        patience: Patience,
+        holding: bool,
     ) -> None:
         self._session = session
-        self._table = QuarantineTable(session)
+        self._table = QuarantineTable(session, patience)
         self._tail = tail
         self._publisher = publisher
         self._router = router

@@ -30,9 +30,7 @@ LEAVE_DOORBELL = SQL("SELECT pg_advisory_unlock_shared(hashtextextended({doorbel
 
 # Whoever parks, retries or discards takes it: a row can then not be parked behind one that is just leaving.
 # A command that releases many rows holds it for long.
-PARK_LOCK = SQL("""
-    SELECT pg_advisory_xact_lock(hashtextextended({park}, 0)) FROM set_config('lock_timeout', '0', true)
-""")
+PARK_LOCK = SQL("SELECT pg_advisory_xact_lock(hashtextextended({park}, 0))")
 
 
 # Pending rows by lane and id (`places`), for statements that change them. The planner can only run a LATERAL with LIMIT
@@ -139,12 +137,12 @@ class LaneSession:
         await self._connection.close()
 
     def sql(self, statement: SQL, **names: Any) -> bytes:
-        """Fill in the schema, and `GIVEN` where asked for.
+        """Fill in the schema, and `GIVEN` and the name of the lock for parking where asked for.
 
         As bytes, the driver parses the placeholders of a statement once and not each time.
         """
-        schema = Identifier(self.schema)
-        return statement.format(schema=schema, given=GIVEN.format(schema=schema), **names).as_bytes()
+        schema, park = Identifier(self.schema), Literal(f"{self.schema}.park")
+        return statement.format(schema=schema, given=GIVEN.format(schema=schema), park=park, **names).as_bytes()
 
     @asynccontextmanager
     async def use(self) -> AsyncIterator[AsyncConnection]:
@@ -239,7 +237,7 @@ class LaneSession:
 
     async def take_park_lock(self, connection: AsyncConnection) -> None:
         """Keep everyone else from parking, retrying and discarding until the end of this transaction."""
-        await connection.execute(PARK_LOCK.format(park=Literal(f"{self.schema}.park")))
+        await connection.execute(self.sql(PARK_LOCK))
 
     def cursor(self) -> AsyncCursor[Any]:
         """Give a cursor for results in binary form."""

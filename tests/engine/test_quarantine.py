@@ -6,7 +6,9 @@ import aio_pika
 import pytest
 from aio_pika.abc import AbstractChannel
 
+from relay.engine.health import Health
 from relay.engine.lanes import lock_lanes
+from relay.engine.patience import Patience
 from relay.engine.publish import Publisher
 from relay.engine.quarantine import Quarantine
 from relay.engine.routes import Router
@@ -132,7 +134,8 @@ async def test_a_route_may_have_been_left_and_entered_again_by_others(
     async with await LaneSession.open(database) as session:
         session.lanes = await lock_lanes(session)
         tail, publisher = Tail(session, settings), Publisher(settings)
-        quarantine = Quarantine(session, tail, publisher, Router([], "outbox"), holding=True)
+        patience = Patience(session, Health())
+        quarantine = Quarantine(session, tail, publisher, Router([], "outbox"), patience=patience, holding=True)
         await enter()
         await quarantine.load()
         await enter()

@@ -1,0 +1,70 @@
+"""Somebody locks where rows are to be put that cannot be sent: the relay waits on its session, and names who it is."""
+
+import psycopg
+import pytest
+
+from relay.engine.node import Node
+from tests.engine.conftest import NO_SWEEP, Outbox, Reader, RunNode
+from tests.support.eventually import eventually
+
+LOCK = "LOCK TABLE outbox.{} IN SHARE MODE"  # as CREATE INDEX takes it: it lets readers in and no writer
+PARK_LOCK = "SELECT pg_advisory_xact_lock(hashtextextended('outbox.park', 0))"  # as `relay parked retry` takes it
+
+
+@pytest.mark.parametrize(
+    ("lock", "words"),
+    [
+        (LOCK.format("message_parked"), "has locked message_parked"),
+        (LOCK.format("message_pending"), "has locked message_pending"),
+        (PARK_LOCK, "parks or releases rows"),
+    ],
+)
+async def test_a_row_is_parked_with_those_behind_it_when_the_lock_is_gone(
+    outbox: Outbox, queue: Reader, writer: psycopg.AsyncConnection, run_node: RunNode, lock: str, words: str
+) -> None:
+    parked = [await outbox.insert_faulty("a"), await outbox.insert("a")]
+    sent = await outbox.insert("b")
+    await writer.execute(lock.encode())
+
+    async with run_node(max_attempts=2, **NO_SWEEP) as node:
+        await is_named(writer, words, node)
+        await writer.commit()
+
+        await eventually(outbox.is_empty, "every row is where it belongs")
+        await eventually(lambda: not node.hindrances(), "all is well again")
+        assert not node.figures().database_losses
+
+    assert (await outbox.ids("parked"), await outbox.ids("sent")) == (parked, [sent])
+    assert await queue.ids(1) == [sent]
+
+
+async def test_a_route_goes_into_quarantine_and_out_of_it_when_the_lock_is_gone(
+    outbox: Outbox, queue: Reader, writer: psycopg.AsyncConnection, run_node: RunNode
+) -> None:
+    async with run_node(**NO_SWEEP) as node:
+        await eventually(node.is_ready, "ready")
+        await writer.execute(LOCK.format("message_quarantined").encode())
+        rows = [await outbox.insert("a", exchange="later"), await outbox.insert("a")]
+
+        await is_named(writer, "has locked message_quarantined", node)
+        await writer.commit()
+        await eventually(outbox.is_empty, "both wait for the route")
+        assert await outbox.ids("quarantined") == rows
+
+        await writer.execute(LOCK.format("message_quarantined").encode())
+        exchange = await queue.channel.declare_exchange("later", "fanout", auto_delete=True)
+        await queue.queue.bind(exchange)
+        await is_named(writer, "has locked message_quarantined", node)
+        await writer.commit()
+
+        await eventually(outbox.is_at_rest, "both are sent")
+        await eventually(lambda: not node.hindrances(), "all is well again")
+        assert not node.figures().database_losses
+
+    assert await queue.ids(2) == rows
+
+
+async def is_named(blocker: psycopg.AsyncConnection, does: str, node: Node) -> None:
+    """Wait until the relay names the session that is in its way."""
+    words = f"session {blocker.info.backend_pid} {does}"
+    await eventually(lambda: words in node.hindrances().get("database", ""), f"it says: {words}")
