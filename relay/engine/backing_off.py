@@ -5,7 +5,7 @@ would be read. What is kept is from where to read again when the wait is over. T
 the first row with its attempts, the rows behind it in order, or nothing of it when an operator took it out.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from operator import itemgetter
 
@@ -34,10 +34,10 @@ class BackingOff:
         self._holding = holding
         self._waits: dict[Key | None, Wait] = {}  # never of None, which asks for no order
 
-    def add(self, row: Row, until: float) -> None:
-        """This row backs off."""
+    def add(self, row: Row, until: float, followers: Iterable[Row] = ()) -> None:
+        """This row backs off; those that were to be sent behind it have lower ids when they came to light late."""
         if self._holding and row.key is not None:
-            self._waits[row.key] = Wait(row.lane, row.id, until)
+            self._waits[row.key] = Wait(row.lane, min(each.id for each in (row, *followers)), until)
 
     def holds(self, row: Row) -> bool:
         """Tell whether a row is not to be sent yet."""

@@ -218,9 +218,9 @@ class Node:
         """Relay through one session until drained or until it is lost."""
         settings = self._settings.relay
         self._sweep_finds += self._tail.sweep_finds if self._tail else 0
-        tail = self._tail = Tail(session, settings)
+        patience = Patience(session, self._health, drain=self.drain, drain_timeout=settings.drain_timeout)
+        tail = self._tail = Tail(session, settings, patience)
         holding = settings.key_policy is KeyPolicy.HOLD and settings.ordering is not Ordering.NONE
-        patience = Patience(session, self._health)
         held = HeldKeys(session, tail, patience)
         router = Router(self._settings.routes, self._settings.broker.exchange)
         quarantine = Quarantine(session, tail, self._publisher, router, patience=patience, holding=holding)

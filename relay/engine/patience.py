@@ -5,8 +5,10 @@ which fills; then no more is read, and so no more is sent.
 """
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from functools import wraps
+from math import inf
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import psycopg
@@ -14,7 +16,7 @@ import structlog
 from psycopg import errors
 from psycopg.sql import SQL
 
-from relay.backoff import backoff
+from relay.backoff import backoff, wait_for_event
 from relay.engine.health import Health
 from relay.engine.session import LaneSession
 
@@ -62,16 +64,26 @@ BLOCKERS = SQL("""
 
 
 class Patience:
-    """Waits on a node's session, and says what is in the way."""
+    """Waits on a node's session, and says what is in the way.
 
-    def __init__(self, session: LaneSession, health: Health) -> None:
+    Args:
+        drain: set when the node is to stop; then nothing is waited for longer than `drain_timeout` seconds.
+    """
+
+    def __init__(self, session: LaneSession, health: Health, *, drain: asyncio.Event, drain_timeout: float) -> None:
         self._session = session
         self._health = health
+        self._drain = drain
+        self._drain_timeout = drain_timeout
         self._days_blocked = False
 
     async def run(self, statement: Callable[[], Awaitable[Result]]) -> Result:
-        """Run a statement, as often as it takes. Losing the session ends it, as ever."""
-        tries = 0
+        """Run a statement, as often as it takes. Losing the session ends it, as ever.
+
+        Raises:
+            psycopg.OperationalError: it could not be done in time, now that the node is to stop.
+        """
+        tries, give_up_at = 0, inf
         while True:
             try:
                 result = await statement()
@@ -87,7 +99,13 @@ class Patience:
                 return result
             tries += 1
             self._health.degrade("database", reason)
-            await asyncio.sleep(backoff(tries, RETRY_INITIAL, RETRY_MAX))
+            if not self._drain.is_set():
+                await wait_for_event(self._drain, backoff(tries, RETRY_INITIAL, RETRY_MAX))
+            elif (now := time.monotonic()) > give_up_at:
+                raise psycopg.OperationalError(reason)
+            else:
+                give_up_at = min(give_up_at, now + self._drain_timeout)
+                await asyncio.sleep(RETRY_INITIAL)
 
     async def keep_days(self) -> None:
         """Make the days' partitions in time, until cancelled."""

@@ -19,6 +19,7 @@ from operator import itemgetter
 from psycopg.sql import SQL
 
 from relay.engine.backing_off import BackingOff
+from relay.engine.patience import Patience
 from relay.engine.pending import COLUMNS, DUE, DUE_FAR, READ
 from relay.engine.row import Key, Row, give_rows
 from relay.engine.running import Running
@@ -42,9 +43,10 @@ class Tail:
         sweep_finds: rows that no rule foresaw, and that only a sweep has found.
     """
 
-    def __init__(self, session: LaneSession, settings: RelaySettings) -> None:
+    def __init__(self, session: LaneSession, settings: RelaySettings, patience: Patience) -> None:
         self._session = session
         self._settings = settings
+        self._patience = patience
         self._cursor = session.cursor()
         give_rows(self._cursor)
         fields = SQL(", ").join(SQL("row.") + SQL(name) for name in Row._fields)
@@ -94,7 +96,7 @@ class Tail:
                 continue
             if not self._more:
                 await asyncio.sleep(self._read_at + SHORT_REST - time.monotonic())
-            rows = await self._next_rows()
+            rows = await self._patience.run(self._next_rows)  # whose floors move only when all is read
             if rows:
                 self._row_at = time.monotonic()
                 await self._session.hold_doorbell(hold=False)
@@ -108,9 +110,9 @@ class Tail:
         if self._has_room():
             self._room.set()
 
-    def back_off(self, row: Row, until: float, followers: Iterable[Row]) -> None:
+    def back_off(self, row: Row, until: float, followers: Collection[Row]) -> None:
         """This row is not to be sent before that moment (time.monotonic), which the table knows; these wait for it."""
-        self._backing_off.add(row, until)
+        self._backing_off.add(row, until, followers)
         self._due_at = min(self._due_at, until)
         self.forget((row, *followers))
 

@@ -17,7 +17,7 @@ from relay.engine.node import Node
 from relay.engine.session import LaneSession
 from relay.engine.tail import Tail
 from relay.settings import DatabaseSettings, RelaySettings, Settings
-from tests.engine.follower import Follow, Follower
+from tests.engine.follower import Follow, Follower, unhurried
 from tests.support.eventually import eventually
 from tests.support.queues import declare_bound
 
@@ -158,7 +158,7 @@ async def follow(database: DatabaseSettings) -> AsyncIterator[Follow]:
         followers: list[tuple[Follower, asyncio.Task[None]]] = []
 
         async def start(**settings: float) -> Follower:
-            follower = Follower(Tail(session, RelaySettings(**{**NO_SWEEP, **settings})))
+            follower = Follower(Tail(session, RelaySettings(**{**NO_SWEEP, **settings}), unhurried(session)))
             followers.append((follower, asyncio.create_task(follower.run())))
             followers.append((follower, asyncio.create_task(follower.write(session))))
             return follower

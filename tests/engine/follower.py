@@ -5,6 +5,8 @@ from typing import Protocol
 
 import psycopg
 
+from relay.engine.health import Health
+from relay.engine.patience import Patience
 from relay.engine.row import Row
 from relay.engine.session import LaneSession
 from relay.engine.tail import Tail
@@ -14,6 +16,11 @@ INSERT = (
     "INSERT INTO outbox.message (aggregate_type, aggregate_id, event_type, payload)"
     " VALUES ('customer', %s, 'InvoiceIssued', '{}') RETURNING id"
 )
+
+
+def unhurried(session: LaneSession) -> Patience:
+    """Give the patience of a node that is not to stop."""
+    return Patience(session, Health(), drain=asyncio.Event(), drain_timeout=0)
 
 
 class Follow(Protocol):

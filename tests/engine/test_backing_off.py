@@ -1,6 +1,8 @@
 """Keys whose first row is refused wait for it in the table: they take no room, and their order is kept."""
 
+from relay.engine.backing_off import BackingOff
 from tests.engine.conftest import Outbox, Reader, RunNode
+from tests.engine.test_frames import ROW
 from tests.support.eventually import eventually
 
 LONG = {"backoff_initial": 60.0, "backoff_max": 60.0}
@@ -70,3 +72,12 @@ async def test_rows_of_another_session_wait_out_their_backoff(outbox: Outbox, qu
         assert sorted(await queue.ids(50)) == innocent
 
     assert await outbox.ids("sent") == innocent
+
+
+def test_a_row_that_came_to_light_behind_a_later_one_is_read_again_with_it() -> None:
+    late, refused = ROW._replace(id=1), ROW._replace(id=5)
+    waits = BackingOff(holding=True)
+
+    waits.add(refused, 10.0, [late])
+
+    assert waits.end(10.0) == [(ROW.lane, 1)]

@@ -5,6 +5,8 @@ Tail and publisher are real, the table and the broker are not (world.py): so tho
 
 import asyncio
 from collections.abc import Coroutine
+from contextlib import suppress
+from math import inf
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import patch
@@ -12,6 +14,7 @@ from unittest.mock import patch
 import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from psycopg.errors import LockNotAvailable
 
 from relay.engine import running, tail
 from relay.engine.publish import Publisher
@@ -19,6 +22,7 @@ from relay.engine.row import Key, Outcome, Row, Settled
 from relay.engine.session import LaneSession
 from relay.engine.tail import Tail
 from relay.settings import KeyPolicy, RelaySettings
+from tests.engine.follower import unhurried
 from tests.engine.test_publish import Recorder
 from tests.engine.world import Transaction, World, WorldSession
 
@@ -83,7 +87,8 @@ class Relaying(RuleBasedStateMachine):
 
     async def _open_session(self) -> None:
         self.session = WorldSession(self.world)
-        self.tail = Tail(cast("LaneSession", self.session), self.settings)
+        session = cast("LaneSession", self.session)
+        self.tail = Tail(session, self.settings, unhurried(session))
 
     def teardown(self) -> None:
         if not hasattr(self, "loop"):
@@ -135,6 +140,14 @@ class Relaying(RuleBasedStateMachine):
         kept = [row for row in window if row.key in self.held]
         self._park(kept)
         self.publisher.offer(self.tail.keep_back([row for row in window if row.key not in self.held]))
+
+    @rule(answers=st.integers(0, 2))
+    def read_in_vain(self, answers: int) -> None:
+        """Somebody's lock ends the read after so many statements; then the same session reads again (patience.py)."""
+        self.session.answers = answers
+        with suppress(LockNotAvailable):
+            self.read()
+        self.session.answers = inf
 
     @rule(rounds=st.integers(1, 6), key=st.integers(0, 5))
     def go_on_for_a_while(self, rounds: int, key: int) -> None:
@@ -238,4 +251,4 @@ class Relaying(RuleBasedStateMachine):
 
 
 TestRelaying = Relaying.TestCase
-TestRelaying.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestRelaying.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)

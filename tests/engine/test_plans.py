@@ -14,6 +14,7 @@ from relay.engine.session import LaneSession, array_text
 from relay.engine.tail import Tail
 from relay.settings import DatabaseSettings, RelaySettings
 from tests.engine.conftest import Outbox
+from tests.engine.follower import unhurried
 
 pytestmark = pytest.mark.every_postgres
 
@@ -45,7 +46,7 @@ async def session(
 
 
 async def test_no_hot_statement_scans_more_than_the_pending_index(session: LaneSession) -> None:
-    tail = Tail(session, RelaySettings())
+    tail = Tail(session, RelaySettings(), unhurried(session))
     ids = {"lanes": array_text([3] * 1000), "ids": array_text(range(100_000, 101_000))}
     held = array_text(range(5000))
     reading = {"lanes": LANES, "floors": [0] * 16, "held": held, "rows": 500, "bytes": 1 << 22}

@@ -6,9 +6,7 @@ import aio_pika
 import pytest
 from aio_pika.abc import AbstractChannel
 
-from relay.engine.health import Health
 from relay.engine.lanes import lock_lanes
-from relay.engine.patience import Patience
 from relay.engine.publish import Publisher
 from relay.engine.quarantine import Quarantine
 from relay.engine.routes import Router
@@ -16,6 +14,7 @@ from relay.engine.session import LaneSession
 from relay.engine.tail import Tail
 from relay.settings import DatabaseSettings, RelaySettings, Wire
 from tests.engine.conftest import Outbox, Reader, RunNode
+from tests.engine.follower import unhurried
 from tests.support.eventually import eventually
 from tests.support.rabbitmq import RabbitServer
 
@@ -133,8 +132,8 @@ async def test_a_route_may_have_been_left_and_entered_again_by_others(
     settings = RelaySettings()
     async with await LaneSession.open(database) as session:
         session.lanes = await lock_lanes(session)
-        tail, publisher = Tail(session, settings), Publisher(settings)
-        patience = Patience(session, Health())
+        patience = unhurried(session)
+        tail, publisher = Tail(session, settings, patience), Publisher(settings)
         quarantine = Quarantine(session, tail, publisher, Router([], "outbox"), patience=patience, holding=True)
         await enter()
         await quarantine.load()

@@ -4,9 +4,11 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from math import ceil
+from math import ceil, inf
 from types import SimpleNamespace
 from typing import Any
+
+from psycopg.errors import LockNotAvailable
 
 from relay.engine.pending import DUE_FAR
 from relay.engine.row import Row
@@ -115,7 +117,7 @@ class World:
 
 
 class WorldSession:
-    """What the tail needs of a session."""
+    """What the tail needs of a session; it refuses statements once `answers` is 0."""
 
     def __init__(self, world: World) -> None:
         self.lanes = list(range(LANES))
@@ -123,6 +125,7 @@ class WorldSession:
         self.written_at = 0.0
         self.adapters = SimpleNamespace(register_loader=lambda *_: None)
         self.row_factory: object = None
+        self.answers = inf
         self._world = world
         self._rows: Sequence[Any] = ()
 
@@ -138,6 +141,9 @@ class WorldSession:
 
     async def execute(self, statement: str, parameters: Mapping[str, Any], *, prepare: bool) -> "WorldSession":
         assert prepare
+        if self.answers == 0:
+            raise LockNotAvailable
+        self.answers -= 1
         self._rows = self._world.read(parameters) if statement == "read" else self._world.due(parameters)
         return self
 

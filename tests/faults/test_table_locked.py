@@ -11,6 +11,23 @@ LOCK = "LOCK TABLE outbox.{} IN SHARE MODE"  # as CREATE INDEX takes it: it lets
 PARK_LOCK = "SELECT pg_advisory_xact_lock(hashtextextended('outbox.park', 0))"  # as `relay parked retry` takes it
 
 
+async def test_pending_rows_are_read_when_the_lock_is_gone(
+    outbox: Outbox, queue: Reader, writer: psycopg.AsyncConnection, run_node: RunNode
+) -> None:
+    rows = [await outbox.insert("a") for _ in range(3)]
+
+    async with run_node(max_window_rows=1, **NO_SWEEP) as node:
+        await eventually(node.is_ready, "ready")
+        await writer.execute("LOCK TABLE outbox.message_pending IN ACCESS EXCLUSIVE MODE")
+        await is_named(writer, "has locked message_pending", node)
+        await writer.commit()
+
+        await eventually(outbox.is_empty, "every row is marked")
+        assert not node.figures().database_losses
+
+    assert await queue.ids(3) == rows
+
+
 @pytest.mark.parametrize(
     ("lock", "words"),
     [
@@ -62,6 +79,19 @@ async def test_a_route_goes_into_quarantine_and_out_of_it_when_the_lock_is_gone(
         assert not node.figures().database_losses
 
     assert await queue.ids(2) == rows
+
+
+async def test_a_relay_that_is_to_stop_waits_no_longer_than_its_time(
+    outbox: Outbox, queue: Reader, writer: psycopg.AsyncConnection, run_node: RunNode
+) -> None:
+    row = await outbox.insert("a", exchange="later")
+    await writer.execute(LOCK.format("message_quarantined").encode())
+
+    async with run_node(drain_timeout=1, **NO_SWEEP) as node:
+        await is_named(writer, "has locked message_quarantined", node)
+
+    # It has stopped, and the lock is still there.
+    assert await outbox.ids("pending") == [row]
 
 
 async def is_named(blocker: psycopg.AsyncConnection, does: str, node: Node) -> None:
