@@ -112,6 +112,22 @@ def test_a_clock_that_went_back_ends_the_stream(connection: psycopg.Connection, 
         reader().latestOffset(ahead, ReadAllAvailable())
 
 
+def test_rows_that_a_clock_puts_before_the_offset_end_the_stream(
+    connection: psycopg.Connection, reader: MakeReader
+) -> None:
+    connection.execute("SELECT outbox.ensure_sent_days((now() AT TIME ZONE 'UTC')::date - 1, 1)")
+    connection.execute(SEND_NOW, [3])
+    wait_for(lambda: one(connection, AGE) > BEHIND, "the rows are old enough", 60)
+    end = reader().latestOffset(reader().initialOffset(), ReadAllAvailable())
+    assert reader().latestOffset(end, ReadAllAvailable())["sentBefore"] > end["sentBefore"]
+    connection.execute(SEND_NOW, [2])
+    connection.execute("UPDATE outbox.message SET sent_at = sent_at - interval '1 minute' WHERE id > 3")
+
+    with pytest.raises(ReadError, match="2 rows carry a time before"):
+        reader().latestOffset(end, ReadAllAvailable())
+    reader(failondataloss="false").latestOffset(end, ReadAllAvailable())
+
+
 def test_days_that_are_gone_end_the_stream_unless_told_otherwise(
     connection: psycopg.Connection, reader: MakeReader
 ) -> None:

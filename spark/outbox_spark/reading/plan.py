@@ -45,6 +45,8 @@ LIST_DAYS = SQL("""
     ORDER BY first
 """)
 
+COUNT_SENT = SQL("SELECT count(*) FROM {schema}.message WHERE state = 'sent' AND sent_at >= %s AND sent_at < %s")
+
 # The lock that the reading has taken keeps the day as it is until the transaction ends.
 IS_UNCHANGED = SQL("""
     SELECT EXISTS (
@@ -136,6 +138,12 @@ def settled_moment(connection: psycopg.Connection, schema: str) -> datetime:
         time.sleep(MARK_POLL)
     found: datetime = moment
     return found
+
+
+def count_sent(connection: psycopg.Connection, schema: str, start: datetime, end: datetime) -> int:
+    """Count the rows that were sent from `start` until just before `end`."""
+    ((count,),) = connection.execute(COUNT_SENT.format(schema=Identifier(schema)), [start, end]).fetchall()
+    return int(count)
 
 
 def _selected(options: ReadOptions) -> Iterator[Composable]:

@@ -1,13 +1,15 @@
 """The reader that Spark calls for a stream: rows as they are sent, each in one micro-batch.
 
 An offset is a moment: all that was sent before it is read. A sent row carries the time of its mark and never changes,
-so a micro-batch is the rows of the time between two offsets, the same ones however often Spark asks for them. What only
-the driver does is imported where it is done, since executors may have no psycopg.
+so a micro-batch is the rows of the time between two offsets, the same ones however often Spark asks for them. Rows that
+a clock which went back puts before an offset would never be read: they are counted, and end the query.
+
+What only the driver does is imported where it is done, since executors may have no psycopg.
 """
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, time, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -22,8 +24,9 @@ if TYPE_CHECKING:
 
 # A clock that is set back by less than that, or is behind that of the server before a failover, hides no row.
 BEHIND = timedelta(seconds=10)
+COUNTED = timedelta(hours=1)  # before an offset, and the rest of that day: rows that come to light there
 
-Offset = dict[str, str]
+Offset = dict[str, Any]  # "sentBefore", and "rows": how many there were then
 
 
 class OutboxStreamReader(DataSourceStreamReader):  # type: ignore[misc]  # mypy does not follow pyspark
@@ -41,19 +44,32 @@ class OutboxStreamReader(DataSourceStreamReader):  # type: ignore[misc]  # mypy 
         """Give the moment up to which every mark has ended.
 
         Raises:
-            ReadError: the database's clock went back by more than BEHIND; rows would be missed.
+            ReadError: the database's clock went back by more than BEHIND, and rows are missed, or would be.
         """
-        from outbox_spark.reading.plan import settled_moment  # noqa: PLC0415
+        from outbox_spark.reading.plan import count_sent, settled_moment  # noqa: PLC0415
         from outbox_spark.session import connect  # noqa: PLC0415
 
+        schema, begun = self._read.options.outbox_schema, _moment(start)
+
+        def rows_before(moment: datetime) -> int:
+            day = (moment - COUNTED).replace(hour=0, minute=0, second=0, microsecond=0)
+            return count_sent(connection, schema, day, moment)
+
         with connect(self._read.info) as connection:
-            moment = settled_moment(connection, self._read.options.outbox_schema)
-        if moment < (begun := _moment(start)):
-            raise ReadError(
-                f"by the clock of the database it is {moment}, and the stream is to read what is sent from {begun} on: "
-                "the clock went back, or startingDay is to come. Begin a new query when it is past that"
-            )
-        return _offset(max(begun, moment - BEHIND))
+            moment = settled_moment(connection, schema)
+            if moment < begun:
+                raise ReadError(
+                    f"by the clock of the database it is {moment}, and the stream is to read what is sent from {begun} "
+                    "on: the clock went back, or startingDay is to come. Begin a new query when it is past that"
+                )
+            late = rows_before(begun) - start["rows"] if "rows" in start else 0
+            if late > 0 and self._read.options.fail_on_data_loss:
+                raise ReadError(
+                    f"{late} rows carry a time before {begun}, until which the stream had read: the clock of the "
+                    "database went back. Read that day anew, and go on with failOnDataLoss=false"
+                )
+            end = max(begun, moment - BEHIND)
+            return _offset(end) | {"rows": rows_before(end)}
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[Task]:
         """Divide the rows that were sent between two offsets.
