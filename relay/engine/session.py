@@ -29,7 +29,7 @@ TAKE_DOORBELL = SQL("SELECT pg_advisory_lock_shared(hashtextextended({doorbell},
 LEAVE_DOORBELL = SQL("SELECT pg_advisory_unlock_shared(hashtextextended({doorbell}, 0))")
 
 # Whoever parks, retries or discards takes it: a row can then not be parked behind one that is just leaving.
-# A command that releases many rows holds it for long.
+# A command that releases many rows holds it for long (relay/engine/patience.py waits).
 PARK_LOCK = SQL("SELECT pg_advisory_xact_lock(hashtextextended({park}, 0))")
 
 

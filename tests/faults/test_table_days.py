@@ -3,8 +3,8 @@
 import psycopg
 from structlog.testing import capture_logs
 
-from relay.engine.node import Node
 from tests.engine.conftest import NO_SWEEP, Outbox, Reader, RunNode
+from tests.faults.blockers import is_named
 from tests.support.eventually import eventually
 
 WINDOW = 200
@@ -50,7 +50,7 @@ async def test_a_lock_that_keeps_the_day_from_being_made_delays_the_marks_and_re
     await outbox.insert_many(3000)
 
     async with run_node(max_window_rows=WINDOW, **NO_SWEEP) as node:
-        await is_named(writer, node)
+        await is_named(writer, "has locked message_sent", node)
         await eventually(lambda: node.in_flight == 0, "all that was sent is confirmed")
         assert await outbox.ids("sent") == []
         await writer.commit()
@@ -69,7 +69,7 @@ async def test_a_locked_table_of_sent_rows_delays_the_marks_and_repeats_nothing(
         await writer.execute(LOCK.format("ACCESS EXCLUSIVE").encode())
         await outbox.insert_many(3000)
 
-        await is_named(writer, node)
+        await is_named(writer, "has locked message_sent", node)
         depth = (await queue.channel.declare_queue("events", passive=True)).declaration_result.message_count
         assert depth is not None
         assert depth <= WINDOW
@@ -95,9 +95,3 @@ async def test_a_relay_works_while_the_days_to_come_cannot_be_made(
 
     (reason,) = [event["reason"] for event in events if event["event"] == "days.blocked"]
     assert f"session {writer.info.backend_pid} has locked message_sent" in reason
-
-
-async def is_named(blocker: psycopg.AsyncConnection, node: Node) -> None:
-    """Wait until the relay names the session that is in its way."""
-    words = f"session {blocker.info.backend_pid} has locked message_sent"
-    await eventually(lambda: words in node.hindrances().get("database", ""), f"it says: {words}")

@@ -3,8 +3,8 @@
 import psycopg
 import pytest
 
-from relay.engine.node import Node
 from tests.engine.conftest import NO_SWEEP, Outbox, Reader, RunNode
+from tests.faults.blockers import is_named
 from tests.support.eventually import eventually
 
 LOCK = "LOCK TABLE outbox.{} IN SHARE MODE"  # as CREATE INDEX takes it: it lets readers in and no writer
@@ -92,9 +92,3 @@ async def test_a_relay_that_is_to_stop_waits_no_longer_than_its_time(
 
     # It has stopped, and the lock is still there.
     assert await outbox.ids("pending") == [row]
-
-
-async def is_named(blocker: psycopg.AsyncConnection, does: str, node: Node) -> None:
-    """Wait until the relay names the session that is in its way."""
-    words = f"session {blocker.info.backend_pid} {does}"
-    await eventually(lambda: words in node.hindrances().get("database", ""), f"it says: {words}")

@@ -106,9 +106,8 @@ def plan_tasks(read: Read) -> list[Task]:
 
 def list_days(connection: psycopg.Connection, schema: str, *wanted: Composable) -> list[Day]:
     """Give the days of sent rows for which all of these conditions hold, the oldest first."""
-    statement = LIST_DAYS.format(
-        sent=Literal(f"{schema}.message_sent"), wanted=SQL(" AND ").join(wanted or [SQL("true")])
-    )
+    all_wanted = SQL(" AND ").join((SQL("true"), *wanted))
+    statement = LIST_DAYS.format(sent=Literal(f"{schema}.message_sent"), wanted=all_wanted)
     connection.execute("SET TimeZone = 'UTC'")  # bounds are read as moments, be they dates or moments themselves
     return [Day(*row) for row in connection.execute(statement)]
 

@@ -62,8 +62,8 @@ class OutboxStreamReader(DataSourceStreamReader):  # type: ignore[misc]  # mypy 
                     f"by the clock of the database it is {moment}, and the stream is to read what is sent from {begun} "
                     "on: the clock went back, or startingDay is to come. Begin a new query when it is past that"
                 )
-            late = rows_before(begun) - start["rows"] if "rows" in start else 0
-            if late > 0 and self._read.options.fail_on_data_loss:
+            is_checked = self._read.options.fail_on_data_loss and "rows" in start
+            if is_checked and (late := rows_before(begun) - start["rows"]) > 0:
                 raise ReadError(
                     f"{late} rows carry a time before {begun}, until which the stream had read: the clock of the "
                     "database went back. Read that day anew, and go on with failOnDataLoss=false"

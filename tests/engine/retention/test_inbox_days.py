@@ -6,7 +6,7 @@ import psycopg
 import pytest
 from structlog.testing import capture_logs
 
-from relay.retention import drop, rounds
+from relay.retention import rounds
 from relay.retention.kind import INBOX, SENT
 from relay.retention.rounds import drop_old_days, keep_days
 from relay.settings import DatabaseSettings, Settings
@@ -60,9 +60,8 @@ async def test_memory_never_grows_again(inbox: InboxDays, database: DatabaseSett
 
 
 async def test_what_is_postponed_is_forgotten_all_the_same_and_dropped_later(
-    inbox: InboxDays, database_url: str, database: DatabaseSettings, monkeypatch: pytest.MonkeyPatch
+    inbox: InboxDays, database_url: str, database: DatabaseSettings
 ) -> None:
-    monkeypatch.setattr(drop, "LOCK_TIMEOUT", 0.3)
     with inbox.connection, psycopg.connect(database_url, application_name="report") as reader:
         inbox.add(OLD, 3)
         reader.execute(COUNT)
