@@ -142,5 +142,7 @@ class HeldKeys:
         if await self.copies.offer(head.delivery.delivered, failure) is not None:
             await self.table.postpone(head, failure, self.backoff.maximum)
             return False
-        await self.table.delete(head)
-        return True
+        if await self.table.delete(head):
+            return True
+        await self.table.release(head)
+        return False

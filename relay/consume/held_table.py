@@ -48,8 +48,9 @@ TAKEN = Admission(
     where="message_id IN (SELECT taken.message_id FROM taken)",
 )
 
+# What is held already stays as it is, but is another version of its row then: see DELETE.
 PUT = """
-    INSERT INTO {schema}.held_message (
+    INSERT INTO {schema}.held_message AS held (
         consumer_name, partition, key, message_id, event_type, exchange, routing_key, envelope, body,
         attempts, first_failed_at, last_failed_at, due_at, exception, error, reason
     )
@@ -59,7 +60,7 @@ PUT = """
         %(attempts)s, %(first_failed_at)s, %(last_failed_at)s, coalesce(now() + %(wait)s::interval, 'infinity'),
         %(exception)s, %(error)s, %(reason)s
     )
-    ON CONFLICT (consumer_name, message_id) DO NOTHING
+    ON CONFLICT (consumer_name, message_id) DO UPDATE SET begun = held.begun
 """
 
 CLAIM = """
@@ -78,7 +79,7 @@ CLAIM = """
     ) AS head
     WHERE held.position = head.position
     RETURNING held.position, exchange, routing_key, envelope, body, held_at, attempts, first_failed_at, last_failed_at,
-        exception, error, reason, begun
+        exception, error, reason, begun, held.xmin::text
 """
 
 NEXT_DUE = """
@@ -139,7 +140,12 @@ RELEASE = """
     UPDATE {schema}.held_message SET begun = begun - 1, due_at = now() WHERE position = %(position)s
 """
 
-DELETE = "DELETE FROM {schema}.held_message WHERE position = %(position)s"
+# Not if it has come again since it was claimed: perhaps somebody has sent the dead letter back the moment it was there,
+# and the copy was acknowledged because the row is here.
+DELETE = """
+    DELETE FROM {schema}.held_message WHERE position = %(position)s AND xmin = %(version)s::xid
+    RETURNING position
+"""
 
 
 class _Row(NamedTuple):
@@ -158,6 +164,7 @@ class _Row(NamedTuple):
     error: str | None
     reason: str | None
     begun: int
+    version: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +172,7 @@ class Head:
     """The first held message of a key, claimed by us."""
 
     position: int
+    version: str  # of its row, as we claimed it
     delivery: Delivery
     unended: int  # tries that did not end
     history: History
@@ -222,9 +230,9 @@ class HeldTable:
         """A try has not taken place."""
         await self._run(RELEASE, position=head.position)
 
-    async def delete(self, head: Head) -> None:
-        """It is safe elsewhere."""
-        await self._run(DELETE, position=head.position)
+    async def delete(self, head: Head) -> bool:
+        """It is safe elsewhere; False: it has come again since it was claimed, and stays."""
+        return bool(await self._run(DELETE, position=head.position, version=head.version))
 
     async def promote(self, head: Head) -> None:
         """It is gone; what was behind it is due."""
@@ -262,7 +270,7 @@ class HeldTable:
         if row.reason is not None:
             first, last = row.first_failed_at or row.held_at, row.last_failed_at or row.held_at
             dead = Failure(row.attempts, first, last, row.exception or "", row.error or "", Reason(row.reason))
-        return Head(row.position, delivery, row.begun - 1, history, dead)
+        return Head(row.position, row.version, delivery, row.begun - 1, history, dead)
 
 
 def _told(failure: Failure) -> dict[str, Any]:

@@ -5,9 +5,14 @@ import signal
 from pathlib import Path
 
 import psycopg
+import pytest
+from aio_pika.abc import AbstractIncomingMessage
+from aiormq.abc import DeliveredMessage
 from structlog.testing import capture_logs
 
 from relay.consume import Consumer, Inbox, Message, on
+from relay.consume.copies import Copies
+from relay.consume.failures import Failure
 from relay.settings import BrokerSettings
 from tests.consume.effects import SEVERAL_MINUTES, SOON, Queue, Stumbling, Table, count, running
 from tests.consume.process import BURDEN, environment
@@ -53,6 +58,34 @@ async def test_after_a_dead_letter_its_followers_go_on(
     assert [letter.body for letter in await queue.dead()] == [b"0"]
     assert await table.numbers() == list(range(1, 10))
     assert await table.held_count() == 0
+
+
+async def test_a_letter_sent_back_as_soon_as_it_is_there_is_not_lost(
+    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handler = Stumbling({0: SOON.attempts})
+    consumer = Consumer(queue.name, [handler.handle], inbox=inbox, broker=broker, retries=SOON)
+    offer = Copies.offer
+    sent_back: list[AbstractIncomingMessage] = []
+
+    async def offer_with_a_late_confirm(copies: Copies, delivered: DeliveredMessage, failure: Failure) -> str | None:
+        refusal = await offer(copies, delivered, failure)
+        if failure.reason is not None and not sent_back:
+            sent_back.extend(await queue.dead())
+            acknowledged = consumer.counters.acknowledged
+            await queue.send(0, message_id=sent_back[0].message_id)
+            await eventually(lambda: consumer.counters.acknowledged > acknowledged, "the copy is taken for held")
+        return refusal
+
+    monkeypatch.setattr(Copies, "offer", offer_with_a_late_confirm)
+    async with running(consumer):
+        await queue.send(0)
+        await eventually(lambda: consumer.counters.applied == 1, "it is applied")
+
+    assert len(sent_back) == 1
+    assert await table.numbers() == [0]
+    assert await table.held_count() == 0
+    assert await queue.dead_count() == 0
 
 
 async def test_a_handler_sees_a_held_message_as_it_came(
