@@ -81,7 +81,11 @@ async def test_kills_rollbacks_and_late_commits_lose_invent_and_reorder_nothing(
 
 
 async def kill_repeatedly(
-    victim: Victim, progress: Callable[[], Awaitable[int]], chance: Random, history: History
+    victim: Victim,
+    progress: Callable[[], Awaitable[int]],
+    chance: Random,
+    history: History,
+    recorder: Recorder | None = None,
 ) -> None:
     """Kill it as soon as it has done some more work, and start it again."""
     for _ in range(KILLS):
@@ -92,6 +96,8 @@ async def kill_repeatedly(
 
         await eventually(has_come_on, f"{victim.name} works after start {victim.starts}", 60)
         await asyncio.to_thread(victim.stop, signal.SIGKILL)
+        if recorder is not None:  # what it has sent is still on its way through us, and was sent before
+            await eventually(lambda: not recorder.connections, "all that it has sent has passed", 60)
         history.append(Injected(f"{victim.name} killed", forgets=True))
         await victim.start()
 
