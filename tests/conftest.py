@@ -12,16 +12,13 @@ from contextlib import ExitStack
 import pytest
 from pydantic import SecretStr
 
-from relay.operate.migrate import migrate
 from relay.settings import BrokerSettings, DatabaseSettings, Settings
 from tests.support import postgres as postgres_programs
 from tests.support.given import given_postgres, given_rabbitmq
 from tests.support.java import java_home
 from tests.support.postgres import NEWEST, OLDEST, PostgresServer
 from tests.support.rabbitmq import RabbitServer
-
-# One for each process of pytest-xdist, since all of them share a given server.
-TEMPLATE = f"migrated_{os.environ.get('PYTEST_XDIST_WORKER', 'main')}"
+from tests.support.template import template_of
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -43,10 +40,7 @@ def postgres_of() -> Iterator[Callable[[int], PostgresServer]]:
 
         def server(version: int) -> PostgresServer:
             if version not in servers:
-                started = running.enter_context(given_postgres() or PostgresServer(version))
-                started.drop_database(TEMPLATE)  # a given server may have one
-                migrate(DatabaseSettings(url=SecretStr(started.create_database(TEMPLATE))))
-                servers[version] = started
+                servers[version] = running.enter_context(given_postgres() or PostgresServer(version))
             return servers[version]
 
         yield server
@@ -72,7 +66,7 @@ def rabbitmq() -> Iterator[RabbitServer]:
 def database_url(postgres: PostgresServer) -> Iterator[str]:
     """A fresh migrated database, as a libpq URL."""
     name = f"test_{secrets.token_hex(6)}"
-    url = postgres.create_database(name, template=TEMPLATE)
+    url = postgres.create_database(name, template=template_of(postgres))
     yield url
     postgres.drop_database(name)
 
@@ -87,7 +81,7 @@ def database(database_url: str) -> DatabaseSettings:
 def inbox_url(postgres: PostgresServer, database_url: str) -> Iterator[str]:
     """A consumer's database, with an inbox."""
     name = f"inbox_{database_url[-12:]}"
-    yield postgres.create_database(name, template=TEMPLATE)
+    yield postgres.create_database(name, template=template_of(postgres))
     postgres.drop_database(name)
 
 

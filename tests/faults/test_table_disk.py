@@ -7,10 +7,10 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from tests.conftest import TEMPLATE
 from tests.engine.conftest import NO_SWEEP, Outbox, Reader, RunNode
 from tests.support.eventually import eventually
 from tests.support.postgres import PostgresServer
+from tests.support.template import template_of
 from tests.support.volume import fill
 
 WINDOW = 400
@@ -23,7 +23,7 @@ def database_url(postgres: PostgresServer, volume: Path) -> Iterator[str]:
     name = f"test_{secrets.token_hex(6)}"
     with psycopg.connect(postgres.admin_url, autocommit=True) as admin:
         admin.execute(f"CREATE TABLESPACE {name} LOCATION '{volume}'".encode())
-        admin.execute(f"CREATE DATABASE {name} TEMPLATE {TEMPLATE} TABLESPACE {name}".encode())
+        admin.execute(f"CREATE DATABASE {name} TEMPLATE {template_of(postgres)} TABLESPACE {name}".encode())
         yield postgres.url(name)
         postgres.drop_database(name)
         admin.execute(f"DROP TABLESPACE {name}".encode())

@@ -8,8 +8,8 @@ import psycopg
 import pytest
 from psycopg.rows import dict_row
 
-from tests.conftest import TEMPLATE
 from tests.support.postgres import PostgresServer
+from tests.support.template import template_of
 
 READ = """
     SELECT message_id, aggregate_type, aggregate_id, event_type, exchange, routing_key, headers, content_type,
@@ -40,7 +40,7 @@ class Table:
 @pytest.fixture(scope="module")
 def module_url(postgres: PostgresServer) -> Iterator[str]:
     name = f"test_{secrets.token_hex(6)}"
-    url = postgres.create_database(name, template=TEMPLATE)
+    url = postgres.create_database(name, template=template_of(postgres))
     with psycopg.connect(url) as connection:
         connection.execute("CREATE TABLE invoice (id text)")
     yield url

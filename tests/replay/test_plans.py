@@ -14,57 +14,63 @@ from tests.engine.test_plans import nodes
 
 pytestmark = pytest.mark.every_postgres
 
-TODAY = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
 DAYS = 30
+SECOND = timedelta(seconds=1)
 
 
 @pytest.fixture
-def connection(database_url: str) -> Any:
+def today() -> datetime:
+    return datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+
+
+@pytest.fixture
+def connection(database_url: str, today: datetime) -> Any:
     with psycopg.connect(database_url, autocommit=True) as connection:
-        connection.execute("SELECT outbox.ensure_sent_days(%s::date, %s)", [TODAY - timedelta(days=DAYS), DAYS])
+        connection.execute("SELECT outbox.ensure_sent_days(%s::date, %s)", [today - timedelta(days=DAYS), DAYS])
         connection.execute(
             "INSERT INTO outbox.message (aggregate_type, event_type, payload, state, sent_at)"
             " SELECT 'a', 'e', '1', 'sent', %s + n * interval '1 hour' FROM generate_series(1, 24 * 29) AS n",
-            [TODAY - timedelta(days=DAYS)],
+            [today - timedelta(days=DAYS)],
         )
         yield connection
 
 
-def day(ago: int) -> str:
-    return f"message_sent_{TODAY - timedelta(days=ago):%Y%m%d}"
-
-
 @pytest.mark.parametrize(
-    ("since", "until", "days"),
+    ("since", "until", "days"),  # ago
     [
-        (TODAY - timedelta(days=3), TODAY - timedelta(days=1), [2, 3]),
-        (TODAY - timedelta(days=3, seconds=-1), TODAY - timedelta(days=1, seconds=-1), [1, 2, 3]),
-        (TODAY - timedelta(days=1), None, [0, 1]),
-        (None, TODAY - timedelta(days=29), [30]),
+        (timedelta(days=3), timedelta(days=1), [2, 3]),
+        (timedelta(days=3) - SECOND, timedelta(days=1) - SECOND, [1, 2, 3]),
+        (timedelta(days=1), None, [0, 1]),
+        (None, timedelta(days=29), [30]),
     ],
 )
 def test_only_the_days_of_the_time_range_are_read(
-    connection: psycopg.Connection, since: datetime | None, until: datetime | None, days: list[int]
+    connection: psycopg.Connection, today: datetime, since: timedelta | None, until: timedelta | None, days: list[int]
 ) -> None:
-    job = make_job(connection, "outbox", Selection(since=since, until=until, aggregate_id="7"))
+    first, end = (None if ago is None else today - ago for ago in (since, until))
+    job = make_job(connection, "outbox", Selection(since=first, until=end, aggregate_id="7"))
 
     listed = scanned(explain(connection, places_statement("outbox", job, 0)))
     selected = job.selection.sent_before(job.made_at)
     counted = scanned(explain(connection, COUNT_BY_DAY.format(schema=SQL("outbox"), selected=selected)))
 
-    assert listed == counted == {day(ago) for ago in days}
+    assert listed == counted == {partition(today - timedelta(days=ago)) for ago in days}
 
 
-def test_rows_are_read_by_their_place(connection: psycopg.Connection) -> None:
+def test_rows_are_read_by_their_place(connection: psycopg.Connection, today: datetime) -> None:
     job = make_job(connection, "outbox", Selection())
-    first = TODAY - timedelta(days=5)
+    first = today - timedelta(days=5)
     values = {"first": first, "next": first + timedelta(days=1), "places": '{"(0,1)","(0,3)"}'}
 
     plan = explain(connection, read_statement("outbox", job), values)
 
     assert {node["Node Type"] for node in nodes(plan)} == {"Tid Scan"}
-    assert scanned(plan) == {day(5)}
+    assert scanned(plan) == {partition(first)}
     assert plan["Actual Rows"] == 2
+
+
+def partition(day: datetime) -> str:
+    return f"message_sent_{day:%Y%m%d}"
 
 
 def explain(connection: psycopg.Connection, statement: Composed, values: Any = None) -> dict[str, Any]:
