@@ -28,7 +28,7 @@ def test_all_that_is_written_is_confirmed_and_taken(servers: Servers) -> None:
 
 
 def test_what_somebody_else_took_is_lost(servers: Servers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(soak_case, "ARRIVE_WITHIN", 0.5)
+    monkeypatch.setattr(soak_case, "ARRIVE_WITHIN", 5.0)
     stolen = tmp_path / "stolen"
 
     with running_taker(servers.broker_url, log=tmp_path / "thief.log", taken=stolen):

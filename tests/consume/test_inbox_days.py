@@ -178,8 +178,8 @@ async def test_days_are_made_ahead_while_it_runs(
 async def test_days_that_cannot_be_made_are_told_and_messages_of_others_go_on(
     queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
 ) -> None:
-    impatient = inbox.database.model_copy(update={"command_timeout": 0.5})
-    await queue.send(1, timestamp=NOW)
+    impatient = inbox.database.model_copy(update={"command_timeout": 2.0})
+    await queue.send(1, timestamp=NOW + timedelta(days=1))  # it is there, on whichever side of midnight we are
     async with await psycopg.AsyncConnection.connect(inbox.database.url.get_secret_value()) as other:
         await other.execute("SELECT FROM outbox.inbox_memory FOR UPDATE")
 

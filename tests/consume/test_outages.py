@@ -201,7 +201,7 @@ async def test_an_unanswered_commit_is_repeated_and_takes_effect_once(
     url = URL(inbox.database.url.get_secret_value())
     async with FaultProxy("127.0.0.1", url.port or 5432, amqp=False) as proxy:
         far = inbox.database.model_copy(
-            update={"url": SecretStr(str(url.with_port(proxy.port))), "command_timeout": 0.3}
+            update={"url": SecretStr(str(url.with_port(proxy.port))), "command_timeout": 2.0}
         )
 
         @on("Counted")

@@ -72,7 +72,9 @@ async def test_it_is_a_dead_letter_after_so_many_deaths_and_its_neighbours_are_a
         await queue.send(number, key=f"key-{number}")
 
     async def are_done() -> bool:
-        return await table.inbox_count() == NEIGHBOURS and await queue.dead_count() == 1
+        return (
+            await table.inbox_count() == NEIGHBOURS and await queue.dead_count() == 1 and await table.begun_count() == 0
+        )
 
     restarts = Restarts(environment(inbox.database, broker, poison_limit=LIMIT, **options), tmp_path / "log")
     await restarts.until(are_done)
@@ -98,11 +100,15 @@ async def test_a_held_message_that_its_process_dies_of_is_found_too(
         await eventually(lambda: consumer.counters.acknowledged == 2, "both are held")
     await table.connection.execute("UPDATE outbox.held_message SET body = %s WHERE attempts > 0", [b"%d" % POISON])
 
+    restarts = Restarts(environment(inbox.database, broker, poison_limit=LIMIT), tmp_path / "log")
+    helped: set[int] = set()
+
     async def are_done() -> bool:
-        await table.connection.execute("UPDATE outbox.held_message SET due_at = now() WHERE due_at > now()")
+        if restarts.deaths not in helped:  # once for each process, which passes over a row that we have locked
+            helped.add(restarts.deaths)
+            await table.connection.execute("UPDATE outbox.held_message SET due_at = now() WHERE due_at > now()")
         return await table.inbox_count() == 1 and await queue.dead_count() == 1
 
-    restarts = Restarts(environment(inbox.database, broker, poison_limit=LIMIT), tmp_path / "log")
     await restarts.until(are_done)
 
     assert restarts.deaths == LIMIT

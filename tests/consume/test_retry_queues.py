@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -164,11 +165,19 @@ async def test_a_retry_queue_that_is_gone_is_waited_for(
     assert await table.numbers() == [0, 2, 1]
 
 
-async def test_a_work_queue_that_is_away_when_a_copy_comes_back_loses_nothing(
-    queue: Queue, rabbitmq: RabbitServer
-) -> None:
-    """The retry queue keeps what has expired, and RabbitMQ tries the way again by itself, here sooner than in 180 s."""
-    rabbitmq.call("application:set_env(rabbit, dead_letter_worker_publisher_confirm_timeout, 500).")
+@pytest.fixture
+def quick_dead_letters(rabbitmq: RabbitServer) -> Iterator[None]:
+    """RabbitMQ tries the way of a dead letter again sooner than in 180 s."""
+    name = "dead_letter_worker_publisher_confirm_timeout"
+    usual = rabbitmq.call(f"{{ok, Timeout}} = application:get_env(rabbit, {name}), Timeout.")
+    rabbitmq.call(f"application:set_env(rabbit, {name}, 500).")
+    yield
+    rabbitmq.call(f"application:set_env(rabbit, {name}, {usual}).")
+
+
+@pytest.mark.usefixtures("quick_dead_letters")
+async def test_a_work_queue_that_is_away_when_a_copy_comes_back_loses_nothing(queue: Queue) -> None:
+    """The retry queue keeps what has expired, and RabbitMQ tries the way again by itself."""
     await queue.channel.declare_queue("billing.retry.50", durable=True, arguments=RETRY_ARGUMENTS)
     await queue.channel.queue_delete(queue.name)
     await queue.channel.default_exchange.publish(

@@ -88,6 +88,7 @@ async def test_each_letter_has_its_row_in_the_audit(letters: Letters, audit: Aud
     await letters.put(message_id="two", reason=Reason.UNHANDLED, event_type="Renamed")
 
     await change(letters, RETRY, audit, Selection(message_ids=frozenset({"two"})))
+    await eventually(lambda: letters.has(1), "the other one is back")
     await change(letters, DISCARD, audit)
 
     rows = audit.execute(AUDIT).fetchall()
@@ -123,6 +124,7 @@ async def test_a_filter_leaves_the_others_in_their_order(letters: Letters, audit
 
     assert done.done == 2
     assert [message.message_id for message in await letters.consumed()] == ["0", "2"]
+    await eventually(lambda: letters.has(4), "the others are back")
     assert await letters.ids() == ["1", "3", "4", "5"]
 
 
@@ -163,6 +165,7 @@ async def test_what_the_queue_refuses_stays(letters: Letters, audit: Audit) -> N
     assert len(refused) >= MOST_REFUSED
     assert "it is full" in next(iter(refused.values()))
     assert went == noted
+    await eventually(lambda: letters.has(len(sent) - len(went)), "the others are back")
     assert await letters.ids() == [each for each in sent if each not in went]
 
 
@@ -249,4 +252,5 @@ async def test_told_to_stop_it_settles_what_is_under_way(letters: Letters, audit
 
     assert (done.is_stopped, done.done) == (True, 1)
     assert [message.message_id for message in await letters.consumed()] == sent[:1]
+    await eventually(lambda: letters.has(19), "the others are back")
     assert await letters.ids() == sent[1:]

@@ -44,6 +44,7 @@ async def test_list_as_a_table_and_as_json(letters: Letters, relay: Relay) -> No
     await letters.put(2, key="b")
 
     table = await relay("list", QUEUE)
+    await eventually(lambda: letters.has(2), "both are back")
     told = await relay("list", DEAD, "--output", "json", "--limit", "1")
 
     lines = [line.split("\t") for line in table.out.splitlines()]
@@ -64,6 +65,7 @@ async def test_show_has_all_of_it(letters: Letters, relay: Relay) -> None:
     await letters.put(message_id="binary", body=b"\x00\x1b\xff")
 
     shown = await relay("show", QUEUE, message_id)
+    await eventually(lambda: letters.has(2), "both are back")
     binary = await relay("show", QUEUE, "binary")
     gone = await relay("show", QUEUE, "gone")
 
@@ -85,7 +87,9 @@ async def test_retry_prints_what_it_did_and_what_stays(letters: Letters, relay: 
     await letters.put(message_id="two")
 
     dry = await relay("retry", QUEUE, "--all", "--dry-run")
+    await eventually(lambda: letters.has(2), "both are back")
     partly = await relay.process("retry", QUEUE, "one", "gone", *WHY, "--by", "ann")
+    await eventually(lambda: letters.has(1), "the other one is back")
     rest = await relay.process("retry", QUEUE, "--all", *WHY, "--output", "json")
 
     assert (dry.code, dry.out) == (0, f"would retry 2 letters of {DEAD} into {QUEUE}\n")
@@ -117,6 +121,7 @@ async def test_discard_asks_where_somebody_can_be_asked(
 
     assert (unasked.code, "--yes does it unasked" in unasked.err) == (2, True)
     assert (done.code, done.out) == (0, f"threw away 2 letters of {DEAD}\n")
+    await eventually(lambda: letters.has(1), "the other one is back")
     assert await letters.ids() == ["id-2"]
 
 
@@ -164,11 +169,13 @@ async def test_an_export_holds_all_of_each_letter(letters: Letters, relay: Relay
 
     saved = await relay("export", QUEUE, "letters.jsonl")
     again = await relay("export", QUEUE, "letters.jsonl")
+    await eventually(lambda: letters.has(5), "all are back")
     other = await relay("export", QUEUE, "letters.jsonl", "--overwrite", "--message-id", "2")
 
     assert (saved.code, saved.out) == (0, f"saved 5 letters of {DEAD} in letters.jsonl\n")
     assert (again.code, "letters.jsonl exists: name another file, or add --overwrite" in again.err) == (2, True)
     assert (other.code, len((tmp_path / "letters.jsonl").read_text().splitlines())) == (0, 1)
+    await eventually(lambda: letters.has(5), "all are back")
     piped = await relay.process("export", QUEUE, "-")
     lines = piped.out.splitlines()
     assert '"body":{"a":  9.90}' in lines[0]
@@ -179,6 +186,7 @@ async def test_an_export_holds_all_of_each_letter(letters: Letters, relay: Relay
         ["body_base64"],
     ]
     assert [base64.b64decode(each["body_base64"]) for each in documents[1:]] == bodies[1:]
+    await eventually(lambda: letters.has(5), "all are back")
     taken = await letters.taken()
     for document, letter in zip(documents, taken, strict=True):
         envelope = unpack(base64.b64decode(document["envelope"]), b"", exchange="", routing_key="")

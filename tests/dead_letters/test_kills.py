@@ -76,7 +76,7 @@ async def test_told_to_stop_it_says_so_and_the_rest_stays_in_order(
     letters: Letters, audit: Audit, relay: Commands, how: signal.Signals
 ) -> None:
     sent = await letters.put_all(30)
-    retrying = relay.start(*RETRY, "--rate", "20", RELAY_BROKER_URL=letters.broker.url.get_secret_value())
+    retrying = relay.start(*RETRY, "--rate", "5", RELAY_BROKER_URL=letters.broker.url.get_secret_value())
 
     async def has_begun() -> bool:
         return await letters.queue.ready_count() > 2
@@ -90,6 +90,7 @@ async def test_told_to_stop_it_says_so_and_the_rest_stays_in_order(
     assert f"sent {len(went)} letters of {DEAD} into {QUEUE}" in ended.said
     assert went == sent[: len(went)]
     assert audit.execute(NOTED).fetchone() == {"count": len(went)}
+    await eventually(lambda: letters.has(len(sent) - len(went)), "the others are back")
     assert await letters.ids() == sent[len(went) :]
 
 

@@ -79,6 +79,7 @@ async def test_what_the_broker_gave_up_tells_why_and_whence(letters: Letters) ->
 
     (before,) = await letters.read()
     for _ in range(reading.MOST_RETURNS + 1):  # until it has been put in anew
+        await eventually(lambda: letters.has(1), "it is back")
         (after,) = await letters.read()
 
     assert (before.message_id, before.reason, before.exchange, before.routing_key) == ("late", "expired", "", "short")
@@ -182,7 +183,10 @@ async def test_letters_that_cannot_be_put_in_anew_stay(
     vhost = broker_url.rpartition("/")[2]
     rabbitmq.ctl("set_policy", "-p", vhost, "full", "dead", '{"max-length": 1}')
 
-    reads = [await list_letters(letters.broker, DEAD, Selection()) for _ in range(reading.MOST_RETURNS + 2)]
+    reads = []
+    for _ in range(reading.MOST_RETURNS + 2):
+        await eventually(lambda: letters.has(4), "they are back")
+        reads.append(await list_letters(letters.broker, DEAD, Selection()))
 
     assert [[each.message_id for each in found] for found, _ in reads] == [sent] * len(reads)
     assert [read.warning for _, read in reads[:3]] == [None] * 3

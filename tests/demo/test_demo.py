@@ -51,11 +51,12 @@ def processes_of(place: Path) -> list[str]:
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            about = (process / "environ").read_bytes() + (process / "cmdline").read_bytes()
+            command = (process / "cmdline").read_bytes()
+            about = (process / "environ").read_bytes() + command
         except OSError:
             continue  # it ended meanwhile
         if str(place).encode() in about:
-            found.append((process / "cmdline").read_text().replace("\0", " "))
+            found.append(command.decode().replace("\0", " "))
     return found
 
 
@@ -82,7 +83,7 @@ def test_it_adds_up_and_a_second_run_recognises_the_batch(place: Path) -> None:
     assert row(said_second, "replayed") == ["12", "6"]
     assert row(said_first, "duplicates absorbed") == row(said_second, "duplicates absorbed") == ["", "6"]
     assert "recognised, nothing written" in said_second
-    assert processes_of(place) == []
+    wait_for(lambda: processes_of(place) == [], "every process of the demo is gone", 10)
 
 
 @pytest.mark.timeout(180)
@@ -119,7 +120,7 @@ def test_it_adds_up_on_the_reader_s_own_servers_and_leaves_them_full(
     assert "FRESH=1 does not empty your own servers" in refused
     with psycopg.connect(database_url) as connection:
         assert connection.execute("SELECT count(*) FROM billing.invoice_projection").fetchone() == (PURCHASES,)
-    assert processes_of(place) == []
+    wait_for(lambda: processes_of(place) == [], "every process of the demo is gone", 10)
 
 
 def test_a_server_of_the_reader_that_does_not_answer_is_named(place: Path, database_url: str) -> None:

@@ -54,6 +54,7 @@ def test_nothing_stays_open_in_either_database(ends: Ends) -> None:
                 row = connection.execute(
                     "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
                     " AND pid <> pg_backend_pid() AND backend_xmin IS NOT NULL"
+                    " AND backend_type = 'client backend'"  # and no autovacuum
                 ).fetchone()
                 snapshots.append(row[0] if row else -1)
 

@@ -1,5 +1,6 @@
 """The status tells the truth about backlog, relays and progress, from the tables alone."""
 
+import re
 import threading
 from datetime import UTC, datetime, timedelta
 
@@ -86,10 +87,9 @@ def test_old_rows_and_a_live_relay_that_sends_nothing_are_stalled(rows: Rows, co
     status = read(connection)
 
     assert status.state is State.STALLED
-    assert status.reasons == [
-        "nothing goes out, and the oldest pending row has waited 60 s",
-        "relay relay-1: broker: no connection",
-    ]
+    stalled, broker = status.reasons
+    assert re.fullmatch(r"nothing goes out, and the oldest pending row has waited 6[0-3] s", stalled)
+    assert broker == "relay relay-1: broker: no connection"
 
 
 def test_old_rows_that_are_being_worked_off_are_not_stalled(
@@ -201,7 +201,7 @@ def test_health_is_that_of_the_named_relay(rows: Rows, connection: psycopg.Conne
     check_health(connection, "outbox", "slow", ready=False)
     with pytest.raises(NotReadyError, match="relay slow is degraded: broker: no connection"):
         check_health(connection, "outbox", "slow", ready=True)
-    with pytest.raises(NotReadyError, match="the last heartbeat of relay dead is 11 s old"):
+    with pytest.raises(NotReadyError, match=r"the last heartbeat of relay dead is 1[1-4] s old"):
         check_health(connection, "outbox", "dead", ready=False)
     with pytest.raises(NotReadyError, match="no relay named none has ever written a heartbeat"):
         check_health(connection, "outbox", "none", ready=False)

@@ -27,6 +27,9 @@ ASKED = """
     SELECT count(*) FROM pg_stat_activity
     WHERE application_name = 'outbox-relay replay' AND datname = current_database() AND query LIKE '%%pg_locks%%'
 """
+YESTERDAY = """
+    SELECT to_char(((now() - interval '1 minute') AT TIME ZONE 'UTC')::date - 1, 'YYYYMMDD')
+"""  # as SentRows.add has it
 SENT = "SELECT count(*) FROM outbox.message WHERE state = 'sent'"
 
 
@@ -125,7 +128,7 @@ async def test_a_day_that_is_dropped_meanwhile_is_told(relay: Commands, sent: Se
     replaying = relay.start("replay", "--all", "--rate", "1500")
     await eventually(lambda: "replay.listed" in relay.said(replaying), "it begins")
 
-    day = await sent.value("SELECT to_char((now() AT TIME ZONE 'UTC')::date - 1, 'YYYYMMDD')")
+    day = await sent.value(YESTERDAY)
     await sent.connection.execute(f"DROP TABLE outbox.message_sent_{day}".encode())
     ended = await relay.end(replaying)
 

@@ -63,7 +63,7 @@ async def test_the_consumer_and_the_master_die_at_once(
             await stand.come_on()
 
         assert '"pool.master_assumed"' in stand.log_of(slave)
-        assert '"pool.stuck_drained"' in stand.log_of("second")
+        await eventually(lambda: '"pool.stuck_drained"' in stand.log_of("second"), "it is told")
 
 
 async def _wait(broker: BrokerSettings, count: int) -> bool:
