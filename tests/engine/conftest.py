@@ -18,6 +18,7 @@ from relay.engine.session import LaneSession
 from relay.engine.tail import Tail
 from relay.settings import DatabaseSettings, RelaySettings, Settings
 from tests.engine.follower import Follow, Follower, unhurried
+from tests.support.depth import depth
 from tests.support.eventually import eventually
 from tests.support.queues import declare_bound
 
@@ -72,8 +73,19 @@ class Outbox:
     async def is_empty(self) -> bool:
         return not await self.ids("pending")
 
+    async def are_aside(self, ids: list[int], words: str = "") -> bool:
+        """Tell whether just these wait in quarantine; now and then one of them is on its way as a probe."""
+        cursor = await self.connection.execute(
+            "SELECT id FROM outbox.message"
+            " WHERE state = 'quarantined' AND attempts = 0 AND strpos(last_error, %s) > 0 ORDER BY id",
+            [words],
+        )
+        return [row[0] for row in await cursor.fetchall()] == ids
+
     async def is_at_rest(self) -> bool:
-        return await self.is_empty() and not await self.ids("quarantined")
+        # One snapshot: a row may go from the one state to the other.
+        waiting = "SELECT FROM outbox.message WHERE state IN ('pending', 'quarantined') LIMIT 1"
+        return (await self.connection.execute(waiting)).rowcount == 0
 
     async def quarantined_routes(self) -> list[tuple[str, str]]:
         cursor = await self.connection.execute("SELECT exchange, routing_key FROM outbox.quarantine ORDER BY id")
@@ -93,7 +105,7 @@ class Reader:
         self.channel = channel
         self.queue = queue
 
-    async def drain(self, number: int, within: float = 20) -> list[AbstractIncomingMessage]:
+    async def drain(self, number: int, within: float = 60) -> list[AbstractIncomingMessage]:
         """Take what is in the queue, which must become exactly `number` messages."""
         messages: list[AbstractIncomingMessage] = []
 
@@ -108,8 +120,11 @@ class Reader:
 
     async def everything(self) -> list[AbstractIncomingMessage]:
         """Take all that was confirmed: also repeats, whose number nobody knows."""
+        return await self.drain(await depth(self._count))
+
+    async def _count(self) -> int | None:
         declared = await self.channel.declare_queue(self.queue.name, passive=True)
-        return await self.drain(declared.declaration_result.message_count or 0)
+        return declared.declaration_result.message_count
 
     async def ids(self, number: int) -> list[int]:
         return [int(str(message.headers["x-outbox-id"])) for message in await self.drain(number)]

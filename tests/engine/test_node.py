@@ -98,8 +98,14 @@ async def test_a_sent_row_keeps_every_column(outbox: Outbox, queue: Reader, run_
 
 
 async def test_the_relay_s_role_suffices(
-    outbox: Outbox, queue: Reader, settings: Settings, database_url: str, run_node: RunNode
+    outbox: Outbox,
+    queue: Reader,
+    settings: Settings,
+    database_url: str,
+    run_node: RunNode,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("relay.engine.quarantine.PROBE_INITIAL", 5.0)  # no probe is on its way at the end
     await outbox.connection.execute(ROLES)
     as_relay = settings.database.model_copy(update={"url": SecretStr(f"{database_url}?options=-crole%3Doutbox_relay")})
     fine, lost, behind = [await outbox.insert(), await outbox.insert_faulty("2"), await outbox.insert("2")]

@@ -56,7 +56,7 @@ async def test_a_row_from_another_age_is_sent(outbox: Outbox, queue: Reader, run
 
 
 async def test_a_delayed_row_waits_and_holds_nobody(outbox: Outbox, queue: Reader, run_node: RunNode) -> None:
-    due_at = datetime.now(UTC) + timedelta(seconds=4)
+    due_at = datetime.now(UTC) + timedelta(seconds=10)
     delayed = await outbox.insert("1", available_at=due_at)
     later = await outbox.insert("1")
 

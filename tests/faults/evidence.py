@@ -13,6 +13,7 @@ import psycopg
 from aiormq.abc import DeliveredMessage
 
 from tests.faults.history import History, digest
+from tests.support.depth import depth
 
 # `payload::text` of a json column is byte for byte what was written.
 ROWS = """
@@ -134,7 +135,11 @@ async def _take_what_is_in(connection: aiormq.abc.AbstractConnection, queue: str
 
     channel = await connection.channel()
     await channel.basic_qos(prefetch_count=AT_ONCE)  # a quorum queue gives 2,000 to who asks for no limit
-    while (count := (await channel.queue_declare(queue, passive=True)).message_count or 0) and not taken:
+
+    async def counted() -> int | None:
+        return (await channel.queue_declare(queue, passive=True)).message_count
+
+    while (count := await depth(counted)) and not taken:
         consuming = await channel.basic_consume(queue, take)
         with suppress(TimeoutError):
             while len(taken) < min(count, AT_ONCE):

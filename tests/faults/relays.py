@@ -18,7 +18,7 @@ STEP = 150  # messages by which relays come on
 QUICK = {
     "RELAY_RELAY__NODE_TIMEOUT": "2",
     "RELAY_RELAY__HEARTBEAT_INTERVAL": "0.2",
-    "RELAY_BROKER__HEARTBEAT": "1",
+    "RELAY_BROKER__HEARTBEAT": "2",
 }
 ALL = (*SENDING, Invariant.ONE_OWNER)
 

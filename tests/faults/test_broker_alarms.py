@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 import aio_pika
 import psycopg
 import pytest
+from aio_pika.abc import AbstractQueue
 
 from relay.engine.node import Node
 from relay.settings import Settings
@@ -96,7 +97,7 @@ async def test_more_in_the_socket_than_it_holds_is_waited_for_as_well(
 
         await eventually(is_sent, "every row is sent at the first attempt", 40)
         assert node.figures().broker_losses == {}
-        assert (await queue.declare()).message_count == rows
+        await eventually(lambda: has(queue, rows), "each is in the queue, once")
 
 
 @pytest.mark.parametrize("alarm", ["memory"], indirect=True)
@@ -116,6 +117,10 @@ async def test_a_connection_lost_during_an_alarm_is_replaced(
         await load.comes_on()
         await load.finish()
     assert load.repeats <= settings.relay.max_in_flight
+
+
+async def has(queue: AbstractQueue, messages: int) -> bool:
+    return (await queue.declare()).message_count == messages
 
 
 def changed(settings: Settings, **broker: float) -> Settings:

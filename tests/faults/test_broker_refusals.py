@@ -120,7 +120,7 @@ async def test_a_full_queue_is_asked_ever_more_rarely_and_gets_its_rows_in_order
             message = await full.get(no_ack=True, fail=False)
             if message is not None:
                 taken_ids.append(int(str(message.headers["x-outbox-id"])))
-            return message is None and await outbox.is_empty()
+            return message is None and await outbox.is_at_rest()
 
         await eventually(take, "every row has found room", 60)
         assert node.figures().broker_losses == {}

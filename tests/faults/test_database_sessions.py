@@ -29,16 +29,16 @@ WRITE = "INSERT INTO outbox.message (aggregate_type, event_type, payload) VALUES
 OF_RELAY = "FROM pg_stat_activity WHERE application_name = 'outbox-relay' AND datname = current_database()"
 BLOCK_MARKS = "LOCK TABLE outbox.message_sent IN SHARE MODE"
 RELAY_WAITS = f"SELECT {OF_RELAY} AND wait_event_type = 'Lock'"
-RELAY_WAITS_LONG = f"{RELAY_WAITS} AND clock_timestamp() - query_start > interval '800 ms'"
-RELAY_RESTS = f"SELECT {OF_RELAY} AND state = 'idle' AND clock_timestamp() - state_change > interval '800 ms'"
+RELAY_WAITS_LONG = f"{RELAY_WAITS} AND clock_timestamp() - query_start > interval '1800 ms'"
+RELAY_RESTS = f"SELECT {OF_RELAY} AND state = 'idle' AND clock_timestamp() - state_change > interval '1800 ms'"
 RELAY_WAITS_FOR_STANDBY = f"SELECT {OF_RELAY} AND wait_event = 'SyncRep'"
 PENDING = "SELECT count(*) FROM outbox.message WHERE state = 'pending'"
 # Longer than they would take, shorter than the relay waits or rests.
 IMPATIENT = {
-    "statement_timeout": "500ms",
-    "lock_timeout": "500ms",
-    "transaction_timeout": "500ms",
-    "idle_session_timeout": "500ms",
+    "statement_timeout": "1500ms",
+    "lock_timeout": "1500ms",
+    "transaction_timeout": "1500ms",
+    "idle_session_timeout": "1500ms",
 }
 
 Events = Sequence[MutableMapping[str, Any]]
@@ -207,11 +207,11 @@ async def test_timeouts_that_an_operator_sets_for_everyone_do_not_end_a_session(
 ) -> None:
     await operator.set_for_new_sessions(**IMPATIENT)
     calm = RelaySettings(poll_interval=10, heartbeat_interval=10)
+    patient = " ".join(f"-c {name}=0" for name in IMPATIENT)
     with capture_logs() as events:
         async with relaying(settings.model_copy(update={"relay": calm})):
             await eventually(lambda: operator.finds(RELAY_RESTS), "it has been idle for longer than others may")
-            async with await psycopg.AsyncConnection.connect(database_url) as blocker:
-                await blocker.execute("SET idle_in_transaction_session_timeout = 0; SET transaction_timeout = 0")
+            async with await psycopg.AsyncConnection.connect(database_url, options=patient) as blocker:
                 await blocker.execute(BLOCK_MARKS)
                 await operator.connection.execute(WRITE)
                 await eventually(lambda: operator.finds(RELAY_WAITS_LONG), "it waits for longer than others may")

@@ -25,6 +25,7 @@ from tests.support.eventually import eventually
 from tests.support.proxy import Act, FaultProxy, Way
 
 MARK = b"message_sent ("  # in no other statement of the relay
+OF_LANES = b'LISTEN "outbox.nodes"'  # said by the session of the lanes alone
 
 IN_MARK = """
     SELECT pid FROM pg_stat_activity
@@ -33,19 +34,25 @@ IN_MARK = """
 
 
 class Statements(FaultProxy):
-    """Between relay and database; `stop_mark` holds what the relay says from its next mark on."""
+    """Between relay and database, listening to the session of the lanes.
+
+    `stop_mark` holds what the relay says from its next mark on.
+    """
 
     def __init__(self, host: str, port: int) -> None:
         super().__init__(host, port, amqp=False)
         self.mark_stopped = asyncio.Event()
         self.is_unanswered = False  # the last statement
         self._stops_mark = self._prepared = False
+        self._of_lanes = -1  # the connection
 
     def stop_mark(self) -> None:
         self._stops_mark = True
 
-    def comes(self, way: Way, data: bytes) -> None:
-        if way is Way.DOWN:
+    def comes(self, connection: int, way: Way, data: bytes) -> None:
+        if way is Way.UP and OF_LANES in data:
+            self._of_lanes = connection
+        if way is Way.DOWN or connection != self._of_lanes:
             return
         self.is_unanswered = True
         if self._prepared and self._stops_mark:  # the statement's text is prepared first, alone
@@ -55,7 +62,7 @@ class Statements(FaultProxy):
         self._prepared = MARK in data
 
     def passes(self, connection: int, way: Way, data: bytes) -> None:  # noqa: ARG002 - the proxy calls it so
-        if way is Way.DOWN:
+        if way is Way.DOWN and connection == self._of_lanes:
             self.is_unanswered = False
 
 
@@ -66,6 +73,11 @@ class Killing:
     scene: Scene
     statements: Statements
     relay: Victim
+
+    async def end(self) -> None:
+        """Kill it, in less time than a mark waits for a lock, and drop nothing yet."""
+        self.relay.tell(signal.SIGKILL)
+        await eventually(lambda: not self.relay.is_running(), "it is dead")
 
     async def kill(self) -> None:
         """Kill it, and drop what was held."""
@@ -119,18 +131,20 @@ async def before_the_mark(killing: Killing) -> None:
 async def inside_a_mark_that_is_made(killing: Killing) -> None:
     """The statement waits for a row's lock; it is made after the death of who asked for it."""
     async with locked_rows(killing.scene):
-        await killing.kill()
+        await killing.end()
         assert not await killing.scene.is_empty()
     await eventually(killing.scene.is_empty, "the mark is made")
+    await killing.kill()
 
 
 async def inside_a_mark_that_is_undone(killing: Killing) -> None:
     """The statement waits for a row's lock, and its session ends."""
     async with locked_rows(killing.scene):
-        await killing.kill()
+        await killing.end()
         ended = await killing.scene.connection.execute(f"SELECT pg_terminate_backend(pid) FROM ({IN_MARK}) AS mark")
         assert ended.rowcount == 1
         await eventually(lambda: is_marking(killing.scene, no=True), "the session is gone")
+    await killing.kill()
 
 
 async def after_the_mark(killing: Killing) -> None:

@@ -20,6 +20,12 @@ QUICK = {"backoff_initial": 0.05, "backoff_max": 0.2, "heartbeat_interval": 0.2}
 Open = Callable[..., DurablePublisher]
 
 
+@pytest.fixture(autouse=True)
+def patient_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker that is there but slow is not taken for one that is away."""
+    monkeypatch.setattr("relay.publisher.publisher.START_WAIT", 30.0)
+
+
 @pytest.fixture(params=["table", "file"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> DatabaseSettings | Path:
     """Where the buffer is."""

@@ -23,7 +23,7 @@ class Commits(FaultProxy):
 
     holds_answer = False
 
-    def comes(self, way: Way, data: bytes) -> None:
+    def comes(self, connection: int, way: Way, data: bytes) -> None:  # noqa: ARG002 - the proxy calls it so
         if way is Way.UP and self.holds_answer and COPY_DONE in data:
             self.holds_answer = False
             self.hold(Way.DOWN)
@@ -80,7 +80,7 @@ async def test_a_commit_that_is_not_answered_is_not_accepted_and_the_event_may_b
     near: DatabaseSettings, commits: Commits, outbox: Outbox
 ) -> None:
     event = measured(1)
-    silent = near.model_copy(update={"command_timeout": 0.5})
+    silent = near.model_copy(update={"command_timeout": 2.0})
     async with DurablePublisher(silent, broker=NOWHERE, name="sensors") as sensors:
         commits.holds_answer = True
         with pytest.raises(NotAcceptedError, match="no answer within"):

@@ -157,7 +157,7 @@ async def database_proxy(database: DatabaseSettings) -> AsyncIterator[FaultProxy
 def cut_off(database: DatabaseSettings, database_proxy: FaultProxy) -> DurablePublisher:
     """A publisher without a broker, whose database can be taken, too."""
     url = make_conninfo(database.url.get_secret_value(), port=database_proxy.port)
-    near = DatabaseSettings(url=SecretStr(url), command_timeout=1.0, connect_timeout=2.0)
+    near = DatabaseSettings(url=SecretStr(url), command_timeout=3.0, connect_timeout=2.0)
     return DurablePublisher(near, broker=NOWHERE, name="sensors")
 
 

@@ -163,7 +163,7 @@ class FaultProxy:
         async with asyncio.timeout(within), self._counted:
             await self._counted.wait_for(lambda: self.seen[way, method] >= count)
 
-    def comes(self, way: Way, data: bytes) -> None:
+    def comes(self, connection: int, way: Way, data: bytes) -> None:
         """For who extends this: a frame or some bytes are about to pass, unless you `hold` their way now."""
 
     def passes(self, connection: int, way: Way, data: bytes) -> None:
@@ -253,7 +253,7 @@ class FaultProxy:
             if (early := piece.due - clock()) > 0:
                 await asyncio.sleep(early)
             await self._act(piece.before, link, way, writer)
-            self.comes(way, piece.data)
+            self.comes(link.number, way, piece.data)
             await self._gates[way].wait()
             size, action = self._limits.get(way, (len(piece.data) + 1, None))
             self.passes(link.number, way, piece.data[:size])

@@ -10,6 +10,7 @@ from relay.retention import rounds
 from relay.retention.kind import INBOX, SENT
 from relay.retention.rounds import drop_old_days, keep_days
 from relay.settings import DatabaseSettings, Settings
+from tests.engine.retention.conftest import lock_is_free
 from tests.support.days import Days, InboxDays
 from tests.support.eventually import eventually
 
@@ -70,6 +71,7 @@ async def test_what_is_postponed_is_forgotten_all_the_same_and_dropped_later(
             await drop_old_days(database, {INBOX: KEEP})
         remembered, past = inbox.value(REMEMBERED), inbox.past()
         reader.rollback()
+        await lock_is_free(inbox)
         await drop_old_days(database, {INBOX: KEEP})
 
         (event,) = events
