@@ -26,6 +26,10 @@ SEND_NOW = """
     INSERT INTO outbox.message (aggregate_type, aggregate_id, event_type, payload, state, sent_at)
     SELECT 'customer', 'C1', 'InvoiceIssued', '{}', 'sent', now() FROM generate_series(1, %s)
 """
+BEFORE = """
+    SELECT count(*) FROM outbox.message
+    WHERE sent_at >= date_trunc('day', %s::timestamptz - interval '1 hour', 'UTC') AND sent_at < %s
+"""
 AGE = "SELECT now() - max(sent_at) FROM outbox.message"
 
 
@@ -126,6 +130,21 @@ def test_rows_that_a_clock_puts_before_the_offset_end_the_stream(
     with pytest.raises(ReadError, match="2 rows carry a time before"):
         reader().latestOffset(end, ReadAllAvailable())
     reader(failondataloss="false").latestOffset(end, ReadAllAvailable())
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Asia/Tokyo", "America/New_York"])
+def test_rows_before_an_offset_are_counted_alike_in_every_time_zone(
+    connection: psycopg.Connection, reader: MakeReader, zone: str
+) -> None:
+    connection.execute("SELECT outbox.ensure_sent_days((now() AT TIME ZONE 'UTC')::date - 3, 3)")
+    connection.execute(SEND_NOW, [60])
+    connection.execute("UPDATE outbox.message SET sent_at = sent_at - id * interval '1 hour'")  # each midnight is between
+    connection.execute(f"ALTER DATABASE {connection.info.dbname} SET TimeZone = '{zone}'".encode())
+
+    end = reader().latestOffset(reader().initialOffset(), ReadAllAvailable())
+
+    assert connection.execute(BEFORE, [end["sentBefore"]] * 2).fetchall() == [(end["rows"],)]
+    assert reader().latestOffset(end, ReadAllAvailable())["sentBefore"] > end["sentBefore"]
 
 
 def test_days_that_are_gone_end_the_stream_unless_told_otherwise(

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 
 import psycopg
 from psycopg.sql import SQL, Composable, Identifier, Literal
@@ -113,7 +113,7 @@ def list_days(connection: psycopg.Connection, schema: str, *wanted: Composable) 
 
 
 def settled_moment(connection: psycopg.Connection, schema: str) -> datetime:
-    """Give the database's time once every mark that carries an earlier one has ended.
+    """Give the database's time, in UTC, once every mark that carries an earlier one has ended.
 
     Raises:
         TableError: there is no outbox.
@@ -135,8 +135,8 @@ def settled_moment(connection: psycopg.Connection, schema: str) -> datetime:
         if time.monotonic() > give_up_at:
             raise ReadError(f"{len(begun)} transactions that mark rows have not ended for {MARKS_MAY_TAKE:g} s")
         time.sleep(MARK_POLL)
-    found: datetime = moment
-    return found
+    found: datetime = moment  # in the session's time zone, in which days begin at other times
+    return found.astimezone(UTC)
 
 
 def count_sent(connection: psycopg.Connection, schema: str, start: datetime, end: datetime) -> int:
