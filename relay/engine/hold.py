@@ -63,6 +63,9 @@ class HeldKeys:
     def add(self, key: Key) -> None:
         self._keys.add(key)
 
+    def holds_any(self, rows: Sequence[Row]) -> bool:
+        return bool(self._keys) and any(row.key in self._keys for row in rows)
+
     async def keep_back(self, window: list[Row]) -> list[Row]:
         """Park the rows of held keys; give the others."""
         if not self._keys:

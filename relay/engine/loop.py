@@ -38,8 +38,10 @@ async def forward(
     async with asyncio.TaskGroup() as tasks:
         marking = tasks.create_task(marker.run(), name="mark")
         while (window := await tail.next_window(until=drain)) is not None:  # sleeps while idle, waits for room
-            rows = tail.keep_back(await quarantine.keep_back(await held.keep_back(window)))
-            publisher.offer(rows, behind=tail.behind)
+            rows = await quarantine.keep_back(await held.keep_back(window))
+            while held.holds_any(rows):  # since a moment ago: a row was parked while the table was asked
+                rows = await quarantine.keep_back(await held.keep_back(rows))
+            publisher.offer(tail.keep_back(rows), behind=tail.behind)
             await quarantine.tend()
         publisher.stop()
         await asyncio.wait([marking], timeout=drain_timeout)

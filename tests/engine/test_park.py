@@ -1,11 +1,14 @@
 """What happens to a key whose row is parked, and how it comes back."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import psycopg
 import pytest
 
+from relay.engine.mark import Marker
+from relay.engine.quarantine_table import QuarantineTable
+from relay.engine.row import Row
 from relay.operate.parked import Selection
 from relay.operate.release import Done, discard, retry
 from relay.settings import KeyPolicy, Ordering
@@ -41,6 +44,40 @@ async def test_later_rows_of_a_held_key_wait_parked_behind_it_and_others_go_on(
     for follower in (offered_with_it, read_later):
         assert await outbox.column("held_behind", follower) == head
         assert await outbox.column("attempts", follower) == 0
+
+
+async def test_a_row_that_is_being_read_as_its_key_comes_to_be_held_waits_too(
+    outbox: Outbox, queue: Reader, run_node: RunNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("relay.engine.quarantine.PROBE_INITIAL", 60.0)
+    head_is_refused, follower_is_read, head_is_parked = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    park, set_aside_behind = Marker._write_parked, QuarantineTable.set_aside_behind
+
+    async def park_late(marker: Marker, row: Row, reason: str) -> None:
+        head_is_refused.set()
+        await follower_is_read.wait()
+        await park(marker, row, reason)
+        head_is_parked.set()
+
+    async def set_aside_late(table: QuarantineTable, rows: Collection[Row]) -> set[int]:
+        behind = await set_aside_behind(table, rows)
+        if any(row.id == head + 1 for row in rows):
+            follower_is_read.set()
+            await head_is_parked.wait()
+        return behind
+
+    async with run_node(max_attempts=1):
+        await outbox.insert("2", exchange="", routing_key="nowhere")  # now windows are looked at by the quarantine, too
+        await eventually(lambda: outbox.are_aside([1]), "it waits for its route")
+        monkeypatch.setattr(Marker, "_write_parked", park_late)
+        monkeypatch.setattr(QuarantineTable, "set_aside_behind", set_aside_late)
+        head = await outbox.insert_faulty("1")
+        await head_is_refused.wait()
+        follower = await outbox.insert("1")
+        await eventually(outbox.is_empty, "nothing pending")
+
+    assert await outbox.ids("parked") == [head, follower]
+    assert await queue.everything() == []
 
 
 async def test_a_held_key_is_still_held_after_a_restart(outbox: Outbox, queue: Reader, run_node: RunNode) -> None:
