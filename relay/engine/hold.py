@@ -56,9 +56,7 @@ class HeldKeys:
 
     async def load(self) -> None:
         """Learn the held keys from the table."""
-        async with self._session.use() as connection:
-            cursor = await connection.execute(self._session.sql(LOAD))
-            self._keys |= {(kind.encode(), id_.encode()) for kind, id_ in await cursor.fetchall()}
+        self._keys |= await self._read_keys()
 
     def add(self, key: Key) -> None:
         self._keys.add(key)
@@ -81,18 +79,24 @@ class HeldKeys:
         """Park rows behind the parked one of their key.
 
         Where there is none any more, an operator has released the key: its rows are read anew, in order with those
-        that he put back.
+        that he put back. Or the row itself has gone, and its key is held as before.
         """
         if not rows:
             return
         parked = await self._write_parked(rows)
         self._tail.forget(rows)
-        for row in rows:
-            if row.id not in parked and row.key is not None:
-                self._keys.discard(row.key)
+        if left := [row for row in rows if row.id not in parked]:
+            self._keys -= {row.key for row in left if row.key is not None} - await self._read_keys()
+            for row in left:
                 self._tail.go_back(row.lane)
         if parked:
             log.warning("messages.held", rows=len(parked))
+
+    @patiently
+    async def _read_keys(self) -> set[Key]:
+        async with self._session.use() as connection:
+            cursor = await connection.execute(self._session.sql(LOAD))
+            return {(kind.encode(), id_.encode()) for kind, id_ in await cursor.fetchall()}
 
     @patiently
     async def _write_parked(self, rows: Sequence[Row]) -> set[int]:

@@ -55,6 +55,25 @@ async def test_a_row_is_parked_with_those_behind_it_when_the_lock_is_gone(
     assert await queue.ids(1) == [sent]
 
 
+async def test_a_row_that_its_owner_deletes_as_it_is_parked_does_not_free_its_key(
+    outbox: Outbox, queue: Reader, writer: psycopg.AsyncConnection, run_node: RunNode
+) -> None:
+    head = await outbox.insert_faulty("a")
+    async with run_node(max_attempts=1, **NO_SWEEP) as node:
+        await eventually(outbox.is_empty, "it is parked")
+        await writer.execute(PARK_LOCK)
+        deleted = await outbox.insert("a")
+        await is_named(writer, "parks or releases rows", node)
+        await outbox.connection.execute("DELETE FROM outbox.message WHERE id = %s", [deleted])
+        await writer.commit()
+        await eventually(lambda: not node.hindrances(), "it goes on")
+        follower = await outbox.insert("a")
+        await eventually(outbox.is_empty, "nothing pending")
+
+    assert await outbox.ids("parked") == [head, follower]
+    assert await queue.everything() == []
+
+
 async def test_a_route_goes_into_quarantine_and_out_of_it_when_the_lock_is_gone(
     outbox: Outbox, queue: Reader, writer: psycopg.AsyncConnection, run_node: RunNode
 ) -> None:
