@@ -92,9 +92,7 @@ def _write(connection: psycopg.Connection, written: Written) -> Batch | None:
     if found is not None:
         return found
     in_order = [(save, [each for each in _by_partition(staged) if each.table is not None]) for save, staged in written]
-    for save, staged in in_order:
-        if staged and save.plan.event is not None and save.plan.event.may_repeat_ids:
-            _refuse_repeated_ids(connection, save, staged)
+    _refuse_repeated_ids(connection, in_order)
     # Business rows of all partitions first: the events' ids are taken as late as can be, so that the relay
     # has the less to wait for ids that were given out and are not yet visible.
     for save, staged in in_order:
@@ -185,21 +183,30 @@ def _events_of(save: Save, event: EventPlan, staged: Staged) -> Composed:
     )
 
 
-def _refuse_repeated_ids(connection: psycopg.Connection, save: Save, staged: Sequence[Staged]) -> None:
-    event = save.plan.event
-    key = Identifier(of_outbox("aggregate_id")) if event and "aggregate_id" in event.texts else SQL("NULL::text")
-    every = SQL(" UNION ALL ").join(
-        SQL("SELECT {} AS message_id, {} AS aggregate_id FROM {}").format(
-            Identifier(of_outbox("message_id")), key, _staging(save, each)
-        )
+def _refuse_repeated_ids(connection: psycopg.Connection, written: Written) -> None:
+    # All DataFrames at once: two of them may have the same message key, or were given the same id. Those with ids by
+    # place are not read: unique by construction.
+    staged_ids = [
+        _ids_of(save, save.plan.event, each)
+        for save, staged in written
+        if save.plan.event is not None and save.plan.event.may_repeat_ids
         for each in staged
-    )
-    found = connection.execute(FIND_REPEATED_ID.format(staged=every)).fetchone()
+    ]
+    if not staged_ids:
+        return
+    found = connection.execute(FIND_REPEATED_ID.format(staged=SQL(" UNION ALL ").join(staged_ids))).fetchone()
     if found is not None:
         raise BatchError(
             f"nothing of the batch was written: {found[1]} events of key {found[0]!r} have the same message id, so "
-            "consumers would take them for one; name a column that tells them apart with the option sequenceColumn"
+            "consumers would take them for one; sequenceColumn, message_key or message_id must tell them apart"
         )
+
+
+def _ids_of(save: Save, event: EventPlan, staged: Staged) -> Composed:
+    key = Identifier(of_outbox("aggregate_id")) if "aggregate_id" in event.texts else SQL("NULL::text")
+    return SQL("SELECT {} AS message_id, {} AS aggregate_id FROM {}").format(
+        Identifier(of_outbox("message_id")), key, _staging(save, staged)
+    )
 
 
 def _ask_ledger(written: Written, error: psycopg.Error) -> Batch | None:

@@ -27,6 +27,7 @@ EXACT = {
 }
 NESTED = (spark.StructType, spark.MapType, spark.ArrayType)
 IN_JSON = (*INTEGER_BYTES, *EXACT, spark.DecimalType)
+TIME_DIGITS = 6  # after the point of a second, of PostgreSQL and in JSON; Spark's time has up to 9
 EVENT_TEXTS = ("aggregate_type", "aggregate_id", "event_type", "exchange", "routing_key", "content_type")
 MESSAGE_KEY = "message_key"  # the column that message ids are made of
 EVENT_FIELDS = ("message_id", *EVENT_TEXTS, "headers", "payload", MESSAGE_KEY)
@@ -178,7 +179,7 @@ def _is_json(data_type: spark.DataType) -> bool:
         return _is_json(data_type.elementType)
     if isinstance(data_type, spark.MapType):
         return isinstance(data_type.keyType, AS_KEY) and _is_json(data_type.valueType)
-    return isinstance(data_type, IN_JSON)
+    return isinstance(data_type, IN_JSON) and _time_fits(data_type, TIME_DIGITS)
 
 
 def _is_payload(data_type: spark.DataType) -> bool:
@@ -247,7 +248,15 @@ def _fits(data_type: spark.DataType, column: TableColumn) -> bool:
         element = replace(column, kind=column.kind.removeprefix("_"))
         is_plain = column.kind.startswith("_") and not isinstance(data_type.elementType, NESTED)
         return is_plain and element.kind != "jsonb" and _fits(data_type.elementType, element)
-    return column.kind in EXACT.get(kind, ())
+    # A modifier of -1 is that of a plain `time`, with all digits; COPY would round to those of another.
+    return column.kind in EXACT.get(kind, ()) and _time_fits(
+        data_type, TIME_DIGITS if column.modifier < 0 else column.modifier
+    )
+
+
+def _time_fits(data_type: spark.DataType, digits: int) -> bool:
+    """Tell whether a time has no more digits than these after the point; no other type is asked."""
+    return not isinstance(data_type, spark.TimeType) or bool(data_type.precision <= digits)
 
 
 def _digits_fit(precision: int, scale: int, column: TableColumn) -> bool:

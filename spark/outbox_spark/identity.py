@@ -6,7 +6,8 @@ brings the row, and anyone can compute it again. Two events of a batch with the 
 consumer, so the batch is refused.
 
 With a message key the id is the same but for app and version, which are left out: the same event has the same id in
-whatever batch it comes, and consumers absorb a rerun under another name.
+whatever batch it comes, and consumers absorb a rerun under another name. Within a batch it is refused as above,
+also when two DataFrames bring it.
 
 Without either it is UUID version 8 over (app, version, DataFrame, partition, position): unique by construction, and
 the same in every attempt only as long as Spark brings the same rows in the same order. It need be no more for writing

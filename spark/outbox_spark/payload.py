@@ -22,7 +22,8 @@ def json_values(column: pa.Array) -> pa.Array:
     """Make the JSON text of each value; of a null, `null`.
 
     Numbers keep their exact text, decimals too. A date is "2026-11-21", an instant "2026-11-21T10:00:00.000000Z",
-    a timestamp without zone the same without the Z, bytes are base64; structs and maps are objects.
+    a timestamp without zone the same without the Z, a time "10:00:00.000000", bytes are base64; structs and maps are
+    objects.
     NaN and infinity have no JSON: ValueError.
     """
     kind = column.type
@@ -43,6 +44,9 @@ def json_values(column: pa.Array) -> pa.Array:
         text = column.cast(pa.string())
     elif pa.types.is_date(kind):
         text = _between_quotes(column.cast(pa.string()))
+    elif pa.types.is_time(kind):
+        # Spark hands over nanoseconds, whatever the type's precision; `fit.py` takes none finer than microseconds.
+        text = _between_quotes(column.cast(pa.time64("us")).cast(pa.string()))
     elif pa.types.is_timestamp(kind):
         zone = "" if kind.tz is None else "Z"
         # Without its zone an instant is its UTC time; strftime on a zone would need the system's zone files.

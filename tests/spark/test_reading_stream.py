@@ -138,7 +138,7 @@ def test_rows_before_an_offset_are_counted_alike_in_every_time_zone(
 ) -> None:
     connection.execute("SELECT outbox.ensure_sent_days((now() AT TIME ZONE 'UTC')::date - 3, 3)")
     connection.execute(SEND_NOW, [60])
-    connection.execute("UPDATE outbox.message SET sent_at = sent_at - id * interval '1 hour'")  # each midnight is between
+    connection.execute("UPDATE outbox.message SET sent_at = sent_at - id * interval '1 hour'")
     connection.execute(f"ALTER DATABASE {connection.info.dbname} SET TimeZone = '{zone}'".encode())
 
     end = reader().latestOffset(reader().initialOffset(), ReadAllAvailable())

@@ -163,6 +163,26 @@ def test_message_ids_may_be_given_and_never_twice(
     assert staging_tables(connection) == []
 
 
+@pytest.mark.parametrize("field", ["message_key", "message_id"])
+def test_one_id_in_two_frames_is_refused(
+    spark: SparkSession, named: dict[str, Any], connection: psycopg.Connection, field: str
+) -> None:
+    frame = _events(invoices(spark, 1))
+    given = frame.withColumn(field, f.lit("00000000-0000-0000-0000-00000000002a"))
+    with ExitStack() as block:
+        batch = block.enter_context(OutboxBatch(spark, **named))
+        batch.rows(invoices(spark, 1), table="billing.invoice")
+        batch.events(given)
+        batch.events(frame)  # its id is by place
+        batch.events(given)
+        with pytest.raises(outbox_spark.BatchError) as refused:
+            block.close()
+
+    assert "2 events of key 'C0' have the same message id" in str(refused.value)
+    assert counts(connection) == (0, 0, 0)
+    assert staging_tables(connection) == []
+
+
 @pytest.mark.parametrize("num_partitions", [None, 3])
 def test_events_may_be_ordered_over_all_partitions(
     spark: SparkSession, named: dict[str, Any], connection: psycopg.Connection, num_partitions: int | None

@@ -1,5 +1,6 @@
 """Every type arrives as it was, whatever the schema: drawn schemas and values, through Spark and back by psycopg."""
 
+import json
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,6 +30,11 @@ def _plain(value: Any) -> Any:
 
 def _as_float32(value: float | None) -> bytes | None:
     return None if value is None else struct.pack("f", value)
+
+
+def _in_json(value: Any) -> Any:
+    """Give what JSON has of a value with times in it."""
+    return json.loads(json.dumps(value, default=lambda at: at.isoformat(timespec="microseconds")))
 
 
 @dataclass(frozen=True)
@@ -68,6 +74,8 @@ KINDS = [
     Kind("timestamp", "timestamptz", _times(timezones=st.just(UTC))),
     Kind("timestamp_ntz", "timestamp", _times()),
     Kind("time(6)", "time", st.times()),
+    Kind("time(0)", "time(0)", st.times().map(lambda at: at.replace(microsecond=0))),
+    Kind("array<time(6)>", "time[]", st.lists(st.none() | st.times(), max_size=3)),
     Kind("array<int>", "integer[]", st.lists(st.none() | WHOLE, max_size=3)),
     Kind("array<string>", "text[]", st.lists(st.none() | TEXT, max_size=3)),
     Kind("array<decimal(9,2)>", "numeric(9,2)[]", st.lists(_decimal(9, 2).values, max_size=3)),
@@ -75,6 +83,9 @@ KINDS = [
     Kind("array<int>", "json", st.lists(st.none() | WHOLE, max_size=3)),
     Kind("map<string,array<int>>", "jsonb", st.dictionaries(TEXT, st.lists(WHOLE, max_size=2), max_size=3)),
     Kind("struct<a:int,b:string>", "json", st.fixed_dictionaries({"a": st.none() | WHOLE, "b": st.none() | TEXT})),
+    Kind("struct<a:time(6)>", "json", st.fixed_dictionaries({"a": st.none() | st.times()}), _in_json),
+    Kind("array<time(6)>", "jsonb", st.lists(st.none() | st.times(), max_size=3), _in_json),
+    Kind("map<string,time(6)>", "json", st.dictionaries(TEXT, st.times(), max_size=3), _in_json),
 ]
 ANY_DECIMAL = st.integers(1, 38).flatmap(
     lambda precision: st.integers(0, precision).map(lambda s: _decimal(precision, s))
@@ -127,6 +138,12 @@ def test_every_value_of_every_type_arrives_as_it_was(
         ("struct<a:interval day to second>", "json"),
         ("map<binary,int>", "json"),
         ("string", "inet"),
+        ("time(6)", "time(3)"),
+        ("time(9)", "time"),
+        ("time(9)", "text"),
+        ("array<time(9)>", "time[]"),
+        ("array<time(9)>", "json"),
+        ("map<time(6),int>", "json"),
     ],
 )
 def test_a_type_that_does_not_fit_is_refused_by_name(
