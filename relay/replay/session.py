@@ -59,13 +59,13 @@ READ = SQL("""
         AND ctid = ANY (%(places)s::tid[])
 """)
 
-# Absolute values: after a lost connection it may run a second time.
+# After a lost connection it may run a second time, so its values are absolute, and an end finds itself told.
 SAVE = SQL("""
     WITH saved AS (
         UPDATE {schema}.replay
         SET selected = %(selected)s, replayed = %(replayed)s, failed = %(failed)s, position = %(position)s,
             state = %(state)s, saved_at = now()
-        WHERE id = %(job)s AND state = 'open'
+        WHERE id = %(job)s AND state IN ('open', %(state)s)
         RETURNING id
     ), noted AS (
         INSERT INTO {schema}.replay_failure (replay_id, id, message_id, reason)

@@ -2,8 +2,15 @@
 
 import signal
 
+import psycopg
 import pytest
 
+from relay.operate.session import session as operator_session
+from relay.replay.job import make_job
+from relay.replay.run import Replay
+from relay.replay.selection import Selection
+from relay.replay.session import ReplaySession, Saved
+from relay.settings import Settings
 from tests.replay.conftest import Commands
 from tests.replay.sent import Copies, SentRows, faults, repeats
 from tests.support.eventually import eventually
@@ -68,3 +75,29 @@ async def test_a_list_that_is_being_made_is_not_waited_for(
     assert "Traceback" not in relay.said(replaying)
     assert resumed.code == 0
     assert faults(ids, await copies.read()) == []
+
+
+async def test_an_end_whose_answer_is_lost_is_an_end_and_no_cancel(
+    settings: Settings, sent: SentRows, copies: Copies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await sent.add(100, keys=5)
+    with operator_session(settings.database) as connection:
+        job = make_job(connection, "outbox", Selection())
+    save = ReplaySession.save
+    lost: list[str] = []
+
+    async def save_and_lose_the_answer(session: ReplaySession, saved: Saved) -> bool:
+        answer = await save(session, saved)
+        if saved.state == "done" and not lost:
+            lost.append(saved.state)
+            await session.close()
+            raise psycopg.OperationalError("the connection was lost")
+        return answer
+
+    monkeypatch.setattr(ReplaySession, "save", save_and_lose_the_answer)
+
+    assert await Replay(settings, job, rate=None).run()
+
+    assert lost == ["done"]
+    await copies.has(100)
+    assert await sent.value("SELECT state FROM outbox.replay") == "done"
