@@ -35,6 +35,14 @@ NEEDED_BY_REPLAY = """
         AND least((filter ->> 'until')::timestamptz, made_at) > {first}
 """
 
+# A job of Spark holds its days shared (spark/outbox_spark/archiving/ledger.py). One that comes while a day is being
+# marked waits until the mark is seen.
+NEEDED_BY_SPARK = """
+    SELECT CASE WHEN NOT pg_try_advisory_xact_lock(hashtextextended(
+            {prefix} || '.day ' || to_char({first} AT TIME ZONE 'UTC', 'YYYY-MM-DD'), 0))
+        THEN 'spark/jobs/archive.py or replay.py reads it at this moment' END
+"""
+
 # An archive without the last rows is none: a clock that stepped back may have added some to a day that was over.
 NOT_ARCHIVED = """
     SELECT CASE WHEN archived.day IS NULL THEN 'it is not archived: spark/jobs/archive.py does that'
@@ -56,8 +64,10 @@ FORGET = SQL("UPDATE {schema}.inbox_memory SET since = greatest(since, ({next} A
 
 NEEDED_BY_NOBODY = SQL("SELECT NULL")
 
-SENT = Kind("message_sent", "relay.retention", COUNT_SENT, TAKE_REPLAY_LOCK, SQL(NEEDED_BY_REPLAY), "not sent")
-SENT_AND_ARCHIVED = replace(SENT, needed_by=SQL(f"SELECT coalesce(({NEEDED_BY_REPLAY}), ({NOT_ARCHIVED}))"))
+NEEDED_BY_READERS = f"SELECT coalesce(({NEEDED_BY_REPLAY}), ({NEEDED_BY_SPARK}))"
+
+SENT = Kind("message_sent", "relay.retention", COUNT_SENT, TAKE_REPLAY_LOCK, SQL(NEEDED_BY_READERS), "not sent")
+SENT_AND_ARCHIVED = replace(SENT, needed_by=SQL(f"SELECT coalesce(({NEEDED_BY_READERS}), ({NOT_ARCHIVED}))"))
 INBOX = Kind("processed_message", "relay.inbox_retention", COUNT_APPLIED, FORGET, NEEDED_BY_NOBODY)
 
 

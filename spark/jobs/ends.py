@@ -6,14 +6,15 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from functools import reduce
 
+import psycopg
 from psycopg.sql import SQL, Identifier, Literal
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from jobs.tables import Database, one_moment, read_table
-from outbox_spark.archiving.archive import read_day
-from outbox_spark.archiving.ledger import archived_days
+from outbox_spark.archiving.archive import read_noted
+from outbox_spark.archiving.ledger import ArchivedDay, archived_days
 from outbox_spark.errors import ReadError
 from outbox_spark.reading.plan import list_days, settled_moment
 from outbox_spark.session import connect, conninfo
@@ -52,6 +53,7 @@ class Ends:
 
     moment: datetime
     kept_from: date  # from then on table and archive have every day that was sent
+    kept: Sequence[date]  # what the table had of them
     rows: DataFrame  # key, day, amount
     events: DataFrame  # every row of the outbox, of any type and in any state
     applied: DataFrame | None  # message_id, processed_at
@@ -68,8 +70,8 @@ def ends(spark: SparkSession, question: Question) -> Iterator[Ends]:
     info, schema = conninfo(question.url), question.outbox_schema
     with connect(info) as connection:
         moment = settled_moment(connection, schema)
-        kept = [each.first.date() for each in list_days(connection, schema, SQL("first <= now()"))]
-        archived = sorted(set(archived_days(connection, schema)) - set(kept)) if question.archive is not None else []
+        kept = _kept(connection, schema)
+        archived = _dropped(connection, question, kept)
     with one_moment(question.url) as database:
         rows, unsent = _rows(spark, database, question), _unsent(spark, database, question, moment)
         # One by one: Spark takes a union apart, and would read its parts again, when the snapshot is gone.
@@ -77,12 +79,47 @@ def ends(spark: SparkSession, question: Question) -> Iterator[Ends]:
         for frame in seen:
             frame.count()
     try:
-        sent = [_sent(spark, question, moment), *_archived(spark, question, archived)]
+        sent = [_sent(spark, question, moment), *_archived(spark, archived)]
         events = reduce(DataFrame.unionByName, [*unsent, *sent])
-        yield Ends(moment, _without_gap([*archived, *kept]), rows, events, _applied(spark, question))
+        kept_from = _without_gap([*(each.day for each in archived), *kept])
+        yield Ends(moment, kept_from, kept, rows, events, _applied(spark, question))
     finally:
         for frame in seen:
             frame.unpersist()
+
+
+def check_days(ends: Ends, question: Question) -> None:
+    """Make sure that a comparison, once it was computed, had all days: Spark reads those of the table after a while.
+
+    Raises:
+        ReadError: one was dropped meanwhile, so that its rows may show as differences.
+    """
+    with connect(conninfo(question.url)) as connection:
+        gone = sorted(set(ends.kept) - set(_kept(connection, question.outbox_schema)))
+    if gone:
+        raise ReadError(f"day {', '.join(map(str, gone))} of the outbox was dropped meanwhile: run it again")
+
+
+def _kept(connection: psycopg.Connection, schema: str) -> list[date]:
+    return [each.first.date() for each in list_days(connection, schema, SQL("first <= now()"))]
+
+
+def _dropped(connection: psycopg.Connection, question: Question, kept: Sequence[date]) -> list[ArchivedDay]:
+    """Give the days that the archive alone has, if there is one to be read.
+
+    Raises:
+        ReadError: one lies elsewhere.
+    """
+    if question.archive is None:
+        return []
+    archived = archived_days(connection, question.outbox_schema)
+    dropped = [each for day, each in archived.items() if day not in kept]
+    for each in dropped:
+        if not f"{each.path.rstrip('/')}/".startswith(f"{question.archive.rstrip('/')}/"):
+            raise ReadError(
+                f"{each.day} was archived below {each.path}, not below {question.archive} as --archive says"
+            )
+    return dropped
 
 
 def _rows(spark: SparkSession, database: Database, question: Question) -> DataFrame:
@@ -115,9 +152,9 @@ def _sent(spark: SparkSession, question: Question, moment: datetime) -> DataFram
     return spark.read.format("outbox").options(**options).load(schema=EVENTS).where(f.col("sent_at") < f.lit(moment))
 
 
-def _archived(spark: SparkSession, question: Question, days: Sequence[date]) -> list[DataFrame]:
+def _archived(spark: SparkSession, days: Sequence[ArchivedDay]) -> list[DataFrame]:
     columns = [each.split()[0] for each in EVENTS.split(", ")]
-    return [read_day(spark, question.archive or "", day).select(*columns) for day in days]
+    return [read_noted(spark, day).select(*columns) for day in days]
 
 
 def _applied(spark: SparkSession, question: Question) -> DataFrame | None:

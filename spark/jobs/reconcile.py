@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # spark-submit kno
 
 from jobs.command import add_database, check_database, day, print_json, refuse, run, session, whole_number
 from jobs.differences import KINDS, check_keys, differences, joined, sums_by_day
-from jobs.ends import Question, ends
+from jobs.ends import Question, check_days, ends
 from jobs.reconcile_picture import FORMATS, draw
 from outbox_spark import OptionError
 from outbox_spark.session import connect, conninfo
@@ -137,6 +137,7 @@ def reconcile(spark: SparkSession, question: Question, *, limit: int, folder: st
             counts = {row["kind"]: row["count"] for row in different.groupBy("kind").count().collect()}
             days = [_plain(row.asDict()) for row in sums_by_day(both).collect()]
             first = _first(different, [kind for kind in KINDS if kind in counts], limit)
+            check_days(found, question)
             if folder is not None:
                 different.write.mode("overwrite").partitionBy("kind").parquet(f"{folder.rstrip('/')}/differences")
         finally:

@@ -1,18 +1,23 @@
 """Closed days become Parquet that is exactly what the table had, noted only then."""
 
+import asyncio
 from collections.abc import Callable
 from datetime import UTC, date, datetime
 from pathlib import Path
 
 import psycopg
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from outbox_spark.archiving import archive, ledger
 from outbox_spark.archiving.archive import archive_day, columns, read_day
-from outbox_spark.archiving.checksum import ARCHIVED, row_number, table_sums
+from outbox_spark.archiving.checksum import ARCHIVED, Sums, frame_sums, row_number, table_sums
 from outbox_spark.archiving.ledger import ArchivedDay, archived_days, closed_days, take_lock
 from outbox_spark.errors import ArchiveError
+from relay.retention.day import MARK
+from relay.retention.kind import SENT
+from relay.retention.rounds import drop_old_days
+from relay.settings import DatabaseSettings
 from tests.spark.frames import one
 from tests.spark.sent import add_sent
 
@@ -118,6 +123,64 @@ def test_a_day_without_rows_is_archived(connection: psycopg.Connection, keep: Ke
     assert (keep(DAY).rows, [*archived_days(connection, "outbox")]) == (0, [DAY])
 
 
+@pytest.mark.parametrize(
+    "gone",
+    [
+        "ALTER TABLE outbox.message_sent DETACH PARTITION outbox.message_sent_20261101",
+        "DROP TABLE outbox.message_sent_20261101",
+        f"COMMENT ON TABLE outbox.message_sent_20261101 IS '{MARK}'",
+    ],
+)
+def test_a_day_that_is_gone_or_going_keeps_the_archive_that_it_has(
+    spark: SparkSession, connection: psycopg.Connection, day: date, keep: Keep, tmp_path: Path, gone: str
+) -> None:
+    noted = keep(day)
+    connection.execute(gone.encode())
+
+    with pytest.raises(ArchiveError, match="2026-11-01: the table does not keep it any more"):
+        keep(day)
+
+    assert archived_days(connection, "outbox") == {day: noted}
+    assert read_day(spark, str(tmp_path), day).count() == 40
+
+
+def test_a_day_that_is_dropped_by_hand_meanwhile_is_not_noted(
+    connection: psycopg.Connection, day: date, keep: Keep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def drop_and_sum_up(rows: DataFrame) -> Sums:
+        connection.execute("DROP TABLE outbox.message_sent_20261101")
+        return frame_sums(rows)
+
+    monkeypatch.setattr(archive, "frame_sums", drop_and_sum_up)
+
+    with pytest.raises(ArchiveError):
+        keep(day)
+
+    assert archived_days(connection, "outbox") == {}
+
+
+def test_retention_drops_a_day_only_after_it_was_archived(
+    connection: psycopg.Connection,
+    database: DatabaseSettings,
+    day: date,
+    keep: Keep,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def run_retention() -> None:
+        asyncio.run(drop_old_days(database, {SENT: 1}))
+
+    def run_retention_and_sum_up(rows: DataFrame) -> Sums:
+        run_retention()
+        return frame_sums(rows)
+
+    monkeypatch.setattr(archive, "frame_sums", run_retention_and_sum_up)
+
+    assert keep(day).rows == 40
+    assert closed_days(connection, "outbox") == [day]  # not the one that nobody read
+    run_retention()
+    assert closed_days(connection, "outbox") == []
+
+
 def test_only_days_that_are_over_are_closed(connection: psycopg.Connection, day: date) -> None:
     closed = closed_days(connection, "outbox")
 
@@ -137,8 +200,10 @@ def test_the_role_may_archive_and_no_more(connection: psycopg.Connection, databa
     try:
         with psycopg.connect(database_url, user="archivist", password="weak", autocommit=True) as archivist:
             noted = ArchivedDay(day, 40, next(iter(table_sums(archivist, "outbox", day).values())).checksum, "path")
+            ledger.hold_day(archivist, "outbox", day)
             ledger.forget(archivist, "outbox", day)
             ledger.note(archivist, "outbox", noted)
+            ledger.release_day(archivist, "outbox", day)
 
             assert closed_days(archivist, "outbox")[0] == day
             assert archived_days(archivist, "outbox") == {day: noted}

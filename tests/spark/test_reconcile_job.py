@@ -1,5 +1,6 @@
 """spark/jobs/reconcile.py: a world in which all is well, and one with a fault of each kind."""
 
+import shutil
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from psycopg.sql import Identifier
 from pyspark.sql import SparkSession
 
+from jobs import reconcile as job
 from jobs.ends import Question
 from jobs.reconcile import reconcile
 from outbox_spark.archiving.archive import archive_day
@@ -42,6 +44,7 @@ APPLY = """
     VALUES (%s, %s, '1970-01-01', %s)
 """
 YESTERDAY = datetime.now(UTC).date() - timedelta(days=1)
+DROP_YESTERDAY = f"DROP TABLE outbox.message_sent_{YESTERDAY:%Y%m%d}".encode()
 
 Ask = Callable[..., dict[str, Any]]
 
@@ -143,13 +146,38 @@ def test_days_that_retention_has_dropped_come_from_the_archive(
 ) -> None:
     archive_day(spark, world, YESTERDAY, str(tmp_path), url=database_url, outbox_schema="outbox")
     world.execute("DELETE FROM outbox.message WHERE state = 'sent'")
-    world.execute(f"DROP TABLE outbox.message_sent_{YESTERDAY:%Y%m%d}".encode())
+    world.execute(DROP_YESTERDAY)
 
     with_it, without = ask(archive=str(tmp_path)), ask()
 
     assert not any(with_it["differences"].values())
     # What was applied before the days that are known is not judged: nobody can tell.
     assert without["differences"] == {"without_event": 38, "without_row": 0, "unequal": 0, "missing": 0, "lost": 0}
+
+
+def test_an_archive_that_has_lost_files_or_lies_elsewhere_is_told(
+    world: psycopg.Connection, ask: Ask, spark: SparkSession, database_url: str, tmp_path: Path
+) -> None:
+    archive_day(spark, world, YESTERDAY, str(tmp_path / "a"), url=database_url, outbox_schema="outbox")
+    world.execute(DROP_YESTERDAY)
+
+    assert not any(ask(archive=str(tmp_path))["differences"].values())
+    with pytest.raises(ReadError, match=rf"{YESTERDAY} was archived below {tmp_path}/a, not below {tmp_path}/b"):
+        ask(archive=str(tmp_path / "b"))
+    shutil.rmtree(tmp_path / "a" / f"day={YESTERDAY}" / "event_type=InvoiceCorrected")
+    with pytest.raises(ReadError, match=rf"{YESTERDAY} below {tmp_path}/a has 38 rows, and 41 are noted"):
+        ask(archive=str(tmp_path))
+
+
+def test_a_day_that_is_dropped_meanwhile_is_told_and_not_taken_for_a_difference(
+    world: psycopg.Connection, ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job, "check_keys", lambda *_: world.execute(DROP_YESTERDAY))  # between the reads
+
+    with pytest.raises(ReadError, match=rf"day {YESTERDAY} of the outbox was dropped meanwhile: run it again"):
+        ask(folder=str(tmp_path))
+
+    assert not (tmp_path / "differences").exists()
 
 
 @pytest.mark.timeout(300)

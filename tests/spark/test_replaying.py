@@ -1,6 +1,8 @@
 """Archived days go out again through the outbox: the same messages, as new pending rows, all of them or none."""
 
+import asyncio
 import json
+import shutil
 from collections.abc import Callable
 from datetime import date, datetime, timedelta
 from itertools import pairwise
@@ -13,6 +15,9 @@ from pyspark.sql import SparkSession
 from outbox_spark.archiving.archive import archive_day
 from outbox_spark.archiving.replay import Wanted, rows_of, write_again
 from outbox_spark.errors import ReadError
+from relay.retention.kind import SENT
+from relay.retention.rounds import drop_old_days
+from relay.settings import DatabaseSettings
 from tests.spark.frames import one
 from tests.spark.running import run_job
 from tests.spark.sent import add_sent
@@ -88,6 +93,25 @@ def test_what_is_refused_leaves_nothing_behind(connection: psycopg.Connection, r
 def test_a_day_that_is_nowhere_is_told(connection: psycopg.Connection, replay: Replay) -> None:
     with pytest.raises(ReadError, match="2020-01-01: neither archived nor kept by the table, or not over yet"):
         replay(Wanted(days=[date(2020, 1, 1), DAY]))
+
+
+def test_an_archive_that_has_lost_files_is_told(connection: psycopg.Connection, replay: Replay, tmp_path: Path) -> None:
+    shutil.rmtree(tmp_path / f"day={DAY}" / "event_type=InvoicePaid")
+
+    with pytest.raises(ReadError, match=rf"2026-11-01 below {tmp_path} has 27 rows, and 40 are noted: .* --again"):
+        replay(Wanted(days=[DAY], event_type="InvoiceIssued"))
+
+    assert one(connection, PENDING) == 0
+
+
+def test_retention_keeps_a_day_that_is_read_from_the_table(
+    spark: SparkSession, connection: psycopg.Connection, database_url: str, replay: Replay, database: DatabaseSettings
+) -> None:
+    rows = rows_of(spark, connection, Wanted(days=[NEXT_DAY]), url=database_url, outbox_schema="outbox")
+
+    asyncio.run(drop_old_days(database, {SENT: 1}))
+
+    assert rows.count() == 5
 
 
 @pytest.mark.timeout(300)

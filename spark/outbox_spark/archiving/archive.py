@@ -1,7 +1,7 @@
 """Write a closed day of sent rows to Parquet, compare it with the table, and note it.
 
-write ──> sum up the files ──> compare ──> note      whoever was killed on the way begins the day anew
-sum up the table ─────────────────┘
+hold ──> forget ──> write ──> sum up the files ──> compare ──> note      whoever was killed begins the day anew
+                    sum up the table ─────────────────┘
 
 Files of a day that is not noted are nobody's: the next run replaces them. So a day is in the archive, whole and as the
 table had it, if and only if `archived_day` has it.
@@ -16,21 +16,71 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from outbox_spark.archiving.checksum import ARCHIVED, Sums, frame_sums, table_sums
-from outbox_spark.archiving.ledger import ArchivedDay, forget, note
-from outbox_spark.errors import ArchiveError
+from outbox_spark.archiving.ledger import ArchivedDay, forget, hold_day, note, release_day, require_closed
+from outbox_spark.errors import ArchiveError, ReadError
 from outbox_spark.reading.plan import settled_moment
 
 
 def archive_day(
     spark: SparkSession, connection: psycopg.Connection, day: date, path: str, *, url: str, outbox_schema: str
 ) -> ArchivedDay:
-    """Archive a day that is over; whatever lies at its place is replaced.
+    """Archive a day that is over; whatever lies at its place is replaced. Retention keeps the day meanwhile.
 
     Raises:
-        ArchiveError: the files are not what the table has; the day is not noted.
+        ArchiveError: the table does not keep the day, and the archive stays as it was; or the files are not what the
+            table has, and the day is not noted.
     """
-    forget(connection, outbox_schema, day)
-    settled_moment(connection, outbox_schema)  # marks of the day's last moment
+    hold_day(connection, outbox_schema, day)
+    try:
+        require_closed(connection, outbox_schema, day)
+        forget(connection, outbox_schema, day)
+        settled_moment(connection, outbox_schema)  # marks of the day's last moment
+        count, checksum = _write(spark, connection, day, path, url=url, outbox_schema=outbox_schema)
+        require_closed(connection, outbox_schema, day)  # nothing keeps anybody from dropping it by hand
+        archived = ArchivedDay(day, count, checksum, path)
+        note(connection, outbox_schema, archived)
+    finally:
+        release_day(connection, outbox_schema, day)
+    return archived
+
+
+def read_day(spark: SparkSession, path: str, day: date) -> DataFrame:
+    """Read a day of the archive, whatever its event types look like."""
+    return spark.read.schema(columns()).parquet(folder(path, day))
+
+
+def read_noted(spark: SparkSession, noted: ArchivedDay) -> DataFrame:
+    """Read a day of the archive that has as many rows as are noted; the footers of its files tell.
+
+    Raises:
+        ReadError: it has not.
+    """
+    rows = read_day(spark, noted.path, noted.day)
+    if (found := rows.count()) != noted.rows:
+        raise ReadError(
+            f"the archive of {noted.day} below {noted.path} has {found} rows, and {noted.rows} are noted: bring its "
+            f"files back, or, while the table keeps the day, archive it anew by archive.py --day {noted.day} --again"
+        )
+    return rows
+
+
+def folder(path: str, day: date) -> str:
+    """Tell where a day lies in an archive."""
+    return f"{path.rstrip('/')}/day={day}"
+
+
+def columns() -> StructType:
+    """Give the columns of the archive."""
+    schema = StructType()
+    for name, kind in ARCHIVED.items():
+        schema = schema.add(name, kind)
+    return schema
+
+
+def _write(
+    spark: SparkSession, connection: psycopg.Connection, day: date, path: str, *, url: str, outbox_schema: str
+) -> tuple[int, Decimal]:
+    """Write the files, and give count and checksum, which are those of the table."""
     rows = (
         spark.read.format("outbox")
         .options(url=url, outboxSchema=outbox_schema, startingDay=str(day), endingDay=str(day))
@@ -49,28 +99,7 @@ def archive_day(
         expected = summing_up.result()
     if expected != found:
         raise ArchiveError(f"the archive of {day} is not what the table has: {_differences(expected, found)}")
-    count, checksum = sum(each.rows for each in found.values()), sum(each.checksum for each in found.values())
-    archived = ArchivedDay(day, count, Decimal(checksum), path)
-    note(connection, outbox_schema, archived)
-    return archived
-
-
-def read_day(spark: SparkSession, path: str, day: date) -> DataFrame:
-    """Read a day of the archive, whatever its event types look like."""
-    return spark.read.schema(columns()).parquet(folder(path, day))
-
-
-def folder(path: str, day: date) -> str:
-    """Tell where a day lies in an archive."""
-    return f"{path.rstrip('/')}/day={day}"
-
-
-def columns() -> StructType:
-    """Give the columns of the archive."""
-    schema = StructType()
-    for name, kind in ARCHIVED.items():
-        schema = schema.add(name, kind)
-    return schema
+    return sum(each.rows for each in found.values()), Decimal(sum(each.checksum for each in found.values()))
 
 
 def _differences(expected: Sums, found: Sums) -> str:

@@ -1,5 +1,6 @@
 """Which days are archived: the table `archived_day`, which retention asks, too (relay.retention_waits_for_archive)."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
@@ -12,8 +13,14 @@ from outbox_spark.reading.plan import list_days
 
 TAKE_LOCK = SQL("SELECT pg_try_advisory_lock(hashtextextended({lock}, 0))")
 
-# A day is closed when it is over by the database's clock.
+# Retention tries it before it marks a day (relay/retention/kind.py).
+HOLD = SQL("SELECT pg_advisory_lock_shared(hashtextextended({lock}, 0))")
+RELEASE = SQL("SELECT pg_advisory_unlock_shared(hashtextextended({lock}, 0))")
+
+# A day is closed when it is over by the database's clock. One that retention has marked (relay/retention/day.py) may be
+# gone before it is read.
 CLOSED = SQL("first < date_trunc('day', now() AT TIME ZONE 'UTC') AT TIME ZONE 'UTC'")
+NOT_GOING = SQL("obj_description(part, 'pg_class') IS DISTINCT FROM 'outbox retention drops this day'")
 
 READ = SQL("SELECT day, rows, checksum, path FROM {schema}.archived_day ORDER BY day")
 NOTE = SQL("INSERT INTO {schema}.archived_day (day, rows, checksum, path) VALUES (%s, %s, %s, %s)")
@@ -40,9 +47,30 @@ def take_lock(connection: psycopg.Connection, schema: str) -> None:
         raise ArchiveError("another process archives at this moment: run it again when that has ended")
 
 
+def hold_day(connection: psycopg.Connection, schema: str, day: date) -> None:
+    """Let retention keep a day until it is released, or the session ends; ask `closed_days` after this."""
+    connection.execute(HOLD.format(lock=Literal(f"{schema}.day {day}")))
+
+
+def release_day(connection: psycopg.Connection, schema: str, day: date) -> None:
+    """Let retention have a day that was held."""
+    with suppress(psycopg.OperationalError):  # a session that is lost holds nothing
+        connection.execute(RELEASE.format(lock=Literal(f"{schema}.day {day}")))
+
+
 def closed_days(connection: psycopg.Connection, schema: str) -> list[date]:
-    """Give the days of sent rows that are over."""
-    return [day.first.date() for day in list_days(connection, schema, CLOSED)]
+    """Give the days of sent rows that are over, and that retention is not dropping."""
+    return [day.first.date() for day in list_days(connection, schema, CLOSED, NOT_GOING)]
+
+
+def require_closed(connection: psycopg.Connection, schema: str, day: date) -> None:
+    """Refuse a day that is gone: it would read as one without rows.
+
+    Raises:
+        ArchiveError: it is.
+    """
+    if day not in closed_days(connection, schema):
+        raise ArchiveError(f"{day}: the table does not keep it any more, or retention is dropping it")
 
 
 def archived_days(connection: psycopg.Connection, schema: str) -> dict[date, ArchivedDay]:

@@ -18,8 +18,8 @@ from psycopg.types.json import Jsonb
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from outbox_spark.archiving.archive import columns, read_day
-from outbox_spark.archiving.ledger import archived_days, closed_days
+from outbox_spark.archiving.archive import columns, read_noted
+from outbox_spark.archiving.ledger import archived_days, closed_days, hold_day
 from outbox_spark.errors import ReadError
 
 CARRIED = (
@@ -97,10 +97,16 @@ def rows_of(
 ) -> DataFrame:
     """Give the rows: of an archived day from the archive, of another one from the table.
 
+    Spark reads them later, so retention keeps the days of the table until the session of the connection ends.
+
     Raises:
-        ReadError: a day is in neither.
+        ReadError: a day is in neither, or its archive has lost rows.
     """
-    archived, kept = archived_days(connection, outbox_schema), closed_days(connection, outbox_schema)
+    archived = archived_days(connection, outbox_schema)
+    for day in wanted.days:
+        if day not in archived:
+            hold_day(connection, outbox_schema, day)
+    kept = closed_days(connection, outbox_schema)
     if missing := [str(day) for day in wanted.days if day not in archived and day not in kept]:
         raise ReadError(f"{', '.join(missing)}: neither archived nor kept by the table, or not over yet")
 
@@ -108,7 +114,7 @@ def rows_of(
         options = {"url": url, "outboxSchema": outbox_schema, "startingDay": str(day), "endingDay": str(day)}
         return spark.read.format("outbox").options(**options).load(schema=columns())
 
-    days = [read_day(spark, archived[day].path, day) if day in archived else of_table(day) for day in wanted.days]
+    days = [read_noted(spark, archived[day]) if day in archived else of_table(day) for day in wanted.days]
     rows = reduce(DataFrame.unionByName, days)
     for name in ("aggregate_type", "aggregate_id", "event_type"):
         if (value := getattr(wanted, name)) is not None:
