@@ -10,7 +10,7 @@ from aio_pika.abc import AbstractIncomingMessage
 from aiormq.abc import DeliveredMessage
 from structlog.testing import capture_logs
 
-from relay.consume import Consumer, Inbox, Message, on
+from relay.consume import Consumer, Inbox, Message, Permanent, on
 from relay.consume.copies import Copies
 from relay.consume.failures import Failure
 from relay.settings import BrokerSettings
@@ -60,10 +60,17 @@ async def test_after_a_dead_letter_its_followers_go_on(
     assert await table.held_count() == 0
 
 
+@pytest.mark.parametrize(
+    "handler", [Stumbling({0: SOON.attempts}), Stumbling({0: 1}, Permanent("no"))], ids=["exhausted", "permanent"]
+)
 async def test_a_letter_sent_back_as_soon_as_it_is_there_is_not_lost(
-    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings, monkeypatch: pytest.MonkeyPatch
+    queue: Queue,
+    table: Table,
+    inbox: Inbox,
+    broker: BrokerSettings,
+    monkeypatch: pytest.MonkeyPatch,
+    handler: Stumbling,
 ) -> None:
-    handler = Stumbling({0: SOON.attempts})
     consumer = Consumer(queue.name, [handler.handle], inbox=inbox, broker=broker, retries=SOON)
     offer = Copies.offer
     sent_back: list[AbstractIncomingMessage] = []
