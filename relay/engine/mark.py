@@ -128,8 +128,12 @@ class Marker:
 
     @patiently
     async def _write_sent(self, parameters: dict[str, str]) -> int:
-        async with self._session.write() as connection:
-            return (await connection.execute(self._mark_sent, parameters, prepare=True)).rowcount
+        began = time.monotonic()
+        async with self._session.use() as connection:
+            marked = (await connection.execute(self._mark_sent, parameters, prepare=True)).rowcount
+        if marked:  # else it had no transaction id: see LaneSession.write
+            self._session.written_at = began
+        return marked
 
     async def _fault(self, fault: Fault) -> None:
         row = fault.row._replace(attempts=fault.row.attempts + 1)

@@ -107,7 +107,10 @@ LEAVE = SQL("""
 
 
 class QuarantineTable:
-    """The statements, on the session of the lanes whose rows they move."""
+    """The statements, on the session of the lanes whose rows they move.
+
+    Those that may find no row to change, most often `set_aside_behind`, are no `write`.
+    """
 
     def __init__(self, session: LaneSession, patience: Patience) -> None:
         self._session = session
@@ -135,7 +138,7 @@ class QuarantineTable:
     @patiently
     async def set_aside_behind(self, rows: Collection[Row]) -> set[int]:
         """Let those rows wait of whose key an earlier one waits; give their ids."""
-        async with self._session.write() as connection:
+        async with self._session.use() as connection:
             cursor = await connection.execute(self._session.sql(SET_ASIDE_BEHIND), places(rows))
             return {id_ for (id_,) in await cursor.fetchall()}
 
@@ -150,7 +153,7 @@ class QuarantineTable:
     @patiently
     async def take_probe(self, route: int, *, but: Collection[Key], holding: bool) -> Place | None:
         """Make one row that waits for a route pending, of none of these keys; None when none can go out."""
-        async with self._session.write() as connection, connection.transaction():
+        async with self._session.use() as connection, connection.transaction():
             values = {
                 "route": route,
                 "lanes": self._lanes(),
@@ -168,14 +171,14 @@ class QuarantineTable:
     @patiently
     async def note_failure(self, row: Row) -> None:
         """Write down how often a row has failed on its own account."""
-        async with self._session.write() as connection:
+        async with self._session.use() as connection:
             values = {"lane": row.lane, "id": row.id, "attempts": row.attempts}
             await connection.execute(self._session.sql(NOTE_FAILURE), values)
 
     @patiently
     async def let_go(self, route: int, rows: int) -> tuple[list[Place], bool]:
         """Make so many rows pending, in order; give them, and whether they were the last: then the route is gone."""
-        async with self._session.write() as connection, connection.transaction():
+        async with self._session.use() as connection, connection.transaction():
             await connection.execute(self._session.sql(LOCK), {"route": route})
             values = {"route": route, "lanes": self._lanes(), "rows": rows}
             cursor = await connection.execute(self._session.sql(LET_GO), values)

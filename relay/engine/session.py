@@ -182,7 +182,10 @@ class LaneSession:
 
     @asynccontextmanager
     async def write(self) -> AsyncIterator[AsyncConnection]:
-        """`use` the connection for one statement or transaction that changes rows, and note when it began."""
+        """`use` the connection for one statement or transaction that changes some row, and note when it began.
+
+        Not for one that may find none to change: PostgreSQL gives it no transaction id.
+        """
         started = time.monotonic()
         async with self.use() as connection:
             yield connection

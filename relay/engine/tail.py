@@ -199,11 +199,12 @@ class Tail:
         known_until = self._session.written_at
         floor = self._running.floor(horizon)
         head, rows = await self._select(floor)
-        if self._note_ended(head.message_id, horizon, floor):
-            # A long transaction has ended: its rows lie far back, and belong before what was just read.
+        reach = floor
+        while (back := self._note_ended(head.message_id, horizon, reach)) is not None:
+            # A long transaction has ended: its rows belong before what was just read. Another may end meanwhile.
+            reach = back
             head, rows = await self._select(floor)
-            self._note_ended(head.message_id, horizon, 0)
-        elif self._sweeping is not None:
+        if self._sweeping is not None and reach == floor:
             read_to = min(floor, self._floors[self._sweeping])
             self.sweep_finds += sum(
                 row.lane == self._sweeping and row.id <= read_to and not self._backing_off.holds(row) for row in rows
@@ -253,14 +254,14 @@ class Tail:
         self._due_at = max(time.monotonic() + head.backoff_ms / 1000, self._looked_at + DUE_INTERVAL)
         return head, rows
 
-    def _note_ended(self, snapshot: bytes, horizon: int, floor: int) -> bool:
-        """Learn from a read's snapshot who runs; tell whether a read from `floor` was too short, and go back then."""
+    def _note_ended(self, snapshot: bytes, horizon: int, reach: int) -> int | None:
+        """Learn from a read's snapshot who runs; when a read from `reach` was too short, go back, and tell how far."""
         back = self._running.note(snapshot, horizon)
-        if back is None or back >= floor:
-            return False
+        if back is None or back >= reach:
+            return None
         for lane in self._session.lanes:
             self.go_back(lane, back)
-        return True
+        return back
 
     def _take(self, rows: list[Row], position: int) -> None:
         self._more = False

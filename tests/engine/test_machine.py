@@ -141,6 +141,16 @@ class Relaying(RuleBasedStateMachine):
         self._park(kept)
         self.publisher.offer(self.tail.keep_back([row for row in window if row.key not in self.held]))
 
+    @precondition(lambda self: len(self.world.running) > 1)
+    @rule(which=ANY, other=ANY)
+    def read_while_transactions_end(self, which: int, other: int) -> None:
+        """One ends before a read and one just after it: before the next, if the first makes the tail go back."""
+        self.world.commit(self._running(which))
+        later = self._running(other)
+        if self.tail._has_room():
+            self.session.after_read = lambda: self.world.commit(later)
+            self.read()
+
     @rule(answers=st.integers(0, 2))
     def read_in_vain(self, answers: int) -> None:
         """Somebody's lock ends the read after so many statements; then the same session reads again (patience.py)."""

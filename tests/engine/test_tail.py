@@ -7,8 +7,9 @@ import psycopg
 import pytest
 
 from relay.engine import tail
+from relay.engine.quarantine_table import QuarantineTable
 from tests.engine.conftest import Outbox
-from tests.engine.follower import Follow, insert
+from tests.engine.follower import INSERT, Follow, insert, unhurried
 from tests.support.eventually import eventually
 
 
@@ -54,6 +55,26 @@ async def test_a_late_row_is_read_when_its_transaction_is_the_youngest_of_all(
     await follower.has(*late)
 
 
+async def test_a_statement_that_changed_nothing_hides_no_late_row(
+    outbox: Outbox, writer: psycopg.AsyncConnection, follow: Follow
+) -> None:
+    """It took no transaction id, so the next snapshot need not name who had one before."""
+    follower = await follow()
+    await follower.has(await outbox.insert("1"))
+    session = follower.tail._session
+    table, written_at = QuarantineTable(session, unhurried(session)), session.written_at
+    await eventually(lambda: session.written_at != written_at, "a real change, before which none of these rows is")
+    late = [await insert(writer, "1")]
+    for _ in range(10):
+        await asyncio.sleep(0.05)
+        await table.set_aside_behind(follower.rows[:1])
+        late.append(await insert(writer, "1"))
+
+    await writer.commit()
+
+    await follower.has(*late)
+
+
 async def test_a_row_of_a_savepoint_that_commits_late_is_read(
     outbox: Outbox, writer: psycopg.AsyncConnection, follow: Follow
 ) -> None:
@@ -80,6 +101,33 @@ async def test_a_transaction_that_ran_long_is_read_when_it_ends_without_a_sweep(
     await writer.commit()
 
     await follower.has(late)
+    assert follower.tail.sweep_finds == 0
+
+
+async def test_a_long_transaction_that_ends_while_it_goes_back_for_another_is_read_without_a_sweep(
+    outbox: Outbox, database_url: str, writer: psycopg.AsyncConnection, follow: Follow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    follower = await follow(max_window_rows=40_000)
+    running, go_back = follower.tail._running, follower.tail.go_back
+    with psycopg.connect(database_url) as first:  # plain: it commits within a call
+        (id_, xid) = first.execute(f"{INSERT}, pg_current_xact_id()::text::bigint", ["1"]).fetchone() or (0, 0)
+        await eventually(lambda: xid in running._since, "the first is known")
+        await outbox.insert("1")
+        await eventually(lambda: running.horizon(0.0) > id_, "each read looks back less far")
+        late = await insert(writer, "1")
+        await eventually(lambda: len(running._since) > 1, "the second is known")
+        for turn in range(1, 5):  # far beyond what each read looks back
+            await outbox.insert_many(3000)
+            await follower.counts(3000 * turn + 1)
+
+        def commit_and_go_back(lane: int, before: int = 0) -> None:
+            first.commit()
+            go_back(lane, before)
+
+        monkeypatch.setattr(follower.tail, "go_back", commit_and_go_back)
+        await writer.commit()
+
+        await follower.has(late, id_)
     assert follower.tail.sweep_finds == 0
 
 

@@ -1,7 +1,7 @@
 """A table and its writers without a server: transactions, snapshots and the tail's statements."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from math import ceil, inf
@@ -117,7 +117,7 @@ class World:
 
 
 class WorldSession:
-    """What the tail needs of a session; it refuses statements once `answers` is 0."""
+    """What the tail needs of a session; it refuses statements once `answers` is 0; `after_read` is called once."""
 
     def __init__(self, world: World) -> None:
         self.lanes = list(range(LANES))
@@ -126,6 +126,7 @@ class WorldSession:
         self.adapters = SimpleNamespace(register_loader=lambda *_: None)
         self.row_factory: object = None
         self.answers = inf
+        self.after_read: Callable[[], None] | None = None
         self._world = world
         self._rows: Sequence[Any] = ()
 
@@ -145,6 +146,9 @@ class WorldSession:
             raise LockNotAvailable
         self.answers -= 1
         self._rows = self._world.read(parameters) if statement == "read" else self._world.due(parameters)
+        if statement == "read" and self.after_read is not None:
+            self.after_read()
+            self.after_read = None
         return self
 
     async def fetchall(self) -> Sequence[Any]:
