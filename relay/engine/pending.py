@@ -4,11 +4,15 @@ from psycopg.sql import SQL
 
 DUE_FAR = 86_400_000  # ms: a later row's delay may be too large a number, or infinite
 
+# `least` before it is subtracted: neither an infinite moment nor one in a month has a difference that fits.
 COLUMNS = SQL("""
     lane, id, message_id::text AS message_id, aggregate_type, aggregate_id, event_type, exchange, routing_key,
     content_type, headers::text AS headers, trace_context::text AS trace_context, payload, payload_bytes, created_at,
-    attempts, greatest(0, extract(epoch FROM available_at - now()) * 1000)::integer AS backoff_ms
-""")
+    attempts, CASE WHEN available_at > now()
+        THEN extract(epoch FROM least(available_at, now() + {far} * interval '1 ms') - now()) * 1000
+        ELSE 0
+    END::integer AS backoff_ms
+""").format(far=DUE_FAR)
 
 # The first row, of lane -1, carries the snapshot in which all the others were seen, how far ids were given, and when
 # the first of the delayed rows is due.
@@ -18,7 +22,9 @@ READ = SQL("""
     SELECT -1::smallint, (SELECT last_value - (NOT is_called)::integer FROM {schema}.message_id_seq),
         pg_current_snapshot()::text, '', NULL, '', NULL, NULL, NULL, NULL, NULL, NULL::json, NULL::bytea, now(),
         0::smallint, (
-            SELECT greatest(0, coalesce(ceil(extract(epoch FROM min(available_at) - now()) * 1000), {far}))::integer
+            SELECT ceil(extract(
+                epoch FROM greatest(coalesce(min(available_at), now() + {far} * interval '1 ms'), now()) - now()
+            ) * 1000)::integer
             FROM {schema}.message
             WHERE state = 'pending' AND available_at < now() + {far} * interval '1 ms'
         )

@@ -68,6 +68,24 @@ async def test_a_delayed_row_waits_and_holds_nobody(outbox: Outbox, queue: Reade
     assert await outbox.column("sent_at", delayed) >= due_at
 
 
+@pytest.mark.every_postgres
+@pytest.mark.parametrize(
+    ("available_at", "attempts", "is_due"),
+    [("-infinity", 0, True), (datetime.now(UTC) + timedelta(days=30), 1, False), ("infinity", 1, False)],
+    ids=["ever since", "in 30 days", "never"],
+)
+async def test_however_far_away_the_moment_of_a_row_is_others_go_on(
+    outbox: Outbox, queue: Reader, run_node: RunNode, available_at: datetime | str, attempts: int, is_due: bool
+) -> None:
+    odd = await outbox.insert("1", available_at=available_at, attempts=attempts)
+    fine = await outbox.insert("2")
+    expected = [odd, fine] if is_due else [fine]
+
+    async with run_node() as node:
+        assert sorted(await queue.ids(len(expected))) == expected
+        await eventually(node.is_ready, "it lives")
+
+
 async def test_a_retry_takes_its_backoff_along_over_a_restart(outbox: Outbox, queue: Reader, run_node: RunNode) -> None:
     first = await outbox.insert("1", payload=json.dumps("x" * 5000))
     second = await outbox.insert("1")
