@@ -138,20 +138,41 @@ async def test_a_route_may_have_been_left_and_entered_again_by_others(
 
 
 async def test_an_owner_may_send_the_rows_elsewhere(
-    outbox: Outbox, queue: Reader, run_node: RunNode, monkeypatch: pytest.MonkeyPatch
+    outbox: Outbox, channel: AbstractChannel, queue: Reader, run_node: RunNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("relay.engine.quarantine.PROBE_INITIAL", 5.0)  # no row is on its way as a probe meanwhile
-    lost = [await outbox.insert(str(key % 3), exchange="", routing_key="gone") for key in range(9)]
+    elsewhere = Reader(channel, await channel.declare_queue("elsewhere", durable=True))
+    lost, behind = [], []
+    for turn in range(3):
+        lost += [await outbox.insert(str(key), exchange="", routing_key="gone") for key in range(3)]
+        behind += [await outbox.insert(str(key)) for key in range(turn)]  # bound for where all the others go
 
-    async with run_node(sweep_interval=0.2):
+    async with run_node():
         await eventually(outbox.is_empty, "set aside")
         await outbox.connection.execute(
-            "UPDATE outbox.message SET state = 'pending', quarantine = NULL, exchange = '', routing_key = 'events'"
-            " WHERE state = 'quarantined'"
-            " AND quarantine = (SELECT id FROM outbox.quarantine WHERE routing_key = 'gone')"
+            "UPDATE outbox.message SET exchange = '', routing_key = 'elsewhere'"
+            " WHERE state = 'quarantined' AND last_error NOT LIKE 'waits behind message %'"
+            " AND quarantine = (SELECT id FROM outbox.quarantine WHERE exchange = '' AND routing_key = 'gone')"
         )
-        assert sorted(await queue.ids(9)) == lost
+        lost += [await outbox.insert(str(key), exchange="", routing_key="elsewhere") for key in range(3)]
+        assert await in_order(elsewhere, 12) == lost
+        assert await in_order(queue, 3) == behind
         await eventually(lambda: is_left(outbox), "the route is forgotten")
+
+    cursor = await outbox.connection.execute(
+        "SELECT FROM (SELECT sent_at < lag(sent_at) OVER (PARTITION BY aggregate_id ORDER BY id) AS overtook"
+        " FROM outbox.message) AS row WHERE overtook"
+    )
+    assert cursor.rowcount == 0
+
+
+async def in_order(reader: Reader, number: int) -> list[int]:
+    """Give the ids, of which those of one key must have come in order."""
+    of_key: dict[str, list[int]] = {}
+    for message in await reader.drain(number):
+        of_key.setdefault(str(message.headers["x-aggregate-id"]), []).append(int(str(message.headers["x-outbox-id"])))
+    assert list(of_key.values()) == [sorted(ids) for ids in of_key.values()]
+    return sorted(id_ for ids in of_key.values() for id_ in ids)
 
 
 async def is_left(outbox: Outbox) -> bool:
