@@ -9,10 +9,11 @@ import structlog
 from aiormq.abc import AbstractChannel, DeliveredMessage
 from aiormq.exceptions import AMQPError, ChannelInvalidStateError, ChannelNotFoundEntity
 
+from relay.broker import answer_within
 from relay.consume.admission import EVERYTHING, Admission
 from relay.consume.copies import Copies
 from relay.consume.envelope import history_of, restored
-from relay.consume.failures import Failure, Reason, unfit
+from relay.consume.failures import Failure, Reason, first_line, name_of, unfit
 from relay.consume.held_keys import HeldKeys
 from relay.consume.held_table import NOT_HELD, TAKEN, HeldTable
 from relay.consume.message import Delivery, read_delivery
@@ -34,10 +35,13 @@ log = structlog.get_logger("relay.consume")
 class Consuming:
     """The workers of one channel, and what goes in and out of them."""
 
-    def __init__(self, setup: Setup, channel: AbstractChannel, tasks: asyncio.TaskGroup) -> None:
+    def __init__(
+        self, setup: Setup, channel: AbstractChannel, tasks: asyncio.TaskGroup, cut_off: asyncio.Event | None = None
+    ) -> None:
         self._setup = setup
         self._channel = channel
         self._tasks = tasks
+        self._cut_off = cut_off or asyncio.Event()
         self._stopping = asyncio.Event()
         self._cancelled = asyncio.Event()  # by the broker: the queue was deleted, or its leader went down
         channel.on_consumer_cancel_callbacks.add(lambda _: self._cancelled.set())
@@ -87,11 +91,14 @@ class Consuming:
         if self._held is None:  # else that looks into its table as often
             asking = keep_asking(self._setup.inbox, self._setup.session, self._stopping)
             beside.append(start(asking, name="consume.ask"))
-        await first(self._setup.stop.wait(), self._cancelled.wait(), self._channel.closing)
+        await first(self._setup.stop.wait(), self._cancelled.wait(), self._channel.closing, self._cut_off.wait())
+        if self._cut_off.is_set():
+            # Before the drain, which takes long without a database: until then the queue gives nobody else anything.
+            await close(self._channel)
         if not self._channel.is_closed:
             # A single active consumer that is cancelled makes room for the next one at once, while what it has not
             # settled still waits for the end of its channel: that would come behind what is newer.
-            if self._setup.fence is None:
+            if self._setup.order is Order.SKIP:
                 await self._end(tag)
             log.info("consumer.draining", queue=self._setup.queue)
         self._stopping.set()
@@ -99,12 +106,13 @@ class Consuming:
             self._turns.stop()
         if self._held is not None:
             self._held.stop()
-        await self._drain([*working, *self._copies.under_way])
-        for task in beside:
+        for task in beside:  # each acknowledgement would let in a message that waits here for nothing: at the end, then
             task.cancel()
-        await self._receipts.flush()
-        self._receipts.give_back()
+        await self._drain([*working, *self._copies.under_way])
         await self._let_go()
+        await self._receipts.flush()
+        await close(self._channel)
+        self._receipts.give_back()  # also what came until then
 
     def why_it_ended(self) -> BrokerUnavailableError | None:
         """Tell what a consumer that was not told to stop has to wait for."""
@@ -120,10 +128,13 @@ class Consuming:
         counters.deliveries += 1
         counters.redeliveries += bool(delivered.redelivered)
         self._receipts.expect(delivered.delivery_tag or 0)
-        delivered = restored(delivered)
-        if self._setup.fence is not None:
-            self._setup.fence.stamp(delivered)
-        delivery = read_delivery(delivered, self._setup.inbox.consumer_name)
+        try:
+            delivered = restored(delivered)
+            if self._setup.fence is not None:
+                self._setup.fence.stamp(delivered)
+            delivery = read_delivery(delivered, self._setup.inbox.consumer_name)
+        except Exception as error:  # the library would only log it, and the message would stay in our hands
+            delivery = f"it cannot be read: {name_of(error)}: {first_line(error)}"
         if isinstance(delivery, str):
             self._copies.carry(delivered, unfit(Reason.INVALID, delivery, history_of(delivered)))
         elif (failure := self._unfit_for(delivery)) is not None:
@@ -204,16 +215,20 @@ class Consuming:
                     await self._held.let_go()
 
 
-async def consume(setup: Setup, channel: AbstractChannel, tell_ready: Callable[[], None]) -> None:
+async def consume(
+    setup: Setup, channel: AbstractChannel, tell_ready: Callable[[], None], *, cut_off: asyncio.Event | None = None
+) -> None:
     """Consume on this channel until it is lost or we are told to stop.
 
+    Args:
+        cut_off: set when others may have got what we consume: the channel is closed then.
     Raises:
-        BrokerUnavailableError: it was lost.
+        BrokerUnavailableError: it was lost, or closed.
         QueueMissingError: there is no such queue.
     """
     refused: Exception | None = None
     async with asyncio.TaskGroup() as tasks:
-        consuming = Consuming(setup, channel, tasks)
+        consuming = Consuming(setup, channel, tasks, cut_off)
         try:
             tag = await consuming.begin()
         except (QueueMissingError, *LOST) as error:
@@ -223,6 +238,13 @@ async def consume(setup: Setup, channel: AbstractChannel, tell_ready: Callable[[
             await consuming.work(tag)
     if end := refused or consuming.why_it_ended():
         raise end
+
+
+async def close(channel: AbstractChannel) -> None:
+    """Wait until the broker has taken back what is left of a channel: not before may anybody else begin."""
+    with suppress(*LOST):
+        async with answer_within("close a channel", CLOSE_TIMEOUT):
+            await channel.close()
 
 
 async def first(*waits: Awaitable[object], within: float | None = None) -> None:

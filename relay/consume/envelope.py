@@ -7,9 +7,10 @@ happened, and the consumer how often; what is left out would make the broker do 
 import socket
 import struct
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import replace
-from datetime import datetime
-from typing import Any
+from datetime import UTC, datetime
+from typing import Any, TypeVar
 
 from aiormq.abc import DeliveredMessage
 from pamqp.commands import Basic
@@ -18,7 +19,10 @@ from pamqp.header import ContentHeader
 
 from relay.consume.failures import Failure, History
 
+Changed = TypeVar("Changed", Basic.Deliver, Basic.Properties)
+
 PERSISTENT = 2
+MOST_ATTEMPTS = 2**31 - 2  # of which one more still goes into a column of the table
 ATTEMPTS = "x-retry-attempts"
 FIRST_FAILURE, LAST_FAILURE = "x-first-failure", "x-last-failure"
 EXCEPTION, EXCEPTION_WORDS = "x-exception", "x-exception-message"
@@ -43,12 +47,10 @@ def restored(delivered: DeliveredMessage) -> DeliveredMessage:
     headers = delivered.header.properties.headers or {}
     if ORIGINAL_EXCHANGE not in headers or not isinstance(delivered.delivery, Basic.Deliver):
         return delivered
-    came = Basic.Deliver(
-        delivered.delivery.consumer_tag,
-        delivered.delivery.delivery_tag,
-        delivered.delivery.redelivered,
-        str(headers[ORIGINAL_EXCHANGE]),
-        str(headers.get(ORIGINAL_ROUTING_KEY, "")),
+    came = _changed(
+        delivered.delivery,
+        exchange=str(headers[ORIGINAL_EXCHANGE]),
+        routing_key=str(headers.get(ORIGINAL_ROUTING_KEY, "")),
     )
     return replace(delivered, delivery=came)
 
@@ -57,11 +59,11 @@ def history_of(delivered: DeliveredMessage) -> History:
     """Tell what the headers of a retry's copy say; a dead letter that somebody sent back begins anew."""
     headers = delivered.header.properties.headers or {}
     attempts = headers.get(ATTEMPTS)
-    if not isinstance(attempts, int):
+    if not isinstance(attempts, int) or not 0 <= attempts <= MOST_ATTEMPTS:
         return History()
     try:
-        return History(attempts, datetime.fromisoformat(str(headers.get(FIRST_FAILURE))))
-    except ValueError:
+        return History(attempts, datetime.fromisoformat(str(headers.get(FIRST_FAILURE))).astimezone(UTC))
+    except (ValueError, OverflowError):  # it is no date, or before the first one
         return History(attempts)
 
 
@@ -122,7 +124,7 @@ def unpack(packed: bytes, body: bytes, *, exchange: str, routing_key: str) -> De
     """Give a packed message as if it had been delivered again, by no channel."""
     header = ContentHeader()
     header.unmarshal(packed)
-    came = Basic.Deliver("", 0, redelivered=True, exchange=exchange, routing_key=routing_key)
+    came = _changed(Basic.Deliver("", 0, redelivered=True), exchange=exchange, routing_key=routing_key)
     return DeliveredMessage(delivery=came, header=header, body=body, channel=None)  # type: ignore[arg-type]
 
 
@@ -154,8 +156,15 @@ def _copy(
     return _changed(properties, headers={**kept, **told}, expiration=expiration, user_id=None, delivery_mode=PERSISTENT)
 
 
-def _changed(properties: Basic.Properties, **changes: Any) -> Basic.Properties:
-    return Basic.Properties(**{**dict(properties), **changes})
+def _changed(method: Changed, **changes: Any) -> Changed:
+    """Give it with these values, unchecked: the library's constructors refuse some that RabbitMQ takes and delivers.
+
+    Such as the name of an exchange with an accent or more than 127 characters, or a cluster_id.
+    """
+    changed = copy(method)
+    for name, value in changes.items():
+        setattr(changed, name, value)
+    return changed
 
 
 def _encodable(headers: Mapping[str, Any]) -> dict[str, Any]:

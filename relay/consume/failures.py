@@ -158,7 +158,7 @@ def poisoned(unended: int, history: History) -> Failure:
 def unfit(reason: Reason, words: str, history: History) -> Failure:
     """Give the failure of a message that is not tried."""
     now = datetime.now(UTC)
-    return Failure(history.attempts, history.first_failed_at or now, now, "", words[:LONGEST_WORDS], reason)
+    return Failure(history.attempts, history.first_failed_at or now, now, "", _writable(words), reason)
 
 
 def is_outage(error: BaseException) -> bool:
@@ -176,9 +176,15 @@ def cause_of(error: BaseException) -> BaseException:
 def name_of(error: BaseException) -> str:
     """Give the name of its class, with its module where that is not Python's own."""
     kind = type(error)
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    return _writable(kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}")
 
 
 def first_line(error: BaseException) -> str:
     """Give the first line of what it says, not too long: PostgreSQL shows values on the ones that follow."""
-    return next(iter(str(error).splitlines()), "")[:LONGEST_WORDS]
+    return _writable(next(iter(str(error).splitlines()), ""))
+
+
+def _writable(words: str) -> str:
+    """Give the beginning of it: PostgreSQL's texts hold no NUL, and nothing in UTF-8 has a half of a surrogate pair."""
+    shown = words[:LONGEST_WORDS].replace("\0", r"\x00")
+    return shown.encode(errors="backslashreplace").decode()[:LONGEST_WORDS]

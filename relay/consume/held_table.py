@@ -9,10 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, LiteralString, NamedTuple
+from uuid import UUID
+
+import structlog
 
 from relay.consume.admission import Admission
 from relay.consume.envelope import history_of, pack, unpack
-from relay.consume.failures import Failure, History, Reason
+from relay.consume.failures import Failure, History, Reason, first_line, name_of
 from relay.consume.fence import NO_PARTITION, Fence
 from relay.consume.inbox import Inbox
 from relay.consume.message import Delivery, read_delivery
@@ -20,6 +23,8 @@ from relay.consume.session import Session
 
 NOTHING_YET = dict.fromkeys(("last_failed_at", "wait", "exception", "error", "reason"))  # of a follower
 CLAIM_FOR = timedelta(seconds=30)  # after which another process may try it; while one does, it has the row locked
+
+log = structlog.get_logger("relay.consume")
 
 # Of arriving messages those are admitted whose key is not held. ORDER BY with LIMIT can only be had from the index:
 # EXISTS is a scan of all that is held when the statistics say that nothing is (tests/consume/test_plans.py).
@@ -48,7 +53,8 @@ TAKEN = Admission(
     where="message_id IN (SELECT taken.message_id FROM taken)",
 )
 
-# What is held already stays as it is, but is another version of its row then: see DELETE.
+# What is held already stays as it is, but is another version of its row then: see DELETE. What waits to become a dead
+# letter may be one already, which somebody has sent back: it is to be tried.
 PUT = """
     INSERT INTO {schema}.held_message AS held (
         consumer_name, partition, key, message_id, event_type, exchange, routing_key, envelope, body,
@@ -60,7 +66,7 @@ PUT = """
         %(attempts)s, %(first_failed_at)s, %(last_failed_at)s, coalesce(now() + %(wait)s::interval, 'infinity'),
         %(exception)s, %(error)s, %(reason)s
     )
-    ON CONFLICT (consumer_name, message_id) DO UPDATE SET begun = held.begun
+    ON CONFLICT (consumer_name, message_id) DO UPDATE SET reason = excluded.reason
 """
 
 CLAIM = """
@@ -78,8 +84,8 @@ CLAIM = """
         FOR UPDATE SKIP LOCKED
     ) AS head
     WHERE held.position = head.position
-    RETURNING held.position, exchange, routing_key, envelope, body, held_at, attempts, first_failed_at, last_failed_at,
-        exception, error, reason, begun, held.xmin::text
+    RETURNING held.position, message_id, event_type, key, exchange, routing_key, envelope, body, held_at, attempts,
+        first_failed_at, last_failed_at, exception, error, reason, begun, held.xmin::text
 """
 
 NEXT_DUE = """
@@ -140,6 +146,12 @@ RELEASE = """
     UPDATE {schema}.held_message SET begun = begun - 1, due_at = now() WHERE position = %(position)s
 """
 
+# It stays claimed for its time, and nothing of it changes but the words.
+PUT_OFF = """
+    UPDATE {schema}.held_message SET begun = begun - 1, exception = %(exception)s, error = %(error)s
+    WHERE position = %(position)s
+"""
+
 # Not if it has come again since it was claimed: perhaps somebody has sent the dead letter back the moment it was there,
 # and the copy was acknowledged because the row is here.
 DELETE = """
@@ -152,6 +164,9 @@ class _Row(NamedTuple):
     """What `CLAIM` gives."""
 
     position: int
+    message_id: UUID
+    event_type: str
+    key: str
     exchange: str
     routing_key: str
     envelope: bytes
@@ -205,9 +220,16 @@ class HeldTable:
         )
 
     async def claim(self) -> Head | None:
-        """Take a head that is due, and write down that a try begins; None: there is none."""
+        """Take a head that is due, and write down that a try begins; None: there is none, or it cannot be read."""
         rows = await self._run(CLAIM, claim=CLAIM_FOR)
-        return self._head(_Row(*rows[0])) if rows else None
+        if not rows:
+            return None
+        row = _Row(*rows[0])
+        try:
+            return self._head(row)
+        except Exception as error:  # whatever it is: it is kept, perhaps for a later release, and other keys go on
+            await self._put_off(row, name_of(error), f"it cannot be read: {first_line(error)}")
+            return None
 
     async def next_due(self) -> float | None:
         """Tell in how many seconds the next head is due; None: none waits for its time."""
@@ -257,6 +279,18 @@ class HeldTable:
             body=delivery.message.body,
             attempts=history.attempts,
             first_failed_at=history.first_failed_at,
+        )
+
+    async def _put_off(self, row: _Row, exception: str, words: str) -> None:
+        await self._run(PUT_OFF, position=row.position, exception=exception, error=words)
+        log.warning(
+            "message.failed",
+            message_id=str(row.message_id),
+            type=row.event_type,
+            key=row.key,
+            attempts=row.attempts,
+            retry_in_s=CLAIM_FOR.total_seconds(),
+            error=f"{exception}: {words}",
         )
 
     def _head(self, row: _Row) -> Head:

@@ -90,6 +90,15 @@ def read_delivery(delivered: DeliveredMessage, consumer_name: str) -> Delivery |
     )
     # Without an aggregate id no order is asked for: the message is a key of its own.
     key = str(message_id) if message.aggregate_id is None else f"{message.aggregate_type}/{message.aggregate_id}"
+    # Where it fails it is put into a table, and PostgreSQL's texts hold no NUL.
+    for what, text in (
+        ("key", key),
+        ("type", message.type),
+        ("exchange", delivered.exchange or ""),
+        ("routing key", message.routing_key),
+    ):
+        if "\0" in text:
+            return f"its {what} {text!r} holds a NUL"
     return Delivery(delivered.delivery_tag or 0, key, message, delivered)
 
 

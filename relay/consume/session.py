@@ -56,10 +56,13 @@ class Session:
 
         Raises:
             DatabaseUnavailableError: it could not be done, or nobody knows.
+            psycopg.DataError: it cannot be done with these parameters, however often one tries.
         """
         try:
             async with self._turn:
                 return await self._run(statement, *parameters)
+        except psycopg.DataError:
+            raise
         except (psycopg.Error, TimeoutError) as error:
             raise DatabaseUnavailableError(one_line(error) or "no answer in time") from error
 

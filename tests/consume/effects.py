@@ -23,6 +23,7 @@ from relay.consume import Backoff, Consumer, Message, Retries, on
 from relay.consume.message import Delivery
 from relay.consume.pool import PartitionedConsumer
 from relay.settings import BrokerSettings
+from tests.support.eventually import eventually
 
 QUEUE = "billing"
 CONSUMER = "projection"
@@ -109,8 +110,13 @@ class Queue:
         return declared.declaration_result.consumer_count or 0
 
     async def drained(self) -> bool:
-        """Tell whether the queue is empty and nobody consumes."""
-        return not await self.ready_count() and not await self.consumer_count()
+        """Wait until the queue is empty and nobody consumes: a quorum queue notices the end of a channel a bit late."""
+
+        async def is_so() -> bool:
+            return not await self.ready_count() and not await self.consumer_count()
+
+        await eventually(is_so, "the queue is empty, and nobody consumes", within=5)
+        return True
 
 
 @dataclass

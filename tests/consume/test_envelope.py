@@ -2,7 +2,9 @@
 
 from datetime import UTC, datetime
 from decimal import Decimal
+from typing import Any
 
+import pytest
 from aiormq.abc import DeliveredMessage
 from pamqp.commands import Basic
 from pamqp.header import ContentHeader
@@ -87,3 +89,28 @@ def test_packing_keeps_every_property() -> None:
 
     assert dict(back.header.properties) == dict(original.header.properties)
     assert (back.body, back.exchange, back.routing_key) == (b"body", "billing", "key")
+
+
+@pytest.mark.parametrize(
+    ("told", "history"),
+    [
+        ({"x-retry-attempts": 2**40}, History()),
+        ({"x-retry-attempts": -1}, History()),
+        ({"x-retry-attempts": 2, "x-first-failure": "0001-01-01T00:00:00+14:00"}, History(2)),
+        ({"x-retry-attempts": 2, "x-first-failure": "yesterday"}, History(2)),
+    ],
+)
+def test_a_history_that_no_table_can_hold_is_none(told: dict[str, Any], history: History) -> None:
+    assert history_of(delivered(headers=told)) == history
+
+
+def test_a_message_of_another_keeps_what_the_library_would_not_send() -> None:
+    original = delivered(headers=HEADERS)
+    original.header.properties.cluster_id = "eu"
+
+    back = unpack(pack(original), b"body", exchange="billing|événements", routing_key="key")
+    copy = retry_copy(back, LATER)
+
+    assert (copy.cluster_id, back.exchange) == ("eu", "billing|événements")
+    assert copy.headers is not None
+    assert restored(delivered(headers=copy.headers)).exchange == "billing|événements"

@@ -3,17 +3,16 @@
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
 
 import structlog
 
 from relay.backoff import wait_for_event
-from relay.broker import answer_within
-from relay.consume.consuming import CLOSE_TIMEOUT, LOST, consume
+from relay.consume.consuming import LOST, close, consume, first
 from relay.consume.fence import Fence
 from relay.consume.pool.link import Link
+from relay.consume.pool.touch import Touch
 from relay.consume.setup import Setup
 from relay.consume.state import State
 from relay.errors import BrokerUnavailableError, QueueMissingError
@@ -47,6 +46,7 @@ class Holding:
 
     Args:
         link: the member's connection.
+        touch: whether the database hears the member.
         taken_from: the former holder, when it was gone.
     """
 
@@ -55,6 +55,7 @@ class Holding:
         setup: Setup,
         fence: Fence,
         link: Link,
+        touch: Touch,
         *,
         on_assigned: Hook | None,
         on_revoked: Hook | None,
@@ -67,6 +68,7 @@ class Holding:
         self.is_consuming = False
         self.hindrance: str | None = f"partition {fence.partition} is not consumed yet"
         self._link = link
+        self._touch = touch
         self._on_assigned = on_assigned
         self._on_revoked = on_revoked
         self._taken_from = taken_from
@@ -107,14 +109,16 @@ class Holding:
         await self._tell(self._on_revoked)
 
     async def _consume(self) -> None:
+        if self._touch.lost.is_set():
+            self.hindrance = f"partition {self.fence.partition}: the database answers no check-in"
+            await first(self._touch.kept.wait(), self.setup.stop.wait())
+        if self.setup.stop.is_set():
+            return
         channel = await self._link.channel()
         try:
-            await consume(self.setup, channel, self._tell_ready)
+            await consume(self.setup, channel, self._tell_ready, cut_off=self._touch.lost)
         finally:
-            # Not before the answer may anybody else begin: until then the broker has not taken back what is left here.
-            with suppress(*LOST):
-                async with answer_within("close a channel", CLOSE_TIMEOUT):
-                    await channel.close()
+            await close(channel)  # also where it did not come to consuming
 
     def _tell_ready(self) -> None:
         self.is_consuming, self.hindrance = True, None

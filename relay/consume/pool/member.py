@@ -28,6 +28,7 @@ from relay.consume.outages import Outages
 from relay.consume.pool.check_in import CheckIn, Told
 from relay.consume.pool.holding import Holding, Hook, Partition
 from relay.consume.pool.link import Link
+from relay.consume.pool.touch import Touch
 from relay.consume.queues import partition_queue_name, pool_topology, prepare
 from relay.consume.retries import Retries
 from relay.consume.session import Session
@@ -107,6 +108,7 @@ class PartitionedConsumer:
         self._outages = Outages(Backoff(self._interval, 2 * self._interval), self._setup.counters)
         self._session = Session(inbox, self._outages)  # not the one for whose turn a partition's statements wait
         self._check_in = CheckIn(inbox, self._session, queue=queue, member=self.member, timeout=check_in_timeout)
+        self._touch = Touch(check_in_timeout)
         self._link = Link(broker, f"outbox-consumer {inbox.consumer_name} {self.member}")
         self._holdings: dict[int, Holding] = {}
         self._ended = Counters()  # of holdings that are no more
@@ -185,8 +187,10 @@ class PartitionedConsumer:
                 await self._join()
                 async with asyncio.TaskGroup() as tasks:
                     days = tasks.create_task(keep_days_ahead(setup.inbox), name="consume.days")
+                    touch = tasks.create_task(self._touch.watch(), name="pool.touch")
                     await self._belong(tasks)
                     days.cancel()
+                    touch.cancel()
             finally:
                 await self._link.close()
                 await setup.outgoing.close()
@@ -216,8 +220,11 @@ class PartitionedConsumer:
                     outage.end()
                     await wait_for_event(self._changed, self._interval)
                 except DatabaseUnavailableError as error:
-                    if stopping.is_set() and not self._holdings:
-                        return  # the master finds out that we are gone
+                    if stopping.is_set():
+                        if not self._holdings:
+                            return  # the master finds out that we are gone
+                        for holding in self._holdings.values():
+                            holding.stop()
                     await outage.wait(error, self._changed)
 
     async def _look(self, tasks: asyncio.TaskGroup) -> bool:
@@ -238,6 +245,7 @@ class PartitionedConsumer:
                 holding.lose()
             elif is_leaving or held[holding.fence].is_wanted:
                 holding.stop()
+        self._touch.keep()  # not before: what is lost must not begin anew
         for each in told:
             if each.fence.partition in self._holdings:
                 continue  # it is being let go, maybe in an earlier epoch
@@ -256,6 +264,7 @@ class PartitionedConsumer:
             self._setup.of(told.fence, queue),
             told.fence,
             self._link,
+            self._touch,
             on_assigned=self._on_assigned,
             on_revoked=self._on_revoked,
             taken_from=told.taken_from,

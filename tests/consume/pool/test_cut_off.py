@@ -1,0 +1,126 @@
+"""A member that the database does not hear any more, while the broker does: it must not keep its queues from others."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+from yarl import URL
+
+from relay.consume import Inbox
+from relay.consume.pool import Partition, PartitionedConsumer
+from relay.consume.pool.candidate import Candidate
+from relay.settings import BrokerSettings, DatabaseSettings
+from tests.consume.effects import QUEUE, QUICK, Table, count, running
+from tests.consume.pool.conftest import candidate
+from tests.consume.pool.partitions import Partitions
+from tests.support.eventually import eventually
+from tests.support.proxy import FaultProxy, Way
+
+KEYS = 50
+
+
+@pytest.fixture
+async def proxy(database: DatabaseSettings) -> AsyncIterator[FaultProxy]:
+    """What the one member reaches the database through."""
+    async with FaultProxy("127.0.0.1", URL(database.url.get_secret_value()).port or 5432, amqp=False) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def far(inbox: Inbox, database: DatabaseSettings, proxy: FaultProxy) -> Inbox:
+    url = URL(database.url.get_secret_value()).with_port(proxy.port)
+    return Inbox(database.model_copy(update={"url": SecretStr(str(url))}), inbox.consumer_name)
+
+
+def member(name: str, inbox: Inbox, broker: BrokerSettings, **options: Any) -> PartitionedConsumer:
+    return PartitionedConsumer(QUEUE, [count], inbox=inbox, broker=broker, member=name, backoff=QUICK, **options)
+
+
+def silence(proxy: FaultProxy) -> None:
+    for way in Way:
+        proxy.hold(way)
+
+
+def end_silence(proxy: FaultProxy) -> None:
+    proxy.cut()
+    for way in Way:
+        proxy.release(way)
+
+
+async def has(table: Table, number: int) -> bool:
+    return len(await table.numbers()) >= number
+
+
+async def test_its_partitions_go_on_with_another(
+    inbox: Inbox,
+    far: Inbox,
+    proxy: FaultProxy,
+    broker: BrokerSettings,
+    partitions: Partitions,
+    table: Table,
+    master: Candidate,
+) -> None:
+    cut_off, other = member("a", far, broker), member("b", inbox, broker)
+    async with running(cut_off), running(other):
+        await eventually(lambda: [len(each.partitions) for each in (cut_off, other)] == [8, 8], "they share")
+
+        silence(proxy)
+        try:
+            await partitions.send(range(500), keys=KEYS)
+            await eventually(lambda: has(table, 500), "the other applies all", within=10)
+        finally:
+            end_silence(proxy)
+        await eventually(lambda: [len(each.partitions) for each in (cut_off, other)] == [8, 8], "they share again")
+
+    for key in range(KEYS):
+        assert await table.numbers(f"key-{key}") == list(range(key, 500, KEYS))
+    assert cut_off.counters.applied == 0
+
+
+async def test_it_takes_its_partitions_up_again_when_nobody_got_them(
+    inbox: Inbox, far: Inbox, proxy: FaultProxy, broker: BrokerSettings, partitions: Partitions, table: Table
+) -> None:
+    loaded: list[int] = []
+
+    def load(partition: Partition) -> None:
+        loaded.append(partition.number)
+
+    cut_off = member("a", far, broker, on_assigned=load)
+    async with running(cut_off):
+        async with candidate(inbox.database, "gone before"):
+            await eventually(lambda: len(cut_off.partitions) == 16, "it has all")
+
+        silence(proxy)
+        try:
+            await partitions.send(range(100), keys=KEYS)
+            await eventually(lambda: is_left(partitions), "the queues are left to others", within=10)
+        finally:
+            end_silence(proxy)
+        await eventually(lambda: has(table, 100), "it applies all", within=10)
+
+    for key in range(KEYS):
+        assert await table.numbers(f"key-{key}") == list(range(key, 100, KEYS))
+    assert len(loaded) <= 2 * 16  # each once, and anew after a transaction that was cut
+
+
+async def test_it_ends_when_it_is_told_to_stop_without_a_database(
+    far: Inbox, proxy: FaultProxy, broker: BrokerSettings, partitions: Partitions, table: Table, master: Candidate
+) -> None:
+    cut_off = member("a", far, broker)
+    running = asyncio.create_task(cut_off.run(signals=False))
+    await eventually(lambda: len(cut_off.partitions) == 16, "it has all")
+
+    proxy.refusing = True
+    proxy.cut()
+    await partitions.send(range(100), keys=KEYS)
+    cut_off.stop()
+    await asyncio.wait_for(running, 30)
+
+    assert await table.numbers() == []
+    assert await partitions.ready_count() == 100
+
+
+async def is_left(partitions: Partitions) -> bool:
+    return await partitions.ready_count() == 100
