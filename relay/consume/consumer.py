@@ -29,6 +29,7 @@ from relay.consume.failures import Judge
 from relay.consume.figures import Figures
 from relay.consume.handlers import AsyncHandler, SyncHandler, collect_handlers
 from relay.consume.inbox import Inbox
+from relay.consume.left_behind import tell_left_behind
 from relay.consume.queues import dead_queue, dead_queue_name, prepare, retry_queues
 from relay.consume.retries import Retries
 from relay.consume.setup import Order, Setup
@@ -196,6 +197,7 @@ class Consumer:
             try:
                 await check_inbox(setup.inbox)
                 await setup.session.check()
+                await tell_left_behind(setup.inbox, setup.session, holds=setup.order is Order.HOLD)
                 await prepare(
                     setup.broker,
                     setup.inbox.consumer_name,

@@ -24,6 +24,7 @@ from relay.consume.counters import Counters
 from relay.consume.figures import Figures
 from relay.consume.handlers import AsyncHandler, SyncHandler
 from relay.consume.inbox import Inbox
+from relay.consume.left_behind import tell_left_behind
 from relay.consume.outages import Outages
 from relay.consume.pool.check_in import CheckIn, Told
 from relay.consume.pool.holding import Holding, Hook, Partition
@@ -182,6 +183,7 @@ class PartitionedConsumer:
             try:
                 await check_inbox(setup.inbox)
                 await setup.session.check()
+                await tell_left_behind(setup.inbox, setup.session, holds=True, by_partition=True)
                 topology = pool_topology(self.queue)
                 await prepare(setup.broker, setup.inbox.consumer_name, topology, may_declare=self._may_declare)
                 await self._join()
