@@ -23,6 +23,8 @@ LONGEST_WORDS = 300  # characters of an exception's first line; what follows it 
 # The server cannot, whatever it is asked for: connections, resources, an operator, its disks, and a primary that takes
 # no writes (any more). By the prefix of the SQLSTATE.
 OUTAGES = ("08", "53", "57P", "58", "25006")
+# It has ended a session for what was done in it: idle_in_transaction_session_timeout and transaction_timeout.
+TOO_LONG = ("25P03", "25P04")
 
 
 class Permanent(OutboxError):  # noqa: N818  (a handler says what it means; nothing of ours went wrong)
@@ -165,6 +167,12 @@ def is_outage(error: BaseException) -> bool:
     """Tell whether the database could not, whoever asked it: then nobody's message has failed."""
     cause = cause_of(error)
     return isinstance(cause, psycopg.Error) and (cause.sqlstate or "").startswith(OUTAGES)
+
+
+def took_too_long(error: BaseException) -> bool:
+    """Tell whether the server ended the session because the transaction took too long: the same would come again."""
+    cause = cause_of(error)
+    return isinstance(cause, psycopg.Error) and cause.sqlstate in TOO_LONG
 
 
 def cause_of(error: BaseException) -> BaseException:

@@ -10,7 +10,7 @@ import structlog
 
 from relay.consume.admission import Applied
 from relay.consume.counters import Counters
-from relay.consume.failures import Fault, Judge, first_line, is_outage, name_of
+from relay.consume.failures import Fault, Judge, first_line, is_outage, name_of, took_too_long
 from relay.consume.gate import Entry
 from relay.consume.message import Delivery
 from relay.consume.outages import Outages
@@ -79,6 +79,8 @@ class Trial:
                 self.counters.in_flight -= 1
 
     def _is_outage(self, error: Exception) -> bool:
+        if took_too_long(error):
+            return False  # the session is lost, too, by what the handler did
         return isinstance(error, DatabaseUnavailableError) or self.transactions.is_lost or is_outage(error)
 
     def _count(self, batch: Sequence[Delivery], applied: Applied) -> None:

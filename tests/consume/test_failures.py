@@ -1,12 +1,14 @@
 """A handler that fails loses nothing, stops nobody else, and is not called in a tight loop."""
 
 import asyncio
+import time
 from typing import Any
 
 import psycopg
 import pytest
 
-from relay.consume import Consumer, Inbox, Message, on
+from relay.consume import Consumer, Inbox, Message, Retries, on
+from relay.consume.failures import Reason
 from relay.settings import BrokerSettings
 from tests.consume.effects import SEVERAL_MINUTES, SOON, Queue, Stumbling, Table, count, count_together, running
 from tests.support.eventually import eventually
@@ -167,3 +169,47 @@ async def test_a_statement_that_the_database_refuses_fails_only_its_own_message(
 
     assert sorted(await table.numbers()) == [0, 1, 3]
     assert await table.inbox_count() == 3
+
+
+@on("Counted")
+async def sleep_and_count(message: Message, connection: psycopg.AsyncConnection) -> None:
+    if message.json() == 0:
+        await asyncio.sleep(1)
+    await count(message, connection)
+
+
+@on("Counted")
+async def count_and_sleep(message: Message, connection: psycopg.AsyncConnection) -> None:
+    await count(message, connection)
+    if message.json() == 0:
+        await asyncio.sleep(1)
+
+
+@on("Counted")
+def sleep_in_a_thread(message: Message, connection: psycopg.Connection) -> None:
+    if message.json() == 0:
+        time.sleep(1)
+    values = (message.message_id, message.aggregate_id, message.json())
+    connection.execute("INSERT INTO effect (message_id, key, number) VALUES (%s, %s, %s)", values)
+
+
+@pytest.mark.parametrize(
+    "handler", [sleep_and_count, count_and_sleep, sleep_in_a_thread], ids=lambda each: each.__name__
+)
+async def test_a_message_whose_transaction_takes_longer_than_the_server_allows_fails_alone(
+    handler: Any, queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+) -> None:
+    name = table.connection.info.dbname
+    await table.connection.execute(f"ALTER DATABASE {name} SET idle_in_transaction_session_timeout = '300ms'".encode())
+    for number in range(5):
+        await queue.send(number, key=f"key-{number}")
+
+    consumer = Consumer(queue.name, [handler], inbox=inbox, broker=broker, retries=Retries(attempts=2, initial=0.02))
+    async with running(consumer):
+        await eventually(lambda: consumer.counters.dead_letters[Reason.EXHAUSTED] == 1, "the one is a dead letter")
+        await eventually(lambda: consumer.counters.applied == 4, "the others are applied")
+
+    (letter,) = await queue.dead()
+    assert (letter.body, letter.headers["x-dead-reason"]) == (b"0", "exhausted")
+    assert "idle-in-transaction timeout" in str(letter.headers["x-exception-message"])
+    assert sorted(await table.numbers()) == [1, 2, 3, 4]
