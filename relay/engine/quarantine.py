@@ -26,6 +26,7 @@ log = structlog.get_logger(__name__)
 
 PROBE_INITIAL, PROBE_MAX = 0.5, 5.0  # seconds between two probes of one route
 PROBES_A_SECOND = 20  # of all routes; each costs the database three transactions
+ROUTES_AT_A_TIME = 20  # between two windows: where thousands are due, other rows go on in between
 ROWS_PER_RELEASE = 2000
 
 
@@ -174,15 +175,18 @@ class Quarantine:
         before all later ones of its key.
         """
         now = self._loop.time()
-        if due := [(address, route) for address, route in self._routes.items() if route.probe_at <= now]:
+        due = [(address, route) for address, route in self._routes.items() if route.probe_at <= now]
+        due.sort(key=lambda each: each[1].probe_at)
+        if due:
             async with self._turn:
-                for address, route in due:
+                for address, route in due[:ROUTES_AT_A_TIME]:
                     if not self._session.lanes:
                         self._schedule(route)
                     elif route.works:
                         await self._let_go(address, route)
                     else:
                         await self._probe(address, route)
+        self._tail.go_on()  # what it was asked meanwhile is done, or armed for now
         if self._routes:
             self._arm()  # also when nothing was due: the loop counts milliseconds, and a timer may be over a bit early
 
@@ -194,6 +198,7 @@ class Quarantine:
             route = self._routes[address] = Route(id_, reason, probes)
             log.warning("route.quarantined", **names(address), reason=reason)
             self._schedule(route)
+            self._arm()
         elif route.probe in {(row.lane, row.id) for row in rows}:
             route.probe = None
         route.id, route.reason, route.works = id_, reason, False
@@ -239,7 +244,6 @@ class Quarantine:
     def _schedule(self, route: Route) -> None:
         most = max(PROBE_MAX, len(self._routes) / PROBES_A_SECOND)
         route.probe_at = self._loop.time() + backoff(route.probes + 1, PROBE_INITIAL, most)
-        self._arm()
 
     def _arm(self) -> None:
         """Let the tail give way when something is due."""

@@ -159,6 +159,10 @@ class Tail:
         self._give_way = True
         self.wake()
 
+    def go_on(self) -> None:
+        """That is done: read before the next time."""
+        self._give_way = False
+
     def database_time(self) -> float:
         """Give the database's time as `Row.created_at` has it, as of the last read and our own clock since then."""
         return self._clock_offset + time.monotonic() * 1e6

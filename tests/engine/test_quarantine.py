@@ -1,6 +1,8 @@
 """A route that does not work puts its rows aside, in nobody's way, and lets them go when it works again."""
 
 import asyncio
+from collections.abc import Collection
+from typing import Any
 
 import aio_pika
 import pytest
@@ -8,8 +10,10 @@ from aio_pika.abc import AbstractChannel
 
 from relay.engine.lanes import lock_lanes
 from relay.engine.publish import Publisher
-from relay.engine.quarantine import Quarantine
+from relay.engine.quarantine import ROUTES_AT_A_TIME, Quarantine
+from relay.engine.quarantine_table import Place, QuarantineTable
 from relay.engine.routes import Router
+from relay.engine.row import Row
 from relay.engine.session import LaneSession
 from relay.engine.tail import Tail
 from relay.settings import DatabaseSettings, RelaySettings, Wire
@@ -177,3 +181,36 @@ async def in_order(reader: Reader, number: int) -> list[int]:
 
 async def is_left(outbox: Outbox) -> bool:
     return await outbox.quarantined_routes() == []
+
+
+async def test_rows_of_other_routes_go_on_while_many_routes_are_probed(
+    outbox: Outbox, queue: Reader, run_node: RunNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(10 * ROUTES_AT_A_TIME):
+        await outbox.insert(str(number), exchange="", routing_key=f"gone-{number}")
+    async with run_node():
+        await eventually(outbox.is_empty, "all wait for their routes", 60)
+    probe = QuarantineTable.take_probe
+    probes, probes_before = 0, 0
+
+    async def count_and_probe(table: QuarantineTable, route: int, **options: Any) -> Place | None:
+        nonlocal probes
+        probes += 1
+        if probes == 1:
+            await outbox.insert("other")
+        return await probe(table, route, **options)
+
+    monkeypatch.setattr(QuarantineTable, "take_probe", count_and_probe)
+    offer = Publisher.offer
+
+    def offer_and_note(publisher: Publisher, rows: Collection[Row], **options: Any) -> None:
+        nonlocal probes_before
+        if any(row.aggregate_id == b"other" for row in rows):
+            probes_before = probes
+        offer(publisher, rows, **options)
+
+    monkeypatch.setattr(Publisher, "offer", offer_and_note)
+    async with run_node():  # after a start all are due at once
+        await queue.ids(1)
+
+    assert 0 < probes_before <= 3 * ROUTES_AT_A_TIME
