@@ -53,7 +53,7 @@ def skip_by_position(patch: pytest.MonkeyPatch) -> None:
         return await select(self, 1 << 62)
 
     patch.setattr(Tail, "_select", select_above_the_floors)
-    patch.setattr(Tail, "_note_ended", lambda *_: False)
+    patch.setattr(Tail, "_note_ended", lambda *_: None)
     patch.setattr(Tail, "go_back", lambda *_: None)
 
 
