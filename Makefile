@@ -10,7 +10,7 @@ TARGET ?= relay
 OPTIONS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-jobs drills chaos test-images image lint bench soak lock clean
+.PHONY: help setup demo test test-jobs verify drills chaos test-images image lint bench soak lock clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -37,6 +37,12 @@ test: setup ## run every test on real servers, which are started for the run; JO
 test-jobs: setup ## test the larger Spark jobs, each run as a whole
 	@PYTHON=$(PYTHON) tests/support/packages test
 	$(BIN)/pytest --numprocesses $(JOBS) --dist loadfile -m jobs
+
+verify: ## run what .ci/run leaves out: every drill, four chaos seeds, the images and five minutes of soak; about an hour
+	$(MAKE) drills
+	for seed in 1 2 3 4; do $(MAKE) chaos SEED=$$seed || exit 1; done
+	$(MAKE) test-images
+	$(MAKE) soak
 
 drills: setup ## the faults that need a cluster, a failover or a long run
 	@PYTHON=$(PYTHON) tests/support/packages test
