@@ -2,8 +2,12 @@
 
 import asyncio
 import random
+from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
 
 PHASE = random.random()  # noqa: S311  (nothing to do with secrets)
 
@@ -43,3 +47,16 @@ async def wait_for_event(event: asyncio.Event, within: float | None) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(within):
             await event.wait()
+
+
+async def unless_set(event: asyncio.Event, work: Coroutine[Any, Any, Result]) -> Result | None:
+    """Return the result of `work`; None when the event was set before, and `work` was cancelled for it."""
+    working, told = asyncio.ensure_future(work), asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait((working, told), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        told.cancel()
+        if not working.done():
+            working.cancel()
+            await asyncio.wait((working,))
+    return None if working.cancelled() else working.result()

@@ -7,15 +7,11 @@ tail ──window──> publisher ──frames──> broker
 
 import asyncio
 
-import structlog
-
 from relay.engine.hold import HeldKeys
 from relay.engine.mark import Marker
 from relay.engine.publish import Publisher
 from relay.engine.quarantine import Quarantine
 from relay.engine.tail import Tail
-
-log = structlog.get_logger(__name__)
 
 
 async def forward(
@@ -26,17 +22,16 @@ async def forward(
     marker: Marker,
     *,
     drain: asyncio.Event,
-    drain_timeout: float,
 ) -> None:
     """Carry pending rows to the broker until `drain` is set.
 
-    On return every row that was read is marked, put away or still pending: what was sent is settled and written, unless
-    that took longer than `drain_timeout` seconds; what was only read is left for the next run.
+    On return every row that was read is marked, put away or still pending: what was sent is settled and written; what
+    was only read is left for the next run.
     Being cancelled, or losing the session, is a crash that we are told about: rows in flight stay pending and go out
-    again.
+    again. So ends a drain that takes too long.
     """
     async with asyncio.TaskGroup() as tasks:
-        marking = tasks.create_task(marker.run(), name="mark")
+        tasks.create_task(marker.run(), name="mark")
         while (window := await tail.next_window(until=drain)) is not None:  # sleeps while idle, waits for room
             rows = await quarantine.keep_back(await held.keep_back(window))
             while held.holds_any(rows):  # since a moment ago: a row was parked while the table was asked
@@ -44,7 +39,3 @@ async def forward(
             publisher.offer(tail.keep_back(rows), behind=tail.behind)
             await quarantine.tend()
         publisher.stop()
-        await asyncio.wait([marking], timeout=drain_timeout)
-        if not marking.done():
-            log.warning("drain.timed_out", in_flight=publisher.in_flight, seconds=drain_timeout)
-            marking.cancel()

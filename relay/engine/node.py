@@ -11,7 +11,7 @@ import psycopg
 import structlog
 from pydantic import SecretStr
 
-from relay.backoff import backoff, wait_for_event
+from relay.backoff import backoff, unless_set, wait_for_event
 from relay.database import Host, kind_of_loss, one_line
 from relay.engine.figures import Figures
 from relay.engine.health import Health
@@ -41,6 +41,7 @@ RECONNECT_INITIAL, RECONNECT_MAX = 0.1, 3.0  # seconds; ready again within 5 s o
 INTERRUPTED = 130
 OURS_FOR = 0.9  # of node_timeout without an answer: then others may end our session, and we send no more
 DRAIN_LOOK = 0.2  # seconds: it may be told to stop before there is a broker
+GOODBYE = 1.0  # seconds beyond drain_timeout, to hand the lanes over and to close
 NO_LANES = "none held"
 
 
@@ -74,6 +75,7 @@ async def _run_until_told(node: "Node") -> int:
 
     def on_signal(number: int) -> None:
         if node.drain.is_set():
+            node.unplug()
             running.cancel()
         else:
             log.info("relay.draining", signal=signal.Signals(number).name)
@@ -123,6 +125,7 @@ class Node:
         self._sweep_finds = 0  # of earlier sessions' tails
         self._ready = False
         self._former: int | None = None  # the server process of the last session
+        self._forwarding: asyncio.Timeout | None = None
         self.drain = asyncio.Event()
 
     def is_ready(self) -> bool:
@@ -159,20 +162,45 @@ class Node:
     async def run(self) -> None:
         """Relay until drained."""
         async with asyncio.TaskGroup() as tasks:
+            linking = tasks.create_task(self._link.run(), name="link")
             beside = (
-                tasks.create_task(self._link.run(), name="link"),
+                linking,
                 tasks.create_task(self._stalls.run(), name="stalls"),
                 tasks.create_task(keep_days(self._settings), name="retention"),
+                tasks.create_task(self._end_in_time(linking), name="deadline"),
             )
             await self._relay()
             for task in beside:
                 task.cancel()
 
     def start_draining(self) -> None:
-        """Stop reading; `run` returns when what is in flight is settled and marked."""
+        """Stop reading and sending; `run` returns when what is in flight is settled and marked.
+
+        Whatever it waits for by then, and on whichever server: it returns `GOODBYE` after `relay.drain_timeout`.
+        """
+        if self.drain.is_set():
+            return
         self.drain.set()
+        self._publisher.stop()
         if self._tail:
             self._tail.wake()
+
+    def unplug(self) -> None:
+        """End the database session at once: nothing more is waited for on it."""
+        if (session := self._stalls.session) is not None:
+            session.unplug()
+
+    async def _end_in_time(self, linking: asyncio.Task[None]) -> None:
+        """Bound the whole stop: first what is in flight, then the goodbyes to both servers at once."""
+        await self.drain.wait()
+        drain_timeout = self._settings.relay.drain_timeout
+        await asyncio.sleep(drain_timeout)
+        log.warning("drain.timed_out", in_flight=self.in_flight, seconds=drain_timeout)
+        if self._forwarding is not None:
+            self._forwarding.reschedule(asyncio.get_running_loop().time())
+        linking.cancel()
+        await asyncio.sleep(GOODBYE)
+        self.unplug()
 
     async def use_hosts(self, url: SecretStr) -> None:
         """Go on with the broker's hosts of this URL; see `Link.use_hosts`."""
@@ -185,7 +213,7 @@ class Node:
         last: Host | None = None
         while not self.drain.is_set():
             try:
-                session = await LaneSession.open(self._settings.database, last=last)
+                session = await unless_set(self.drain, LaneSession.open(self._settings.database, last=last))
             except DatabaseUnavailableError as error:
                 if not self._ready and loop.time() >= give_up_at:
                     raise
@@ -194,6 +222,8 @@ class Node:
                 failures += 1
                 await wait_for_event(self.drain, backoff(failures, RECONNECT_INITIAL, RECONNECT_MAX))
                 continue
+            if session is None:
+                return
             opened_at = loop.time()
             last = session.host
             self._health.heal("database")
@@ -211,14 +241,14 @@ class Node:
             self._health.expect("lanes", NO_LANES)
             if self.drain.is_set():  # what is in flight still has had its time
                 return
-            await self._publisher.abandon()
+            await unless_set(self.drain, self._publisher.abandon())
             await wait_for_event(self.drain, backoff(failures, RECONNECT_INITIAL, RECONNECT_MAX))
 
     async def _use(self, session: LaneSession) -> None:
         """Relay through one session until drained or until it is lost."""
         settings = self._settings.relay
         self._sweep_finds += self._tail.sweep_finds if self._tail else 0
-        patience = Patience(session, self._health, drain=self.drain, drain_timeout=settings.drain_timeout)
+        patience = Patience(session, self._health, drain=self.drain)
         tail = self._tail = Tail(session, settings, patience)
         holding = settings.key_policy is KeyPolicy.HOLD and settings.ordering is not Ordering.NONE
         held = HeldKeys(session, tail, patience)
@@ -256,15 +286,13 @@ class Node:
                 await wait_for_event(self._link.up, DRAIN_LOOK)
             membership.hurry()
             announcing = tasks.create_task(self._announce(session, lanes), name="announce")
-            await forward(
-                tail,
-                held,
-                quarantine,
-                self._publisher,
-                marker,
-                drain=self.drain,
-                drain_timeout=settings.drain_timeout,
-            )
+            try:
+                async with asyncio.timeout(None) as self._forwarding:
+                    await forward(tail, held, quarantine, self._publisher, marker, drain=self.drain)
+            except TimeoutError:
+                pass  # `_end_in_time` has told it
+            finally:
+                self._forwarding = None
             for task in (*beside, announcing):
                 task.cancel()
         await membership.leave()

@@ -5,10 +5,8 @@ which fills; then no more is read, and so no more is sent.
 """
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from functools import wraps
-from math import inf
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import psycopg
@@ -67,23 +65,18 @@ class Patience:
     """Waits on a node's session, and says what is in the way.
 
     Args:
-        drain: set when the node is to stop; then nothing is waited for longer than `drain_timeout` seconds.
+        drain: set when the node is to stop: then it asks again at once, and often. Its caller is cancelled at the end.
     """
 
-    def __init__(self, session: LaneSession, health: Health, *, drain: asyncio.Event, drain_timeout: float) -> None:
+    def __init__(self, session: LaneSession, health: Health, *, drain: asyncio.Event) -> None:
         self._session = session
         self._health = health
         self._drain = drain
-        self._drain_timeout = drain_timeout
         self._days_blocked = False
 
     async def run(self, statement: Callable[[], Awaitable[Result]]) -> Result:
-        """Run a statement, as often as it takes. Losing the session ends it, as ever.
-
-        Raises:
-            psycopg.OperationalError: it could not be done in time, now that the node is to stop.
-        """
-        tries, give_up_at = 0, inf
+        """Run a statement, as often as it takes. Losing the session ends it, as ever."""
+        tries = 0
         while True:
             try:
                 result = await statement()
@@ -99,13 +92,10 @@ class Patience:
                 return result
             tries += 1
             self._health.degrade("database", reason)
-            if not self._drain.is_set():
-                await wait_for_event(self._drain, backoff(tries, RETRY_INITIAL, RETRY_MAX))
-            elif (now := time.monotonic()) > give_up_at:
-                raise psycopg.OperationalError(reason)
-            else:
-                give_up_at = min(give_up_at, now + self._drain_timeout)
+            if self._drain.is_set():
                 await asyncio.sleep(RETRY_INITIAL)
+            else:
+                await wait_for_event(self._drain, backoff(tries, RETRY_INITIAL, RETRY_MAX))
 
     async def keep_days(self) -> None:
         """Make the days' partitions in time, until cancelled."""

@@ -16,7 +16,7 @@ from psycopg import AsyncConnection, AsyncCursor
 from psycopg.sql import SQL, Identifier, Literal
 
 from relay.backoff import wait_for_event
-from relay.database import Host, connect_async, is_unreplicated
+from relay.database import Connection, Host, connect_async, is_unreplicated, unplug
 from relay.engine.opening import nodes_channel, prepare
 from relay.engine.row import Row
 from relay.errors import CommitUnknownError, DeadlineError
@@ -62,7 +62,7 @@ class LaneSession:
             transactions above the last one that has ended.
     """
 
-    def __init__(self, connection: AsyncConnection, database: DatabaseSettings) -> None:
+    def __init__(self, connection: Connection, database: DatabaseSettings) -> None:
         self.host = Host(connection.info.host, connection.info.port)
         self.lanes: list[int] = []
         self.schema = database.schema_name
@@ -122,6 +122,10 @@ class LaneSession:
         self.wake.set()
         if not self.lanes:  # then the tail runs none
             self.nodes_changed.set()
+
+    def unplug(self) -> None:
+        """End the session at once, whatever is waited for on it: it fails as on a lost connection."""
+        unplug(self._connection)
 
     @property
     def pid(self) -> int:

@@ -20,7 +20,7 @@ INSERT = (
 
 def unhurried(session: LaneSession) -> Patience:
     """Give the patience of a node that is not to stop."""
-    return Patience(session, Health(), drain=asyncio.Event(), drain_timeout=0)
+    return Patience(session, Health(), drain=asyncio.Event())
 
 
 class Follow(Protocol):

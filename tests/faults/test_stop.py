@@ -1,0 +1,177 @@
+"""Told to stop beside servers that do not answer: it ends in its time all the same, and nothing is lost."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import LiteralString, NamedTuple
+
+import psycopg
+import pytest
+from pydantic import SecretStr
+from structlog.testing import capture_logs
+from yarl import URL
+
+from relay.database import connect_async
+from relay.engine.node import Node
+from relay.settings import RelaySettings, Settings
+from tests.engine.conftest import Outbox, Reader, RunNode
+from tests.support.eventually import eventually
+from tests.support.proxy import FaultProxy, Way
+
+ROWS = 300
+# Below the 10 s in which the driver gives a cancelled statement up, and the 30 s of a statement that is not.
+SOON = 9.0
+QUICK = {"drain_timeout": 0.3, "heartbeat_interval": 0.1, "stall_after": 0.5}
+
+
+class Ways(NamedTuple):
+    """What leads to the two servers, and the settings of a relay that takes it."""
+
+    database: FaultProxy
+    broker: FaultProxy
+    settings: Settings
+
+    def silence(self, servers: str) -> None:
+        """Let these take everything and answer nothing, new connections included."""
+        if "database" in servers:
+            self.database.hold(Way.DOWN)
+        if "broker" in servers:
+            self.broker.hold(Way.DOWN)
+
+
+@asynccontextmanager
+async def _proxied(settings: Settings) -> AsyncIterator[Ways]:
+    database, broker = (URL(each.url.get_secret_value()) for each in (settings.database, settings.broker))
+    async with (
+        FaultProxy("127.0.0.1", database.port or 0, amqp=False) as to_database,
+        FaultProxy("127.0.0.1", broker.port or 0) as to_broker,
+    ):
+        urls = {
+            "database": SecretStr(str(database.with_port(to_database.port))),
+            "broker": SecretStr(str(broker.with_port(to_broker.port))),
+        }
+        parts = {part: getattr(settings, part).model_copy(update={"url": url}) for part, url in urls.items()}
+        relay = RelaySettings(**{**settings.relay.model_dump(), **QUICK})
+        yield Ways(to_database, to_broker, settings.model_copy(update={**parts, "relay": relay}))
+
+
+@pytest.fixture
+async def ways(settings: Settings) -> AsyncIterator[Ways]:
+    async with _proxied(settings) as ways:
+        yield ways
+
+
+async def _stop(node: Node, running: asyncio.Task[None]) -> None:
+    node.start_draining()
+    await eventually(running.done, "it ends", SOON)
+    running.result()
+
+
+@pytest.mark.parametrize("is_loaded", [False, True], ids=["idle", "loaded"])
+@pytest.mark.parametrize("silent", ["database", "broker", "database and broker"])
+async def test_a_stop_beside_silent_servers_takes_its_time_and_no_more(
+    silent: str, *, is_loaded: bool, ways: Ways, outbox: Outbox, queue: Reader, run_node: RunNode
+) -> None:
+    node = Node(ways.settings)
+    running = asyncio.create_task(node.run())
+    await eventually(node.is_ready, "it is ready")
+    if is_loaded:
+        await outbox.insert_many(ROWS, keys=ROWS)
+        await eventually(lambda: node.figures().published > 0, "it sends and marks")
+    ways.silence(silent)
+    if is_loaded:
+        await outbox.insert_many(ROWS, keys=ROWS)
+    # The silence is noticed: a heartbeat, a read or a mark is under way, or a row waits for its confirm.
+    expected = silent.split(maxsplit=1)[0] if is_loaded or "database" in silent else None
+    await eventually(lambda: expected is None or bool(node.hindrances()), "it waits for an answer")
+
+    await _stop(node, running)
+
+    written = [*await outbox.ids("pending"), *await outbox.ids("sent")]
+    async with run_node():
+        await eventually(outbox.is_empty, "another relay sends the rest")
+    delivered = {int(str(message.headers["x-outbox-id"])) for message in await queue.everything()}
+    assert delivered == set(written)
+
+
+@pytest.mark.parametrize("silent", ["database", "broker", "database and broker"])
+async def test_a_stop_while_it_connects_ends_it(silent: str, *, ways: Ways, queue: Reader) -> None:
+    ways.silence(silent)
+    node = Node(ways.settings)
+    running = asyncio.create_task(node.run())
+    await eventually(lambda: len(node.hindrances()) > 0, "it is not there yet")
+
+    await _stop(node, running)
+
+
+async def test_a_stop_of_one_that_waits_for_lanes_ends_it(
+    ways: Ways, outbox: Outbox, queue: Reader, run_node: RunNode
+) -> None:
+    standing_by = ways.settings.relay.model_copy(update={"node": "second", "standby": True})
+    async with run_node(node="first") as first:
+        await eventually(first.is_ready, "the first has the lanes")
+        node = Node(ways.settings.model_copy(update={"relay": standing_by}))
+        running = asyncio.create_task(node.run())
+        await eventually(lambda: "standing by" in node.hindrances().get("lanes", ""), "the second waits for them")
+        ways.silence("database")
+        await eventually(lambda: "database" in node.hindrances(), "the silence is noticed")
+
+        await _stop(node, running)
+
+
+async def test_a_session_that_was_lost_is_not_waited_for(ways: Ways, outbox: Outbox, queue: Reader) -> None:
+    node = Node(ways.settings)
+    running = asyncio.create_task(node.run())
+    await eventually(node.is_ready, "it is ready")
+    ways.silence("broker")
+    await outbox.insert_many(ROWS, keys=ROWS)
+    await eventually(lambda: node.in_flight > 0, "rows wait for their confirms")
+    ways.database.refusing = True
+    ways.database.cut()
+    await eventually(lambda: "database" in node.hindrances(), "the session is lost")
+
+    await _stop(node, running)
+
+    assert len(await outbox.ids("pending")) == ROWS
+
+
+async def test_only_a_drain_that_takes_too_long_says_so(settings: Settings, outbox: Outbox, queue: Reader) -> None:
+    node = Node(settings)
+    running = asyncio.create_task(node.run())
+    await outbox.insert_many(ROWS)
+    await eventually(outbox.is_empty, "all are sent")
+
+    with capture_logs() as events:
+        await _stop(node, running)
+
+    assert "drain.timed_out" not in [event["event"] for event in events]
+
+
+async def test_an_interrupted_statement_ends_soon_beside_a_silent_server(ways: Ways) -> None:
+    async with await connect_async(ways.settings.database) as connection:
+        ways.silence("database")
+        asking = asyncio.create_task(connection.execute("SELECT 1"))
+        await asyncio.sleep(0)  # it is sent
+
+        asking.cancel()
+        await eventually(asking.done, "it ends", within=5)  # psycopg waits 5 s for the server, and 5 s more
+
+        assert asking.cancelled()
+        assert connection.closed
+
+
+async def test_an_interrupted_statement_is_cancelled_by_a_server_that_answers(settings: Settings) -> None:
+    async with await connect_async(settings.database) as connection:
+        asking = asyncio.create_task(connection.execute("SELECT pg_sleep(600)"))
+        async with await connect_async(settings.database) as other:
+            look = "SELECT FROM pg_stat_activity WHERE query LIKE 'SELECT pg_sleep%' AND datname = current_database()"
+            await eventually(lambda: _finds(other, look), "it runs")
+
+            asking.cancel()
+            await eventually(asking.done, "it ends", SOON)
+
+        assert await _finds(connection, "SELECT pg_sleep(1.5)")  # for longer than the cancellation may take
+
+
+async def _finds(connection: psycopg.AsyncConnection, query: LiteralString) -> bool:
+    return bool((await connection.execute(query)).rowcount)
