@@ -73,7 +73,7 @@ async def test_a_broker_that_is_lost_makes_it_unready_while_the_last_handlers_en
         async with serving(consumer) as site:
             await eventually(lambda: consumer.counters.in_flight == 1, "a handler runs")
             proxy.cut()
-            await eventually(lambda: is_unready(site, "broker: connection lost: "), "unready")
+            await eventually(lambda: is_unready(site, "broker: "), "unready")
             hanging.let_go.set()
             await eventually(site.is_ready, "ready again")
 
@@ -83,7 +83,7 @@ async def test_a_queue_that_was_deleted_makes_it_unready(queue: Queue, inbox: In
         await eventually(site.is_ready, "ready")
 
         await queue.channel.queue_delete(queue.name)
-        await eventually(lambda: is_unready(site, f"broker: queue '{queue.name}' does not exist"), "it names the queue")
+        await eventually(lambda: is_unready(site, "broker: its queue does not exist"), "unready")
 
         await queue.declare()
         await eventually(site.is_ready, "ready again")
@@ -238,7 +238,7 @@ async def test_an_overload_makes_it_unready_and_is_no_stall(
         # Longer than `stall_after`.
         await eventually(lambda: is_unready(site, "overload: paused for 1 s"), "unready")
         answer = await site.get("/readyz")
-        assert "Overload: 429 from the tax office" in answer.body
+        assert "tax office" not in answer.body  # its words are for the log
         assert "delivery" not in answer.body
 
         stumbling.failures.clear()

@@ -136,7 +136,7 @@ async def test_another_path_or_method_is_refused(run_site: RunSite) -> None:
         await writer.wait_closed()
 
     assert (unknown.status, unknown.body) == (404, "there are /livez, /readyz and /metrics\n")
-    assert posted.split()[1] == b"501"
+    assert posted.split()[1] == b"405"
 
 
 async def test_clients_that_say_nothing_or_leave_disturb_nobody(start_relay: StartRelay) -> None:
