@@ -1,8 +1,10 @@
 """Run migrations on the connection that `relay migrate` hands over, or print them as SQL."""
 
+from functools import partial
+
 from alembic import context
 
-from relay.operate.migrate import VERSION_TABLE, settings_of
+from relay.operate.migrate import VERSION_TABLE, note_oldest_release, settings_of
 
 config = context.config
 schema, connect = settings_of(config)
@@ -22,6 +24,7 @@ if context.is_offline_mode():
         literal_binds=True,
         version_table=VERSION_TABLE,
         version_table_schema=schema,
+        on_version_apply=partial(note_oldest_release, context.script),
     )
     run()
 else:
@@ -31,5 +34,6 @@ else:
             version_table=VERSION_TABLE,
             version_table_schema=schema,
             transaction_per_migration=True,
+            on_version_apply=partial(note_oldest_release, context.script),
         )
         run()

@@ -1,7 +1,6 @@
 """${message}
 
 Lock: name the lock it takes and for how long on a million rows.
-Oldest release that runs on it: name it.
 """
 
 from alembic import op
@@ -10,6 +9,8 @@ revision = ${repr(up_revision)}
 down_revision = ${repr(down_revision)}
 branch_labels = None
 depends_on = None
+oldest_release = "name the oldest release that runs on the tables after it"
+drops = ()  # tables that `downgrade` drops with all their rows
 
 
 def upgrade(schema: str) -> None:

@@ -1,7 +1,6 @@
 """Create the outbox: message and its partitions, nodes, Spark's ledger, the inbox.
 
 Lock: none that anyone waits for; every object is new.
-Oldest release that runs on it: 0.1.0.
 """
 
 from alembic import op
@@ -10,6 +9,8 @@ revision = "0001"
 down_revision = None
 branch_labels = None
 depends_on = None
+oldest_release = "0.1.0"
+drops = ("message", "processed_message", "batch", "node")
 
 MESSAGE = """
 CREATE SEQUENCE {schema}.message_id_seq AS bigint;

@@ -1,7 +1,6 @@
 """Add the replay jobs and the rows that could not be replayed.
 
 Lock: none that anyone waits for; every object is new.
-Oldest release that runs on it: 0.1.0.
 """
 
 from alembic import op
@@ -10,6 +9,8 @@ revision = "0002"
 down_revision = "0001"
 branch_labels = None
 depends_on = None
+oldest_release = "0.1.0"
+drops = ("replay", "replay_failure")
 
 REPLAY = """
 CREATE TABLE {schema}.replay (

@@ -1,7 +1,6 @@
 """Give rows whose route does not work a partition of their own, beside the list of these routes.
 
 Lock: ACCESS EXCLUSIVE on message for an instant, to add a column; it waits for transactions that have written or read.
-Oldest release that runs on it: 0.1.0.
 """
 
 from alembic import op
@@ -10,6 +9,8 @@ revision = "0003"
 down_revision = "0002"
 branch_labels = None
 depends_on = None
+oldest_release = "0.1.0"
+drops = ("quarantine",)
 
 QUARANTINE = """
 CREATE TABLE {schema}.quarantine (

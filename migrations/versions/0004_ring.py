@@ -1,7 +1,6 @@
 """Let writers switch the doorbell off for a transaction, and test it at less cost.
 
 Lock: SHARE ROW EXCLUSIVE on message for an instant; it waits for open transactions that have written.
-Oldest release that runs on it: 0.1.0.
 """
 
 from alembic import op
@@ -10,6 +9,8 @@ revision = "0004"
 down_revision = "0003"
 branch_labels = None
 depends_on = None
+oldest_release = "0.1.0"
+drops = ()
 
 # PREPARE TRANSACTION is refused after a NOTIFY. A writer that prepares says SET LOCAL outbox.ring = off, and the
 # relay finds its rows by polling.

@@ -1,7 +1,6 @@
 """Let the relays share the lanes: each tells whether it can deliver, and whether it stands by.
 
 Lock: ACCESS EXCLUSIVE on node for an instant.
-Oldest release that runs on it: 0.1.0.
 """
 
 from alembic import op
@@ -10,6 +9,8 @@ revision = "0005"
 down_revision = "0004"
 branch_labels = None
 depends_on = None
+oldest_release = "0.1.0"
+drops = ()
 
 UP = """
 ALTER TABLE {schema}.node

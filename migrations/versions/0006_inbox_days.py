@@ -2,7 +2,7 @@
 
 Lock: ACCESS EXCLUSIVE on processed_message while its rows are copied, so consumers wait: 10 to 15 s for a million rows.
 message is read once, to tell the days. New and old rows are both there until it commits.
-Oldest release that runs on it: 0.1.0; consumers are to be of the release that brings it.
+Consumers must be of the release that brings it.
 """
 
 from alembic import op
@@ -11,6 +11,8 @@ revision = "0006"
 down_revision = "0005"
 branch_labels = None
 depends_on = None
+oldest_release = "0.1.0"
+drops = ("inbox_memory",)
 
 # A unique key over days needs the day to be a property of the message, not of the moment when it is applied: each
 # repeat then meets the row that the first one has left (docs/decisions/0012-an-inbox-by-the-day-of-the-message.md).

@@ -1,7 +1,6 @@
 """Let consumers hold the keys of failed messages, and count the tries that did not end.
 
 Lock: none that anyone waits for; every object is new.
-Oldest release that runs on it: 0.1.0.
 """
 
 from alembic import op
@@ -10,6 +9,8 @@ revision = "0007"
 down_revision = "0006"
 branch_labels = None
 depends_on = None
+oldest_release = "0.1.0"
+drops = ("held_message", "begun_message")
 
 UP = """
 CREATE TABLE {schema}.held_message (

@@ -1,7 +1,6 @@
 """Note who has sent back or thrown away which dead letter.
 
 Lock: none that anyone waits for; every object is new.
-Oldest release that runs on it: 0.1.0.
 """
 
 from alembic import op
@@ -10,6 +9,8 @@ revision = "0008"
 down_revision = "0007"
 branch_labels = None
 depends_on = None
+oldest_release = "0.1.0"
+drops = ("dead_letter_audit",)
 
 UP = """
 CREATE TABLE {schema}.dead_letter_audit (

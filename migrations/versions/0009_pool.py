@@ -1,7 +1,6 @@
 """Let consumers share the partitions of a queue: members, who holds which partition, and who is the master.
 
 Lock: ACCESS EXCLUSIVE on held_message while it gets an index, which is as long as much is held; the rest is new.
-Oldest release that runs on it: 0.1.0.
 """
 
 from alembic import op
@@ -10,6 +9,8 @@ revision = "0009"
 down_revision = "0008"
 branch_labels = None
 depends_on = None
+oldest_release = "0.1.0"
+drops = ("pool", "pool_member", "pool_partition", "pool_master")
 
 UP = """
 CREATE TABLE {schema}.pool (

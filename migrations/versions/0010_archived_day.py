@@ -1,7 +1,6 @@
 """Note which days of sent rows are archived, with what was verified of them.
 
 Lock: none that anyone waits for; every object is new.
-Oldest release that runs on it: 0.1.0.
 """
 
 from alembic import op
@@ -10,6 +9,8 @@ revision = "0010"
 down_revision = "0009"
 branch_labels = None
 depends_on = None
+oldest_release = "0.1.0"
+drops = ("archived_day",)
 
 UP = """
 CREATE TABLE {schema}.archived_day (

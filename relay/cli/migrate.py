@@ -4,14 +4,23 @@ import asyncio
 import sys
 from typing import Annotated
 
-from cyclopts import Parameter
+import structlog
+from cyclopts import Parameter, validators
 
 from relay.cli.options import DatabaseOptions
-from relay.cli.printing import say
+from relay.cli.printing import aside, print_table, say
 from relay.database import refuse_pooler
 from relay.errors import UsageError
+from relay.observe.log import set_up
 from relay.operate import migrate as operate
+from relay.operate.downgrade import Cost, preview
+from relay.operate.lock_wait import LOCK_TIMEOUT, WAIT, LockLimits
 from relay.operate.session import session
+from relay.replay.job import operator
+from relay.settings import DatabaseSettings, Settings
+
+log = structlog.get_logger(__name__)
+POSITIVE = validators.Number(gt=0, lte=86_400)
 
 
 def migrate(
@@ -22,21 +31,80 @@ def migrate(
     downgrade: Annotated[
         str | None, Parameter(help="Go back to this version; `base` drops every table with all its rows.")
     ] = None,
+    dry_run: Annotated[bool, Parameter(help="Change nothing; print the rows that --downgrade would drop.")] = False,
+    yes: Annotated[bool, Parameter(help="Downgrade without asking; needed where nobody can be asked.")] = False,
+    why: Annotated[str, Parameter(help="Logged with a downgrade; needed unless it is a dry run.")] = "",
+    force: Annotated[bool, Parameter(help="Downgrade also while relays run on the tables.")] = False,
+    lock_timeout: Annotated[
+        float, Parameter(help="Seconds to wait for one lock; writers wait behind it.", validator=POSITIVE)
+    ] = LOCK_TIMEOUT,
+    wait: Annotated[
+        float, Parameter(help="Seconds of tries to get the locks for one version.", validator=POSITIVE)
+    ] = WAIT,
 ) -> int:
-    """Bring the outbox tables to the version of this release. Several may run at once."""
+    """Bring the outbox tables to the version of this release. Several may run at once.
+
+    Tables that are ahead of this release are left as they are: with exit code 0 when this release runs on them.
+    """
     if sum((sql, check, downgrade is not None)) > 1:
         raise UsageError("--sql, --check and --downgrade exclude each other")
-    database = (options or DatabaseOptions()).load().settings.database
+    if downgrade is None and (dry_run or yes or why or force):
+        raise UsageError("--dry-run, --yes, --why and --force go with --downgrade")
+    settings = (options or DatabaseOptions()).load().settings
+    database = settings.database
     if sql:
         operate.write_sql(database, sys.stdout)
         return 0
     asyncio.run(refuse_pooler(database))  # it holds a lock from one migration to the next
+    limits = LockLimits(lock_timeout, wait)
     if downgrade is not None:
-        operate.downgrade(database, downgrade)
-    elif not check:
-        operate.migrate(database)
-    if downgrade is None:
-        with session(database):  # which refuses what is missing or behind
-            pass
-    say(f"schema {database.schema_name} is of version {operate.current_revision(database) or 'none'}")
+        return _downgrade(settings, downgrade, limits, dry_run=dry_run, yes=yes, why=why.strip(), force=force)
+    if not check:
+        operate.migrate(database, limits=limits, tell=aside)
+    with session(database):  # which refuses what is missing, behind, or too far ahead
+        pass
+    _say_version(database)
     return 0
+
+
+def _downgrade(
+    settings: Settings, revision: str, limits: LockLimits, *, dry_run: bool, yes: bool, why: str, force: bool
+) -> int:
+    if not why and not dry_run:
+        raise UsageError("--why is needed: it is logged with who has dropped which rows")
+    database = settings.database
+    cost = preview(database, revision)
+    print_table(("table", "state", "rows"), cost.rows)
+    if dry_run:
+        if cost.relays:
+            aside(f"these relays run on the tables: {', '.join(cost.relays)}")
+        return 0
+    if not force:
+        cost.refuse_running()
+    if not yes and not _is_sure(cost, revision):
+        return 1
+    found = operate.current_revision(database)
+    operate.downgrade(database, revision, limits=limits, tell=aside)
+    set_up(settings.log)
+    log.warning(
+        "schema.downgraded",
+        schema=database.schema_name,
+        found=found,
+        revision=revision,
+        rows=cost.total,
+        by=operator(),
+        why=why,
+    )
+    _say_version(database)
+    return 0
+
+
+def _is_sure(cost: Cost, revision: str) -> bool:
+    if not sys.stdin.isatty():
+        raise UsageError("--downgrade drops these rows for good: --dry-run counts them, and --yes does it unasked")
+    aside(f"drop {cost.total} rows for good and go back to version {revision}? [y/N]")
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _say_version(database: DatabaseSettings) -> None:
+    say(f"schema {database.schema_name} is of version {operate.current_revision(database) or 'none'}")

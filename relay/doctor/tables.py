@@ -5,11 +5,11 @@ from collections.abc import Iterator
 import psycopg
 from psycopg.sql import SQL, Identifier
 
+from relay.compatibility import READ_TABLES, release_needed
 from relay.doctor.finding import Finding, Verdict
 from relay.operate.revision import head_revision
 from relay.settings import Settings
 
-READ_REVISION = SQL("SELECT version_num FROM {schema}.migration")
 DAYS_AHEAD = 3  # today (UTC) and the next two, as the relay makes them (relay/engine/session.py, ENSURE_DAYS)
 
 # A day is there when its partition is attached; a table that only has the name keeps it from being made.
@@ -31,12 +31,14 @@ READ_DAYS = SQL("""
 def tables_at_head(connection: psycopg.Connection, settings: Settings) -> Iterator[Finding]:
     check, schema, wanted = "database.tables", settings.database.schema_name, head_revision()
     try:
-        row = connection.execute(READ_REVISION.format(schema=Identifier(schema))).fetchone()
+        row = connection.execute(READ_TABLES.format(schema=Identifier(schema))).fetchone()
     except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
         row = None
-    found = row[0] if row else "none"
+    found, note = row or ("none", None)
     words = f"schema {schema} is of version {found}; this release needs {wanted}"
-    if row and found >= wanted:  # a newer one is served: a migration runs before the relays are replaced
+    if needed := release_needed(note):
+        yield Finding(check, Verdict.FAILED, f"{words}, and they need release {needed}", f"run release {needed}")
+    elif row and found >= wanted:  # a newer one is served: a migration runs before the relays are replaced
         yield Finding(check, Verdict.OK, words)
     else:
         yield Finding(check, Verdict.FAILED, words, "run `relay migrate`, or check database.schema")

@@ -31,7 +31,7 @@ from relay.engine.routes import Router
 from relay.engine.session import LaneSession
 from relay.engine.stall import StallWatch
 from relay.engine.tail import Tail
-from relay.errors import AccessError, DatabaseUnavailableError, OutboxError, leaves
+from relay.errors import AccessError, DatabaseUnavailableError, OutboxError, SchemaError, leaves
 from relay.retention.rounds import keep_days
 from relay.settings import KeyPolicy, Ordering, Settings
 
@@ -43,6 +43,14 @@ OURS_FOR = 0.9  # of node_timeout without an answer: then others may end our ses
 DRAIN_LOOK = 0.2  # seconds: it may be told to stop before there is a broker
 GOODBYE = 1.0  # seconds beyond drain_timeout, to hand the lanes over and to close
 NO_LANES = "none held"
+
+# What a relay gets when another process downgrades or drops its tables.
+TABLES_CHANGED = (
+    psycopg.errors.UndefinedTable,
+    psycopg.errors.UndefinedColumn,
+    psycopg.errors.UndefinedFunction,
+    psycopg.errors.InvalidSchemaName,
+)
 
 
 async def serve(
@@ -66,10 +74,10 @@ async def serve(
     gc.set_threshold(50_000, 20, 50)
     node = Node(settings)
     async with reloading(reload or (lambda: settings), settings, node.use_hosts), beside(node):
-        return await _run_until_told(node)
+        return await _run_until_told(node, settings)
 
 
-async def _run_until_told(node: "Node") -> int:
+async def _run_until_told(node: "Node", settings: Settings) -> int:
     loop = asyncio.get_running_loop()
     running = asyncio.create_task(node.run(), name="node")
 
@@ -92,7 +100,14 @@ async def _run_until_told(node: "Node") -> int:
     except BaseExceptionGroup as group:
         error = _first(group)
         if isinstance(error, psycopg.errors.InsufficientPrivilege):
-            raise AccessError(f"{error.diag.message_primary}: config/roles.sql grants what the relay needs") from group
+            raise AccessError(
+                f"{error.diag.message_primary}: `relay config roles` prints the grants that the relay needs"
+            ) from group
+        if isinstance(error, TABLES_CHANGED):
+            raise SchemaError(
+                f"the tables in schema {settings.database.schema_name!r} were dropped or changed while the relay ran:"
+                f" {error.diag.message_primary}; run `relay migrate` of this release, then start the relay again"
+            ) from group
         raise error from group
     finally:
         for number in signals:

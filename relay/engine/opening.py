@@ -6,6 +6,7 @@ import psycopg
 from psycopg import AsyncConnection
 from psycopg.sql import SQL, Identifier
 
+from relay.compatibility import READ_TABLES, refuse_newer
 from relay.database import KEEPALIVE, one_line, require_session
 from relay.errors import CommitUnknownError, DatabaseUnavailableError, DeadlineError, SchemaError
 from relay.settings import DatabaseSettings
@@ -32,8 +33,7 @@ SET_TIMEOUTS = SQL("""
 # One wide row, and libpq keeps an input buffer of its size: 16 KiB else, and a wake-up for each 16 KiB of a window.
 WIDE_ROW = SQL("SELECT repeat(' ', 262144)")
 
-REVISION = SQL("SELECT version_num FROM {schema}.migration")
-OLDEST_REVISION = "0005"  # what this release needs; a newer one is served: migrations come before the relays
+OLDEST_REVISION = "0005"  # what this release needs; newer ones are served unless their note says otherwise
 
 # What ends a session, or makes it useless to us.
 SESSION_LOST = (
@@ -56,7 +56,7 @@ async def prepare(connection: AsyncConnection, database: DatabaseSettings) -> No
     Raises:
         DatabaseUnavailableError: it does not answer, or was ended.
         ConfigurationError: it is a pooler's, and no session.
-        SchemaError: the outbox tables are missing or too old.
+        SchemaError: the outbox tables are missing, too old, or of a release that left this one behind.
     """
     schema = database.schema_name
     try:
@@ -65,10 +65,11 @@ async def prepare(connection: AsyncConnection, database: DatabaseSettings) -> No
             await connection.execute(SET_TIMEOUTS, _timeouts(connection, database))
             await connection.execute(PLANNER)
             await connection.execute(WIDE_ROW)
-            cursor = await connection.execute(REVISION.format(schema=Identifier(schema)))
-            (revision,) = await cursor.fetchone() or ("",)
+            cursor = await connection.execute(READ_TABLES.format(schema=Identifier(schema)))
+            revision, note = await cursor.fetchone() or ("", None)
             if revision < OLDEST_REVISION:
                 raise SchemaError(f"the outbox tables in schema {schema!r} are too old: run `relay migrate`")
+            refuse_newer(schema, revision, note)
             await connection.execute(SQL("LISTEN {}").format(Identifier(nodes_channel(schema))))
     except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedFunction, psycopg.errors.InvalidSchemaName):
         raise SchemaError(f"the outbox tables are missing in schema {schema!r}: run `relay migrate`") from None

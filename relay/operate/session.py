@@ -7,13 +7,13 @@ import psycopg
 from psycopg import errors
 from psycopg.sql import SQL, Identifier
 
+from relay.compatibility import READ_TABLES, refuse_newer
 from relay.database import connect
 from relay.errors import AccessError, DatabaseUnavailableError, DeadlineError, SchemaError
 from relay.operate.revision import head_revision
 from relay.settings import DatabaseSettings
 
 SET_TIMEOUT = SQL("SELECT set_config('statement_timeout', %(milliseconds)s, false)")
-READ_REVISION = SQL("SELECT version_num FROM {schema}.migration")
 
 
 @contextmanager
@@ -24,8 +24,8 @@ def session(database: DatabaseSettings, *, timeout: float | None = None) -> Iter
         timeout: seconds for each statement, in place of database.command_timeout.
     Raises:
         DatabaseUnavailableError: no connection, or it was lost.
-        SchemaError: the tables are missing, or older than this release. Newer ones are served:
-            a migration runs before the relays are replaced.
+        SchemaError: the tables are missing, older than this release, or so new that it does not run on them. Other
+            newer ones are served: a migration runs before the relays are replaced.
         AccessError, DeadlineError: what the database refused or took too long for.
     """
     seconds = timeout or database.command_timeout
@@ -74,11 +74,12 @@ def in_words(connection: psycopg.Connection, lack: str, seconds: float, *, url: 
 
 
 def _check_revision(connection: psycopg.Connection, schema: str) -> None:
-    row = connection.execute(READ_REVISION.format(schema=Identifier(schema))).fetchone()
-    found, wanted = row[0] if row else None, head_revision()
+    row = connection.execute(READ_TABLES.format(schema=Identifier(schema))).fetchone()
+    (found, note), wanted = row or (None, None), head_revision()
     # Revisions are numbered, so an older one compares less.
     if found is None or found < wanted:
         raise SchemaError(
             f"the outbox tables in schema {schema} are of version {found or 'none'}, and this release needs {wanted}:"
             " run `relay migrate`"
         )
+    refuse_newer(schema, found, note)

@@ -120,12 +120,12 @@ def test_migrate_makes_checks_and_drops_the_tables(
     done = relay("migrate", **elsewhere)
     again = relay("migrate", **elsewhere)
     after = relay("migrate", "--check", **elsewhere)
-    dropped = relay("migrate", "--downgrade", "base", **elsewhere)
+    dropped = relay("migrate", "--downgrade", "base", "--yes", "--why", "a test", **elsewhere)
 
     assert (before.code, done.code, again.code, after.code, dropped.code) == (1, 0, 0, 0, 0)
     assert done.out == again.out == after.out
     assert done.out.startswith("schema billing is of version 0")
-    assert dropped.out == "schema billing is of version none\n"
+    assert dropped.out.endswith("schema billing is of version none\n")
 
 
 def test_migrate_sql_prints_and_connects_to_nothing(tmp_path: Path) -> None:

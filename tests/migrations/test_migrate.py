@@ -151,14 +151,3 @@ def test_a_migration_that_fails_half_way_is_undone(empty_database: DatabaseSetti
         migrate(empty_database)
 
     assert description(url_of(empty_database)) == before
-
-
-def test_tables_of_a_later_release_are_left_alone(database: DatabaseSettings) -> None:
-    with psycopg.connect(url_of(database)) as connection:
-        connection.execute("UPDATE outbox.migration SET version_num = '9999'")
-
-    with pytest.raises(SchemaError, match="9999"):
-        migrate(database)
-
-    assert current_revision(database) == "9999"
-    assert not is_at_head(database)

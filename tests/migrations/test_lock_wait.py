@@ -1,0 +1,99 @@
+"""Migrations beside open transactions: writers go on, and what is in the way is named."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import psycopg
+import pytest
+
+from relay.errors import BusyError
+from relay.operate.lock_wait import LockLimits
+from relay.operate.migrate import current_revision, downgrade, is_at_head, migrate
+from relay.operate.revision import head_revision
+from relay.settings import DatabaseSettings
+from tests.support.process import wait_for
+
+BRIEF = LockLimits(lock_timeout=0.2, wait=60)
+OLDER = [f"{number:04}" for number in range(1, int(head_revision()))]
+LOCKS_MESSAGE = "0002"  # the next one adds a column to `message`
+INSERT = "INSERT INTO outbox.message (aggregate_type, event_type, payload) VALUES ('a', 'e', '1')"
+WAITING = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'outbox.message'::regclass"
+
+
+def url_of(database: DatabaseSettings) -> str:
+    return database.url.get_secret_value()
+
+
+@pytest.mark.every_postgres
+def test_a_writer_goes_on_while_a_migration_waits_for_a_reader(empty_database: DatabaseSettings) -> None:
+    migrate(empty_database, LOCKS_MESSAGE)
+    url = url_of(empty_database)
+    with (
+        psycopg.connect(url) as reader,
+        psycopg.connect(url, autocommit=True, options="-c statement_timeout=20s") as writer,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        reader.execute("SELECT count(*) FROM outbox.message")
+        migrating = thread.submit(migrate, empty_database)
+        try:
+            wait_for(lambda: writer.execute(WAITING).fetchone() == (1,), "the migration waits", 60)
+            for _ in range(20):
+                writer.execute(INSERT)
+        finally:
+            reader.rollback()
+        migrating.result(timeout=60)
+
+    assert is_at_head(empty_database)
+
+
+@pytest.mark.parametrize("revision", OLDER)
+def test_from_each_version_to_head_and_back_beside_a_reader(empty_database: DatabaseSettings, revision: str) -> None:
+    migrate(empty_database, revision)
+    url = url_of(empty_database)
+    for work in (migrate, downgrade):
+        with (
+            psycopg.connect(url) as reader,
+            psycopg.connect(url, autocommit=True, options="-c statement_timeout=20s") as writer,
+            ThreadPoolExecutor(1) as thread,
+        ):
+            reader.execute("SELECT count(*) FROM outbox.message")
+            told: list[str] = []
+            target = "head" if work is migrate else revision
+            working = thread.submit(work, empty_database, target, limits=BRIEF, tell=told.append)
+            try:
+                wait_for(lambda: working.done() or len(told) > 1, "it is done, or waits again", 60)  # noqa: B023
+                writer.execute(INSERT)
+            finally:
+                reader.rollback()
+            working.result(timeout=60)
+
+            pid = reader.info.backend_pid
+            assert all(f"session {pid}" in line and "outbox.message" in line for line in told)
+
+    assert current_revision(empty_database) == revision
+
+
+def test_what_cannot_be_locked_is_named_and_nothing_of_it_is_done(empty_database: DatabaseSettings) -> None:
+    migrate(empty_database, LOCKS_MESSAGE)
+    with psycopg.connect(url_of(empty_database), application_name="nightly report") as reader:
+        reader.execute("SELECT count(*) FROM outbox.message")
+
+        with pytest.raises(BusyError) as refused:
+            migrate(empty_database, limits=LockLimits(lock_timeout=0.5, wait=0.1))
+
+        user, pid = reader.info.user, reader.info.backend_pid
+    words = str(refused.value)
+    assert f"session {pid} of role {user} (nightly report), idle in transaction, its transaction open for " in words
+    assert "outbox.message" in words
+    assert f"pg_terminate_backend({pid})" in words
+    assert current_revision(empty_database) == LOCKS_MESSAGE
+
+
+def test_another_migration_is_waited_for_within_limits_and_named(empty_database: DatabaseSettings) -> None:
+    with psycopg.connect(url_of(empty_database), autocommit=True, application_name="the other") as other:
+        other.execute("SELECT pg_advisory_lock(hashtextextended('outbox.migrate', 0))")
+
+        with pytest.raises(BusyError, match="the other") as refused:
+            migrate(empty_database, limits=LockLimits(lock_timeout=0.5, wait=0.1))
+
+    assert "another relay migrate" in str(refused.value)
+    assert current_revision(empty_database) is None
