@@ -13,6 +13,7 @@ RUN --mount=type=secret,id=pip.conf \
 
 FROM tools AS wheel
 COPY LICENSE README.md pyproject.toml ./
+COPY config/roles.sql config/
 COPY migrations migrations
 COPY relay relay
 COPY spark/outbox_spark spark/outbox_spark

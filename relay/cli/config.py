@@ -1,12 +1,15 @@
 """`relay config`."""
 
 import sys
+from typing import Annotated
 
-from cyclopts import App
+from cyclopts import App, Parameter
 
-from relay.cli.options import Options, Output
+from relay.cli.options import ConfigFile, Options, Output
 from relay.cli.printing import print_json, print_table
+from relay.configuration import load
 from relay.keys import all_keys, as_json, as_toml, value_of
+from relay.operate import packaged
 from relay.operate.reference import example
 
 app = App(name="config", help="The settings in use.")
@@ -28,4 +31,22 @@ def show(*, options: Options | None = None, output: Output = "text") -> int:
 def example_() -> int:
     """Print a relay.toml with every key and its default, as comments."""
     sys.stdout.write(example())
+    return 0
+
+
+@app.command
+def roles(
+    *,
+    config: ConfigFile = None,
+    schema: Annotated[
+        str | None,
+        Parameter(name=["--schema", "--database-schema"], help="Of the tables, in place of database.schema."),
+    ] = None,
+) -> int:
+    """Print the SQL that makes the roles and grants their rights, for psql; to be run again after an upgrade.
+
+    Run it as the owner of the tables, who may also create roles: `relay config roles | psql ...`
+    """
+    settings = load(config=config, flags={"database.schema": schema}).settings
+    sys.stdout.write(packaged.roles(settings.database.schema_name))
     return 0

@@ -48,7 +48,7 @@ class Session:
         for table, privileges in await self.run(self._inbox.statement(MISSING), {"schema": self._inbox.schema}):
             raise SchemaError(
                 f"table {table} is missing in the consumer's database, or its user lacks {privileges} on it:"
-                " `relay migrate` makes it, config/roles.sql grants it"
+                " `relay migrate` makes it, and `relay config roles` prints its grants"
             )
 
     async def run(self, statement: Composed, *parameters: Parameters) -> Rows:

@@ -54,7 +54,7 @@ async def check_inbox(inbox: Inbox) -> None:
     if not may_make_days:
         raise SchemaError(
             f"the consumer's database user may not use {inbox.schema}.processed_message; it needs SELECT and INSERT,"
-            f" and EXECUTE on {inbox.schema}.ensure_inbox_days, as config/roles.sql grants them to outbox_consumer"
+            f" and EXECUTE on {inbox.schema}.ensure_inbox_days, which `relay config roles` grants to outbox_consumer"
         )
 
 

@@ -70,7 +70,7 @@ class TableBuffer:
 
     async def open(self) -> None:
         schema = self._database.schema_name
-        lack = "a durable publisher needs the role outbox_publisher of config/roles.sql"
+        lack = "a durable publisher needs the role outbox_publisher, which `relay config roles` prints"
         try:
             # Now, and not at the first outage of the broker.
             (may_write,) = await self._ask(MAY_WRITE, table=Literal(f"{schema}.message"), columns=list(COLUMNS))

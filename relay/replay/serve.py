@@ -58,7 +58,9 @@ def _explained(group: BaseExceptionGroup[BaseException]) -> BaseException:
 def _in_words(error: BaseException) -> BaseException:
     match error:
         case psycopg.errors.InsufficientPrivilege():
-            return AccessError(f"{error.diag.message_primary}: config/roles.sql grants what a replay needs")
+            return AccessError(
+                f"{error.diag.message_primary}: `relay config roles` prints the grants that a replay needs"
+            )
         case psycopg.OperationalError() | psycopg.InterfaceError():
             return DatabaseUnavailableError(f"the connection was lost: {' '.join(str(error).split())}")
         case _:

@@ -185,7 +185,7 @@ class Retention:
         grants = SQL("GRANT {} TO {}").format(SQL(", ").join(map(Identifier, owners)), Identifier(role))
         return (
             f"only its owner may drop it, and role {role} is not one: `{grants.as_string(self._connection)}`,"
-            f' see config/roles.sql; or {kind.setting} = "off"'
+            f' see `relay config roles`; or {kind.setting} = "off"'
         )
 
     async def _explain(self, error: psycopg.Error, day: OldDay) -> str:

@@ -134,14 +134,14 @@ def require_outbox(connection: psycopg.Connection, options: BatchOptions) -> dat
     if options.pieces is not None and not may_note:
         grant = SQL("GRANT UPDATE (row_counts) ON {} TO {}").format(ledger, user)
         raise TableError(
-            f"the rows of a partition cannot be noted in {options.outbox_schema}.batch: run config/roles.sql again, or "
-            f"{grant.as_string(connection)}"
+            f"the rows of a partition cannot be noted in {options.outbox_schema}.batch: run what "
+            f"`relay config roles` prints again, or {grant.as_string(connection)}"
         )
     if options.max_pending is not None and not may_count:
         grant = SQL("GRANT SELECT (state) ON {} TO {}").format(message, user)
         raise TableError(
-            f"option maxPending: the pending rows of {options.outbox_schema}.message cannot be counted: run "
-            f"config/roles.sql again, or {grant.as_string(connection)}"
+            f"option maxPending: the pending rows of {options.outbox_schema}.message cannot be counted: run what "
+            f"`relay config roles` prints again, or {grant.as_string(connection)}"
         )
     return cast(datetime, now)
 

@@ -15,7 +15,7 @@ from aio_pika.abc import AbstractQueue
 from psycopg.sql import SQL, Identifier
 
 import relay as package
-from tests.container.podman import BASE, Podman
+from tests.container.podman import BASE, ROOT, Podman
 from tests.container.run import Relay
 from tests.faults.billing import WRITTEN, Writers
 from tests.faults.checker import Checker, Invariant, assert_valid
@@ -33,6 +33,13 @@ WITNESS = "witness"
 SENT = "SELECT count(*) FROM outbox.message WHERE state = 'sent'"
 WAITING = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
 LEFT = "SELECT count(*) FROM outbox.message WHERE state <> 'sent'"
+
+
+def test_the_image_prints_the_roles_for_psql(relay: Relay) -> None:
+    printed = relay("config", "roles")
+
+    assert printed.code == 0, printed.err
+    assert printed.out == (ROOT / "config" / "roles.sql").read_text()
 
 
 async def test_migrate_and_run_carry_rows_and_sigterm_under_load_loses_nothing(

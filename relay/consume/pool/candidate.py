@@ -93,7 +93,7 @@ class Candidate:
                 raise SchemaError(f"schema {schema!r} has no tables of pools: run `relay migrate`") from None
             except psycopg.errors.InsufficientPrivilege as error:
                 raise AccessError(
-                    f"{error.diag.message_primary}: config/roles.sql grants what a master needs"
+                    f"{error.diag.message_primary}: `relay config roles` prints the grants that a master needs"
                 ) from None
             await connection.execute(SQL("LISTEN {}").format(Identifier(self._channel)))
             yield connection
