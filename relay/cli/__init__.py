@@ -93,13 +93,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Python flushes stdout once more at its end, and would complain about the same pipe.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
-    except OutboxError as error:
-        return _explain(error)
-    except BaseExceptionGroup as group:  # tasks that failed together: ours are explained, a bug keeps its traceback
-        errors = list(leaves(group))
-        if not all(isinstance(error, OutboxError) for error in errors):
-            raise
-        return max(_explain(error) for error in errors)
+    except (Exception, BaseExceptionGroup) as error:
+        return _end(error)
     return code if isinstance(code, int) else 0
 
 
@@ -124,14 +119,39 @@ def _terminate(number: int, _frame: FrameType | None) -> NoReturn:
     sys.exit(128 + number)
 
 
+def _end(error: BaseException) -> int:
+    """Explain errors of ours, also of tasks that failed together; a bug keeps its traceback."""
+    errors = list(leaves(error)) if isinstance(error, BaseExceptionGroup) else [error]
+    if all(isinstance(each, OutboxError) for each in errors):
+        return max(_explain(each) for each in errors)
+    if not _is_logged(repr(error), 1, error):
+        raise error
+    return 1
+
+
 def _explain(error: BaseException) -> int:
-    remedy = REMEDIES.get(type(error)) if isinstance(error, OutboxError) else None
-    for line in str(error).splitlines():
-        complain(f"{line.rstrip('.')}; {remedy}" if remedy else line)
     match error:
         case ConfigurationError() | UsageError():
-            return 2
+            code = 2
         case PartlyDoneError():
-            return 3
+            code = 3
         case _:
-            return 1
+            code = 1
+    remedy = REMEDIES.get(type(error)) if isinstance(error, OutboxError) else None
+    for line in str(error).splitlines():
+        words = f"{line.rstrip('.')}; {remedy}" if remedy else line
+        if not _is_logged(words, code):
+            complain(words)
+    return code
+
+
+def _is_logged(words: str, code: int, bug: BaseException | None = None) -> bool:
+    """Log the end of the command where stderr is a log of JSON; return whether it is one."""
+    observing = sys.modules.get("relay.observe.log")  # not loaded: the command has no log
+    if observing is None or not observing.is_json():
+        return False
+    import structlog  # noqa: PLC0415  (it takes longer to load than most commands to run)
+
+    log = structlog.get_logger(__name__)
+    log.error("relay.failed", error=words, exit_code=code, exc_info=bug)
+    return True

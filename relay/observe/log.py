@@ -51,6 +51,17 @@ def set_up(settings: LogSettings, stream: TextIO | None = None) -> None:
     logging.captureWarnings(True)
 
 
+def is_json() -> bool:
+    """Whether `set_up` has made stderr a log of JSON."""
+    return any(
+        isinstance(handler, logging.StreamHandler)
+        and handler.stream is sys.stderr
+        and isinstance(handler.formatter, structlog.stdlib.ProcessorFormatter)
+        and isinstance(handler.formatter.processors[-1], structlog.processors.JSONRenderer)
+        for handler in logging.getLogger().handlers
+    )
+
+
 def keep_libraries_quiet() -> None:
     """Let the AMQP libraries say nothing on stderr: the result of the command tells what went wrong."""
     for library in AMQP_LIBRARIES:

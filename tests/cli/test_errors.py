@@ -1,12 +1,15 @@
 """Whatever is wrong is one line on stderr, with the remedy, and the exit code says whose turn it is."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import psycopg
 import pytest
 from psycopg import sql
 
+from relay.cli import main
 from tests.cli.command import PASSWORD, Command, Result
 from tests.operate.rows import Rows
 from tests.support.postgres import PostgresServer
@@ -25,6 +28,13 @@ def only_line(result: Result) -> str:
     (line,) = result.err.splitlines()
     assert line.startswith("relay: ")
     return line
+
+
+def failure(result: Result) -> str:
+    """Give the error with which a command that logs JSON has ended."""
+    event = json.loads(result.err.splitlines()[-1])
+    assert (event["event"], event["level"], event["exit_code"]) == ("relay.failed", "error", result.code)
+    return str(event["error"])
 
 
 @pytest.fixture
@@ -83,15 +93,15 @@ def test_run_without_a_database(tmp_path: Path, broker_url: str) -> None:
     result = relay.process("run")
 
     assert result.code == 1
-    assert result.err.splitlines()[-1].startswith("relay: connection failed")
-    assert result.err.endswith(f"check the host, database, user and password in database.url {WHERE_FOUND}\n")
+    assert failure(result).startswith("connection failed")
+    assert failure(result).endswith(f"check the host, database, user and password in database.url {WHERE_FOUND}")
 
 
 def test_run_without_tables(relay: Command, empty_database: str, broker_url: str) -> None:
     result = relay.process("run", RELAY_DATABASE_URL=empty_database, RELAY_BROKER_URL=broker_url)
 
     assert result.code == 1
-    assert "run `relay migrate`" in result.err.splitlines()[-1]
+    assert "run `relay migrate`" in failure(result)
 
 
 def test_run_with_tables_that_are_behind(relay: Command, rows: Rows, broker_url: str) -> None:
@@ -100,7 +110,7 @@ def test_run_with_tables_that_are_behind(relay: Command, rows: Rows, broker_url:
     result = relay.process("run", RELAY_BROKER_URL=broker_url)
 
     assert result.code == 1
-    assert "run `relay migrate`" in result.err.splitlines()[-1]
+    assert "run `relay migrate`" in failure(result)
 
 
 def test_run_without_a_broker(relay: Command) -> None:
@@ -111,8 +121,8 @@ def test_run_without_a_broker(relay: Command) -> None:
     )
 
     assert result.code == 1
-    assert f"127.0.0.1:{port}" in result.err.splitlines()[-1]
-    assert "broker.url" in result.err.splitlines()[-1]
+    assert f"127.0.0.1:{port}" in failure(result)
+    assert "broker.url" in failure(result)
 
 
 @pytest.mark.parametrize("change", ["vhost", "password"])
@@ -126,7 +136,35 @@ def test_run_with_a_virtual_host_or_password_that_the_broker_refuses(
     result = relay.process("run", RELAY_BROKER_URL=url, RELAY_RELAY__START_TIMEOUT="1")
 
     assert result.code == 1
-    assert "broker.url" in result.err.splitlines()[-1]
+    assert "broker.url" in failure(result)
+
+
+def test_run_on_a_console_ends_with_a_line_for_people(relay: Command, empty_database: str, broker_url: str) -> None:
+    result = relay.process(
+        "run", RELAY_DATABASE_URL=empty_database, RELAY_BROKER_URL=broker_url, RELAY_LOG__FORMAT="console"
+    )
+
+    assert result.code == 1
+    assert result.err.splitlines()[-1].startswith("relay: ")
+    assert "run `relay migrate`" in result.err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("a bug"), BaseExceptionGroup("tasks", [RuntimeError("a bug")])])
+def test_a_bug_in_a_log_of_json_is_an_event_too(
+    error: BaseException, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def raise_it(*_: object) -> NoReturn:
+        raise error
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("relay.cli.pool.session", raise_it)
+
+    code = main(["pool", "run"])
+
+    (event,) = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert (code, event["event"], event["exit_code"]) == (1, "relay.failed", 1)
+    assert "a bug" in event["exception"]
+    assert "Traceback" in event["exception"]
 
 
 @every_command

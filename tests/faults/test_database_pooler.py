@@ -1,6 +1,7 @@
 """A pooler in database.url: one that lends sessions out is refused at the start, one that keeps them is used."""
 
 import asyncio
+import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -52,7 +53,11 @@ def test_a_pooler_that_lends_sessions_out_is_refused(
     ).process(*command.split())
 
     assert refused.code == 2
-    assert refused.err == f"relay: {LENT_OUT}\n"
+    if command == "run":
+        (told,) = [json.loads(line) for line in refused.err.splitlines()]
+        assert (told["event"], told["error"]) == ("relay.failed", LENT_OUT)
+    else:
+        assert refused.err == f"relay: {LENT_OUT}\n"
 
 
 async def test_it_is_found_out_in_a_busy_pool(start_pooler: StartPooler, settings: Settings) -> None:

@@ -1,6 +1,7 @@
 """`/livez` tells whether the process works, `/readyz` whether it can deliver, and why not."""
 
 import asyncio
+import json
 import signal
 import socket
 import threading
@@ -166,12 +167,12 @@ def test_a_taken_port_is_one_clear_error(tmp_path: Path, database_url: str, brok
         ended = relay.process("run", RELAY_HTTP__LISTEN=address)
 
     assert (ended.code, ended.out) == (1, "")
-    assert ended.err.splitlines() == [
-        (
-            f"relay: http.listen = {address}: Address already in use; name another address (RELAY_HTTP__LISTEN),"
-            " or an empty one for none"
-        )
-    ]
+    (told,) = [json.loads(line) for line in ended.err.splitlines()]
+    assert (told["event"], told["exit_code"]) == ("relay.failed", 1)
+    assert told["error"] == (
+        f"http.listen = {address}: Address already in use; name another address (RELAY_HTTP__LISTEN),"
+        " or an empty one for none"
+    )
 
 
 @pytest.mark.parametrize("address", ["8080", ":8080", "0.0.0.0", "0.0.0.0:0", "0.0.0.0:65536", "http://h:80", "::1:80"])

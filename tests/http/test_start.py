@@ -46,4 +46,7 @@ async def test_it_gives_up_in_the_end(settings: Settings, rabbitmq: RabbitServer
 
         assert await relay.wait_for_end() == 1
 
-    assert relay.log.read_text().splitlines()[-1].startswith(f"relay: 127.0.0.1:{broker.port}: ")
+    end = relay.events()[-1]
+    assert (end["event"], end["level"], end["exit_code"]) == ("relay.failed", "error", 1)
+    assert str(end["error"]).startswith(f"127.0.0.1:{broker.port}: ")
+    assert "relay config show" in str(end["error"])

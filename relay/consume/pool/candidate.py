@@ -34,6 +34,10 @@ MASTER = SQL("""
     SELECT backend_pid, seen_at, EXISTS (SELECT FROM {schema}.pool_member) FROM {schema}.pool_master
 """)
 
+IN_USE = SQL("""
+    SELECT EXISTS (SELECT FROM {schema}.pool_member), EXISTS (SELECT FROM {schema}.pool_master)
+""")
+
 # The session that has the lock, if its master has not been seen since.
 END = SQL("""
     SELECT pg_terminate_backend(lock.pid)
@@ -49,11 +53,19 @@ log = structlog.get_logger("relay.pool")
 
 
 class Candidate:
-    """Is the master, or waits until there is none."""
+    """Is the master, or waits until there is none.
 
-    def __init__(self, database: DatabaseSettings, name: str) -> None:
+    Args:
+        beside: a relay in the same process logs that the database is lost. So a lost session is told only where a pool
+            has members.
+    """
+
+    def __init__(self, database: DatabaseSettings, name: str, *, beside: bool = False) -> None:
         self._database = database
         self._name = name
+        self._beside = beside
+        self._in_use = False  # a pool had members when the database was asked last
+        self._is_lost = False
         self._silence = Silence(MASTER_TIMEOUT, MASTER_TIMEOUT)
         self.stopping = asyncio.Event()
 
@@ -72,7 +84,9 @@ class Candidate:
                     await self._serve(connection)
             except (psycopg.Error, DatabaseUnavailableError, TimeoutError) as error:
                 failures = 1 if time.monotonic() - began > BACKOFF.maximum else failures + 1
-                log.warning("pool.session_lost", reason=one_line(error) or "no answer in time")
+                if not self._is_lost and (self._in_use or not self._beside):
+                    log.warning("pool.session_lost", reason=one_line(error) or "no answer in time")
+                self._is_lost = True  # which is told once, however often it is tried
                 await wait_for_event(self.stopping, BACKOFF.seconds(failures))
             except OutboxError:
                 if not was_there:
@@ -87,7 +101,8 @@ class Candidate:
         async with connection:
             await require_session(connection, self._database)
             try:
-                await connection.execute(self._sql(MASTER))
+                row = await (await connection.execute(self._sql(IN_USE))).fetchone()
+                self._in_use = row is not None and row[0]
             except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
                 schema = self._database.schema_name
                 raise SchemaError(f"schema {schema!r} has no tables of pools: run `relay migrate`") from None
@@ -105,7 +120,11 @@ class Candidate:
                 async with asyncio.timeout(self._database.command_timeout):
                     if master is None and await self._is_master(connection):
                         master = Master(connection, self._database.schema_name)
-                    pause = await (self._stand_by(connection) if master is None else master.look())
+                    if master is None:
+                        pause = await self._stand_by(connection)
+                    else:
+                        pause, self._in_use = await master.look(), master.has_members
+                self._is_lost = False
                 async for _ in connection.notifies(timeout=pause, stop_after=1):  # by a member or a master
                     pass
         finally:
@@ -124,7 +143,8 @@ class Candidate:
     async def _stand_by(self, connection: AsyncConnection) -> float:
         """End the session of a master that is frozen; tell after how many seconds to look again."""
         row = await (await connection.execute(self._sql(MASTER))).fetchone()
-        if row is None or not row[2]:  # without members there is nothing that it would be seen by
+        self._in_use = row is not None and row[2]
+        if row is None or not self._in_use:  # without members there is nothing that it would be seen by
             return IDLE_INTERVAL
         if self._silence.look({row[:2]: row}, time.monotonic()):
             try:
@@ -149,7 +169,7 @@ async def candidate_beside(settings: Settings) -> AsyncIterator[None]:
     if not settings.relay.pools:
         yield
         return
-    candidate = Candidate(settings.database, settings.relay.node)
+    candidate = Candidate(settings.database, settings.relay.node, beside=True)
     running = asyncio.create_task(candidate.run(), name="pools")
     running.add_done_callback(_tell_end)
     try:

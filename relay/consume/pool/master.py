@@ -62,6 +62,11 @@ class Master:
         self._known: dict[str, set[str]] | None = None  # members by pool, as of the last look
         self._beat_at = 0.0
 
+    @property
+    def has_members(self) -> bool:
+        """Whether any pool had a member at the last look."""
+        return self._known is not None and any(self._known.values())
+
     async def look(self) -> float:
         """Do what is to be done; tell after how many seconds to look again."""
         pools = await read_pools(self._connection, self._schema)

@@ -2,7 +2,8 @@
 
 import asyncio
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping, Sequence
+from typing import Any
 from urllib.parse import urlsplit
 
 import psycopg
@@ -14,6 +15,7 @@ from relay.consume.pool.candidate import Candidate, candidate_beside
 from relay.errors import AccessError, SchemaError
 from relay.settings import DatabaseSettings, Settings
 from tests.support.eventually import eventually
+from tests.support.proxy import FaultProxy
 
 
 @pytest.fixture
@@ -45,3 +47,31 @@ async def test_beside_a_relay_it_is_told_once(stranger: DatabaseSettings, settin
             await asyncio.sleep(0.5)
 
     assert [event["event"] for event in events] == ["pool.not_served"]
+
+
+@pytest.mark.parametrize("members", [0, 1])
+async def test_a_lost_database_is_told_once_and_by_a_relay_only_where_a_pool_has_members(
+    members: int, database: DatabaseSettings, settings: Settings
+) -> None:
+    url = urlsplit(database.url.get_secret_value())
+    with psycopg.connect(database.url.get_secret_value(), autocommit=True) as connection:
+        connection.execute("INSERT INTO outbox.pool VALUES ('p', 'q', 3600)")
+        connection.execute("INSERT INTO outbox.pool_member (pool, name) SELECT 'p', 'm' LIMIT %s", [members])
+    async with FaultProxy("127.0.0.1", url.port or 5432, amqp=False) as proxy:
+        far = SecretStr(url._replace(netloc=url.netloc.replace(f":{url.port}", f":{proxy.port}")).geturl())
+        beside = settings.model_copy(update={"database": database.model_copy(update={"url": far})})
+        with capture_logs() as events:
+            async with candidate_beside(beside):
+                await eventually(lambda: "pool.master_assumed" in told(events), "it is the master")
+                proxy.refusing = True
+                proxy.cut()
+
+                await eventually(lambda: proxy.refused >= 4, "it has tried several times")
+                proxy.refusing = False
+                await eventually(lambda: told(events).count("pool.master_assumed") == 2, "it is the master again")
+
+    assert told(events).count("pool.session_lost") == members
+
+
+def told(events: Sequence[MutableMapping[str, Any]]) -> list[str]:
+    return [event["event"] for event in events]
