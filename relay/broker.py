@@ -13,12 +13,19 @@ from aio_pika.abc import ConnectionParameter
 from aiormq.abc import AbstractChannel as Underlay
 from aiormq.abc import ChannelFrame
 from aiormq.connection import TransportFactory
-from aiormq.exceptions import AMQPConnectionError, AMQPError, ConnectionClosed, InvalidFrameError
+from aiormq.exceptions import (
+    AMQPConnectionError,
+    AMQPError,
+    AuthenticationError,
+    ConnectionClosed,
+    InvalidFrameError,
+)
 from pamqp.commands import Channel as ChannelMethods
 from pamqp.commands import Connection as Methods
 from yarl import URL
 
 from relay.broker_hosts import Host, broker_urls, in_turn
+from relay.broker_tls import error_words, tls_context
 from relay.errors import BrokerUnavailableError
 from relay.settings import BrokerSettings
 
@@ -162,13 +169,13 @@ class _Socket(TransportFactory):
         self._transport: asyncio.WriteTransport | None = None
         self.tls: ssl.SSLObject | None = None
 
-    async def create(self, url: URL, **kwargs: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def create(self, url: URL, **_: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Connect to the one address; the library's own factories would take the next one that the name has.
 
         The certificate must be for the name.
         """
         is_secure = url.scheme == "amqps"
-        context = await kwargs["ssl_context_provider"].get_context() if is_secure else None
+        context = await asyncio.to_thread(tls_context, url) if is_secure else None
         name = url.host if is_secure else None
         reader, writer = await asyncio.open_connection(self._host.address, url.port, ssl=context, server_hostname=name)
         self._socket, self.tls = writer.get_extra_info("socket"), writer.get_extra_info("ssl_object")
@@ -265,6 +272,10 @@ def is_told_to_end() -> bool:
 
 def words(error: BaseException) -> str:
     """Give what the broker or the kernel said, on one line."""
+    if isinstance(error, ssl.SSLError):
+        return f"TLS: {error_words(error)}"
+    if isinstance(error, AuthenticationError):  # the library's own, before it has sent a password
+        return f"the broker offers the mechanisms {error.args[0]}, and not the one of the parameter auth"
     return " ".join(_text(error.args).split()) or type(error).__name__
 
 

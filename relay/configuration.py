@@ -231,7 +231,7 @@ def _explain(error: ErrorDetails, values: Mapping[str, Any], origins: Mapping[st
     if not key.is_list:
         # What cannot be read as a URL cannot be redacted as one: a secret is not repeated here.
         shown = "" if key.is_secret else _shown(values[key.name], origin)
-        return f"{key.name}{shown} ({origin}): it takes {key.takes}"
+        return f"{key.name}{shown} ({origin}): {words or f'it takes {key.takes}'}"
     inner = loc[len(key.path) :]
     if key.table is None or len(inner) < 2:  # not a list, or an item that is no table or does not fit together
         place = f"[{inner[0]}]" if words and inner else ""

@@ -12,7 +12,9 @@ from typing import Annotated, Literal
 from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict
 from pydantic import AfterValidator, Field, SecretStr, StringConstraints, ValidationInfo
+from yarl import URL
 
+from relay.broker_tls import require_known_parameters
 from relay.section import Section, ShortString, Takes, short
 from relay.topology_settings import TopologySettings
 
@@ -33,6 +35,12 @@ def _libpq_url(url: SecretStr) -> SecretStr:
 def _amqp_urls(urls: SecretStr) -> SecretStr:
     if not all(url.strip().startswith(("amqp://", "amqps://")) for url in urls.get_secret_value().split(",")):
         raise ValueError
+    for url in urls.get_secret_value().split(","):
+        try:
+            parsed = URL(url.strip())
+        except ValueError:  # whose words may repeat a password
+            raise ValueError from None
+        require_known_parameters(parsed)
     return urls
 
 

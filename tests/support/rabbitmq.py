@@ -21,6 +21,7 @@ class RabbitServer(Server):
     """One node; `with RabbitServer() as node:` starts and stops it.
 
     `configuration`: further keys of rabbitmq.conf. `schedulers`: Erlang's threads; one for each core unless given.
+    `plugins`: those to enable.
     """
 
     IN_ORDER = signal.SIGTERM
@@ -34,8 +35,10 @@ class RabbitServer(Server):
         folder: Path | None = None,
         configuration: Mapping[str, str] | None = None,
         schedulers: int | None = None,
+        plugins: Sequence[str] = (),
     ) -> None:
         super().__init__(folder)
+        self._plugins = plugins
         self._configuration = configuration or {}
         self._erlang_arguments = NO_BUSY_WAIT + (f" +S {schedulers}:{schedulers}" if schedulers else "")
         self._epmd: Process | None = None
@@ -119,7 +122,7 @@ class RabbitServer(Server):
         _secret(home / ".erlang.cookie")
         self._choose_place()
         self._environment = self._variables(folder)
-        (folder / "enabled_plugins").write_text("[].\n")
+        (folder / "enabled_plugins").write_text(f"[{', '.join(self._plugins)}].\n")
         lines = {
             "default_user": USER,
             "default_pass": self._password,
