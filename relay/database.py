@@ -57,6 +57,8 @@ def conninfo(database: DatabaseSettings, *, last: Host | None = None, **override
     defaults: dict[str, Any] = {
         "connect_timeout": max(2, round(database.connect_timeout)),  # libpq takes no less
         "application_name": "outbox-relay",
+        # Of an encrypted `sslkey`: without it OpenSSL asks at the terminal, and the event loop waits for an answer.
+        "sslpassword": "none",
         **({"target_session_attrs": "read-write"} if len(hosts) > 1 else {}),
         **KEEPALIVE,
     }

@@ -8,7 +8,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from outbox_spark.errors import OptionError, OutboxWriteError, one_line
 
 # A server that died silently is noticed within about 10 s; the URL's own parameters override.
-DEADLINES = {
+DEFAULTS = {
     "connect_timeout": 10,
     "keepalives": 1,
     "keepalives_idle": 5,
@@ -16,6 +16,8 @@ DEADLINES = {
     "keepalives_count": 3,
     "tcp_user_timeout": 10_000,
     "application_name": "outbox-spark",
+    # For an encrypted `sslkey` without `sslpassword`: OpenSSL would ask for the passphrase at the terminal.
+    "sslpassword": "none",
 }
 
 
@@ -33,7 +35,7 @@ def conninfo(url: str, user: str | None = None, password: str | None = None) -> 
             "the database URL cannot be read; it takes postgresql://user:password@host:5432/database"
         ) from None
     own = {key: value for key, value in (("user", user), ("password", password)) if value is not None}
-    settings: dict[str, Any] = {**DEADLINES, **given, **own}
+    settings: dict[str, Any] = {**DEFAULTS, **given, **own}
     return make_conninfo(**settings)
 
 
