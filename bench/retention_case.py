@@ -212,8 +212,6 @@ def _wait_marked(watch: psycopg.Connection) -> None:
 def _clean(servers: Servers, name: str) -> None:
     """Remove what is left of the day, and what was sent."""
     with watching(servers.database_url) as connection:
-        if connection.execute("SELECT FROM pg_inherits WHERE inhdetachpending").fetchone():
-            connection.execute(f"ALTER TABLE outbox.message_sent DETACH PARTITION outbox.{name} FINALIZE".encode())
         connection.execute(f"DROP TABLE IF EXISTS outbox.{name}".encode())
         connection.execute("TRUNCATE outbox.message")
 

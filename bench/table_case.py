@@ -38,7 +38,11 @@ HEAD, TAIL = '{"invoice":"', '"}'
 NOTE = '","note":"'
 NUMBER_DIGITS = 8
 
-MAKE_DAYS = "SELECT outbox.ensure_sent_days((now() AT TIME ZONE 'UTC')::date - %s + 1, %s + 2)"
+MAKE_DAYS = """
+    SELECT outbox.make_day('message_sent', day)
+    FROM (SELECT (now() AT TIME ZONE 'UTC')::date - %s + n FROM generate_series(1, %s + 2) AS n) AS wanted (day)
+    WHERE outbox.attached_day('message_sent', day) IS NULL
+"""
 
 # In the order in which they would have been sent, as many a day. `lane` is generated.
 RETAIN = """

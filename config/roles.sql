@@ -2,8 +2,16 @@
 --     GRANT outbox_writer TO billing_app;
 --     GRANT outbox_relay, outbox_retention TO relay;
 --
--- Run it after `relay migrate`, as the owner of the tables who may also create roles; running it again is harmless.
--- For a schema other than `outbox`: sed 's/SCHEMA outbox\b/SCHEMA events/; s/\boutbox\./events./g' config/roles.sql
+-- Run it after `relay migrate`. The role that runs it needs: the ownership of the tables and of their schema, CREATEROLE,
+-- and CREATE on the database (for the schema outbox_staging). A superuser has all of it. Run it again after an update, and
+-- after a restore: pg_restore brings the tables, and not the roles. It is harmless at any time.
+--
+-- For a schema other than `outbox`: sed 's/\boutbox/events/g' config/roles.sql
+-- The roles are then events_writer and so on: two schemas share no role, and so they share no rights.
+--
+-- The roles part the sides from each other. Within a side they part nothing: every login with outbox_consumer can read,
+-- delete and forge what another consumer of this schema holds and remembers, and so make its messages be lost. Consumers
+-- that do not trust each other get a schema each (docs/database.md, Rights).
 BEGIN;
 
 DO $$
@@ -36,9 +44,12 @@ GRANT outbox_writer TO outbox_publisher;
 GRANT INSERT (created_at), SELECT (state, writer, created_at) ON outbox.message TO outbox_publisher;
 
 -- Spark: writes as writers do, with the ledger; its staging tables have a schema of their own, which jobs name
--- by the option stagingSchema. The business table is yours to grant.
+-- by the option stagingSchema. The business table is yours to grant. The column written_as of the ledger is for nobody to
+-- write: a job compares it with its own role, so it does not take the batch of another job for its own.
 GRANT outbox_writer TO outbox_spark;
-GRANT SELECT, INSERT, UPDATE (row_counts) ON outbox.batch TO outbox_spark;
+REVOKE INSERT ON outbox.batch FROM outbox_spark;
+GRANT SELECT, INSERT (app_id, version, partition, partitions, token, row_counts), UPDATE (row_counts)
+    ON outbox.batch TO outbox_spark;
 GRANT SELECT (state) ON outbox.message TO outbox_spark; -- to wait while many are pending
 CREATE SCHEMA IF NOT EXISTS outbox_staging;
 GRANT USAGE, CREATE ON SCHEMA outbox_staging TO outbox_spark;
@@ -78,34 +89,38 @@ GRANT SELECT, INSERT, UPDATE ON outbox.pool TO outbox_consumer;
 GRANT SELECT, INSERT, UPDATE, DELETE ON outbox.pool_member TO outbox_consumer;
 GRANT SELECT, INSERT, UPDATE (member, taken_from) ON outbox.pool_partition TO outbox_consumer;
 
--- Retention: only the owner of a partition may detach and drop it. So the days of sent rows and of the inbox get an owner
--- of their own, who can do as he likes with these and with nothing else. For the relay's login, or with relay.retention =
--- "off" for one that runs `relay retention` each night. The tables' owner becomes a member, so that migrations go on as
--- before.
-GRANT CREATE ON SCHEMA outbox TO outbox_retention;
-GRANT SELECT ON outbox.migration, outbox.replay, outbox.archived_day TO outbox_retention;
-GRANT SELECT, UPDATE ON outbox.inbox_memory TO outbox_retention;
+-- Retention: drops days by functions of the tables' owner, and owns nothing. For the relay's login, or with
+-- relay.retention = "off" for one that runs `relay retention` each night.
+GRANT EXECUTE ON FUNCTION outbox.drop_sent_day(date, boolean, boolean), outbox.drop_inbox_day(date, boolean)
+    TO outbox_retention;
+GRANT SELECT ON outbox.migration TO outbox_retention;
 
--- The last step, since a new owner takes ACCESS EXCLUSIVE on message_sent and processed_message until COMMIT: marks and
--- consumers wait for it, once.
+-- Take back what an earlier version of this script gave to outbox_retention. The last step: a new owner takes ACCESS
+-- EXCLUSIVE on message_sent and processed_message until COMMIT, and marks and consumers wait for it, once.
+REVOKE CREATE ON SCHEMA outbox FROM outbox_retention;
+REVOKE ALL ON outbox.replay, outbox.archived_day, outbox.inbox_memory FROM outbox_retention;
 SET LOCAL lock_timeout = '3s';
 DO $$
 DECLARE
-    divided CONSTANT regclass[] := ARRAY['outbox.message_sent', 'outbox.processed_message'];
+    table_owner CONSTANT name := (
+        SELECT pg_get_userbyid(relowner) FROM pg_class WHERE oid = 'outbox.message'::regclass);
     part regclass;
+    routine regprocedure;
 BEGIN
-    EXECUTE format('GRANT outbox_retention TO %I', (
-        SELECT pg_get_userbyid(relowner) FROM pg_class WHERE oid = 'outbox.message'::regclass));
     FOR part IN
         SELECT oid FROM pg_class
-        WHERE (oid = ANY (divided) OR oid IN (SELECT inhrelid FROM pg_inherits WHERE inhparent = ANY (divided)))
-            AND relowner <> to_regrole('outbox_retention')
-        ORDER BY oid <> ALL (divided)
+        WHERE relnamespace = 'outbox'::regnamespace AND relkind IN ('r', 'p')
+            AND relowner = to_regrole('outbox_retention')
+        ORDER BY relkind = 'p' DESC
     LOOP
-        EXECUTE format('ALTER TABLE %s OWNER TO outbox_retention', part);
+        EXECUTE format('ALTER TABLE %s OWNER TO %I', part, table_owner);
+    END LOOP;
+    FOR routine IN
+        SELECT oid FROM pg_proc
+        WHERE pronamespace = 'outbox'::regnamespace AND proowner = to_regrole('outbox_retention')
+    LOOP
+        EXECUTE format('ALTER ROUTINE %s OWNER TO %I', routine, table_owner);
     END LOOP;
 END $$;
-ALTER FUNCTION outbox.ensure_sent_days(date, integer) OWNER TO outbox_retention;
-ALTER FUNCTION outbox.ensure_inbox_days(date, integer) OWNER TO outbox_retention;
 
 COMMIT;

@@ -18,6 +18,7 @@ OutboxError
   MessageError            a message that this consumer can never apply, however often it tries
     InvalidPayloadError
     ExpiredMessageError
+    MisdatedMessageError
   PartitionLostError      another member of the pool has the partition by now
   HandlerCancelledError   a handler ended itself by CancelledError
   HandlerTransactionError a handler left no transaction to commit
@@ -178,6 +179,20 @@ class ExpiredMessageError(MessageError):
         self.message_id = message_id
         self.day = day
         self.remembered_since = remembered_since
+
+
+class MisdatedMessageError(MessageError):
+    """The message's timestamp is further ahead than clocks differ; the inbox makes no day for it."""
+
+    def __init__(self, event_type: str, message_id: UUID, day: date, last_day: date) -> None:
+        super().__init__(
+            f"{event_type} {message_id} says that it was written on {day}, and the inbox takes messages up to"
+            f" {last_day}: correct the sender's clock, and send the message again"
+        )
+        self.event_type = event_type
+        self.message_id = message_id
+        self.day = day
+        self.last_day = last_day
 
 
 class HandlerTransactionError(OutboxError):

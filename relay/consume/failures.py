@@ -16,7 +16,14 @@ from typing import assert_never
 import psycopg
 
 from relay.consume.retries import Retries
-from relay.errors import ConfigurationError, ExpiredMessageError, InvalidPayloadError, MessageError, OutboxError
+from relay.errors import (
+    ConfigurationError,
+    ExpiredMessageError,
+    InvalidPayloadError,
+    MessageError,
+    MisdatedMessageError,
+    OutboxError,
+)
 
 LONGEST_WORDS = 300  # characters of an exception's first line; what follows it may show values
 
@@ -55,11 +62,15 @@ class Reason(StrEnum):
     EXHAUSTED = "exhausted"  # it failed as often as it may
     POISONED = "poisoned"  # processes died while they worked on it
     UNHANDLED = "unhandled"  # no handler takes its type
-    INVALID = "invalid"  # it is no message of the outbox, or its body is not what its handler takes
+    INVALID = "invalid"  # it is no message of the outbox, its body is not what its handler takes, or its day is ahead
     EXPIRED = "expired"  # the inbox has forgotten its day
 
 
-REASONS = {InvalidPayloadError: Reason.INVALID, ExpiredMessageError: Reason.EXPIRED}
+REASONS = {
+    InvalidPayloadError: Reason.INVALID,
+    MisdatedMessageError: Reason.INVALID,
+    ExpiredMessageError: Reason.EXPIRED,
+}
 
 
 @dataclass(frozen=True, slots=True)

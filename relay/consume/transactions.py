@@ -16,7 +16,7 @@ from psycopg.sql import Composed
 
 from relay.consume.admission import EVERYTHING, Admission, Applied, applied_of
 from relay.consume.connected import Connected, Parameters, require_transaction
-from relay.consume.days import days_of, expiry_named
+from relay.consume.days import days_of, refused_day_named
 from relay.consume.handlers import Handlers
 from relay.consume.inbox import Inbox
 from relay.consume.message import Delivery
@@ -48,7 +48,7 @@ class Transactions(Protocol):
 
         Raises:
             InboxUnavailableError: the database did not take our own statement.
-            ExpiredMessageError: the inbox has forgotten the day of one.
+            ExpiredMessageError, MisdatedMessageError: the inbox has no day for one, and makes none.
             PartitionLostError: another member of the pool has the partition.
             Exception: whatever a handler or the commit raised.
             In every case nothing is applied, or (only when `is_lost`) maybe all.
@@ -82,7 +82,7 @@ class AsyncTransactions(Connected[psycopg.AsyncConnection]):
         except errors.CheckViolation as error:
             if not self._lacks_day(error):
                 raise
-        with self._ours(), expiry_named(batch):
+        with self._ours(), refused_day_named(batch):
             await self.execute(self._make_days, {"days": days_of(batch)})
         return await self._apply(batch)
 
@@ -184,7 +184,7 @@ class ThreadTransactions(Connected[psycopg.Connection]):
         except errors.CheckViolation as error:
             if not self._lacks_day(error):
                 raise
-        with self._ours(), expiry_named(batch):
+        with self._ours(), refused_day_named(batch):
             self._execute(self._make_days, [{"days": days_of(batch)}])
         return self._apply_once(batch)
 

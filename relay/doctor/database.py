@@ -10,6 +10,7 @@ from relay.database import one_line, refuse_pooler
 from relay.doctor.clock import clock_difference
 from relay.doctor.database_hosts import Hosts
 from relay.doctor.finding import Finding, Verdict
+from relay.doctor.foreign import lock_holders, owners, shared_inbox, strangers
 from relay.doctor.rights import ownership, rights
 from relay.doctor.server import durability, free_connections, keepalive, server_version
 from relay.doctor.tables import days_ahead, tables_at_head
@@ -25,6 +26,10 @@ CHECKS: dict[str, Check] = {
     "database.tables": tables_at_head,
     "database.rights": rights,
     "database.ownership": ownership,
+    "database.owners": owners,
+    "database.foreign": strangers,
+    "database.consumers": shared_inbox,
+    "database.locks": lock_holders,
     "database.days": days_ahead,
     "database.connections": free_connections,
     "database.snapshots": old_snapshots,

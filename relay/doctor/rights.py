@@ -109,16 +109,7 @@ def rights(connection: psycopg.Connection, settings: Settings) -> Iterator[Findi
         yield Finding(check, Verdict.OK, f"role {role} may do all that the relay does")
 
 
-# Only the owner of a day may detach and drop it (docs/database.md, Retention).
-READ_FOREIGN_OWNERS = SQL("""
-    SELECT DISTINCT quote_ident(pg_get_userbyid(relowner)) AS owner
-    FROM pg_class
-    CROSS JOIN unnest(%(parents)s::text[]) AS parent
-    CROSS JOIN to_regclass(format('%%I.%%I', %(schema)s::text, parent)) AS whole
-    WHERE (pg_class.oid = whole OR pg_class.oid IN (SELECT inhrelid FROM pg_inherits WHERE inhparent = whole))
-        AND NOT pg_has_role(relowner, 'USAGE')
-    ORDER BY owner
-""")
+MAY_DROP = "SELECT has_function_privilege(%(function)s, 'EXECUTE')"
 
 
 def ownership(connection: psycopg.Connection, settings: Settings) -> Iterator[Finding]:
@@ -128,13 +119,19 @@ def ownership(connection: psycopg.Connection, settings: Settings) -> Iterator[Fi
         yield Finding(check, Verdict.SKIPPED, "relay.retention is off: this relay drops no days")
         return
     (role,) = connection.execute(ROLE).fetchone() or ("",)
-    parents = [kind.parent for kind in keeps]
-    parameters = {"schema": settings.database.schema_name, "parents": parents}
-    found = connection.execute(READ_FOREIGN_OWNERS, parameters).fetchall()
+    functions = [f"{settings.database.schema_name}.{kind.function}" for kind in keeps]
+    try:
+        held = {name: connection.execute(MAY_DROP, {"function": name}).fetchone() == (True,) for name in functions}
+    except (psycopg.errors.UndefinedFunction, psycopg.errors.InvalidSchemaName):
+        yield Finding(check, Verdict.SKIPPED, "the functions that drop days are not there", "run `relay migrate` first")
+        return
     told = ", ".join(f"{kind.setting} is {keep} days" for kind, keep in keeps.items())
-    if owners := ", ".join(owner for (owner,) in found):
-        words = f"{told}, and role {role} may not drop what {owners} owns: the tables grow"
-        remedy = f'GRANT {owners} TO {role}; or relay.retention = "off", and `relay retention` by another role'
+    if missing := ", ".join(name for name, may in held.items() if not may):
+        words = f"{told}, and role {role} may not call {missing}: the tables grow"
+        remedy = (
+            f"GRANT EXECUTE ON FUNCTION {missing} TO {role}; or GRANT outbox_retention to it; or"
+            ' relay.retention = "off", and `relay retention` by another role'
+        )
         yield Finding(check, Verdict.WARNING, words, remedy)
     else:
         yield Finding(check, Verdict.OK, f"{told}, and role {role} may drop what is older")

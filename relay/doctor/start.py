@@ -18,6 +18,9 @@ LOOK_INTERVAL = 0.5  # seconds; until it is ready
 AT_START = frozenset(
     {
         "database.rights",
+        "database.owners",
+        "database.foreign",
+        "database.locks",
         "database.days",
         "database.connections",
         "database.slots",

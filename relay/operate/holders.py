@@ -1,14 +1,78 @@
-"""Who keeps dead rows from being cleared away, for `relay status`: a prepared transaction may be an orphan."""
+"""Which sessions are in the way of the outbox, for `relay status` and `relay doctor`."""
+
+from dataclasses import dataclass
 
 import psycopg
 
 from relay.engine.horizon import HELD_LONG, HOLDERS, Holder
 
+# Every session may take any advisory lock, whatever its role may do otherwise. A lock of ours belongs to a role with
+# a right on what the lock is about: `allowed` names it. Writers try the doorbell for an instant, so they may hold it.
+FOREIGN_LOCKS = """
+    SELECT DISTINCT lock.pid, session.usename::text, coalesce(session.application_name, ''), known.name
+    FROM pg_locks AS lock
+    JOIN pg_stat_activity AS session ON session.pid = lock.pid AND session.usesysid IS NOT NULL
+    JOIN (
+        SELECT numbers, name, allowed
+        FROM (VALUES
+            (2, '.lane', 'relay'), (2, '.node', 'relay'), (2, '.replay', 'relay'), (2, '.pool', 'master'),
+            (1, '.park', 'relay'), (1, '.doorbell', 'writer'), (1, '.retention', 'retention'),
+            (1, '.replay and retention', 'retention'), (1, '.archive', 'archive')
+        ) AS key (numbers, name, allowed)
+        UNION ALL
+        SELECT 1, '.day ' || to_char(to_date(right(relname, 8), 'YYYYMMDD'), 'YYYY-MM-DD'), 'archive'
+        FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid
+        WHERE inhparent = to_regclass(format('%%I.message_sent', %(schema)s::text)) AND relname ~ '_[0-9]{8}$'
+    ) AS known ON lock.objsubid = known.numbers AND CASE known.numbers
+        WHEN 2 THEN lock.classid = hashtext(%(schema)s || known.name)::oid
+        ELSE lock.classid::bigint << 32 | lock.objid::bigint = hashtextextended(%(schema)s || known.name, 0) END
+    CROSS JOIN LATERAL (
+        SELECT has_table_privilege(usesysid, format('%%I.message_pending', %(schema)s::text), 'DELETE') AS relay,
+            has_table_privilege(usesysid, format('%%I.pool_master', %(schema)s::text), 'INSERT') AS master,
+            has_any_column_privilege(usesysid, format('%%I.message', %(schema)s::text), 'INSERT') AS writer,
+            has_table_privilege(usesysid, format('%%I.archived_day', %(schema)s::text), 'INSERT') AS archive,
+            has_function_privilege(
+                usesysid, format('%%I.drop_sent_day(date, boolean, boolean)', %(schema)s::text), 'EXECUTE') AS retention
+    ) AS may
+    WHERE lock.locktype = 'advisory' AND lock.granted
+        AND lock.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+        AND NOT CASE known.allowed
+            WHEN 'relay' THEN may.relay
+            WHEN 'master' THEN may.master
+            WHEN 'writer' THEN may.relay OR may.writer
+            WHEN 'archive' THEN may.archive OR may.retention
+            ELSE may.relay OR may.retention END
+    ORDER BY lock.pid, known.name
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignLock:
+    """An advisory lock of ours that a session holds whose role has no right to what it is about."""
+
+    pid: int
+    role: str
+    application: str
+    lock: str  # as in `outbox.lane`
+
+    def __str__(self) -> str:
+        application = f", {self.application!r}" if self.application else ""
+        return f"session {self.pid} of role {self.role}{application} holds the lock {self.lock} without a right to it"
+
 
 def long_holders(connection: psycopg.Connection) -> list[Holder]:
-    """Give who has done so for long, as far as we may see his age; nobody where the views are closed to us."""
+    """Return the sessions that have held a snapshot for long. Empty when the views are not readable."""
     try:
         found = [Holder(*row) for row in connection.execute(HOLDERS)]
     except psycopg.errors.InsufficientPrivilege:
         return []
     return [holder for holder in found if (holder.age_s or 0) >= HELD_LONG]
+
+
+def foreign_locks(connection: psycopg.Connection, schema: str) -> list[ForeignLock]:
+    """Return the advisory locks of ours in foreign hands. Empty when the views are not readable."""
+    try:
+        found = connection.execute(FOREIGN_LOCKS, {"schema": schema}).fetchall()
+    except psycopg.errors.InsufficientPrivilege:
+        return []
+    return [ForeignLock(pid, role, application, f"{schema}{name}") for pid, role, application, name in found]

@@ -10,7 +10,7 @@ from psycopg.rows import class_row
 from psycopg.sql import SQL, Identifier
 
 from relay.operate.health import NODE_STALE_AFTER, State
-from relay.operate.holders import long_holders
+from relay.operate.holders import foreign_locks, long_holders
 
 # Seconds that a row may wait before somebody must be seen working on it. It cannot follow from `relay.stall_after`:
 # that is each relay's own, counts from its last mark and stands in no table, while here all that is known is how long
@@ -155,6 +155,7 @@ def read_status(connection: psycopg.Connection, schema: str, *, progress_timeout
     reasons += [route_reason(route) for route in routes[:ROUTES_TOLD]]
     if len(routes) > ROUTES_TOLD:
         reasons.append(f"{len(routes) - ROUTES_TOLD} more routes do not work")
+    reasons += [str(lock) for lock in foreign_locks(connection, schema)]
     reasons += [str(holder) for holder in long_holders(connection)]
     return Status(
         state=State.STALLED if stalled else State.DEGRADED if reasons else State.OK,

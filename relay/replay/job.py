@@ -51,7 +51,7 @@ class Failure:
     failed_at: datetime
 
 
-# The lock: not while retention looks which days are needed (relay/retention/kind.py).
+# The lock: not while retention looks which days are needed (migrations/versions/0011_rights.py).
 MAKE = SQL("""
     INSERT INTO {schema}.replay (made_by, filter, to_exchange, routing_key)
     SELECT %(made_by)s, %(filter)s, %(to_exchange)s, %(routing_key)s

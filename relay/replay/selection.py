@@ -8,8 +8,6 @@ from uuid import UUID
 import psycopg
 from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
 
-from relay.retention.day import MARK
-
 FOREVER = datetime(1, 1, 1, tzinfo=UTC)
 
 
@@ -111,14 +109,13 @@ FIRST_DAY = SQL("""
     SELECT min(substring(pg_get_expr(part.relpartbound, part.oid) FROM $$FROM \\('([^']+)'\\)$$)::timestamptz)
     FROM pg_inherits JOIN pg_class AS part ON part.oid = inhrelid
     WHERE inhparent = to_regclass({parent}) AND NOT inhdetachpending
-        AND obj_description(part.oid, 'pg_class') IS DISTINCT FROM {mark}
 """)
 
 
 def first_day(connection: psycopg.Connection, schema: str) -> datetime | None:
     """Tell from when on sent rows are kept: what was sent before was dropped by retention, or never was here."""
     parent = Literal(f"{schema}.message_sent")
-    row = connection.execute(FIRST_DAY.format(parent=parent, mark=Literal(MARK))).fetchone()
+    row = connection.execute(FIRST_DAY.format(parent=parent)).fetchone()
     return row[0].astimezone(UTC) if row and row[0] else None
 
 

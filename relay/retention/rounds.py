@@ -45,7 +45,7 @@ async def drop_old_days(database: DatabaseSettings, keeps: Mapping[Kind, int]) -
         old = [day for kind, keep in keeps.items() for day in await retention.old_days(kind, keep)]
         for day in old:
             started = time.monotonic()
-            done = await retention.drop(await retention.look(day))
+            done = await retention.drop(day)
             told, table = str(done.day), done.kind.parent
             if done.fate is Fate.POSTPONED:
                 postponed[table, done.reason].append(told)

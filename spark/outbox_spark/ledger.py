@@ -39,6 +39,13 @@ ENTER = SQL("""
     ON CONFLICT (app_id, version, partition) DO NOTHING
 """)
 
+# Rows without a role were written before the migration 0011. A role that was dropped since is nobody's.
+FIND_FOREIGN = SQL("""
+    SELECT min(written_as::text), current_user FROM {schema}.batch
+    WHERE app_id = %(app_id)s AND version = %(version)s AND written_as IS NOT NULL
+        AND pg_has_role(to_regrole(quote_ident(written_as)), 'MEMBER') IS NOT TRUE
+""")
+
 COUNT_PIECES = SQL("""
     SELECT begun.partitions, count(piece), coalesce(sum((piece.row_counts->>'rows')::bigint), 0)::bigint
     FROM {schema}.batch AS begun LEFT JOIN {schema}.batch AS piece
@@ -71,14 +78,17 @@ def read(connection: psycopg.Connection, schema: str, app_id: str, version: int)
     """Read the ledger row of a batch.
 
     Raises:
-        TableError: there is no ledger.
+        TableError: there is no ledger, or one of an earlier release.
+        BatchError: a role wrote it that this one is no member of.
     """
     names = {"app_id": app_id, "version": version, "partition": WHOLE_BATCH}
     try:
         found = connection.execute(READ.format(schema=Identifier(schema)), names).fetchone()
-    except psycopg.errors.UndefinedTable:
+        _refuse_foreign(connection, schema, app_id, version)
+    except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn):
         raise TableError(
-            f"table {schema}.batch does not exist in database {connection.info.dbname!r}: run `relay migrate` on it"
+            f"table {schema}.batch does not exist in database {connection.info.dbname!r}, or is of an earlier release:"
+            " run `relay migrate` on it"
         ) from None
     return None if found is None else Batch(*found)
 
@@ -118,6 +128,7 @@ def enter(
 
 def refuse_begun_in_pieces(connection: psycopg.Connection, schema: str, app_id: str, version: int) -> None:
     """Raise BatchError when some pieces of the batch may be written: writing all of it would repeat them."""
+    _refuse_foreign(connection, schema, app_id, version)
     if (begun := _count_pieces(connection, schema, app_id, version)) is not None:
         number, written, _ = begun
         raise BatchError(
@@ -132,7 +143,7 @@ def begin_pieces(
     """Fix the number of the batch's pieces; tell the batch instead when it is committed.
 
     Raises:
-        BatchError: it was begun with another number.
+        BatchError: it was begun with another number, or by another role.
         TableError: there is no ledger.
     """
     with connection.transaction():
@@ -149,6 +160,7 @@ def begin_pieces(
             token=token,
             row_counts=Jsonb({}),
         )
+        _refuse_foreign(connection, schema, app_id, version)
         begun = _count_pieces(connection, schema, app_id, version)
     if begun is not None and begun[0] != number:
         raise BatchError(
@@ -164,10 +176,11 @@ def complete_pieces(
     """Enter the batch whose pieces are all written; harmless when it is in already.
 
     Raises:
-        BatchError: pieces are missing.
+        BatchError: pieces are missing, or another role wrote one.
     """
     with connection.transaction():
         _take_name(connection, schema, app_id, version)
+        _refuse_foreign(connection, schema, app_id, version)  # also a piece that a task has found written
         _, written, rows = _count_pieces(connection, schema, app_id, version) or (number, 0, 0)
         if written != number:
             raise BatchError(
@@ -188,6 +201,17 @@ def complete_pieces(
 
 def _take_name(connection: psycopg.Connection, schema: str, app_id: str, version: int) -> None:
     connection.execute(TAKE_NAME, {"schema": schema, "app_id": app_id, "version": version})
+
+
+def _refuse_foreign(connection: psycopg.Connection, schema: str, app_id: str, version: int) -> None:
+    names = {"app_id": app_id, "version": version}
+    ((writer, role),) = connection.execute(FIND_FOREIGN.format(schema=Identifier(schema)), names).fetchall()
+    if writer is not None:
+        raise BatchError(
+            f"batch {app_id!r} version {version} is in the ledger {schema}.batch by role {writer!r}, and role {role!r} of"
+            f" this job is no member of it. If it is the same job: GRANT {writer} TO {role}, or, where that role is"
+            " gone, let the ledger's owner set written_as. If not: name the batch otherwise, by txnAppId"
+        )
 
 
 def _enter(connection: psycopg.Connection, schema: str, **values: Any) -> bool:

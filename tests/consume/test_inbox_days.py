@@ -28,6 +28,7 @@ DROP_DAYS = """
         LOOP EXECUTE format('DROP TABLE %s', part); END LOOP;
     END $$
 """
+PARTITIONS = "SELECT count(*) FROM pg_inherits WHERE inhparent = 'outbox.processed_message'::regclass"
 SHAPES = [
     pytest.param({"concurrency": 4}, id="four"),
     pytest.param({"concurrency": 2, "batch_size": 20, "pipeline": True}, id="pipelined-batches"),
@@ -50,7 +51,7 @@ async def days_in(table: Table) -> list[date]:
 async def test_messages_of_any_day_take_effect_once(
     shape: dict[str, Any], queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
 ) -> None:
-    moments = [None, NOW, NOW - timedelta(days=1), NOW - timedelta(days=400), NOW + timedelta(days=40)]
+    moments = [None, NOW, NOW - timedelta(days=1), NOW - timedelta(days=390), NOW + timedelta(days=5)]
     for round_ in range(2):
         for number, moment in enumerate(moments):
             await queue.send(number, key=str(number), timestamp=moment, message_id=f"{number}" * 32)
@@ -121,6 +122,27 @@ async def test_what_the_inbox_has_forgotten_is_not_applied_and_named(
         f"relay.errors.ExpiredMessageError: Counted {message_id} was written on {day}, and the inbox remembers what was"
         f" applied since {day + timedelta(days=1)}: whether this was cannot be told"
     )
+
+
+async def test_days_of_no_clock_are_dead_letters_and_make_no_partitions(
+    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+) -> None:
+    ahead = [await queue.send(n, key="a", timestamp=NOW + timedelta(days=400 * n + 9)) for n in range(3)]
+    long_ago = await queue.send(3, key="b", timestamp=NOW - timedelta(days=2000))
+    await queue.send(4, key="c", timestamp=NOW)
+    before = await (await table.connection.execute(PARTITIONS)).fetchone()
+
+    consumer = Consumer(queue.name, [count], inbox=inbox, broker=broker, concurrency=2, batch_size=10, backoff=QUICK)
+    with capture_logs() as events:
+        async with running(consumer):
+            await eventually(lambda: consumer.counters.applied == 1, "the one of today is applied")
+            await eventually(lambda: sum(consumer.counters.dead_letters.values()) == 4, "the others are dead letters")
+
+    assert await table.numbers() == [4]
+    assert {letter.message_id for letter in await queue.dead()} == {*ahead, long_ago}
+    assert (consumer.counters.dead_letters["invalid"], consumer.counters.dead_letters["expired"]) == (3, 1)
+    assert any("MisdatedMessageError" in e["error"] for e in events if e["event"] == "message.dead")
+    assert await (await table.connection.execute(PARTITIONS)).fetchone() == before
 
 
 @pytest.mark.parametrize("handler", [count, count_in_thread], ids=["async", "thread"])

@@ -15,6 +15,7 @@ from relay.engine.tail import Tail
 from relay.settings import DatabaseSettings, RelaySettings
 from tests.engine.conftest import Outbox
 from tests.engine.follower import unhurried
+from tests.support.days import make_days
 
 pytestmark = pytest.mark.every_postgres
 
@@ -30,7 +31,7 @@ async def session(
 
     They were taken before the rows came, or while their transaction was open: then the table has pages, and no row.
     """
-    await outbox.connection.execute("SELECT outbox.ensure_sent_days(current_date - 10, 14)")
+    await outbox.connection.execute(make_days("current_date - 10", "14"))
     await outbox.connection.execute("ALTER TABLE outbox.message_pending SET (autovacuum_enabled = off)")
     await outbox.connection.execute("ANALYZE outbox.message")
     async with outbox.connection.transaction():

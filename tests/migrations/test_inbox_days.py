@@ -24,13 +24,15 @@ APPLY = "INSERT INTO outbox.processed_message (consumer_name, message_id, messag
 FORGET = "UPDATE outbox.inbox_memory SET since = %s"
 # There is a partition of it, on whichever side of midnight the database was migrated.
 TOMORROW = datetime.now(UTC).date() + timedelta(days=1)
+FIRST, SECOND, THIRD = (TOMORROW + timedelta(days=ahead) for ahead in (2, 3, 4))  # not there yet
+PAST, LATER, LATEST = (TOMORROW - timedelta(days=ago) for ago in (62, 61, 60))
 
 
 def days(connection: Connection) -> list[str]:
     return [str(name).removeprefix("outbox.processed_message_") for name, _ in connection.execute(BOUNDS)]
 
 
-def ensure(connection: Connection, first: str, count: int) -> object:
+def ensure(connection: Connection, first: date, count: int) -> object:
     row = connection.execute("SELECT outbox.ensure_inbox_days(%s::date, %s)", [first, count]).fetchone()
     assert row is not None
     return row[0]
@@ -50,12 +52,12 @@ def test_missing_days_are_made_and_counted(connection: Connection) -> None:
     before = days(connection)
     connection.execute("SET DateStyle = 'German'; SET TimeZone = 'Pacific/Kiritimati'")
 
-    assert ensure(connection, "2031-12-30", 3) == 3
-    assert ensure(connection, "2031-12-31", 2) == 0
+    assert ensure(connection, FIRST, 3) == 3
+    assert ensure(connection, SECOND, 2) == 0
 
     connection.execute("SET DateStyle = 'ISO'")
-    assert days(connection) == sorted([*before, "20311230", "20311231", "20320101"])
-    assert ("outbox.processed_message_20311231", "FOR VALUES FROM ('2031-12-31') TO ('2032-01-01')") in (
+    assert days(connection) == sorted([*before, *(f"{day:%Y%m%d}" for day in (FIRST, SECOND, THIRD))])
+    assert (f"outbox.processed_message_{SECOND:%Y%m%d}", f"FOR VALUES FROM ('{SECOND}') TO ('{THIRD}')") in (
         connection.execute(BOUNDS).fetchall()
     )
 
@@ -64,8 +66,8 @@ def test_calls_at_the_same_time_make_each_day_once(connection: Connection, other
     waiting = "SELECT count(*) FROM pg_locks WHERE pid = %s AND NOT granted"
     with ThreadPoolExecutor(1) as thread:
         with connection.transaction():
-            first = ensure(connection, "2031-01-01", 2)
-            second = thread.submit(ensure, other_connection, "2031-01-01", 3)
+            first = ensure(connection, FIRST, 2)
+            second = thread.submit(ensure, other_connection, FIRST, 3)
             pid = other_connection.info.backend_pid
             wait_for(lambda: connection.execute(waiting, [pid]).fetchone() == (1,), "the second call waits", 20)
 
@@ -76,7 +78,7 @@ def test_messages_are_applied_while_a_day_is_made(connection: Connection, other_
     connection.execute("SET lock_timeout = '5s'")
 
     with other_connection.transaction():
-        ensure(other_connection, "2031-01-01", 1)
+        ensure(other_connection, FIRST, 1)
         connection.execute(APPLY, [uuid4(), TOMORROW])
 
 
@@ -91,33 +93,34 @@ def test_a_message_is_known_by_its_consumer_id_and_day(connection: Connection) -
 def test_a_day_that_is_forgotten_is_not_made_again_and_one_that_is_there_still_takes_messages(
     connection: Connection,
 ) -> None:
-    ensure(connection, "2025-03-01", 1)
-    connection.execute(FORGET, ["2025-03-03"])
+    ensure(connection, PAST, 1)
+    connection.execute(FORGET, [LATEST])
 
     with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState) as refused:
-        ensure(connection, "2025-03-02", 1)
+        ensure(connection, LATER, 1)
 
-    assert refused.value.diag.message_detail == "2025-03-03"
-    assert ensure(connection, "2025-03-03", 1) == 1
-    assert ensure(connection, "2025-03-01", 1) == 0
-    connection.execute(APPLY, [uuid4(), "2025-03-01"])
+    assert refused.value.diag.message_detail == str(LATEST)
+    assert ensure(connection, LATEST, 1) == 1
+    assert ensure(connection, PAST, 1) == 0
+    connection.execute(APPLY, [uuid4(), PAST])
 
 
 def test_a_day_that_is_being_detached_is_not_there_any_more(
     connection: Connection, other_connection: Connection
 ) -> None:
-    ensure(connection, "2025-03-01", 1)
+    ensure(connection, PAST, 1)
     with other_connection.transaction():
         other_connection.execute("SELECT count(*) FROM outbox.processed_message")
         connection.execute("SET lock_timeout = '50ms'")
         with pytest.raises(psycopg.errors.LockNotAvailable):
             connection.execute(
-                "ALTER TABLE outbox.processed_message DETACH PARTITION outbox.processed_message_20250301 CONCURRENTLY"
+                "ALTER TABLE outbox.processed_message DETACH PARTITION"
+                f" outbox.processed_message_{PAST:%Y%m%d} CONCURRENTLY".encode()
             )
-    connection.execute(FORGET, ["2025-03-02"])
+    connection.execute(FORGET, [LATER])
 
     with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState):
-        ensure(connection, "2025-03-01", 1)
+        ensure(connection, PAST, 1)
 
 
 def test_who_looks_with_an_old_snapshot_makes_no_forgotten_day(
@@ -126,10 +129,30 @@ def test_who_looks_with_an_old_snapshot_makes_no_forgotten_day(
     with other_connection.transaction():
         other_connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         other_connection.execute("SELECT count(*) FROM outbox.inbox_memory")
-        connection.execute(FORGET, ["2025-03-02"])
+        connection.execute(FORGET, [LATER])
 
         with pytest.raises(psycopg.errors.SerializationFailure), other_connection.transaction():
-            ensure(other_connection, "2025-03-01", 1)
+            ensure(other_connection, PAST, 1)
+
+
+@pytest.mark.parametrize(("first", "count"), [(8, 1), (1, 2_000_000_000), (-500, 1), (-500, 2000)])
+def test_days_that_no_clock_and_no_memory_explains_are_not_made(connection: Connection, first: int, count: int) -> None:
+    before = days(connection)
+
+    with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="the inbox has no day"):
+        ensure(connection, TOMORROW + timedelta(days=first), count)
+
+    assert days(connection) == before
+
+
+def test_a_day_that_cannot_be_made_names_who_locks_it(connection: Connection, other_connection: Connection) -> None:
+    with other_connection.transaction():
+        other_connection.execute("SELECT FROM outbox.inbox_memory FOR UPDATE")
+
+        with pytest.raises(psycopg.errors.LockNotAvailable) as refused:
+            ensure(connection, FIRST, 1)
+
+    assert f"session {other_connection.info.backend_pid}" in str(refused.value)
 
 
 OLD_APPLY = "INSERT INTO outbox.processed_message (consumer_name, message_id, processed_at, business_key)"

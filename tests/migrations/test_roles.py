@@ -55,8 +55,13 @@ def test_the_command_in_the_script_makes_it_one_for_another_schema(
     run = subprocess.run(command[0], shell=True, cwd=SCRIPT.parents[1], check=True, capture_output=True)
     connection.execute(run.stdout)
 
-    with role(connection, "outbox_writer") as writer:
-        writer.execute("INSERT INTO events.message (aggregate_type, event_type, payload) VALUES ('a', 'e', '1')")
+    insert: LiteralString = "INSERT INTO events.message (aggregate_type, event_type, payload) VALUES ('a', 'e', '1')"
+    try:
+        assert allowed(connection, "events_writer", [insert, INSERT]) == [insert]
+        assert allowed(connection, "outbox_writer", [insert, INSERT]) == [INSERT]
+    finally:
+        events = ROLES.replace("outbox_", "events_")
+        connection.execute(f"DROP OWNED BY {events}; DROP ROLE {events}".encode())
 
 
 def test_a_writer_writes_with_plain_sql(connection: Connection) -> None:
@@ -120,7 +125,7 @@ def test_a_writer_can_do_nothing_but_write(connection: Connection) -> None:
         "DELETE FROM outbox.message",
         "TRUNCATE outbox.message",
         "INSERT INTO outbox.message_pending (aggregate_type, event_type, payload) VALUES ('a', 'e', '1')",
-        "SELECT outbox.ensure_sent_days('2031-01-01', 1)",
+        "SELECT outbox.ensure_sent_days(current_date, 1)",
         "SELECT setval('outbox.message_id_seq', 1)",
         "SELECT 1 FROM outbox.node",
         "SELECT 1 FROM outbox.processed_message",
@@ -178,7 +183,7 @@ def test_the_relay_can_do_its_work(connection: Connection) -> None:
         "UPDATE outbox.message SET state = 'parked', parked_at = now(), last_error = 'x', attempts = 8",
         "UPDATE outbox.message SET state = 'discarded', last_error = 'x'",
         "UPDATE outbox.message SET available_at = now(), attempts = attempts + 1, held_behind = 1",
-        "SELECT outbox.ensure_sent_days('2031-01-01', 1)",
+        "SELECT outbox.ensure_sent_days(current_date, 1)",
         "INSERT INTO outbox.node (name, backend_pid, version) VALUES ('n', 1, '1') ON CONFLICT (name) DO NOTHING",
         "UPDATE outbox.node SET heartbeat_at = now()",
         "DELETE FROM outbox.node",
@@ -210,12 +215,12 @@ def test_the_relay_changes_no_event(connection: Connection) -> None:
 def test_a_consumer_uses_its_inbox(connection: Connection) -> None:
     statement = (
         "INSERT INTO outbox.processed_message (consumer_name, message_id, message_day, business_key)"
-        " VALUES ('c', %s, '2031-01-01', 'k') ON CONFLICT (consumer_name, message_id, message_day) DO NOTHING"
+        " VALUES ('c', %s, current_date + 5, 'k') ON CONFLICT (consumer_name, message_id, message_day) DO NOTHING"
     )
     message_id = uuid4()
 
     with role(connection, "outbox_consumer") as consumer:
-        assert consumer.execute("SELECT outbox.ensure_inbox_days('2031-01-01', 1)").fetchone() == (1,)
+        assert consumer.execute("SELECT outbox.ensure_inbox_days(current_date + 5, 1)").fetchone() == (1,)
         assert [consumer.execute(statement, [message_id]).rowcount for _ in range(2)] == [1, 0]
 
 
@@ -271,7 +276,7 @@ def test_a_consumer_can_do_nothing_else(connection: Connection) -> None:
         "DELETE FROM outbox.processed_message",
         "UPDATE outbox.processed_message SET consumer_name = 'x'",
         "UPDATE outbox.inbox_memory SET since = '2031-01-01'",
-        "SELECT outbox.ensure_sent_days('2031-01-01', 1)",
+        "SELECT outbox.ensure_sent_days(current_date, 1)",
         "SELECT 1 FROM outbox.node",
     ]
 

@@ -1,6 +1,7 @@
 """`ensure_sent_days`: a partition for each day of sent rows, ahead of time, by any number of relays at once."""
 
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, date, datetime, timedelta
 
 import psycopg
 import pytest
@@ -10,6 +11,8 @@ from tests.support.process import wait_for
 
 pytestmark = pytest.mark.every_postgres
 
+TODAY = datetime.now(UTC).date()
+FIRST, SECOND, THIRD, FOURTH = (TODAY + timedelta(days=ahead) for ahead in (3, 4, 5, 6))  # not there yet
 BOUNDS = """
     SELECT inhrelid::regclass::text, pg_get_expr(relpartbound, oid)
     FROM pg_inherits JOIN pg_class ON oid = inhrelid
@@ -23,7 +26,7 @@ def days(connection: Connection) -> list[str]:
     return [str(name).removeprefix("outbox.message_sent_") for name, _ in connection.execute(BOUNDS)]
 
 
-def ensure(connection: Connection, first: str, count: int) -> object:
+def ensure(connection: Connection, first: date, count: int) -> object:
     row = connection.execute("SELECT outbox.ensure_sent_days(%s::date, %s)", [first, count]).fetchone()
     assert row is not None
     return row[0]
@@ -40,18 +43,18 @@ def test_a_migrated_database_has_today_and_two_more_days(connection: Connection)
 def test_missing_days_are_made_and_counted(connection: Connection) -> None:
     before = days(connection)
 
-    assert ensure(connection, "2031-12-30", 3) == 3
+    assert ensure(connection, FIRST, 3) == 3
 
-    assert days(connection) == [*before, "20311230", "20311231", "20320101"]
+    assert days(connection) == [*before, *(f"{day:%Y%m%d}" for day in (FIRST, SECOND, THIRD))]
 
 
 def test_days_that_exist_are_left_as_they_are(connection: Connection) -> None:
-    ensure(connection, "2031-01-02", 1)
+    ensure(connection, SECOND, 1)
     before = connection.execute(BOUNDS).fetchall()
 
-    assert ensure(connection, "2031-01-02", 1) == 0
+    assert ensure(connection, SECOND, 1) == 0
     assert connection.execute(BOUNDS).fetchall() == before
-    assert ensure(connection, "2031-01-01", 3) == 2
+    assert ensure(connection, FIRST, 3) == 2
 
 
 @pytest.mark.parametrize(
@@ -60,20 +63,20 @@ def test_days_that_exist_are_left_as_they_are(connection: Connection) -> None:
 def test_a_day_begins_and_ends_by_utc(connection: Connection, time_zone: str, date_style: str) -> None:
     settings = "SELECT set_config('TimeZone', %s, false), set_config('DateStyle', %s, false)"
     connection.execute(settings, [time_zone, date_style])
-    ensure(connection, "2031-02-03", 1)
+    ensure(connection, FIRST, 1)
 
     connection.execute("SET TimeZone = 'UTC'; SET DateStyle = 'ISO, MDY'")
     bounds = connection.execute(BOUNDS).fetchall()
 
-    expected = "FOR VALUES FROM ('2031-02-03 00:00:00+00') TO ('2031-02-04 00:00:00+00')"
-    assert ("outbox.message_sent_20310203", expected) in bounds
+    expected = f"FOR VALUES FROM ('{FIRST} 00:00:00+00') TO ('{SECOND} 00:00:00+00')"
+    assert (f"outbox.message_sent_{FIRST:%Y%m%d}", expected) in bounds
 
 
 def test_calls_at_the_same_time_make_each_day_once(connection: Connection, other_connection: Connection) -> None:
     with ThreadPoolExecutor(1) as thread:
         with connection.transaction():
-            first = ensure(connection, "2031-01-01", 2)
-            second = thread.submit(ensure, other_connection, "2031-01-01", 3)
+            first = ensure(connection, FIRST, 2)
+            second = thread.submit(ensure, other_connection, FIRST, 3)
             waiting = "SELECT count(*) FROM pg_locks WHERE pid = %s AND NOT granted"
             pid = other_connection.info.backend_pid
             wait_for(lambda: connection.execute(waiting, [pid]).fetchone() == (1,), "the second call waits", 20)
@@ -86,7 +89,7 @@ def test_rows_are_marked_while_a_day_is_made(connection: Connection, other_conne
     connection.execute("SET lock_timeout = '5s'")
 
     with other_connection.transaction():
-        ensure(other_connection, "2031-01-01", 1)
+        ensure(other_connection, FIRST, 1)
         connection.execute("UPDATE outbox.message SET state = 'sent', sent_at = now() WHERE state = 'pending'")
 
     assert connection.execute("SELECT count(*) FROM outbox.message_sent").fetchone() == (1,)
@@ -97,7 +100,7 @@ def test_a_day_is_made_while_a_reader_holds_all_of_them(connection: Connection, 
 
     with other_connection.transaction():
         other_connection.execute("SELECT count(*) FROM outbox.message")
-        assert ensure(connection, "2031-01-01", 1) == 1
+        assert ensure(connection, FIRST, 1) == 1
 
 
 def test_a_row_without_a_day_is_refused_and_stays_pending(connection: Connection) -> None:
@@ -110,27 +113,38 @@ def test_a_row_without_a_day_is_refused_and_stays_pending(connection: Connection
 
 
 def test_a_table_that_only_has_the_name_of_a_day_is_no_day(connection: Connection) -> None:
-    connection.execute("CREATE TABLE outbox.message_sent_20310101 ()")
+    connection.execute(f"CREATE TABLE outbox.message_sent_{FIRST:%Y%m%d} ()".encode())
 
     with pytest.raises(psycopg.errors.DuplicateTable):
-        ensure(connection, "2031-01-01", 1)
+        ensure(connection, FIRST, 1)
 
 
 def test_every_partition_has_the_columns_storage_and_checks_of_the_table(connection: Connection) -> None:
-    ensure(connection, "2031-01-01", 1)
+    ensure(connection, FIRST, 1)
     columns = "SELECT attname, attgenerated, attstorage FROM pg_attribute WHERE attrelid = %s::regclass AND attnum > 0"
     checks = "SELECT conname FROM pg_constraint WHERE conrelid = %s::regclass AND contype = 'c' ORDER BY 1"
 
     for question in (columns, checks):
         expected = connection.execute(question, ["outbox.message"]).fetchall()
         assert expected
-        for partition in ("pending", "parked", "discarded", "sent_20310101"):
+        for partition in ("pending", "parked", "discarded", f"sent_{FIRST:%Y%m%d}"):
             assert connection.execute(question, [f"outbox.message_{partition}"]).fetchall() == expected
 
 
-def test_a_day_can_be_detached_while_writers_go_on(connection: Connection) -> None:
-    ensure(connection, "2031-01-01", 1)
+@pytest.mark.parametrize(("ahead", "count"), [(-2, 1), (9, 1), (0, 10), (0, 2_000_000_000), (0, 0), (0, None)])
+def test_days_that_no_mark_needs_are_not_made(connection: Connection, ahead: int, count: int | None) -> None:
+    before = days(connection)
 
-    connection.execute("ALTER TABLE outbox.message_sent DETACH PARTITION outbox.message_sent_20310101 CONCURRENTLY")
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match="days of sent rows are made from"):
+        connection.execute("SELECT outbox.ensure_sent_days(%s::date, %s)", [TODAY + timedelta(days=ahead), count])
 
-    assert "20310101" not in days(connection)
+    assert days(connection) == before
+
+
+def test_an_advisory_lock_of_any_login_keeps_no_day_from_being_made(
+    connection: Connection, other_connection: Connection
+) -> None:
+    connection.execute("SET lock_timeout = '5s'")
+    other_connection.execute("SELECT pg_advisory_lock(hashtextextended('outbox.ensure_sent_days', 0))")
+
+    assert ensure(connection, FIRST, 1) == 1

@@ -15,6 +15,7 @@ from relay.operate.session import session
 from relay.replay.selection import Selection, now
 from relay.settings import DatabaseSettings
 from tests.operate.rows import Rows
+from tests.support.days import make_days
 
 MINUTE = timedelta(minutes=1)
 HOUR = timedelta(hours=1)
@@ -48,7 +49,7 @@ class Ends:
         """Write sent rows and give their message ids; `ids`: these, in place of new ones."""
         message_ids = list(ids) or [uuid4() for _ in range(number)]
         connection = self.rows.connection
-        connection.execute("SELECT outbox.ensure_sent_days(((now() - %s) AT TIME ZONE 'UTC')::date, 1)", [ago])
+        connection.execute(make_days("(now() - %s) AT TIME ZONE 'UTC'"), [ago])
         connection.execute(SEND, {"message_ids": message_ids, "ago": ago, "event_type": event_type})
         return message_ids
 

@@ -14,6 +14,7 @@ from relay.operate.reconcile.table import rows_statement
 from relay.operate.status import BY_INDEX
 from relay.replay.selection import Selection
 from tests.engine.test_plans import nodes
+from tests.support.days import make_days
 
 pytestmark = pytest.mark.every_postgres
 
@@ -49,7 +50,7 @@ def inbox(request: pytest.FixtureRequest, connection: psycopg.Connection) -> psy
 
 
 def test_only_the_days_near_the_time_range_are_read(connection: psycopg.Connection) -> None:
-    connection.execute("SELECT outbox.ensure_sent_days(%s::date, 30)", [TODAY - timedelta(days=30)])
+    connection.execute(make_days("%s", "30"), [TODAY - timedelta(days=30)])
     since = TODAY - timedelta(days=5) + timedelta(hours=2)
     interval = Interval(since, since + timedelta(hours=1), TODAY, timedelta(minutes=1))
 

@@ -9,11 +9,12 @@ import aio_pika
 import psycopg
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
 
+from tests.support.days import make_days
 from tests.support.eventually import eventually
 
 END = "end"  # behind everything that was confirmed before
 
-ENSURE_DAYS = "SELECT outbox.ensure_sent_days((now() AT TIME ZONE 'UTC')::date - %s::integer - 1, 2)"
+ENSURE_DAYS = make_days("(now() AT TIME ZONE 'UTC')::date - %s::integer - 1", "2")
 
 # Shuffled: where a row lies tells nothing of its place in the order. All are sent at one moment, as by one mark.
 INSERT = """

@@ -11,6 +11,7 @@ from relay.replay.job import make_job
 from relay.replay.selection import COUNT_BY_DAY, Selection
 from relay.replay.session import places_statement, read_statement
 from tests.engine.test_plans import nodes
+from tests.support.days import make_days
 
 pytestmark = pytest.mark.every_postgres
 
@@ -26,7 +27,7 @@ def today() -> datetime:
 @pytest.fixture
 def connection(database_url: str, today: datetime) -> Any:
     with psycopg.connect(database_url, autocommit=True) as connection:
-        connection.execute("SELECT outbox.ensure_sent_days(%s::date, %s)", [today - timedelta(days=DAYS), DAYS])
+        connection.execute(make_days("%s", "%s"), [today - timedelta(days=DAYS), DAYS])
         connection.execute(
             "INSERT INTO outbox.message (aggregate_type, event_type, payload, state, sent_at)"
             " SELECT 'a', 'e', '1', 'sent', %s + n * interval '1 hour' FROM generate_series(1, 24 * 29) AS n",

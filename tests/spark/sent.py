@@ -2,6 +2,8 @@
 
 import psycopg
 
+from tests.support.days import make_days
+
 # Of five keys and two event types, with text that has to survive; every seventh row has bytes in place of JSON.
 ADD = """
     INSERT INTO outbox.message
@@ -18,5 +20,5 @@ ADD = """
 
 def add_sent(connection: psycopg.Connection, day: str, rows: int) -> None:
     """Make a day of sent rows."""
-    connection.execute("SELECT outbox.ensure_sent_days(%s, 1)", [day])
+    connection.execute(make_days("%s"), [day])
     connection.execute(ADD.encode(), {"day": day, "rows": rows})

@@ -17,6 +17,7 @@ from outbox_spark.reading.plan import plan_read
 from outbox_spark.reading.stream import BEHIND, Offset, OutboxStreamReader
 from tests.spark.frames import one
 from tests.spark.sent import add_sent
+from tests.support.days import make_days
 from tests.support.process import wait_for
 
 MakeReader = Callable[..., OutboxStreamReader]
@@ -136,7 +137,7 @@ def test_rows_that_a_clock_puts_before_the_offset_end_the_stream(
 def test_rows_before_an_offset_are_counted_alike_in_every_time_zone(
     connection: psycopg.Connection, reader: MakeReader, zone: str
 ) -> None:
-    connection.execute("SELECT outbox.ensure_sent_days((now() AT TIME ZONE 'UTC')::date - 3, 3)")
+    connection.execute(make_days("(now() AT TIME ZONE 'UTC')::date - 3", "3"))
     connection.execute(SEND_NOW, [60])
     connection.execute("UPDATE outbox.message SET sent_at = sent_at - id * interval '1 hour'")
     connection.execute(f"ALTER DATABASE {connection.info.dbname} SET TimeZone = '{zone}'".encode())

@@ -22,7 +22,8 @@ pytestmark = pytest.mark.jobs
 
 # Two days of sending, the events of 40 invoices, some of them corrected later; and other types, some unsent.
 WORLD = """
-    SELECT outbox.ensure_sent_days(%(day)s, 1);
+    SELECT outbox.make_day('message_sent', %(day)s::date)
+    WHERE outbox.attached_day('message_sent', %(day)s::date) IS NULL;
     INSERT INTO billing.invoice
         SELECT 'INV-' || n, 'C' || n %% 5, date '2026-01-01' + n %% 4, 1, n + 0.10 FROM generate_series(1, 40) AS n;
     INSERT INTO outbox.message (aggregate_type, aggregate_id, event_type, payload, state, sent_at)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 import outbox_spark
@@ -48,3 +49,54 @@ def test_a_column_without_its_grant_is_refused_by_name(spark: SparkSession, of_t
         prepare(of_the_role, frame.schema, overwrite=False)
 
     assert str(refused.value) == "column 'paid_on' of billing.invoice may not be written by this user"
+
+
+@pytest.mark.parametrize(
+    ("partitions", "how"),
+    [([-1], {}), ([-2], {}), ([-1], {"singleTask": "true"}), ([-2, 0], {"atomic": "partition", "numPartitions": "1"})],
+)
+def test_a_batch_in_the_ledger_by_another_job_s_role_is_refused_and_never_taken_for_written(
+    spark: SparkSession,
+    of_the_role: dict[str, str],
+    connection: psycopg.Connection,
+    partitions: list[int],
+    how: dict[str, str],
+) -> None:
+    connection.execute("CREATE ROLE spark_other IN ROLE outbox_spark")
+    connection.execute("SET ROLE spark_other")
+    for partition in partitions:
+        connection.execute(
+            "INSERT INTO outbox.batch (app_id, version, partition, partitions, token, row_counts)"
+            " VALUES ('nightly', 7, %s, 1, gen_random_uuid(), '{\"rows\": 100}')",
+            [partition],
+        )
+    connection.execute("RESET ROLE")
+
+    try:
+        with pytest.raises((PySparkException, outbox_spark.BatchError), match=r"in the ledger outbox\.batch by role"):
+            save(invoices(spark).coalesce(1), of_the_role, **how)
+    finally:
+        connection.execute("DROP OWNED BY spark_other; DROP ROLE spark_other")
+
+    assert counts(connection)[:2] == (0, 0)
+
+
+def test_a_job_changes_no_row_of_another_in_the_ledger(
+    of_the_role: dict[str, str], connection: psycopg.Connection
+) -> None:
+    enter = (
+        "INSERT INTO outbox.batch (app_id, version, partitions, token, row_counts)"
+        " VALUES ('nightly', 7, 1, gen_random_uuid(), '{}')"
+    )
+    change = "UPDATE outbox.batch SET row_counts = '{\"rows\": 1}' WHERE app_id = 'nightly'"
+    connection.execute("CREATE ROLE spark_other IN ROLE outbox_spark")
+    connection.execute("SET ROLE spark_job")
+    connection.execute(enter)
+    assert connection.execute(change).rowcount == 1
+
+    connection.execute("RESET ROLE; SET ROLE spark_other")
+    try:
+        with pytest.raises(psycopg.errors.InsufficientPrivilege, match="was written by role spark_job"):
+            connection.execute(change)
+    finally:
+        connection.execute("RESET ROLE; DROP ROLE spark_other")

@@ -1,10 +1,24 @@
 """Days of sent rows and of the inbox as retention finds them, by SQL: so many days ago, by UTC."""
 
+from typing import LiteralString
+
 import psycopg
+
+
+def make_days(first: LiteralString, count: LiteralString = "1") -> LiteralString:
+    """Return SQL that makes days of sent rows of any age, as their owner may; the texts are SQL."""
+    return (
+        f"SELECT outbox.make_day('message_sent', day) FROM (SELECT ({first})::date + n FROM"
+        f" generate_series(0, {count} - 1) AS n) AS wanted (day)"
+        " WHERE outbox.attached_day('message_sent', day) IS NULL"
+    )
+
 
 ADD_DAY = """
     WITH made AS MATERIALIZED (
-        SELECT outbox.ensure_sent_days(day, 1), day::timestamp AT TIME ZONE 'UTC' AS midnight
+        SELECT CASE WHEN outbox.attached_day('message_sent', day) IS NULL
+                THEN outbox.make_day('message_sent', day) END, -- which is for the owner, and knows no limit
+            day::timestamp AT TIME ZONE 'UTC' AS midnight
         FROM (SELECT (now() AT TIME ZONE 'UTC')::date - %(ago)s::integer AS day) AS wanted
     )
     SELECT midnight FROM made

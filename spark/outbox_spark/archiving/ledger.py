@@ -13,14 +13,12 @@ from outbox_spark.reading.plan import list_days
 
 TAKE_LOCK = SQL("SELECT pg_try_advisory_lock(hashtextextended({lock}, 0))")
 
-# Retention tries it before it marks a day (relay/retention/kind.py).
+# The drop of a day asks for it (migrations/versions/0011_rights.py, drop_sent_day).
 HOLD = SQL("SELECT pg_advisory_lock_shared(hashtextextended({lock}, 0))")
 RELEASE = SQL("SELECT pg_advisory_unlock_shared(hashtextextended({lock}, 0))")
 
-# A day is closed when it is over by the database's clock. One that retention has marked (relay/retention/day.py) may be
-# gone before it is read.
+# A day is closed when it is over by the database's clock.
 CLOSED = SQL("first < date_trunc('day', now() AT TIME ZONE 'UTC') AT TIME ZONE 'UTC'")
-NOT_GOING = SQL("obj_description(part, 'pg_class') IS DISTINCT FROM 'outbox retention drops this day'")
 
 READ = SQL("SELECT day, rows, checksum, path FROM {schema}.archived_day ORDER BY day")
 NOTE = SQL("INSERT INTO {schema}.archived_day (day, rows, checksum, path) VALUES (%s, %s, %s, %s)")
@@ -59,8 +57,8 @@ def release_day(connection: psycopg.Connection, schema: str, day: date) -> None:
 
 
 def closed_days(connection: psycopg.Connection, schema: str) -> list[date]:
-    """Give the days of sent rows that are over, and that retention is not dropping."""
-    return [day.first.date() for day in list_days(connection, schema, CLOSED, NOT_GOING)]
+    """Give the days of sent rows that are over."""
+    return [day.first.date() for day in list_days(connection, schema, CLOSED)]
 
 
 def require_closed(connection: psycopg.Connection, schema: str, day: date) -> None:
@@ -70,7 +68,7 @@ def require_closed(connection: psycopg.Connection, schema: str, day: date) -> No
         ArchiveError: it is.
     """
     if day not in closed_days(connection, schema):
-        raise ArchiveError(f"{day}: the table does not keep it any more, or retention is dropping it")
+        raise ArchiveError(f"{day}: the table does not keep it any more")
 
 
 def archived_days(connection: psycopg.Connection, schema: str) -> dict[date, ArchivedDay]:

@@ -8,7 +8,6 @@ import psycopg
 import pytest
 from structlog.testing import capture_logs
 
-from relay.retention import drop
 from relay.retention.kind import SENT, Kind
 from relay.retention.rounds import drop_old_days
 from relay.settings import DatabaseSettings
@@ -36,11 +35,6 @@ def one_day() -> None:
     left = SECONDS_OF_A_DAY - time.time() % SECONDS_OF_A_DAY
     if left < LONGEST_TEST:
         time.sleep(left + 1)
-
-
-@pytest.fixture(autouse=True)
-def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drop, "LOCK_TIMEOUT", 0.3)
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ import psycopg
 import pytest
 
 from relay.replay.job import make_job
-from relay.replay.selection import Selection, first_day
+from relay.replay.selection import Selection
 from relay.retention.kind import SENT_AND_ARCHIVED
 from relay.settings import DatabaseSettings
-from tests.engine.retention.conftest import KEEP, OLD, READ_ALL, round_of
+from tests.engine.retention.conftest import OLD, round_of
 from tests.support.days import Days
 from tests.support.eventually import eventually
 
@@ -63,21 +63,6 @@ async def test_a_replay_that_is_being_made_keeps_its_days(days: Days, database: 
 
     assert event["event"] == "retention.postponed"
     assert days.past() == {OLD}
-
-
-async def test_a_day_that_is_going_counts_as_gone_for_a_new_replay(
-    days: Days, reader: psycopg.AsyncConnection, database: DatabaseSettings
-) -> None:
-    days.add(OLD, 3)
-    days.add(KEEP, 3)
-    await reader.execute(READ_ALL)
-    await round_of(database)
-
-    with psycopg.connect(database.url.get_secret_value(), autocommit=True) as connection:
-        oldest = first_day(connection, "outbox")
-
-    assert oldest is not None
-    assert f"outbox.message_sent_{oldest:%Y%m%d}" == days.table(KEEP)
 
 
 async def test_a_day_waits_until_it_is_archived_as_it_is(days: Days, database: DatabaseSettings) -> None:

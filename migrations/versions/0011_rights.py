@@ -1,0 +1,392 @@
+"""Make and drop days by functions of the tables' owner, bound the days that anybody can ask for, name a batch's writer.
+
+An earlier config/roles.sql gave message_sent, processed_message, their days and two functions to outbox_retention.
+This migration gives them back to the owner of message, as far as its role may; config/roles.sql does the same.
+
+Lock: ACCESS EXCLUSIVE on batch for an instant. On message_sent and processed_message, with their days, only if they
+belong to another role than message does, or if an earlier release left a day half dropped. It waits 3 s for each.
+Oldest release that runs on it: 0.1.0. Its retention drops nothing once the tables belong to another role than its own.
+"""
+
+from alembic import op
+
+revision = "0011"
+down_revision = "0010"
+branch_labels = None
+depends_on = None
+
+# Owner first: CREATE OR REPLACE keeps the owner of a function, who could then replace what consumers call.
+GIVE_BACK = """
+SET LOCAL lock_timeout = '3s';
+DO $do$
+DECLARE
+    table_owner CONSTANT name := (
+        SELECT pg_get_userbyid(relowner) FROM pg_class WHERE oid = '{schema}.message'::regclass);
+    part regclass;
+    routine regprocedure;
+BEGIN
+    FOR part IN
+        SELECT oid FROM pg_class
+        WHERE relnamespace = '{schema}'::regnamespace AND relkind IN ('r', 'p')
+            AND relname ~ '^(message_sent|processed_message)' AND relowner <> to_regrole(quote_ident(table_owner))
+        ORDER BY relkind = 'p' DESC
+    LOOP
+        EXECUTE format('ALTER TABLE %s OWNER TO %I', part, table_owner);
+    END LOOP;
+    FOR routine IN
+        SELECT oid FROM pg_proc
+        WHERE pronamespace = '{schema}'::regnamespace AND proname IN ('ensure_sent_days', 'ensure_inbox_days', 'ring')
+            AND proowner <> to_regrole(quote_ident(table_owner))
+    LOOP
+        EXECUTE format('ALTER FUNCTION %s OWNER TO %I', routine, table_owner);
+    END LOOP;
+    IF to_regrole('outbox_retention') IS NOT NULL THEN
+        REVOKE CREATE ON SCHEMA {schema} FROM outbox_retention;
+    END IF;
+EXCEPTION WHEN insufficient_privilege THEN
+    RAISE WARNING 'the owner of {schema}.message did not get back every table and function: %', SQLERRM
+        USING HINT = 'run config/roles.sql as a superuser, or as a member of every role that owns one of them';
+END $do$;
+"""
+
+# An earlier release dropped a day in steps, with a comment on it between them. It had checked the rows before.
+FINISH_DROPS = """
+DO $do$
+DECLARE
+    part record;
+BEGIN
+    FOR part IN
+        SELECT pg_class.oid::regclass AS name, inhrelid IS NOT NULL AND NOT inhdetachpending AS is_attached
+        FROM pg_class LEFT JOIN pg_inherits ON inhrelid = pg_class.oid
+        WHERE relnamespace = '{schema}'::regnamespace AND relkind = 'r'
+            AND relname ~ '^(message_sent|processed_message)_[0-9]{{8}}$'
+            AND obj_description(pg_class.oid, 'pg_class') = 'outbox retention drops this day'
+    LOOP
+        IF part.is_attached THEN
+            EXECUTE format('COMMENT ON TABLE %s IS NULL', part.name);
+        ELSE
+            EXECUTE format('DROP TABLE %s', part.name);
+        END IF;
+    END LOOP;
+END $do$;
+"""
+
+# These three run with the rights of the role that calls them, which is the owner inside of the functions below.
+# make_day is for the owner alone, who makes by it a day that the limits of ensure_*_days refuse.
+HELPERS = """
+CREATE FUNCTION {schema}.lock_holders(VARIADIC tables regclass[]) RETURNS text
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+    SELECT coalesce(string_agg(DISTINCT coalesce('session ' || pid
+        || coalesce(' (' || nullif(application_name, '') || ')', ''), 'a prepared transaction'), ', '),
+        'a session that has ended since')
+    FROM pg_locks LEFT JOIN pg_stat_activity USING (pid)
+    WHERE locktype = 'relation' AND granted AND relation = ANY (tables) AND pid IS DISTINCT FROM pg_backend_pid()
+        AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+$$;
+
+CREATE FUNCTION {schema}.attached_day(parent text, day date) RETURNS regclass
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+    SELECT inhrelid::regclass FROM pg_inherits
+    WHERE inhparent = to_regclass(format('%I.%I', '{schema}', parent)) AND NOT inhdetachpending
+        AND inhrelid = to_regclass(format('%I.%I', '{schema}', parent || '_' || to_char(day, 'YYYYMMDD')))
+$$;
+
+CREATE FUNCTION {schema}.make_day(parent text, day date) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    part CONSTANT text := parent || '_' || to_char(day, 'YYYYMMDD');
+BEGIN
+    EXECUTE format('CREATE TABLE %I.%I (LIKE %I.%I INCLUDING ALL)', '{schema}', part, '{schema}', parent);
+    -- ATTACH takes SHARE UPDATE EXCLUSIVE on the parent. PARTITION OF would take ACCESS EXCLUSIVE, and stop the marks
+    -- while it waits for a long reader.
+    EXECUTE format(
+        'ALTER TABLE %I.%I ATTACH PARTITION %I.%I FOR VALUES FROM (%L) TO (%L)', '{schema}', parent, '{schema}', part,
+        to_char(day, 'YYYY-MM-DD 00:00:00+00'), to_char(day + 1, 'YYYY-MM-DD 00:00:00+00'));
+END $$;
+
+REVOKE EXECUTE ON FUNCTION {schema}.lock_holders(VARIADIC regclass[]), {schema}.attached_day(text, date),
+    {schema}.make_day(text, date) FROM PUBLIC;
+"""
+
+# Rows are marked with the database's time, so no other day is ever needed than today's and the next.
+# A table's lock in place of an advisory one, which any login could hold.
+ENSURE_SENT_DAYS = """
+CREATE OR REPLACE FUNCTION {schema}.ensure_sent_days(first date, days integer) RETURNS integer
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    today CONSTANT date := (now() AT TIME ZONE 'UTC')::date;
+    made integer := 0;
+BEGIN
+    IF (first BETWEEN today - 1 AND today + 7 AND days BETWEEN 1 AND today + 8 - first) IS NOT TRUE THEN
+        RAISE EXCEPTION 'days of sent rows are made from % to %, not % from % on', today - 1, today + 7, days, first
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    FOR n IN 0 .. days - 1 LOOP
+        CONTINUE WHEN {schema}.attached_day('message_sent', first + n) IS NOT NULL;
+        LOCK TABLE ONLY {schema}.message_sent IN SHARE UPDATE EXCLUSIVE MODE;
+        CONTINUE WHEN {schema}.attached_day('message_sent', first + n) IS NOT NULL; -- made while this call waited
+        PERFORM {schema}.make_day('message_sent', first + n);
+        made := made + 1;
+    END LOOP;
+    RETURN made;
+END $$;
+"""
+
+# The row of inbox_memory is the lock between the sessions that make days and the one that drops a day. A session with
+# a snapshot from before gets a serialization failure.
+ENSURE_INBOX_DAYS = """
+CREATE OR REPLACE FUNCTION {schema}.ensure_inbox_days(first date, days integer) RETURNS integer
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '2s' AS $$
+DECLARE
+    today CONSTANT date := (now() AT TIME ZONE 'UTC')::date;
+    last CONSTANT date := today + 7;
+    remembered date;
+    day date;
+    made integer := 0;
+BEGIN
+    SELECT greatest(since, today - 400) INTO STRICT remembered FROM {schema}.inbox_memory FOR UPDATE;
+    FOR n IN 0 .. days - 1 LOOP
+        day := first + n;
+        CONTINUE WHEN {schema}.attached_day('processed_message', day) IS NOT NULL;
+        IF day < remembered THEN
+            RAISE EXCEPTION 'the inbox has no day %, and remembers only from % on', day, remembered
+                USING ERRCODE = 'object_not_in_prerequisite_state', DETAIL = to_char(remembered, 'YYYY-MM-DD');
+        ELSIF day > last THEN
+            RAISE EXCEPTION 'the inbox has no day %, and takes messages up to %', day, last
+                USING ERRCODE = 'object_not_in_prerequisite_state', DETAIL = to_char(last, 'YYYY-MM-DD'),
+                    CONSTRAINT = 'inbox_last_day';
+        END IF;
+        PERFORM {schema}.make_day('processed_message', day);
+        made := made + 1;
+    END LOOP;
+    RETURN made;
+EXCEPTION WHEN lock_not_available THEN
+    RAISE EXCEPTION 'a day of the inbox could not be made within %: % locks it', current_setting('lock_timeout'),
+        {schema}.lock_holders('{schema}.inbox_memory', '{schema}.processed_message')
+        USING ERRCODE = 'lock_not_available';
+END $$;
+"""
+
+# A replay selects what was sent before it was made. One that was interrupted can be resumed. A job of Spark holds its
+# days shared (spark/outbox_spark/archiving/ledger.py). An archive without the last rows is none: a clock that stepped
+# back may have added some to a day that was over.
+SENT_DAY_NEEDED = """
+CREATE FUNCTION {schema}.sent_day_needed(day date, rows bigint, archived boolean) RETURNS text
+LANGUAGE sql SET search_path = pg_catalog, pg_temp SET TimeZone = 'UTC' AS $$
+    SELECT coalesce(
+        (SELECT 'replay ' || string_agg(id::text, ', ' ORDER BY id)
+            || ' needs it: `relay replay --resume` or `relay replay cancel` ends that'
+        FROM {schema}.replay
+        WHERE state = 'open' AND coalesce((filter ->> 'since')::timestamptz, '-infinity') < sent_day_needed.day + 1
+            AND least((filter ->> 'until')::timestamptz, made_at) > sent_day_needed.day),
+        (SELECT 'spark/jobs/archive.py or replay.py reads it at this moment (session '
+            || string_agg(pid::text, ', ') || ')'
+        FROM pg_locks, hashtextextended('{schema}.day ' || to_char(sent_day_needed.day, 'YYYY-MM-DD'), 0) AS key
+        WHERE locktype = 'advisory' AND granted AND objsubid = 1 AND classid::bigint << 32 | objid::bigint = key
+            AND pid <> pg_backend_pid()
+            AND database = (SELECT oid FROM pg_database WHERE datname = current_database())),
+        (SELECT CASE WHEN noted.day IS NULL THEN 'it is not archived: spark/jobs/archive.py does that'
+            WHEN noted.rows <> sent_day_needed.rows THEN 'it has ' || sent_day_needed.rows || ' rows and '
+                || noted.rows || ' are archived: spark/jobs/archive.py --again does that anew' END
+        FROM (VALUES (sent_day_needed.day)) AS this (day)
+        LEFT JOIN {schema}.archived_day AS noted ON noted.day = this.day
+        WHERE archived))
+$$;
+REVOKE EXECUTE ON FUNCTION {schema}.sent_day_needed(date, bigint, boolean) FROM PUBLIC;
+"""
+
+# First the day, which SHARE keeps as it was counted; then the day alone, so that a reader of it is found before the
+# parent is asked for; the parent last. Marks and consumers queue behind the request for the parent alone, for at most
+# one lock_timeout in a row (docs/decisions/0027-drop-a-day-by-a-function.md).
+DROP_DAYS = """
+CREATE FUNCTION {schema}.drop_sent_day(
+    day date, archived boolean, dry_run boolean, OUT rows bigint, OUT kept_by text
+)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '150ms' AS $$
+DECLARE
+    part CONSTANT regclass := {schema}.attached_day('message_sent', day);
+    is_free boolean := true;
+    unfit bigint;
+BEGIN
+    IF part IS NULL OR (day < (now() AT TIME ZONE 'UTC')::date) IS NOT TRUE THEN
+        RAISE EXCEPTION '% is no past day of sent rows', day USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF NOT dry_run THEN
+        EXECUTE format('LOCK TABLE ONLY %s IN SHARE MODE', part);
+        is_free := pg_try_advisory_xact_lock(hashtextextended('{schema}.day ' || to_char(day, 'YYYY-MM-DD'), 0));
+    END IF;
+    EXECUTE format(
+        'SELECT count(*), count(*) FILTER (WHERE state IS DISTINCT FROM %L OR sent_at IS NULL) FROM %s', 'sent', part)
+        INTO rows, unfit;
+    kept_by := CASE WHEN unfit > 0 THEN format('%s of its rows are not sent: look at %s', unfit, part)
+        ELSE coalesce({schema}.sent_day_needed(day, rows, archived),
+            CASE WHEN NOT is_free THEN 'a job of Spark read it a moment ago' END) END;
+    IF dry_run OR kept_by IS NOT NULL THEN
+        RETURN;
+    END IF;
+    FOR attempt IN REVERSE 20 .. 1 LOOP
+        BEGIN
+            -- Making a replay takes it shared (relay/replay/job.py): it comes before this, and keeps the day, or
+            -- after, and is then told from which day on there are rows.
+            PERFORM pg_advisory_xact_lock(hashtextextended('{schema}.replay and retention', 0));
+            kept_by := {schema}.sent_day_needed(day, rows, archived);
+            IF kept_by IS NULL THEN
+                EXECUTE format('LOCK TABLE ONLY %s IN ACCESS EXCLUSIVE MODE', part);
+                EXECUTE format('DROP TABLE %s', part);
+            END IF;
+            RETURN;
+        EXCEPTION WHEN lock_not_available THEN
+            IF attempt = 1 THEN
+                RAISE;
+            END IF;
+        END;
+        PERFORM pg_sleep(0.05 + random() * 0.2);
+    END LOOP;
+END $$;
+
+-- What comes of the day once it is gone cannot be told from what was applied: it is not made again.
+CREATE FUNCTION {schema}.drop_inbox_day(day date, dry_run boolean, OUT rows bigint, OUT kept_by text)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '150ms' AS $$
+DECLARE
+    part CONSTANT regclass := {schema}.attached_day('processed_message', day);
+BEGIN
+    IF part IS NULL OR (day < (now() AT TIME ZONE 'UTC')::date) IS NOT TRUE THEN
+        RAISE EXCEPTION '% is no past day of the inbox', day USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    EXECUTE format('SELECT count(*) FROM %s', part) INTO rows;
+    IF dry_run THEN
+        RETURN;
+    END IF;
+    FOR attempt IN REVERSE 20 .. 1 LOOP
+        BEGIN
+            UPDATE {schema}.inbox_memory SET since = greatest(since, day + 1);
+            EXECUTE format('LOCK TABLE ONLY %s IN ACCESS EXCLUSIVE MODE', part);
+            EXECUTE format('DROP TABLE %s', part);
+            RETURN;
+        EXCEPTION WHEN lock_not_available THEN
+            IF attempt = 1 THEN
+                RAISE;
+            END IF;
+        END;
+        PERFORM pg_sleep(0.05 + random() * 0.2);
+    END LOOP;
+END $$;
+
+REVOKE EXECUTE ON FUNCTION {schema}.drop_sent_day(date, boolean, boolean), {schema}.drop_inbox_day(date, boolean)
+    FROM PUBLIC;
+"""
+
+# The role that wrote the row, which a job that recognises the batch compares with its own: null, written before this.
+# Nobody is granted INSERT or UPDATE on it. A role changes only the row_counts of its own batches. A trigger and no
+# row-level security: pg_dump by a role that only reads would refuse the table.
+LEDGER = """
+ALTER TABLE {schema}.batch ADD COLUMN written_as name;
+ALTER TABLE {schema}.batch ALTER COLUMN written_as SET DEFAULT current_user;
+
+CREATE FUNCTION {schema}.refuse_foreign_batch() RETURNS trigger
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RAISE EXCEPTION 'batch % version % was written by role %, and % is no member of it',
+        OLD.app_id, OLD.version, OLD.written_as, current_user USING ERRCODE = 'insufficient_privilege';
+END $$;
+CREATE TRIGGER refuse_foreign_batch BEFORE UPDATE OF row_counts ON {schema}.batch FOR EACH ROW
+    WHEN (OLD.written_as IS NOT NULL
+        AND pg_has_role(to_regrole(quote_ident(OLD.written_as)), 'MEMBER') IS NOT TRUE)
+    EXECUTE FUNCTION {schema}.refuse_foreign_batch();
+DO $do$
+DECLARE
+    spark text;
+BEGIN
+    FOR spark IN
+        SELECT DISTINCT grantee::regrole FROM pg_class, aclexplode(relacl)
+        WHERE pg_class.oid = '{schema}.batch'::regclass AND privilege_type = 'INSERT' AND grantee NOT IN (0, relowner)
+    LOOP
+        EXECUTE format('REVOKE INSERT ON {schema}.batch FROM %s', spark);
+        EXECUTE format(
+            'GRANT INSERT (app_id, version, partition, partitions, token, row_counts) ON {schema}.batch TO %s', spark);
+    END LOOP;
+END $do$;
+"""
+
+DOWN = """
+DROP TRIGGER refuse_foreign_batch ON {schema}.batch;
+DROP FUNCTION {schema}.refuse_foreign_batch();
+ALTER TABLE {schema}.batch DROP COLUMN written_as;
+DROP FUNCTION {schema}.drop_inbox_day(date, boolean);
+DROP FUNCTION {schema}.drop_sent_day(date, boolean, boolean);
+DROP FUNCTION {schema}.sent_day_needed(date, bigint, boolean);
+
+CREATE OR REPLACE FUNCTION {schema}.ensure_sent_days(first date, days integer) RETURNS integer
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    day date;
+    part text;
+    made integer := 0;
+BEGIN
+    PERFORM pg_advisory_xact_lock(hashtextextended('{schema}.ensure_sent_days', 0));
+    FOR day IN SELECT first + n FROM generate_series(0, days - 1) AS n LOOP
+        part := 'message_sent_' || to_char(day, 'YYYYMMDD');
+        CONTINUE WHEN EXISTS (
+            SELECT FROM pg_inherits
+            WHERE inhparent = to_regclass('{schema}.message_sent')
+                AND inhrelid = to_regclass(format('%I.%I', '{schema}', part)));
+        EXECUTE format('CREATE TABLE %I.%I (LIKE %I.message_sent INCLUDING ALL)', '{schema}', part, '{schema}');
+        EXECUTE format(
+            'ALTER TABLE %I.message_sent ATTACH PARTITION %I.%I FOR VALUES FROM (%L) TO (%L)',
+            '{schema}', '{schema}', part,
+            to_char(day, 'YYYY-MM-DD 00:00:00+00'), to_char(day + 1, 'YYYY-MM-DD 00:00:00+00'));
+        made := made + 1;
+    END LOOP;
+    RETURN made;
+END $$;
+
+CREATE OR REPLACE FUNCTION {schema}.ensure_inbox_days(first date, days integer) RETURNS integer
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    remembered date;
+    day date;
+    part text;
+    made integer := 0;
+BEGIN
+    SELECT since INTO STRICT remembered FROM {schema}.inbox_memory FOR UPDATE;
+    FOR day IN SELECT first + n FROM generate_series(0, days - 1) AS n LOOP
+        part := 'processed_message_' || to_char(day, 'YYYYMMDD');
+        CONTINUE WHEN EXISTS (
+            SELECT FROM pg_inherits
+            WHERE inhparent = to_regclass('{schema}.processed_message') AND NOT inhdetachpending
+                AND inhrelid = to_regclass(format('%I.%I', '{schema}', part)));
+        IF day < remembered THEN
+            RAISE EXCEPTION 'the inbox has no day %, and remembers only from % on', day, remembered
+                USING ERRCODE = 'object_not_in_prerequisite_state', DETAIL = to_char(remembered, 'YYYY-MM-DD');
+        END IF;
+        EXECUTE format('CREATE TABLE %I.%I (LIKE %I.processed_message INCLUDING ALL)', '{schema}', part, '{schema}');
+        EXECUTE format(
+            'ALTER TABLE %I.processed_message ATTACH PARTITION %I.%I FOR VALUES FROM (%L) TO (%L)',
+            '{schema}', '{schema}', part, to_char(day, 'YYYY-MM-DD'), to_char(day + 1, 'YYYY-MM-DD'));
+        made := made + 1;
+    END LOOP;
+    RETURN made;
+END $$;
+
+DROP FUNCTION {schema}.make_day(text, date);
+DROP FUNCTION {schema}.attached_day(text, date);
+DROP FUNCTION {schema}.lock_holders(VARIADIC regclass[]);
+"""
+
+
+def upgrade(schema: str) -> None:
+    for script in (
+        GIVE_BACK,
+        FINISH_DROPS,
+        HELPERS,
+        ENSURE_SENT_DAYS,
+        ENSURE_INBOX_DAYS,
+        SENT_DAY_NEEDED,
+        DROP_DAYS,
+        LEDGER,
+    ):
+        op.execute(script.format(schema=schema))
+
+
+def downgrade(schema: str) -> None:
+    op.execute(DOWN.format(schema=schema))

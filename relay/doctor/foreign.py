@@ -1,0 +1,129 @@
+"""What is in the schema and not from a migration, who owns it, who shares an inbox, and who holds locks of ours."""
+
+from collections.abc import Iterator
+
+import psycopg
+
+from relay.doctor.finding import Finding, Verdict
+from relay.operate.holders import foreign_locks
+from relay.settings import Settings
+
+# What the migrations make; tests/doctor/test_foreign.py compares.
+TABLES = (
+    "archived_day", "batch", "begun_message", "dead_letter_audit", "held_message", "inbox_memory", "message",
+    "message_discarded", "message_parked", "message_pending", "message_quarantined", "message_sent", "migration",
+    "node", "pool", "pool_master", "pool_member", "pool_partition", "processed_message", "processed_message_undated",
+    "quarantine", "replay", "replay_failure",
+)  # fmt: skip
+FUNCTIONS = (
+    "attached_day", "drop_inbox_day", "drop_sent_day", "ensure_inbox_days", "ensure_sent_days", "lock_holders",
+    "make_day", "refuse_foreign_batch", "ring", "sent_day_needed",
+)  # fmt: skip
+TRIGGERS = ("ring ON message", "refuse_foreign_batch ON batch")
+
+# A day that an operator has detached keeps its name, and is no stranger.
+READ_FOREIGN = """
+    WITH relation AS (
+        SELECT oid, relname, relkind FROM pg_class WHERE relnamespace = to_regnamespace(quote_ident(%(schema)s))
+    )
+    SELECT 'table or view ' || relname FROM relation
+    WHERE relkind IN ('r', 'p', 'v', 'm', 'f') AND relname <> ALL (%(tables)s)
+        AND relname !~ '^(message_sent|processed_message)_[0-9]{8}$'
+    UNION ALL
+    SELECT 'function ' || oid::regprocedure FROM pg_proc
+    WHERE pronamespace = to_regnamespace(quote_ident(%(schema)s)) AND proname <> ALL (%(functions)s)
+    UNION ALL
+    SELECT 'trigger ' || tgname || ' ON ' || relname FROM pg_trigger JOIN relation ON relation.oid = tgrelid
+    WHERE NOT tgisinternal AND tgname || ' ON ' || relname <> ALL (%(triggers)s)
+    UNION ALL
+    SELECT 'rule ' || rulename || ' ON ' || relname FROM pg_rewrite JOIN relation ON relation.oid = ev_class
+    WHERE rulename <> '_RETURN'
+    UNION ALL
+    SELECT 'policy ' || polname || ' ON ' || relname FROM pg_policy JOIN relation ON relation.oid = polrelid
+    UNION ALL
+    SELECT 'operator ' || oid::regoperator FROM pg_operator
+    WHERE oprnamespace = to_regnamespace(quote_ident(%(schema)s))
+    ORDER BY 1
+"""
+
+READ_OWNERS = """
+    WITH main AS (
+        SELECT relowner FROM pg_class WHERE oid = to_regclass(format('%%I.message', %(schema)s::text))
+    )
+    SELECT pg_get_userbyid(owner)::text, pg_get_userbyid((SELECT relowner FROM main))::text,
+        array_agg(name ORDER BY name)
+    FROM (
+        SELECT relowner AS owner, relname::text AS name FROM pg_class
+        WHERE relnamespace = to_regnamespace(quote_ident(%(schema)s)) AND relkind IN ('r', 'p')
+            AND (relname = ANY (%(tables)s) OR relname ~ '^(message_sent|processed_message)_[0-9]{8}$')
+        UNION ALL
+        SELECT proowner, proname::text FROM pg_proc
+        WHERE pronamespace = to_regnamespace(quote_ident(%(schema)s)) AND proname = ANY (%(functions)s)
+    ) AS owned
+    WHERE owner <> (SELECT relowner FROM main)
+    GROUP BY owner
+    ORDER BY 1
+"""
+
+READ_CONSUMERS = """
+    SELECT rolname::text FROM pg_roles
+    WHERE rolcanlogin AND NOT rolsuper
+        AND has_table_privilege(oid, to_regclass(format('%%I.processed_message', %(schema)s::text)), 'INSERT')
+        AND NOT pg_has_role(oid, (
+            SELECT relowner FROM pg_class WHERE oid = to_regclass(format('%%I.message', %(schema)s::text))), 'MEMBER')
+    ORDER BY 1
+"""
+TOLD = 5  # names in a line
+
+
+def strangers(connection: psycopg.Connection, settings: Settings) -> Iterator[Finding]:
+    """Name what no migration has made: a trigger runs with the rights of the role that writes."""
+    check, schema = "database.foreign", settings.database.schema_name
+    parameters = {"schema": schema, "tables": list(TABLES), "functions": list(FUNCTIONS), "triggers": list(TRIGGERS)}
+    found = [name for (name,) in connection.execute(READ_FOREIGN, parameters)]
+    if found:
+        remedy = "look at each: drop it, or move it to another schema"
+        yield Finding(check, Verdict.WARNING, f"schema {schema} has what no migration made: {_some(found)}", remedy)
+    else:
+        yield Finding(check, Verdict.OK, f"schema {schema} has only what the migrations made")
+
+
+def owners(connection: psycopg.Connection, settings: Settings) -> Iterator[Finding]:
+    """Name each role that owns a part: it may put a trigger on it, or replace what others call."""
+    check, schema = "database.owners", settings.database.schema_name
+    parameters = {"schema": schema, "tables": list(TABLES), "functions": list(FUNCTIONS)}
+    rows = connection.execute(READ_OWNERS, parameters).fetchall()
+    for owner, main, names in rows:
+        words = f"role {owner} owns {_some(names)}, and can so run code with the rights of every role that uses it"
+        yield Finding(check, Verdict.WARNING, words, f"give it back to {main}: run config/roles.sql again")
+    if not rows:
+        yield Finding(check, Verdict.OK, f"one role owns all tables and functions of schema {schema}")
+
+
+def shared_inbox(connection: psycopg.Connection, settings: Settings) -> Iterator[Finding]:
+    """Name the logins that share the inbox: each can read, change and forge what the others hold and remember."""
+    check, schema = "database.consumers", settings.database.schema_name
+    logins = [name for (name,) in connection.execute(READ_CONSUMERS, {"schema": schema})]
+    if len(logins) > 1:
+        words = (
+            f"{len(logins)} logins share the inbox of schema {schema}, and can forge each other's rows: {_some(logins)}"
+        )
+        yield Finding(check, Verdict.WARNING, words, "a schema each, unless they trust each other: docs/database.md")
+    else:
+        yield Finding(check, Verdict.OK, f"{len(logins)} logins may write the inbox of schema {schema}")
+
+
+def lock_holders(connection: psycopg.Connection, settings: Settings) -> Iterator[Finding]:
+    """Name each session that holds an advisory lock of ours without a right to it."""
+    check = "database.locks"
+    found = foreign_locks(connection, settings.database.schema_name)
+    for lock in found:
+        remedy = f"SELECT pg_terminate_backend({lock.pid}); REVOKE CONNECT ON DATABASE ... FROM PUBLIC"
+        yield Finding(check, Verdict.WARNING, str(lock), remedy)
+    if not found:
+        yield Finding(check, Verdict.OK, "no session holds a lock of the outbox without a right to it")
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - TOLD} more" if len(names) > TOLD else ""
+    return f"{', '.join(names[:TOLD])}{more}"

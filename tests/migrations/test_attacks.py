@@ -1,0 +1,218 @@
+"""A role of `config/roles.sql` in the hands of an attacker gets the rights of no other role."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import LiteralString
+
+import psycopg
+import pytest
+
+from relay.operate.migrate import downgrade, migrate
+from relay.settings import DatabaseSettings
+from tests.migrations.conftest import Connection
+from tests.migrations.test_roles import allowed, role
+
+pytestmark = pytest.mark.every_postgres
+
+SCRIPT = Path(__file__).parents[2] / "config" / "roles.sql"
+NAMES: tuple[LiteralString, ...] = (
+    "outbox_writer",
+    "outbox_publisher",
+    "outbox_spark",
+    "outbox_relay",
+    "outbox_retention",
+    "outbox_archive",
+    "outbox_consumer",
+)
+# What an attacker has in any case: a schema where the role may create what it likes.
+ATTIC = """
+    CREATE SCHEMA attic;
+    GRANT USAGE, CREATE ON SCHEMA attic TO PUBLIC;
+    CREATE TABLE attic.loot (stolen_as text);
+    GRANT INSERT ON attic.loot TO PUBLIC;
+    CREATE FUNCTION attic.steal() RETURNS trigger LANGUAGE plpgsql AS
+        $$ BEGIN INSERT INTO attic.loot VALUES (current_user); RETURN NEW; END $$;
+"""
+TAKE_OVER: list[LiteralString] = [
+    *(
+        f"CREATE TRIGGER steal BEFORE {event} ON outbox.{table} FOR EACH ROW EXECUTE FUNCTION attic.steal()"
+        for table in ("message", "message_sent", "processed_message", "held_message", "batch", "replay", "node")
+        for event in ("INSERT", "UPDATE")
+    ),
+    *(
+        f"CREATE OR REPLACE FUNCTION outbox.{function} RETURNS integer LANGUAGE sql AS 'SELECT 1'"
+        for function in ("ensure_inbox_days(first date, days integer)", "ensure_sent_days(first date, days integer)")
+    ),
+    "ALTER FUNCTION outbox.ensure_inbox_days(date, integer) SET search_path = attic",
+    "CREATE OR REPLACE FUNCTION outbox.ring() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'",
+    "CREATE FUNCTION outbox.now() RETURNS timestamptz LANGUAGE sql AS 'SELECT pg_catalog.now()'",
+    "CREATE OPERATOR outbox.=== (FUNCTION = int4eq, LEFTARG = integer, RIGHTARG = integer)",
+    "CREATE VIEW outbox.processed AS SELECT 1",
+    "CREATE TABLE outbox.mine ()",
+    "CREATE TABLE outbox.message_sent_20000101 ()",
+    *(
+        statement
+        for table in ("message_sent", "processed_message", "batch")
+        for statement in (
+            f"CREATE RULE steal AS ON INSERT TO outbox.{table} DO INSTEAD NOTHING",
+            f"CREATE POLICY steal ON outbox.{table} USING (true)",
+            f"ALTER TABLE outbox.{table} ENABLE ROW LEVEL SECURITY",
+            f"ALTER TABLE outbox.{table} ADD COLUMN loot text DEFAULT current_user",
+            f"ALTER TABLE outbox.{table} OWNER TO current_user",
+            f"DROP TABLE outbox.{table}",
+            f"TRUNCATE outbox.{table}",
+        )
+    ),
+    "ALTER TABLE outbox.message_sent ALTER COLUMN last_error SET DEFAULT 'x'",
+    "ALTER TABLE outbox.processed_message ALTER COLUMN business_key SET DEFAULT 'x'",
+    "ALTER DEFAULT PRIVILEGES FOR ROLE postgres GRANT ALL ON TABLES TO PUBLIC",
+    "CREATE EVENT TRIGGER steal ON ddl_command_end EXECUTE FUNCTION attic.steal()",
+    "SELECT outbox.make_day('processed_message', '2040-01-01')",
+    "SELECT outbox.sent_day_needed('2040-01-01', 1, false)",
+    "UPDATE outbox.inbox_memory SET since = '2040-01-01'",
+    """
+    INSERT INTO outbox.batch (app_id, version, partitions, token, row_counts, written_as)
+    VALUES ('job', 7, 1, gen_random_uuid(), '{}', 'another')
+    """,
+    "UPDATE outbox.batch SET written_as = 'another'",
+    "DELETE FROM outbox.batch",
+    "DELETE FROM outbox.processed_message",
+]  # fmt: skip
+OWNERS = """
+    SELECT DISTINCT pg_get_userbyid(relowner) FROM pg_class
+    WHERE relnamespace = 'outbox'::regnamespace AND relkind IN ('r', 'p', 'S', 'v')
+    UNION SELECT DISTINCT pg_get_userbyid(proowner) FROM pg_proc WHERE pronamespace = 'outbox'::regnamespace
+"""
+# What config/roles.sql did before the migration 0011.
+GIVEN_AWAY = """
+    GRANT CREATE ON SCHEMA outbox TO outbox_retention;
+    ALTER TABLE outbox.message_sent OWNER TO outbox_retention;
+    ALTER TABLE outbox.processed_message OWNER TO outbox_retention;
+    DO $$ DECLARE part regclass; BEGIN
+        FOR part IN SELECT inhrelid FROM pg_inherits
+            WHERE inhparent IN ('outbox.message_sent'::regclass, 'outbox.processed_message'::regclass)
+        LOOP EXECUTE format('ALTER TABLE %s OWNER TO outbox_retention', part); END LOOP;
+    END $$;
+    ALTER FUNCTION outbox.ensure_sent_days(date, integer) OWNER TO outbox_retention;
+    ALTER FUNCTION outbox.ensure_inbox_days(date, integer) OWNER TO outbox_retention;
+"""
+MARK = "outbox retention drops this day"  # of an earlier release
+
+
+@pytest.fixture(autouse=True)
+def roles(connection: Connection) -> Iterator[None]:
+    connection.execute(SCRIPT.read_bytes())
+    connection.execute(ATTIC.encode())
+    yield
+    names = ", ".join(NAMES)
+    connection.execute(f"DROP OWNED BY {names}; DROP ROLE {names}".encode())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_role_can_make_another_run_its_code(connection: Connection, name: LiteralString) -> None:
+    assert allowed(connection, name, TAKE_OVER) == []
+
+
+def test_an_insert_into_the_inbox_runs_no_code_of_another_role(connection: Connection) -> None:
+    """With the ownership of the parent came a trigger that ran with the rights of each consumer."""
+    with role(connection, "outbox_retention"), pytest.raises(psycopg.errors.InsufficientPrivilege):
+        connection.execute("""
+            CREATE TRIGGER steal BEFORE INSERT ON outbox.processed_message
+            FOR EACH ROW EXECUTE FUNCTION attic.steal()
+        """)
+    connection.execute("RESET ROLE")
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("outbox_relay", "SELECT outbox.ensure_sent_days(pg_catalog.current_date + 5, 1)"),
+        ("outbox_consumer", "SELECT outbox.ensure_inbox_days(pg_catalog.current_date + 5, 1)"),
+        ("outbox_retention", "SELECT outbox.drop_sent_day(pg_catalog.current_date - 20, false, false)"),
+        ("outbox_retention", "SELECT outbox.drop_inbox_day(pg_catalog.current_date - 20, false)"),
+    ],
+)
+def test_a_function_of_the_owner_runs_nothing_that_its_caller_has_made(
+    connection: Connection, name: LiteralString, call: LiteralString
+) -> None:
+    connection.execute("SELECT outbox.make_day('message_sent', current_date - 20)")
+    connection.execute("SELECT outbox.make_day('processed_message', current_date - 20)")
+    with role(connection, name):
+        for schema in ("attic", "pg_temp"):
+            connection.execute(
+                f"""
+                CREATE FUNCTION {schema}.to_char(date, text) RETURNS text LANGUAGE plpgsql AS
+                    $$ BEGIN INSERT INTO attic.loot VALUES (current_user); RETURN '20000101'; END $$;
+                CREATE FUNCTION {schema}.less(date, date) RETURNS boolean LANGUAGE plpgsql AS
+                    $$ BEGIN INSERT INTO attic.loot VALUES (current_user); RETURN true; END $$;
+                CREATE OPERATOR {schema}.< (FUNCTION = {schema}.less, LEFTARG = date, RIGHTARG = date);
+                CREATE TABLE {schema}.pg_inherits (inhrelid oid, inhparent oid, inhdetachpending boolean);
+            """.encode()
+            )
+        connection.execute("SET search_path = pg_temp, attic, pg_catalog")
+        connection.execute(call.replace("pg_catalog.current_date", "current_date").encode())
+        connection.execute("RESET search_path")
+
+    assert connection.execute("SELECT count(*) FROM attic.loot").fetchone() == (0,)
+    connection.execute("DISCARD TEMP; DROP SCHEMA attic CASCADE")
+
+
+def test_every_function_of_the_owner_has_its_own_search_path_and_is_for_nobody_but_by_grant(
+    connection: Connection,
+) -> None:
+    query = """
+        SELECT proname FROM pg_proc
+        WHERE pronamespace = 'outbox'::regnamespace AND prosecdef AND (
+            NOT 'search_path=pg_catalog, pg_temp' = ANY (coalesce(proconfig, '{}'))
+            OR proacl IS NULL OR EXISTS (SELECT FROM aclexplode(proacl) WHERE grantee = 0))
+    """
+
+    assert connection.execute(query).fetchall() == []
+
+
+@pytest.mark.parametrize("by", ["the script", "the migration"])
+def test_what_an_earlier_script_gave_away_comes_back(
+    connection: Connection, database: DatabaseSettings, by: str
+) -> None:
+    if by == "the migration":
+        downgrade(database, "0010")
+    before = connection.execute(OWNERS).fetchall()
+    connection.execute(GIVEN_AWAY)
+    assert len(connection.execute(OWNERS).fetchall()) == 2
+
+    if by == "the migration":
+        migrate(database)
+    else:
+        connection.execute(SCRIPT.read_bytes())
+
+    assert connection.execute(OWNERS).fetchall() == before
+    may_create = "SELECT has_schema_privilege('outbox_retention', 'outbox', 'CREATE')"
+    assert connection.execute(may_create).fetchone() == (False,)
+
+
+def test_days_that_an_earlier_release_left_half_dropped_are_dropped_by_the_migration(
+    connection: Connection, other_connection: Connection, database: DatabaseSettings
+) -> None:
+    today = datetime.now(UTC).date()
+    detached, pending, marked, kept = (
+        f"outbox.message_sent_{today - timedelta(days=ago):%Y%m%d}" for ago in (20, 21, 22, 23)
+    )
+    for ago in (20, 21, 22, 23):
+        connection.execute("SELECT outbox.make_day('message_sent', %s)", [today - timedelta(days=ago)])
+    downgrade(database, "0010")
+    for day in (detached, pending, marked):
+        connection.execute(f"COMMENT ON TABLE {day} IS '{MARK}'".encode())
+    for day in (detached, kept):
+        connection.execute(f"ALTER TABLE outbox.message_sent DETACH PARTITION {day} CONCURRENTLY".encode())
+    with other_connection.transaction():
+        other_connection.execute("SELECT count(*) FROM outbox.message")
+        connection.execute("SET lock_timeout = '50ms'")
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            connection.execute(f"ALTER TABLE outbox.message_sent DETACH PARTITION {pending} CONCURRENTLY".encode())
+
+    migrate(database)
+
+    left = "SELECT array_agg(name ORDER BY name) FROM unnest(%s::text[]) AS name WHERE to_regclass(name) IS NOT NULL"
+    assert connection.execute(left, [[detached, pending, marked, kept]]).fetchone() == (sorted([marked, kept]),)
+    assert connection.execute("SELECT obj_description(%s::regclass)", [marked]).fetchone() == (None,)
