@@ -4,8 +4,8 @@ An earlier config/roles.sql gave message_sent, processed_message, their days and
 This migration gives them back to the owner of message, as far as its role may; config/roles.sql does the same.
 
 Lock: ACCESS EXCLUSIVE on batch for an instant. On message_sent and processed_message, with their days, only if they
-belong to another role than message does, or if an earlier release left a day half dropped. It waits 3 s for each.
-Oldest release that runs on it: 0.1.0. Its retention drops nothing once the tables belong to another role than its own.
+belong to another role than message does, or if an earlier release left a day half dropped.
+The retention of release 0.1.0 drops nothing once the tables belong to another role than its own.
 """
 
 from alembic import op
@@ -14,10 +14,11 @@ revision = "0011"
 down_revision = "0010"
 branch_labels = None
 depends_on = None
+oldest_release = "0.1.0"
+drops = ()
 
 # Owner first: CREATE OR REPLACE keeps the owner of a function, who could then replace what consumers call.
 GIVE_BACK = """
-SET LOCAL lock_timeout = '3s';
 DO $do$
 DECLARE
     table_owner CONSTANT name := (
