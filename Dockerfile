@@ -70,7 +70,14 @@ LABEL org.opencontainers.image.title="outbox-relay-spark" \
     org.opencontainers.image.version="${VERSION}" \
     org.opencontainers.image.revision="${REVISION}"
 
+# An init as PID 1: the kernel keeps from PID 1 every signal that it has no handler for, and Python has none at first.
+# tini blocks signals with its first instructions, and hands each one on.
+FROM ${BASE} AS init
+RUN apt-get update --quiet=2 \
+    && DEBIAN_FRONTEND=noninteractive apt-get install --quiet=2 --yes --no-install-recommends tini
+
 FROM ${BASE} AS relay
+COPY --from=init /usr/bin/tini-static /usr/bin/tini
 COPY --from=installed /opt/relay /opt/relay
 # Images of Python come without bytecode of its own library: imported once here, it is not compiled at every start.
 RUN ["/opt/relay/bin/python", "-c", "import relay.cli.run, relay.cli.migrate, relay.cli.status, relay.http.server"]
@@ -82,7 +89,7 @@ ENV RELAY_HTTP__LISTEN=0.0.0.0:8080
 EXPOSE 8080
 # Alive, not ready: while the broker is away the relay waits, and a restart would help nobody.
 HEALTHCHECK --interval=10s --timeout=10s --start-period=30s --retries=3 CMD ["relay", "healthcheck"]
-ENTRYPOINT ["relay"]
+ENTRYPOINT ["tini", "--", "relay"]
 CMD ["run"]
 ARG VERSION=unknown
 ARG REVISION=unknown

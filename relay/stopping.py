@@ -1,11 +1,19 @@
 """End what runs when a signal says so."""
 
 import asyncio
+import os
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+import structlog
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+GOODBYE = 1.0  # seconds beyond the time to drain, to hand over and to close
+GOODBYES = 2.0  # for everything that a process has open
+
+log = structlog.get_logger(__name__)
 
 
 @contextmanager
@@ -36,3 +44,29 @@ def stopped_by_signals(stop: Callable[[], None], running: asyncio.Task[object]) 
 
     with at_signals(on_signal):
         yield
+
+
+@asynccontextmanager
+async def ending_in_time(told: asyncio.Event, drain_timeout: float) -> AsyncIterator[None]:
+    """End the process with 0 `GOODBYES` after the time to drain, which begins when `told` is set.
+
+    The last resort: what waits in a thread, such as for a name server, cannot be interrupted, and a process that ends
+    in order waits for its threads. Nothing is lost by it: the tables tell what is left to do.
+    """
+
+    async def watch() -> None:
+        await told.wait()
+        timer = threading.Timer(drain_timeout + GOODBYES, _end)
+        timer.daemon = True
+        timer.start()
+
+    watching = asyncio.create_task(watch(), name="last resort")
+    try:
+        yield
+    finally:
+        watching.cancel()
+
+
+def _end() -> None:
+    log.warning("stop.timed_out")
+    os._exit(0)

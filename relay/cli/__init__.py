@@ -1,5 +1,6 @@
 """The `relay` command: one file a command group; what they do is `relay.operate` and `relay.engine`.
 
+Signals are heard before anything else is imported, which takes a third of a second.
 Exit codes: 0 done, 1 failed or not ready, 2 usage or configuration, 3 partly done, 130 interrupted.
 """
 
@@ -8,150 +9,33 @@ import signal
 import sys
 from collections.abc import Sequence
 from types import FrameType
-from typing import NoReturn
 
-from cyclopts import App, CycloptsError, Parameter
-
-from relay import __version__
-from relay.cli.printing import complain
-from relay.errors import (
-    BrokerUnavailableError,
-    ConfigurationError,
-    DatabaseUnavailableError,
-    InboxUnavailableError,
-    OutboxError,
-    PartlyDoneError,
-    UsageError,
-    leaves,
-)
-
-SHOW = "(`relay config show` tells where it was found)"
-REMEDIES = {
-    DatabaseUnavailableError: f"check the host, database, user and password in database.url {SHOW}",
-    InboxUnavailableError: "check the host, database, user and password that it names",
-    BrokerUnavailableError: f"check the host, virtual host, user and password in broker.url {SHOW}",
-}
-INTERRUPTED = 130
-BROKEN_PIPE = 141  # as a program that SIGPIPE ended
-
-# By name, so that `relay healthcheck` loads neither the engine nor the migrations.
-COMMANDS = {
-    "run": (
-        "relay.cli.run:run",
-        "Carry rows to the broker until SIGTERM; then drain and exit with 0.",
-    ),
-    "migrate": (
-        "relay.cli.migrate:migrate",
-        "Bring the tables to the version of this release.",
-    ),
-    "status": (
-        "relay.cli.status:status",
-        "Tell the backlog, the parked rows and the relays.",
-    ),
-    "doctor": ("relay.cli.doctor:doctor", "Look for what would not work, before a message is sent."),
-    "parked": ("relay.cli.parked:app", "See, retry or discard what could not be delivered."),
-    "dead-letters": ("relay.cli.dead_letters:app", "See, send back, throw away or save what consumers gave up."),
-    "pool": ("relay.cli.pool:app", "Share partitions among consumers; tell who holds which."),
-    "replay": ("relay.cli.replay:app", "Send again what was sent; list, show and cancel replays."),
-    "reconcile": (
-        "relay.cli.reconcile:reconcile",
-        "Compare what was sent with what consumers have applied.",
-    ),
-    "topology": ("relay.cli.topology:app", "Declare the exchanges, queues and bindings that relay.toml lists."),
-    "retention": (
-        "relay.cli.retention:retention",
-        "Drop old days of sent rows and of the inbox.",
-    ),
-    "config": ("relay.cli.config:app", "Tell the settings in use."),
-    "healthcheck": (
-        "relay.cli.healthcheck:healthcheck",
-        "Exit with 0 if this host's relay is alive, else with 1.",
-    ),
-}
-
-HELP = """Carry outbox rows from PostgreSQL to RabbitMQ: at least once, in order per key.
-
-Settings come from flags, RELAY_ variables, secret files, relay.toml and defaults, in this order.
-"""
-EXIT_CODES = "Exit codes: 0 done, 1 failed or not ready, 2 usage or configuration, 3 partly done, 130 interrupted."
+UNTIL_TOLD = (["run"], ["pool", "run"])  # commands that run until SIGTERM, and then end with 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and give its exit code; an error of ours is one line on stderr."""
-    if os.getpid() == 1:
-        # In a container: the kernel keeps from PID 1 every signal that it has no handler for, and `run` has its own
-        # only when it has started.
+    """Run one command and return its exit code; the process's own arguments unless given."""
+    if arguments is None:
+        _hear_signals(sys.argv[1:])
+    from relay.cli.command import run_command  # noqa: PLC0415
+
+    return run_command(arguments)
+
+
+def _hear_signals(arguments: list[str]) -> None:
+    """Be stoppable from now on, until the command sets handlers of its own."""
+    if arguments[:1] == ["run"]:  # who tells of new hosts must not end the process
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    if any(arguments[: len(command)] == command for command in UNTIL_TOLD):
+        signal.signal(signal.SIGTERM, _leave)
+    elif os.getpid() == 1:  # the kernel keeps from PID 1 every signal that it has no handler for
         signal.signal(signal.SIGTERM, _terminate)
-    try:
-        code = _app()(arguments, exit_on_error=False, print_error=False, result_action="return_value")
-    except CycloptsError as error:
-        complain(f"{str(error).rstrip('.')} (see `relay --help`)")
-        return 2
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except BrokenPipeError:
-        # Python flushes stdout once more at its end, and would complain about the same pipe.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return BROKEN_PIPE
-    except (Exception, BaseExceptionGroup) as error:
-        return _end(error)
-    return code if isinstance(code, int) else 0
 
 
-def _app() -> App:
-    on_terminal = sys.stdout.isatty()
-    app = App(
-        name="relay",
-        help=HELP,
-        help_epilogue=EXIT_CODES,
-        version=f"relay {__version__}",
-        help_formatter="default" if on_terminal else "plain",
-        help_format="plaintext",
-        default_parameter=Parameter(show_default=False, negative=""),
-        suppress_keyboard_interrupt=False,
-    )
-    for name, (place, about) in COMMANDS.items():
-        app.command(place, name=name, help=about)
-    return app
+def _leave(_number: int, _frame: FrameType | None) -> None:
+    # Nothing has begun. No SystemExit: raised in a callback during an import, it would be printed and forgotten.
+    os._exit(0)
 
 
-def _terminate(number: int, _frame: FrameType | None) -> NoReturn:
+def _terminate(number: int, _frame: FrameType | None) -> None:
     sys.exit(128 + number)
-
-
-def _end(error: BaseException) -> int:
-    """Explain errors of ours, also of tasks that failed together; a bug keeps its traceback."""
-    errors = list(leaves(error)) if isinstance(error, BaseExceptionGroup) else [error]
-    if all(isinstance(each, OutboxError) for each in errors):
-        return max(_explain(each) for each in errors)
-    if not _is_logged(repr(error), 1, error):
-        raise error
-    return 1
-
-
-def _explain(error: BaseException) -> int:
-    match error:
-        case ConfigurationError() | UsageError():
-            code = 2
-        case PartlyDoneError():
-            code = 3
-        case _:
-            code = 1
-    remedy = REMEDIES.get(type(error)) if isinstance(error, OutboxError) else None
-    for line in str(error).splitlines():
-        words = f"{line.rstrip('.')}; {remedy}" if remedy else line
-        if not _is_logged(words, code):
-            complain(words)
-    return code
-
-
-def _is_logged(words: str, code: int, bug: BaseException | None = None) -> bool:
-    """Log the end of the command where stderr is a log of JSON; return whether it is one."""
-    observing = sys.modules.get("relay.observe.log")  # not loaded: the command has no log
-    if observing is None or not observing.is_json():
-        return False
-    import structlog  # noqa: PLC0415  (it takes longer to load than most commands to run)
-
-    log = structlog.get_logger(__name__)
-    log.error("relay.failed", error=words, exit_code=code, exc_info=bug)
-    return True

@@ -1,7 +1,6 @@
 """`relay run`."""
 
 import os
-import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
@@ -14,6 +13,7 @@ from relay.errors import DatabaseUnavailableError
 from relay.observe import log, tracing
 from relay.operate.session import session
 from relay.settings import Settings
+from relay.stopping import ending_in_time
 
 if TYPE_CHECKING:
     from relay.engine.node import Node
@@ -30,15 +30,17 @@ def run(*, options: Options | None = None) -> int:
     from relay.engine.node import serve  # noqa: PLC0415
     from relay.http.node import answering_for  # noqa: PLC0415
 
-    # Until `serve` does something at it: who tells of new hosts must not end the process.
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-
     def load() -> Settings:
         return (options or Options()).load().settings
 
     @asynccontextmanager
     async def beside(node: "Node") -> AsyncIterator[None]:
-        async with answering_for(node, settings), warning(settings, node), candidate_beside(settings):
+        async with (
+            ending_in_time(node.drain, settings.relay.drain_timeout),
+            answering_for(node, settings),
+            warning(settings, node),
+            candidate_beside(settings),
+        ):
             yield
 
     settings = load()

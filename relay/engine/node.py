@@ -34,6 +34,7 @@ from relay.engine.tail import Tail
 from relay.errors import AccessError, DatabaseUnavailableError, OutboxError, SchemaError, leaves
 from relay.retention.rounds import keep_days
 from relay.settings import KeyPolicy, Ordering, Settings
+from relay.stopping import GOODBYE
 
 log = structlog.get_logger(__name__)
 
@@ -41,7 +42,6 @@ RECONNECT_INITIAL, RECONNECT_MAX = 0.1, 3.0  # seconds; ready again within 5 s o
 INTERRUPTED = 130
 OURS_FOR = 0.9  # of node_timeout without an answer: then others may end our session, and we send no more
 DRAIN_LOOK = 0.2  # seconds: it may be told to stop before there is a broker
-GOODBYE = 1.0  # seconds beyond drain_timeout, to hand the lanes over and to close
 NO_LANES = "none held"
 
 # What a relay gets when another process downgrades or drops its tables.

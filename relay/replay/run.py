@@ -11,12 +11,13 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import UTC, datetime
+from math import inf
 from typing import NamedTuple, TypeVar
 
 import psycopg
 import structlog
 
-from relay.backoff import backoff, wait_for_event
+from relay.backoff import backoff, unless_set, wait_for_event
 from relay.engine.health import Health
 from relay.engine.link import Link
 from relay.engine.message import REPLAY_ID, REPLAYED_AT
@@ -28,6 +29,7 @@ from relay.replay.ledger import Ledger
 from relay.replay.pace import Pace
 from relay.replay.session import ReplaySession, Saved
 from relay.settings import Ordering, Settings
+from relay.stopping import GOODBYE
 
 log = structlog.get_logger(__name__)
 
@@ -53,7 +55,7 @@ class Replay:
     """One run of a job.
 
     Attributes:
-        drain: set it to stop: what is in flight is settled and saved, and the job can be resumed.
+        drain: set by `stop`: what is in flight is settled and saved, and the job can be resumed.
     """
 
     def __init__(
@@ -82,6 +84,8 @@ class Replay:
         self._database = asyncio.Lock()
         self._changed = asyncio.Event()  # rows were settled, or we are to stop
         self._ended = asyncio.Event()
+        self._stop_at = inf  # by then what is in flight must be settled
+        self._whole: asyncio.Timeout | None = None
         self.drain = asyncio.Event()
 
     @property
@@ -96,24 +100,17 @@ class Replay:
             PartlyDoneError: it was cancelled, or too much was refused.
             OutboxError: it cannot begin.
         """
+        complete = False
         try:
-            async with asyncio.TaskGroup() as tasks:
-                linking = tasks.create_task(self._link.run(), name="link")
-                settling = tasks.create_task(self._settle(), name="settle")
-                saving = tasks.create_task(self._save_often(), name="save")
-                looking = None if self._pace.is_fixed else tasks.create_task(self._look_often(), name="look")
-                complete = await self._carry()
-                stop_at = asyncio.get_running_loop().time() + self._settings.relay.drain_timeout
-                await self._settle_window(stop_at)
-                self._publisher.stop()
-                await asyncio.wait([settling], timeout=stop_at - asyncio.get_running_loop().time())
-                self._ended.set()
-                await asyncio.wait([saving])
-                for task in (linking, settling, looking):
-                    if task is not None:
-                        task.cancel()
-            await self._save("done" if complete else "open")
+            async with asyncio.timeout(None) as self._whole:
+                if self.drain.is_set():
+                    self._whole.reschedule(self._stop_at + GOODBYE)
+                complete = await self._run()
+        except TimeoutError:
+            seconds = self._settings.relay.drain_timeout
+            log.warning("drain.timed_out", in_flight=self._publisher.in_flight, seconds=seconds)
         finally:
+            self._whole = None
             await self._close()
         if self._refused >= MOST_FAILURES:
             raise PartlyDoneError(
@@ -123,25 +120,48 @@ class Replay:
         return complete
 
     def stop(self) -> None:
-        """Send no more; `run` returns when what is in flight is settled and saved."""
+        """Send no more; `run` returns when what is in flight is settled and saved.
+
+        Whatever it waits for by then, it returns soon after `relay.drain_timeout`.
+        """
+        if self.drain.is_set():
+            return
         self.drain.set()
         self._changed.set()
-        if self._session is not None:
-            self._session.stop_listing()
+        self._stop_at = asyncio.get_running_loop().time() + self._settings.relay.drain_timeout
+        if self._whole is not None:
+            self._whole.reschedule(self._stop_at + GOODBYE)
+
+    async def _run(self) -> bool:
+        async with asyncio.TaskGroup() as tasks:
+            linking = tasks.create_task(self._link.run(), name="link")
+            settling = tasks.create_task(self._settle(), name="settle")
+            saving = tasks.create_task(self._save_often(), name="save")
+            looking = None if self._pace.is_fixed else tasks.create_task(self._look_often(), name="look")
+            complete = await self._carry()
+            loop = asyncio.get_running_loop()
+            stop_at = min(self._stop_at, loop.time() + self._settings.relay.drain_timeout)
+            await self._settle_window(stop_at)
+            self._publisher.stop()
+            await asyncio.wait([settling], timeout=max(0.0, stop_at - loop.time()))
+            self._ended.set()
+            await asyncio.wait([saving])
+            for task in (linking, settling, looking):
+                if task is not None:
+                    task.cancel()
+        await self._save("done" if complete else "open")
+        return complete
 
     async def _carry(self) -> bool:
         """List the rows and send them all; False when told to stop meanwhile."""
-        try:
-            if not self._pace.is_fixed:
-                await self._look()  # so that the time of the list counts when it looks again
-            await self._list()
+        await unless_set(self.drain, self._list())  # which may take minutes
+        if not self.drain.is_set():
             await self._send()
-        except psycopg.errors.QueryCanceled:  # by `stop`, which does not wait for a list to be made
-            if not self.drain.is_set():
-                raise
         return not self.drain.is_set()
 
     async def _list(self) -> None:
+        if not self._pace.is_fixed:
+            await self._look()  # so that the time of the list counts when it looks again
         listed = await self._on_database(lambda session: session.list_rows(self._job.position))
         if self._selected is None:
             self._selected = listed
@@ -177,7 +197,8 @@ class Replay:
         if self.drain.is_set():
             return []
         size = most - self._ledger.bytes
-        return await self._on_database(lambda session: session.next_rows(after, ROWS_PER_READ, size))
+        reading = self._on_database(lambda session: session.next_rows(after, ROWS_PER_READ, size))
+        return await unless_set(self.drain, reading) or []
 
     async def _wait_changed(self) -> None:
         self._changed.clear()

@@ -116,7 +116,7 @@ class ReplaySession:
         self._timeout = database.command_timeout
         self._job = job
         self._places: list[_Place] = []
-        self._is_listed = self._is_listing = False
+        self._is_listed = False
         self._cursor: AsyncCursor[Any] = connection.cursor(binary=True)
         give_rows(self._cursor)
         self._read = read_statement(self._schema, job)
@@ -155,21 +155,12 @@ class ReplaySession:
         """List the selected rows with an id above `after`, and give their number. It takes a scan of their days."""
         await self._wait_marked()
         await self._connection.execute(UNLIST)
-        self._is_listing = True
-        try:
-            await self._connection.execute(LIST.format(places=places_statement(self._schema, self._job, after)))
-        finally:
-            self._is_listing = False
+        await self._connection.execute(LIST.format(places=places_statement(self._schema, self._job, after)))
         count = (await self._connection.execute(COUNT_LISTED)).rowcount
         await self._connection.execute(TO_START)
         self._places.clear()
         self._is_listed = True
         return count
-
-    def stop_listing(self) -> None:
-        """Let a list that is being made fail with QueryCanceled: it may take minutes."""
-        if self._is_listing:
-            self._connection.cancel()
 
     async def next_rows(self, after: int, rows: int, size: int) -> list[Row]:
         """Give the next rows above `after` by id, at most about so many and so many bytes; none: that was all."""

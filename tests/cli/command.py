@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import patch
 
-from relay.cli import main
+from relay.cli.command import run_command
 
 RELAY = Path(sys.executable).with_name("relay")
 PASSWORD = "hunter2"  # in every URL of these tests; no output may repeat it
@@ -45,7 +45,7 @@ class Command:
             contextlib.redirect_stdout(out),
             contextlib.redirect_stderr(err),
         ):
-            code = main(arguments)
+            code = run_command(arguments)
         return _without_leaks(Result(code, out.getvalue(), err.getvalue()))
 
     def process(self, *arguments: str, **variables: str) -> Result:

@@ -7,9 +7,12 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from yarl import URL
 
 from tests.cli.command import RELAY, Command
+from tests.support.eventually import eventually
 from tests.support.process import Process, wait_for
+from tests.support.proxy import FaultProxy, Way
 
 MEMBERS = """
     INSERT INTO outbox.pool (name, queue, check_in_timeout) VALUES ('totals', 'billing', 0.8);
@@ -95,3 +98,37 @@ def test_a_candidate_ends_in_order(relay: Command, connection: psycopg.Connectio
 
     assert process.returncode == 0
     assert not is_master()
+
+
+class Overheard(FaultProxy):
+    """A proxy that notes when the client says something."""
+
+    asked = False
+
+    def comes(self, connection: int, way: Way, data: bytes) -> None:  # noqa: ARG002
+        self.asked |= way is Way.UP
+
+
+async def test_a_candidate_beside_a_silent_database_ends_in_its_time(database_url: str, tmp_path: Path) -> None:
+    url = URL(database_url)
+    log = tmp_path / "log"
+    async with Overheard("127.0.0.1", url.port or 0, amqp=False) as proxy:
+        relay = Command(tmp_path, RELAY_DATABASE_URL=str(url.with_port(proxy.port)))
+        async with await psycopg.AsyncConnection.connect(database_url, autocommit=True) as connection:
+
+            async def is_master() -> bool:
+                return await (await connection.execute(MASTER)).fetchone() == (1,)
+
+            process = Process([RELAY, "pool", "run"], log=log, environment=relay.environment({}))
+            try:
+                await eventually(is_master, "it is the master")
+                proxy.hold(Way.DOWN)
+                proxy.asked = False
+                await eventually(lambda: proxy.asked, "it waits for an answer")
+                process.tell(signal.SIGTERM)
+                await eventually(lambda: not process.is_running(), "it ends", within=9)  # a statement may take 30 s
+            finally:
+                process.stop(signal.SIGKILL)
+
+    assert process.returncode == 0
+    assert "Traceback" not in log.read_text()

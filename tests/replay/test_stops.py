@@ -4,6 +4,7 @@ import signal
 
 import psycopg
 import pytest
+from yarl import URL
 
 from relay.operate.session import session as operator_session
 from relay.replay.job import make_job
@@ -14,6 +15,7 @@ from relay.settings import Settings
 from tests.replay.conftest import Commands
 from tests.replay.sent import Copies, SentRows, faults, repeats
 from tests.support.eventually import eventually
+from tests.support.proxy import FaultProxy, Way
 
 RESUME = ("replay", "--resume", "1")
 FAST = ("--rate", "100000")
@@ -75,6 +77,24 @@ async def test_a_list_that_is_being_made_is_not_waited_for(
     assert "Traceback" not in relay.said(replaying)
     assert resumed.code == 0
     assert faults(ids, await copies.read()) == []
+
+
+async def test_a_replay_beside_a_silent_database_ends_in_its_time(
+    relay: Commands, sent: SentRows, copies: Copies, settings: Settings
+) -> None:
+    await sent.add(20_000, keys=300)
+    url = URL(settings.database.url.get_secret_value())
+    async with FaultProxy("127.0.0.1", url.port or 0, amqp=False) as proxy:
+        to_proxy = {"RELAY_DATABASE_URL": str(url.with_port(proxy.port)), "RELAY_RELAY__DRAIN_TIMEOUT": "0.3"}
+        replaying = relay.start("replay", "--all", "--rate", "400", **to_proxy)
+        await copies.has(20)
+        proxy.hold(Way.DOWN)
+        # It saves several times a second, so now an answer is waited for.
+        replaying.tell(signal.SIGTERM)
+        ended = await relay.end(replaying, within=9)  # the driver alone would wait for 10 s
+
+    assert "`relay replay --resume 1` goes on" in ended.said
+    assert (await relay.jobs())[0]["state"] in {"running", "interrupted"}  # as far as the server knows
 
 
 async def test_an_end_whose_answer_is_lost_is_an_end_and_no_cancel(

@@ -10,7 +10,7 @@ import structlog
 from psycopg import AsyncConnection
 from psycopg.sql import SQL, Identifier, Literal
 
-from relay.backoff import Backoff, wait_for_event
+from relay.backoff import Backoff, unless_set, wait_for_event
 from relay.consume.pool.check_in import pool_channel
 from relay.consume.pool.master import IDLE_INTERVAL, Master
 from relay.consume.pool.tables import master_lock
@@ -22,7 +22,7 @@ from relay.silence import Silence
 STAND_BY_INTERVAL = 0.25  # seconds between two looks whether there is a master, while there are members
 MASTER_TIMEOUT = 2.0  # seconds without a sign of the master, after which its session is ended
 BACKOFF = Backoff(0.1, 3.0)
-END_TIMEOUT = 2.0  # seconds to resign in
+END_TIMEOUT = 1.0  # seconds to resign in
 
 TAKE = SQL("SELECT pg_try_advisory_lock(hashtext({lock}), 0)")
 ASSUME = SQL("""
@@ -75,6 +75,9 @@ class Candidate:
         Raises:
             SchemaError, AccessError, ConfigurationError: at the start; later what is lost is waited for.
         """
+        await unless_set(self.stopping, self._stand())
+
+    async def _stand(self) -> None:
         failures, was_there = 0, False
         while not self.stopping.is_set():
             began = time.monotonic()
