@@ -80,7 +80,9 @@ def load(
     try:
         settings = _validate(sources)
     except ValidationError as error:
-        problems += [_explain(each, values, origins) for each in error.errors(include_url=False)]
+        # A default that depends on other keys is not made when one of them is refused: that one is told.
+        found = (each for each in error.errors(include_url=False) if each["type"] != "default_factory_not_called")
+        problems += [_explain(each, values, origins) for each in found]
     if problems:
         raise ConfigurationError("\n".join(dict.fromkeys(problems)))
     return Loaded(settings, {key.name: origins.get(key.name, "default") for key in all_keys()})

@@ -18,7 +18,10 @@ from relay.settings import Settings
 
 # Shorter than the scheme gives (RELAY_DATABASE__URL), because these two are set by everyone.
 SHORT_VARIABLES = {"database.url": "RELAY_DATABASE_URL", "broker.url": "RELAY_BROKER_URL"}
-UNFIXED_DEFAULTS = {"relay.node": "the host's name"}
+UNFIXED_DEFAULTS = {
+    "relay.node": "the host's name",
+    "relay.max_window_bytes": "64 MiB, or less by the memory limit (docs/container.md)",
+}
 
 BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -118,7 +121,7 @@ def _walk(model: type[Section], prefix: str = "") -> Iterator[Key]:
 
 def _key(name: str, field: FieldInfo) -> Key:
     table = get_args(field.annotation)[0] if get_origin(field.annotation) is tuple else None
-    default = field.get_default(call_default_factory=True)
+    default = None if name in UNFIXED_DEFAULTS else field.get_default(call_default_factory=True)
     if isinstance(default, SecretStr):
         default = default.get_secret_value()  # one that everyone may know
     return Key(
@@ -135,7 +138,7 @@ def _key(name: str, field: FieldInfo) -> Key:
 def _default(name: str, field: FieldInfo, default: object) -> str:
     if field.is_required():
         return "none: it must be given"
-    return "none" if default is None else UNFIXED_DEFAULTS.get(name, as_toml(default))
+    return UNFIXED_DEFAULTS.get(name) or ("none" if default is None else as_toml(default))
 
 
 def _words(field: FieldInfo) -> str:

@@ -7,7 +7,7 @@ The text below a key is its description in docs/configuration.md and config/rela
 import re
 from enum import StrEnum
 from socket import gethostname
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict
@@ -15,6 +15,7 @@ from pydantic import AfterValidator, Field, SecretStr, StringConstraints, Valida
 from yarl import URL
 
 from relay.broker_tls import require_known_parameters
+from relay.memory import memory_limit, window_within
 from relay.section import Section, ShortString, Takes, short
 from relay.topology_settings import TopologySettings
 
@@ -107,6 +108,11 @@ Pattern = Annotated[str, StringConstraints(min_length=1), Takes("a shell pattern
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False), Takes("seconds, above 0")]
 
 
+def _window(earlier: dict[str, Any]) -> int:
+    """Return the default of `relay.max_window_bytes`, from the keys before it."""
+    return window_within(memory_limit().size, earlier["max_message_bytes"])
+
+
 class Ordering(StrEnum):
     """What is kept in order on the way to the broker."""
 
@@ -184,10 +190,10 @@ class RelaySettings(Section):
     """messages sent and not yet confirmed; a third while live rows come beside a backlog"""
     max_window_rows: Annotated[int, Field(ge=1)] = 2000
     """rows read and not yet settled"""
-    max_window_bytes: Annotated[int, Field(ge=65536)] = 64 * 1024 * 1024
-    """bytes read and not yet settled"""
     max_message_bytes: Annotated[int, Field(ge=1)] = 16 * 1024 * 1024
-    """a larger payload is parked"""
+    """a larger payload is parked, unread"""
+    max_window_bytes: Annotated[int, Field(ge=65536)] = Field(default_factory=_window)
+    """bytes read and not yet settled; a larger row goes alone"""
     max_attempts: Annotated[int, Field(ge=1, le=1000)] = 8
     """a row is parked when the broker refused it this often; outages do not count"""
     backoff_initial: Seconds = 0.5

@@ -8,6 +8,7 @@ import pytest
 from relay.configuration import load
 from relay.errors import ConfigurationError
 from relay.keys import Key, all_keys, redacted
+from relay.operate.reference import UNFIXED_EXAMPLES
 from relay.settings import Ordering, Settings
 
 Write = Callable[[str], Path]
@@ -77,7 +78,7 @@ def test_keys_of_one_section_may_come_from_different_sources(toml: Write) -> Non
 @pytest.mark.parametrize("key", [key for key in all_keys() if not key.is_list], ids=lambda key: key.name)
 def test_every_key_can_be_a_variable(key: Key, tmp_path: Path) -> None:
     variable, name = key.variable, key.name
-    default = key.default.strip('"')
+    default = UNFIXED_EXAMPLES.get(name, key.default).strip('"')
 
     as_variable = load(environ={variable: default})
     as_file = load(environ={f"{variable}_FILE": secret(tmp_path, default)})

@@ -25,6 +25,7 @@ SECTIONS = {
     "log": "What is said on stderr.",
 }
 
+UNFIXED_EXAMPLES = {"relay.node": '"relay-1"', "relay.max_window_bytes": "67108864"}
 EXAMPLES = {
     "routes": """\
 # event_type and aggregate_type are shell patterns; exchange = "" is the default exchange, which takes the name
@@ -100,7 +101,7 @@ def _keys(section: str) -> Iterator[Key]:
 def _commented(key: Key) -> str:
     if _is_toml(key):
         return f"# {key.about} ({key.takes})\n#{key.path[-1]} = {key.default}\n"
-    return f'# {key.about} ({key.takes}; default: {key.default})\n#{key.path[-1]} = "relay-1"\n'
+    return f"# {key.about} ({key.takes}; default: {key.default})\n#{key.path[-1]} = {UNFIXED_EXAMPLES[key.name]}\n"
 
 
 def _default(key: Key) -> str:
@@ -108,4 +109,5 @@ def _default(key: Key) -> str:
 
 
 def _is_toml(key: Key) -> bool:
-    return key.default[0] in '"[{' or key.default in ("true", "false") or key.default[0].isdigit()
+    is_literal = key.default[0] in '"[{' or key.default in ("true", "false") or key.default[0].isdigit()
+    return is_literal and key.name not in UNFIXED_EXAMPLES

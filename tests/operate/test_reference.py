@@ -5,7 +5,7 @@ from pathlib import Path
 
 from relay.configuration import load
 from relay.keys import all_keys
-from relay.operate.reference import EXAMPLES, example, markdown
+from relay.operate.reference import EXAMPLES, UNFIXED_EXAMPLES, example, markdown
 from relay.settings import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -39,12 +39,15 @@ def test_the_example_without_comment_signs_says_every_default(tmp_path: Path) ->
     text = example()
     for tables in EXAMPLES.values():
         text = text.replace(tables, "")
-    file.write_text(uncommented(text).replace('node = "relay-1"', ""))
+    text = uncommented(text)
+    for name, value in UNFIXED_EXAMPLES.items():
+        text = text.replace(f"{name.removeprefix('relay.')} = {value}", "")
+    file.write_text(text)
 
     loaded = load(config=file, environ={})
 
     assert loaded.settings == Settings()
-    assert {name for name, origin in loaded.origins.items() if origin == "default"} == {"relay.node", *EXAMPLES}
+    assert {name for name, origin in loaded.origins.items() if origin == "default"} == {*UNFIXED_EXAMPLES, *EXAMPLES}
 
 
 def test_the_example_route_is_one(tmp_path: Path) -> None:
