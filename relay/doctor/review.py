@@ -15,7 +15,7 @@ from pamqp.header import ContentHeader
 from relay.broker import HEARTBEATS_UNTIL_GONE
 from relay.doctor.finding import Finding, Verdict
 from relay.engine import link, quarantine
-from relay.engine.frames import MANDATORY, Encoder
+from relay.engine.frames import MANDATORY, Encoder, Part
 from relay.engine.message import PERSISTENT, REDELIVERED, Identity, properties
 from relay.engine.routes import Router
 from relay.engine.row import Row
@@ -62,7 +62,7 @@ def _sent(row: Row, settings: Settings, *, redelivered: bool) -> tuple[bool, Bas
     identity = Identity(settings.broker.app_id.encode(), settings.relay.max_message_bytes)
     if settings.relay.wire is Wire.PUBLISH:
         return bool(MANDATORY), properties(row, identity, redelivered=redelivered)
-    parts: list[bytes] = []
+    parts: list[Part] = []
     router = Router(settings.routes, settings.broker.exchange)
     Encoder(1, FRAME_MIN_SIZE, router, identity).encode(row, parts, redelivered=redelivered)
     data = b"".join(parts)

@@ -36,6 +36,7 @@ FLAGS = 1 << 15 | 1 << 13 | 1 << 12 | 1 << 7 | 1 << 6 | 1 << 5 | 1 << 3
 FRAME_OVERHEAD = 8  # type, channel, size and end mark
 TEMPLATES_KEPT = 4096  # an address that differs by row must not grow the memory
 
+Part = bytes | memoryview
 Kind = tuple[bytes, bytes, bytes | None, bytes | None, bytes | None, bool, bytes | None]
 
 
@@ -69,7 +70,7 @@ class Encoder:
         self._identity = identity
         self._templates: dict[Kind, Template] = {}
 
-    def encode(self, row: Row, parts: list[bytes], *, redelivered: bool = False) -> None:
+    def encode(self, row: Row, parts: list[Part], *, redelivered: bool = False) -> None:
         """Append the frames of one message to `parts`.
 
         Raises:
@@ -77,7 +78,7 @@ class Encoder:
         """
         (
             lane, id_, message_id, aggregate_type, aggregate_id, event_type, exchange, routing_key, declared_type,
-            headers, trace_context, payload, payload_bytes, created_at, _, _,
+            headers, trace_context, payload, payload_bytes, created_at, _, _, left_out,
         ) = row  # fmt: skip
         varies_by_key = aggregate_id if self.router.uses_aggregate_id else None
         kind = (aggregate_type, event_type, exchange, routing_key, declared_type, payload is None, varies_by_key)
@@ -85,7 +86,7 @@ class Encoder:
         if template is None:
             template = self._keep(kind, row)
         body = payload if payload is not None else payload_bytes or b""
-        size = len(body)
+        size = left_out or len(body)
         if size > self._identity.max_message_bytes:
             raise UnsendableError(too_large(size, self._identity))
         own = b"" if aggregate_id is None else KEY_ENTRY + len(aggregate_id).to_bytes(4, "big") + aggregate_id
@@ -107,11 +108,12 @@ class Encoder:
         else:
             self._split(back, body, parts)
 
-    def _split(self, back: bytes, body: bytes, parts: list[bytes]) -> None:
+    def _split(self, back: bytes, body: bytes, parts: list[Part]) -> None:
         """Append a body that is not exactly one frame; an empty one has no frame at all."""
         parts.append(back[: -BODY_START.size])
+        whole = memoryview(body)  # a slice of it is no copy
         for start in range(0, len(body), self._max_body):
-            chunk = body[start : start + self._max_body]
+            chunk = whole[start : start + self._max_body]
             parts += (BODY_START.pack(BODY, self._channel, len(chunk)), chunk, END)
 
     def _keep(self, kind: Kind, row: Row) -> Template:

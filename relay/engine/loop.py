@@ -37,5 +37,6 @@ async def forward(
             while held.holds_any(rows):  # since a moment ago: a row was parked while the table was asked
                 rows = await quarantine.keep_back(await held.keep_back(rows))
             publisher.offer(tail.keep_back(rows), behind=tail.behind)
+            del window[:], rows[:]  # else they stay in memory, long settled, while the next ones are read
             await quarantine.tend()
         publisher.stop()

@@ -97,6 +97,7 @@ class Marker:
             for fault in faulty:
                 if not fault.of_route:
                     await self._fault(fault)
+            confirmed.clear()  # else they stay in memory until the next ones are settled
 
     async def _gather(self) -> None:
         """Let a few rows come together when the last mark was just now: a statement costs as much as twenty rows."""

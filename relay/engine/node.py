@@ -32,6 +32,7 @@ from relay.engine.session import LaneSession
 from relay.engine.stall import StallWatch
 from relay.engine.tail import Tail
 from relay.errors import AccessError, DatabaseUnavailableError, OutboxError, SchemaError, leaves
+from relay.memory import return_large_blocks
 from relay.retention.rounds import keep_days
 from relay.settings import KeyPolicy, Ordering, Settings
 from relay.stopping import GOODBYE
@@ -72,6 +73,7 @@ async def serve(
     # a tenth of the relay's CPU time.
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
+    return_large_blocks()
     node = Node(settings)
     async with reloading(reload or (lambda: settings), settings, node.use_hosts), beside(node):
         return await _run_until_told(node, settings)

@@ -2,6 +2,8 @@
 
 from psycopg.sql import SQL
 
+from relay.engine.row import Row
+
 DUE_FAR = 86_400_000  # ms: a later row's delay may be too large a number, or infinite
 
 # `least` before it is subtracted: neither an infinite moment nor one in a month has a difference that fits.
@@ -13,6 +15,15 @@ COLUMNS = SQL("""
         ELSE 0
     END::integer AS backoff_ms
 """).format(far=DUE_FAR)
+
+# The payload of a row goes over only if it fits into what its lane may bring, and is no larger than a message may be.
+# In its place `left_out` has its size: the row comes again when there is room, or is refused without being read.
+CHOSEN = {
+    "payload": SQL("CASE WHEN row.is_read THEN row.payload END"),
+    "payload_bytes": SQL("CASE WHEN row.is_read THEN row.payload_bytes END"),
+    "left_out": SQL("CASE WHEN row.is_read THEN 0 ELSE row.size END"),
+}
+FIELDS = SQL(", ").join(CHOSEN.get(name, SQL("row.") + SQL(name)) for name in Row._fields)
 
 # The first row, of lane -1, carries the snapshot in which all the others were seen, how far ids were given, and when
 # the first of the delayed rows is due.
@@ -27,23 +38,29 @@ READ = SQL("""
             ) * 1000)::integer
             FROM {schema}.message
             WHERE state = 'pending' AND available_at < now() + {far} * interval '1 ms'
-        )
+        ), 0
     UNION ALL
     SELECT {fields}
-    FROM unnest(%(lanes)s::smallint[], %(floors)s::bigint[]) AS owned (lane, floor)
+    FROM unnest(%(lanes)s::smallint[], %(floors)s::bigint[], %(bytes)s::bigint[]) AS owned (lane, floor, bytes)
     CROSS JOIN LATERAL (
-        SELECT *, sum(size) OVER (ORDER BY id ROWS UNBOUNDED PRECEDING) - size AS before
+        SELECT *, size <= %(largest)s AND before + size <= owned.bytes AS is_read
         FROM (
-            SELECT {columns}, coalesce(pg_column_size(payload), pg_column_size(payload_bytes)) AS size
-            FROM {schema}.message
-            WHERE state = 'pending' AND lane = owned.lane AND id > owned.floor
-                AND (available_at IS NULL OR available_at <= now() OR attempts > 0)
-                AND id NOT IN (SELECT unnest(%(held)s::bigint[]))
-            ORDER BY id
-            LIMIT %(rows)s
-        ) AS first_rows
+            SELECT *, coalesce(
+                sum(size) FILTER (WHERE size <= %(largest)s)
+                    OVER (ORDER BY id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0
+            ) AS before
+            FROM (
+                SELECT {columns}, coalesce(pg_column_size(payload), pg_column_size(payload_bytes)) AS size
+                FROM {schema}.message
+                WHERE state = 'pending' AND lane = owned.lane AND id > owned.floor
+                    AND (available_at IS NULL OR available_at <= now() OR attempts > 0)
+                    AND id NOT IN (SELECT unnest(%(held)s::bigint[]))
+                ORDER BY id
+                LIMIT %(rows)s
+            ) AS first_rows
+        ) AS summed_rows
+        WHERE before < owned.bytes
     ) AS row
-    WHERE before < %(bytes)s
 """)
 
 # Rows whose delay is over, or that an operator put back: where to go back to.

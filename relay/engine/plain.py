@@ -91,8 +91,9 @@ class PlainWire:
 
     async def _outcome(self, row: Row, *, redelivered: bool) -> tuple[Outcome, str]:
         try:
-            if len(row.body) > self._identity.max_message_bytes:
-                raise UnsendableError(too_large(len(row.body), self._identity))
+            size = row.left_out or len(row.body)
+            if size > self._identity.max_message_bytes:
+                raise UnsendableError(too_large(size, self._identity))
             address = self._router.address(row)
             await self._channel.basic_publish(
                 row.body,

@@ -38,6 +38,7 @@ class Row(NamedTuple):
     created_at: int  # microseconds since 2000-01-01 UTC, as PostgreSQL keeps them
     attempts: int
     backoff_ms: int  # how long it still has to wait; 0: it is due
+    left_out: int = 0  # size of a payload that was not read
 
     @property
     def key(self) -> Key | None:
@@ -56,6 +57,18 @@ class Row(NamedTuple):
 
 # Row.key, or (type, None) where that is None, without a Python frame a row: for loops over all of them.
 key_of: Callable[[Row], Any] = itemgetter(*map(Row._fields.index, ("aggregate_type", "aggregate_id")))
+
+
+async def fetch_rows(cursor: AsyncCursor[Any]) -> list[Any]:
+    """Return all rows of the last statement.
+
+    libpq's copy of them is freed at once. The cursor keeps it until the next statement otherwise: each byte of a
+    window would be in memory twice.
+    """
+    rows = await cursor.fetchall()
+    if cursor.pgresult is not None:
+        cursor.pgresult.clear()
+    return rows
 
 
 def give_rows(cursor: AsyncCursor[Any]) -> None:

@@ -16,12 +16,10 @@ from collections.abc import Collection, Iterable
 from itertools import chain, groupby
 from operator import itemgetter
 
-from psycopg.sql import SQL
-
 from relay.engine.backing_off import BackingOff
 from relay.engine.patience import Patience
-from relay.engine.pending import COLUMNS, DUE, DUE_FAR, READ
-from relay.engine.row import Key, Row, give_rows
+from relay.engine.pending import COLUMNS, DUE, DUE_FAR, FIELDS, READ
+from relay.engine.row import Key, Row, fetch_rows, give_rows
 from relay.engine.running import Running
 from relay.engine.session import LaneSession, array_text
 from relay.engine.window import Window
@@ -31,6 +29,7 @@ SHORT_REST = 0.002  # seconds between two reads while rows keep coming
 DOORBELL_AFTER = 0.02  # seconds without a row, after which writers are asked to ring
 DUE_INTERVAL = 0.5  # seconds between two looks for rows that are due, at least
 SWEEP_SHARE = 50  # a sweep takes at most this part of the time
+HEADER_BYTES = 4  # of a value in PostgreSQL, at most: `pg_column_size` counts it
 FAR = 100_000  # ids; a read that starts so far behind the last one may have to pass many dead rows
 
 
@@ -49,12 +48,12 @@ class Tail:
         self._patience = patience
         self._cursor = session.cursor()
         give_rows(self._cursor)
-        fields = SQL(", ").join(SQL("row.") + SQL(name) for name in Row._fields)
-        self.statement = session.sql(READ, columns=COLUMNS, fields=fields, far=DUE_FAR)
+        self.statement = session.sql(READ, columns=COLUMNS, fields=FIELDS, far=DUE_FAR)
         self._due = session.sql(DUE)
         self._window = Window(settings)
         self._floors: dict[int, int] = {}  # lane -> everything visible at or below was read
         self._far: dict[int, None] = {}  # lanes that are to be read from far back, in the order of their turn
+        self._large: dict[int, int] = {}  # lane -> size of its next row, which did not fit, in the order of their turn
         self._gone_back: dict[int, int] = {}  # lane -> how far, since the last read began
         self._unswept: list[int] = []  # lanes whose turn in the sweep is to come
         self._sweeping: int | None = None  # the one that the last read has swept
@@ -70,7 +69,8 @@ class Tail:
         self._sweep_at = time.monotonic() + settings.sweep_interval
         self._more = True  # some lane has more than it was asked for
         self._reading: list[int] = []  # the lanes of the last read
-        self._limit = self._limit_bytes = 1  # of the last read, a lane
+        self._limit = 1  # rows of the last read, a lane
+        self._limit_bytes: dict[int, int] = {}  # the same in bytes, by lane
         self._lagging: set[int] = set()  # lanes whose last read has not brought all
         self._room = asyncio.Event()
         self._give_way = False
@@ -173,7 +173,10 @@ class Tail:
         self._session.wake.set()
 
     def _has_room(self) -> bool:
-        return self._window.is_open and bool(self._lanes_with_room())
+        if not self._window.is_open or not (lanes := self._lanes_with_room()):
+            return False
+        large = next((size for lane, size in self._large.items() if lane in lanes), None)
+        return large is None or self._window.has_room_for(large)
 
     def _lanes_with_room(self) -> list[int]:
         return [lane for lane in self._session.lanes if lane not in self.leaving and self._window.has_room(lane)]
@@ -213,7 +216,7 @@ class Tail:
             self.sweep_finds += sum(
                 row.lane == self._sweeping and row.id <= read_to and not self._backing_off.holds(row) for row in rows
             )
-        self._take(rows, head.id)
+        rows = self._take(rows, head.id)
         for lane in self._floors:
             if lane not in self._reading:  # what has become visible there is still to be read
                 self._floors[lane] = min(self._floors[lane], floor)
@@ -234,13 +237,16 @@ class Tail:
                 self._floors[lane], self._far[lane] = 0, None
         far = next((lane for lane in self._far if lane in lanes), None)
         self._sweeping = next((lane for lane in self._unswept if lane in lanes), None) if far is None else None
-        lanes = self._reading = [lane for lane in lanes if lane == far or lane not in self._far]
-        floors = [0 if lane == self._sweeping else min(self._floors[lane], floor) for lane in lanes]
+        lanes = [lane for lane in lanes if lane == far or lane not in self._far]
         self._gone_back.clear()
         room, room_bytes = self._window.room
+        self._limit_bytes = self._share(lanes, room_bytes)
+        lanes = self._reading = [lane for lane in lanes if lane in self._limit_bytes]
+        if self._sweeping not in lanes:
+            self._sweeping = None
+        floors = [0 if lane == self._sweeping else min(self._floors[lane], floor) for lane in lanes]
         share = max(1, len(lanes))  # none when the last of them has begun to leave
         self._limit = min(max(1, room // share), max(1, self._window.lane_quota // 4))
-        self._limit_bytes = max(1, room_bytes // share)
         parameters = {
             "lanes": array_text(lanes),
             "floors": array_text(floors),
@@ -248,15 +254,30 @@ class Tail:
                 id_ for lane, floor in zip(lanes, floors, strict=True) for id_ in self._window.ids(lane) if id_ > floor
             ),
             "rows": self._limit,
-            "bytes": self._limit_bytes,
+            "bytes": array_text(self._limit_bytes[lane] for lane in lanes),
+            "largest": self._settings.max_message_bytes + HEADER_BYTES,
         }
         async with self._session.use():
             asked_at = time.monotonic()
             await self._cursor.execute(self.statement, parameters, prepare=True)
-            head, *rows = await self._cursor.fetchall()
+            head, *rows = await fetch_rows(self._cursor)
         self._clock_offset = head.created_at - asked_at * 1e6
         self._due_at = max(time.monotonic() + head.backoff_ms / 1000, self._looked_at + DUE_INTERVAL)
         return head, rows
+
+    def _share(self, lanes: Collection[int], room: int) -> dict[int, int]:
+        """Return how many bytes each lane may bring; a lane whose large row has to wait is left out.
+
+        The large rows go first, by turns. The other lanes have the rest, and a little in any case: a backlog of large
+        rows must not keep them waiting.
+        """
+        left, shares = room, dict[int, int]()
+        for lane, size in self._large.items():
+            if lane in lanes and (size <= left if shares else self._window.has_room_for(size)):
+                shares[lane] = size
+                left -= size
+        others = [lane for lane in lanes if lane not in self._large]
+        return shares | dict.fromkeys(others, max(1, max(left, room // 4) // max(1, len(others))))
 
     def _note_ended(self, snapshot: bytes, horizon: int, reach: int) -> int | None:
         """Learn from a read's snapshot who runs; when a read from `reach` was too short, go back, and tell how far."""
@@ -267,10 +288,17 @@ class Tail:
             self.go_back(lane, back)
         return back
 
-    def _take(self, rows: list[Row], position: int) -> None:
+    def _take(self, rows: list[Row], position: int) -> list[Row]:
+        """Note what was read, and return it without the rows whose payload has to wait for room."""
         self._more = False
         for lane in self._reading:
             self._far.pop(lane, None)
+            self._large.pop(lane, None)
+        largest = self._settings.max_message_bytes + HEADER_BYTES
+        waiting = {row.lane: row for row in rows if row.left_out and row.left_out <= largest}  # the last of its lane
+        if waiting:
+            rows = [row for row in rows if row is not waiting.get(row.lane)]
+            self._large |= {lane: row.left_out for lane, row in waiting.items()}
         if self._sweeping is not None:
             self._unswept.remove(self._sweeping)
         ended = set(self._reading)
@@ -278,21 +306,27 @@ class Tail:
             of_lane = list(group)
             total = self._window.add(lane, of_lane)
             last = of_lane[-1].id
-            if len(of_lane) >= self._limit or total >= self._limit_bytes:  # Row.size is never below the server's
+            if len(of_lane) >= self._limit or total >= self._limit_bytes[lane]:  # Row.size is never below the server's
                 self._floors[lane] = last
                 self._more = True
                 ended.discard(lane)
+        for lane, row in waiting.items():
+            self._floors[lane] = row.id - 1
+            ended.discard(lane)
         for lane in ended:
             self._floors[lane] = position
         lagging = set(self._reading) - ended
         self.behind = lagging | self._lagging
         self._lagging = lagging | self._lagging.difference(self._reading)
         # A lane without room waits for its turn until it has some: `forget` says so.
-        self._more |= any(lane in self._far or lane in self._unswept for lane in self._lanes_with_room())
+        self._more |= any(
+            lane in self._far or lane in self._unswept or lane in self._large for lane in self._lanes_with_room()
+        )
         if position <= FAR:  # how far a new lane is shows with the first read
             self._far.clear()
         for lane, before in self._gone_back.items():  # while we read
             self.go_back(lane, before)
+        return rows
 
     async def _look_for_due(self, now: float) -> None:
         self._looked_at = now

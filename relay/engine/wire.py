@@ -28,7 +28,7 @@ from aiormq.exceptions import (
 from pamqp.commands import Basic, Channel
 from pamqp.header import ContentHeader
 
-from relay.engine.frames import Encoder
+from relay.engine.frames import Encoder, Part
 from relay.engine.message import ENCODING_ERRORS
 from relay.engine.routes import Address, Router
 from relay.engine.row import Outcome, Row, Settled
@@ -36,6 +36,7 @@ from relay.observe.histogram import Histogram
 
 Settle = Callable[[Settled], None]
 NACKED = "the broker refused it for now (basic.nack)"
+PIECE_BYTES = 1024 * 1024  # of messages that are joined for one write: the library's writer holds them a second time
 TIMED_EVERY = 16  # rows: brokers confirm a hundred at once, but one by one where several queues take turns
 # RabbitMQ: "NOT_FOUND - no exchange 'x' in vhost '/'", "ACCESS_REFUSED - access to exchange 'x' in vhost '/' refused
 # for user 'u'", and with permissions by topic "access to topic 'k' in exchange 'x' in vhost '/' refused for ...".
@@ -142,7 +143,9 @@ class FrameWire:
         self._sent_at: deque[tuple[int, float]] = deque()  # (last tag of a write, when)
         self._return: Basic.Return | None = None  # its header and body are still to come
         self._return_bytes = 0
-        self._parts: list[bytes] = []
+        self._parts: list[Part] = []  # of frames that are to be written
+        self._part_bytes = 0
+        self._pieces: deque[tuple[int, list[Part]]] = deque()  # full ones, each with its last tag
         self._wake = asyncio.Event()
         self._is_closing = False  # the broker closes the channel
         self._writing = asyncio.Lock()
@@ -166,6 +169,9 @@ class FrameWire:
                 continue
             self._tag += 1
             self._rows[self._tag] = row
+            self._part_bytes += row.size
+            if self._part_bytes >= PIECE_BYTES:
+                self._cut()
         for settled in refused:
             self._loop.call_soon(self._settle, settled)
         self._wake.set()
@@ -174,7 +180,7 @@ class FrameWire:
         closing = self._channel.closing
         closing.add_done_callback(lambda _: self._wake.set())
         while not closing.done():
-            if self._parts:
+            if self._parts or self._pieces:
                 await self._flush()
             await self._wake.wait()
             self._wake.clear()
@@ -186,14 +192,31 @@ class FrameWire:
         return after_close(lost, self._channel.closing, self._encoder.router)
 
     async def _flush(self) -> None:
-        await self._channel.connection.ready()  # held back while the broker blocks us: buffers would grow
-        async with self._writing:
-            if self._is_closing:  # what follows the library's answer to that would end the connection
-                return
-            payload = b"".join(self._parts)
-            self._parts.clear()
-            self._sent_at.append((self._tag, self._clock()))
-            await self._write_queue.put(ChannelFrame(payload=payload, should_close=False))
+        """Write what was sent, piece by piece, each once the one before is on its way."""
+        while self._parts or self._pieces:
+            await self._channel.connection.ready()  # held back while the broker blocks us: buffers would grow
+            written = None
+            if self._pieces:  # as large as that: wait until it is out
+                written = self._loop.create_future()
+            else:
+                self._cut()
+            async with self._writing:
+                if self._is_closing:  # what follows the library's answer to that would end the connection
+                    return
+                tag, parts = self._pieces.popleft()
+                self._sent_at.append((tag, self._clock()))
+                payload = b"".join(parts)
+                del parts
+                await self._write_queue.put(ChannelFrame(payload, should_close=False, drain_future=written))
+                del payload
+            if written is not None:  # never set when the connection is lost
+                await asyncio.wait([written, self._channel.closing], return_when=asyncio.FIRST_COMPLETED)
+                # The library's writer keeps the last frame until the next one comes: let that be an empty one.
+                await self._write_queue.put(ChannelFrame(b"", should_close=False))
+
+    def _cut(self) -> None:
+        self._pieces.append((self._tag, self._parts))
+        self._parts, self._part_bytes = [], 0
 
     def unconfirmed_for(self, now: float) -> float:
         if not self._rows:

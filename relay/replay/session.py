@@ -17,7 +17,7 @@ from psycopg import AsyncConnection, AsyncCursor
 from psycopg.sql import SQL, Composed, Identifier, Literal
 
 from relay.database import connect_async, require_session
-from relay.engine.row import ROW_BYTES, Row, give_rows
+from relay.engine.row import ROW_BYTES, Row, fetch_rows, give_rows
 from relay.errors import BusyError, DeadlineError
 from relay.replay.job import Job
 from relay.replay.ledger import Failed
@@ -53,7 +53,7 @@ NEXT_PLACES = SQL("FETCH {rows} FROM replay_rows")
 READ = SQL("""
     SELECT lane, id, message_id::text, aggregate_type, aggregate_id, event_type,
         coalesce({to_exchange}, exchange), coalesce({routing_key}, routing_key), content_type,
-        headers::text, trace_context::text, payload, payload_bytes, created_at, 0::smallint, 0
+        headers::text, trace_context::text, payload, payload_bytes, created_at, 0::smallint, 0, 0
     FROM {schema}.message
     WHERE state = 'sent' AND sent_at >= %(first)s::timestamptz AND sent_at < %(next)s::timestamptz
         AND ctid = ANY (%(places)s::tid[])
@@ -224,7 +224,7 @@ class ReplaySession:
         async with self._deadline("sent rows"):
             values = {"first": first, "next": first + timedelta(days=1), "places": wanted}
             await self._cursor.execute(self._read, values, prepare=True)
-            return await self._cursor.fetchall()
+            return await fetch_rows(self._cursor)
 
     @asynccontextmanager
     async def _deadline(self, what: str) -> AsyncIterator[None]:

@@ -10,7 +10,7 @@ from pamqp.body import ContentBody
 from pamqp.commands import Basic
 from pamqp.header import ContentHeader
 
-from relay.engine.frames import Encoder
+from relay.engine.frames import Encoder, Part
 from relay.engine.message import Identity, UnsendableError, properties
 from relay.engine.routes import Router
 from relay.engine.row import Row
@@ -52,7 +52,7 @@ def decode(data: bytes) -> list[Any]:
 
 
 def encode(row: Row, by: Encoder, *, redelivered: bool = False) -> tuple[Basic.Publish, ContentHeader, bytes]:
-    parts: list[bytes] = []
+    parts: list[Part] = []
     by.encode(row, parts, redelivered=redelivered)
     publish, header, *bodies = decode(b"".join(parts))
     assert all(isinstance(body, ContentBody) for body in bodies)
@@ -132,7 +132,7 @@ def test_a_route_that_names_the_aggregate_id_is_filled_in_for_each_row() -> None
 
 
 def test_no_frame_is_larger_than_the_connection_allows() -> None:
-    parts: list[bytes] = []
+    parts: list[Part] = []
 
     encoder(frame_max=4096).encode(ROW._replace(payload=b"x" * 20_000), parts)
 
@@ -153,7 +153,7 @@ def test_no_frame_is_larger_than_the_connection_allows() -> None:
     ],
 )
 def test_what_cannot_be_a_message_is_refused_and_leaves_no_bytes(row: Row, words: str) -> None:
-    parts: list[bytes] = []
+    parts: list[Part] = []
 
     with pytest.raises(UnsendableError, match=words):
         encoder().encode(row, parts)

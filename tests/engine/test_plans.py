@@ -50,7 +50,8 @@ async def test_no_hot_statement_scans_more_than_the_pending_index(session: LaneS
     tail = Tail(session, RelaySettings(), unhurried(session))
     ids = {"lanes": array_text([3] * 1000), "ids": array_text(range(100_000, 101_000))}
     held = array_text(range(5000))
-    reading = {"lanes": LANES, "floors": [0] * 16, "held": held, "rows": 500, "bytes": 1 << 22}
+    reading = {"lanes": LANES, "floors": [0] * 16, "held": held, "rows": 500}
+    reading |= {"bytes": [1 << 18] * 16, "largest": 1 << 24}
     statements: dict[str, tuple[bytes, dict[str, Any]]] = {
         "read": (tail.statement, reading),
         "due": (session.sql(DUE), {"held": held}),

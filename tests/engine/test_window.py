@@ -2,8 +2,9 @@
 
 import psycopg
 
+from relay.engine.window import START_BYTES
 from tests.engine.conftest import Outbox
-from tests.engine.follower import Follow, insert
+from tests.engine.follower import Follow, Follower, insert
 from tests.support.eventually import eventually
 
 
@@ -89,3 +90,66 @@ async def test_rows_without_a_key_spread_over_the_lanes(outbox: Outbox, follow: 
     await eventually(lambda: len(follower.ids) == 32, "all read")
     cursor = await outbox.connection.execute("SELECT count(DISTINCT lane) FROM outbox.message")
     assert await cursor.fetchone() == (16,)
+
+
+async def test_the_window_starts_small_and_grows_with_what_is_settled(outbox: Outbox, follow: Follow) -> None:
+    await outbox.insert_many(60, payload=json_of(1_000_000))
+    follower = await follow()
+    await eventually(lambda: has_been_full(follower), "the first window is full")
+    first = sum(row.size for row in follower.rows)
+
+    await settle(outbox, follower)
+    await eventually(lambda: sum(row.size for row in follower.rows) > first * 1.5, "a larger one")
+
+    assert START_BYTES * 3 // 4 < first <= START_BYTES
+
+
+async def test_large_rows_of_all_lanes_are_not_read_at_once(outbox: Outbox, follow: Follow) -> None:
+    await outbox.insert_many(40, payload=json_of(500_000))
+    small = await outbox.insert("small")
+
+    follower = await follow(max_window_bytes=1_000_000)
+    most = 0
+    while len(set(follower.ids)) < 41:
+        await eventually(lambda: bool(follower.rows), "the next rows")
+        most = max(most, sum(row.size for row in follower.rows))
+        await settle(outbox, follower)
+
+    assert small in follower.ids
+    assert len(follower.ids) == 41  # each once
+    assert most <= 1_000_000
+
+
+async def test_a_row_larger_than_the_window_goes_alone(outbox: Outbox, follow: Follow) -> None:
+    await outbox.insert_many(20, payload=json_of(300_000))
+
+    follower = await follow(max_window_bytes=65_536)
+    while len(follower.ids) < 20:
+        await eventually(lambda: bool(follower.rows), "the next row")
+        assert len(follower.rows) == 1
+        await settle(outbox, follower)
+
+
+async def test_what_is_too_large_to_be_sent_is_not_read(outbox: Outbox, follow: Follow) -> None:
+    large = await outbox.insert("1", payload_bytes=b"x" * 1_000_000)
+    next_one = await outbox.insert("1")
+
+    follower = await follow(max_message_bytes=4096)
+    await follower.has(large, next_one)
+
+    assert [(row.left_out, len(row.body) > 0) for row in follower.rows] == [(1_000_000, False), (0, True)]
+
+
+def has_been_full(follower: Follower) -> bool:
+    return sum(row.size for row in follower.rows) > START_BYTES * 3 // 4
+
+
+def json_of(size: int) -> str:
+    return '"' + "x" * (size - 2) + '"'
+
+
+async def settle(outbox: Outbox, follower: Follower) -> None:
+    """Let the rows that were read until now be gone from the table, and from the window."""
+    rows, follower.rows = follower.rows, []
+    await outbox.connection.execute("DELETE FROM outbox.message WHERE id = ANY(%s)", [[row.id for row in rows]])
+    follower.tail.forget(rows)

@@ -125,6 +125,7 @@ class WorldSession:
         self.written_at = 0.0
         self.adapters = SimpleNamespace(register_loader=lambda *_: None)
         self.row_factory: object = None
+        self.pgresult = None
         self.answers = inf
         self.after_read: Callable[[], None] | None = None
         self._world = world
