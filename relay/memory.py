@@ -8,6 +8,7 @@ import os
 import resource
 from collections.abc import Iterator
 from contextlib import suppress
+from math import ceil
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,7 +41,7 @@ def memory_limit(root: Path = Path("/")) -> Limit:
         root: where /proc and the control groups are mounted.
     """
     limits = [Limit(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), "the machine's memory")]
-    limits += (Limit(size, f"{file}") for file, size in _of_groups(root))
+    limits += (Limit(size, str(file)) for file, size in _of_groups(root))
     address_space, _ = resource.getrlimit(resource.RLIMIT_AS)
     if address_space != resource.RLIM_INFINITY:
         limits.append(Limit(max(0, address_space - RESERVED), f"RLIMIT_AS of {mib(address_space)}"))
@@ -52,18 +53,23 @@ def window_within(limit: int, largest: int) -> int:
     left = limit - RESIDENT
     beside_largest = (left - LARGEST_COST * largest) / ALONE_SHARE
     full = (left - LARGEST_KEPT * largest) / WINDOW_COST
-    return round(min(max(LEAST_WINDOW, min(beside_largest, full)), MOST_WINDOW))
+    return int(min(max(LEAST_WINDOW, min(beside_largest, full)), MOST_WINDOW))
 
 
 def needed(window: int, largest: int) -> int:
     """Return how much memory a relay takes at most that carries such messages in such a window."""
     full = WINDOW_COST * window + LARGEST_KEPT * largest
     beside_largest = ALONE_SHARE * window + LARGEST_COST * largest
-    return round(RESIDENT + max(full, beside_largest))
+    return int(RESIDENT + max(full, beside_largest))
+
+
+def largest_within(limit: int) -> int:
+    """Return the bytes of the largest message that a relay can carry within `limit`; 0: there is none."""
+    return max(0, int((limit - needed(LEAST_WINDOW, 0)) / LARGEST_COST))
 
 
 def mib(size: float) -> str:
-    return f"{size / MIB:,.0f} MiB"
+    return f"{ceil(size / MIB):,} MiB"
 
 
 def return_large_blocks() -> None:

@@ -6,6 +6,7 @@ from relay.doctor.broker import examine_broker
 from relay.doctor.database import examine_database
 from relay.doctor.exposure import exposure
 from relay.doctor.finding import Finding
+from relay.doctor.memory import memory
 from relay.doctor.review import review
 from relay.settings import Settings
 
@@ -17,6 +18,7 @@ def examine(settings: Settings) -> list[Finding]:
     """
     return [
         *exposure(settings),
+        memory(settings.relay),
         *examine_database(settings),
         *asyncio.run(_broker(settings)),
         *review(settings),

@@ -7,7 +7,8 @@ from contextlib import asynccontextmanager
 import structlog
 
 from relay.doctor.database import examine_database
-from relay.doctor.finding import Verdict
+from relay.doctor.finding import Finding, Verdict
+from relay.doctor.memory import memory
 from relay.engine.node import Node
 from relay.settings import Settings
 
@@ -34,11 +35,12 @@ AT_START = frozenset(
 
 @asynccontextmanager
 async def warning(settings: Settings, node: Node) -> AsyncIterator[None]:
-    """Look at the database once, as soon as the node is ready, and log what is wrong.
+    """Look at the memory limit at once and at the database as soon as the node is ready, and log what is wrong.
 
-    In a thread that nobody waits for: neither readiness nor the end of the relay depends on a slow answer.
+    The latter in a thread that nobody waits for: neither readiness nor the end of the relay depends on a slow answer.
     """
     ended = threading.Event()
+    _tell(memory(settings.relay))  # at once: it may be all that is heard of it
     threading.Thread(target=_warn, args=(settings, node, ended), name="doctor", daemon=True).start()
     try:
         yield
@@ -53,5 +55,9 @@ def _warn(settings: Settings, node: Node, ended: threading.Event) -> None:
     for finding in examine_database(settings, only=AT_START):
         if ended.is_set():
             return
-        if finding.verdict in {Verdict.WARNING, Verdict.FAILED}:
-            log.warning("doctor.warning", check=finding.check, words=finding.words, remedy=finding.remedy)
+        _tell(finding)
+
+
+def _tell(finding: Finding) -> None:
+    if finding.verdict in {Verdict.WARNING, Verdict.FAILED}:
+        log.warning("doctor.warning", check=finding.check, words=finding.words, remedy=finding.remedy)

@@ -1,0 +1,46 @@
+"""A memory limit that the settings do not fit into is told by the checklist, and at the start of a relay."""
+
+import pytest
+from structlog.testing import capture_logs
+
+from relay.doctor import start
+from relay.doctor.memory import memory
+from relay.engine.node import Node
+from relay.memory import MIB, Limit, largest_within, window_within
+from relay.settings import RelaySettings, Settings
+from tests.doctor.findings import OK, WARNING
+
+
+@pytest.mark.parametrize("limit", [80, 128, 1024])
+def test_what_is_derived_fits(limit: int) -> None:
+    largest = min(largest_within(limit * MIB), 16 * MIB)
+    window = window_within(limit * MIB, largest)
+
+    found = memory(RelaySettings(max_message_bytes=largest, max_window_bytes=window), Limit(limit * MIB, "a group"))
+
+    assert found.verdict == OK
+    assert "(a group)" in found.words
+
+
+def test_a_limit_too_low_for_one_message_names_one_that_is_not() -> None:
+    found = memory(RelaySettings(), Limit(100 * MIB, "a group"))
+
+    assert found.verdict == WARNING
+    assert found.remedy == "raise the limit to 123 MiB, or lower relay.max_message_bytes to 9275864"
+
+
+def test_a_window_that_was_set_too_large_is_told() -> None:
+    found = memory(RelaySettings(max_window_bytes=64 * MIB), Limit(128 * MIB, "a group"))
+
+    assert found.verdict == WARNING
+    assert found.remedy == f"unset relay.max_window_bytes, or lower it to {window_within(128 * MIB, 16 * MIB)}"
+
+
+async def test_it_is_told_at_the_start_before_there_is_a_database(settings: Settings) -> None:
+    huge = settings.model_copy(update={"relay": RelaySettings(max_window_bytes=1 << 50)})
+
+    with capture_logs() as events:
+        async with start.warning(huge, Node(huge)):
+            told = [event["check"] for event in events if event["event"] == "doctor.warning"]
+
+    assert told == ["settings.memory"]
