@@ -32,7 +32,25 @@ from relay.settings import BrokerSettings
 HEARTBEATS_UNTIL_GONE = 2  # a peer that has said nothing, or whose kernel has taken nothing, for so many
 MISSED_HEARTBEATS = 1.5  # after which nothing goes through; the library waits three times as long, and a bit
 CLOSE_TIMEOUT = 1.0  # seconds in which a broker that lives answers a close
-SILENT, LOST = "silent", "lost"  # no word for too long; ended without a word
+SILENT, LOST, OTHER = "silent", "lost", "other"  # no word for too long; ended without a word; another word
+# AMQP's words for why the broker ends a connection, as the label `reason` of the metrics has them: a closed list.
+ENDS = frozenset(
+    {
+        "access_refused",
+        "channel_error",
+        "command_invalid",
+        "connection_forced",
+        "frame_error",
+        "internal_error",
+        "invalid_path",
+        "not_allowed",
+        "not_found",
+        "not_implemented",
+        "resource_error",
+        "syntax_error",
+        "unexpected_frame",
+    }
+)
 
 
 class Connection(aio_pika.Connection):
@@ -280,11 +298,10 @@ def words(error: BaseException) -> str:
 
 
 def kind_of_end(end: BaseException | None) -> str:
-    """Give one word for why a connection was lost, for a counter: the broker's name for it, such as
-    `connection_forced`, or `lost` or `silent`."""
+    """Return why a connection was lost, for a counter: a word of `ENDS`, `lost`, `silent` or `other`."""
     if isinstance(end, ConnectionClosed):
-        name = _text(end.args[-1:]).partition(" ")[0]
-        return name.lower() if name.isupper() else LOST
+        word = _text(end.args[-1:]).partition(" ")[0].lower()
+        return word if word in ENDS else OTHER
     # The library's own heartbeat ends what was silent by a cancellation.
     return SILENT if isinstance(end, (TimeoutError, asyncio.CancelledError)) else LOST
 

@@ -24,6 +24,8 @@ from relay.settings import Settings
 
 PREFIX = "RELAY_"
 CONFIG_VARIABLE = "RELAY_CONFIG"
+OPERATOR_VARIABLE = "RELAY_OPERATOR"  # who gives commands that are audited; no setting
+OTHER_VARIABLES = (CONFIG_VARIABLE, OPERATOR_VARIABLE)
 FILE_SUFFIX = "_FILE"
 USUAL_FILE = Path("relay.toml")
 
@@ -101,10 +103,10 @@ def _from_environment(environ: Mapping[str, str]) -> Source:
     source = Source()
     known = {key.variable: key for key in all_keys()}
     for variable in sorted(environ):
-        if not variable.startswith(PREFIX) or variable == CONFIG_VARIABLE or KUBERNETES.fullmatch(variable):
+        if not variable.startswith(PREFIX) or variable in OTHER_VARIABLES or KUBERNETES.fullmatch(variable):
             continue
         if variable.removesuffix(FILE_SUFFIX) not in known:
-            near = _near(variable, [*known, *(each + FILE_SUFFIX for each in known), CONFIG_VARIABLE])
+            near = _near(variable, [*known, *(each + FILE_SUFFIX for each in known), *OTHER_VARIABLES])
             source.problems.append(f"unknown variable {variable}{near}")
         elif key := known.get(variable):
             _put_text(source, key, environ[variable], f"variable {variable}")

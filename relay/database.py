@@ -31,6 +31,31 @@ LOOKS = 5  # one would do in an idle pool; a busy one hands processes out in any
 LOOK_TIMEOUT = 5.0  # seconds for all of them
 
 
+SILENT, LOST, OTHER = "silent", "lost", "other"  # no word for too long; ended without a word; another word
+
+# PostgreSQL's words for why it ended a session, or serves it no more, as the label `reason` of the metrics has them.
+# A closed list: docs/metrics.md tells each, and no server can fill Prometheus with words of its own.
+LOSSES = frozenset(
+    {
+        "admin_shutdown",
+        "cannot_connect_now",
+        "crash_shutdown",
+        "database_dropped",
+        "disk_full",
+        "idle_in_transaction_session_timeout",
+        "idle_session_timeout",
+        "insufficient_privilege",
+        "io_error",
+        "lock_not_available",
+        "out_of_memory",
+        "query_canceled",
+        "read_only_sql_transaction",
+        "too_many_connections",
+        "transaction_timeout",
+    }
+)
+
+
 class Host(NamedTuple):
     """A server as the URL names it."""
 
@@ -197,12 +222,13 @@ def one_line(error: BaseException) -> str:
 
 
 def kind_of_loss(error: BaseException) -> str:
-    """Name the kind of a lost session as `broker.kind_of_end` does: the server's own word, `silent`, or `lost`."""
+    """Return why a session was lost, for a counter: a word of `LOSSES`, `silent`, `lost` or `other`."""
     if isinstance(error, (DeadlineError, TimeoutError)):
-        return "silent"
+        return SILENT
     if isinstance(error, psycopg.Error) and error.sqlstate:
-        return re.sub(r"(?<!^)(?=[A-Z])", "_", type(error).__name__).lower()  # AdminShutdown: admin_shutdown
-    return "lost"
+        word = re.sub(r"(?<!^)(?=[A-Z])", "_", type(error).__name__).lower()  # AdminShutdown: admin_shutdown
+        return word if word in LOSSES else OTHER
+    return LOST
 
 
 async def _backend(connection: psycopg.AsyncConnection) -> int:

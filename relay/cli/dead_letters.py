@@ -12,7 +12,7 @@ import structlog
 from cyclopts import App, Parameter, validators
 
 from relay.cli.dead_letters_printing import print_body, print_letter, print_letters
-from relay.cli.options import BrokerOptions, Options, Output
+from relay.cli.options import BrokerOptions, By, Options, Output
 from relay.cli.printing import aside, complain, print_json, say
 from relay.cli.progress import Seen, shown_progress
 from relay.errors import UsageError
@@ -39,7 +39,6 @@ MessageId = Annotated[str, Parameter(help="Its message id.")]
 All = Annotated[bool, Parameter(name="--all", help="Every letter; needed when there is no filter.")]
 DryRun = Annotated[bool, Parameter(help="Change nothing; print the exact count.")]
 Why = Annotated[str, Parameter(help="Kept in the audit; needed unless it is a dry run.")]
-By = Annotated[str | None, Parameter(help="Who does it, for the audit, in place of the system's user and host.")]
 Rate = Annotated[
     float | None, Parameter(help="Letters a second, at most.", validator=validators.Number(gt=0, lt=1_000_000))
 ]
@@ -129,7 +128,7 @@ def retry_(
     """Send letters back into the queue that they came from, where they are tried anew with all attempts."""
     consumed, dead = queues_of(queue)
     selection = _bulk(filters, message_ids, everything=all_)
-    entry = Entry("retry", dead, consumed, by or operator(), _reason(why, dry_run=dry_run))
+    entry = Entry("retry", dead, consumed, operator(by), _reason(why, dry_run=dry_run))
     return _change(_load(options or Options()), entry, selection, rate, output, dry_run=dry_run)
 
 
@@ -149,7 +148,7 @@ def discard_(
     """Throw letters away for good: `relay dead-letters export` saves them first."""
     _, dead = queues_of(queue)
     selection = _bulk(filters, message_ids, everything=all_)
-    entry = Entry("discard", dead, None, by or operator(), _reason(why, dry_run=dry_run))
+    entry = Entry("discard", dead, None, operator(by), _reason(why, dry_run=dry_run))
     if not dry_run and not yes and not _is_sure(dead):
         return 1
     return _change(_load(options or Options()), entry, selection, None, output, dry_run=dry_run)

@@ -8,7 +8,7 @@ from uuid import UUID
 from cyclopts import Parameter
 from pydantic import SecretStr, ValidationError
 
-from relay.configuration import Loaded, load
+from relay.configuration import OPERATOR_VARIABLE, Loaded, load
 from relay.errors import UsageError
 from relay.settings import DatabaseSettings
 
@@ -24,6 +24,13 @@ BrokerUrl = Annotated[
 ]
 InboxUrl = Annotated[
     str | None, Parameter(help="URL of the inbox's database, else that of the outbox; others can see its password.")
+]
+By = Annotated[
+    str | None,
+    Parameter(
+        env_var=OPERATOR_VARIABLE,
+        help=f"Who does it, for the audit; else {OPERATOR_VARIABLE}, else the system's user and host.",
+    ),
 ]
 InboxSchema = Annotated[str | None, Parameter(help="Its schema, in place of database.schema.")]
 

@@ -13,12 +13,13 @@ from uuid import UUID
 import psycopg
 from cyclopts import App, Parameter, validators
 
-from relay.cli.options import DatabaseOptions, MessageFilters, Output
+from relay.cli.options import By, DatabaseOptions, MessageFilters, Output
 from relay.cli.printing import aside, complain, print_json, print_pairs, print_table, printable, say
 from relay.errors import UsageError
 from relay.operate.parked import Parked, ParkedMessage, Selection, list_parked, show_parked
 from relay.operate.release import Done, discard, preview, retry
 from relay.operate.session import session
+from relay.replay.job import operator
 
 BULK_TIMEOUT = 600.0  # seconds for a statement: one head may have a million rows behind it
 LIST_COLUMNS = ("id", "message id", "type", "key", "event", "attempts", "parked at", "behind", "held", "reason")
@@ -120,12 +121,13 @@ def discard_(
     options: DatabaseOptions | None = None,
     filters: Filters | None = None,
     note: Annotated[str | None, Parameter(help="Why; kept with the row.")] = None,
+    by: By = None,
     all_: All = False,
     dry_run: DryRun = False,
     output: Output = "text",
 ) -> int:
     """Give rows up: they are kept and never sent; rows held behind them go out."""
-    done = _change(preview if dry_run else partial(discard, note=note), options, _bulk(filters, all_))
+    done = _change(preview if dry_run else partial(discard, by=operator(by), note=note), options, _bulk(filters, all_))
     return _report("discard", done, output, dry_run=dry_run)
 
 

@@ -12,7 +12,7 @@ import structlog
 import uvloop
 from cyclopts import App, Parameter, validators
 
-from relay.cli.options import DatabaseOptions, MessageFilters, Options, Output
+from relay.cli.options import By, DatabaseOptions, MessageFilters, Options, Output
 from relay.cli.printing import aside, complain, print_json, print_pairs, print_table, say
 from relay.cli.progress import Seen, shown_progress
 from relay.database import refuse_pooler
@@ -71,6 +71,7 @@ def replay(
     routing_key: Annotated[str | None, Parameter(help="In place of theirs; needs --to-exchange.")] = None,
     rate: Rate = None,
     dry_run: Annotated[bool, Parameter(help="Send nothing; print the exact count, by day.")] = False,
+    by: By = None,
     resume: Annotated[int | None, Parameter(help="Go on with this job, which was interrupted.")] = None,
     output: Output = "text",
 ) -> int:
@@ -100,7 +101,7 @@ def replay(
                 _tell_what_is_not_there(connection, schema, selection)
                 return _print_count(connection, schema, selection, output)
             asyncio.run(check_target(settings.broker, to_exchange, routing_key))
-            job = make_job(connection, schema, selection, to_exchange=to_exchange, routing_key=routing_key)
+            job = make_job(connection, schema, selection, by=by, to_exchange=to_exchange, routing_key=routing_key)
             # Now that the job keeps retention from dropping any day that is still there.
             _tell_what_is_not_there(connection, schema, selection)
     return _run(settings, job, rate, output)

@@ -100,13 +100,15 @@ DISCARD_HEADS = SQL("""
 """)
 
 
-def discard(connection: psycopg.Connection, schema: str, selection: Selection, *, note: str | None) -> Done:
+def discard(connection: psycopg.Connection, schema: str, selection: Selection, *, by: str, note: str | None) -> Done:
     """Give the selected heads up and release what is held behind them; the rows are kept as `discarded`.
+
+    Who did so and why is added to the reason of each row.
 
     Raises:
         PartlyDoneError: the database failed after some batches; these stay done.
     """
-    words = f"discarded: {note}" if note else "discarded"
+    words = f"discarded by {by}: {note}" if note else f"discarded by {by}"
     return _change(
         connection,
         schema,

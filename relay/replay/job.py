@@ -65,12 +65,13 @@ def make_job(
     schema: str,
     selection: Selection,
     *,
+    by: str | None = None,
     to_exchange: str | None = None,
     routing_key: str | None = None,
 ) -> Job:
-    """Write a job down; it selects what has been sent until now."""
+    """Write a job down; it selects what has been sent until now. `by`: as `operator` takes it."""
     values = {
-        "made_by": operator(),
+        "made_by": operator(by),
         "filter": Jsonb(selection.as_json()),
         "to_exchange": to_exchange,
         "routing_key": routing_key,
@@ -80,11 +81,13 @@ def make_job(
     return read_job(connection, schema, job)
 
 
-def operator() -> str:
-    """Name the system's user and host of this process; in a container the user may have no name."""
+def operator(by: str | None = None) -> str:
+    """Return who gives a command: as the command was told, else the system's user and host of this process."""
+    if by and by.strip():
+        return by.strip()
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):
+    except (KeyError, OSError):  # in a container the user may have no name
         user = f"uid {os.getuid()}"
     return f"{user}@{socket.gethostname()}"
 

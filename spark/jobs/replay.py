@@ -43,6 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--to-exchange", help="in place of the exchange that they had")
     parser.add_argument("--routing-key", help="in place of the routing key that they had")
     parser.add_argument("--rate", type=_rate, help="rows a second, at most; default: as fast as the relay sends")
+    parser.add_argument("--by", default=os.environ.get("RELAY_OPERATOR"), help="who does it, for the audit")
     parser.add_argument("--dry-run", action="store_true", help="write nothing; tell the count by day and event type")
     add_database(parser)
     return parser
@@ -67,7 +68,7 @@ def _replay(options: argparse.Namespace) -> dict[str, Any]:
         if options.dry_run:
             counts = rows.groupBy("event_type").count().orderBy("event_type").collect()
             return {"dry_run": True, "rows": {row.event_type: row["count"] for row in counts}}
-        number, count = write_again(connection, rows, wanted, made_by=_operator(), outbox_schema=schema)
+        number, count = write_again(connection, rows, wanted, made_by=options.by or _operator(), outbox_schema=schema)
     return {"dry_run": False, "replay": number, "rows": count}
 
 

@@ -12,6 +12,7 @@ import pytest
 import relay as product
 from relay.keys import all_keys
 from relay.operate.reference import example
+from relay.replay.job import operator
 from tests.cli.command import PASSWORD, Command
 from tests.operate.rows import Rows
 from tests.support.postgres import PostgresServer
@@ -155,6 +156,18 @@ def test_parked_is_listed_shown_retried_and_discarded(relay: Command, rows: Rows
     assert retried.out == "retried 1 row, and released 0 held behind it\n"
     assert {each.code for each in (listed, shown, foreseen, discarded, retried)} == {0}
     assert rows.states() == {head: ("discarded", None), follower: ("pending", None), other: ("pending", None)}
+
+
+def test_who_discards_is_kept_with_the_row(relay: Command, rows: Rows) -> None:
+    named, variable, nobody = (rows.parked(key) for key in "abc")
+
+    assert relay("parked", "discard", "--id", str(named), "--by", "ada", "--note", "by hand").code == 0
+    assert relay("parked", "discard", "--id", str(variable), RELAY_OPERATOR="team billing").code == 0
+    assert relay("parked", "discard", "--id", str(nobody)).code == 0
+
+    assert "discarded by ada: by hand" in relay("parked", "show", str(named)).out
+    assert "discarded by team billing\n" in relay("parked", "show", str(variable)).out
+    assert f"discarded by {operator()}\n" in relay("parked", "show", str(nobody)).out
 
 
 def test_parked_json(relay: Command, rows: Rows) -> None:

@@ -82,7 +82,9 @@ async def test_show_has_all_of_it(letters: Letters, relay: Relay) -> None:
     assert (gone.code, gone.err.count("\n")) == (1, 1)
 
 
-async def test_retry_prints_what_it_did_and_what_stays(letters: Letters, relay: Relay) -> None:
+async def test_retry_prints_what_it_did_and_what_stays(
+    letters: Letters, relay: Relay, audit: psycopg.Connection[psycopg.rows.DictRow]
+) -> None:
     await letters.put(message_id="one")
     await letters.put(message_id="two")
 
@@ -90,13 +92,15 @@ async def test_retry_prints_what_it_did_and_what_stays(letters: Letters, relay: 
     await eventually(lambda: letters.has(2), "both are back")
     partly = await relay.process("retry", QUEUE, "one", "gone", *WHY, "--by", "ann")
     await eventually(lambda: letters.has(1), "the other one is back")
-    rest = await relay.process("retry", QUEUE, "--all", *WHY, "--output", "json")
+    rest = await relay.process("retry", QUEUE, "--all", *WHY, "--output", "json", RELAY_OPERATOR="team billing")
 
     assert (dry.code, dry.out) == (0, f"would retry 2 letters of {DEAD} into {QUEUE}\n")
     assert (partly.code, partly.out) == (3, f"sent 1 letter of {DEAD} into {QUEUE}\n")
     assert partly.err == "relay: gone is not there, or is with another consumer: see `relay dead-letters list`\n"
     assert (rest.code, json.loads(rest.out)["done"]) == (0, 1)
     assert [message.message_id for message in await letters.consumed()] == ["one", "two"]
+    done_by = audit.execute("SELECT done_by FROM outbox.dead_letter_audit ORDER BY id").fetchall()
+    assert [row["done_by"] for row in done_by] == ["ann", "team billing"]
 
 
 async def test_a_retry_that_the_queue_refuses_is_an_error(letters: Letters, relay: Relay) -> None:

@@ -6,9 +6,12 @@ from pathlib import Path
 import aio_pika
 import psycopg
 import pytest
+from aiormq.exceptions import ConnectionClosed
 from prometheus_client.parser import text_string_to_metric_families
 
-from relay import __version__
+from relay import __version__, broker, database
+from relay.consume.failures import Reason
+from relay.engine.row import Outcome
 from relay.http import seldom
 from relay.http.backlog import Backlog, Counts
 from relay.settings import DatabaseSettings, Settings, Wire
@@ -206,6 +209,54 @@ async def test_a_count_that_fails_is_told_once_and_leaves_no_number(
     assert failed == [None] * 3
     assert healed is not None
     assert capsys.readouterr().out.count("backlog.not_counted") == 1
+
+
+def test_every_value_of_reason_is_documented() -> None:
+    (text,) = (each for each in DOCUMENT.read_text().split("\n## ") if each.startswith("Values of `reason`\n"))
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if "`" in line and "|" in line
+    ]
+    told: dict[str, set[str]] = {}
+    for of, values, _ in rows:
+        told.setdefault(of.strip("`"), set()).update(re.findall(r"`(\w+)`", values))
+
+    assert told == {
+        "outbox_publish_failures_total": set(Outcome) - {Outcome.CONFIRMED},
+        "outbox_consumer_dead_letters_total": set(Reason),
+        "both": {broker.LOST, broker.SILENT, broker.OTHER},
+        "broker": broker.ENDS,
+        "database": database.LOSSES,
+    }
+    assert {database.LOST, database.SILENT, database.OTHER} == told["both"]
+    labelled = set(re.findall(r"^\| `(\w+)\{[^}]*reason[^}]*\}`", DOCUMENT.read_text(), re.MULTILINE))
+    assert labelled == {name for name in re.findall(r"\w+", text) if name.startswith("outbox_")}
+
+
+@pytest.mark.parametrize(
+    ("end", "kind"),
+    [
+        (ConnectionClosed(320, "CONNECTION_FORCED - bye"), "connection_forced"),
+        (ConnectionClosed(541, "WORD_OF-A:STRANGER 1"), "other"),
+        (ConnectionClosed(200, ""), "other"),
+        (TimeoutError(), "silent"),
+        (OSError(), "lost"),
+    ],
+)
+def test_the_broker_s_end_is_one_of_the_documented_words(end: Exception, kind: str) -> None:
+    assert broker.kind_of_end(end) == kind
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (psycopg.errors.AdminShutdown(), "admin_shutdown"),
+        (psycopg.errors.DivisionByZero(), "other"),
+        (TimeoutError(), "silent"),
+        (psycopg.OperationalError(), "lost"),
+    ],
+)
+def test_a_lost_session_is_one_of_the_documented_words(error: Exception, kind: str) -> None:
+    assert database.kind_of_loss(error) == kind
 
 
 async def test_openmetrics_is_served_to_who_asks_for_it(run_site: RunSite) -> None:

@@ -1,5 +1,6 @@
 """The alert rules name metrics that there are; Prometheus' own tool has the last word where it is installed."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -14,6 +15,11 @@ RULES = ROOT / "config" / "prometheus" / "alerts.yml"
 
 
 def rules() -> list[dict[str, Any]]:
+    """Give the alerts."""
+    return [rule for rule in all_rules() if "alert" in rule]
+
+
+def all_rules() -> list[dict[str, Any]]:
     return [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
 
 
@@ -25,6 +31,14 @@ def test_every_metric_of_the_alerts_is_documented() -> None:
 
     assert named
     assert named - documented == set()
+
+
+def test_what_is_recorded_is_what_the_alerts_use() -> None:
+    recorded = {rule["record"] for rule in all_rules() if "record" in rule}
+
+    assert recorded == {name for rule in rules() for name in re.findall(r"outbox:\w+", rule["expr"])}
+    for name in recorded:
+        assert name in (ROOT / "docs" / "metrics.md").read_text()
 
 
 def test_every_alert_has_what_an_operator_needs() -> None:
@@ -40,3 +54,36 @@ def test_prometheus_takes_the_alerts() -> None:
     checked = subprocess.run(["promtool", "check", "rules", str(RULES)], capture_output=True, text=True, check=False)
 
     assert checked.returncode == 0, checked.stderr
+
+
+# Three relays are wanted and one goes, for less than five minutes and for longer; then all are gone.
+FEWER = """
+rule_files: [alerts.yml]
+evaluation_interval: 1m
+tests:
+  - interval: 1m
+    input_series:
+      - {series: 'outbox_lanes_held{instance="one"}', values: '8x20 _x20'}
+      - {series: 'outbox_lanes_held{instance="two"}', values: '8x9 _ _ 8x2 _x30'}
+      - {series: 'outbox_lanes_held{instance="spare"}', values: '0x20 _x20'}
+    alert_rule_test:
+      - {eval_time: 9m, alertname: OutboxFewerRelays}
+      - {eval_time: 12m, alertname: OutboxFewerRelays}
+      - eval_time: 19m
+        alertname: OutboxFewerRelays
+        exp_alerts: [{exp_labels: {severity: warning}, exp_annotations: ANNOTATIONS}]
+"""
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed: it comes with Prometheus")
+def test_fewer_relays_than_wanted_are_told(tmp_path: Path) -> None:
+    (alert,) = (rule for rule in rules() if rule["alert"] == "OutboxFewerRelays")
+    annotations = {**alert["annotations"], "summary": alert["annotations"]["summary"].replace("{{ $value }}", "2")}
+    (tmp_path / "alerts.yml").write_text(RULES.read_text().replace("vector(1)", "vector(3)"))
+    (tmp_path / "test.yml").write_text(FEWER.replace("ANNOTATIONS", json.dumps(annotations)))
+
+    tested = subprocess.run(
+        ["promtool", "test", "rules", "test.yml"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+
+    assert tested.returncode == 0, tested.stdout + tested.stderr

@@ -60,12 +60,12 @@ def test_discard_keeps_the_row_with_the_note_and_releases_what_is_behind(
     head = rows.parked()
     follower = rows.parked(behind=head)
 
-    done = discard(connection, "outbox", Selection(ids=[head]), note="sent by hand")
+    done = discard(connection, "outbox", Selection(ids=[head]), by="ada", note="sent by hand")
 
     assert done == Done(chosen=1, released=1, not_found=[])
     assert rows.states() == {head: ("discarded", None), follower: PENDING}
     kept = show_parked(connection, "outbox", head, length=100)
-    assert kept.last_error == "returned: no queue is bound; discarded: sent by hand"
+    assert kept.last_error == "returned: no queue is bound; discarded by ada: sent by hand"
     assert kept.payload == '{"key": "1"}'
 
 
@@ -199,7 +199,7 @@ def test_whatever_is_chosen_no_row_passes_a_parked_one_of_its_key(
     done = (
         retry(connection, "outbox", Selection(ids=named))
         if is_retry
-        else discard(connection, "outbox", Selection(ids=named), note=None)
+        else discard(connection, "outbox", Selection(ids=named), by="ada", note=None)
     )
 
     after = rows.states()

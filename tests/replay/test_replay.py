@@ -161,6 +161,14 @@ async def test_what_refuses_everything_stops_the_job(relay: Commands, sent: Sent
     assert 1000 <= job["failed"] < 4000
 
 
+async def test_who_gives_the_command_is_kept_with_the_job(relay: Commands, sent: SentRows, copies: Copies) -> None:
+    by_flag = await relay("replay", "--message-id", str(UUID(int=7)), "--by", "ada", RELAY_OPERATOR="team billing")
+    by_variable = await relay("replay", "--message-id", str(UUID(int=8)), RELAY_OPERATOR="team billing")
+
+    assert (by_flag.code, by_variable.code) == (0, 0)
+    assert [job["made_by"] for job in await relay.jobs()] == ["team billing", "ada"]
+
+
 async def test_jobs_are_listed_with_who_made_them(relay: Commands, sent: SentRows, copies: Copies) -> None:
     await sent.add(5)
     message_id = str(UUID(int=7))
