@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError, Parameter
 
 from relay import __version__
-from relay.cli.printing import complain
+from relay.cli.printing import complain, show_traceback
 from relay.errors import (
     BrokerUnavailableError,
     ConfigurationError,
@@ -111,7 +111,7 @@ def _end(error: BaseException) -> int:
     if all(isinstance(each, OutboxError) for each in errors):
         return max(_explain(each) for each in errors)
     if not _is_logged(repr(error), 1, error):
-        raise error
+        show_traceback(error)
     return 1
 
 

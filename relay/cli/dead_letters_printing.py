@@ -7,7 +7,8 @@ from typing import Any
 
 import orjson
 
-from relay.cli.printing import print_pairs, print_table, printable, say
+from relay.cli.printing import print_pairs, print_table, say
+from relay.observe.printable import printable
 from relay.operate.dead_letters.document import json_of
 from relay.operate.dead_letters.letter import Letter
 

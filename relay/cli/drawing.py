@@ -7,8 +7,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from relay.cli.printing import Row, printable
+from relay.cli.printing import Row
 from relay.doctor.finding import Verdict
+from relay.observe.printable import printable
 
 MARKS = {
     Verdict.OK: ("ok", "green"),

@@ -14,8 +14,9 @@ import psycopg
 from cyclopts import App, Parameter, validators
 
 from relay.cli.options import By, DatabaseOptions, MessageFilters, Output
-from relay.cli.printing import aside, complain, print_json, print_pairs, print_table, printable, say
+from relay.cli.printing import aside, complain, print_json, print_pairs, print_table, say
 from relay.errors import UsageError
+from relay.observe.printable import printable
 from relay.operate.parked import Parked, ParkedMessage, Selection, list_parked, show_parked
 from relay.operate.release import Done, discard, preview, retry
 from relay.operate.session import session

@@ -11,9 +11,10 @@ from rich.text import Text
 
 from relay.cli.drawing import table
 from relay.cli.options import DatabaseOptions, Options, Output
-from relay.cli.printing import Row, print_json, print_lines, printable
+from relay.cli.printing import Row, print_json, print_lines
 from relay.consume.pool.candidate import Candidate
 from relay.observe import log
+from relay.observe.printable import printable
 from relay.operate.pool import MemberStatus, PartitionStatus, PoolsStatus, PoolStatus, read_status
 from relay.operate.session import session
 from relay.stopping import stopped_by_signals

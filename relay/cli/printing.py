@@ -1,10 +1,16 @@
-"""Print results: tables on a terminal, tab-separated lines in a pipe, JSON when asked."""
+"""Print results: tables on a terminal, tab-separated lines in a pipe, JSON when asked.
+
+Whatever goes out here is printable: what strangers wrote cannot move the cursor of a terminal.
+"""
 
 import base64
 import sys
+import traceback
 from collections.abc import Iterable, Sequence
 
 import orjson
+
+from relay.observe.printable import printable, printable_json, printable_lines
 
 Row = Sequence[object]
 
@@ -12,7 +18,7 @@ Row = Sequence[object]
 def print_json(value: object) -> None:
     """Print one JSON document; indented on a terminal, on one line in a pipe."""
     option = orjson.OPT_APPEND_NEWLINE | (orjson.OPT_INDENT_2 if sys.stdout.isatty() else 0)
-    sys.stdout.write(orjson.dumps(value, option=option, default=_as_json).decode())
+    sys.stdout.write(printable_json(orjson.dumps(value, option=option, default=_as_json).decode()))
     sys.stdout.flush()
 
 
@@ -45,13 +51,13 @@ def print_lines(rows: Iterable[Row]) -> None:
 
 def say(line: str) -> None:
     """Print one line about what was done."""
-    sys.stdout.write(line + "\n")
+    sys.stdout.write(printable(line) + "\n")
     sys.stdout.flush()
 
 
 def aside(line: str) -> None:
     """Print one line beside the result, out of the way of a pipe."""
-    sys.stderr.write(line + "\n")
+    sys.stderr.write(printable(line) + "\n")
     sys.stderr.flush()
 
 
@@ -61,10 +67,10 @@ def complain(line: str) -> None:
     sys.stderr.flush()
 
 
-def printable(value: object) -> str:
-    """Give a value as one line without control characters: keys and reasons come from outside."""
-    text = "" if value is None else value if isinstance(value, str) else str(value)
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+def show_traceback(error: BaseException) -> None:
+    """Print the traceback of a bug on stderr."""
+    sys.stderr.write(printable_lines("".join(traceback.format_exception(error))))
+    sys.stderr.flush()
 
 
 def _as_json(value: object) -> str:

@@ -11,8 +11,9 @@ from rich.text import Text
 
 from relay.cli.drawing import table
 from relay.cli.options import DatabaseOptions, Output
-from relay.cli.printing import Row, complain, print_json, print_lines, printable
+from relay.cli.printing import Row, complain, print_json, print_lines
 from relay.errors import DatabaseUnavailableError
+from relay.observe.printable import printable
 from relay.operate.health import State
 from relay.operate.session import session
 from relay.operate.status import Node, Status, read_status

@@ -8,6 +8,7 @@ import structlog
 from structlog.types import EventDict, Processor, WrappedLogger
 
 from relay.keys import redacted
+from relay.observe.printable import printable, printable_lines
 from relay.settings import LogFormat, LogSettings
 
 # At debug and info the libraries tell every frame, payloads included.
@@ -113,6 +114,7 @@ def _final(style: LogFormat, output: TextIO) -> list[Processor]:
         return [
             structlog.processors.format_exc_info,
             without_passwords,
+            _printable,
             structlog.dev.ConsoleRenderer(colors=on_terminal, exception_formatter=structlog.dev.plain_traceback),
         ]
     return [structlog.processors.format_exc_info, without_passwords, structlog.processors.JSONRenderer()]
@@ -123,4 +125,26 @@ def without_passwords(_logger: WrappedLogger, _method: str, event: EventDict) ->
     for name, value in event.items():
         if isinstance(value, str) and "://" in value and "@" in value:
             event[name] = " ".join(redacted(word) for word in value.split(" "))
+    return event
+
+
+class _Shown:
+    """A value that a console is to show by its `repr`, or by that of a text."""
+
+    def __init__(self, value: object) -> None:
+        self._text = printable(repr(value))
+
+    def __repr__(self) -> str:
+        return self._text
+
+
+def _printable(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """Let nothing through to a terminal that it acts on: reasons and exceptions hold words of strangers."""
+    for name, value in event.items():
+        if name in ("exception", "stack"):
+            event[name] = printable_lines(str(value))
+        elif isinstance(value, str):
+            event[name] = value if value.isprintable() else _Shown(value)
+        elif value is not None and not isinstance(value, int | float):
+            event[name] = _Shown(value)
     return event

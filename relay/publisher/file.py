@@ -4,7 +4,9 @@ All of SQLite happens in one thread of its own, call after call.
 """
 
 import asyncio
+import os
 import sqlite3
+import stat
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,14 +14,20 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 from uuid import UUID
 
+import structlog
+
 from relay.engine import row as engine
 from relay.errors import BufferFileError, BusyError
 from relay.outbox.row import Row
 from relay.publisher.buffer import Left
 from relay.publisher.entry import Entry, engine_row
 
+log = structlog.get_logger(__name__)
+
 APPLICATION_ID = 0x6F626678  # "obfx"
 VERSION = 1
+PRIVATE = 0o600  # the events are their publisher's
+BESIDE = ("-wal", "-shm", "-journal")  # files that SQLite makes
 BEHIND = 2**62  # `due` of a row that waits behind another one of its key
 
 TABLE = f"""
@@ -190,6 +198,7 @@ def _milliseconds() -> int:
 
 
 def _opened(path: Path) -> sqlite3.Connection:
+    _keep_private(path)
     try:
         database = sqlite3.connect(path, timeout=0)
         try:
@@ -202,6 +211,23 @@ def _opened(path: Path) -> sqlite3.Connection:
             raise BusyError(f"{path} is the buffer of another process: give each publisher a file of its own") from None
         raise BufferFileError(f"{path} cannot be a buffer: {error}") from error
     return database
+
+
+def _keep_private(path: Path) -> None:
+    """Make a new file that its owner alone can read, whatever the umask is; log what others can read already.
+
+    SQLite makes the files beside it with the mode of the file itself.
+    """
+    try:
+        # Only a new one: to close a file drops the locks that SQLite has on it in this process.
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE))
+    except FileExistsError:
+        for each in (path, *(path.with_name(path.name + suffix) for suffix in BESIDE)):
+            mode = stat.S_IMODE(each.stat().st_mode) if each.exists() else PRIVATE
+            if mode & ~0o700:
+                log.warning("buffer.exposed", path=str(each), mode=f"{mode:04o}", remedy=f"chmod 600 {each}")
+    except OSError as error:
+        raise BufferFileError(f"{path} cannot be a buffer: {error.strerror}") from error
 
 
 def _prepare(database: sqlite3.Connection, path: Path) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import io
 import json
 import logging
+import re
 import warnings
 from collections.abc import Iterator
 from typing import Literal
@@ -155,3 +156,32 @@ def test_the_level_is_the_least_that_is_said() -> None:
     structlog.get_logger().error("relay.failed")
 
     assert [json.loads(line)["event"] for line in output.getvalue().splitlines()] == ["relay.failed"]
+
+
+# C0, ESC, BEL, DEL, C1, CSI as one byte, marks that turn the direction of text, line separators, half a surrogate pair.
+TERMINAL = "\x00\x07\x08\r\x1b[2J\x1b]0;title\x07\x7f\x85\x9b31m\u202e\u2066\u200f\u061c\u2028\u2029\ufeff\ud800"
+
+
+@pytest.mark.parametrize("output", [io.StringIO(), Terminal()])
+def test_nothing_that_a_terminal_acts_on_gets_onto_a_console(output: io.StringIO) -> None:
+    set_up(LogSettings(format=LogFormat.CONSOLE), output)
+    log = structlog.get_logger()
+
+    try:
+        raise RuntimeError(f"one\n{TERMINAL}")
+    except RuntimeError as error:
+        log.warning("route.quarantined", reason=TERMINAL, words=f"no queue {TERMINAL}", rows=[TERMINAL], error=error)
+        log.exception("relay.failed", exc_info=True)
+    log.warning("thing.happened", thing=Shouting())
+    logging.getLogger("aio_pika").warning("the broker said %s", TERMINAL)
+    logging.getLogger("py.warnings").warning("%s", TERMINAL)
+
+    told = re.sub(r"\x1b\[\d*m", "", output.getvalue())  # colours are ours
+    assert [char for char in told if not char.isprintable() and char != "\n"] == []
+    assert r"\x1b[2J" in told
+    assert "RuntimeError: one\n" in told
+
+
+class Shouting:
+    def __repr__(self) -> str:
+        return TERMINAL

@@ -1,6 +1,7 @@
 """A file as the buffer: whose it may be, and what it keeps."""
 
 import asyncio
+import os
 import signal
 import sqlite3
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from aio_pika import ExchangeType
 from aio_pika.abc import AbstractChannel
+from structlog.testing import capture_logs
 
 from relay.errors import BufferFileError, BusyError
 from relay.publisher import DurablePublisher
@@ -148,3 +150,41 @@ async def test_a_killed_process_leaves_what_was_accepted(
 
     arrived = [str(message.message_id) for message in await queue.everything()]
     assert arrived[: len(accepted)] == [line.strip() for line in accepted]
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+async def test_the_file_and_those_beside_it_are_its_owner_s_alone(file: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        async with publisher(file) as open_publisher:
+            await open_publisher.publish(measured(1))
+            modes = modes_in(file.parent)
+    finally:
+        os.umask(before)
+
+    assert file.name in modes
+    assert f"{file.name}-wal" in modes
+    assert set(modes.values()) == {0o600}
+
+
+async def test_a_file_that_others_can_read_is_told_of_and_left(file: Path) -> None:
+    async with publisher(file):
+        pass
+    os.chmod(file, 0o644)
+
+    with capture_logs() as events:
+        async with publisher(file):
+            pass
+
+    (told,) = (event for event in events if event["event"] == "buffer.exposed")
+    assert (told["path"], told["mode"], told["remedy"]) == (str(file), "0644", f"chmod 600 {file}")
+    assert modes_in(file.parent)[file.name] == 0o644
+
+
+def modes_in(folder: Path) -> dict[str, int]:
+    return {each.name: each.stat().st_mode & 0o777 for each in folder.iterdir()}
+
+
+async def test_a_folder_that_is_not_there_is_an_error_that_names_the_file(file: Path) -> None:
+    with pytest.raises(BufferFileError, match=r"elsewhere/buffer.sqlite cannot be a buffer: No such file"):
+        await publisher(file.parent / "elsewhere" / file.name).__aenter__()

@@ -10,6 +10,7 @@ from typing import IO
 import orjson
 
 from relay.errors import UsageError
+from relay.observe.printable import printable_json
 from relay.operate.dead_letters.document import document
 from relay.operate.dead_letters.letter import Held, Selection
 from relay.operate.dead_letters.read import Read, read_letters
@@ -20,7 +21,7 @@ async def export(broker: BrokerSettings, queue: str, selection: Selection, file:
     """Write each letter that is meant as a line; raises as `queue.opened`."""
 
     def write(held: Held) -> None:
-        file.write(orjson.dumps(document(held), option=orjson.OPT_APPEND_NEWLINE))
+        file.write(printable_json(orjson.dumps(document(held), option=orjson.OPT_APPEND_NEWLINE).decode()).encode())
 
     return await read_letters(broker, queue, selection, write)
 
