@@ -15,10 +15,11 @@ STATES = ("pending", "parked", "quarantined", "discarded", "sent")
 COUNT_STATES = SQL("SELECT state, count(*) FROM {schema}.message GROUP BY state")
 COUNT = SQL("SELECT count(*) FROM {schema}.{table}")
 
-# By the session, not the heartbeat: a relay that was stopped a moment ago is gone, and one that hangs is not.
+# By the session: a relay that was stopped a moment ago is gone, and one that hangs is not. In a restored database the
+# process id may be that of another session, which began after the heartbeat.
 READ_RUNNING = SQL("""
     SELECT name FROM {schema}.node
-    JOIN pg_stat_activity ON pid = backend_pid AND datname = current_database()
+    JOIN pg_stat_activity ON pid = backend_pid AND datname = current_database() AND backend_start <= heartbeat_at
     ORDER BY name
 """)
 

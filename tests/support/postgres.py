@@ -69,6 +69,10 @@ class PostgresServer(Server):
         password = self._password if password is None else password
         return f"postgresql://{user}:{password}@127.0.0.1:{self.port}/{database}"
 
+    def program(self, name: str) -> Path:
+        """Find a client program of this server's version, such as pg_dump."""
+        return self._binaries / name
+
     def has_database(self, name: str) -> bool:
         """Tell whether there is one of this name."""
         with psycopg.connect(self.admin_url) as connection:

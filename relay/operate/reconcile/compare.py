@@ -127,6 +127,8 @@ class Comparison:
         for entry in self._look_up_lost(candidates):
             tally = self._tallies[entry.consumer]
             tally.lost += 1
+            tally.lost_from = min(tally.lost_from or entry.processed_at, entry.processed_at)
+            tally.lost_until = max(tally.lost_until or entry.processed_at, entry.processed_at)
             if tally.lost <= self._limit:
                 tally.lost_first.append(Lost(UUID(entry.message_id), entry.processed_at))
 

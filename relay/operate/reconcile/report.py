@@ -40,6 +40,8 @@ class Consumer:
     applied: int = 0
     missing: int = 0
     lost: int = 0
+    lost_from: datetime | None = None  # when the first and the last of them were applied
+    lost_until: datetime | None = None
     missing_first: list[Missing] = field(default_factory=list)
     lost_first: list[Lost] = field(default_factory=list)
 

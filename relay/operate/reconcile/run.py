@@ -130,8 +130,9 @@ def _differences(report: Report) -> Iterable[str]:
             yield f"{each.missing} of {each.expected} that were sent are not in the inbox of {each.consumer}"
         if each.lost:
             yield (
-                f"{each.lost} in the inbox of {each.consumer} without a row in the table:"
-                " an asynchronous failover may have lost it"
+                f"{each.lost} in the inbox of {each.consumer} without a row in the table, applied from {each.lost_from}"
+                f" to {each.lost_until}: a restore of an earlier state, or a failover to a standby that lagged, may"
+                " have taken the rows away"
             )
     if parked := report.rows_of("parked"):
         yield f"{parked} parked: see `relay parked list`"
