@@ -31,7 +31,7 @@ def stranger(database_url: str) -> Iterator[DatabaseSettings]:
 
 
 async def test_without_rights_it_names_the_remedy(stranger: DatabaseSettings) -> None:
-    with pytest.raises(AccessError, match=r"permission denied for .*pool.*: config/roles\.sql grants"):
+    with pytest.raises(AccessError, match=r"permission denied for .*pool.*: `relay config roles` prints"):
         await Candidate(stranger, "m").run()
 
 
