@@ -208,8 +208,8 @@ def _refuse_foreign(connection: psycopg.Connection, schema: str, app_id: str, ve
     ((writer, role),) = connection.execute(FIND_FOREIGN.format(schema=Identifier(schema)), names).fetchall()
     if writer is not None:
         raise BatchError(
-            f"batch {app_id!r} version {version} is in the ledger {schema}.batch by role {writer!r}, and role {role!r} of"
-            f" this job is no member of it. If it is the same job: GRANT {writer} TO {role}, or, where that role is"
+            f"batch {app_id!r} version {version} is in the ledger {schema}.batch by role {writer!r}, and role {role!r}"
+            f" of this job is no member of it. If it is the same job: GRANT {writer} TO {role}, or, where that role is"
             " gone, let the ledger's owner set written_as. If not: name the batch otherwise, by txnAppId"
         )
 

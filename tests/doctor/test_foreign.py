@@ -120,6 +120,7 @@ def test_a_login_without_a_grant_that_holds_a_lock_is_named(
         as_stranger = postgres.url(url.path.removeprefix("/"), user=login, password="x")
         with psycopg.connect(as_stranger, application_name="report", autocommit=True) as stranger:
             stranger.execute(f"SELECT {LOCKS[lock]}".encode())
+            pid = stranger.info.backend_pid
 
             (finding,) = look(settings, "database.locks")
             status = read_status(database, "outbox")
@@ -127,7 +128,7 @@ def test_a_login_without_a_grant_that_holds_a_lock_is_named(
         database.execute(f"DROP ROLE {login}".encode())
 
     assert finding.verdict == WARNING
-    told = f"session {stranger.info.backend_pid} of role {login}, 'report' holds the lock {lock} "
+    told = f"session {pid} of role {login}, 'report' holds the lock {lock} "
     assert finding.words.startswith(told)
     assert finding.words in status.reasons
 
