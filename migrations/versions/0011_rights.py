@@ -225,7 +225,7 @@ BEGIN
     IF dry_run OR kept_by IS NOT NULL THEN
         RETURN;
     END IF;
-    FOR attempt IN REVERSE 20 .. 1 LOOP
+    FOR attempt IN REVERSE 10 .. 1 LOOP
         BEGIN
             -- Making a replay takes it shared (relay/replay/job.py): it comes before this, and keeps the day, or
             -- after, and is then told from which day on there are rows.
@@ -258,7 +258,7 @@ BEGIN
     IF dry_run THEN
         RETURN;
     END IF;
-    FOR attempt IN REVERSE 20 .. 1 LOOP
+    FOR attempt IN REVERSE 10 .. 1 LOOP
         BEGIN
             UPDATE {schema}.inbox_memory SET since = greatest(since, day + 1);
             EXECUTE format('LOCK TABLE ONLY %s IN ACCESS EXCLUSIVE MODE', part);

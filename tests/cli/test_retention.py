@@ -6,7 +6,6 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from relay.retention import drop
 from tests.cli.command import Command
 from tests.support.days import Days, InboxDays
 
@@ -75,10 +74,7 @@ def test_json(relay: Command, days: Days) -> None:
     assert told["days"] == [{**day, "fate": "old"}]
 
 
-def test_what_is_postponed_is_named_with_its_reason(
-    relay: Command, days: Days, database_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(drop, "LOCK_TIMEOUT", 0.2)
+def test_what_is_postponed_is_named_with_its_reason(relay: Command, days: Days, database_url: str) -> None:
     days.add(OLD, 3)
     days.add(OLD + 1, 4)
     with psycopg.connect(database_url, application_name="report") as reader:
