@@ -16,6 +16,10 @@ TLS_PARAMETERS = (*FILES, "capath", "cadata", "no_verify_ssl")
 MECHANISMS = ("plain", "external")
 
 
+class TlsFileError(OSError):
+    """A file that a parameter of `broker.url` names cannot be used; the message names both."""
+
+
 def require_known_parameters(url: URL) -> None:
     """Refuse parameters of an AMQP URL that would have no effect, or not the intended one.
 
@@ -49,7 +53,7 @@ def tls_context(url: URL) -> ssl.SSLContext:
     The files are read now: a renewed certificate is in use from the next connection on.
 
     Raises:
-        OSError: a file cannot be used; it names the parameter and the file.
+        TlsFileError: a file cannot be used; it names the parameter and the file.
     """
     given = url.query
     for name in (*FILES, "capath"):
@@ -59,17 +63,17 @@ def tls_context(url: URL) -> ssl.SSLContext:
             cafile=given.get("cafile"), capath=given.get("capath"), cadata=_cadata(url)
         )
     except ssl.SSLError as error:
-        raise OSError(f"{_named(given, 'cafile', 'cadata')}: {error_words(error)}") from None
+        raise TlsFileError(f"{_named(given, 'cafile', 'cadata')}: {error_words(error)}") from None
     if "certfile" in given:
         files = _named(given, "certfile", "keyfile")
 
         def no_passphrase() -> str:  # else OpenSSL asks for it at the terminal, and everything waits
-            raise OSError(f"{files}: the key is encrypted, and no passphrase can be given: decrypt it")
+            raise TlsFileError(f"{files}: the key is encrypted, and no passphrase can be given: decrypt it")
 
         try:
             context.load_cert_chain(given["certfile"], given.get("keyfile"), password=no_passphrase)
         except ssl.SSLError as error:
-            raise OSError(f"{files}: {error_words(error)}") from None
+            raise TlsFileError(f"{files}: {error_words(error)}") from None
     if given.get("no_verify_ssl") == "1":
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
@@ -92,7 +96,7 @@ def _require_readable(name: str, path: str | None) -> None:
         else:
             Path(path).open("rb").close()
     except OSError as error:
-        raise OSError(f"{name} {path}: {error.strerror}") from None
+        raise TlsFileError(f"{name} {path}: {error.strerror}") from None
 
 
 def _named(given: Mapping[str, str], *names: str) -> str:

@@ -40,6 +40,7 @@ class Loaded:
 
     settings: Settings
     origins: Mapping[str, str]  # by the key's name: "variable RELAY_DATABASE_URL", "default"
+    file: Path | None = None  # the relay.toml that was read
 
 
 @dataclass(slots=True)
@@ -87,7 +88,8 @@ def load(
         problems += [_explain(each, values, origins) for each in found]
     if problems:
         raise ConfigurationError("\n".join(dict.fromkeys(problems)))
-    return Loaded(settings, {key.name: origins.get(key.name, "default") for key in all_keys()})
+    file, _ = _file_named(config, environment)
+    return Loaded(settings, {key.name: origins.get(key.name, "default") for key in all_keys()}, file)
 
 
 def _from_flags(flags: Mapping[str, str | None]) -> Source:
@@ -142,15 +144,18 @@ def _put_text(source: Source, key: Key, text: str, origin: str) -> None:
         source.problems.append(f"{key.name} ({origin}) is not JSON: {error}; it takes a list of {key.takes}")
 
 
-def _from_file(config: Path | None, environ: Mapping[str, str]) -> Source:
-    named = environ.get(CONFIG_VARIABLE)
+def _file_named(config: Path | None, environ: Mapping[str, str]) -> tuple[Path | None, str]:
+    """Return the path of relay.toml, and who named it."""
     if config is not None:
-        path, named_by = config, " (flag --config)"
-    elif named is not None:
-        path, named_by = Path(named), f" (variable {CONFIG_VARIABLE})"
-    elif USUAL_FILE.is_file():
-        path, named_by = USUAL_FILE, ""
-    else:
+        return config, " (flag --config)"
+    if (named := environ.get(CONFIG_VARIABLE)) is not None:
+        return Path(named), f" (variable {CONFIG_VARIABLE})"
+    return (USUAL_FILE, "") if USUAL_FILE.is_file() else (None, "")
+
+
+def _from_file(config: Path | None, environ: Mapping[str, str]) -> Source:
+    path, named_by = _file_named(config, environ)
+    if path is None:
         return Source()
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))

@@ -17,7 +17,8 @@ def doctor(*, options: Options | None = None, output: Output = "text") -> int:
     Exits with 0 when nothing failed, warnings or not, else with 1. Changes nothing.
     """
     keep_libraries_quiet()
-    findings = examine((options or Options()).load().settings)
+    loaded = (options or Options()).load()
+    findings = examine(loaded.settings, loaded.file)
     verdict = worst(findings)
     if output == "json":
         print_json({"verdict": verdict, "findings": findings})

@@ -12,7 +12,8 @@ from aiormq.exceptions import ConnectionClosed, ProbableAuthenticationError
 from yarl import URL
 
 from relay.broker import Connection, connect_to
-from relay.broker_hosts import broker_urls, in_turn, vhost
+from relay.broker_hosts import broker_urls, in_turn, place, vhost
+from relay.broker_tls import TlsFileError
 from relay.doctor.finding import Finding, Verdict
 from relay.doctor.question import Answer, Question, Reply, ask, publish_refused
 from relay.errors import BrokerUnavailableError
@@ -252,4 +253,14 @@ def _remedy(url: URL, cause: BaseException | None) -> str:
             f"check the virtual host in broker.url; `rabbitmqctl add_vhost {name}` makes it, and"
             f" `rabbitmqctl set_permissions -p {name} {url.user} CONFIGURE WRITE READ` lets the user in"
         )
-    return "check host and port in broker.url, and that the broker runs: `rabbitmq-diagnostics listeners`"
+    if isinstance(cause, TlsFileError):
+        return "name a file that the relay's user can read, or renew it; it is read again at each connection"
+    if isinstance(cause, ssl.SSLError):
+        return (
+            "check the name in broker.url, cafile, certfile and keyfile;"
+            f" `openssl s_client -connect {place(url)} -showcerts` shows the broker's certificate"
+        )
+    remedy = "check host and port in broker.url, and that the broker runs: `rabbitmq-diagnostics listeners`"
+    if url.scheme == "amqps" and "certfile" not in url.query:
+        remedy += "; one that demands a certificate of its clients needs certfile and keyfile"
+    return remedy

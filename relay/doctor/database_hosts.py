@@ -10,7 +10,7 @@ from relay.errors import DatabaseUnavailableError
 from relay.settings import DatabaseSettings
 
 CHECK = "database.host"
-CHECK_URL = "check the host, database, user and password in database.url"
+CHECK_URL = "check the host, database, user, password and sslmode in database.url"
 
 # As libpq's target_session_attrs=read-write decides it.
 READ_STATE = """

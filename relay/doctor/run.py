@@ -1,6 +1,7 @@
 """Gather what every part of the checklist found."""
 
 import asyncio
+from pathlib import Path
 
 from relay.doctor.broker import examine_broker
 from relay.doctor.database import examine_database
@@ -11,13 +12,13 @@ from relay.doctor.review import review
 from relay.settings import Settings
 
 
-def examine(settings: Settings) -> list[Finding]:
+def examine(settings: Settings, file: Path | None = None) -> list[Finding]:
     """Look at everything, part by part; a part that cannot be reached does not keep the others from being looked at.
 
-    Nothing is changed, and no message reaches a queue of yours.
+    `file` is the relay.toml that was read. Nothing is changed, and no message reaches a queue of yours.
     """
     return [
-        *exposure(settings),
+        *exposure(settings, file=file),
         memory(settings.relay),
         *examine_database(settings),
         *asyncio.run(_broker(settings)),

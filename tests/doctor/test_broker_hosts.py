@@ -296,4 +296,5 @@ async def test_a_certificate_is_told_with_its_days(elsewhere: Settings, other: O
     assert unverified.words.endswith("the certificate is not verified")
     assert {each.verdict for each in refused} == {Verdict.FAILED}
     assert any("certificate verify failed" in each.words for each in refused)
+    assert any(f"`openssl s_client -connect localhost:{other.tls_port} -showcerts`" in each.remedy for each in refused)
     assert await told(elsewhere, "tls") == []

@@ -49,3 +49,13 @@ def test_an_empty_database_fails_with_the_remedy(relay: Command, settings: Setti
         f"failed\tdatabase.tables\tschema elsewhere is of version none; this release needs {head_revision()}\t"
         "run `relay migrate`, or check database.schema\n"
     ) in result.out
+
+
+def test_a_password_in_an_open_relay_toml_is_told_even_where_a_variable_overrides_it(relay: Command) -> None:
+    file = relay.folder / "relay.toml"
+    file.write_text('[broker]\nurl = "amqps://relay:hunter2@rabbit/"\n')
+    file.chmod(0o644)
+
+    result = relay("doctor")
+
+    assert "warning\tsettings.secret_files\tevery user of this host can read or change relay.toml" in result.out
