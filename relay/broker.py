@@ -19,6 +19,7 @@ from aiormq.exceptions import (
     AuthenticationError,
     ConnectionClosed,
     InvalidFrameError,
+    ProbableAuthenticationError,
 )
 from pamqp.commands import Channel as ChannelMethods
 from pamqp.commands import Connection as Methods
@@ -27,11 +28,13 @@ from yarl import URL
 from relay.broker_hosts import Host, broker_urls, in_turn
 from relay.broker_tls import error_words, tls_context
 from relay.errors import BrokerUnavailableError
+from relay.secret import scrub
 from relay.settings import BrokerSettings
 
 HEARTBEATS_UNTIL_GONE = 2  # a peer that has said nothing, or whose kernel has taken nothing, for so many
 MISSED_HEARTBEATS = 1.5  # after which nothing goes through; the library waits three times as long, and a bit
 CLOSE_TIMEOUT = 1.0  # seconds in which a broker that lives answers a close
+ACCESS_REFUSED, NOT_ALLOWED = 403, 530  # AMQP's codes for a user, and for a virtual host
 SILENT, LOST, OTHER = "silent", "lost", "other"  # no word for too long; ended without a word; another word
 # AMQP's words for why the broker ends a connection, as the label `reason` of the metrics has them: a closed list.
 ENDS = frozenset(
@@ -220,7 +223,7 @@ async def connect(broker: BrokerSettings, name: str, *, after: Connection | None
     Raises:
         BrokerUnavailableError: no host lets us in; it names each host and why.
     """
-    reasons = []
+    reasons, is_refusal = [], False
     lost = after.host if after is not None else None
     async with aclosing(in_turn(broker_urls(broker), after=lost, within=broker.connect_timeout)) as hosts:
         async for host in hosts:
@@ -230,7 +233,8 @@ async def connect(broker: BrokerSettings, name: str, *, after: Connection | None
                 return await connect_to(host, broker, name)
             except BrokerUnavailableError as error:
                 reasons.append(str(error))
-    raise BrokerUnavailableError("; ".join(reasons))
+                is_refusal |= error.is_refusal
+    raise BrokerUnavailableError("; ".join(reasons), is_refusal=is_refusal)
 
 
 async def connect_to(host: Host, broker: BrokerSettings, name: str) -> Connection:
@@ -255,7 +259,7 @@ async def connect_to(host: Host, broker: BrokerSettings, name: str) -> Connectio
         reason = "the connection was reset"
     else:
         return connection
-    raise BrokerUnavailableError(f"{host}: {reason}") from cause
+    raise BrokerUnavailableError(scrub(f"{host}: {reason}"), is_refusal=_is_refusal(cause)) from cause
 
 
 async def close_channel(channel: Underlay) -> None:
@@ -304,6 +308,13 @@ def kind_of_end(end: BaseException | None) -> str:
         return word if word in ENDS else OTHER
     # The library's own heartbeat ends what was silent by a cancellation.
     return SILENT if isinstance(end, (TimeoutError, asyncio.CancelledError)) else LOST
+
+
+def _is_refusal(error: BaseException | None) -> bool:
+    """Whether the broker refused the user or the virtual host."""
+    if isinstance(error, ConnectionClosed):
+        return error.args[0] in (ACCESS_REFUSED, NOT_ALLOWED)
+    return isinstance(error, (AuthenticationError, ProbableAuthenticationError))
 
 
 def _refusal(error: BaseException) -> BaseException:

@@ -13,6 +13,7 @@ from yarl import URL
 
 from relay.errors import BrokerUnavailableError, ConfigurationError
 from relay.settings import BrokerSettings
+from relay.urls import amqp_urls
 
 # Each process tries the addresses of a name in an order of its own, always the same, whatever that of DNS is.
 SALT = os.urandom(8)
@@ -36,15 +37,13 @@ def broker_urls(broker: BrokerSettings) -> list[URL]:
         ConfigurationError: one of them is no AMQP URL.
     """
     try:
-        urls = [URL(part.strip()) for part in broker.url.get_secret_value().split(",") if part.strip()]
-    except ValueError:  # whose words may repeat a password
-        urls = []
-    if not urls or any(url.scheme not in ("amqp", "amqps") or not url.host for url in urls):
+        return amqp_urls(broker.url.get_secret_value())
+    except ValueError as error:  # settings that were made without a check
         raise ConfigurationError(
-            "broker.url (RELAY_BROKER_URL) takes amqp:// or amqps:// URLs separated by commas,"
+            str(error)
+            or "broker.url (RELAY_BROKER_URL) takes amqp:// or amqps:// URLs separated by commas,"
             " like amqp://user:password@host:5672/vhost"
-        )
-    return urls
+        ) from None
 
 
 def place(url: URL) -> str:

@@ -10,6 +10,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
 from relay.errors import ConfigurationError
-from relay.keys import Key, all_keys, redacted, table_keys
+from relay.keys import Key, all_keys, table_keys
+from relay.secret import SecretFile, SecretSource, redacted
 from relay.settings import Settings
 
 PREFIX = "RELAY_"
@@ -125,12 +127,14 @@ def _from_secret_files(environ: Mapping[str, str]) -> Source:
         if not path:
             source.problems.append(f"variable {variable} is empty; it takes the path of a file")
             continue
+        origin = f"file {path} of {variable}"
         try:
-            text = Path(path).read_text(encoding="utf-8")
+            if key.is_secret:
+                source.put(key, SecretFile(path), origin)
+            else:
+                _put_text(source, key, Path(path).read_text(encoding="utf-8").rstrip("\r\n"), origin)
         except (OSError, UnicodeDecodeError) as error:
             source.problems.append(f"file {path} (variable {variable}) cannot be read: {_reason(error)}")
-        else:
-            _put_text(source, key, text.rstrip("\r\n"), f"file {path} of {variable}")
     return source
 
 
@@ -163,7 +167,21 @@ def _from_file(config: Path | None, environ: Mapping[str, str]) -> Source:
         return Source(problems=[f"file {path}{named_by} cannot be read: {_reason(error)}"])
     except tomllib.TOMLDecodeError as error:
         return Source(problems=[f"file {path}{named_by} is not TOML: {error}"])
-    return _from_tables(tables, f"file {path}")
+    source = _from_tables(tables, f"file {path}")
+    for key in all_keys():
+        if key.is_secret and isinstance(source.values.get(key.name), str):
+            source.values[key.name] = SecretSource(partial(_read_again, path, key), f"file {path}")
+    return source
+
+
+def _read_again(path: Path, key: Key) -> str:
+    """Return the value that the file has for the key now."""
+    value: Any = tomllib.loads(path.read_text(encoding="utf-8"))
+    for step in key.path:
+        value = value[step]
+    if not isinstance(value, str):
+        raise TypeError
+    return value
 
 
 def _from_tables(tables: Mapping[str, Any], origin: str) -> Source:

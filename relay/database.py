@@ -13,7 +13,9 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import TransactionStatus
 
 from relay.errors import ConfigurationError, DatabaseUnavailableError, DeadlineError
+from relay.secret import scrub
 from relay.settings import DatabaseSettings
+from relay.urls import libpq_parameters
 
 # A peer that died silently is noticed within about 10 s, whether we wait for it or are idle.
 KEEPALIVE = {
@@ -25,6 +27,7 @@ KEEPALIVE = {
 }
 
 CANCEL_TIMEOUT = 1.0  # seconds in which a server that lives cancels a statement
+SERVER_SAYS = re.compile(r"\w:  \S")
 
 BACKEND = "SELECT pg_backend_pid()"
 LOOKS = 5  # one would do in an idle pool; a busy one hands processes out in any order
@@ -64,7 +67,9 @@ class Host(NamedTuple):
 
 
 def conninfo(database: DatabaseSettings, *, last: Host | None = None, **overrides: Any) -> str:
-    """Give the libpq connection string with our deadlines, which the URL's own parameters override.
+    """Return the libpq connection string with our deadlines, which the URL's own parameters override.
+
+    The URL is asked for now: it may be read from a file that holds another password by now.
 
     Args:
         last: one of the URL's hosts, to be tried after all others.
@@ -72,12 +77,10 @@ def conninfo(database: DatabaseSettings, *, last: Host | None = None, **override
         ConfigurationError: libpq cannot read the URL.
     """
     try:
-        given = conninfo_to_dict(database.url.get_secret_value())
-    except psycopg.ProgrammingError:
-        # libpq quotes the URL in its message, password and all: not repeated here.
-        raise ConfigurationError(
-            "database.url (RELAY_DATABASE_URL) is no libpq URL; it takes postgresql://user:password@host:5432/database"
-        ) from None
+        given = libpq_parameters(database.url.get_secret_value())
+    except ValueError as error:
+        reason = str(error) or "it is no libpq URL; it takes postgresql://user:password@host:5432/database"
+        raise ConfigurationError(f"database.url (RELAY_DATABASE_URL): {reason}") from None
     hosts = _hosts(given)
     defaults: dict[str, Any] = {
         "connect_timeout": max(2, round(database.connect_timeout)),  # libpq takes no less
@@ -110,7 +113,7 @@ def connect(database: DatabaseSettings, **overrides: Any) -> psycopg.Connection:
     try:
         return psycopg.connect(conninfo(database, **overrides), autocommit=True)
     except psycopg.OperationalError as error:
-        raise DatabaseUnavailableError(one_line(error)) from error
+        raise DatabaseUnavailableError(one_line(error), is_refusal=is_refusal(error)) from error
 
 
 async def connect_async(database: DatabaseSettings, *, last: Host | None = None, **overrides: Any) -> "Connection":
@@ -124,7 +127,14 @@ async def connect_async(database: DatabaseSettings, *, last: Host | None = None,
     try:
         return await Connection.connect(conninfo(database, last=last, **overrides), autocommit=True)
     except psycopg.OperationalError as error:
-        raise DatabaseUnavailableError(one_line(error)) from error
+        raise DatabaseUnavailableError(one_line(error), is_refusal=is_refusal(error)) from error
+
+
+def is_refusal(error: psycopg.Error) -> bool:
+    """Whether a server answered a connection, and refused it: a wrong password, no such role or database."""
+    # libpq keeps the SQLSTATE of such an answer to itself, and its words depend on the server's language. But it puts
+    # two spaces behind the severity of what a server says ("FATAL:  password ..."), and behind nothing of its own.
+    return error.sqlstate is None and SERVER_SAYS.search(str(error)) is not None
 
 
 class Connection(psycopg.AsyncConnection):
@@ -217,8 +227,8 @@ def is_unreplicated(notice: psycopg.errors.Diagnostic) -> bool:
 
 
 def one_line(error: BaseException) -> str:
-    """Give libpq's words, which come on several lines, as one."""
-    return " ".join(str(error).split())
+    """Return libpq's words, which come on several lines, as one, without a password."""
+    return scrub(" ".join(str(error).split()))
 
 
 def kind_of_loss(error: BaseException) -> str:

@@ -4,11 +4,12 @@ OutboxError
   ConfigurationError      the relay was told something that cannot be
   UsageError              a command was asked for something that it does not do
   EventError              an event that the outbox would refuse (relay.outbox)
-  DatabaseUnavailableError
-    InboxUnavailableError
+  UnavailableError        no connection to a server
+    DatabaseUnavailableError
+      InboxUnavailableError
+    BrokerUnavailableError
   SchemaError             the database is reachable, but the tables are missing or behind
   AccessError             the server is reachable, but does not let this user do it
-  BrokerUnavailableError
   DeadlineError           no answer in time
   CommitUnknownError      committed on a primary that may have been replaced
   ListenError             the address for probes and metrics cannot be had
@@ -52,7 +53,19 @@ class EventError(OutboxError, ValueError):
     """The outbox would refuse this event; nothing was sent to the database."""
 
 
-class DatabaseUnavailableError(OutboxError):
+class UnavailableError(OutboxError):
+    """No connection to a server.
+
+    Attributes:
+        is_refusal: the server answered, and does not let us in. Waiting helps only if an operator does something.
+    """
+
+    def __init__(self, message: str, *, is_refusal: bool = False) -> None:
+        super().__init__(message)
+        self.is_refusal = is_refusal
+
+
+class DatabaseUnavailableError(UnavailableError):
     """No connection to PostgreSQL."""
 
 
@@ -68,7 +81,7 @@ class AccessError(OutboxError):
     """The server is reachable, but does not let this user do what was asked for."""
 
 
-class BrokerUnavailableError(OutboxError):
+class BrokerUnavailableError(UnavailableError):
     """No connection to RabbitMQ."""
 
 

@@ -13,6 +13,7 @@ from annotated_types import Ge, Le
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
+from relay.secret import redacted, scrub
 from relay.section import Section, Takes
 from relay.settings import Settings
 
@@ -24,10 +25,6 @@ UNFIXED_DEFAULTS = {
 }
 
 BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
-
-SECRET_PARAMETER = re.compile(
-    r"((?:^|[?&\s])[^=&?\s]*(?:pass|secret|token|scram)[^=&?\s]*\s*=\s*)('[^']*'|[^&\s]*)", re.I
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +64,6 @@ def table_keys(table: type[Section]) -> tuple[Key, ...]:
     return tuple(_key(name, field) for name, field in _fields(table))
 
 
-def redacted(url: str) -> str:
-    """Give a URL, or several with commas between, with `***` in place of every password.
-
-    Holds for what is no proper URL too: a value that cannot be read may still hold a password.
-    """
-    hidden = ",".join(_without_password(part) for part in re.split(r",(?=\s*amqps?://)", url))
-    return SECRET_PARAMETER.sub(r"\1***", hidden)
-
-
 def as_toml(value: object) -> str:
     """Write a setting's value as relay.toml would have it."""
     plain = as_json(value)
@@ -91,7 +79,7 @@ def as_json(value: object) -> object:
     """Give a setting's value as JSON would have it."""
     match value:
         case SecretStr():
-            return redacted(value.get_secret_value())
+            return scrub(redacted(value.get_secret_value()))
         case Enum():
             return value.value
         case Section():
@@ -179,14 +167,3 @@ def _fields(model: type[Section]) -> Iterator[tuple[str, FieldInfo]]:
 
 def _attributes(model: type[Section]) -> Iterator[tuple[str, str]]:
     return ((field.alias or name, name) for name, field in model.model_fields.items())
-
-
-def _without_password(url: str) -> str:
-    scheme, separator, rest = url.partition("://")
-    # To the last @ before the parameters: a password that was not percent-encoded may hold one, or a slash.
-    before, question, parameters = rest.partition("?")
-    user, at, hosts = before.rpartition("@")
-    if not separator or not at:
-        return url
-    name, colon, _ = user.partition(":")
-    return f"{scheme}://{name}{colon and ':***'}@{hosts}{question}{parameters}"

@@ -5,44 +5,36 @@ The text below a key is its description in docs/configuration.md and config/rela
 """
 
 import re
+from collections.abc import Callable
 from enum import StrEnum
 from socket import gethostname
 from typing import Annotated, Any, Literal
 
-from psycopg import ProgrammingError
-from psycopg.conninfo import conninfo_to_dict
 from pydantic import AfterValidator, Field, SecretStr, StringConstraints, ValidationInfo
-from yarl import URL
 
-from relay.broker_tls import require_known_parameters
 from relay.memory import memory_limit, window_within
+from relay.secret import SecretSource
 from relay.section import Section, ShortString, Takes, short
 from relay.topology_settings import TopologySettings
+from relay.urls import amqp_urls, libpq_parameters
 
 RETENTION = re.compile(r"([1-9]\d{0,4}) days?")
 LISTEN_HOST = re.compile(r"[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]")
 
 
 def _libpq_url(url: SecretStr) -> SecretStr:
-    try:
-        given = conninfo_to_dict(url.get_secret_value())
-    except ProgrammingError:
-        given = {}
-    if not given:  # libpq takes an empty string for "whatever listens on the local socket"
-        raise ValueError  # nothing to say: libpq's words repeat the URL, password and all
-    return url
+    return _readable(url, libpq_parameters)
 
 
 def _amqp_urls(urls: SecretStr) -> SecretStr:
-    if not all(url.strip().startswith(("amqp://", "amqps://")) for url in urls.get_secret_value().split(",")):
-        raise ValueError
-    for url in urls.get_secret_value().split(","):
-        try:
-            parsed = URL(url.strip())
-        except ValueError:  # whose words may repeat a password
-            raise ValueError from None
-        require_known_parameters(parsed)
-    return urls
+    return _readable(urls, amqp_urls)
+
+
+def _readable(url: SecretStr, read: Callable[[str], object]) -> SecretStr:
+    read(url.get_secret_value())
+    if isinstance(url, SecretSource):
+        url.accept_only(read)
+    return url
 
 
 def days_kept(retention: str) -> int | None:
@@ -147,7 +139,8 @@ class DatabaseSettings(Section):
     """`[database]`: where the outbox is."""
 
     url: DatabaseUrl = SecretStr("postgresql://localhost/postgres")
-    """PostgreSQL; several hosts are tried in turn, and libpq's parameters may follow the question mark"""
+    """PostgreSQL; several hosts are tried in turn, and libpq's parameters may follow the question mark; a file that
+    holds it is read again at each connection"""
     schema_name: Identifier = Field("outbox", alias="schema")
     """schema of the outbox tables"""
     connect_timeout: Seconds = 5.0
@@ -160,7 +153,8 @@ class BrokerSettings(Section):
     """`[broker]`: where the messages go."""
 
     url: BrokerUrl = SecretStr("amqp://guest:guest@localhost/")
-    """RabbitMQ; several URLs are tried in turn, and each address of a name; SIGHUP reads it anew"""
+    """RabbitMQ; several URLs are tried in turn, and each address of a name; a file that holds it is read again at each
+    connection and at SIGHUP"""
     exchange: ShortString = "outbox"
     """for rows that name no exchange and that no route takes"""
     declare: bool = True

@@ -4,10 +4,11 @@ import os
 import sys
 from collections.abc import Sequence
 
+import structlog
 from cyclopts import App, CycloptsError, Parameter
 
 from relay import __version__
-from relay.cli.printing import complain, show_traceback
+from relay.cli.printing import complain
 from relay.errors import (
     BrokerUnavailableError,
     ConfigurationError,
@@ -15,12 +16,17 @@ from relay.errors import (
     InboxUnavailableError,
     OutboxError,
     PartlyDoneError,
+    UnavailableError,
     UsageError,
     leaves,
 )
+from relay.observe.log import guard_stderr, is_json
+from relay.secret import remember_url
+
+log = structlog.get_logger(__name__)
 
 SHOW = "(`relay config show` tells where it was found)"
-REMEDIES = {
+REMEDIES: dict[type[UnavailableError], str] = {
     DatabaseUnavailableError: f"check the host, database, user and password in database.url {SHOW}",
     InboxUnavailableError: "check the host, database, user and password that it names",
     BrokerUnavailableError: f"check the host, virtual host, user and password in broker.url {SHOW}",
@@ -72,6 +78,7 @@ EXIT_CODES = "Exit codes: 0 done, 1 failed or not ready, 2 usage or configuratio
 
 def run_command(arguments: Sequence[str] | None) -> int:
     """Run one command and return its exit code; an error of ours is one line on stderr."""
+    _keep_secrets(sys.argv[1:] if arguments is None else arguments)
     try:
         code = _app()(arguments, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
@@ -86,6 +93,14 @@ def run_command(arguments: Sequence[str] | None) -> int:
     except (Exception, BaseExceptionGroup) as error:
         return _end(error)
     return code if isinstance(code, int) else 0
+
+
+def _keep_secrets(arguments: Sequence[str]) -> None:
+    """Let no error show a password: neither of an argument, such as a URL in the wrong place, nor in a traceback."""
+    for argument in arguments:
+        remember_url(argument)
+        remember_url(argument.partition("=")[2])
+    guard_stderr()
 
 
 def _app() -> App:
@@ -111,7 +126,7 @@ def _end(error: BaseException) -> int:
     if all(isinstance(each, OutboxError) for each in errors):
         return max(_explain(each) for each in errors)
     if not _is_logged(repr(error), 1, error):
-        show_traceback(error)
+        raise error
     return 1
 
 
@@ -123,7 +138,7 @@ def _explain(error: BaseException) -> int:
             code = 3
         case _:
             code = 1
-    remedy = REMEDIES.get(type(error)) if isinstance(error, OutboxError) else None
+    remedy = REMEDIES.get(type(error)) if isinstance(error, UnavailableError) else None
     for line in str(error).splitlines():
         words = f"{line.rstrip('.')}; {remedy}" if remedy else line
         if not _is_logged(words, code):
@@ -133,11 +148,7 @@ def _explain(error: BaseException) -> int:
 
 def _is_logged(words: str, code: int, bug: BaseException | None = None) -> bool:
     """Log the end of the command where stderr is a log of JSON; return whether it is one."""
-    observing = sys.modules.get("relay.observe.log")  # not loaded: the command has no log
-    if observing is None or not observing.is_json():
+    if not is_json():
         return False
-    import structlog  # noqa: PLC0415  (it takes longer to load than most commands to run)
-
-    log = structlog.get_logger(__name__)
     log.error("relay.failed", error=words, exit_code=code, exc_info=bug)
     return True

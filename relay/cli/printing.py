@@ -5,12 +5,12 @@ Whatever goes out here is printable: what strangers wrote cannot move the cursor
 
 import base64
 import sys
-import traceback
 from collections.abc import Iterable, Sequence
 
 import orjson
 
-from relay.observe.printable import printable, printable_json, printable_lines
+from relay.observe.printable import printable, printable_json
+from relay.secret import scrub
 
 Row = Sequence[object]
 
@@ -62,14 +62,8 @@ def aside(line: str) -> None:
 
 
 def complain(line: str) -> None:
-    """Print one line about what is wrong on stderr."""
-    sys.stderr.write(f"relay: {printable(' '.join(line.split()))}\n")
-    sys.stderr.flush()
-
-
-def show_traceback(error: BaseException) -> None:
-    """Print the traceback of a bug on stderr."""
-    sys.stderr.write(printable_lines("".join(traceback.format_exception(error))))
+    """Print one line about what is wrong on stderr, without a password."""
+    sys.stderr.write(f"relay: {printable(' '.join(scrub(line).split()))}\n")
     sys.stderr.flush()
 
 

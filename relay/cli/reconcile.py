@@ -9,7 +9,6 @@ from relay.cli.options import DatabaseOptions, InboxSchema, InboxUrl, MessageFil
 from relay.cli.printing import aside, complain, print_json
 from relay.cli.reconcile_drawing import print_report, shown_progress
 from relay.database import refuse_pooler
-from relay.keys import redacted
 from relay.operate.reconcile.inbox import Inbox
 from relay.operate.reconcile.interval import Interval
 from relay.operate.reconcile.run import Question
@@ -17,6 +16,7 @@ from relay.operate.reconcile.run import reconcile as compare
 from relay.operate.session import session
 from relay.replay.moment import parse_interval, parse_length
 from relay.replay.selection import Selection, now
+from relay.secret import redacted
 
 SCAN_TIMEOUT = 3600.0  # seconds for a statement: days of sent rows are read from end to end
 

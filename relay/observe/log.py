@@ -1,14 +1,19 @@
 """Set up the log: events for people on a terminal, else one JSON object a line; never a password."""
 
 import logging
+import re
 import sys
+import threading
+from collections.abc import Mapping
+from traceback import format_exception
+from types import TracebackType
 from typing import TextIO
 
 import structlog
 from structlog.types import EventDict, Processor, WrappedLogger
 
-from relay.keys import redacted
 from relay.observe.printable import printable, printable_lines
+from relay.secret import scrub
 from relay.settings import LogFormat, LogSettings
 
 # At debug and info the libraries tell every frame, payloads included.
@@ -19,6 +24,11 @@ LIBRARIES_FROM = logging.WARNING
 AMQP_LIBRARIES = {"aio_pika", "aiormq"}
 # Said at each try to connect, beside the exception that its caller gets: a line every few seconds of an outage.
 FAILED_TRY = "error when creating transport: %r"
+
+
+# What this code names itself: a password that is the word "relay" must not change the name of an event.
+OURS = frozenset({"level", "timestamp", "logger"})
+EVENT_NAME = re.compile(r"[a-z_]+(\.[a-z_]+)+")
 
 
 def set_up(settings: LogSettings, stream: TextIO | None = None) -> None:
@@ -67,6 +77,27 @@ def keep_libraries_quiet() -> None:
     """Let the AMQP libraries say nothing on stderr: the result of the command tells what went wrong."""
     for library in AMQP_LIBRARIES:
         logging.getLogger(library).addHandler(logging.NullHandler())
+
+
+def guard_stderr() -> None:
+    """Let no traceback show a password, or move a terminal's cursor, where no log is set up.
+
+    That is a traceback of the main thread, of another thread, or of a task that asyncio logs.
+    """
+    sys.excepthook = write_traceback
+    threading.excepthook = lambda end: write_traceback(end.exc_type, end.exc_value, end.exc_traceback)
+    if logging.lastResort is not None:  # for what asyncio logs of a task that failed
+        logging.lastResort.setFormatter(_WithoutPasswords())
+
+
+def write_traceback(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
+    """Print a traceback on stderr."""
+    sys.stderr.write(printable_lines(scrub("".join(format_exception(kind, error, trace)))))
+
+
+class _WithoutPasswords(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return printable_lines(scrub(super().format(record)))
 
 
 class _AmqpLibraries(logging.Filter):
@@ -121,11 +152,25 @@ def _final(style: LogFormat, output: TextIO) -> list[Processor]:
 
 
 def without_passwords(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """Take the password out of whatever URL got into a value; a net below the rule that none does."""
+    """Hide every known password, and the password of every URL; a net below the rule that no event holds one."""
     for name, value in event.items():
-        if isinstance(value, str) and "://" in value and "@" in value:
-            event[name] = " ".join(redacted(word) for word in value.split(" "))
+        if name not in OURS and not (name == "event" and EVENT_NAME.fullmatch(str(value))):
+            event[name] = _without_passwords(value)
     return event
+
+
+def _without_passwords(value: object) -> object:
+    match value:
+        case None | bool() | int() | float():
+            return value
+        case str():
+            return scrub(value)
+        case Mapping():
+            return {key: _without_passwords(each) for key, each in value.items()}
+        case list() | tuple() | set() | frozenset():
+            return [_without_passwords(each) for each in value]
+        case _:
+            return scrub(repr(value))  # as both renderers have it
 
 
 class _Shown:

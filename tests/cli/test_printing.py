@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.cli.drawing import draw_checklist
-from relay.cli.printing import aside, complain, print_json, print_lines, print_pairs, print_table, say, show_traceback
+from relay.cli.printing import aside, complain, print_json, print_lines, print_pairs, print_table, say
 from relay.doctor.finding import Verdict
+from relay.observe.log import write_traceback
 from relay.observe.printable import printable, printable_json, printable_lines
 from tests.observe.test_log import TERMINAL, Terminal
 
@@ -24,7 +25,7 @@ WAYS: dict[str, Callable[[str], None]] = {
     "pairs": lambda text: print_pairs([("name", text)]),
     "json": lambda text: print_json({"name": text.replace("\ud800", ""), "key": [text.replace("\ud800", "")]}),
     "checklist": lambda text: draw_checklist("relay doctor", [(Verdict.FAILED, "check", text, text)]),
-    "traceback": lambda text: show_traceback(RuntimeError(text)),
+    "traceback": lambda text: write_traceback(RuntimeError, RuntimeError(text), None),
 }
 
 

@@ -1,0 +1,204 @@
+"""No command shows a password, whole or in part, whatever characters it has and whatever the servers do."""
+
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from cyclopts import App
+from psycopg.conninfo import make_conninfo
+
+from relay.cli.command import _app
+from tests.cli.command import Command, Result
+from tests.support.postgres import PostgresServer
+from tests.support.process import free_port
+from tests.support.rabbitmq import RabbitServer
+
+BEFORE, BEHIND = "Kx7qW", "Zp4w9"  # neither is in any message
+SPECIAL = "?/@:#%[],'\" \\&=+"
+PRINTABLE = "".join(map(chr, range(32, 127)))
+PASSWORDS = [
+    PRINTABLE,
+    *(f"{char}{BEFORE}{char}{BEHIND}" for char in SPECIAL),
+    f"{BEFORE}%41{BEHIND}",
+    f"1234/{BEHIND}",
+]
+every_password = pytest.mark.parametrize("password", PASSWORDS, ids=range(len(PASSWORDS)))
+every_printable = pytest.mark.parametrize("password", [PRINTABLE], ids=["printable"])
+
+# Each with what it needs to come as far as the servers.
+COMMANDS = [
+    ["status"],
+    ["status", "--output", "json"],
+    ["doctor"],
+    ["doctor", "--output", "json"],
+    ["migrate"],
+    ["migrate", "--check"],
+    ["parked", "list"],
+    ["parked", "show", "1"],
+    ["parked", "retry", "--all"],
+    ["parked", "discard", "--all"],
+    ["dead-letters", "list", "billing.dead"],
+    ["dead-letters", "show", "billing.dead", "1"],
+    ["dead-letters", "retry", "billing.dead", "--all", "--why", "test"],
+    ["dead-letters", "discard", "billing.dead", "--all", "--why", "test", "--yes"],
+    ["dead-letters", "export", "billing.dead", "letters.jsonl"],
+    ["pool", "run"],
+    ["pool", "status"],
+    ["replay", "--all"],
+    ["replay", "list"],
+    ["replay", "show", "1"],
+    ["replay", "cancel", "1"],
+    ["reconcile", "--since", "1h"],
+    ["topology", "apply"],
+    ["topology", "show"],
+    ["retention", "--dry-run"],
+    ["config", "show"],
+    ["config", "show", "--output", "json"],
+    ["config", "example"],
+    ["healthcheck"],
+]
+every_command = pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
+
+
+def raw(password: str, database: str, broker: str) -> tuple[str, str]:
+    return f"postgresql://app:{password}@{database}/d", f"amqp://app:{password}@{broker}/"
+
+
+def encoded(password: str, database: str, broker: str) -> tuple[str, str]:
+    return raw(quote(password, safe=""), database, broker)
+
+
+def as_parameter(password: str, database: str, broker: str) -> tuple[str, str]:
+    database_url = f"postgresql://app@{database}/d?password={quote(password, safe='')}"
+    return database_url, encoded(password, database, broker)[1]
+
+
+def as_words(password: str, database: str, broker: str) -> tuple[str, str]:
+    host, port = database.split(":")
+    url = make_conninfo(host=host, port=port, user="app", dbname="d", password=password)
+    return url, encoded(password, database, broker)[1]
+
+
+def of_several_hosts(password: str, database: str, broker: str) -> tuple[str, str]:
+    code = quote(password, safe="").lower()
+    url = f"postgresql://app:{code}@{database},{database}/d"
+    return url, f"amqp://app:{code}@{broker}/,amqp://other:{code}@{broker}/"
+
+
+every_way = pytest.mark.parametrize("way", [raw, encoded, as_parameter, as_words, of_several_hosts])
+
+
+def assert_no_leak(result: Result, password: str) -> None:
+    shown = result.out + result.err
+    assert "Traceback" not in shown, shown
+    if password == PRINTABLE:  # of which no piece may be shown either
+        pieces = {PRINTABLE[at : at + 6] for at in range(len(PRINTABLE) - 5)}
+    else:
+        pieces = {BEFORE, BEHIND, BEFORE.lower(), BEHIND.lower()}
+    pieces |= {quote(piece, safe="") for piece in pieces}
+    pieces |= {json.dumps(piece)[1:-1] for piece in pieces} | {repr(piece)[1:-1] for piece in pieces}
+    assert [piece for piece in pieces if piece in shown] == []
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """A place that takes connections, and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_the_commands_here_are_all_that_there_are() -> None:
+    def leaves(app: App, *path: str) -> Iterator[tuple[str, ...]]:
+        below = [name for name in app if not name.startswith("-")]
+        if not below or app.default_command is not None:
+            yield path
+        for name in below:
+            yield from leaves(app[name], *path, name)
+
+    tried = {tuple(word for word in arguments[:2]) for arguments in COMMANDS}
+    assert not {
+        leaf for leaf in leaves(_app()) if leaf != ("run",) and leaf not in tried | {each[:1] for each in tried}
+    }
+
+
+@every_printable
+@every_command
+def test_no_command_shows_it_when_the_servers_refuse(
+    arguments: list[str], password: str, tmp_path: Path, postgres: PostgresServer, rabbitmq: RabbitServer
+) -> None:
+    database, broker = encoded(password, f"127.0.0.1:{postgres.port}", f"127.0.0.1:{rabbitmq.port}")
+
+    assert_no_leak(run(tmp_path, arguments, database, broker), password)
+
+
+@every_printable
+@every_command
+def test_no_command_shows_it_when_the_servers_are_away(arguments: list[str], password: str, tmp_path: Path) -> None:
+    database, broker = encoded(password, f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}")
+
+    assert_no_leak(run(tmp_path, arguments, database, broker), password)
+
+
+@every_printable
+@pytest.mark.parametrize("arguments", [["status"], ["topology", "apply"]], ids=" ".join)
+def test_no_command_shows_it_when_the_servers_do_not_answer(
+    arguments: list[str], password: str, tmp_path: Path, silent: str
+) -> None:
+    assert_no_leak(run(tmp_path, arguments, *encoded(password, silent, silent)), password)
+
+
+@every_password
+@every_way
+@pytest.mark.parametrize("arguments", [["config", "show"], ["status"]], ids=" ".join)
+def test_no_character_brings_it_to_light(arguments: list[str], way: Any, password: str, tmp_path: Path) -> None:
+    database, broker = way(password, f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}")
+
+    assert_no_leak(run(tmp_path, arguments, database, broker), password)
+
+
+@every_password
+@pytest.mark.parametrize("way", [raw, as_words])
+def test_an_argument_in_the_wrong_place_is_not_repeated(way: Any, password: str, tmp_path: Path) -> None:
+    relay = Command(tmp_path)
+    for url in way(password, "h:1", "h:1"):
+        for arguments in (["status", url], ["status", f"--databse-url={url}"], [url], ["parked", "show", url]):
+            result = relay(*arguments, RELAY_DATABASE_URL="")
+            assert result.code == 2
+            assert_no_leak(result, password)
+
+
+@every_printable
+@pytest.mark.parametrize(("kind", "level"), [("refused", "debug"), ("away", "info")])
+def test_a_relay_logs_it_nowhere(
+    kind: str, level: str, password: str, tmp_path: Path, postgres: PostgresServer, rabbitmq: RabbitServer
+) -> None:
+    ports = (postgres.port, rabbitmq.port) if kind == "refused" else (free_port(), free_port())
+    database, broker = encoded(password, *(f"127.0.0.1:{port}" for port in ports))
+    relay = Command(
+        tmp_path,
+        RELAY_DATABASE_URL=database,
+        RELAY_BROKER_URL=broker,
+        RELAY_RELAY__START_TIMEOUT="1",
+        RELAY_LOG__LEVEL=level,
+    )
+
+    result = relay.process("run")
+
+    assert result.code == 1
+    assert "degraded" in result.err
+    assert_no_leak(result, password)
+
+
+def run(folder: Path, arguments: list[str], database: str, broker: str) -> Result:
+    relay = Command(
+        folder,
+        RELAY_DATABASE_URL=database,
+        RELAY_BROKER_URL=broker,
+        RELAY_DATABASE__CONNECT_TIMEOUT="2",
+        RELAY_BROKER__CONNECT_TIMEOUT="1",
+    )
+    return relay(*arguments)
