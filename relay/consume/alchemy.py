@@ -21,7 +21,7 @@ from relay.consume.admission import Admission
 from relay.consume.handlers import Handlers
 from relay.consume.inbox import Inbox
 from relay.consume.transactions import AsyncTransactions, ThreadTransactions
-from relay.database import one_line
+from relay.database import is_refusal, one_line
 from relay.errors import ConfigurationError, DatabaseUnavailableError
 
 # A session's commit() releases a savepoint, and its rollback(), also that after a failed flush, goes back to it.
@@ -184,5 +184,6 @@ class AlchemyThread(ThreadTransactions):
 
 
 def _unavailable(error: Exception) -> DatabaseUnavailableError:
-    words = one_line(error.orig if isinstance(error, DBAPIError) and error.orig else error)
-    return DatabaseUnavailableError(words or "no answer")
+    cause = error.orig if isinstance(error, DBAPIError) and error.orig else error
+    is_refused = isinstance(cause, psycopg.Error) and is_refusal(cause)
+    return DatabaseUnavailableError(one_line(cause) or "no answer", is_refusal=is_refused)

@@ -149,7 +149,8 @@ class Consumer:
         """Say what keeps it from its work at this moment, by part ("broker", "database", ...); nothing when it can."""
         setup, connection = self.setup, self._connection
         told = {
-            "broker": self._unready or (connection and (connection.loss or connection.hindrance)),
+            "broker": setup.refusals.words("broker", self._unready)
+            or (connection and (connection.loss or connection.hindrance)),
             "database": setup.outages.reason,
             "overload": setup.gate.reason,
             "delivery": setup.stalls.reason,
@@ -171,6 +172,7 @@ class Consumer:
             paused=setup.gate.reason is not None,
             counters=setup.counters.copy(),
             steps=setup.judge.steps,
+            refused_seconds=setup.refusals.seconds,
         )
 
     async def ready_count(self) -> int | None:
@@ -239,6 +241,7 @@ class Consumer:
     def _tell_ready(self) -> None:
         self._was_ready, self._unready, self._failures = True, "", 0
         setup = self.setup
+        setup.refusals.clear("broker")
         log.info("consumer.ready", queue=self.queue, prefetch=setup.prefetch, concurrency=setup.concurrency)
 
     async def _wait_for_broker(self, error: Exception) -> None:
@@ -246,6 +249,8 @@ class Consumer:
         if self._failures == 1:
             self.setup.counters.broker_losses[kind_of_end(error.__cause__)] += 1
         self._unready = words(error)
+        is_refusal = isinstance(error, BrokerUnavailableError) and error.is_refusal
+        self.setup.refusals.note("broker", self._unready, is_refusal=is_refusal)
         wait = self.setup.backoff.seconds(self._failures)
         log.warning("broker.lost", attempts=self._failures, retry_in_s=round(wait, 3), error=self._unready)
         await first(self.setup.stop.wait(), within=wait)

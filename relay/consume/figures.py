@@ -1,6 +1,6 @@
 """What a consumer knows of itself, for whoever asks."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from relay.consume.counters import Counters
@@ -17,3 +17,4 @@ class Figures:
     paused: bool
     counters: Counters  # a copy
     steps: Sequence[float]  # of its retries, in seconds
+    refused_seconds: Mapping[str, float]  # by end; 0 while it does not refuse us

@@ -11,6 +11,8 @@ from relay.backoff import Backoff, wait_for_event
 from relay.consume.counters import Counters
 from relay.consume.failures import cause_of
 from relay.database import kind_of_loss, one_line
+from relay.errors import UnavailableError
+from relay.refusal import Refusals
 
 log = structlog.get_logger("relay.consume")
 
@@ -21,6 +23,7 @@ class Outages:
 
     backoff: Backoff
     counters: Counters
+    refusals: Refusals
     waiting: dict["Outage", str] = field(default_factory=dict)
 
     def begin(self) -> "Outage":
@@ -30,7 +33,8 @@ class Outages:
     @property
     def reason(self) -> str | None:
         """Why one of them waits; None: none does."""
-        return next(iter(self.waiting.values()), None)
+        reason = next(iter(self.waiting.values()), None)
+        return reason and self.refusals.words("database", reason)
 
 
 @dataclass(slots=True, eq=False)
@@ -54,6 +58,8 @@ class Outage:
         if self.failures == 1:
             self.outages.counters.database_losses[kind_of_loss(cause_of(error.__cause__ or error))] += 1
         reason = self.outages.waiting[self] = one_line(error) or type(error).__name__
+        is_refusal = isinstance(error, UnavailableError) and error.is_refusal
+        self.outages.refusals.note("database", reason, is_refusal=is_refusal)
         wait = self.outages.backoff.seconds(self.failures)
         log.warning("database.lost", attempts=self.failures, retry_in_s=round(wait, 3), error=reason)
         await wait_for_event(stopping, wait)
@@ -62,3 +68,5 @@ class Outage:
         """It works again."""
         self.failures = 0
         self.outages.waiting.pop(self, None)
+        if not self.outages.waiting:
+            self.outages.refusals.clear("database")

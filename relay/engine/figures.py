@@ -28,3 +28,4 @@ class Figures:
     database_losses: Mapping[str, int]  # by reason
     broker_losses: Mapping[str, int]
     blocked_seconds: float
+    refused_seconds: Mapping[str, float]  # by end; 0 while it does not refuse us

@@ -4,8 +4,11 @@ import time
 
 import structlog
 
+from relay.refusal import Refusals
+
 log = structlog.get_logger(__name__)
 
+REFUSED_AFTER = 5.0  # seconds, for what has no `relay.stall_after`
 TOLD_REASONS = 20  # remembered a part: a reason with a changing number in it must not fill the memory of a long outage
 
 # Some messages wait there while the others go out: a reason to look, none to take the node for unable.
@@ -13,9 +16,16 @@ PARTIAL = frozenset({"queues", "routes"})
 
 
 class Health:
-    """Reasons by part ("broker", "database", ...); none of them: all is well."""
+    """Reasons by part ("broker", "database", ...); none of them: all is well.
 
-    def __init__(self) -> None:
+    Args:
+        refused_after: seconds of refused connections after which the reason says so.
+    Attributes:
+        refusals: for how long each end has refused us.
+    """
+
+    def __init__(self, refused_after: float = REFUSED_AFTER) -> None:
+        self.refusals = Refusals(refused_after)
         self._reasons: dict[str, str] = {}
         self._expected: dict[str, str] = {}
         self._told: dict[str, list[str]] = {}
@@ -26,8 +36,13 @@ class Health:
         """A part is not there yet, and nothing is wrong so far."""
         self._expected[part] = reason
 
-    def degrade(self, part: str, reason: str, **more: object) -> None:
-        """A part does not work; each reason is logged once, with `more`, until the part works again."""
+    def degrade(self, part: str, reason: str, *, is_refusal: bool = False, **more: object) -> None:
+        """A part does not work; each reason is logged once, with `more`, until the part works again.
+
+        Args:
+            is_refusal: the server answered, and did not let us in.
+        """
+        self.refusals.note(part, reason, is_refusal=is_refusal)
         self._reasons[part] = reason
         self._since.setdefault(part, time.monotonic())
         told = self._told.setdefault(part, [])
@@ -40,6 +55,7 @@ class Health:
         self._expected.pop(part, None)
         self._told.pop(part, None)
         self._since.pop(part, None)
+        self.refusals.clear(part)
         if self._reasons.pop(part, None) is not None:
             log.info(f"{part}.healed")
 
@@ -63,7 +79,7 @@ class Health:
     @property
     def hindrances(self) -> dict[str, str]:
         """What keeps us from delivering at this moment, by part; with what is only expected yet."""
-        whole = {part: reason for part, reason in self._reasons.items() if part not in PARTIAL}
+        whole = {part: reason for part, reason in self._worded.items() if part not in PARTIAL}
         return self._expected | whole | self._stall
 
     @property
@@ -76,7 +92,11 @@ class Health:
 
     @property
     def reasons(self) -> list[str]:
-        return [f"{part}: {reason}" for part, reason in sorted((self._reasons | self._stall).items())]
+        return [f"{part}: {reason}" for part, reason in sorted((self._worded | self._stall).items())]
+
+    @property
+    def _worded(self) -> dict[str, str]:
+        return {part: self.refusals.words(part, reason) for part, reason in self._reasons.items()}
 
     @property
     def _stall(self) -> dict[str, str]:

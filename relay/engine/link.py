@@ -150,7 +150,7 @@ class Link:
             try:
                 connection = await broker.connect(chosen, f"relay {self._settings.relay.node}", after=lost)
             except BrokerUnavailableError as error:
-                reason = str(error)
+                reason, is_refusal = str(error), error.is_refusal
             else:
                 connected_at = loop.time()
                 if self._broker is not chosen:
@@ -159,13 +159,13 @@ class Link:
                 if end is None:
                     lost = None
                     continue
-                lost, reason = connection, end
+                lost, reason, is_refusal = connection, end, False
                 if self._confirmed or loop.time() - connected_at >= HELD_AFTER:
                     failures = 0
             if not self.up.is_set() and loop.time() >= give_up_at:
-                raise BrokerUnavailableError(reason)
+                raise BrokerUnavailableError(reason, is_refusal=is_refusal)
             waits = {} if self.up.is_set() or isinf(give_up_at) else {"gives_up_in_s": round(give_up_at - loop.time())}
-            self._health.degrade("broker", reason, **waits)
+            self._health.degrade("broker", reason, is_refusal=is_refusal, **waits)
             failures += 1
             await asyncio.sleep(backoff(failures, RECONNECT_INITIAL, RECONNECT_MAX))
 

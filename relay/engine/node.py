@@ -123,7 +123,7 @@ class Node:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._health = Health()
+        self._health = Health(settings.relay.stall_after)
         for part in ("database", "broker"):
             self._health.expect(part, "not connected yet")
         self._health.expect("lanes", NO_LANES)
@@ -169,6 +169,7 @@ class Node:
             database_losses=self._losses,
             broker_losses=self._link.reconnects,
             blocked_seconds=self._link.blocked_seconds,
+            refused_seconds=self._health.refusals.seconds,
         )
 
     def hindrances(self) -> dict[str, str]:
@@ -235,7 +236,7 @@ class Node:
                 if not self._ready and loop.time() >= give_up_at:
                     raise
                 waits = {} if self._ready else {"gives_up_in_s": round(give_up_at - loop.time())}
-                self._health.degrade("database", str(error), **waits)
+                self._health.degrade("database", str(error), is_refusal=error.is_refusal, **waits)
                 failures += 1
                 await wait_for_event(self.drain, backoff(failures, RECONNECT_INITIAL, RECONNECT_MAX))
                 continue

@@ -6,7 +6,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from relay.consume.failures import Reason
 from relay.consume.figures import Figures
-from relay.http.metrics import counted, histogram, reconnects
+from relay.http.metrics import counted, histogram, reconnects, refused
 
 
 def metrics(consumer: Figures, waiting: int | None) -> Iterator[Metric]:
@@ -43,6 +43,7 @@ def metrics(consumer: Figures, waiting: int | None) -> Iterator[Metric]:
     dead = [(reason.value, counters.dead_letters[reason]) for reason in Reason]
     yield counted("outbox_consumer_dead_letters", "Messages that were given up", "reason", dead, **labels)
     yield reconnects("outbox_consumer_reconnects", counters.broker_losses, counters.database_losses, **labels)
+    yield refused("outbox_consumer_connection_refused_seconds", consumer.refused_seconds, **labels)
     yield histogram(
         "outbox_consumer_process_duration_seconds", "Transactions, handlers included", counters.times, **labels
     )

@@ -29,6 +29,16 @@ def reconnects(name: str, broker: Mapping[str, int], database: Mapping[str, int]
     return lost
 
 
+def refused(name: str, seconds: Mapping[str, float], **labels: str) -> Metric:
+    """Return for how long each end has refused our connections."""
+    family = GaugeMetricFamily(
+        name, "For how long this end has refused every connection; 0 when it does not", labels=[*labels, "end"]
+    )
+    for end, number in seconds.items():
+        family.add_metric([*labels.values(), end], number)
+    return family
+
+
 def counted(name: str, about: str, label: str, numbers: Iterable[tuple[str, int]], **labels: str) -> Metric:
     family = CounterMetricFamily(name, about, labels=[*labels, label])
     for value, number in numbers:
@@ -69,6 +79,7 @@ def _outcomes(node: Figures) -> Iterator[Metric]:
 
 def _troubles(node: Figures) -> Iterator[Metric]:
     yield reconnects("outbox_reconnects", node.broker_losses, node.database_losses)
+    yield refused("outbox_connection_refused_seconds", node.refused_seconds)
     yield CounterMetricFamily(
         "outbox_broker_blocked_seconds", "For how long the broker has blocked this relay", node.blocked_seconds
     )

@@ -63,7 +63,7 @@ class DurablePublisher:
             self._settings = self._settings.model_copy(update={"database": buffer})
         self._file = None if isinstance(buffer, DatabaseSettings) else Path(buffer)
         self._embedded = embedded
-        self._health = Health()
+        self._health = Health(relay.stall_after)
         self._buffer: Buffer | None = None
         self._course: Course | None = None
         self._running: AbstractAsyncContextManager[None] | None = None

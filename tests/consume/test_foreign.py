@@ -21,6 +21,7 @@ from relay.consume.counters import Counters
 from relay.consume.message import read_delivery
 from relay.consume.outages import Outages
 from relay.consume.session import Session
+from relay.refusal import Refusals
 from relay.settings import BrokerSettings
 from tests.consume.effects import QUICK, SEVERAL_MINUTES, SOON, Queue, Stumbling, Table, count, running
 from tests.consume.test_dead_letters import ORDERS
@@ -223,7 +224,7 @@ async def test_a_held_message_that_cannot_be_read_is_put_off_and_told(
 
 
 async def test_a_value_that_the_database_cannot_hold_is_no_outage(inbox: Inbox) -> None:
-    session = Session(inbox, Outages(QUICK, Counters()))
+    session = Session(inbox, Outages(QUICK, Counters(), Refusals(5.0)))
     try:
         with pytest.raises(psycopg.DataError):
             await session.run(SQL("SELECT %(text)s::text").format(), {"text": "a\0b"})

@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,10 +67,10 @@ StartRelay = Callable[..., RelayProcess]
 
 @pytest.fixture
 def start_relay(tmp_path: Path, settings: Settings) -> Iterator[StartRelay]:
-    """`start_relay(RELAY_BROKER_URL=...)` starts the installed command with these variables."""
+    """`start_relay(RELAY_BROKER_URL=...)` starts the installed command with these variables, and without some."""
     started: list[Process] = []
 
-    def start(**variables: str) -> RelayProcess:
+    def start(*, without: Sequence[str] = (), **variables: str) -> RelayProcess:
         address = f"127.0.0.1:{free_port()}"
         environment = {name: value for name, value in os.environ.items() if not name.startswith("RELAY_")}
         environment |= {
@@ -79,6 +79,7 @@ def start_relay(tmp_path: Path, settings: Settings) -> Iterator[StartRelay]:
             "RELAY_HTTP__LISTEN": address,
             **variables,
         }
+        environment = {name: value for name, value in environment.items() if name not in without}
         log = tmp_path / f"relay-{len(started)}.log"
         process = Process([RELAY, "run"], log=log, environment=environment, folder=tmp_path)
         started.append(process)

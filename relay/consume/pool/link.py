@@ -9,6 +9,7 @@ from aiormq.exceptions import AMQPError
 from relay.broker import Connection, answer_within, connect, is_told_to_end, words
 from relay.consume.depth import ready_count
 from relay.errors import BrokerUnavailableError
+from relay.refusal import Refusals
 from relay.settings import BrokerSettings
 
 log = structlog.get_logger("relay.consume")
@@ -17,7 +18,9 @@ log = structlog.get_logger("relay.consume")
 class Link:
     """Opened when it is needed, and anew when it was lost."""
 
-    def __init__(self, broker: BrokerSettings, name: str) -> None:
+    def __init__(self, broker: BrokerSettings, name: str, refusals: Refusals) -> None:
+        self._refusals = refusals
+        self._refusal = ""  # the broker's last one; empty once it has let us in
         self._broker = broker
         self._name = name
         self._connection: Connection | None = None
@@ -27,6 +30,8 @@ class Link:
     @property
     def hindrance(self) -> str | None:
         """Why nothing goes through; None: nothing is known to be wrong."""
+        if self._refusal:
+            return self._refusals.words("broker", self._refusal)
         if self._connection is None:
             return "not connected yet"
         return self._connection.loss or self._connection.hindrance
@@ -39,7 +44,7 @@ class Link:
                 if connection is not None and connection is not self._mourned:
                     log.warning("broker.lost", error=connection.loss)
                     self._mourned = connection
-                connection = self._connection = await connect(self._broker, self._name, after=connection)
+                connection = self._connection = await self._open(connection)
         try:
             async with answer_within("open a channel", self._broker.connect_timeout):
                 opened = await connection.channel(publisher_confirms=False)
@@ -49,6 +54,17 @@ class Link:
             if is_told_to_end():
                 raise
             raise BrokerUnavailableError(connection.loss or words(error)) from error
+
+    async def _open(self, lost: Connection | None) -> Connection:
+        try:
+            connection = await connect(self._broker, self._name, after=lost)
+        except BrokerUnavailableError as error:
+            self._refusal = str(error) if error.is_refusal else ""
+            self._refusals.note("broker", str(error), is_refusal=error.is_refusal)
+            raise
+        self._refusal = ""
+        self._refusals.clear("broker")
+        return connection
 
     async def ready_count(self, queue: str) -> int | None:
         """Tell how many messages of a queue are with nobody; None: nobody knows."""

@@ -106,11 +106,11 @@ class PartitionedConsumer:
         self._on_revoked = on_revoked
         self._interval = check_in_timeout / CHECK_INS
         # Whoever comes back late from an outage is taken for dead.
-        self._outages = Outages(Backoff(self._interval, 2 * self._interval), self._setup.counters)
+        self._outages = Outages(Backoff(self._interval, 2 * self._interval), self._setup.counters, self._setup.refusals)
         self._session = Session(inbox, self._outages)  # not the one for whose turn a partition's statements wait
         self._check_in = CheckIn(inbox, self._session, queue=queue, member=self.member, timeout=check_in_timeout)
         self._touch = Touch(check_in_timeout)
-        self._link = Link(broker, f"outbox-consumer {inbox.consumer_name} {self.member}")
+        self._link = Link(broker, f"outbox-consumer {inbox.consumer_name} {self.member}", self._setup.refusals)
         self._holdings: dict[int, Holding] = {}
         self._ended = Counters()  # of holdings that are no more
         self._changed = asyncio.Event()
@@ -141,6 +141,7 @@ class PartitionedConsumer:
             paused=self._setup.gate.reason is not None,
             counters=self.counters,
             steps=self._setup.judge.steps,
+            refused_seconds=self._setup.refusals.seconds,
         )
 
     async def ready_count(self) -> int | None:

@@ -1,0 +1,53 @@
+"""How long a server has refused us, for what tells it: a probe, a metric, a log event."""
+
+import time
+from collections.abc import Mapping
+
+import structlog
+
+log = structlog.get_logger(__name__)
+
+
+class Refusals:
+    """Since when each end ("broker", "database") has answered and refused the connection.
+
+    Args:
+        tell_after: seconds of refusals after which an operator must act.
+    """
+
+    def __init__(self, tell_after: float) -> None:
+        self._tell_after = tell_after
+        self._since: dict[str, float] = {}
+        self._told: set[str] = set()
+
+    def note(self, end: str, reason: str, *, is_refusal: bool) -> None:
+        """Take note of a connection that failed; one that failed in another way ends the refusals."""
+        if not is_refusal:
+            self.clear(end)
+            return
+        self._since.setdefault(end, time.monotonic())
+        if self._is_long(end) and end not in self._told:
+            self._told.add(end)
+            seconds = round(self.seconds[end], 1)
+            if end == "database":
+                log.error("database.refused", reason=reason, seconds=seconds)
+            else:
+                log.error("broker.refused", reason=reason, seconds=seconds)
+
+    def clear(self, end: str) -> None:
+        """The end does not refuse us."""
+        self._since.pop(end, None)
+        self._told.discard(end)
+
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """For how long each end has refused us; 0 when it does not."""
+        now = time.monotonic()
+        return {end: now - self._since.get(end, now) for end in ("broker", "database")}
+
+    def words(self, end: str, reason: str) -> str:
+        """Return the reason; after `tell_after` it says for how long the server has refused us."""
+        return f"refused for {self.seconds[end]:.0f} s: {reason}" if self._is_long(end) else reason
+
+    def _is_long(self, end: str) -> bool:
+        return end in self._since and self.seconds[end] >= self._tell_after
