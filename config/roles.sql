@@ -31,6 +31,10 @@ END $$;
 GRANT USAGE ON SCHEMA outbox
     TO outbox_writer, outbox_publisher, outbox_spark, outbox_relay, outbox_retention, outbox_archive, outbox_consumer;
 
+-- These functions run with the rights of the tables' owner. `pg_restore --no-acl` makes them again for everybody.
+REVOKE EXECUTE ON FUNCTION outbox.ensure_sent_days(date, integer), outbox.ensure_inbox_days(date, integer),
+    outbox.drop_sent_day(date, boolean, boolean), outbox.drop_inbox_day(date, boolean) FROM PUBLIC;
+
 -- Writers: new rows, and these are pending, since `state` and what the relay writes are not theirs to name.
 GRANT INSERT (
     message_id, aggregate_type, aggregate_id, event_type, exchange, routing_key, headers, content_type,

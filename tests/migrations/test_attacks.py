@@ -158,9 +158,13 @@ def test_a_function_of_the_owner_runs_nothing_that_its_caller_has_made(
     connection.execute("DISCARD TEMP; DROP SCHEMA attic CASCADE")
 
 
+@pytest.mark.parametrize("is_restored", [False, True])
 def test_every_function_of_the_owner_has_its_own_search_path_and_is_for_nobody_but_by_grant(
-    connection: Connection,
+    connection: Connection, is_restored: bool
 ) -> None:
+    if is_restored:  # by pg_restore --no-acl, which gives every function to everybody
+        connection.execute("GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA outbox TO PUBLIC")
+        connection.execute(SCRIPT.read_bytes())
     query = """
         SELECT proname FROM pg_proc
         WHERE pronamespace = 'outbox'::regnamespace AND prosecdef AND (
