@@ -30,6 +30,9 @@ READ_FOREIGN = """
     WHERE relkind IN ('r', 'p', 'v', 'm', 'f') AND relname <> ALL (%(tables)s)
         AND relname !~ '^(message_sent|processed_message)_[0-9]{8}$'
     UNION ALL
+    SELECT 'table ' || relname || ' (an earlier release began to drop this day: DROP TABLE ends that)' FROM relation
+    WHERE obj_description(oid, 'pg_class') = 'outbox retention drops this day'
+    UNION ALL
     SELECT 'function ' || oid::regprocedure FROM pg_proc
     WHERE pronamespace = to_regnamespace(quote_ident(%(schema)s)) AND proname <> ALL (%(functions)s)
     UNION ALL

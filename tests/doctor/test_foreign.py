@@ -66,6 +66,13 @@ def test_a_migrated_schema_has_what_the_lists_say(database: psycopg.Connection, 
         ("CREATE RULE steal AS ON INSERT TO outbox.batch DO INSTEAD NOTHING", "rule steal ON batch"),
         ("CREATE POLICY steal ON outbox.batch USING (true)", "policy steal ON batch"),
         ("CREATE VIEW outbox.steal AS SELECT 1", "table or view steal"),
+        (
+            """
+            CREATE TABLE outbox.message_sent_20200101 ();
+            COMMENT ON TABLE outbox.message_sent_20200101 IS 'outbox retention drops this day'
+            """,
+            "table message_sent_20200101 (an earlier release began to drop this day",
+        ),
         ("CREATE FUNCTION outbox.steal() RETURNS integer LANGUAGE sql AS 'SELECT 1'", "function outbox.steal()"),
     ],
 )
