@@ -29,9 +29,14 @@ class Authority:
         signs = ["-addext", "basicConstraints=critical,CA:TRUE", "-addext", "keyUsage=critical,keyCertSign,cRLSign"]
         run(["openssl", "req", "-x509", "-nodes", *EC, "-subj", f"/CN={name}", *signs, *self._files(name)])
 
-    def issue(self, name: str, *, passphrase: str | None = None) -> Certificate:
-        """Sign one for this DNS name; it serves servers and clients. The key is encrypted if there is a passphrase."""
-        usage = ["-addext", f"subjectAltName=DNS:{name}", "-addext", "basicConstraints=critical,CA:FALSE"]
+    def issue(self, *names: str, passphrase: str | None = None) -> Certificate:
+        """Sign one for these DNS names, of which the first is its subject; it serves servers and clients.
+
+        The key is encrypted if there is a passphrase.
+        """
+        name = names[0]
+        alternatives = ",".join(f"DNS:{each}" for each in names)
+        usage = ["-addext", f"subjectAltName={alternatives}", "-addext", "basicConstraints=critical,CA:FALSE"]
         signed: list[str | Path] = ["-x509", "-CA", self.file, "-CAkey", self._key]
         locked = ["-passout", f"pass:{passphrase}"] if passphrase else ["-nodes"]
         file = f"{name}.locked" if passphrase else name

@@ -3,7 +3,9 @@
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlencode
 
+import psycopg
 import pytest
 from yarl import URL
 
@@ -68,7 +70,7 @@ def tls_port() -> int:
 
 @pytest.fixture(scope="package")
 def tls_rabbitmq(authority: Authority, tls_port: int) -> Iterator[RabbitServer]:
-    certificate = authority.issue(BROKER)
+    certificate = authority.issue(BROKER, "localhost")
     configuration = {
         "listeners.ssl.1": f"127.0.0.1:{tls_port}",
         "ssl_options.cacertfile": str(authority.file),
@@ -105,3 +107,26 @@ def names() -> Iterator[Names]:
     with resolving() as names:
         names[BROKER] = names["other.test"] = ["127.0.0.1"]
         yield names
+
+
+@pytest.fixture(scope="package")
+def certified(authority: Authority) -> Certificate:
+    return authority.issue(ROLE)
+
+
+def as_certified(
+    server: PostgresServer, authority: Authority, client: Certificate, database: str = "postgres", **more: object
+) -> str:
+    """Return a URL of the role that a certificate lets in, without a password."""
+    with psycopg.connect(server.admin_url, autocommit=True) as connection:
+        if not connection.execute("SELECT FROM pg_roles WHERE rolname = %s", [ROLE]).rowcount:
+            connection.execute(f"CREATE ROLE {ROLE} LOGIN SUPERUSER")
+    parameters = {
+        "hostaddr": "127.0.0.1",
+        "sslmode": "verify-full",
+        "sslrootcert": authority.file,
+        "sslcert": client.file,
+        "sslkey": client.key,
+        **more,
+    }
+    return f"postgresql://{ROLE}@{DATABASE}:{server.port}/{database}?{urlencode(parameters)}"

@@ -11,6 +11,7 @@ from yarl import URL
 
 from relay.broker import connect
 from relay.broker_hosts import broker_urls
+from relay.broker_tls import TLS_PARAMETERS
 from relay.configuration import load
 from relay.errors import BrokerUnavailableError, ConfigurationError
 from relay.settings import BrokerSettings
@@ -22,6 +23,8 @@ from tests.support.rabbitmq import RabbitServer
 from tests.tls.conftest import BROKER
 
 ADDRESSES = "127.0.0.2", "127.0.0.3"
+
+DOCUMENTED = Path(__file__).parents[2] / "docs" / "tls.md"
 
 CONNECT = """
 import asyncio, sys
@@ -113,6 +116,12 @@ def test_a_parameter_without_the_effect_that_it_seems_to_have_is_refused(url: st
 
     assert str(caught.value).startswith("broker.url (variable RELAY_BROKER_URL): ")
     assert "hunter2" not in str(caught.value)
+
+
+def test_the_documented_parameters_are_those_that_are_taken() -> None:
+    section = DOCUMENTED.read_text().partition("\n## RabbitMQ\n")[2].partition("\n## ")[0]
+
+    assert set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == {*TLS_PARAMETERS, "auth"}
 
 
 async def test_a_client_without_the_certificate_that_is_demanded_is_refused(url: URL, names: Names) -> None:

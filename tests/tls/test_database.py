@@ -1,6 +1,7 @@
 """With sslmode=verify-full PostgreSQL is who the URL names; what is less lets others in between."""
 
 import asyncio
+import ssl
 import struct
 import subprocess
 import sys
@@ -21,9 +22,11 @@ from relay.settings import DatabaseSettings
 from tests.support.certificates import Authority, Certificate
 from tests.support.eventually import eventually
 from tests.support.postgres import PostgresServer
-from tests.tls.conftest import DATABASE, ROLE, TlsPostgres
+from tests.tls.conftest import DATABASE, ROLE, TlsPostgres, as_certified
 
 Connect = Callable[[str], None]
+
+SSL_REQUEST = 80877103
 
 BY_RELAY = """
 import sys
@@ -61,27 +64,6 @@ def named(server: PostgresServer, name: str = DATABASE, **parameters: object) ->
     """Return a URL of the server by this name."""
     url = server.admin_url.replace("127.0.0.1", name)
     return f"{url}?{urlencode({'hostaddr': '127.0.0.1', **parameters})}"
-
-
-def as_certified(server: PostgresServer, authority: Authority, client: Certificate, **more: object) -> str:
-    """Return a URL of the role that a certificate lets in, without a password."""
-    with psycopg.connect(server.admin_url, autocommit=True) as connection:
-        if not connection.execute("SELECT FROM pg_roles WHERE rolname = %s", [ROLE]).rowcount:
-            connection.execute(f"CREATE ROLE {ROLE} LOGIN SUPERUSER")
-    parameters = {
-        "hostaddr": "127.0.0.1",
-        "sslmode": "verify-full",
-        "sslrootcert": authority.file,
-        "sslcert": client.file,
-        "sslkey": client.key,
-        **more,
-    }
-    return f"postgresql://{ROLE}@{DATABASE}:{server.port}/postgres?{urlencode(parameters)}"
-
-
-@pytest.fixture(scope="package")
-def certified(authority: Authority) -> Certificate:
-    return authority.issue(ROLE)
 
 
 @CLIENTS
@@ -226,51 +208,75 @@ def is_let_in(database: DatabaseSettings) -> bool:
 
 
 class Impostor:
-    """Takes the server's place: offers no TLS and asks for the password in the clear."""
+    """Takes the server's place, with a certificate of its own or without TLS, and asks for the password itself."""
 
-    def __init__(self) -> None:
+    def __init__(self, certificate: Certificate | None) -> None:
         self.passwords: list[str] = []
+        self._tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH) if certificate else None
+        if self._tls and certificate:
+            self._tls.load_cert_chain(*certificate)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while True:
                 size, code = struct.unpack("!II", await reader.readexactly(8))
                 await reader.readexactly(size - 8)
-                if code >> 16 == 3:  # the version of the protocol: a startup message, in the clear
+                if code >> 16 == 3:  # the version of the protocol: a startup message
                     break
-                writer.write(b"N")  # to SSLRequest and GSSENCRequest
+                if code == SSL_REQUEST and self._tls:
+                    writer.write(b"S")
+                    await writer.start_tls(self._tls)
+                else:
+                    writer.write(b"N")
             writer.write(struct.pack("!cII", b"R", 8, 3))  # AuthenticationCleartextPassword
             _, size = struct.unpack("!cI", await reader.readexactly(5))
             self.passwords.append((await reader.readexactly(size - 4)).rstrip(b"\0").decode())
-        except asyncio.IncompleteReadError:  # the client has gone
+        except (asyncio.IncompleteReadError, OSError):  # the client has gone
             pass
         finally:
             writer.close()
 
 
 @asynccontextmanager
-async def impostor() -> AsyncIterator[tuple[Impostor, int]]:
-    caught = Impostor()
+async def impostor(certificate: Certificate | None) -> AsyncIterator[tuple[Impostor, int]]:
+    caught = Impostor(certificate)
     async with await asyncio.start_server(caught.serve, "127.0.0.1", 0) as server:
         yield caught, server.sockets[0].getsockname()[1]
 
 
 @pytest.mark.parametrize(
-    ("parameters", "is_caught"),
+    ("parameters", "without_tls", "with_tls"),
     [
-        ("", True),
-        ("sslmode=prefer", True),
-        ("sslmode=prefer&require_auth=scram-sha-256", False),
-        ("sslmode=prefer&channel_binding=require", False),
-        ("sslmode=require", False),
-        ("sslmode=verify-full&sslrootcert=system", False),
+        ("", True, True),
+        ("sslmode=prefer", True, True),
+        ("sslmode=prefer&require_auth=scram-sha-256", False, False),
+        ("sslmode=prefer&channel_binding=require", False, False),
+        ("sslmode=require", False, True),
+        ("sslmode=require&sslrootcert=/missing", False, True),
+        ("sslmode=require&channel_binding=require", False, False),
+        ("sslmode=require&sslrootcert={authority}", False, False),
+        ("sslmode=verify-full&sslrootcert={authority}", False, False),
     ],
 )
-async def test_a_server_in_between_that_offers_no_tls_gets_the_password_unless_the_url_forbids_it(
-    parameters: str, is_caught: bool
+async def test_a_server_in_between_gets_the_password_unless_the_url_forbids_it(
+    authority: Authority,
+    stranger: Authority,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    parameters: str,
+    without_tls: bool,
+    with_tls: bool,
 ) -> None:
-    async with impostor() as (caught, port):
-        with pytest.raises(DatabaseUnavailableError):
-            await connect_async(settings(f"postgresql://relay:hunter2@127.0.0.1:{port}/app?{parameters}"))
+    monkeypatch.setenv("HOME", str(tmp_path))  # whose authorities libpq would trust
+    query = parameters.format(authority=authority.file)
+    for certificate, is_caught in ((None, without_tls), (stranger.issue("impostor"), with_tls)):
+        async with impostor(certificate) as (caught, port):
+            with pytest.raises(DatabaseUnavailableError):
+                await connect_async(settings(f"postgresql://relay:hunter2@127.0.0.1:{port}/app?{query}"))
 
-    assert caught.passwords == (["hunter2"] if is_caught else [])
+        assert caught.passwords == (["hunter2"] if is_caught else [])
+
+
+@CLIENTS
+def test_a_server_that_proves_that_it_knows_the_password_is_let_in(tls_postgres: TlsPostgres, enter: Connect) -> None:
+    enter(named(tls_postgres, sslmode="require", channel_binding="require", require_auth="scram-sha-256"))
