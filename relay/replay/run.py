@@ -23,6 +23,7 @@ from relay.engine.link import Link
 from relay.engine.message import REPLAY_ID, REPLAYED_AT
 from relay.engine.publish import Publisher
 from relay.engine.row import Row
+from relay.engine.window import READ_SHARE
 from relay.errors import DatabaseUnavailableError, DeadlineError, PartlyDoneError
 from relay.replay.job import Job
 from relay.replay.ledger import Ledger
@@ -196,7 +197,7 @@ class Replay:
             await self._wait_changed()
         if self.drain.is_set():
             return []
-        size = most - self._ledger.bytes
+        size = min(most - self._ledger.bytes, most // READ_SHARE)
         reading = self._on_database(lambda session: session.next_rows(after, ROWS_PER_READ, size))
         return await unless_set(self.drain, reading) or []
 
