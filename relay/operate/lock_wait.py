@@ -17,7 +17,7 @@ from psycopg import errors
 
 from relay.backoff import backoff
 from relay.database import BACKEND, connect, one_line
-from relay.errors import BusyError
+from relay.errors import BusyError, DatabaseUnavailableError
 from relay.settings import DatabaseSettings
 
 REST_INITIAL, REST_MAX = 0.5, 8.0  # seconds in which writers go on, between two tries
@@ -93,7 +93,7 @@ class LockWait:
         self._pid = connection.scalar(sa.text(BACKEND))
         self._limits = limits
         self._tell = tell
-        self._looking = connect(database, application_name="outbox-relay migrate, looking for locks")
+        self._database = database
         self._holders: list[_Holder] = []
         self._unseen = ""  # why the holders are not known
         self._over = threading.Event()
@@ -110,7 +110,6 @@ class LockWait:
     ) -> None:
         self._over.set()
         self._thread.join()
-        self._looking.close()
 
     def run(self, work: Callable[[], object], what: str, *, rest: float = REST_MAX) -> None:
         """Run `work`, which is one transaction, as often as it takes.
@@ -156,9 +155,11 @@ class LockWait:
 
     def _look(self) -> None:
         try:
-            while not self._over.wait(LOOK_INTERVAL):
-                found = [_Holder(*row) for row in self._looking.execute(HOLDERS, {"pid": self._pid})]
-                if found:
-                    self._holders = found
-        except psycopg.Error as error:  # the migration goes on: it only cannot say who is in its way
+            with connect(self._database, application_name="outbox-relay migrate, looking for locks") as connection:
+                while not self._over.wait(LOOK_INTERVAL):
+                    found = [_Holder(*row) for row in connection.execute(HOLDERS, {"pid": self._pid})]
+                    if found:
+                        self._holders = found
+        # The migration goes on: it only cannot say who is in its way. The role may have no second connection.
+        except (psycopg.Error, DatabaseUnavailableError) as error:
             self._unseen = f"a lock is held, and the session that looks for its holder failed: {one_line(error)}"
