@@ -28,7 +28,7 @@ from yarl import URL
 from relay.broker_hosts import Host, broker_urls, in_turn
 from relay.broker_tls import error_words, tls_context
 from relay.errors import BrokerUnavailableError
-from relay.secret import scrub
+from relay.scrub import scrub
 from relay.settings import BrokerSettings
 
 HEARTBEATS_UNTIL_GONE = 2  # a peer that has said nothing, or whose kernel has taken nothing, for so many

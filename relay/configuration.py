@@ -21,7 +21,8 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
 from relay.errors import ConfigurationError
 from relay.keys import Key, all_keys, table_keys
-from relay.secret import SecretFile, SecretSource, redacted
+from relay.scrub import redacted
+from relay.secret import SecretFile, SecretSource
 from relay.settings import Settings
 
 PREFIX = "RELAY_"

@@ -13,7 +13,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import TransactionStatus
 
 from relay.errors import ConfigurationError, DatabaseUnavailableError, DeadlineError
-from relay.secret import scrub
+from relay.scrub import scrub
 from relay.settings import DatabaseSettings
 from relay.urls import libpq_parameters
 

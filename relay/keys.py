@@ -13,7 +13,7 @@ from annotated_types import Ge, Le
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
-from relay.secret import redacted, scrub
+from relay.scrub import redacted, scrub
 from relay.section import Section, Takes
 from relay.settings import Settings
 

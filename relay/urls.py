@@ -11,7 +11,7 @@ from psycopg.conninfo import conninfo_to_dict
 from yarl import URL
 
 from relay.broker_tls import require_known_parameters
-from relay.secret import remember, remember_url
+from relay.scrub import remember, remember_url
 
 ENCODE = (
     "in a user or password write %25 for %, %40 for @, %3A for :, %2F for /, %3F for ?, %23 for #, %5B for [,"

@@ -9,7 +9,7 @@ from relay.configuration import load
 from relay.errors import ConfigurationError
 from relay.keys import Key, all_keys
 from relay.operate.reference import UNFIXED_EXAMPLES
-from relay.secret import redacted
+from relay.scrub import redacted
 from relay.settings import Ordering, Settings
 
 Write = Callable[[str], Path]

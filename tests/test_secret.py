@@ -7,11 +7,11 @@ import pytest
 from pydantic import SecretStr, ValidationError
 from structlog.testing import capture_logs
 
-from relay import secret
 from relay.broker_hosts import broker_urls
 from relay.configuration import load
 from relay.database import conninfo
-from relay.secret import SecretFile, SecretSource, redacted, remember, remember_url, scrub
+from relay.scrub import Known, redacted, remember, remember_url, scrub
+from relay.secret import SecretFile, SecretSource
 from relay.settings import BrokerSettings, DatabaseSettings
 from relay.urls import amqp_urls, libpq_parameters
 
@@ -22,7 +22,7 @@ RENEWED = "postgresql://u:second@h/d"
 @pytest.fixture(autouse=True)
 def _forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """What these tests let it remember is hidden in no other test's output."""
-    monkeypatch.setattr(secret, "_known", type(secret._known)())
+    monkeypatch.setattr("relay.scrub._known", Known())
 
 
 @pytest.fixture

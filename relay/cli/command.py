@@ -4,11 +4,10 @@ import os
 import sys
 from collections.abc import Sequence
 
-import structlog
 from cyclopts import App, CycloptsError, Parameter
 
 from relay import __version__
-from relay.cli.printing import complain
+from relay.cli.printing import complain, guard_stderr
 from relay.errors import (
     BrokerUnavailableError,
     ConfigurationError,
@@ -20,10 +19,7 @@ from relay.errors import (
     UsageError,
     leaves,
 )
-from relay.observe.log import guard_stderr, is_json
-from relay.secret import remember_url
-
-log = structlog.get_logger(__name__)
+from relay.scrub import remember_url
 
 SHOW = "(`relay config show` tells where it was found)"
 REMEDIES: dict[type[UnavailableError], str] = {
@@ -148,7 +144,11 @@ def _explain(error: BaseException) -> int:
 
 def _is_logged(words: str, code: int, bug: BaseException | None = None) -> bool:
     """Log the end of the command where stderr is a log of JSON; return whether it is one."""
-    if not is_json():
+    observing = sys.modules.get("relay.observe.log")  # not loaded: the command has no log
+    if observing is None or not observing.is_json():
         return False
+    import structlog  # noqa: PLC0415  (it takes longer to load than most commands to run)
+
+    log = structlog.get_logger(__name__)
     log.error("relay.failed", error=words, exit_code=code, exc_info=bug)
     return True

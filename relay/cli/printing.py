@@ -4,13 +4,17 @@ Whatever goes out here is printable: what strangers wrote cannot move the cursor
 """
 
 import base64
+import logging
 import sys
+import threading
 from collections.abc import Iterable, Sequence
+from traceback import format_exception
+from types import TracebackType
 
 import orjson
 
-from relay.observe.printable import printable, printable_json
-from relay.secret import scrub
+from relay.observe.printable import printable, printable_json, printable_lines
+from relay.scrub import scrub
 
 Row = Sequence[object]
 
@@ -65,6 +69,27 @@ def complain(line: str) -> None:
     """Print one line about what is wrong on stderr, without a password."""
     sys.stderr.write(f"relay: {printable(' '.join(scrub(line).split()))}\n")
     sys.stderr.flush()
+
+
+def guard_stderr() -> None:
+    """Let no traceback show a password, or move a terminal's cursor, where no log is set up.
+
+    That is a traceback of the main thread, of another thread, or of a task that asyncio logs.
+    """
+    sys.excepthook = write_traceback
+    threading.excepthook = lambda end: write_traceback(end.exc_type, end.exc_value, end.exc_traceback)
+    if logging.lastResort is not None:  # for what asyncio logs of a task that failed
+        logging.lastResort.setFormatter(_WithoutPasswords())
+
+
+def write_traceback(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
+    """Print a traceback on stderr."""
+    sys.stderr.write(printable_lines(scrub("".join(format_exception(kind, error, trace)))))
+
+
+class _WithoutPasswords(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return printable_lines(scrub(super().format(record)))
 
 
 def _as_json(value: object) -> str:

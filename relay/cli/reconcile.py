@@ -16,7 +16,7 @@ from relay.operate.reconcile.run import reconcile as compare
 from relay.operate.session import session
 from relay.replay.moment import parse_interval, parse_length
 from relay.replay.selection import Selection, now
-from relay.secret import redacted
+from relay.scrub import redacted
 
 SCAN_TIMEOUT = 3600.0  # seconds for a statement: days of sent rows are read from end to end
 

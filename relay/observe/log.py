@@ -3,17 +3,14 @@
 import logging
 import re
 import sys
-import threading
 from collections.abc import Mapping
-from traceback import format_exception
-from types import TracebackType
 from typing import TextIO
 
 import structlog
 from structlog.types import EventDict, Processor, WrappedLogger
 
 from relay.observe.printable import printable, printable_lines
-from relay.secret import scrub
+from relay.scrub import scrub
 from relay.settings import LogFormat, LogSettings
 
 # At debug and info the libraries tell every frame, payloads included.
@@ -77,27 +74,6 @@ def keep_libraries_quiet() -> None:
     """Let the AMQP libraries say nothing on stderr: the result of the command tells what went wrong."""
     for library in AMQP_LIBRARIES:
         logging.getLogger(library).addHandler(logging.NullHandler())
-
-
-def guard_stderr() -> None:
-    """Let no traceback show a password, or move a terminal's cursor, where no log is set up.
-
-    That is a traceback of the main thread, of another thread, or of a task that asyncio logs.
-    """
-    sys.excepthook = write_traceback
-    threading.excepthook = lambda end: write_traceback(end.exc_type, end.exc_value, end.exc_traceback)
-    if logging.lastResort is not None:  # for what asyncio logs of a task that failed
-        logging.lastResort.setFormatter(_WithoutPasswords())
-
-
-def write_traceback(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
-    """Print a traceback on stderr."""
-    sys.stderr.write(printable_lines(scrub("".join(format_exception(kind, error, trace)))))
-
-
-class _WithoutPasswords(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        return printable_lines(scrub(super().format(record)))
 
 
 class _AmqpLibraries(logging.Filter):

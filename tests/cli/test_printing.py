@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.cli.drawing import draw_checklist
-from relay.cli.printing import aside, complain, print_json, print_lines, print_pairs, print_table, say
+from relay.cli.printing import aside, complain, print_json, print_lines, print_pairs, print_table, say, write_traceback
 from relay.doctor.finding import Verdict
-from relay.observe.log import write_traceback
 from relay.observe.printable import printable, printable_json, printable_lines
 from tests.observe.test_log import TERMINAL, Terminal
 
