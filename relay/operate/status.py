@@ -84,7 +84,7 @@ class Node:
     name: str
     lanes: list[int]
     in_flight: int
-    published_total: int
+    published_total: int  # rows that relays of this name have marked as sent, as of their last heartbeat
     state: str
     reasons: list[str]
     version: str
