@@ -2,6 +2,7 @@
 
 import json
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -33,13 +34,13 @@ class Relay:
         """Run a command in a container to its end."""
         return self._podman("run", "--rm", *self._options, *_variables(variables), self._image, *arguments)
 
-    def start(self, *arguments: str, **variables: str) -> "Container":
-        """Start a container; without arguments it does what the image does by default."""
+    def start(self, *arguments: str, limits: Sequence[str] = (), **variables: str) -> "Container":
+        """Start a container; without arguments it does what the image does by default. `limits`: options of podman."""
         name = f"relay-{secrets.token_hex(4)}"
         self._started.append(name)
         site = Site(f"127.0.0.1:{free_port()}")  # the port that the image has is taken on some machine
         variables = {"RELAY_HTTP__LISTEN": site.address, **variables}
-        options = [*self._options, *_variables(variables), f"--name={name}", f"--hostname={name}"]
+        options = [*self._options, *limits, *_variables(variables), f"--name={name}", f"--hostname={name}"]
         self._podman.do("run", "--detach", *options, self._image, *arguments)
         return Container(self._podman, name, site)
 
