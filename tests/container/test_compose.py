@@ -50,8 +50,7 @@ def composed(podman: Podman, image: str) -> Iterator[Composed]:
         "RELAY_IMAGE": f"localhost/{image}",
         "POSTGRES_IMAGE": f"localhost/{images['postgres']}",
         "RABBITMQ_IMAGE": f"localhost/{images['rabbitmq']}",
-        "POSTGRES_PASSWORD": PASSWORD,
-        "RABBITMQ_PASSWORD": PASSWORD,
+        **{f"{who}_PASSWORD": f"{PASSWORD}{who}" for who in ("POSTGRES", "OWNER", "RELAY", "RABBITMQ")},
         "POSTGRES_PORT": str(free_port()),
         "RABBITMQ_PORT": str(free_port()),
         "METRICS_PORT": str(free_port()),
@@ -61,36 +60,35 @@ def composed(podman: Podman, image: str) -> Iterator[Composed]:
     services("down", "--volumes")
 
 
-async def test_a_row_inserted_with_psql_arrives_in_a_queue(composed: Composed) -> None:
-    # What `up` does by itself where podman runs health checks and heeds them: a podman without systemd does neither.
-    composed("up", "--detach", "postgres", "rabbitmq")
-    postgres, rabbitmq = composed.container("postgres"), composed.container("rabbitmq")
-    for server in (postgres, rabbitmq):
-        wait_for(server.is_healthy, f"{server.name} is healthy", 90)
-    composed("run", "--rm", "--no-deps", "migrate")
-    composed("run", "--detach", "--no-deps", "--service-ports", "--name=outbox-relay_relay_1", "relay")
-    relay = composed.container("relay")
-    relay.wait_for_log("relay.ready")
-    broker = f"amqp://outbox:{PASSWORD}@127.0.0.1:{composed.environment['RABBITMQ_PORT']}/"
+async def test_a_row_inserted_with_psql_arrives_in_the_queue_of_the_example(composed: Composed) -> None:
+    # Without systemd nobody runs podman's health checks, so nothing is waited for: each step is started until it works.
+    composed("up", "--detach", "--no-deps")
+    postgres, relay = composed.container("postgres"), composed.container("relay")
+    wait_for(lambda: "relay.ready" in relay.log(), "the relay is ready", 240)
+    insert = (
+        "INSERT INTO outbox.message (aggregate_type, aggregate_id, event_type, payload)"
+        """ VALUES ('customer', '17', 'InvoiceIssued', '{"invoice": 42}')"""
+    )
+    psql = ["psql", "--host=127.0.0.1", "--username=postgres", "--dbname=outbox", "--quiet", "--tuples-only"]
+    login = f"--env=PGPASSWORD={PASSWORD}POSTGRES"
+    broker = f"amqp://outbox:{PASSWORD}RABBITMQ@127.0.0.1:{composed.environment['RABBITMQ_PORT']}/"
+
+    composed.podman.do("exec", login, postgres.name, *psql, f"--command={insert}")
+
     async with await aio_pika.connect(broker) as connection:
         channel = await connection.channel()
         queue = await channel.declare_queue("events", durable=True, arguments={"x-queue-type": "quorum"})
-        await queue.bind("outbox", "#")
-
-        insert = (
-            "INSERT INTO outbox.message (aggregate_type, aggregate_id, event_type, payload)"
-            """ VALUES ('customer', '17', 'InvoiceIssued', '{"invoice": 42}')"""
-        )
-        psql = ["psql", "--host=127.0.0.1", "--username=outbox", "--dbname=outbox", "--quiet", f"--command={insert}"]
-        composed.podman.do("exec", f"--env=PGPASSWORD={PASSWORD}", postgres.name, *psql)
         await eventually(lambda: has_message(queue), "the row is in the queue")
-
         message = await queue.get(no_ack=True)
     assert message.routing_key == "customer.InvoiceIssued"
     assert message.body == b'{"invoice": 42}'
+    await eventually(lambda: has_published(relay.site), "it is counted")
+    status = composed.podman("exec", relay.name, "relay", "status")
+    assert (status.code, status.out.splitlines()[0]) == (0, "state\tok"), status.out
     assert relay.healthcheck().code == 0
     assert (await relay.site.get("/readyz")).body == "ok\n"
-    await eventually(lambda: has_published(relay.site), "it is counted")
+    logins = "SELECT DISTINCT usename FROM pg_stat_activity WHERE application_name LIKE 'outbox-relay%'"
+    assert composed.podman.do("exec", login, postgres.name, *psql, f"--command={logins}").strip() == "relay"
     assert relay.stop() == 0
     assert PASSWORD not in relay.log()
 

@@ -1,0 +1,8 @@
+-- The logins of config/compose.yaml. Harmless when they are there.
+\getenv owner_password OWNER_PASSWORD
+\getenv relay_password RELAY_PASSWORD
+SELECT format('CREATE ROLE %I LOGIN', name) FROM unnest(ARRAY['outbox_owner', 'relay']) AS name
+WHERE to_regrole(name) IS NULL \gexec
+ALTER ROLE outbox_owner PASSWORD :'owner_password';
+ALTER ROLE relay PASSWORD :'relay_password';
+GRANT CREATE ON DATABASE outbox TO outbox_owner;
