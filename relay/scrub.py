@@ -5,6 +5,7 @@ Every URL that becomes a setting is remembered here. `scrub` then hides its pass
 
 import json
 import re
+from threading import Lock
 from urllib.parse import quote
 
 HIDDEN = "***"
@@ -13,7 +14,7 @@ HIDDEN = "***"
 # than 8 is hidden where it stands as a word: "test" stays in "latest".
 SHORTEST_WORD, SHORTEST_PART = 4, 8
 PUBLIC = frozenset({"guest"})  # the password in the default of `broker.url`
-MOST_REMEMBERED = 64  # passwords; a source may give a new one each time, and none is used for long
+MOST_REMEMBERED = 256  # URLs and passwords; a source may give a new one each time, and none is used for long
 
 URL_START = r"(?:postgres(?:ql)?|amqps?)://"
 SECRETLY_NAMED = r"[^=&?\s]*(?:pass|secret|token|scram)[^=&?\s]*\s*=\s*"
@@ -24,26 +25,28 @@ PARAMETERS = re.compile(r"\w+=[^&=]*(?:&\w+=[^&=]*)*")
 
 
 class Known:
-    """The texts to hide, and what stands in their place."""
+    """The texts to hide, and what stands in their place. Any thread may add one, or hide them."""
 
     def __init__(self) -> None:
-        self._texts: dict[str, dict[str, str]] = {}  # by the secret
-        self._pattern: re.Pattern[str] | None = None
-        self._instead: dict[str, str] = {}
+        self._adding = Lock()
+        self._texts: dict[str, dict[str, str]] = {}  # by the secret, the one used last at the end
+        self._instead: tuple[re.Pattern[str], dict[str, str]] = (re.compile(r"(?!)"), {})
 
     def add(self, secret: str, texts: dict[str, str]) -> None:
-        is_new = secret not in self._texts
-        self._texts[secret] = {**self._texts.pop(secret, {}), **texts}
-        if is_new and len(self._texts) > MOST_REMEMBERED:
-            del self._texts[next(iter(self._texts))]
-        self._pattern = None
+        with self._adding:
+            before = self._texts.pop(secret, {})
+            self._texts[secret] = {**before, **texts}
+            if self._texts[secret] == before:
+                return
+            if len(self._texts) > MOST_REMEMBERED:
+                del self._texts[next(iter(self._texts))]
+            instead = {each: shown for of_one in self._texts.values() for each, shown in of_one.items()}
+            longest_first = sorted(instead, key=len, reverse=True)
+            self._instead = re.compile("|".join(map(_anywhere_or_as_word, longest_first))), instead
 
     def hide(self, text: str) -> str:
-        if self._pattern is None:
-            self._instead = {each: instead for texts in self._texts.values() for each, instead in texts.items()}
-            longest_first = sorted(self._instead, key=len, reverse=True)
-            self._pattern = re.compile("|".join(map(_anywhere_or_as_word, longest_first)) or r"(?!)")
-        return self._pattern.sub(lambda found: self._instead[found[0]], text)
+        pattern, instead = self._instead
+        return pattern.sub(lambda found: instead[found[0]], text)
 
 
 _known = Known()
