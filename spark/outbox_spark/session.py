@@ -34,9 +34,24 @@ def conninfo(url: str, user: str | None = None, password: str | None = None) -> 
         raise OptionError(
             "the database URL cannot be read; it takes postgresql://user:password@host:5432/database"
         ) from None
+    if _is_ambiguous(url, given):
+        raise OptionError(
+            "the database URL can be read in two ways: in a user or password write %40 for @, %2F for /, %3F for ?"
+        )
     own = {key: value for key, value in (("user", user), ("password", password)) if value is not None}
     settings: dict[str, Any] = {**DEFAULTS, **given, **own}
     return make_conninfo(**settings)
+
+
+def _is_ambiguous(url: str, given: dict[str, Any]) -> bool:
+    """Whether libpq has taken a piece of the password for a host, a port or a database: its errors would repeat it."""
+    port = str(given.get("port") or "")
+    if port.strip(",0123456789"):
+        return True
+    _, is_url, rest = url.partition("://")
+    credentials, _, behind = rest.partition("@")
+    behind = rest if "/" in credentials else behind  # libpq looks for a user no further than to the first slash
+    return bool(is_url) and "@" in behind.partition("?")[0]
 
 
 def connect(info: str) -> psycopg.Connection:
