@@ -209,7 +209,7 @@ class RelaySettings(Section):
     start_timeout: Seconds = 60.0
     """at the start, the database and the broker are waited for this long"""
     drain_timeout: Seconds = 8.0
-    """after SIGTERM, messages in flight have this long to be confirmed"""
+    """after SIGTERM, messages in flight have this long to be confirmed and marked; 2 s later the process has ended"""
     pools: bool = True
     """be a candidate for the master of partitioned consumers (docs/partitioned-consumers.md)"""
     retention: Retention = "14 days"

@@ -47,6 +47,27 @@ def stopped_by_signals(stop: Callable[[], None], running: asyncio.Task[object]) 
 
 
 @asynccontextmanager
+async def cut_after(told: asyncio.Event, drain_timeout: float) -> AsyncIterator[None]:
+    """Cancel the block, and leave it, `GOODBYES` after the time to drain, which begins when `told` is set."""
+
+    async def watch(whole: asyncio.Timeout) -> None:
+        await told.wait()
+        whole.reschedule(asyncio.get_running_loop().time() + drain_timeout + GOODBYES)
+
+    try:
+        async with asyncio.timeout(None) as whole:
+            watching = asyncio.create_task(watch(whole), name="deadline")
+            try:
+                yield
+            finally:
+                watching.cancel()
+    except TimeoutError:
+        if not whole.expired():
+            raise
+        log.warning("stop.timed_out")
+
+
+@asynccontextmanager
 async def ending_in_time(told: asyncio.Event, drain_timeout: float) -> AsyncIterator[None]:
     """End the process with 0 `GOODBYES` after the time to drain, which begins when `told` is set.
 

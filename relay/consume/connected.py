@@ -14,7 +14,7 @@ from relay.consume.days import MAKE_DAYS, lacks_day
 from relay.consume.handlers import Handlers
 from relay.consume.inbox import Inbox
 from relay.consume.message import Delivery, Message
-from relay.database import one_line
+from relay.database import one_line, unplug
 from relay.errors import HandlerTransactionError, InboxUnavailableError
 
 Connection = TypeVar("Connection", psycopg.Connection, psycopg.AsyncConnection)
@@ -34,6 +34,10 @@ class Connected(Generic[Connection]):
     @property
     def is_lost(self) -> bool:
         return self._connection is None or self._connection.closed
+
+    def unplug(self) -> None:
+        if self._connection is not None:
+            unplug(self._connection)
 
     def _connected(self) -> Connection:
         if self._connection is None:

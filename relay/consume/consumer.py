@@ -20,7 +20,7 @@ from typing import Literal
 import structlog
 from aiormq.abc import AbstractChannel
 
-from relay.backoff import Backoff
+from relay.backoff import Backoff, unless_set
 from relay.broker import Connection, connect, kind_of_end, words
 from relay.consume.consuming import LOST, consume, first
 from relay.consume.counters import Counters
@@ -38,7 +38,7 @@ from relay.consume.tries import SUSPECT_FROM
 from relay.consume.upkeep import check_inbox
 from relay.errors import BrokerUnavailableError, ConfigurationError, QueueMissingError
 from relay.settings import BrokerSettings
-from relay.stopping import at_signals
+from relay.stopping import at_signals, cut_after
 
 MAX_PREFETCH = 65535  # AMQP has 16 bits for it
 RETRIES = Retries()
@@ -197,33 +197,42 @@ class Consumer:
         setup = self.setup
         with at_signals(self.stop) if signals else nullcontext():
             try:
-                await check_inbox(setup.inbox)
-                await setup.session.check()
-                await tell_left_behind(setup.inbox, setup.session, holds=setup.order is Order.HOLD)
-                await prepare(
-                    setup.broker,
-                    setup.inbox.consumer_name,
-                    self._beside,
-                    consumed=self.queue,
-                    may_declare=self._may_declare,
-                )
-                while not setup.stop.is_set():
-                    try:
-                        async with self._channel() as channel:
-                            await consume(setup, channel, self._tell_ready)
-                    except (BrokerUnavailableError, QueueMissingError, *LOST) as error:
-                        if not self._was_ready:
-                            raise
-                        await self._wait_for_broker(error)
+                async with cut_after(setup.stop, setup.drain_timeout):
+                    await unless_set(setup.stop, self._prepare())
+                    while not setup.stop.is_set():
+                        try:
+                            async with self._channel() as channel:
+                                await consume(setup, channel, self._tell_ready)
+                        except (BrokerUnavailableError, QueueMissingError, *LOST) as error:
+                            if self._was_ready:
+                                await self._wait_for_broker(error)
+                            elif not setup.stop.is_set():
+                                raise
             finally:
                 await setup.outgoing.close()
                 await setup.session.close()
                 log.info("consumer.stopped", queue=self.queue, **setup.counters.told())
 
+    async def _prepare(self) -> None:
+        setup = self.setup
+        await check_inbox(setup.inbox)
+        await setup.session.check()
+        await tell_left_behind(setup.inbox, setup.session, holds=setup.order is Order.HOLD)
+        await prepare(
+            setup.broker,
+            setup.inbox.consumer_name,
+            self._beside,
+            consumed=self.queue,
+            may_declare=self._may_declare,
+        )
+
     @asynccontextmanager
     async def _channel(self) -> AsyncIterator[AbstractChannel]:
         broker = self.setup.broker
-        connection = await connect(broker, f"outbox-consumer {self.setup.inbox.consumer_name}", after=self._connection)
+        name = f"outbox-consumer {self.setup.inbox.consumer_name}"
+        connection = await unless_set(self.setup.stop, connect(broker, name, after=self._connection))
+        if connection is None:
+            raise BrokerUnavailableError("it was told to stop while it connected")
         self._connection = connection
         try:
             async with asyncio.timeout(broker.connect_timeout):

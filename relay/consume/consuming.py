@@ -24,6 +24,7 @@ from relay.consume.trial import Trial
 from relay.consume.turns import Turns
 from relay.consume.upkeep import keep_asking, keep_days_ahead
 from relay.consume.worker import Worker
+from relay.database import CANCEL_TIMEOUT
 from relay.errors import BrokerUnavailableError, QueueMissingError
 
 CLOSE_TIMEOUT = 2.0  # seconds for a goodbye to a broker that may be gone
@@ -58,6 +59,7 @@ class Consuming:
             self._stopping,
             tasks,
         )
+        self._trials: list[Trial] = []
         self._held = self._hold() if setup.order is Order.HOLD else None
         self._turns = Turns()
         self._workers = [self._worker() for _ in range(setup.concurrency)]
@@ -92,6 +94,7 @@ class Consuming:
             asking = keep_asking(self._setup.inbox, self._setup.session, self._stopping)
             beside.append(start(asking, name="consume.ask"))
         await first(self._setup.stop.wait(), self._cancelled.wait(), self._channel.closing, self._cut_off.wait())
+        drain_until = asyncio.get_running_loop().time() + self._setup.drain_timeout
         if self._cut_off.is_set():
             # Before the drain, which takes long without a database: until then the queue gives nobody else anything.
             await close(self._channel)
@@ -108,7 +111,7 @@ class Consuming:
             self._held.stop()
         for task in beside:  # each acknowledgement would let in a message that waits here for nothing: at the end, then
             task.cancel()
-        await self._drain([*working, *self._copies.under_way])
+        await self._drain([*working, *self._copies.under_way], drain_until)
         await self._let_go()
         await self._receipts.flush()
         await close(self._channel)
@@ -191,7 +194,9 @@ class Consuming:
             pipeline=setup.pipeline and admission is not TAKEN,
             admission=replace(admission, fence=setup.fence),
         )
-        return Trial(transactions, setup.judge, setup.counters, setup.outages, self._stopping, setup.state)
+        trial = Trial(transactions, setup.judge, setup.counters, setup.outages, self._stopping, setup.state)
+        self._trials.append(trial)
+        return trial
 
     async def _end(self, tag: str) -> None:
         """Take no more deliveries."""
@@ -199,12 +204,18 @@ class Consuming:
             async with asyncio.timeout(CLOSE_TIMEOUT):
                 await self._channel.basic_cancel(tag)
 
-    async def _drain(self, working: Sequence[asyncio.Task[None]]) -> None:
+    async def _drain(self, working: Sequence[asyncio.Task[None]], until: float) -> None:
         """Wait for what is under way, but not too long: one that is cut is rolled back and comes again."""
-        await first(asyncio.wait(working), self._setup.stop_at_once.wait(), within=self._setup.drain_timeout)
+        within = max(0.0, until - asyncio.get_running_loop().time())
+        await first(asyncio.wait(working), self._setup.stop_at_once.wait(), within=within)
         for task in working:
             task.cancel()
-        await asyncio.wait(working)
+        _, silent = await asyncio.wait(working, timeout=2 * CANCEL_TIMEOUT)
+        if silent:  # the server answers no cancellation, and the driver would wait for it
+            self._setup.session.unplug()
+            for trial in self._trials:
+                trial.transactions.unplug()
+            await asyncio.wait(silent)
 
     async def _let_go(self) -> None:
         """Forget the tries that we have ended ourselves: nobody has died of them."""

@@ -79,6 +79,10 @@ class Session:
     async def close(self) -> None:
         await self._transactions.close()
 
+    def unplug(self) -> None:
+        """End every wait on the connection at once."""
+        self._transactions.unplug()
+
     async def _run(self, statement: Composed, *parameters: Parameters) -> Rows:
         self._asked_at = monotonic()
         try:

@@ -6,7 +6,7 @@ often a message is delivered, nor whether we learn that a commit arrived: after 
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from typing import Any, Protocol, TypeVar
 
 import psycopg
@@ -20,7 +20,7 @@ from relay.consume.days import days_of, refused_day_named
 from relay.consume.handlers import Handlers
 from relay.consume.inbox import Inbox
 from relay.consume.message import Delivery
-from relay.database import connect, connect_async
+from relay.database import CANCEL_TIMEOUT, connect, connect_async, unplug
 from relay.errors import ConfigurationError, HandlerCancelledError
 from relay.settings import DatabaseSettings
 
@@ -38,6 +38,9 @@ class Transactions(Protocol):
         """Connect anew. Raises DatabaseUnavailableError."""
 
     async def close(self) -> None: ...
+
+    def unplug(self) -> None:
+        """End every wait on the connection at once."""
 
     @property
     def is_lost(self) -> bool:
@@ -174,7 +177,10 @@ class ThreadTransactions(Connected[psycopg.Connection]):
             return await asyncio.shield(work)
         except asyncio.CancelledError:
             # A thread cannot be ended: its statement is, and the handler sees that as an error.
-            await asyncio.to_thread(connection.cancel_safe)
+            with suppress(psycopg.Error):
+                await asyncio.to_thread(connection.cancel_safe, timeout=CANCEL_TIMEOUT)
+            await asyncio.wait([work], timeout=CANCEL_TIMEOUT)
+            unplug(connection)  # a silent server cancels nothing; any other has ended the transaction by now
             await asyncio.wait([work])
             raise
 

@@ -21,6 +21,7 @@ from relay.publisher.buffer import Buffer, Left
 from relay.publisher.direct import Direct
 from relay.publisher.entry import Entry
 from relay.publisher.state import Mode
+from relay.stopping import GOODBYES
 
 log = structlog.get_logger(__name__)
 
@@ -133,7 +134,7 @@ class Course:
         if not self.idle.is_set():
             self._take(Mode.BUFFERED)
             self.direct.give_up()
-            await self.idle.wait()
+            await wait_for_event(self.idle, GOODBYES)  # what the buffer does not take by then is refused by `end`
 
     def end(self) -> None:
         """Refuse what is still waiting: nobody carries it any more."""

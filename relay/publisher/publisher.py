@@ -22,9 +22,9 @@ from relay.publisher.file_buffer import FileBuffer
 from relay.publisher.state import Mode, State
 from relay.publisher.table_buffer import TableBuffer
 from relay.settings import BrokerSettings, DatabaseSettings, RelaySettings, Route, Settings
+from relay.stopping import GOODBYES
 
 START_WAIT, START_LOOK = 1.0, 0.02  # seconds for the broker, at the start
-STOP_WAIT = 2.0  # seconds beyond the time to drain, for goodbyes
 
 
 class DurablePublisher:
@@ -98,7 +98,8 @@ class DurablePublisher:
     async def close(self) -> None:
         """Take no more events, and return when all that were taken are accepted.
 
-        What is under way may be confirmed within `relay.drain_timeout`; the rest is in the buffer then.
+        What is under way may be confirmed within `relay.drain_timeout`; the rest is in the buffer then. What the buffer
+        does not take within `GOODBYES` is refused (`NotAcceptedError`) at the end of the block.
         """
         if self._course is not None and self._buffer is not None:
             self._buffer.stop()
@@ -138,9 +139,11 @@ class DurablePublisher:
             await course.begin()
             yield
         finally:
+            clock = asyncio.get_running_loop().time
+            end_by = clock() + settings.relay.drain_timeout + GOODBYES
             await self.close()
             closed.set()
-            await asyncio.wait([working], timeout=settings.relay.drain_timeout + STOP_WAIT)
+            await asyncio.wait([working], timeout=max(0.0, end_by - clock()))
             working.cancel()
             await asyncio.wait([working])
             await buffer.close()

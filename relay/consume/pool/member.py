@@ -18,7 +18,7 @@ from typing import TypedDict, Unpack
 
 import structlog
 
-from relay.backoff import Backoff, wait_for_event
+from relay.backoff import Backoff, unless_set, wait_for_event
 from relay.consume.consumer import Consumer
 from relay.consume.counters import Counters
 from relay.consume.figures import Figures
@@ -36,7 +36,7 @@ from relay.consume.session import Session
 from relay.consume.upkeep import check_inbox, keep_days_ahead
 from relay.errors import ConfigurationError, DatabaseUnavailableError
 from relay.settings import BrokerSettings
-from relay.stopping import at_signals
+from relay.stopping import at_signals, cut_after
 
 CHECK_INS = 4  # within the time-out
 NAMESAKE_INTERVAL = 0.2  # seconds between two looks whether he is gone
@@ -182,24 +182,29 @@ class PartitionedConsumer:
         setup = self._setup
         with at_signals(self.stop) if signals else nullcontext():
             try:
-                await check_inbox(setup.inbox)
-                await setup.session.check()
-                await tell_left_behind(setup.inbox, setup.session, holds=True, by_partition=True)
-                topology = pool_topology(self.queue)
-                await prepare(setup.broker, setup.inbox.consumer_name, topology, may_declare=self._may_declare)
-                await self._join()
-                async with asyncio.TaskGroup() as tasks:
-                    days = tasks.create_task(keep_days_ahead(setup.inbox), name="consume.days")
-                    touch = tasks.create_task(self._touch.watch(), name="pool.touch")
-                    await self._belong(tasks)
-                    days.cancel()
-                    touch.cancel()
+                async with cut_after(setup.stop, setup.drain_timeout):
+                    await unless_set(setup.stop, self._prepare())
+                    async with asyncio.TaskGroup() as tasks:
+                        days = tasks.create_task(keep_days_ahead(setup.inbox), name="consume.days")
+                        touch = tasks.create_task(self._touch.watch(), name="pool.touch")
+                        await self._belong(tasks)
+                        days.cancel()
+                        touch.cancel()
             finally:
                 await self._link.close()
                 await setup.outgoing.close()
                 await setup.session.close()
                 await self._session.close()
                 log.info("pool.member_stopped", member=self.member, **self.counters.told())
+
+    async def _prepare(self) -> None:
+        setup = self._setup
+        await check_inbox(setup.inbox)
+        await setup.session.check()
+        await tell_left_behind(setup.inbox, setup.session, holds=True, by_partition=True)
+        topology = pool_topology(self.queue)
+        await prepare(setup.broker, setup.inbox.consumer_name, topology, may_declare=self._may_declare)
+        await self._join()
 
     async def _join(self) -> None:
         is_told = False

@@ -1,0 +1,90 @@
+"""A consumer that is told to stop beside a silent database ends in its time, and its message comes again."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import psycopg
+import pytest
+from pydantic import SecretStr
+from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
+from yarl import URL
+
+from relay.consume import Consumer, Inbox, Message, on
+from relay.settings import BrokerSettings, DatabaseSettings
+from tests.consume.alchemy import engine_url
+from tests.consume.effects import CONSUMER, Queue, Table
+from tests.support.eventually import eventually
+from tests.support.proxy import FaultProxy, Way
+
+SLOW = "SELECT pg_sleep(600)"
+RUNS = "SELECT FROM pg_stat_activity WHERE query = 'SELECT pg_sleep(600)' AND datname = current_database()"
+SOON = 9.0  # seconds; the driver alone gives a silent server 10 s, a thread waits for ever
+
+
+@on("Counted")
+async def slowly(message: Message, connection: psycopg.AsyncConnection) -> None:
+    await connection.execute(SLOW)
+
+
+@on("Counted")
+def slowly_in_a_thread(message: Message, connection: psycopg.Connection) -> None:
+    connection.execute(SLOW)
+
+
+@on("Counted")
+async def slowly_by_sqlalchemy(message: Message, connection: AsyncConnection) -> None:
+    await connection.exec_driver_sql(SLOW)
+
+
+@asynccontextmanager
+async def _to_database(database: DatabaseSettings) -> AsyncIterator[tuple[FaultProxy, DatabaseSettings]]:
+    url = URL(database.url.get_secret_value())
+    async with FaultProxy("127.0.0.1", url.port or 0, amqp=False) as proxy:
+        yield proxy, database.model_copy(update={"url": SecretStr(str(url.with_port(proxy.port)))})
+
+
+@pytest.mark.parametrize("handler", [slowly, slowly_in_a_thread, slowly_by_sqlalchemy])
+async def test_a_stop_beside_a_silent_database_takes_its_time_and_no_more(
+    handler: Any, *, queue: Queue, table: Table, database: DatabaseSettings, broker: BrokerSettings
+) -> None:
+    await queue.send(1)
+    async with _to_database(database) as (proxy, proxied):
+        engine = create_async_engine(engine_url(proxied.url.get_secret_value()))
+        inbox = Inbox(engine if handler is slowly_by_sqlalchemy else proxied, CONSUMER)
+        consumer = Consumer(queue.name, [handler], inbox=inbox, broker=broker, drain_timeout=0.1)
+        running = asyncio.create_task(consumer.run(signals=False))
+        await eventually(lambda: _runs(table), "the handler's statement runs")
+        proxy.hold(Way.DOWN)
+
+        consumer.stop()
+        await eventually(running.done, "it ends", SOON)
+        await engine.dispose()
+
+    running.result()
+    await eventually(lambda: _has_one(queue), "the message is in the queue again")
+    assert await table.inbox_count() == 0
+
+
+async def test_a_stop_during_the_start_ends_it(
+    queue: Queue, database: DatabaseSettings, broker: BrokerSettings
+) -> None:
+    async with _to_database(database) as (proxy, proxied):
+        proxy.hold(Way.DOWN)
+        consumer = Consumer(queue.name, [slowly], inbox=Inbox(proxied, CONSUMER), broker=broker)
+        running = asyncio.create_task(consumer.run(signals=False))
+        await eventually(lambda: proxy.connections > 0, "it connects")
+
+        consumer.stop()
+        await eventually(running.done, "it ends", SOON)
+
+    running.result()
+
+
+async def _runs(table: Table) -> bool:
+    return bool((await table.connection.execute(RUNS)).rowcount)
+
+
+async def _has_one(queue: Queue) -> bool:
+    return await queue.ready_count() == 1
