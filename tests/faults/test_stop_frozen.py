@@ -1,0 +1,109 @@
+"""`relay run` told to stop beside servers whose every process is frozen: it ends in its time, with 0."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from signal import SIGCONT, SIGSTOP, SIGTERM
+
+import aio_pika
+import psycopg
+import pytest
+
+from tests.engine.conftest import Outbox, Reader
+from tests.faults.victim import relay_victim
+from tests.support.eventually import eventually
+from tests.support.postgres import PostgresServer
+from tests.support.queues import declare_bound
+from tests.support.rabbitmq import RabbitServer
+from tests.support.server import Server
+from tests.support.template import template_of
+
+pytestmark = pytest.mark.drills
+
+ROWS = 2000
+
+
+@pytest.fixture
+def postgres() -> Iterator[PostgresServer]:
+    """One that nobody else uses."""
+    with PostgresServer() as server:
+        yield server
+
+
+@pytest.fixture
+def rabbitmq() -> Iterator[RabbitServer]:
+    """One that nobody else uses."""
+    with RabbitServer(schedulers=1) as node:
+        yield node
+
+
+@pytest.fixture
+def database_url(postgres: PostgresServer) -> str:
+    return postgres.create_database("outbox", template=template_of(postgres))
+
+
+@pytest.fixture
+async def queue(broker_url: str) -> AsyncIterator[Reader]:
+    async with await aio_pika.connect(broker_url) as connection:
+        channel = await connection.channel()
+        yield Reader(channel, await declare_bound(channel, "events"))
+
+
+@pytest.mark.parametrize("is_loaded", [False, True], ids=["idle", "loaded"])
+@pytest.mark.parametrize("frozen", ["database", "broker", "database and broker"])
+async def test_a_stop_beside_frozen_servers(
+    frozen: str,
+    *,
+    is_loaded: bool,
+    postgres: PostgresServer,
+    rabbitmq: RabbitServer,
+    database_url: str,
+    broker_url: str,
+    queue: Reader,
+    tmp_path: Path,
+) -> None:
+    servers = [each for name, each in (("database", postgres), ("broker", rabbitmq)) if name in frozen]
+    async with await psycopg.AsyncConnection.connect(database_url, autocommit=True) as connection:
+        outbox = Outbox(connection)
+        victim = relay_victim(database_url, broker_url, tmp_path)
+        await victim.start()
+        if is_loaded:
+            await outbox.insert_many(ROWS, keys=ROWS)
+            await eventually(lambda: _has_sent(outbox), "it sends")
+        with _frozen(*servers):
+            code = await asyncio.to_thread(victim.stop, SIGTERM)
+            log = victim.log.read_text()
+
+        await victim.start()
+        await eventually(outbox.is_empty, "the next one sends the rest")
+        assert await asyncio.to_thread(victim.stop, SIGTERM) == 0
+        sent = await outbox.ids("sent")
+
+    assert code == 0, log
+    delivered = {int(str(message.headers["x-outbox-id"])) for message in await queue.everything()}
+    assert delivered == set(sent)
+    assert len(sent) == (ROWS if is_loaded else 0)
+
+
+async def _has_sent(outbox: Outbox) -> bool:
+    return bool(await outbox.ids("sent"))
+
+
+@contextmanager
+def _frozen(*servers: Server) -> Iterator[None]:
+    processes = [pid for server in servers for pid in _family(server.pid)]
+    for pid in processes:
+        os.kill(pid, SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in processes:
+            os.kill(pid, SIGCONT)
+
+
+def _family(pid: int) -> list[int]:
+    """Give a process and all that descend from it."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [pid, *(one for child in children for one in _family(int(child)))]
