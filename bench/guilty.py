@@ -27,7 +27,7 @@ class Guilt(StrEnum):
 
     QUEUE = "a queue is full"  # it refuses each message: backoff, then quarantine
     ROUTE = "a route is missing"  # each is returned: quarantine
-    ROW = "rows are refused"  # each key's first row backs off, the others wait behind it
+    ROW = "rows cannot be sent"  # each key's first row is parked, the others wait behind it
 
 
 ADDRESSES: dict[Guilt, dict[str, str | None]] = {

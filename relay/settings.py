@@ -97,6 +97,9 @@ ListenAddress = Annotated[
     str, AfterValidator(_listen_address), Takes("address:port, 0.0.0.0:8080 or [::]:8080, or nothing")
 ]
 Pattern = Annotated[str, StringConstraints(min_length=1), Takes("a shell pattern")]
+Patterns = Annotated[
+    str, Takes('shell patterns, several separated by commas; the empty one is the default exchange `""`')
+]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False), Takes("seconds, above 0")]
 
 
@@ -157,6 +160,10 @@ class BrokerSettings(Section):
     connection and at SIGHUP"""
     exchange: ShortString = "outbox"
     """for rows that name no exchange and that no route takes"""
+    allowed_exchanges: Patterns = "*"
+    """the exchanges that rows may name themselves; a row that names another is parked"""
+    sender_selected_distribution: bool = False
+    """rows may name further routing keys in the headers `CC` and `BCC`; else a row that has them is parked"""
     declare: bool = True
     """at start, declare what `[topology]` lists, and that exchange (topic, durable), where they are missing"""
     app_id: ShortString = "outbox-relay"

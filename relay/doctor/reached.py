@@ -83,7 +83,7 @@ def _in_quarantine(connection: psycopg.Connection, settings: Settings) -> list[Q
 
 def _sent_to(connection: psycopg.Connection, settings: Settings) -> tuple[dict[str, str], dict[str, str]]:
     """Give when a message was last seen to be sent, by the exchange that it named, and by that of its route."""
-    router = Router(settings.routes, settings.broker.exchange)
+    router = Router.of(settings)
     named: dict[str, str] = {}
     routed: dict[str, str] = {}
     statement = READ_SENT.format(schema=Identifier(settings.database.schema_name), looked_at=LOOKED_AT)

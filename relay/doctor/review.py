@@ -43,8 +43,8 @@ def review(settings: Settings) -> Iterator[Finding]:
 def _message(settings: Settings) -> Iterator[Finding]:
     row = Row(
         lane=0, id=1, message_id=str(uuid4()).encode(), aggregate_type=b"doctor", aggregate_id=b"1",
-        event_type=b"Asked", exchange=b"", routing_key=b"doctor", content_type=None, headers=None, trace_context=None,
-        payload=None, payload_bytes=b"", created_at=0, attempts=0, backoff_ms=0,
+        event_type=b"Asked", exchange=b"", routing_key=b"doctor", content_type=None, headers=None, traceparent=None,
+        tracestate=None, payload=None, payload_bytes=b"", created_at=0, attempts=0, backoff_ms=0, excess=None, cost=0,
     )  # fmt: skip
     is_mandatory, first = _sent(row, settings, redelivered=False)
     _, again = _sent(row, settings, redelivered=True)
@@ -59,12 +59,11 @@ def _message(settings: Settings) -> Iterator[Finding]:
 
 def _sent(row: Row, settings: Settings, *, redelivered: bool) -> tuple[bool, Basic.Properties]:
     """Give what `relay.wire` makes of a row: whether it is mandatory, and its properties."""
-    identity = Identity(settings.broker.app_id.encode(), settings.relay.max_message_bytes)
+    identity = Identity.of(settings)
     if settings.relay.wire is Wire.PUBLISH:
         return bool(MANDATORY), properties(row, identity, redelivered=redelivered)
     parts: list[Part] = []
-    router = Router(settings.routes, settings.broker.exchange)
-    Encoder(1, FRAME_MIN_SIZE, router, identity).encode(row, parts, redelivered=redelivered)
+    Encoder(1, FRAME_MIN_SIZE, Router.of(settings), identity).encode(row, parts, redelivered=redelivered)
     data = b"".join(parts)
     size, _, publish = pamqp.frame.unmarshal(data)
     _, _, header = pamqp.frame.unmarshal(data[size:])

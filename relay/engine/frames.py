@@ -18,9 +18,10 @@ from relay.engine.message import (
     POSTGRES_EPOCH,
     Identity,
     UnsendableError,
+    check_header_frame,
+    check_row,
     content_type,
     extra_headers,
-    too_large,
     unix_time,
 )
 from relay.engine.routes import Router
@@ -34,6 +35,7 @@ KEY_ENTRY = b"\x0ex-aggregate-idS"
 # content-type, headers, delivery-mode, message-id, timestamp, type, app-id
 FLAGS = 1 << 15 | 1 << 13 | 1 << 12 | 1 << 7 | 1 << 6 | 1 << 5 | 1 << 3
 FRAME_OVERHEAD = 8  # type, channel, size and end mark
+UNLIMITED = 128 * 1024  # bytes of a frame where the broker sets no limit: its own default
 TEMPLATES_KEPT = 4096  # an address that differs by row must not grow the memory
 
 Part = bytes | memoryview
@@ -60,12 +62,13 @@ class Encoder:
 
     Args:
         channel: the channel's number.
-        frame_max: the connection's negotiated frame size in bytes; larger bodies are split.
+        frame_max: the connection's negotiated frame size in bytes, 0 for no limit; larger bodies are split.
     """
 
     def __init__(self, channel: int, frame_max: int, router: Router, identity: Identity) -> None:
         self._channel = channel
-        self._max_body = frame_max - FRAME_OVERHEAD
+        self._frame_max = frame_max or UNLIMITED
+        self._max_body = self._frame_max - FRAME_OVERHEAD
         self.router = router
         self._identity = identity
         self._templates: dict[Kind, Template] = {}
@@ -78,7 +81,7 @@ class Encoder:
         """
         (
             lane, id_, message_id, aggregate_type, aggregate_id, event_type, exchange, routing_key, declared_type,
-            headers, trace_context, payload, payload_bytes, created_at, _, _, left_out,
+            headers, traceparent, _, payload, payload_bytes, created_at, _, _, excess, _, _,
         ) = row  # fmt: skip
         varies_by_key = aggregate_id if self.router.uses_aggregate_id else None
         kind = (aggregate_type, event_type, exchange, routing_key, declared_type, payload is None, varies_by_key)
@@ -86,12 +89,14 @@ class Encoder:
         if template is None:
             template = self._keep(kind, row)
         body = payload if payload is not None else payload_bytes or b""
-        size = left_out or len(body)
-        if size > self._identity.max_message_bytes:
-            raise UnsendableError(too_large(size, self._identity))
+        size = len(body)
+        if excess is not None or size > self._identity.max_message_bytes:
+            check_row(row, self._identity)
         own = b"" if aggregate_id is None else KEY_ENTRY + len(aggregate_id).to_bytes(4, "big") + aggregate_id
-        if headers is not None or trace_context is not None or redelivered:
+        if headers is not None or traceparent is not None or redelivered:
             own += _table(extra_headers(row, self._identity, redelivered=redelivered))
+        if template.header_size + len(own) > self._max_body:
+            check_header_frame(template.header_size + len(own) + FRAME_OVERHEAD, self._frame_max)
         seconds = created_at // 1_000_000 + POSTGRES_EPOCH
         if not 0 <= seconds <= LAST_SECOND:
             seconds = unix_time(row)
@@ -123,7 +128,7 @@ class Encoder:
         return template
 
     def _template(self, row: Row) -> Template:
-        address = self.router.address(row)
+        address = self.router.allowed_address(row)
         method = (
             struct.pack(">HHH", BASIC, PUBLISH, 0)
             + _short(address.exchange, "exchange")

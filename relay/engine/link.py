@@ -110,9 +110,8 @@ class Link:
         self._publisher = publisher
         self._health = health
         self._patience = settings.broker.connect_timeout if patience is None else patience
-        router = Router(settings.routes, settings.broker.exchange)
-        identity = Identity(settings.broker.app_id.encode(), settings.relay.max_message_bytes, stamp or {})
-        self._wires = Wires(settings.relay.wire, router, identity, publisher.confirm_times)
+        router = Router.of(settings)
+        self._wires = Wires(settings.relay.wire, router, Identity.of(settings, stamp), publisher.confirm_times)
         self._refusals = Refusals(router, health, barring=barring)
         self._undeclared = undeclared(settings.broker, listed(topology) if topology else ())
         self._broker = settings.broker  # with the hosts of the last `use_hosts`

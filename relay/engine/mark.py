@@ -16,7 +16,7 @@ from relay.engine.hold import HeldKeys
 from relay.engine.patience import Patience, patiently
 from relay.engine.publish import Publisher
 from relay.engine.quarantine import Quarantine
-from relay.engine.row import Fault, Row
+from relay.engine.row import OF_ROUTE, Fault, Outcome, Row
 from relay.engine.session import LaneSession, places
 from relay.engine.tail import Tail
 from relay.settings import RelaySettings
@@ -92,10 +92,10 @@ class Marker:
             confirmed, faulty = self._publisher.take_settled()
             for start in range(0, len(confirmed), ROWS_PER_MARK):
                 await self._sent(confirmed[start : start + ROWS_PER_MARK])
-            if of_routes := [fault for fault in faulty if fault.of_route]:
+            if of_routes := [fault for fault in faulty if fault.outcome in OF_ROUTE]:
                 await self._quarantine.take(of_routes)
             for fault in faulty:
-                if not fault.of_route:
+                if fault.outcome not in OF_ROUTE:
                     await self._fault(fault)
             confirmed.clear()  # else they stay in memory until the next ones are settled
 
@@ -138,7 +138,7 @@ class Marker:
 
     async def _fault(self, fault: Fault) -> None:
         row = fault.row._replace(attempts=fault.row.attempts + 1)
-        if row.attempts >= self._settings.max_attempts:
+        if fault.outcome is Outcome.UNSENDABLE or row.attempts >= self._settings.max_attempts:
             await self._park(row, fault.reason)
         elif not await self._quarantine.put_back(row):
             await self._postpone(row, fault.reason)

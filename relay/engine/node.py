@@ -270,7 +270,7 @@ class Node:
         tail = self._tail = Tail(session, settings, patience)
         holding = settings.key_policy is KeyPolicy.HOLD and settings.ordering is not Ordering.NONE
         held = HeldKeys(session, tail, patience)
-        router = Router(self._settings.routes, self._settings.broker.exchange)
+        router = Router.of(self._settings)
         quarantine = Quarantine(session, tail, self._publisher, router, patience=patience, holding=holding)
         behind = held if holding else None
         marker = Marker(session, tail, self._publisher, behind, quarantine, patience=patience, settings=settings)

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterable
 
 from aiormq.abc import AbstractChannel
 from aiormq.exceptions import AMQPError, DeliveryError, PublishError
+from pamqp.header import ContentHeader
 
-from relay.engine.frames import MANDATORY
-from relay.engine.message import ENCODING_ERRORS, Identity, UnsendableError, properties, too_large
+from relay.engine.frames import FRAME_OVERHEAD, MANDATORY
+from relay.engine.message import ENCODING_ERRORS, Identity, check_header_frame, check_row, not_sent, properties
 from relay.engine.routes import Router
 from relay.engine.row import Outcome, Row, Settled
 from relay.engine.wire import NACKED, Settle, after_close, returned_words
@@ -91,15 +92,16 @@ class PlainWire:
 
     async def _outcome(self, row: Row, *, redelivered: bool) -> tuple[Outcome, str]:
         try:
-            size = row.left_out or len(row.body)
-            if size > self._identity.max_message_bytes:
-                raise UnsendableError(too_large(size, self._identity))
-            address = self._router.address(row)
+            check_row(row, self._identity)
+            address = self._router.allowed_address(row)
+            described = properties(row, self._identity, redelivered=redelivered)
+            size = len(ContentHeader(properties=described).marshal()) + FRAME_OVERHEAD
+            check_header_frame(size, self._channel.connection.connection_tune.frame_max)
             await self._channel.basic_publish(
                 row.body,
                 exchange=address.exchange.decode(),
                 routing_key=address.routing_key.decode(),
-                properties=properties(row, self._identity, redelivered=redelivered),
+                properties=described,
                 mandatory=bool(MANDATORY),
             )
         except PublishError as error:
@@ -107,7 +109,7 @@ class PlainWire:
         except DeliveryError:
             return Outcome.NACKED, NACKED
         except ENCODING_ERRORS as error:  # before anything is sent
-            return Outcome.REFUSED, str(error)
+            return Outcome.UNSENDABLE, not_sent(error)
         return Outcome.CONFIRMED, ""
 
     def _forget(self) -> float:

@@ -120,9 +120,8 @@ class Publisher:
         match settled.outcome:
             case Outcome.CONFIRMED:
                 self._confirm(settled.rows)
-            case Outcome.RETURNED | Outcome.BARRED | Outcome.REFUSED:
-                of_route = settled.outcome is not Outcome.REFUSED
-                self.faulty.extend(Fault(row, settled.reason, of_route) for row in settled.rows)
+            case Outcome.RETURNED | Outcome.BARRED | Outcome.REFUSED | Outcome.UNSENDABLE:
+                self.faulty.extend(Fault(row, settled.reason, settled.outcome) for row in settled.rows)
                 if settled.outcome is Outcome.BARRED:  # an earlier one of them may have arrived
                     self._redelivered.update(row.id for row in settled.rows)
                 self.settled.set()

@@ -2,11 +2,12 @@
 
 import re
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
-from typing import NamedTuple
+from fnmatch import fnmatchcase, translate
+from typing import NamedTuple, Self
 
+from relay.engine.message import UnsendableError
 from relay.engine.row import Row
-from relay.settings import Route
+from relay.settings import Route, Settings
 
 ROUTES_CACHED = 10_000
 PLACEHOLDER = re.compile(rb"{(?:event_type|aggregate_type|aggregate_id)}")
@@ -23,12 +24,30 @@ class Address(NamedTuple):
 class Router:
     """Tell the address of a row. A row's own exchange or routing key wins over any route, each by itself."""
 
-    def __init__(self, routes: Sequence[Route], default_exchange: str) -> None:
+    def __init__(self, routes: Sequence[Route], default_exchange: str, *, allowed_exchanges: str = "*") -> None:
         default = Route(exchange=default_exchange, routing_key=DEFAULT_ROUTING_KEY)
         self._routes = (*routes, default)
+        self._allowed = [re.compile(translate(pattern.strip())) for pattern in allowed_exchanges.split(",")]
         self._matched: dict[tuple[bytes, bytes], Route] = {}
         # Whether rows of one kind may differ in their address.
         self.uses_aggregate_id = any("{aggregate_id}" in route.routing_key for route in routes)
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        broker = settings.broker
+        return cls(settings.routes, broker.exchange, allowed_exchanges=broker.allowed_exchanges)
+
+    def allowed_address(self, row: Row) -> Address:
+        """Give the address to which the row may be sent.
+
+        Raises:
+            UnsendableError: the row names an exchange that `broker.allowed_exchanges` does not.
+        """
+        if row.exchange is not None:
+            name = row.exchange.decode()
+            if not any(pattern.match(name) for pattern in self._allowed):
+                raise UnsendableError(f"exchange {name!r} is not among broker.allowed_exchanges")
+        return self.address(row)
 
     def address(self, row: Row) -> Address:
         if row.exchange is not None and row.routing_key is not None:

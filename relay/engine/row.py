@@ -32,13 +32,16 @@ class Row(NamedTuple):
     routing_key: bytes | None
     content_type: bytes | None
     headers: bytes | None  # a JSON object
-    trace_context: bytes | None  # a JSON object
+    traceparent: bytes | None
+    tracestate: bytes | None
     payload: bytes | None
     payload_bytes: bytes | None
     created_at: int  # microseconds since 2000-01-01 UTC, as PostgreSQL keeps them
     attempts: int
     backoff_ms: int  # how long it still has to wait; 0: it is due
-    left_out: int = 0  # size of a payload that was not read
+    excess: bytes | None  # why it was not read whole: no message can be made of it
+    cost: int  # bytes that reading it may take at most, as the server counts them for the limit of a read
+    left_out: bool = False  # it does not fit for now: payload and headers were not read
 
     @property
     def key(self) -> Key | None:
@@ -90,7 +93,8 @@ class Outcome(StrEnum):
     NACKED = "nacked"  # the broker could not; nothing is wrong with the row
     RETURNED = "returned"  # no queue is bound for its routing key
     BARRED = "barred"  # its address takes nothing: a missing or forbidden exchange, or a queue that is full or dead
-    REFUSED = "refused"  # it alone closed the channel, or cannot be sent as it is
+    REFUSED = "refused"  # it alone closed the channel
+    UNSENDABLE = "unsendable"  # the relay cannot make a message of it, and never will
     SUSPECT = "suspect"  # the broker closed the channel on account of one of them
     UNKNOWN = "unknown"  # time-out or lost connection: it may have arrived
 
@@ -103,9 +107,12 @@ class Settled(NamedTuple):
     reason: str = ""
 
 
+OF_ROUTE = frozenset({Outcome.RETURNED, Outcome.BARRED})  # the row itself may be fine
+
+
 class Fault(NamedTuple):
-    """A row that the broker or the protocol refuses, on its own account or on that of its address."""
+    """A row that the broker or the relay refuses, on its own account or on that of its address."""
 
     row: Row
     reason: str
-    of_route: bool  # the row itself may be fine
+    outcome: Outcome

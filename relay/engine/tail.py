@@ -18,7 +18,7 @@ from operator import itemgetter
 
 from relay.engine.backing_off import BackingOff
 from relay.engine.patience import Patience
-from relay.engine.pending import COLUMNS, DUE, DUE_FAR, FIELDS, READ
+from relay.engine.pending import DUE, read_statement
 from relay.engine.row import Key, Row, fetch_rows, give_rows
 from relay.engine.running import Running
 from relay.engine.session import LaneSession, array_text
@@ -29,7 +29,6 @@ SHORT_REST = 0.002  # seconds between two reads while rows keep coming
 DOORBELL_AFTER = 0.02  # seconds without a row, after which writers are asked to ring
 DUE_INTERVAL = 0.5  # seconds between two looks for rows that are due, at least
 SWEEP_SHARE = 50  # a sweep takes at most this part of the time
-HEADER_BYTES = 4  # of a value in PostgreSQL, at most: `pg_column_size` counts it
 FAR = 100_000  # ids; a read that starts so far behind the last one may have to pass many dead rows
 
 
@@ -48,12 +47,12 @@ class Tail:
         self._patience = patience
         self._cursor = session.cursor()
         give_rows(self._cursor)
-        self.statement = session.sql(READ, columns=COLUMNS, fields=FIELDS, far=DUE_FAR)
+        self.statement = read_statement(session, settings.max_message_bytes)
         self._due = session.sql(DUE)
         self._window = Window(settings)
         self._floors: dict[int, int] = {}  # lane -> everything visible at or below was read
         self._far: dict[int, None] = {}  # lanes that are to be read from far back, in the order of their turn
-        self._large: dict[int, int] = {}  # lane -> size of its next row, which did not fit, in the order of their turn
+        self._large: dict[int, int] = {}  # lane -> cost of its next row, which did not fit, in the order of their turn
         self._gone_back: dict[int, int] = {}  # lane -> how far, since the last read began
         self._unswept: list[int] = []  # lanes whose turn in the sweep is to come
         self._sweeping: int | None = None  # the one that the last read has swept
@@ -255,7 +254,6 @@ class Tail:
             ),
             "rows": self._limit,
             "bytes": array_text(self._limit_bytes[lane] for lane in lanes),
-            "largest": self._settings.max_message_bytes + HEADER_BYTES,
         }
         async with self._session.use():
             asked_at = time.monotonic()
@@ -294,19 +292,18 @@ class Tail:
         for lane in self._reading:
             self._far.pop(lane, None)
             self._large.pop(lane, None)
-        largest = self._settings.max_message_bytes + HEADER_BYTES
-        waiting = {row.lane: row for row in rows if row.left_out and row.left_out <= largest}  # the last of its lane
+        waiting = {row.lane: row for row in rows if row.left_out}  # the last of its lane
         if waiting:
-            rows = [row for row in rows if row is not waiting.get(row.lane)]
-            self._large |= {lane: row.left_out for lane, row in waiting.items()}
+            rows = [row for row in rows if not row.left_out]
+            self._large |= {lane: row.cost for lane, row in waiting.items()}
         if self._sweeping is not None:
             self._unswept.remove(self._sweeping)
         ended = set(self._reading)
         for lane, group in groupby(rows, itemgetter(0)):
             of_lane = list(group)
-            total = self._window.add(lane, of_lane)
+            self._window.add(lane, of_lane)
             last = of_lane[-1].id
-            if len(of_lane) >= self._limit or total >= self._limit_bytes[lane]:  # Row.size is never below the server's
+            if len(of_lane) >= self._limit or sum(row.cost for row in of_lane) >= self._limit_bytes[lane]:
                 self._floors[lane] = last
                 self._more = True
                 ended.discard(lane)

@@ -8,13 +8,13 @@ Names are those of OpenTelemetry's semantic conventions for messaging and Rabbit
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import orjson
 from opentelemetry.context import Context
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer, get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 from yarl import URL
 
+from relay.engine.message import trace_headers
 from relay.engine.routes import Router
 from relay.engine.row import Outcome, Row, Settled
 from relay.engine.wire import Settle, Wire
@@ -115,15 +115,10 @@ class TracedWire:
 
 def _links(rows: Iterable[Row]) -> list[Link]:
     links: list[Link] = []
-    for written_in in dict.fromkeys(row.trace_context for row in rows):
-        if written_in is None:
-            continue
+    for written_in in dict.fromkeys(map(trace_headers, rows)):
         if len(links) == MAX_LINKS:
             break
-        carrier = orjson.loads(written_in)  # whatever JSON the writer took for a trace
-        if isinstance(carrier, dict):
-            texts = {name: value for name, value in carrier.items() if isinstance(value, str)}
-            context = get_current_span(PROPAGATOR.extract(texts)).get_span_context()
-            if context.is_valid:
-                links.append(Link(context))
+        context = get_current_span(PROPAGATOR.extract(dict(written_in))).get_span_context()
+        if context.is_valid:
+            links.append(Link(context))
     return links

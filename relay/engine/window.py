@@ -52,14 +52,12 @@ class Window:
     def ids(self, lane: int) -> Collection[int]:
         return self._sizes[lane]
 
-    def add(self, lane: int, rows: Iterable[Row]) -> int:
-        """Take rows of one lane in, and give their bytes."""
+    def add(self, lane: int, rows: Iterable[Row]) -> None:
+        """Take rows of one lane in."""
         sizes = {row.id: row.size for row in rows}
-        total = sum(sizes.values())
         self._sizes[lane] |= sizes
         self._rows += len(sizes)
-        self._bytes += total
-        return total
+        self._bytes += sum(sizes.values())
 
     def forget(self, rows: Iterable[Row]) -> bool:
         """Let rows go; tell whether a lane has room again that had none."""

@@ -4,6 +4,7 @@
 in one piece and counts confirms itself, without a task or a future a message. `PlainWire` (plain.py) is the
 library's documented way behind the same interface; both pass tests/engine/test_wire.py.
 
+Both lean on the library's table of decoders (`pamqp.decode.METHODS`), of which one is replaced.
 The fast way leans on four attributes of aiormq's channel, which are public but not documented: `frames`, `number`,
 `write_queue` and `connection.connection_tune`. That is why pyproject.toml pins the version.
 """
@@ -25,11 +26,12 @@ from aiormq.exceptions import (
     ConnectionSyntaxError,
     ConnectionUnexpectedFrame,
 )
+from pamqp import decode
 from pamqp.commands import Basic, Channel
 from pamqp.header import ContentHeader
 
 from relay.engine.frames import Encoder, Part
-from relay.engine.message import ENCODING_ERRORS
+from relay.engine.message import ENCODING_ERRORS, not_sent
 from relay.engine.routes import Address, Router
 from relay.engine.row import Outcome, Row, Settled
 from relay.observe.histogram import Histogram
@@ -40,7 +42,9 @@ PIECE_BYTES = 1024 * 1024  # of messages that are joined for one write: the libr
 TIMED_EVERY = 16  # rows: brokers confirm a hundred at once, but one by one where several queues take turns
 # RabbitMQ: "NOT_FOUND - no exchange 'x' in vhost '/'", "ACCESS_REFUSED - access to exchange 'x' in vhost '/' refused
 # for user 'u'", and with permissions by topic "access to topic 'k' in exchange 'x' in vhost '/' refused for ...".
-ADDRESS_NAMED = re.compile(r"(?:topic '(?P<routing_key>.*)' in )?exchange '(?P<exchange>.*)' in vhost '")
+ADDRESS_NAMED = re.compile(r"(?:topic '(?P<routing_key>.*)' in )?exchange '(?P<exchange>.*)' in vhost '", re.DOTALL)
+# The broker's words have 255 bytes at most, so they may end within the name.
+ADDRESS_CUT = re.compile(r"(?P<what>exchange|topic) '(?P<start>.*)\.\.\.", re.DOTALL)
 # Also what closes the whole connection: frames that the broker cannot read, or a message that it stumbles over.
 BLAMES_A_MESSAGE = (
     AMQPChannelError,
@@ -50,6 +54,17 @@ BLAMES_A_MESSAGE = (
     ConnectionNotImplemented,
     ConnectionInternalError,
 )
+
+
+def _read_short_string(value: bytes) -> tuple[int, str]:
+    """Read what the broker may have cut in the middle of a character; the library would end the connection."""
+    try:
+        return decode.short_str(value)
+    except UnicodeDecodeError:
+        return value[0] + 1, value[1 : value[0] + 1].decode(errors="replace")
+
+
+decode.METHODS["shortstr"] = _read_short_string
 
 
 def returned_words(frame: Any) -> str:
@@ -70,17 +85,22 @@ def after_close(rows: Sequence[Row], closing: asyncio.Future[Any], router: Route
     if not isinstance(error, BLAMES_A_MESSAGE):
         return [Settled(rows, Outcome.UNKNOWN, "the connection was lost before the confirm")]
     words = " ".join(str(arg) for arg in error.args if arg is not None)
-    if isinstance(error, ChannelNotFoundEntity | ChannelAccessRefused) and (named := ADDRESS_NAMED.search(words)):
-        barred = [row for row in rows if _is_named(router.address(row), named)]
+    if isinstance(error, ChannelNotFoundEntity | ChannelAccessRefused):
+        barred = [row for row in rows if _is_named(router.address(row), words)]
         if barred:
-            others = [row for row in rows if not _is_named(router.address(row), named)]
+            others = [row for row in rows if not _is_named(router.address(row), words)]
             unknown = Settled(others, Outcome.UNKNOWN, "another message closed the channel before the confirm")
             return [Settled(barred, Outcome.BARRED, words), *([unknown] if others else [])]
     is_found = len(rows) == 1 and not isinstance(error, ConnectionInternalError)
     return [Settled(rows, Outcome.REFUSED if is_found else Outcome.SUSPECT, words)]
 
 
-def _is_named(address: Address, named: re.Match[str]) -> bool:
+def _is_named(address: Address, words: str) -> bool:
+    if (named := ADDRESS_NAMED.search(words)) is None:
+        if (cut := ADDRESS_CUT.search(words)) is None:
+            return False
+        name = address.exchange if cut["what"] == "exchange" else address.routing_key
+        return (name + b"' in ").startswith(cut["start"].rstrip("\ufffd").encode())  # half a character at the end
     routing_key = named["routing_key"]
     return address.exchange == named["exchange"].encode() and (
         routing_key is None or address.routing_key == routing_key.encode()
@@ -165,7 +185,7 @@ class FrameWire:
             try:
                 self._encoder.encode(row, self._parts, redelivered=row.id in redelivered)
             except ENCODING_ERRORS as error:
-                refused.append(Settled((row,), Outcome.REFUSED, str(error)))
+                refused.append(Settled((row,), Outcome.UNSENDABLE, not_sent(error)))
                 continue
             self._tag += 1
             self._rows[self._tag] = row

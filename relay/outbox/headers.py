@@ -11,6 +11,7 @@ from relay.outbox.event import Event
 MAX_HEADER_NAME_BYTES = 128  # AMQP 0-9-1, 4.2.5.5; client libraries cut longer ones off
 # All properties travel in one frame, which cannot be split: 131,072 bytes with RabbitMQ's default frame_max.
 MAX_HEADERS_BYTES = 64 * 1024
+MAX_HEADER_DEPTH = 64  # consumers' libraries read tables recursively
 INTEGERS = range(-(2**63), 2**63)
 
 
@@ -24,17 +25,16 @@ def headers_text(event: Event) -> str | None:
         return None
     if not isinstance(event.headers, Mapping):
         raise HeaderError(event, "headers", f"is of type {type(event.headers).__name__}; it takes a dict")
-    try:
-        _check(event, "headers", dict(event.headers))
-        data = orjson.dumps(dict(event.headers))
-    except (RecursionError, orjson.JSONEncodeError):
-        raise HeaderError(event, "headers", "is nested too deeply") from None
+    _check(event, "headers", dict(event.headers), 0)
+    data = orjson.dumps(dict(event.headers))
     if len(data) > MAX_HEADERS_BYTES:
         raise HeaderError(event, "headers", f"has {len(data)} bytes as JSON; the limit is {MAX_HEADERS_BYTES}")
     return data.decode()
 
 
-def _check(event: Event, path: str, value: object) -> None:
+def _check(event: Event, path: str, value: object, depth: int) -> None:
+    if depth > MAX_HEADER_DEPTH:
+        raise HeaderError(event, "headers", f"is nested too deeply; the limit is {MAX_HEADER_DEPTH} levels")
     match value:
         case None | bool():
             pass
@@ -49,11 +49,11 @@ def _check(event: Event, path: str, value: object) -> None:
                 raise HeaderError(event, path, f"is {value}; AMQP and jsonb take finite numbers below 2^63")
         case list():
             for position, item in enumerate(value):
-                _check(event, f"{path}[{position}]", item)
+                _check(event, f"{path}[{position}]", item, depth + 1)
         case dict():
             for name, item in value.items():
                 _check_name(event, path, name)
-                _check(event, f"{path}.{name}", item)
+                _check(event, f"{path}.{name}", item, depth + 1)
         case _:
             raise HeaderError(
                 event,

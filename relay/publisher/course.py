@@ -174,6 +174,8 @@ class Course:
         if outcome is Outcome.CONFIRMED:
             self.confirmed += 1
             self._accept(entry)
+        elif outcome is Outcome.UNSENDABLE:  # from the buffer it could not be sent either
+            self._refuse(entry, reason)
         else:
             self._leave_direct(f"{outcome}: {reason}")
             self._choose(entry, behind)

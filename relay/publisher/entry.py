@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Self
 
+import orjson
+
 from relay.engine import row as engine
 from relay.engine.message import POSTGRES_EPOCH
 from relay.errors import NotAcceptedError
@@ -56,6 +58,7 @@ def engine_row(written: Row, accepted_at: int) -> engine.Row:
     id_ = next(IDS)
     aggregate_type = written.aggregate_type.encode()
     aggregate_id = _bytes(written.aggregate_id)
+    trace: dict[str, str] = orjson.loads(written.trace_context) if written.trace_context is not None else {}
     return engine.Row(
         lane=id_ & 15 if aggregate_id is None else lane_of(aggregate_type, aggregate_id),
         id=id_,
@@ -67,12 +70,15 @@ def engine_row(written: Row, accepted_at: int) -> engine.Row:
         routing_key=_bytes(written.routing_key),
         content_type=_bytes(written.content_type),
         headers=_bytes(written.headers),
-        trace_context=_bytes(written.trace_context),
+        traceparent=_bytes(trace.get("traceparent")),
+        tracestate=_bytes(trace.get("tracestate")),
         payload=_bytes(written.payload),
         payload_bytes=written.payload_bytes,
         created_at=accepted_at,
         attempts=0,
         backoff_ms=0,
+        excess=None,
+        cost=0,
     )
 
 

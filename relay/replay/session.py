@@ -53,7 +53,8 @@ NEXT_PLACES = SQL("FETCH {rows} FROM replay_rows")
 READ = SQL("""
     SELECT lane, id, message_id::text, aggregate_type, aggregate_id, event_type,
         coalesce({to_exchange}, exchange), coalesce({routing_key}, routing_key), content_type,
-        headers::text, trace_context::text, payload, payload_bytes, created_at, 0::smallint, 0, 0
+        headers::text, trace_context ->> 'traceparent', trace_context ->> 'tracestate', payload, payload_bytes,
+        created_at, 0::smallint, 0, NULL::text, 0, false
     FROM {schema}.message
     WHERE state = 'sent' AND sent_at >= %(first)s::timestamptz AND sent_at < %(next)s::timestamptz
         AND ctid = ANY (%(places)s::tid[])

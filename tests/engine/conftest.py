@@ -14,6 +14,8 @@ from psycopg.types.json import Json
 
 from relay.engine.lanes import lock_lanes
 from relay.engine.node import Node
+from relay.engine.publish import Publisher
+from relay.engine.row import Outcome, Settled
 from relay.engine.session import LaneSession
 from relay.engine.tail import Tail
 from relay.settings import DatabaseSettings, RelaySettings, Settings
@@ -53,7 +55,7 @@ class Outbox:
         return int(row[0])
 
     async def insert_faulty(self, key: str | None = "1") -> int:
-        """Write a row that cannot be sent, until `mend`: no AMQP header may have so long a name."""
+        """Write a row that the relay cannot send, until `mend`: no AMQP header may have so long a name."""
         return await self.insert(key, headers=Json({"x" * 129: True}))
 
     async def mend(self, id_: int) -> None:
@@ -163,6 +165,23 @@ def run_node(settings: Settings) -> RunNode:
             await running
 
     return run
+
+
+@pytest.fixture
+def refused_by_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the relay cannot send counts as refused by the broker: tried again, later and later.
+
+    A broker refuses a row by closing the channel, which disturbs the others. Tests of the backoff want the one without
+    the other; tests/faults/test_broker_refusals.py has the real thing.
+    """
+    settle = Publisher.settle
+
+    def refuse(publisher: Publisher, settled: Settled) -> None:
+        if settled.outcome is Outcome.UNSENDABLE:
+            settled = settled._replace(outcome=Outcome.REFUSED)
+        settle(publisher, settled)
+
+    monkeypatch.setattr(Publisher, "settle", refuse)
 
 
 @pytest.fixture

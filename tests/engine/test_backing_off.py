@@ -1,9 +1,13 @@
 """Keys whose first row is refused wait for it in the table: they take no room, and their order is kept."""
 
+import pytest
+
 from relay.engine.backing_off import BackingOff
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.engine.test_frames import ROW
 from tests.support.eventually import eventually
+
+pytestmark = pytest.mark.usefixtures("refused_by_broker")
 
 LONG = {"backoff_initial": 60.0, "backoff_max": 60.0}
 GUILTY, FOLLOWERS = 20, 30

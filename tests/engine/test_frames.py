@@ -28,12 +28,15 @@ ROW = Row(
     routing_key=None,
     content_type=None,
     headers=None,
-    trace_context=None,
+    traceparent=None,
+    tracestate=None,
     payload=b'{"a": 1}',
     payload_bytes=None,
     created_at=800_000_000_000_000,
     attempts=0,
     backoff_ms=0,
+    excess=None,
+    cost=0,
 )
 
 
@@ -71,7 +74,8 @@ rows = st.builds(
     routing_key=st.none() | names.map(str.encode),
     content_type=st.none() | names.map(str.encode),
     headers=st.none() | st.sampled_from([b"{}", b'{"a": 1, "b": [true, null, "x"], "c": {"d": -70000}}']),
-    trace_context=st.none() | st.just(b'{"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}'),
+    traceparent=st.sampled_from([None, b"none", b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"]),
+    tracestate=st.sampled_from([None, b"a=1,b=2", b"\0"]),
     payload=st.sampled_from([None, b"{}", b'"' + b"x" * 9000 + b'"']),
     payload_bytes=st.binary(max_size=9000),
     created_at=st.integers(-(2**63), 2**63 - 1),

@@ -159,6 +159,7 @@ async def test_with_skip_the_key_goes_on(outbox: Outbox, queue: Reader, run_node
     assert await outbox.ids("parked") == [head]
 
 
+@pytest.mark.usefixtures("refused_by_broker")
 async def test_with_skip_the_key_does_not_wait_for_a_row_that_backs_off(
     outbox: Outbox, queue: Reader, run_node: RunNode
 ) -> None:

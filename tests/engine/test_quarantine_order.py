@@ -164,6 +164,7 @@ SET_ASIDE = """
 PARK = "UPDATE outbox.message SET state = 'parked', parked_at = now() WHERE id = %s"
 
 
+@pytest.mark.usefixtures("refused_by_broker")
 async def test_a_row_that_cannot_be_sent_itself_does_not_keep_its_route_in_quarantine(
     outbox: Outbox, channel: AbstractChannel, run_node: RunNode
 ) -> None:
@@ -177,6 +178,7 @@ async def test_a_row_that_cannot_be_sent_itself_does_not_keep_its_route_in_quara
         assert sorted(await later.ids(5)) == fine
 
 
+@pytest.mark.usefixtures("refused_by_broker")
 async def test_alone_in_quarantine_it_is_parked_in_the_end(outbox: Outbox, run_node: RunNode) -> None:
     faulty = await outbox.insert_faulty()
     await outbox.connection.execute("UPDATE outbox.message SET exchange = '', routing_key = 'later'")
@@ -204,6 +206,7 @@ async def test_rows_behind_a_parked_one_do_not_keep_their_route_in_quarantine(
     assert (await outbox.ids("parked"))[1:] == held
 
 
+@pytest.mark.usefixtures("refused_by_broker")
 async def test_rows_behind_one_that_backs_off_do_not_keep_their_route_in_quarantine(
     outbox: Outbox, channel: AbstractChannel, run_node: RunNode
 ) -> None:

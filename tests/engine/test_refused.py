@@ -1,13 +1,17 @@
 """What the broker refuses is tried again, then parked with its words; what is delayed waits."""
 
 import json
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from aio_pika.abc import AbstractChannel
 
-from relay.settings import Wire
+from relay.engine.message import OURS
+from relay.settings import Settings, Wire
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.support.eventually import eventually
+from tests.support.rabbitmq import RabbitServer
 
 
 @pytest.mark.parametrize("wire", Wire)
@@ -15,10 +19,10 @@ async def test_what_is_too_large_is_parked_unsent(outbox: Outbox, queue: Reader,
     large = await outbox.insert("1", payload=json.dumps("x" * 5000))
     fine = await outbox.insert("2")
 
-    async with run_node(wire=wire, max_attempts=1, max_message_bytes=4096):
+    async with run_node(wire=wire, max_message_bytes=4096):
         await eventually(outbox.is_empty, "nothing pending")
 
-    assert await outbox.ids("parked") == [large]
+    await assert_parked_at_once(outbox, large)
     assert "max_message_bytes" in await outbox.column("last_error", large)
     assert await queue.ids(1) == [fine]
 
@@ -29,6 +33,14 @@ async def test_what_is_too_large_is_parked_unsent(outbox: Outbox, queue: Reader,
     [
         pytest.param('{"n": 1e400}', id="a number beyond all others"),
         pytest.param('{"n": 18446744073709551615}', id="more than 64 bits"),
+        pytest.param(f'{{"large": "{"x" * 200_000}"}}', id="more than a frame"),
+        pytest.param(f'{{"flat": "{"x" * 131_000}"}}', id="more than a frame, with the properties"),
+        pytest.param(f'{{"deep": {"[" * 65}{"]" * 65}}}', id="deeper than consumers read"),
+        pytest.param('{"CC": ["elsewhere"]}', id="CC"),
+        pytest.param('{"BCC": ["elsewhere"]}', id="BCC"),
+        pytest.param('{"x-cc": ["elsewhere"]}', id="x-cc"),
+        pytest.param(f'{{"n": [{", ".join(["1e131000"] * 9000)}]}}', id="a gigabyte as text"),
+        pytest.param(f'{{"n": [{", ".join(["1." + "0" * 16383] * 9000)}]}}', id="150 MB of zeros"),
         pytest.param(f'{{"deep": {"[" * 900}{"]" * 900}}}', id="deep"),
         pytest.param(f'{{"deep": {"[" * 2000}{"]" * 2000}}}', id="deeper"),
         pytest.param(f'{{"in": {{"{"x" * 129}": 1}}}}', id="a long name"),
@@ -39,12 +51,125 @@ async def test_headers_that_only_postgresql_takes_are_parked_and_stop_nobody(
 ) -> None:
     odd, fine = await outbox.insert("1", headers=headers), await outbox.insert("2")
 
-    async with run_node(wire=wire, max_attempts=1):
+    async with run_node(wire=wire) as node:
         await eventually(outbox.is_empty, "nothing pending")
+        assert node.figures().broker_losses == {}
 
     assert await queue.ids(1) == [fine]
-    assert await outbox.ids("parked") == [odd]
-    assert await outbox.column("last_error", odd)
+    await assert_parked_at_once(outbox, odd)
+
+
+async def assert_parked_at_once(outbox: Outbox, id_: int) -> None:
+    """It says that no broker has seen it, and no second try was made."""
+    assert await outbox.ids("parked") == [id_]
+    assert (await outbox.column("last_error", id_)).startswith("not sent by the relay: ")
+    assert await outbox.column("attempts", id_) == 1
+
+
+@pytest.fixture
+def small_frames(rabbitmq: RabbitServer) -> Iterator[None]:
+    """What `frame_max` in rabbitmq.conf does, for the connections made from now on."""
+    rabbitmq.call("application:set_env(rabbit, frame_max, 4096).")
+    yield
+    rabbitmq.call("application:set_env(rabbit, frame_max, 131072).")
+
+
+@pytest.mark.usefixtures("small_frames")
+@pytest.mark.parametrize("wire", Wire)
+async def test_headers_beyond_a_small_frame_are_parked_and_larger_bodies_are_sent(
+    outbox: Outbox, run_node: RunNode, wire: Wire, queue: Reader
+) -> None:
+    odd = await outbox.insert("1", headers=json.dumps({"large": "x" * 4096}))
+    fine = await outbox.insert("2", payload=json.dumps("x" * 20_000), headers=json.dumps({"fits": "x" * 3000}))
+
+    async with run_node(wire=wire) as node:
+        await eventually(outbox.is_empty, "nothing pending")
+        assert node.figures().broker_losses == {}
+
+    assert await queue.ids(1) == [fine]
+    await assert_parked_at_once(outbox, odd)
+    assert "frame_max" in await outbox.column("last_error", odd)
+
+
+@pytest.mark.parametrize("wire", Wire)
+async def test_only_a_trace_in_its_form_passes_from_trace_context(
+    outbox: Outbox, queue: Reader, run_node: RunNode, wire: Wire
+) -> None:
+    parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    forged = {"x-outbox-id": 1, "x-aggregate-id": "another", "CC": ["elsewhere"], "baggage": "a=1"}
+    contexts = [
+        {"traceparent": parent, "tracestate": "a=1,b@c=2", **forged},
+        {"traceparent": parent, "tracestate": "\u00e4"},
+        {"traceparent": "00-" + "0" * 32 + "-b7ad6b7169203331-01", "tracestate": "a=1"},
+        {"traceparent": parent + "-and more"},
+        {"traceparent": {"of": "another type"}},
+        {"traceparent": parent, "tracestate": "a=" + "x" * 511},
+    ]
+    ids = [await outbox.insert(trace_context=json.dumps(context)) for context in contexts]
+
+    async with run_node(wire=wire):
+        messages = await queue.drain(len(ids))
+
+    headers = [message.headers for message in messages]
+    assert [each["x-outbox-id"] for each in headers] == ids
+    assert all(each["x-aggregate-id"] == "1" and not forged.keys() & each.keys() - OURS for each in headers)
+    traces = [(each.get("traceparent"), each.get("tracestate")) for each in headers]
+    assert traces == [(parent, "a=1,b@c=2"), (parent, None), *[(None, None)] * 3, (parent, None)]
+
+
+@pytest.mark.parametrize("wire", Wire)
+async def test_cc_names_routing_keys_where_the_operator_allows_it(
+    outbox: Outbox, channel: AbstractChannel, queue: Reader, settings: Settings, run_node: RunNode, wire: Wire
+) -> None:
+    elsewhere = Reader(channel, await channel.declare_queue("elsewhere", durable=True))
+    address = {"exchange": "", "routing_key": "events"}
+    id_ = await outbox.insert("1", headers=json.dumps({"CC": ["elsewhere"]}), **address)
+    odd = await outbox.insert("2", headers=json.dumps({"CC": "elsewhere"}), **address)
+    allowing = settings.broker.model_copy(update={"sender_selected_distribution": True})
+
+    async with run_node(settings.model_copy(update={"broker": allowing}), wire=wire) as node:
+        await eventually(outbox.is_empty, "nothing pending")
+        assert node.figures().broker_losses == {}
+
+    assert await queue.ids(1) == await elsewhere.ids(1) == [id_]
+    await assert_parked_at_once(outbox, odd)
+
+
+@pytest.mark.parametrize("wire", Wire)
+async def test_a_row_that_names_an_exchange_that_is_not_allowed_is_parked(
+    outbox: Outbox, queue: Reader, settings: Settings, run_node: RunNode, wire: Wire
+) -> None:
+    by_default = await outbox.insert("1")
+    named = await outbox.insert("2", exchange="outbox")
+    odd = await outbox.insert("3", exchange="", routing_key="events")
+    broker = settings.broker.model_copy(update={"allowed_exchanges": "billing.*, outbox"})
+
+    async with run_node(settings.model_copy(update={"broker": broker}), wire=wire):
+        await eventually(outbox.is_empty, "nothing pending")
+
+    assert sorted(await queue.ids(2)) == [by_default, named]
+    await assert_parked_at_once(outbox, odd)
+    assert "broker.allowed_exchanges" in await outbox.column("last_error", odd)
+
+
+@pytest.mark.parametrize(
+    "exchange",
+    ["a" * 255, "\u00e9" * 127, "a" + "\u00e9" * 127, "a\nb"],
+    ids=["long", "cut", "cut in half", "two lines"],
+)
+async def test_however_a_missing_exchange_is_called_its_rows_alone_wait_for_it(
+    outbox: Outbox, queue: Reader, run_node: RunNode, exchange: str
+) -> None:
+    odd = await outbox.insert("odd", exchange=exchange)
+    fine = [await outbox.insert(f"fine-{n}") for n in range(5)]
+
+    async with run_node() as node:
+        await eventually(outbox.is_empty, "nothing pending")
+        assert node.figures().broker_losses == {}
+
+    assert await outbox.ids("quarantined") == [odd]
+    assert await outbox.column("attempts", odd) == 0
+    assert await outbox.ids("sent") == fine
 
 
 @pytest.mark.parametrize("wire", Wire)
@@ -86,6 +211,7 @@ async def test_however_far_away_the_moment_of_a_row_is_others_go_on(
         await eventually(node.is_ready, "it lives")
 
 
+@pytest.mark.usefixtures("refused_by_broker")
 async def test_a_retry_takes_its_backoff_along_over_a_restart(outbox: Outbox, queue: Reader, run_node: RunNode) -> None:
     first = await outbox.insert("1", payload=json.dumps("x" * 5000))
     second = await outbox.insert("1")

@@ -1,6 +1,7 @@
 """A window is bounded in rows and bytes, and each lane has its share of it."""
 
 import psycopg
+import pytest
 
 from relay.engine.window import START_BYTES
 from tests.engine.conftest import Outbox
@@ -81,6 +82,22 @@ async def test_a_window_is_bounded_in_bytes(outbox: Outbox, follow: Follow) -> N
     assert sum(follower.windows) <= 12
 
 
+@pytest.mark.parametrize(
+    "value", ['"' + "x" * 100_000 + '"', f"[{', '.join(['1.' + '0' * 16383] * 8)}]"], ids=["long", "zeros"]
+)
+async def test_headers_count_as_bytes_too(outbox: Outbox, follow: Follow, value: str) -> None:
+    await outbox.connection.execute(
+        "INSERT INTO outbox.message (aggregate_type, aggregate_id, event_type, payload, headers)"
+        " SELECT 'customer', '1', 'InvoiceIssued', '1', %s::jsonb FROM generate_series(1, 200)",
+        [f'{{"h": {value}}}'],
+    )
+
+    follower = await follow(max_window_bytes=1 << 20)
+
+    await eventually(lambda: bool(follower.windows), "a first window")
+    assert sum(follower.windows) <= 12
+
+
 async def test_rows_without_a_key_spread_over_the_lanes(outbox: Outbox, follow: Follow) -> None:
     for _ in range(32):
         await outbox.insert(None)
@@ -130,14 +147,24 @@ async def test_a_row_larger_than_the_window_goes_alone(outbox: Outbox, follow: F
         await settle(outbox, follower)
 
 
-async def test_what_is_too_large_to_be_sent_is_not_read(outbox: Outbox, follow: Follow) -> None:
-    large = await outbox.insert("1", payload_bytes=b"x" * 1_000_000)
-    next_one = await outbox.insert("1")
+async def test_what_is_too_large_for_any_message_is_not_read(outbox: Outbox, follow: Follow) -> None:
+    await outbox.connection.execute(
+        "INSERT INTO outbox.message (aggregate_type, event_type, payload, headers, trace_context) SELECT 'customer',"
+        " 'InvoiceIssued', body, to_jsonb(h), to_jsonb(h) FROM (VALUES"
+        " (to_json(repeat('x', 30000000)), NULL),"
+        " ('1', json_build_object('h', repeat('x', 200000000))),"
+        " ('1', json_build_object('h', repeat('x', 300000)))) AS large (body, h)"
+    )
 
-    follower = await follow(max_message_bytes=4096)
-    await follower.has(large, next_one)
+    follower = await follow(max_message_bytes=1 << 20)
+    await follower.counts(3)
 
-    assert [(row.left_out, len(row.body) > 0) for row in follower.rows] == [(1_000_000, False), (0, True)]
+    assert all(row.size < 10_000 for row in follower.rows)
+    assert sorted((row.excess or b"").decode().partition(" bytes")[2][:9] for row in follower.rows) == [
+        " are more",
+        " as jsonb",
+        " as jsonb",
+    ]
 
 
 def has_been_full(follower: Follower) -> bool:

@@ -142,7 +142,7 @@ async def test_a_full_queue_that_rejects_nacks(sender: Sender, channel: Abstract
 async def test_what_cannot_be_encoded_is_refused_alone(sender: Sender, queue: Reader, broken: dict[str, bytes]) -> None:
     await sender.send(ROW._replace(id=1), ROW._replace(id=2, **broken), ROW._replace(id=3))  # type: ignore[arg-type]
 
-    assert await sender.outcomes(3) == {1: Outcome.CONFIRMED, 2: Outcome.REFUSED, 3: Outcome.CONFIRMED}
+    assert await sender.outcomes(3) == {1: Outcome.CONFIRMED, 2: Outcome.UNSENDABLE, 3: Outcome.CONFIRMED}
     assert await queue.ids(2) == [1, 3]
 
 

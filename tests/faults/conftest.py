@@ -7,14 +7,15 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.stand import Servers
-from tests.engine.conftest import channel, outbox, queue, run_node, writer
+from tests.engine.conftest import channel, outbox, queue, refused_by_broker, run_node, writer
 from tests.support.cluster import Cluster, why_not
 from tests.support.postgres import PostgresServer
 from tests.support.process import ServerError
 from tests.support.rabbitmq import RabbitServer
 from tests.support.volume import small_volume
 
-__all__ = ["channel", "outbox", "queue", "run_node", "writer"]  # the engine's fixtures, for drills in one process
+# The engine's fixtures, for drills in one process.
+__all__ = ["channel", "outbox", "queue", "refused_by_broker", "run_node", "writer"]
 
 
 @pytest.fixture(scope="session")

@@ -21,13 +21,6 @@ ATTEMPTS = 2
 REFUSALS = 20
 LARGEST = 100_000  # bytes that this broker takes; by itself 128 MiB
 
-# A row that is refused -> the broker's words.
-REFUSED = {
-    "a header that it cannot use": ({"headers": json.dumps({"CC": "no list"})}, "PRECONDITION_FAILED - "),
-    "more than max_message_size": ({"payload": json.dumps("x" * LARGEST)}, "larger than configured max size"),
-    "a header frame above frame_max": ({"headers": json.dumps({"large": "x" * 200_000})}, "FRAME_ERROR - "),
-}
-
 
 @pytest.fixture
 def small_messages(rabbitmq: RabbitServer) -> Iterator[None]:
@@ -40,12 +33,11 @@ def small_messages(rabbitmq: RabbitServer) -> Iterator[None]:
 
 @pytest.mark.usefixtures("small_messages")
 @pytest.mark.parametrize("wire", Wire)
-@pytest.mark.parametrize(("columns", "words"), REFUSED.values(), ids=REFUSED.keys())
 async def test_it_is_parked_with_the_broker_s_words_and_nobody_else_is(
-    outbox: Outbox, queue: Reader, run_node: RunNode, wire: Wire, columns: dict[str, str], words: str
+    outbox: Outbox, queue: Reader, run_node: RunNode, wire: Wire
 ) -> None:
     fine = [await outbox.insert(f"fine-{n}") for n in range(20)]
-    refused = await outbox.insert("refused", **columns)
+    refused = await outbox.insert("refused", payload=json.dumps("x" * LARGEST))
     fine += [await outbox.insert(f"fine-{n}") for n in range(20)]
 
     async with run_node(wire=wire, max_attempts=ATTEMPTS) as node:
@@ -55,7 +47,7 @@ async def test_it_is_parked_with_the_broker_s_words_and_nobody_else_is(
     assert await outbox.ids("parked") == [refused]
     assert await outbox.ids("sent") == fine
     assert await outbox.column("attempts", refused) == ATTEMPTS
-    assert words in await outbox.column("last_error", refused)
+    assert "larger than configured max size" in await outbox.column("last_error", refused)
     assert {int(str(m.headers["x-outbox-id"])) async for m in taken(queue)} == set(fine)
     # Each attempt ends a connection at most twice: among the others, and alone.
     assert losses <= 2 * ATTEMPTS

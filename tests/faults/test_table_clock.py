@@ -34,6 +34,7 @@ def test_nothing_asks_the_wall_clock() -> None:
     assert asking == STAMPS
 
 
+@pytest.mark.usefixtures("refused_by_broker")
 async def test_a_clock_that_jumps_by_days_changes_nothing(
     outbox: Outbox, queue: Reader, run_node: RunNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:

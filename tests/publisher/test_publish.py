@@ -204,6 +204,21 @@ async def test_an_event_that_cannot_be_carried_is_refused_before_anything_is_sen
     assert len(await queue.drain(1)) == 1
 
 
+async def test_an_event_that_the_relay_s_settings_forbid_is_not_accepted_and_stops_no_other(
+    publisher: Open, queue: Reader
+) -> None:
+    forbidden = Event("sensor", "a", "Measured", {}, headers={"CC": ["elsewhere"]})
+
+    async with publisher() as sensors:
+        await eventually(lambda: is_direct(sensors), "direct")
+        with pytest.raises(NotAcceptedError, match="sender_selected_distribution"):
+            await sensors.publish(forbidden)
+        await publish_all(sensors, [1])
+        assert is_direct(sensors)
+
+    assert len(await queue.drain(1)) == 1
+
+
 async def test_an_error_of_the_block_comes_out_as_it_is(publisher: Open) -> None:
     sensors = publisher()
     with pytest.raises(NotAcceptedError, match="not open"):
