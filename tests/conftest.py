@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
+from hypothesis import HealthCheck
+from hypothesis import settings as hypothesis_settings
 from pydantic import SecretStr
 
 from relay.settings import BrokerSettings, DatabaseSettings, Settings
@@ -19,6 +21,10 @@ from tests.support.java import java_home
 from tests.support.postgres import NEWEST, OLDEST, PostgresServer
 from tests.support.rabbitmq import RabbitServer
 from tests.support.template import template_of
+
+# A busy machine may take its time for one example: no test here asserts how long anything takes.
+hypothesis_settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+hypothesis_settings.load_profile("patient")
 
 
 def pytest_configure(config: pytest.Config) -> None:

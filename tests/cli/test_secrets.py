@@ -48,6 +48,7 @@ COMMANDS = [
     ["dead-letters", "retry", "billing.dead", "--all", "--why", "test"],
     ["dead-letters", "discard", "billing.dead", "--all", "--why", "test", "--yes"],
     ["dead-letters", "export", "billing.dead", "letters.jsonl"],
+    ["config", "roles"],
     ["pool", "run"],
     ["pool", "status"],
     ["replay", "--all"],

@@ -4,7 +4,7 @@ from typing import Any
 
 import pamqp.frame
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pamqp.body import ContentBody
 from pamqp.commands import Basic
@@ -82,7 +82,6 @@ rows = st.builds(
 ).map(lambda row: row if row.payload is None else row._replace(payload_bytes=None))
 
 
-@settings(deadline=None)
 @given(rows, st.booleans())
 def test_frames_decode_to_the_library_s_own_message(row: Row, redelivered: bool) -> None:
     publish, header, body = encode(row, encoder(), redelivered=redelivered)

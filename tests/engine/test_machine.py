@@ -261,4 +261,4 @@ class Relaying(RuleBasedStateMachine):
 
 
 TestRelaying = Relaying.TestCase
-TestRelaying.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)
+TestRelaying.settings = settings(max_examples=300, stateful_step_count=50)

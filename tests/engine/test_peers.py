@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.engine.peers import Peer, share
@@ -21,7 +21,6 @@ def peer(name: str, can_deliver: bool = True, standby: bool = False) -> Peer:
     return Peer(name, 1, NOW, can_deliver, standby)
 
 
-@settings(deadline=None)
 @given(MEMBERS)
 def test_every_lane_is_shared_and_evenly(members: list[Peer]) -> None:
     shares = {member.name: share(member.name, members) for member in members}
@@ -34,7 +33,6 @@ def test_every_lane_is_shared_and_evenly(members: list[Peer]) -> None:
     ]
 
 
-@settings(deadline=None)
 @given(MEMBERS)
 def test_lanes_go_to_those_who_can_deliver_and_then_to_those_who_do_not_stand_by(members: list[Peer]) -> None:
     best = max((member.can_deliver, not member.standby) for member in members)

@@ -60,7 +60,7 @@ def attached(**relay: object) -> tuple[Publisher, Recorder]:
     return publisher, wire
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data(), st.lists(st.one_of(st.none(), st.integers(0, 3)), max_size=40), st.integers(1, 8))
 def test_nothing_of_a_key_is_sent_before_its_predecessor_is_settled(
     data: st.DataObject, keys: list[int | None], max_in_flight: int

@@ -1,6 +1,6 @@
 """A histogram counts as Prometheus' own does."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from prometheus_client import Histogram as Reference
@@ -10,7 +10,6 @@ from relay.observe.histogram import Histogram
 BOUNDS = (0.1, 1.0, 10.0)
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 20) | st.sampled_from(BOUNDS), st.integers(1, 5))))
 def test_it_counts_as_the_library_s(values: list[tuple[float, int]]) -> None:
     ours, reference = Histogram(BOUNDS), Reference("reference", "", buckets=BOUNDS, registry=CollectorRegistry())

@@ -167,7 +167,7 @@ def test_what_was_done_before_the_database_went_away_is_told(
 Keys = st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from(["head", "held", "free"])), max_size=8)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(made=Keys, chosen=st.sets(st.integers(0, 7)), batch=st.integers(1, 3), is_retry=st.booleans())
 def test_whatever_is_chosen_no_row_passes_a_parked_one_of_its_key(
     *,

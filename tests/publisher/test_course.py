@@ -106,7 +106,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @given(steps=STEPS)
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_nothing_accepted_is_lost_or_overtaken(steps: Steps) -> None:
     asyncio.run(check(steps))
 

@@ -21,7 +21,7 @@ def test_it_is_the_lane_of_the_table(database_url: str) -> None:
     with psycopg.connect(database_url) as connection:
 
         @given(KEYS)
-        @settings(max_examples=20, deadline=None)
+        @settings(max_examples=20)
         def check(keys: list[tuple[str, str]]) -> None:
             types, ids = (list(column) for column in zip(*keys, strict=True))
             (lanes,) = connection.execute(LANES, [types, ids]).fetchone() or ([],)

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
@@ -23,7 +23,6 @@ def pools(draw: st.DrawFn) -> tuple[list[Assigned], set[str]]:
     return partitions, draw(st.sets(NAMES))
 
 
-@settings(deadline=None)
 @given(pools())
 def test_all_are_held_by_members_and_evenly(pool: tuple[list[Assigned], set[str]]) -> None:
     partitions, members = pool
@@ -35,7 +34,6 @@ def test_all_are_held_by_members_and_evenly(pool: tuple[list[Assigned], set[str]
     assert not counts or max(counts) - min(counts) <= 1
 
 
-@settings(deadline=None)
 @given(pools())
 def test_no_more_move_than_must(pool: tuple[list[Assigned], set[str]]) -> None:
     """Without promises: those above their share, and those that nobody holds."""
@@ -46,7 +44,6 @@ def test_no_more_move_than_must(pool: tuple[list[Assigned], set[str]]) -> None:
     assert moved == (_fewest(partitions, members) if members else 0)
 
 
-@settings(deadline=None)
 @given(pools())
 def test_it_comes_to_rest(pool: tuple[list[Assigned], set[str]]) -> None:
     """What was decided is not decided otherwise at the next look."""
