@@ -80,7 +80,8 @@ class ParkedMessage:
     exchange: str | None
     routing_key: str | None
     content_type: str | None
-    headers: dict[str, Any] | None
+    headers: dict[str, Any] | None  # also None where they are too large to be shown
+    headers_size: int | None  # bytes of jsonb
     writer: str | None
     payload: str | None
     payload_bytes: bytes | None
@@ -114,9 +115,16 @@ def list_parked(
     return rows, scalar(connection, composed(schema, COUNT_PARKED), parameters)
 
 
+# Numbers are written with all their zeros: a few kilobytes of jsonb may be gigabytes of text, which no statement gives.
+# Within these bounds it is 360 MB at most.
 SHOW_PARKED = SQL("""
     SELECT id, message_id, aggregate_type, aggregate_id, event_type, state, attempts, created_at, parked_at,
-           last_error, held_behind, exchange, routing_key, content_type, headers, writer,
+           last_error, held_behind, exchange, routing_key, content_type, writer,
+           CASE WHEN pg_column_size(headers || '{{}}') <= 262144
+                   AND NOT headers @? '$.** ? (@ > 3.5e38 || @ < -3.5e38)'
+               THEN headers
+           END AS headers,
+           pg_column_size(headers || '{{}}') AS headers_size,
            left(payload::text, %(length)s) AS payload,
            substring(payload_bytes FROM 1 FOR %(length)s) AS payload_bytes,
            coalesce(octet_length(payload::text), octet_length(payload_bytes)) AS payload_size

@@ -4,6 +4,7 @@ from uuid import uuid4
 
 import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 
 from relay.errors import NotFoundError
 from relay.operate.parked import Selection, list_parked, show_parked
@@ -94,3 +95,16 @@ def test_a_payload_is_cut_where_asked(rows: Rows, connection: psycopg.Connection
     shown = show_parked(connection, "outbox", row, length=3)
 
     assert (shown.payload, shown.payload_bytes, shown.payload_size) == (None, b"\x00\xff\x00", 20)
+
+
+def test_a_row_whose_headers_are_a_gigabyte_as_text_is_shown_without_them(
+    rows: Rows, connection: psycopg.Connection
+) -> None:
+    row = rows.parked(headers=Jsonb({"few": 1}))
+    bomb = f'{{"n": [{", ".join(["1e131000"] * 9000)}]}}'
+    rows.connection.execute("UPDATE outbox.message SET headers = %s::jsonb WHERE id = %s", [bomb, row])
+
+    shown = show_parked(connection, "outbox", row, length=20)
+
+    assert (shown.headers, shown.last_error) == (None, "returned: no queue is bound")
+    assert (shown.headers_size or 0) > 100_000
