@@ -8,11 +8,11 @@ from typing import Self
 import structlog
 
 from relay.backoff import Backoff, wait_for_event
+from relay.connection_refusals import ConnectionRefusals
 from relay.consume.counters import Counters
 from relay.consume.failures import cause_of
 from relay.database import kind_of_loss, one_line
 from relay.errors import UnavailableError
-from relay.refusal import Refusals
 
 log = structlog.get_logger("relay.consume")
 
@@ -23,7 +23,7 @@ class Outages:
 
     backoff: Backoff
     counters: Counters
-    refusals: Refusals
+    refusals: ConnectionRefusals
     waiting: dict["Outage", str] = field(default_factory=dict)
 
     def begin(self) -> "Outage":

@@ -4,7 +4,7 @@ import time
 
 import structlog
 
-from relay.refusal import Refusals
+from relay.connection_refusals import ConnectionRefusals
 
 log = structlog.get_logger(__name__)
 
@@ -25,7 +25,7 @@ class Health:
     """
 
     def __init__(self, refused_after: float = REFUSED_AFTER) -> None:
-        self.refusals = Refusals(refused_after)
+        self.refusals = ConnectionRefusals(refused_after)
         self._reasons: dict[str, str] = {}
         self._expected: dict[str, str] = {}
         self._told: dict[str, list[str]] = {}

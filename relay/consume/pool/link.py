@@ -7,9 +7,9 @@ from aiormq.abc import AbstractChannel
 from aiormq.exceptions import AMQPError
 
 from relay.broker import Connection, answer_within, connect, is_told_to_end, words
+from relay.connection_refusals import ConnectionRefusals
 from relay.consume.depth import ready_count
 from relay.errors import BrokerUnavailableError
-from relay.refusal import Refusals
 from relay.settings import BrokerSettings
 
 log = structlog.get_logger("relay.consume")
@@ -18,7 +18,7 @@ log = structlog.get_logger("relay.consume")
 class Link:
     """Opened when it is needed, and anew when it was lost."""
 
-    def __init__(self, broker: BrokerSettings, name: str, refusals: Refusals) -> None:
+    def __init__(self, broker: BrokerSettings, name: str, refusals: ConnectionRefusals) -> None:
         self._refusals = refusals
         self._refusal = ""  # the broker's last one; empty once it has let us in
         self._broker = broker

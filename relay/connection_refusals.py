@@ -8,7 +8,7 @@ import structlog
 log = structlog.get_logger(__name__)
 
 
-class Refusals:
+class ConnectionRefusals:
     """Since when each end ("broker", "database") has answered and refused the connection.
 
     Args:
