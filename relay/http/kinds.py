@@ -13,6 +13,7 @@ KINDS = tuple(
     (re.compile(words, re.IGNORECASE | re.ASCII), kind)
     for words, kind in (
         # Our own words.
+        (r"refused for \d{1,9} s", ""),
         (r"not connected yet|none held|other nodes hold them(?:; standing by| still)?|no member yet", ""),
         (r"another relay has the name", "another relay has its name"),
         (r"draining: it was told to stop|paused for \d{1,9} s", ""),

@@ -38,8 +38,8 @@ def test_numbers_tell_the_faults_apart_in_the_order_of_their_beginning() -> None
     assert all(one.at < STORM for one in planned)
 
 
-def test_the_seeds_of_ci_have_every_kind() -> None:
-    found = re.search(r"for seed in ([\d ]+);", Path(".ci/run").read_text())
+def test_the_seeds_of_verify_have_every_kind() -> None:
+    found = re.search(r"for seed in ([\d ]+);", Path("Makefile").read_text())
     assert found
 
     seeds = [int(seed) for seed in found[1].split()]

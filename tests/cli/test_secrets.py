@@ -1,7 +1,6 @@
 """No command shows a password, whole or in part, whatever characters it has and whatever the servers do."""
 
 import json
-import logging
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +8,6 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-import structlog
 from cyclopts import App
 from psycopg.conninfo import make_conninfo
 
@@ -105,19 +103,6 @@ def assert_no_leak(result: Result, password: str) -> None:
     pieces |= {quote(piece, safe="") for piece in pieces}
     pieces |= {json.dumps(piece)[1:-1] for piece in pieces} | {repr(piece)[1:-1] for piece in pieces}
     assert [piece for piece in pieces if piece in shown] == []
-
-
-@pytest.fixture(autouse=True)
-def _log_as_before() -> Iterator[None]:
-    """Some commands set up the log of this process."""
-    root, ours = logging.getLogger(), logging.getLogger("relay")
-    before = (root.handlers, root.level, ours.level)
-    yield
-    logging.captureWarnings(False)
-    root.handlers = before[0]
-    root.setLevel(before[1])
-    ours.setLevel(before[2])
-    structlog.reset_defaults()
 
 
 @pytest.fixture

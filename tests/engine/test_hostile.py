@@ -124,6 +124,8 @@ class Stand:
         return (await self.outbox.connection.execute(waiting, [after])).rowcount == 0
 
 
+# The node draws from `random` in the loop meanwhile: it backs off.
+@pytest.mark.filterwarnings("ignore:Do not use the `random` module inside strategies")
 @pytest.mark.parametrize("wire", Wire)
 async def test_no_row_of_a_writer_stops_the_others(
     outbox: Outbox, queue: Reader, run_node: RunNode, database_url: str, wire: Wire
