@@ -83,8 +83,12 @@ async def _run_until_told(node: "Node", settings: Settings) -> int:
     loop = asyncio.get_running_loop()
     running = asyncio.create_task(node.run(), name="node")
 
+    is_interrupted = False
+
     def on_signal(number: int) -> None:
+        nonlocal is_interrupted
         if node.drain.is_set():
+            is_interrupted = True
             node.unplug()
             running.cancel()
         else:
@@ -97,8 +101,7 @@ async def _run_until_told(node: "Node", settings: Settings) -> int:
     try:
         await running
     except asyncio.CancelledError:
-        log.warning("relay.interrupted")
-        return INTERRUPTED
+        is_interrupted = True
     except BaseExceptionGroup as group:
         error = _first(group)
         if isinstance(error, psycopg.errors.InsufficientPrivilege):
@@ -114,6 +117,9 @@ async def _run_until_told(node: "Node", settings: Settings) -> int:
     finally:
         for number in signals:
             loop.remove_signal_handler(number)
+    if is_interrupted:  # a task group whose tasks fail meanwhile forgets that it was cancelled
+        log.warning("relay.interrupted")
+        return INTERRUPTED
     log.info("relay.stopped")
     return 0
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from psycopg.sql import SQL
 
 from relay.engine.message import MAX_TRACEPARENT, MAX_TRACESTATE
+from relay.outbox.headers import MAX_HEADER_DEPTH
 
 if TYPE_CHECKING:
     from relay.engine.session import LaneSession
@@ -17,10 +18,20 @@ FEW_HEADER_BYTES = 100  # of jsonb: seven numbers at most
 SMALL_HEADER_BYTES = 1000  # of jsonb, which become 1.4 MB of text at most
 MOST_GROWTH = 6  # times, without the numbers: a control character becomes an escape of six
 NUMBER_BYTES = 16_400  # of text: "1.", zeros and a comma
+TOO_DEEP = MAX_HEADER_DEPTH + 1  # levels: without a bound, a path into 11,000 levels overflows the server's stack
 TRACE_BYTES = 8192
 SIZE_SLACK = 8  # the server counts the header of a value, too
 
 DUE_FAR = 86_400_000  # ms: a later row's delay may be too large a number, or infinite
+
+# Bytes of the payload. Both columns are stored uncompressed, so this costs no detoasting; but a writer may have taken a
+# compressed value from another table, and what counts is what it becomes.
+BODY_SIZE = SQL("""
+    CASE WHEN payload_bytes IS NOT NULL THEN octet_length(payload_bytes)
+        WHEN pg_column_compression(payload) IS NULL THEN pg_column_size(payload)
+        ELSE octet_length(payload::text)
+    END
+""")
 
 # `least` before it is subtracted: neither an infinite moment nor one in a month has a difference that fits.
 COLUMNS = SQL("""
@@ -37,7 +48,7 @@ COLUMNS = SQL("""
         THEN extract(epoch FROM least(available_at, now() + {far} * interval '1 ms') - now()) * 1000
         ELSE 0
     END::integer AS backoff_ms,
-    coalesce(pg_column_size(payload), pg_column_size(payload_bytes)) AS body_size,
+    {body_size} AS body_size,
     CASE WHEN headers IS NULL THEN 0
         WHEN pg_column_compression(headers) IS NULL OR pg_column_size(headers) > {header_bytes}
         THEN pg_column_size(headers)
@@ -45,6 +56,7 @@ COLUMNS = SQL("""
     END AS header_size
 """).format(
     far=DUE_FAR,
+    body_size=BODY_SIZE,
     trace_bytes=TRACE_BYTES,
     traceparent=MAX_TRACEPARENT + 1,
     tracestate=MAX_TRACESTATE + 1,
@@ -56,13 +68,14 @@ COLUMNS = SQL("""
 # 16,383 digits behind the point. `||` gives headers uncompressed: so their size is told before they are written.
 SENDABLE = SQL("""
     (header_size <= {few} OR header_size <= {header_bytes}
-        AND numbers <= {numbers} AND NOT headers @? '$.** ? (@ > 3.5e38 || @ < -3.5e38)')
-""").format(few=FEW_HEADER_BYTES, header_bytes=MAX_HEADER_BYTES, numbers=MAX_HEADER_NUMBERS)
+        AND numbers <= {numbers} AND NOT headers @? 'strict $.**{{{too_deep}}}'
+        AND NOT headers @? '$.**{{0 to {too_deep}}} ? (@ > 3.5e38 || @ < -3.5e38)')
+""").format(few=FEW_HEADER_BYTES, header_bytes=MAX_HEADER_BYTES, numbers=MAX_HEADER_NUMBERS, too_deep=TOO_DEEP)
 
 # The first row, of lane -1, carries the snapshot in which all the others were seen, how far ids were given, and when
 # the first of the delayed rows is due.
 # A row that waits out its backoff is read, so that its key is held; one that its writer delayed is not until then.
-# What is held already is left out by a hashed subplan; the size of a column stored uncompressed costs no detoasting.
+# What is held already is left out by a hashed subplan.
 # `OFFSET 0` keeps the planner from writing headers as text once for each place that names them. Larger headers are
 # written only when the row fits into the bytes of its lane, by what they may be at most.
 # A row that does not fit is left out: it comes again when there is room. Of what is too large for any message only the
@@ -91,7 +104,8 @@ READ = SQL("""
             WHEN header_size > {header_bytes}
             THEN 'headers of ' || header_size || ' bytes as jsonb are more than ' || {header_bytes}
             WHEN header_size > 0 AND written.headers IS NULL
-            THEN 'headers hold a number that AMQP cannot carry, or more than ' || {numbers} || ' numbers'
+            THEN 'headers hold a number that AMQP cannot carry, more than ' || {numbers} || ' numbers or '
+                || {max_depth} || ' levels'
             WHEN octet_length(written.headers) > {text_bytes}
             THEN 'headers of ' || octet_length(written.headers) || ' bytes as text are more than ' || {text_bytes}
         END,
@@ -111,8 +125,8 @@ READ = SQL("""
                     SELECT *, CASE WHEN header_size <= {small} AND {sendable} THEN headers::text END AS written_small
                     FROM (
                         SELECT *, CASE WHEN header_size > {small} AND header_size <= {header_bytes}
-                            THEN jsonb_array_length(
-                                jsonb_path_query_array(headers, 'strict $.** ? (@.type() == "number")'))
+                            THEN jsonb_array_length(jsonb_path_query_array(
+                                headers, 'strict $.**{{0 to {too_deep}}} ? (@.type() == "number")'))
                             ELSE 0
                         END AS numbers
                         FROM (
@@ -156,6 +170,8 @@ def read_statement(session: "LaneSession", max_message_bytes: int) -> bytes:
         number_bytes=NUMBER_BYTES,
         header_bytes=MAX_HEADER_BYTES,
         numbers=MAX_HEADER_NUMBERS,
+        max_depth=MAX_HEADER_DEPTH,
+        too_deep=TOO_DEEP,
         text_bytes=MAX_HEADER_TEXT_BYTES,
         max_message_bytes=max_message_bytes,
         body_bytes=max_message_bytes + SIZE_SLACK,

@@ -172,13 +172,19 @@ class Tail:
         self._session.wake.set()
 
     def _has_room(self) -> bool:
-        if not self._window.is_open or not (lanes := self._lanes_with_room()):
+        if not self._window.is_open or not (lanes := self._readable()):
             return False
         large = next((size for lane, size in self._large.items() if lane in lanes), None)
         return large is None or self._window.has_room_for(large)
 
     def _lanes_with_room(self) -> list[int]:
         return [lane for lane in self._session.lanes if lane not in self.leaving and self._window.has_room(lane)]
+
+    def _readable(self) -> list[int]:
+        """Return the lanes with room: of those that are to be read from far back, the first."""
+        lanes = self._lanes_with_room()
+        far = next((lane for lane in self._far if lane in lanes), None)
+        return [lane for lane in lanes if lane == far or lane not in self._far]
 
     async def _rest(self) -> None:
         if self._more:
@@ -230,13 +236,12 @@ class Tail:
 
     async def _select(self, floor: int) -> tuple[Row, list[Row]]:
         """Read from the lanes' floors, or from `floor` where that is lower; give the head and the rows."""
-        lanes = self._lanes_with_room()
-        for lane in lanes:
+        for lane in self._lanes_with_room():
             if lane not in self._floors:
                 self._floors[lane], self._far[lane] = 0, None
-        far = next((lane for lane in self._far if lane in lanes), None)
-        self._sweeping = next((lane for lane in self._unswept if lane in lanes), None) if far is None else None
-        lanes = [lane for lane in lanes if lane == far or lane not in self._far]
+        lanes = self._readable()
+        is_far = any(lane in self._far for lane in lanes)
+        self._sweeping = None if is_far else next((lane for lane in self._unswept if lane in lanes), None)
         self._gone_back.clear()
         room, room_bytes = self._window.room
         self._limit_bytes = self._share(lanes, room_bytes)

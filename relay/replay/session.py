@@ -17,6 +17,7 @@ from psycopg import AsyncConnection, AsyncCursor
 from psycopg.sql import SQL, Composed, Identifier, Literal
 
 from relay.database import connect_async, require_session
+from relay.engine.pending import BODY_SIZE
 from relay.engine.row import ROW_BYTES, Row, fetch_rows, give_rows
 from relay.errors import BusyError, DeadlineError
 from relay.replay.job import Job
@@ -39,7 +40,7 @@ MARKING = SQL("""
 LIST = SQL("DECLARE replay_rows SCROLL CURSOR WITH HOLD FOR {places}")
 PLACES = SQL("""
     SELECT id, (sent_at AT TIME ZONE 'UTC')::date AS day, ctid::text,
-        coalesce(pg_column_size(payload), pg_column_size(payload_bytes)) AS size
+        {size} AS size
     FROM {schema}.message
     WHERE {selected} AND id > {after}
     ORDER BY id
@@ -249,7 +250,7 @@ class ReplaySession:
 def places_statement(schema: str, job: Job, after: int) -> Composed:
     """Give the SELECT of the places of a job's rows with an id above `after`."""
     selected = job.selection.sent_before(job.made_at)
-    return PLACES.format(schema=Identifier(schema), selected=selected, after=Literal(after))
+    return PLACES.format(schema=Identifier(schema), selected=selected, after=Literal(after), size=BODY_SIZE)
 
 
 def read_statement(schema: str, job: Job) -> Composed:

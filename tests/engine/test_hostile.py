@@ -35,7 +35,7 @@ numbers = st.sampled_from([
     ("0.", "3", 16383), ("1.", "0", 16383), ("9", "9", 100_000),
 ]).map(lambda parts: parts[0] + parts[1] * parts[2])  # fmt: skip
 sizes = st.sampled_from([1, 255, 32_000, 65_536, 130_000, 130_800, 131_000, 131_072, 262_144, 3_000_000])
-depths = st.sampled_from([1, 63, 64, 65, 66, 300, 1_000, 3_000, 6_000])
+depths = st.sampled_from([1, 63, 64, 65, 66, 300, 1_000, 3_000, 6_000, 10_000])
 values = st.one_of(
     st.sampled_from(["null", "true", '""', "[]", "{}", '"\\u0001"', '"\\u0000"', '"\\ud800"', '"\\r\\n"']),
     numbers,

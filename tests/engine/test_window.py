@@ -1,5 +1,7 @@
 """A window is bounded in rows and bytes, and each lane has its share of it."""
 
+from typing import LiteralString
+
 import psycopg
 import pytest
 
@@ -96,6 +98,28 @@ async def test_headers_count_as_bytes_too(outbox: Outbox, follow: Follow, value:
 
     await eventually(lambda: bool(follower.windows), "a first window")
     assert sum(follower.windows) <= 12
+
+
+async def test_a_payload_that_was_compressed_elsewhere_counts_as_what_it_becomes(
+    outbox: Outbox, follow: Follow
+) -> None:
+    fill: tuple[LiteralString, ...] = (
+        "CREATE TABLE staging (body json, bytes bytea)",
+        "INSERT INTO staging (body) SELECT to_json(repeat('x', 20000000))",
+        "INSERT INTO staging (bytes) SELECT convert_to(repeat('x', 20000000), 'UTF8')",
+        (
+            "INSERT INTO outbox.message (aggregate_type, event_type, payload, payload_bytes) "
+            "SELECT 'customer', 'InvoiceIssued', body, bytes FROM staging"
+        ),
+    )
+    for statement in fill:
+        await outbox.connection.execute(statement)
+
+    follower = await follow(max_message_bytes=1 << 20)
+    await follower.counts(2)
+
+    assert all(row.size < 10_000 for row in follower.rows)
+    assert all((row.excess or b"").startswith(b"2000000") for row in follower.rows)
 
 
 async def test_rows_without_a_key_spread_over_the_lanes(outbox: Outbox, follow: Follow) -> None:
