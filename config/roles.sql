@@ -109,7 +109,7 @@ DECLARE
     table_owner CONSTANT name := (
         SELECT pg_get_userbyid(relowner) FROM pg_class WHERE oid = 'outbox.message'::regclass);
     part regclass;
-    routine regprocedure;
+    planted text;
 BEGIN
     FOR part IN
         SELECT oid FROM pg_class
@@ -119,12 +119,12 @@ BEGIN
     LOOP
         EXECUTE format('ALTER TABLE %s OWNER TO %I', part, table_owner);
     END LOOP;
-    FOR routine IN
-        SELECT oid FROM pg_proc
-        WHERE pronamespace = 'outbox'::regnamespace AND proowner = to_regrole('outbox_retention')
-    LOOP
-        EXECUTE format('ALTER ROUTINE %s OWNER TO %I', routine, table_owner);
-    END LOOP;
+    SELECT string_agg(oid::regprocedure::text, ', ') INTO planted FROM pg_proc
+    WHERE pronamespace = 'outbox'::regnamespace AND proowner = to_regrole('outbox_retention');
+    IF planted IS NOT NULL THEN
+        RAISE EXCEPTION 'role outbox_retention owns functions, and may have put code of its own into them: %', planted
+            USING HINT = 'look at them; `relay migrate` makes those of the outbox again';
+    END IF;
 END $$;
 
 COMMIT;

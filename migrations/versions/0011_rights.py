@@ -1,7 +1,8 @@
 """Make and drop days by functions of the tables' owner, bound the days that anybody can ask for, name a batch's writer.
 
 An earlier config/roles.sql gave message_sent, processed_message, their days and two functions to outbox_retention.
-This migration gives them back to the owner of message, as far as its role may; config/roles.sql does the same.
+This migration gives them back to the owner of message, and makes the functions as that role. It needs to be run by that
+role, by a member of it and of outbox_retention, or by a superuser.
 
 Lock: ACCESS EXCLUSIVE on batch for an instant. On message_sent and processed_message, with their days, only if they
 belong to another role than message does, or if an earlier release left a day half dropped.
@@ -17,36 +18,59 @@ depends_on = None
 oldest_release = "0.1.0"
 drops = ()
 
+# A Spark job holds its rows of `batch` for as long as it writes: waited for first, while nothing else is locked.
+TAKE_BATCH = "LOCK TABLE {schema}.batch IN ACCESS EXCLUSIVE MODE"
+
 # Owner first: CREATE OR REPLACE keeps the owner of a function, who could then replace what consumers call.
+# outbox_retention may have left code of its own, which must not get the rights of a new owner: it is refused.
 GIVE_BACK = """
 DO $do$
 DECLARE
     table_owner CONSTANT name := (
         SELECT pg_get_userbyid(relowner) FROM pg_class WHERE oid = '{schema}.message'::regclass);
+    parents CONSTANT regclass[] := ARRAY['{schema}.message_sent', '{schema}.processed_message'];
+    ours CONSTANT text[] := ARRAY['ensure_sent_days(date,integer)', 'ensure_inbox_days(date,integer)'];
+    retention CONSTANT oid := to_regrole('outbox_retention');
+    planted text;
     part regclass;
-    routine regprocedure;
+    routine text;
 BEGIN
+    SELECT string_agg(name, ', ') INTO planted FROM (
+        SELECT 'function ' || pg_proc.oid::regprocedure FROM pg_proc
+        WHERE pronamespace = '{schema}'::regnamespace AND proowner = retention
+            AND pg_proc.oid <> ALL (ARRAY(SELECT to_regprocedure('{schema}.' || name) FROM unnest(ours) AS name))
+        UNION ALL
+        SELECT 'trigger ' || tgname || ' on ' || tgrelid::regclass
+        FROM pg_trigger JOIN pg_class ON pg_class.oid = tgrelid
+        WHERE relnamespace = '{schema}'::regnamespace AND relowner = retention AND NOT tgisinternal
+        UNION ALL
+        SELECT 'rule ' || rulename || ' on ' || ev_class::regclass
+        FROM pg_rewrite JOIN pg_class ON pg_class.oid = ev_class
+        WHERE relnamespace = '{schema}'::regnamespace AND relowner = retention AND relkind IN ('r', 'p')
+    ) AS found (name);
+    IF planted IS NOT NULL THEN
+        RAISE EXCEPTION 'role outbox_retention has made what is none of the outbox''s: %', planted
+            USING HINT = 'look at it and drop it, then run `relay migrate` again', ERRCODE = 'insufficient_privilege';
+    END IF;
     FOR part IN
         SELECT oid FROM pg_class
-        WHERE relnamespace = '{schema}'::regnamespace AND relkind IN ('r', 'p')
-            AND relname ~ '^(message_sent|processed_message)' AND relowner <> to_regrole(quote_ident(table_owner))
+        WHERE relowner <> to_regrole(quote_ident(table_owner)) AND (oid = ANY (parents)
+            OR oid IN (SELECT inhrelid FROM pg_inherits WHERE inhparent = ANY (parents))
+            OR relnamespace = '{schema}'::regnamespace AND relkind = 'r'
+                AND obj_description(oid, 'pg_class') = 'outbox retention drops this day')
         ORDER BY relkind = 'p' DESC
     LOOP
         EXECUTE format('ALTER TABLE %s OWNER TO %I', part, table_owner);
     END LOOP;
-    FOR routine IN
-        SELECT oid FROM pg_proc
-        WHERE pronamespace = '{schema}'::regnamespace AND proname IN ('ensure_sent_days', 'ensure_inbox_days', 'ring')
-            AND proowner <> to_regrole(quote_ident(table_owner))
-    LOOP
-        EXECUTE format('ALTER FUNCTION %s OWNER TO %I', routine, table_owner);
+    FOREACH routine IN ARRAY ours || 'ring()'::text LOOP
+        EXECUTE format('ALTER FUNCTION {schema}.%s OWNER TO %I', routine, table_owner);
     END LOOP;
-    IF to_regrole('outbox_retention') IS NOT NULL THEN
+    IF retention IS NOT NULL THEN
         REVOKE CREATE ON SCHEMA {schema} FROM outbox_retention;
+        REVOKE ALL ON {schema}.replay, {schema}.archived_day, {schema}.inbox_memory FROM outbox_retention;
     END IF;
-EXCEPTION WHEN insufficient_privilege THEN
-    RAISE WARNING 'the owner of {schema}.message did not get back every table and function: %', SQLERRM
-        USING HINT = 'run config/roles.sql as a superuser, or as a member of every role that owns one of them';
+    -- What follows is made by the owner of the tables, whichever role migrates: their functions run with his rights.
+    PERFORM set_config('role', table_owner, true);
 END $do$;
 """
 
@@ -103,6 +127,9 @@ BEGIN
     EXECUTE format(
         'ALTER TABLE %I.%I ATTACH PARTITION %I.%I FOR VALUES FROM (%L) TO (%L)', '{schema}', parent, '{schema}', part,
         to_char(day, 'YYYY-MM-DD 00:00:00+00'), to_char(day + 1, 'YYYY-MM-DD 00:00:00+00'));
+    -- The functions that drop days need the owner's rights on them, also where a superuser makes one by hand.
+    EXECUTE format('ALTER TABLE %I.%I OWNER TO %I', '{schema}', part, (
+        SELECT pg_get_userbyid(relowner) FROM pg_class WHERE oid = format('%I.%I', '{schema}', parent)::regclass));
 END $$;
 
 REVOKE EXECUTE ON FUNCTION {schema}.lock_holders(VARIADIC regclass[]), {schema}.attached_day(text, date),
@@ -209,8 +236,9 @@ DECLARE
     is_free boolean := true;
     unfit bigint;
 BEGIN
-    IF part IS NULL OR (day < (now() AT TIME ZONE 'UTC')::date) IS NOT TRUE THEN
-        RAISE EXCEPTION '% is no past day of sent rows', day USING ERRCODE = 'invalid_parameter_value';
+    IF part IS NULL OR (day < (now() AT TIME ZONE 'UTC')::date) IS NOT TRUE
+            OR num_nulls(archived, dry_run) > 0 THEN
+        RAISE EXCEPTION '% is no past day of sent rows, or null', day USING ERRCODE = 'invalid_parameter_value';
     END IF;
     IF NOT dry_run THEN
         EXECUTE format('LOCK TABLE ONLY %s IN SHARE MODE', part);
@@ -251,8 +279,8 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock
 DECLARE
     part CONSTANT regclass := {schema}.attached_day('processed_message', day);
 BEGIN
-    IF part IS NULL OR (day < (now() AT TIME ZONE 'UTC')::date) IS NOT TRUE THEN
-        RAISE EXCEPTION '% is no past day of the inbox', day USING ERRCODE = 'invalid_parameter_value';
+    IF part IS NULL OR (day < (now() AT TIME ZONE 'UTC')::date) IS NOT TRUE OR dry_run IS NULL THEN
+        RAISE EXCEPTION '% is no past day of the inbox, or null', day USING ERRCODE = 'invalid_parameter_value';
     END IF;
     EXECUTE format('SELECT count(*) FROM %s', part) INTO rows;
     IF dry_run THEN
@@ -377,6 +405,7 @@ DROP FUNCTION {schema}.lock_holders(VARIADIC regclass[]);
 
 def upgrade(schema: str) -> None:
     for script in (
+        TAKE_BATCH,
         GIVE_BACK,
         FINISH_DROPS,
         HELPERS,
@@ -385,6 +414,7 @@ def upgrade(schema: str) -> None:
         SENT_DAY_NEEDED,
         DROP_DAYS,
         LEDGER,
+        "RESET ROLE",
     ):
         op.execute(script.format(schema=schema))
 

@@ -98,7 +98,7 @@ def owners(connection: psycopg.Connection, settings: Settings) -> Iterator[Findi
     rows = connection.execute(READ_OWNERS, parameters).fetchall()
     for owner, main, names in rows:
         words = f"role {owner} owns {_some(names)}, and can so run code with the rights of every role that uses it"
-        yield Finding(check, Verdict.WARNING, words, f"give it back to {main}: run config/roles.sql again")
+        yield Finding(check, Verdict.WARNING, words, f"give it back to {main}: `relay config roles` does so for tables")
     if not rows:
         yield Finding(check, Verdict.OK, f"one role owns all tables and functions of schema {schema}")
 

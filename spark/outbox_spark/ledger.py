@@ -13,7 +13,7 @@ from typing import Any
 from uuid import UUID
 
 import psycopg
-from psycopg.sql import SQL, Identifier
+from psycopg.sql import SQL, Identifier, Literal
 from psycopg.types.json import Jsonb
 
 from outbox_spark.errors import BatchError, TableError
@@ -40,10 +40,16 @@ ENTER = SQL("""
 """)
 
 # Rows without a role were written before the migration 0011. A role that was dropped since is nobody's.
+# The role to which the ledger is granted is every job's: any of them may take it on, and write a row by its name.
 FIND_FOREIGN = SQL("""
     SELECT min(written_as::text), current_user FROM {schema}.batch
     WHERE app_id = %(app_id)s AND version = %(version)s AND written_as IS NOT NULL
-        AND pg_has_role(to_regrole(quote_ident(written_as)), 'MEMBER') IS NOT TRUE
+        AND (pg_has_role(to_regrole(quote_ident(written_as)), 'MEMBER') IS NOT TRUE
+            OR written_as <> current_user AND EXISTS (
+                SELECT FROM pg_class JOIN pg_attribute ON attrelid = pg_class.oid
+                CROSS JOIN LATERAL (SELECT * FROM aclexplode(relacl) UNION SELECT * FROM aclexplode(attacl)) AS acl
+                WHERE pg_class.oid = {name}::regclass AND privilege_type = 'INSERT'
+                    AND grantee = to_regrole(quote_ident(written_as))))
 """)
 
 COUNT_PIECES = SQL("""
@@ -205,12 +211,15 @@ def _take_name(connection: psycopg.Connection, schema: str, app_id: str, version
 
 def _refuse_foreign(connection: psycopg.Connection, schema: str, app_id: str, version: int) -> None:
     names = {"app_id": app_id, "version": version}
-    ((writer, role),) = connection.execute(FIND_FOREIGN.format(schema=Identifier(schema)), names).fetchall()
+    ((writer, role),) = connection.execute(
+        FIND_FOREIGN.format(schema=Identifier(schema), name=Literal(f"{schema}.batch")), names
+    ).fetchall()
     if writer is not None:
         raise BatchError(
             f"batch {app_id!r} version {version} is in the ledger {schema}.batch by role {writer!r}, and role {role!r}"
-            f" of this job is no member of it. If it is the same job: GRANT {writer} TO {role}, or, where that role is"
-            " gone, let the ledger's owner set written_as. If not: name the batch otherwise, by txnAppId"
+            f" of this job is no member of it, or shares it with every job. If it is the same job: GRANT {writer} TO"
+            f" {role}, or, where that role is gone or shared, let the ledger's owner set written_as. If not: name the"
+            " batch otherwise, by txnAppId"
         )
 
 

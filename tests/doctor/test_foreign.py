@@ -94,6 +94,7 @@ def test_an_owner_of_a_part_is_named(database: psycopg.Connection, settings: Set
     database.execute("ALTER FUNCTION outbox.ensure_inbox_days(date, integer) OWNER TO outbox_retention")
 
     (finding,) = look(settings, "database.owners")
+    database.execute("ALTER FUNCTION outbox.ensure_inbox_days(date, integer) OWNER TO current_user")
     database.execute(SCRIPT)
     (after,) = look(settings, "database.owners")
 

@@ -8,6 +8,7 @@ from typing import LiteralString
 import psycopg
 import pytest
 
+from relay.errors import SchemaError
 from relay.operate.migrate import downgrade, migrate
 from relay.settings import DatabaseSettings
 from tests.migrations.conftest import Connection
@@ -94,8 +95,24 @@ GIVEN_AWAY = """
             WHERE inhparent IN ('outbox.message_sent'::regclass, 'outbox.processed_message'::regclass)
         LOOP EXECUTE format('ALTER TABLE %s OWNER TO outbox_retention', part); END LOOP;
     END $$;
+"""
+FUNCTIONS_GIVEN_AWAY = """
     ALTER FUNCTION outbox.ensure_sent_days(date, integer) OWNER TO outbox_retention;
     ALTER FUNCTION outbox.ensure_inbox_days(date, integer) OWNER TO outbox_retention;
+"""
+REOWN = """
+    DO $$ DECLARE name text; BEGIN
+        CREATE ROLE tables_owner;
+        ALTER SCHEMA outbox OWNER TO tables_owner;
+        FOR name IN SELECT oid::regclass FROM pg_class
+            WHERE relnamespace = 'outbox'::regnamespace AND relkind IN ('r', 'p', 'S')
+                AND NOT (relkind = 'S'
+                    AND EXISTS (SELECT FROM pg_depend WHERE objid = pg_class.oid AND deptype IN ('a', 'i')))
+            ORDER BY relkind = 'p' DESC
+        LOOP EXECUTE format('ALTER TABLE %s OWNER TO tables_owner', name); END LOOP;
+        FOR name IN SELECT oid::regprocedure FROM pg_proc WHERE pronamespace = 'outbox'::regnamespace
+        LOOP EXECUTE format('ALTER FUNCTION %s OWNER TO tables_owner', name); END LOOP;
+    END $$
 """
 MARK = "outbox retention drops this day"  # of an earlier release
 
@@ -183,6 +200,8 @@ def test_what_an_earlier_script_gave_away_comes_back(
         downgrade(database, "0010")
     before = connection.execute(OWNERS).fetchall()
     connection.execute(GIVEN_AWAY)
+    if by == "the migration":
+        connection.execute(FUNCTIONS_GIVEN_AWAY)
     assert len(connection.execute(OWNERS).fetchall()) == 2
 
     if by == "the migration":
@@ -193,6 +212,53 @@ def test_what_an_earlier_script_gave_away_comes_back(
     assert connection.execute(OWNERS).fetchall() == before
     may_create = "SELECT has_schema_privilege('outbox_retention', 'outbox', 'CREATE')"
     assert connection.execute(may_create).fetchone() == (False,)
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        (
+            "CREATE FUNCTION outbox.ring(stmt text) RETURNS void LANGUAGE plpgsql SECURITY DEFINER"
+            " AS 'BEGIN EXECUTE stmt; END'"
+        ),
+        "CREATE TRIGGER steal BEFORE INSERT ON outbox.processed_message FOR EACH ROW EXECUTE FUNCTION attic.steal()",
+        "CREATE RULE steal AS ON INSERT TO outbox.message_sent DO INSTEAD NOTHING",
+    ],
+)
+def test_code_that_the_former_owner_left_gets_no_rights_of_the_new_one(
+    connection: Connection, database: DatabaseSettings, planted: LiteralString
+) -> None:
+    downgrade(database, "0010")
+    connection.execute(GIVEN_AWAY)
+    connection.execute(FUNCTIONS_GIVEN_AWAY)
+    with role(connection, "outbox_retention"):
+        connection.execute(planted)
+
+    with pytest.raises(SchemaError, match=r"outbox_retention has made what is none of the outbox's: .*(ring|steal)"):
+        migrate(database)
+
+
+def test_the_script_gives_no_function_of_another_role_the_owner_s_rights(connection: Connection) -> None:
+    connection.execute(FUNCTIONS_GIVEN_AWAY)
+
+    with pytest.raises(psycopg.errors.RaiseException, match="may have put code of its own into them"):
+        connection.execute(SCRIPT.read_bytes())
+    connection.execute("ROLLBACK")
+
+
+def test_functions_belong_to_the_owner_of_the_tables_whoever_migrates(
+    connection: Connection, database: DatabaseSettings
+) -> None:
+    downgrade(database, "0010")
+    connection.execute(REOWN)
+
+    migrate(database)
+    connection.execute(SCRIPT.read_bytes())
+
+    assert connection.execute(OWNERS).fetchall() == [("tables_owner",)]
+    with role(connection, "outbox_relay"):
+        connection.execute("SELECT outbox.ensure_sent_days((pg_catalog.now() AT TIME ZONE 'UTC')::date, 3)")
+    connection.execute("DROP SCHEMA outbox, outbox_staging CASCADE; DROP OWNED BY tables_owner; DROP ROLE tables_owner")
 
 
 def test_days_that_an_earlier_release_left_half_dropped_are_dropped_by_the_migration(

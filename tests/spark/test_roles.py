@@ -81,6 +81,22 @@ def test_a_batch_in_the_ledger_by_another_job_s_role_is_refused_and_never_taken_
     assert counts(connection)[:2] == (0, 0)
 
 
+def test_a_batch_in_the_ledger_by_the_role_of_all_jobs_is_refused(
+    spark: SparkSession, of_the_role: dict[str, str], connection: psycopg.Connection
+) -> None:
+    connection.execute("SET ROLE outbox_spark")
+    connection.execute(
+        "INSERT INTO outbox.batch (app_id, version, partition, partitions, token, row_counts)"
+        " VALUES ('nightly', 7, -1, 1, gen_random_uuid(), '{\"rows\": 100}')"
+    )
+    connection.execute("RESET ROLE")
+
+    with pytest.raises((PySparkException, outbox_spark.BatchError), match=r"'outbox_spark'.*shares it with every"):
+        save(invoices(spark).coalesce(1), of_the_role)
+
+    assert counts(connection)[:2] == (0, 0)
+
+
 def test_a_job_changes_no_row_of_another_in_the_ledger(
     of_the_role: dict[str, str], connection: psycopg.Connection
 ) -> None:

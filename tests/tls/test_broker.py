@@ -174,7 +174,7 @@ async def test_a_file_that_is_no_certificate_is_named(url: URL, names: Names, tm
 
 
 async def test_a_key_of_another_certificate_is_named(url: URL, names: Names, authority: Authority) -> None:
-    key = authority.issue("another").key
+    key = authority.issue("mismatched").key
 
     assert f"keyfile {key}: [X509: KEY_VALUES_MISMATCH]" in await refusal(url.update_query(keyfile=str(key)))
 
