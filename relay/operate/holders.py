@@ -9,7 +9,8 @@ from relay.engine.horizon import HELD_LONG, HOLDERS, Holder
 # Every session may take any advisory lock, whatever its role may do otherwise. A lock of ours belongs to a role with
 # a right on what the lock is about: `allowed` names it. Writers try the doorbell for an instant, so they may hold it.
 FOREIGN_LOCKS = """
-    SELECT DISTINCT lock.pid, coalesce(session.usename::text, 'that was dropped'), coalesce(session.application_name, ''), known.name
+    SELECT DISTINCT lock.pid, coalesce(session.usename::text, 'that was dropped'),
+        coalesce(session.application_name, ''), known.name
     FROM pg_locks AS lock
     JOIN pg_stat_activity AS session ON session.pid = lock.pid AND session.usesysid IS NOT NULL
     JOIN (
