@@ -97,11 +97,15 @@ def test_a_payload_is_cut_where_asked(rows: Rows, connection: psycopg.Connection
     assert (shown.payload, shown.payload_bytes, shown.payload_size) == (None, b"\x00\xff\x00", 20)
 
 
-def test_a_row_whose_headers_are_a_gigabyte_as_text_is_shown_without_them(
-    rows: Rows, connection: psycopg.Connection
+@pytest.mark.parametrize(
+    "bomb",
+    [f'{{"n": [{", ".join(["1e131000"] * 9000)}]}}', f'{{"n": {"[" * 13_000}{"]" * 13_000}}}'],
+    ids=["a gigabyte as text", "deeper than the stack"],
+)
+def test_a_row_whose_headers_cannot_be_shown_is_shown_without_them(
+    rows: Rows, connection: psycopg.Connection, bomb: str
 ) -> None:
     row = rows.parked(headers=Jsonb({"few": 1}))
-    bomb = f'{{"n": [{", ".join(["1e131000"] * 9000)}]}}'
     rows.connection.execute("UPDATE outbox.message SET headers = %s::jsonb WHERE id = %s", [bomb, row])
 
     shown = show_parked(connection, "outbox", row, length=20)
