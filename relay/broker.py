@@ -25,6 +25,7 @@ from pamqp.commands import Channel as ChannelMethods
 from pamqp.commands import Connection as Methods
 from yarl import URL
 
+from relay.broker_frames import UnderlayFactory
 from relay.broker_hosts import Host, broker_urls, in_turn
 from relay.broker_tls import error_words, tls_context
 from relay.errors import BrokerUnavailableError
@@ -94,7 +95,11 @@ class Connection(aio_pika.Connection):
 
     async def connect(self, timeout: float | None = None) -> None:  # noqa: ASYNC109  (the library's signature)
         try:
-            await super().connect(timeout)
+            # As the library does it, with a reader of our own.
+            self.transport = await UnderlayFactory.connect(
+                self.url, self._on_connection_close, timeout=timeout, **self.kwargs
+            )
+            await self._on_connected()
         except StopAsyncIteration:  # so the library says it when the stream has ended before it looks
             raise AMQPConnectionError("closed before the broker's greeting") from None
         if self.transport is None:  # as the library types it; it is there

@@ -103,7 +103,7 @@ async def addresses(url: URL, within: float) -> list[Host]:
 
 
 async def is_listed(host: Host, urls: Sequence[URL], within: float) -> bool:
-    """Tell whether one of the URLs leads to this host, for the same user and into the same virtual host.
+    """Whether one of the URLs leads to this host: same user, virtual host and parameters, such as those of TLS.
 
     A name that is not resolved within so many seconds is taken to have the address that it had.
     """
@@ -142,5 +142,5 @@ def _is_address(name: str) -> bool:
     return True
 
 
-def _target(url: URL) -> tuple[str, str, str | None, str]:
-    return url.scheme, place(url), url.user, vhost(url)
+def _target(url: URL) -> tuple[str, str, str | None, str, list[tuple[str, str]]]:
+    return url.scheme, place(url), url.user, vhost(url), sorted(url.query.items())

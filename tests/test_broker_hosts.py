@@ -187,7 +187,8 @@ async def test_a_round_begins_behind_the_lost_address_goes_through_every_url_and
 @pytest.mark.parametrize(
     ("listed", "answers"),
     [
-        ("amqp://u:new@rabbit.test/v?heartbeat=7", True),
+        ("amqp://u:new@rabbit.test/v", True),
+        ("amqp://u:p@rabbit.test/v?auth=external", False),
         ("amqp://u:p@elsewhere.test/v,amqp://u:p@rabbit.test:5672/v", True),
         ("amqp://u:p@elsewhere.test/v", False),
         ("amqp://u:p@rabbit.test:5673/v", False),
@@ -196,7 +197,7 @@ async def test_a_round_begins_behind_the_lost_address_goes_through_every_url_and
         ("amqp://u:p@rabbit.test/other", False),
     ],
 )
-async def test_a_host_is_listed_while_a_url_leads_there_for_the_same_user_and_virtual_host(
+async def test_a_host_is_listed_while_a_url_leads_there_in_the_same_way(
     names: Names, listed: str, answers: bool
 ) -> None:
     names["elsewhere.test"] = ["10.0.0.9"]
@@ -213,3 +214,13 @@ async def test_a_host_is_listed_while_its_name_has_the_address_and_while_nobody_
     assert not await is_listed(Host(url, SECOND), [url], ENOUGH)
     names[NAME] = []
     assert await is_listed(Host(url, SECOND), [url], ENOUGH)
+
+
+@pytest.mark.parametrize(
+    ("listed", "answers"),
+    [("cafile=a&certfile=b", True), ("certfile=b&cafile=a", True), ("cafile=c&certfile=b", False), ("", False)],
+)
+async def test_a_host_is_not_listed_any_more_when_what_is_asked_of_tls_changes(listed: str, answers: bool) -> None:
+    host = Host(URL("amqps://10.0.0.1/?cafile=a&certfile=b"), "10.0.0.1")
+
+    assert await is_listed(host, [URL(f"amqps://10.0.0.1/?{listed}")], ENOUGH) is answers
