@@ -22,7 +22,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 from relay.errors import ConfigurationError
 from relay.keys import Key, all_keys, table_keys
 from relay.scrub import redacted
-from relay.secret import SecretFile, SecretSource
+from relay.secret import SecretFile, SecretSource, read_file, read_value
 from relay.settings import Settings
 
 PREFIX = "RELAY_"
@@ -133,7 +133,7 @@ def _from_secret_files(environ: Mapping[str, str]) -> Source:
             if key.is_secret:
                 source.put(key, SecretFile(path), origin)
             else:
-                _put_text(source, key, Path(path).read_text(encoding="utf-8").rstrip("\r\n"), origin)
+                _put_text(source, key, read_value(path)[0], origin)
         except (OSError, UnicodeDecodeError) as error:
             source.problems.append(f"file {path} (variable {variable}) cannot be read: {_reason(error)}")
     return source
@@ -163,21 +163,22 @@ def _from_file(config: Path | None, environ: Mapping[str, str]) -> Source:
     if path is None:
         return Source()
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        text, is_regular = read_file(path)
+        tables = tomllib.loads(text)
     except (OSError, UnicodeDecodeError) as error:
         return Source(problems=[f"file {path}{named_by} cannot be read: {_reason(error)}"])
     except tomllib.TOMLDecodeError as error:
         return Source(problems=[f"file {path}{named_by} is not TOML: {error}"])
     source = _from_tables(tables, f"file {path}")
     for key in all_keys():
-        if key.is_secret and isinstance(source.values.get(key.name), str):
+        if is_regular and key.is_secret and isinstance(source.values.get(key.name), str):
             source.values[key.name] = SecretSource(partial(_read_again, path, key), f"file {path}")
     return source
 
 
 def _read_again(path: Path, key: Key) -> str:
     """Return the value that the file has for the key now."""
-    value: Any = tomllib.loads(path.read_text(encoding="utf-8"))
+    value: Any = tomllib.loads(read_file(path)[0])
     for step in key.path:
         value = value[step]
     if not isinstance(value, str):

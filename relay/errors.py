@@ -21,8 +21,12 @@ OutboxError
     ExpiredMessageError
     MisdatedMessageError
   PartitionLostError      another member of the pool has the partition by now
-  HandlerCancelledError   a handler ended itself by CancelledError
-  HandlerTransactionError a handler left no transaction to commit
+  HandlerError            a handler did what none may
+    HandlerResultError    it returned what is still to be run
+    HandlerCancelledError it ended itself by CancelledError
+    HandlerAbortedError   it raised what is no Exception
+    HandlerTransactionError  it left no transaction to commit
+      TransactionEndedError  it committed or rolled back itself
   NotAcceptedError        an event that was neither confirmed nor buffered
   BufferFileError         a file that cannot be a publisher's buffer
   BusyError               somebody else is at it
@@ -208,23 +212,50 @@ class MisdatedMessageError(MessageError):
         self.last_day = last_day
 
 
-class HandlerTransactionError(OutboxError):
-    """A handler returned, and its transaction is none that can be committed."""
+class HandlerError(OutboxError):
+    """A handler did what none may; nothing that it did is kept."""
 
-    def __init__(self, *, is_failed: bool) -> None:
+
+class HandlerResultError(HandlerError):
+    """A handler returned what somebody would still have to run."""
+
+    def __init__(self, function: str, kind: str) -> None:
         super().__init__(
-            "a statement of the handler failed, and it went on: let the error out, or run the statement in a savepoint"
-            if is_failed
-            else "the handler has ended the transaction: leave commit and rollback to the consumer"
+            f"{function} returned a {kind}, which nobody runs: run it to its end in the function; what awaits is"
+            " `async def`, and so are decorators around it"
         )
-        self.is_failed = is_failed
+        self.function = function
+        self.kind = kind
 
 
-class HandlerCancelledError(OutboxError):
+class HandlerCancelledError(HandlerError):
     """A handler let a CancelledError out that did not come from us."""
 
     def __init__(self) -> None:
         super().__init__("the handler was cancelled by something that it waited for")
+
+
+class HandlerAbortedError(HandlerError):
+    """A handler let something out that is no failure but the end of whatever runs it, such as GeneratorExit."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(
+            f"it let a {type(error).__name__} out, which is an end and no failure: raise an Exception in its place"
+        )
+
+
+class HandlerTransactionError(HandlerError):
+    """A handler returned, and its transaction is none that can be committed."""
+
+
+class TransactionEndedError(HandlerTransactionError):
+    """A handler committed or rolled back the transaction; what the inbox knows of it says nothing about its effect."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the handler has ended the transaction: leave commit and rollback to the consumer. If it has committed, the"
+            " inbox knows the message, and absorbs it when it comes again"
+        )
 
 
 def leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:

@@ -63,6 +63,11 @@ def needed(window: int, largest: int) -> int:
     return int(RESIDENT + max(full, beside_largest))
 
 
+def beside(size: int, window: int, largest: int) -> float:
+    """Return how many bytes of other rows may be under way while a row of `size` bytes is read, within `needed`."""
+    return max(ALONE_SHARE * window, min(window - size, window + LARGEST_KEPT * largest - LARGEST_COST * size))
+
+
 def largest_within(limit: int) -> int:
     """Return the bytes of the largest message that a relay can carry within `limit`; 0: there is none."""
     return max(0, int((limit - needed(LEAST_WINDOW, 0)) / LARGEST_COST))

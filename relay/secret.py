@@ -1,9 +1,16 @@
 """URLs that are read again at each connection, so that their passwords can be renewed."""
 
+import errno
+import os
+import select
+import stat
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 from pydantic import SecretStr
+
+PIPE_TIMEOUT = 10.0  # seconds in which another process must have written it and closed it
 
 
 class SecretSource(SecretStr):
@@ -57,11 +64,46 @@ class SecretSource(SecretStr):
 
 
 class SecretFile(SecretSource):
-    """A URL in a file, which is read again at each connection.
+    """A URL in a file, which is read again at each connection; a pipe, such as `<(...)` of a shell, is read once.
 
     Raises:
         OSError, UnicodeDecodeError: the file cannot be read at the start.
     """
 
     def __init__(self, path: str | Path) -> None:
-        super().__init__(lambda: Path(path).read_text(encoding="utf-8").rstrip("\r\n"), f"file {path}")
+        value, is_regular = read_value(path)
+        super().__init__((lambda: read_value(path)[0]) if is_regular else (lambda: value), f"file {path}")
+
+
+def read_value(path: str | Path) -> tuple[str, bool]:
+    """Return what a file holds without its last line break, and whether it can be read again, as no pipe can."""
+    text, is_regular = read_file(path)
+    return text.rstrip("\r\n"), is_regular
+
+
+def read_file(path: str | Path) -> tuple[str, bool]:
+    """Return the text of a file, and whether it can be read again, as no pipe can.
+
+    Raises:
+        OSError: also for a pipe that is empty, or that nobody has written and closed within PIPE_TIMEOUT.
+        UnicodeDecodeError: it is not UTF-8.
+    """
+    give_up_at = time.monotonic() + PIPE_TIMEOUT
+    content = bytearray()
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # else opening a pipe waits for a writer
+    try:
+        mode = os.fstat(descriptor).st_mode
+        readable = select.poll()
+        readable.register(descriptor, select.POLLIN)
+        while readable.poll(max(0.0, give_up_at - time.monotonic()) * 1000):
+            if not (piece := os.read(descriptor, 65536)):
+                break
+            content += piece
+        else:
+            reason = f"it is a pipe that no process has written and closed within {PIPE_TIMEOUT:g} s"
+            raise TimeoutError(errno.ETIMEDOUT, reason)
+    finally:
+        os.close(descriptor)
+    if stat.S_ISFIFO(mode) and not content:
+        raise OSError(errno.ENODATA, "it is a pipe that is empty, or was read before")
+    return content.decode("utf-8"), stat.S_ISREG(mode)

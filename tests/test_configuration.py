@@ -11,6 +11,7 @@ from relay.keys import Key, all_keys
 from relay.operate.reference import UNFIXED_EXAMPLES
 from relay.scrub import redacted
 from relay.settings import Ordering, Settings
+from tests.support.pipes import piped
 
 Write = Callable[[str], Path]
 
@@ -64,6 +65,16 @@ def test_each_source_goes_before_the_next(toml: Write, tmp_path: Path) -> None:
     assert from_variable == ("postgresql://variable/db", "variable RELAY_DATABASE_URL")
     assert from_secret == ("postgresql://secret/db", f"file {tmp_path / 'secret'} of RELAY_DATABASE_URL_FILE")
     assert from_file == ("postgresql://file/db", f"file {file}")
+
+
+def test_a_pipe_is_read_once_and_no_default_takes_its_place() -> None:
+    pipe = piped('[broker]\nurl = "amqp://u:first@h/"')
+
+    settings = load(config=pipe, environ={}).settings
+
+    assert settings.broker.url.get_secret_value() == "amqp://u:first@h/"
+    with pytest.raises(ConfigurationError, match="a pipe that is empty, or was read before"):
+        load(config=pipe, environ={})
 
 
 def test_keys_of_one_section_may_come_from_different_sources(toml: Write) -> None:

@@ -1,6 +1,7 @@
 """A secret is read again at each use, and hidden in every text; a URL that can be read in two ways is none."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from relay.scrub import Known, redacted, remember, remember_url, scrub
 from relay.secret import SecretFile, SecretSource
 from relay.settings import BrokerSettings, DatabaseSettings
 from relay.urls import amqp_urls, libpq_parameters
+from tests.support.pipes import piped
 
 USABLE = "postgresql://u:first@h/d"
 RENEWED = "postgresql://u:second@h/d"
@@ -40,6 +42,38 @@ def test_a_file_is_read_again_at_each_connection(file: Path) -> None:
 
     assert "password=second" in conninfo(database)
     assert "password=second" in conninfo(database.model_copy(update={"schema_name": "other"}))
+
+
+def test_a_link_that_leads_to_another_file_is_followed_again(tmp_path: Path, file: Path) -> None:
+    link, renewed = tmp_path / "link", tmp_path / "renewed"
+    link.symlink_to(file)
+    renewed.write_text(RENEWED)
+    database = DatabaseSettings(url=SecretFile(link))
+
+    link.unlink()
+    link.symlink_to(renewed)
+
+    assert "password=second" in conninfo(database)
+
+
+def test_a_pipe_is_read_once_and_its_value_stays() -> None:
+    database = DatabaseSettings(url=SecretFile(piped(USABLE)))
+
+    assert "password=first" in conninfo(database)
+    assert "password=first" in conninfo(database)
+
+
+@pytest.mark.parametrize("text", [None, ""], ids=["unwritten", "empty"])
+def test_a_pipe_that_gives_nothing_is_refused(
+    text: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("relay.secret.PIPE_TIMEOUT", 0.05)
+    path = tmp_path / "pipe" if text is None else piped(text)
+    if text is None:
+        os.mkfifo(path)
+
+    with pytest.raises(OSError, match="pipe"):
+        SecretFile(path)
 
 
 def test_a_source_is_asked_at_each_connection() -> None:

@@ -1,0 +1,12 @@
+"""Files that can be read once."""
+
+import os
+from pathlib import Path
+
+
+def piped(text: str) -> Path:
+    """Return the path of a pipe that holds the text, as a shell makes it of `<(echo text)`."""
+    reader, writer = os.pipe()
+    os.write(writer, text.encode())
+    os.close(writer)
+    return Path(f"/dev/fd/{reader}")
