@@ -12,6 +12,9 @@ from relay.settings import Route, Settings
 ROUTES_CACHED = 10_000
 PLACEHOLDER = re.compile(rb"{(?:event_type|aggregate_type|aggregate_id)}")
 DEFAULT_ROUTING_KEY = "{aggregate_type}.{event_type}"
+# Of bytes, where a name is not ASCII. A broker's words have 255 bytes, with those of the virtual host and the user:
+# RabbitMQ 4 ends the connection with INTERNAL_ERROR when it has to cut a longer name in them.
+MAX_EXCHANGE_BYTES = 127
 
 
 class Address(NamedTuple):
@@ -41,12 +44,18 @@ class Router:
         """Give the address to which the row may be sent.
 
         Raises:
-            UnsendableError: the row names an exchange that `broker.allowed_exchanges` does not.
+            UnsendableError: the row names an exchange that `broker.allowed_exchanges` does not, or by a name that no
+                broker can be asked for safely.
         """
         if row.exchange is not None:
             name = row.exchange.decode()
             if not any(pattern.match(name) for pattern in self._allowed):
                 raise UnsendableError(f"exchange {name!r} is not among broker.allowed_exchanges")
+            if len(row.exchange) > MAX_EXCHANGE_BYTES and not row.exchange.isascii():
+                raise UnsendableError(
+                    f"an exchange name of {len(row.exchange)} bytes that are not all ASCII is longer than"
+                    f" {MAX_EXCHANGE_BYTES}"
+                )
         return self.address(row)
 
     def address(self, row: Row) -> Address:

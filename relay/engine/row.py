@@ -19,7 +19,7 @@ ROW_BYTES = 512  # what a row costs in memory beside its payload and headers
 class Row(NamedTuple):
     """One pending message, its text as the UTF-8 bytes that PostgreSQL sent: nothing is decoded on the way.
 
-    The fields are the columns of `pending.COLUMNS`, in that order.
+    The fields are the columns of `pending.READ`, in that order.
     """
 
     lane: int
@@ -40,7 +40,7 @@ class Row(NamedTuple):
     attempts: int
     backoff_ms: int  # how long it still has to wait; 0: it is due
     excess: bytes | None  # why it was not read whole: no message can be made of it
-    cost: int  # bytes that reading it may take at most, as the server counts them for the limit of a read
+    cost: int  # bytes of a lane's share by which it can be read, as the server counts them
     left_out: bool = False  # it does not fit for now: payload and headers were not read
 
     @property

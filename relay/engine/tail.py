@@ -297,10 +297,10 @@ class Tail:
         for lane in self._reading:
             self._far.pop(lane, None)
             self._large.pop(lane, None)
-        waiting = {row.lane: row for row in rows if row.left_out}  # the last of its lane
+        waiting = {row.lane: row for row in reversed(rows) if row.left_out}  # the first of its lane
         if waiting:
-            rows = [row for row in rows if not row.left_out]
-            self._large |= {lane: row.cost for lane, row in waiting.items()}
+            rows = [row for row in rows if row.lane not in waiting or row.id < waiting[row.lane].id]
+            self._large |= {lane: row.cost for lane, row in waiting.items() if row.cost > self._limit_bytes[lane]}
         if self._sweeping is not None:
             self._unswept.remove(self._sweeping)
         ended = set(self._reading)
@@ -308,12 +308,13 @@ class Tail:
             of_lane = list(group)
             self._window.add(lane, of_lane)
             last = of_lane[-1].id
-            if len(of_lane) >= self._limit or sum(row.cost for row in of_lane) >= self._limit_bytes[lane]:
+            if len(of_lane) >= self._limit:
                 self._floors[lane] = last
                 self._more = True
                 ended.discard(lane)
         for lane, row in waiting.items():
             self._floors[lane] = row.id - 1
+            self._more = True
             ended.discard(lane)
         for lane in ended:
             self._floors[lane] = position

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable
 
 from relay.engine.row import Row
-from relay.memory import ALONE_SHARE
+from relay.memory import beside
 from relay.settings import RelaySettings
 
 LANE_SHARE = 4  # a lane may hold this part of the window: one whose key is stuck must not fill all of it
@@ -25,6 +25,7 @@ class Window:
 
     def __init__(self, settings: RelaySettings) -> None:
         self._max_rows, self._most_bytes = settings.max_window_rows, settings.max_window_bytes
+        self._largest = settings.max_message_bytes
         self._max_bytes = min(START_BYTES, self._most_bytes)  # grows
         self._sizes = defaultdict[int, dict[int, int]](dict)  # lane -> id -> bytes
         self._rows = self._bytes = 0
@@ -44,10 +45,14 @@ class Window:
         return len(self._sizes[lane]) <= self.lane_quota * 3 // 4
 
     def has_room_for(self, size: int) -> bool:
-        """Whether a row of so many bytes may be read. One that no read may bring goes when little else is under way."""
+        """Whether a row of so many bytes may be read. One larger than the window goes when little else is under way.
+
+        Others do not wait for that: nothing is read meanwhile, and what is under way may wait for queues that take
+        nothing.
+        """
         if size <= self._max_bytes // READ_SHARE:
             return self._bytes + size <= self._max_bytes
-        return self._bytes <= self._max_bytes * ALONE_SHARE
+        return self._bytes <= beside(size, self._max_bytes, self._largest)
 
     def ids(self, lane: int) -> Collection[int]:
         return self._sizes[lane]

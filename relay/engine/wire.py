@@ -4,7 +4,6 @@
 in one piece and counts confirms itself, without a task or a future a message. `PlainWire` (plain.py) is the
 library's documented way behind the same interface; both pass tests/engine/test_wire.py.
 
-Both lean on the library's table of decoders (`pamqp.decode.METHODS`), of which one is replaced.
 The fast way leans on four attributes of aiormq's channel, which are public but not documented: `frames`, `number`,
 `write_queue` and `connection.connection_tune`. That is why pyproject.toml pins the version.
 """
@@ -26,7 +25,6 @@ from aiormq.exceptions import (
     ConnectionSyntaxError,
     ConnectionUnexpectedFrame,
 )
-from pamqp import decode
 from pamqp.commands import Basic, Channel
 from pamqp.header import ContentHeader
 
@@ -38,13 +36,14 @@ from relay.observe.histogram import Histogram
 
 Settle = Callable[[Settled], None]
 NACKED = "the broker refused it for now (basic.nack)"
-PIECE_BYTES = 1024 * 1024  # of messages that are joined for one write: the library's writer holds them a second time
+# Of messages that are joined for one write, or written one after the other before they are waited for: the library's
+# writer holds them a second time.
+PIECE_BYTES = 1024 * 1024
 TIMED_EVERY = 16  # rows: brokers confirm a hundred at once, but one by one where several queues take turns
 # RabbitMQ: "NOT_FOUND - no exchange 'x' in vhost '/'", "ACCESS_REFUSED - access to exchange 'x' in vhost '/' refused
 # for user 'u'", and with permissions by topic "access to topic 'k' in exchange 'x' in vhost '/' refused for ...".
-ADDRESS_NAMED = re.compile(r"(?:topic '(?P<routing_key>.*)' in )?exchange '(?P<exchange>.*)' in vhost '", re.DOTALL)
-# The broker's words have 255 bytes at most, so they may end within the name.
-ADDRESS_CUT = re.compile(r"(?P<what>exchange|topic) '(?P<start>.*)\.\.\.", re.DOTALL)
+# They have 255 bytes at most: "..." stands for the rest, wherever that begins.
+ADDRESS_NAMED = re.compile(r"(?:exchange|topic) '.*", re.DOTALL)
 # Also what closes the whole connection: frames that the broker cannot read, or a message that it stumbles over.
 BLAMES_A_MESSAGE = (
     AMQPChannelError,
@@ -54,17 +53,6 @@ BLAMES_A_MESSAGE = (
     ConnectionNotImplemented,
     ConnectionInternalError,
 )
-
-
-def _read_short_string(value: bytes) -> tuple[int, str]:
-    """Read what the broker may have cut in the middle of a character; the library would end the connection."""
-    try:
-        return decode.short_str(value)
-    except UnicodeDecodeError:
-        return value[0] + 1, value[1 : value[0] + 1].decode(errors="replace")
-
-
-decode.METHODS["shortstr"] = _read_short_string
 
 
 def returned_words(frame: Any) -> str:
@@ -96,15 +84,15 @@ def after_close(rows: Sequence[Row], closing: asyncio.Future[Any], router: Route
 
 
 def _is_named(address: Address, words: str) -> bool:
-    if (named := ADDRESS_NAMED.search(words)) is None:
-        if (cut := ADDRESS_CUT.search(words)) is None:
-            return False
-        name = address.exchange if cut["what"] == "exchange" else address.routing_key
-        return (name + b"' in ").startswith(cut["start"].rstrip("\ufffd").encode())  # half a character at the end
-    routing_key = named["routing_key"]
-    return address.exchange == named["exchange"].encode() and (
-        routing_key is None or address.routing_key == routing_key.encode()
-    )
+    if (found := ADDRESS_NAMED.search(words)) is None:
+        return False
+    named = found[0].encode()
+    expected = b"exchange '" + address.exchange + b"' in vhost '"
+    if named.startswith(b"topic"):
+        expected = b"topic '" + address.routing_key + b"' in " + expected
+    if named.startswith(expected):
+        return True
+    return words.endswith("...") and expected.startswith(named[:-3])
 
 
 class Wire(Protocol):
@@ -166,6 +154,7 @@ class FrameWire:
         self._parts: list[Part] = []  # of frames that are to be written
         self._part_bytes = 0
         self._pieces: deque[tuple[int, list[Part]]] = deque()  # full ones, each with its last tag
+        self._undrained = 0  # bytes written since they were last waited for
         self._wake = asyncio.Event()
         self._is_closing = False  # the broker closes the channel
         self._writing = asyncio.Lock()
@@ -212,14 +201,12 @@ class FrameWire:
         return after_close(lost, self._channel.closing, self._encoder.router)
 
     async def _flush(self) -> None:
-        """Write what was sent, piece by piece, each once the one before is on its way."""
+        """Write what was sent, piece by piece; a broker that reads nothing is given no more than two of them."""
         while self._parts or self._pieces:
             await self._channel.connection.ready()  # held back while the broker blocks us: buffers would grow
-            written = None
-            if self._pieces:  # as large as that: wait until it is out
-                written = self._loop.create_future()
-            else:
+            if not self._pieces:
                 self._cut()
+            written = None
             async with self._writing:
                 if self._is_closing:  # what follows the library's answer to that would end the connection
                     return
@@ -227,6 +214,9 @@ class FrameWire:
                 self._sent_at.append((tag, self._clock()))
                 payload = b"".join(parts)
                 del parts
+                self._undrained += len(payload)
+                if self._undrained >= PIECE_BYTES:  # wait until they are out
+                    written, self._undrained = self._loop.create_future(), 0
                 await self._write_queue.put(ChannelFrame(payload, should_close=False, drain_future=written))
                 del payload
             if written is not None:  # never set when the connection is lost

@@ -1,5 +1,6 @@
 """A window is bounded in rows and bytes, and each lane has its share of it."""
 
+import json
 from typing import LiteralString
 
 import psycopg
@@ -100,6 +101,35 @@ async def test_headers_count_as_bytes_too(outbox: Outbox, follow: Follow, value:
     assert sum(follower.windows) <= 12
 
 
+async def test_no_read_unpacks_what_many_rows_hold_compressed(outbox: Outbox, follow: Follow) -> None:
+    """Each of these has 10 MB of headers in 115 KB of the table, and all of them would take as long as it takes."""
+    await outbox.connection.execute(
+        "INSERT INTO outbox.message (aggregate_type, aggregate_id, event_type, payload, headers)"
+        " SELECT 'customer', '1', 'InvoiceIssued', '1', jsonb_build_object('h', repeat('x', 10000000))"
+        " FROM generate_series(1, 5)"
+    )
+
+    follower = await follow()
+    await follower.counts(5)
+
+    assert follower.windows == [1] * 5
+    assert all((row.excess or b"").startswith(b"headers of 10000") for row in follower.rows)
+
+
+async def test_headers_with_many_small_numbers_count_as_little(outbox: Outbox, follow: Follow) -> None:
+    headers = json.dumps({f"number {n}": n for n in range(60)})
+    await outbox.connection.execute(
+        "INSERT INTO outbox.message (aggregate_type, aggregate_id, event_type, payload, headers)"
+        " SELECT 'customer', '1', 'InvoiceIssued', '1', %s FROM generate_series(1, 5)",
+        [headers],
+    )
+
+    follower = await follow(max_window_bytes=1 << 22)
+    await follower.counts(5)
+
+    assert follower.windows == [5]
+
+
 async def test_a_payload_that_was_compressed_elsewhere_counts_as_what_it_becomes(
     outbox: Outbox, follow: Follow
 ) -> None:
@@ -169,6 +199,16 @@ async def test_a_row_larger_than_the_window_goes_alone(outbox: Outbox, follow: F
         await eventually(lambda: bool(follower.rows), "the next row")
         assert len(follower.rows) == 1
         await settle(outbox, follower)
+
+
+async def test_rows_that_are_stuck_keep_no_large_row_waiting(outbox: Outbox, follow: Follow) -> None:
+    await outbox.insert_many(40, payload=json_of(10_000))
+    follower = await follow(max_window_bytes=1_000_000)
+    await follower.counts(40)  # which hold more than a quarter of the window
+
+    large, small = await outbox.insert("large", payload=json_of(300_000)), await outbox.insert("small")
+
+    await follower.has(large, small)
 
 
 async def test_what_is_too_large_for_any_message_is_not_read(outbox: Outbox, follow: Follow) -> None:

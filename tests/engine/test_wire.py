@@ -182,3 +182,28 @@ async def test_without_a_confirm_the_outcome_is_unknown(open_wire: Open, broker_
         await sender.close()
 
         assert set((await sender.outcomes(3)).values()) == {Outcome.UNKNOWN}
+
+
+async def test_small_writes_wait_for_a_broker_that_reads_nothing(broker_url: str) -> None:
+    """The library's writer would hold as many of them as are sent."""
+    address = urlsplit(broker_url)
+    async with (
+        FaultProxy(str(address.hostname), int(address.port or 0)) as proxy,
+        await aio_pika.connect(broker_url.replace(f":{address.port}/", f":{proxy.port}/")) as connection,
+    ):
+        channel = await connection.channel(publisher_confirms=True, on_return_raises=True)
+        sender = Sender(frame_wire, await channel.get_underlay_channel())
+        assert isinstance(sender.wire, FrameWire)
+        proxy.hold(Way.UP)
+
+        for _ in range(1000):
+            await sender.send(*(ROW._replace(id=n, payload_bytes=b"x" * 4000, payload=None) for n in range(8)))
+            for _ in range(10):  # let the wire and the library's writer have their turns
+                await asyncio.sleep(0)
+
+        pieces = len(sender.wire._pieces)
+        proxy.cut(Act.RESET)
+        await asyncio.wait([sender.running], timeout=10)
+        await sender.close()
+
+    assert pieces > 8  # MiB of the 32
