@@ -74,7 +74,7 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON outbox.node, outbox.quarantine TO outbox
 GRANT SELECT ON outbox.batch, outbox.migration TO outbox_relay;
 GRANT SELECT, INSERT ON outbox.replay, outbox.replay_failure TO outbox_relay;
 GRANT UPDATE (state, selected, replayed, failed, position, saved_at) ON outbox.replay TO outbox_relay;
-GRANT SELECT, INSERT ON outbox.dead_letter_audit TO outbox_relay;
+GRANT SELECT, INSERT ON outbox.dead_letter_audit, outbox.operator_audit TO outbox_relay;
 GRANT SELECT ON outbox.processed_message TO outbox_relay; -- relay reconcile, where the inbox is here
 -- Masters of partitioned consumers, where their inbox is here.
 GRANT SELECT ON outbox.pool, outbox.pool_member, outbox.pool_partition TO outbox_relay;

@@ -36,7 +36,7 @@ def migrate(
     why: Annotated[str, Parameter(help="Logged with a downgrade; needed unless it is a dry run.")] = "",
     force: Annotated[bool, Parameter(help="Downgrade also while relays run on the tables.")] = False,
     lock_timeout: Annotated[
-        float, Parameter(help="Seconds to wait for one lock; writers wait behind it.", validator=POSITIVE)
+        float, Parameter(help="Seconds to wait for the locks of one try; writers wait behind them.", validator=POSITIVE)
     ] = LOCK_TIMEOUT,
     wait: Annotated[
         float, Parameter(help="Seconds of tries to get the locks for one version.", validator=POSITIVE)

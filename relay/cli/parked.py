@@ -107,12 +107,14 @@ def retry_(
     *,
     options: DatabaseOptions | None = None,
     filters: Filters | None = None,
+    note: Annotated[str | None, Parameter(help="Why; kept in the audit.")] = None,
+    by: By = None,
     all_: All = False,
     dry_run: DryRun = False,
     output: Output = "text",
 ) -> int:
     """Send rows again, with all their attempts; rows held behind them follow in order."""
-    done = _change(preview if dry_run else retry, options, _bulk(filters, all_))
+    done = _change(preview if dry_run else partial(retry, by=by, note=note), options, _bulk(filters, all_))
     return _report("retry", done, output, dry_run=dry_run)
 
 

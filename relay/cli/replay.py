@@ -28,7 +28,7 @@ from relay.settings import Settings
 
 SCAN_TIMEOUT = 3600.0  # seconds for a statement: days of sent rows are read from end to end
 INTERRUPTED = 130
-LIST_COLUMNS = ("id", "state", "made at", "made by", "filter", "selected", "replayed", "failed")
+LIST_COLUMNS = ("id", "state", "made at", "made by", "filter", "selected", "replayed", "failed", "cancelled by")
 
 app = App(name="replay", help="Send again what was sent; list, show and cancel replays.")
 log = structlog.get_logger(__name__)
@@ -148,11 +148,17 @@ def show(
 
 
 @app.command
-def cancel(job: JobId, *, options: DatabaseOptions | None = None) -> int:
+def cancel(
+    job: JobId,
+    *,
+    options: DatabaseOptions | None = None,
+    why: Annotated[str | None, Parameter(help="Kept in the audit.")] = None,
+    by: By = None,
+) -> int:
     """End a replay for good; a process that runs it stops within a second, or when its list is made."""
     database = (options or DatabaseOptions()).load().settings.database
     with session(database) as connection:
-        ended = cancel_job(connection, database.schema_name, job)
+        ended = cancel_job(connection, database.schema_name, job, by=by, why=why)
     say(f"cancelled replay {ended.id}, of which {ended.replayed} rows were replayed")
     return 0
 
@@ -241,7 +247,8 @@ def _how_to_go_on(job: Job) -> str:
 def _list_row(job: Job) -> tuple[object, ...]:
     given = ", ".join(f"{name}={_short(value)}" for name, value in job.filter.items()) or "all"
     made_at = job.made_at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%SZ")
-    return (job.id, job.state, made_at, job.made_by, given, job.selected, job.replayed, job.failed)
+    counts = (job.selected, job.replayed, job.failed)
+    return (job.id, job.state, made_at, job.made_by, given, *counts, job.cancelled_by)
 
 
 def _short(value: object) -> object:

@@ -104,7 +104,7 @@ def _sslmode(used: Mapping[str, Any], *, is_said: bool) -> str:
     mode, authority = str(used["sslmode"]), str(used.get("sslrootcert") or Path.home() / ".postgresql" / "root.crt")
     if authority == "system":
         return mode if is_said else "verify-full"
-    return "verify-ca" if mode == "require" and Path(authority).exists() else mode
+    return "verify-ca" if mode == "require" and os.path.exists(authority) else mode
 
 
 def _secret_files(urls: list[URL], environ: Mapping[str, str], file: Path | None) -> Iterator[Finding]:
@@ -113,16 +113,24 @@ def _secret_files(urls: list[URL], environ: Mapping[str, str], file: Path | None
     paths = [Path(path) for path in dict.fromkeys([*named, *keys])]
     if file is not None and _holds_password(file):
         paths.append(file)
-    there = [path for path in paths if path.exists()]
-    is_open = [path for path in there if path.stat().st_mode & FOR_ALL]
-    for path in is_open:
-        words = f"every user of this host can read or change {path}, which holds a secret"
-        yield Finding(FILES, Verdict.WARNING, words, f"chmod o-rw {path}")
-    if not is_open:
-        yield Finding(FILES, Verdict.OK, f"{len(there)} files hold secrets, none is open to every user of this host")
+    closed = 0
+    for path in paths:
+        try:
+            is_open = path.stat().st_mode & FOR_ALL
+        except OSError as error:
+            yield Finding(FILES, Verdict.SKIPPED, f"{path}, which holds a secret: {error.strerror}")
+            continue
+        if is_open:
+            words = f"every user of this host can read or change {path}, which holds a secret"
+            yield Finding(FILES, Verdict.WARNING, words, f"chmod o-rw {path}")
+        closed += not is_open
+    if closed or not paths:
+        yield Finding(FILES, Verdict.OK, f"{closed} files hold secrets and are not open to every user of this host")
 
 
 def _holds_password(file: Path) -> bool:
+    if not file.is_file():  # a pipe is read once, and has been
+        return False
     tables = tomllib.loads(file.read_text(encoding="utf-8"))
     for key in all_keys():
         if key.is_secret:

@@ -12,12 +12,13 @@ from relay.settings import Settings
 TABLES = (
     "archived_day", "batch", "begun_message", "dead_letter_audit", "held_message", "inbox_memory", "message",
     "message_discarded", "message_parked", "message_pending", "message_quarantined", "message_sent", "migration",
-    "node", "pool", "pool_master", "pool_member", "pool_partition", "processed_message", "processed_message_undated",
-    "quarantine", "replay", "replay_failure",
+    "node", "operator_audit", "pool", "pool_master", "pool_member", "pool_partition", "processed_message",
+    "processed_message_undated", "quarantine", "replay", "replay_failure",
 )  # fmt: skip
 FUNCTIONS = (
-    "attached_day", "drop_inbox_day", "drop_sent_day", "ensure_inbox_days", "ensure_sent_days", "lock_holders",
-    "make_day", "refuse_foreign_batch", "ring", "sent_day_needed",
+    "attached_day(text, date)", "drop_inbox_day(date, boolean)", "drop_sent_day(date, boolean, boolean)",
+    "ensure_inbox_days(date, integer)", "ensure_sent_days(date, integer)", "lock_holders(regclass[])",
+    "make_day(text, date)", "refuse_foreign_batch()", "ring()", "sent_day_needed(date, bigint, boolean)",
 )  # fmt: skip
 TRIGGERS = ("ring ON message", "refuse_foreign_batch ON batch")
 
@@ -34,7 +35,8 @@ READ_FOREIGN = """
     WHERE obj_description(oid, 'pg_class') = 'outbox retention drops this day'
     UNION ALL
     SELECT 'function ' || oid::regprocedure FROM pg_proc
-    WHERE pronamespace = to_regnamespace(quote_ident(%(schema)s)) AND proname <> ALL (%(functions)s)
+    WHERE pronamespace = to_regnamespace(quote_ident(%(schema)s))
+        AND proname || '(' || oidvectortypes(proargtypes) || ')' <> ALL (%(functions)s)
     UNION ALL
     SELECT 'trigger ' || tgname || ' ON ' || relname FROM pg_trigger JOIN relation ON relation.oid = tgrelid
     WHERE NOT tgisinternal AND tgname || ' ON ' || relname <> ALL (%(triggers)s)
@@ -61,7 +63,8 @@ READ_OWNERS = """
             AND (relname = ANY (%(tables)s) OR relname ~ '^(message_sent|processed_message)_[0-9]{8}$')
         UNION ALL
         SELECT proowner, proname::text FROM pg_proc
-        WHERE pronamespace = to_regnamespace(quote_ident(%(schema)s)) AND proname = ANY (%(functions)s)
+        WHERE pronamespace = to_regnamespace(quote_ident(%(schema)s))
+            AND proname || '(' || oidvectortypes(proargtypes) || ')' = ANY (%(functions)s)
     ) AS owned
     WHERE owner <> (SELECT relowner FROM main)
     GROUP BY owner

@@ -63,6 +63,8 @@ GRANTS = (
     *(Grant(right, "TABLE", "pool_master", command="pool") for right in ("SELECT", "INSERT", "UPDATE")),
     Grant("SELECT", "TABLE", "dead_letter_audit", command="dead-letters"),
     Grant("INSERT", "TABLE", "dead_letter_audit", command="dead-letters"),
+    Grant("SELECT", "TABLE", "operator_audit", command="replay"),
+    Grant("INSERT", "TABLE", "operator_audit", command="parked"),
 )
 
 ROLE = "SELECT quote_ident(current_user)"

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from types import TracebackType
 from typing import Self
 
@@ -38,6 +39,13 @@ HOLDERS = """
     ORDER BY xact_start, blocker
 """
 
+# PostgreSQL bounds the wait for each lock, and a statement may ask for one on each partition.
+WAITED = """
+    SELECT waitstart, extract(epoch FROM clock_timestamp() - waitstart)::float8
+    FROM pg_locks WHERE pid = %(pid)s AND NOT granted AND waitstart IS NOT NULL
+"""
+GIVE_WAY = "SELECT pg_cancel_backend(%(pid)s)"
+
 
 # Longer than deadlock_timeout (1 s): only after that does PostgreSQL end an autovacuum that is in the way. Shorter than
 # the 3 s for which a relay waits before it reports a lock (relay/engine/opening.py).
@@ -49,7 +57,7 @@ WAIT = 60.0  # seconds
 class LockLimits:
     """How long a migration waits."""
 
-    lock_timeout: float = LOCK_TIMEOUT  # for one lock; writers wait behind it
+    lock_timeout: float = LOCK_TIMEOUT  # for the locks of one try, in all; writers wait behind them
     wait: float = WAIT  # for the locks of one version, in all
 
 
@@ -76,7 +84,8 @@ class _Holder:
 class LockWait:
     """Repeats work on one session until it has got its locks, and names who keeps them from it.
 
-    A second session looks from a thread: when a statement has failed, PostgreSQL no longer tells what it waited for.
+    A second session looks from a thread: when a statement has failed, PostgreSQL no longer tells what it waited for. It
+    also ends a try whose waits come to `limits.lock_timeout` together; without it, that bounds each wait alone.
 
     Args:
         tell: is given a line for each try that failed.
@@ -95,6 +104,8 @@ class LockWait:
         self._tell = tell
         self._database = database
         self._holders: list[_Holder] = []
+        self._waits: dict[datetime, float] = {}  # seconds of each wait of this try, by its begin
+        self._gave_way = False
         self._unseen = ""  # why the holders are not known
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look, name="locks", daemon=True)
@@ -122,12 +133,14 @@ class LockWait:
         """
         give_up_at, tries = time.monotonic() + self._limits.wait, 0
         while True:
-            self._holders = []
+            self._holders, self._waits = [], {}
             try:
                 work()
             except sa.exc.DBAPIError as error:
-                if not isinstance(error.orig, REFUSED):
+                refused = (*REFUSED, errors.QueryCanceled) if self._gave_way else REFUSED
+                if not isinstance(error.orig, refused):
                     raise
+                self._gave_way = False
                 self._connection.rollback()
                 reason = self._reason(error.orig)
             else:
@@ -160,6 +173,15 @@ class LockWait:
                     found = [_Holder(*row) for row in connection.execute(HOLDERS, {"pid": self._pid})]
                     if found:
                         self._holders = found
+                        self._bound(connection)
         # The migration goes on: it only cannot say who is in its way. The role may have no second connection.
         except (psycopg.Error, DatabaseUnavailableError) as error:
             self._unseen = f"a lock is held, and the session that looks for its holder failed: {one_line(error)}"
+
+    def _bound(self, connection: psycopg.Connection) -> None:
+        waits, pid = self._waits, {"pid": self._pid}
+        waits.update(connection.execute(WAITED, pid).fetchall())
+        if sum(waits.values()) > self._limits.lock_timeout:
+            waits.clear()
+            self._gave_way = True
+            connection.execute(GIVE_WAY, pid)

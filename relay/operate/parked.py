@@ -9,9 +9,10 @@ from typing import Any
 from uuid import UUID
 
 import psycopg
-from psycopg.rows import class_row
+from psycopg.rows import class_row, dict_row
 from psycopg.sql import SQL, Composed, Identifier
 
+from relay.engine.pending import MAY_BE_WRITTEN
 from relay.errors import NotFoundError
 
 IS_HEAD = SQL("""(row.held_behind IS NULL OR NOT EXISTS (
@@ -86,6 +87,9 @@ class ParkedMessage:
     payload: str | None
     payload_bytes: bytes | None
     payload_size: int
+    retried_at: datetime | None = None  # the last time
+    retried_by: str | None = None
+    retry_note: str | None = None
 
 
 LIST_PARKED = SQL("""
@@ -115,22 +119,23 @@ def list_parked(
     return rows, scalar(connection, composed(schema, COUNT_PARKED), parameters)
 
 
-# Numbers are written with all their zeros: a few kilobytes of jsonb may be gigabytes of text, which no statement gives.
-# Within these bounds it is 360 MB at most. A path without a bound overflows the server's stack in 11,000 levels.
 SHOW_PARKED = SQL("""
     SELECT id, message_id, aggregate_type, aggregate_id, event_type, state, attempts, created_at, parked_at,
            last_error, held_behind, exchange, routing_key, content_type, writer,
-           CASE WHEN pg_column_size(headers || '{{}}') <= 262144
-                   AND NOT headers @? 'strict $.**{{65}}'
-                   AND NOT headers @? '$.**{{0 to 65}} ? (@ > 3.5e38 || @ < -3.5e38)'
-               THEN headers
-           END AS headers,
+           CASE WHEN {may_be_written} THEN headers END AS headers,
            pg_column_size(headers || '{{}}') AS headers_size,
            left(payload::text, %(length)s) AS payload,
            substring(payload_bytes FROM 1 FOR %(length)s) AS payload_bytes,
            coalesce(octet_length(payload::text), octet_length(payload_bytes)) AS payload_size
     FROM {schema}.message
     WHERE state IN ('parked', 'discarded') AND (id = %(id)s::bigint OR message_id = %(message_id)s::uuid)
+""")
+
+
+LAST_RETRY = SQL("""
+    SELECT done_at AS retried_at, done_by AS retried_by, why AS retry_note FROM {schema}.operator_audit
+    WHERE command = 'parked retry' AND target = %(id)s
+    ORDER BY id DESC LIMIT 1
 """)
 
 
@@ -146,10 +151,12 @@ def show_parked(connection: psycopg.Connection, schema: str, row: int | UUID, *,
         "length": length,
     }
     with connection.cursor(row_factory=class_row(ParkedMessage)) as cursor:
-        message = cursor.execute(composed(schema, SHOW_PARKED), parameters).fetchone()
+        message = cursor.execute(composed(schema, SHOW_PARKED, may_be_written=MAY_BE_WRITTEN), parameters).fetchone()
     if message is None:
         raise NotFoundError(f"no parked or discarded row has the id {row}: see `relay parked list --held`")
-    return message
+    with connection.cursor(row_factory=dict_row) as cursor:
+        retried = cursor.execute(composed(schema, LAST_RETRY), {"id": message.id}).fetchone()
+    return replace(message, **retried or {})
 
 
 def composed(schema: str, statement: SQL, **parts: Composed) -> Composed:

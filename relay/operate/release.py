@@ -7,12 +7,14 @@ operator.
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import psycopg
 from psycopg.sql import SQL, Composed
 
 from relay.errors import OutboxError, PartlyDoneError
 from relay.operate.parked import Selection, composed, scalar
+from relay.replay.job import operator
 
 BATCH_HEADS = 500  # a transaction; a head goes with all that is held behind it, however many
 
@@ -73,14 +75,24 @@ def preview(connection: psycopg.Connection, schema: str, selection: Selection) -
 
 
 RETRY_HEADS = SQL("""
-    UPDATE {schema}.message
-    SET state = 'pending', attempts = 0, available_at = now(), held_behind = NULL, last_error = NULL, parked_at = NULL
-    WHERE state = 'parked' AND id = ANY (%(heads)s::bigint[])
+    WITH retried AS (
+        UPDATE {schema}.message
+        SET state = 'pending', attempts = 0, available_at = now(), held_behind = NULL, last_error = NULL,
+            parked_at = NULL
+        WHERE state = 'parked' AND id = ANY (%(heads)s::bigint[])
+        RETURNING id
+    )
+    INSERT INTO {schema}.operator_audit (command, target, done_by, why)
+    SELECT 'parked retry', id, %(by)s, %(note)s FROM retried
 """)
 
 
-def retry(connection: psycopg.Connection, schema: str, selection: Selection) -> Done:
+def retry(
+    connection: psycopg.Connection, schema: str, selection: Selection, *, by: str | None = None, note: str | None = None
+) -> Done:
     """Make the selected heads and what is held behind them pending again, with all their attempts.
+
+    Who did so and why is noted for each head in the table `operator_audit`; `by`: as `operator` takes it.
 
     Works in batches of one transaction each. Rows parked after the start are left alone, so it ends
     also when a relay parks them again at once.
@@ -88,8 +100,9 @@ def retry(connection: psycopg.Connection, schema: str, selection: Selection) -> 
     Raises:
         PartlyDoneError: the database failed after some batches; these stay done.
     """
+    words = {"by": operator(by), "note": note}
     return _change(
-        connection, schema, selection, lambda heads: connection.execute(composed(schema, RETRY_HEADS), heads)
+        connection, schema, selection, lambda heads: connection.execute(composed(schema, RETRY_HEADS), heads | words)
     )
 
 
@@ -137,7 +150,7 @@ def _change(
     connection: psycopg.Connection,
     schema: str,
     selection: Selection,
-    change_heads: Callable[[dict[str, list[int]]], object],
+    change_heads: Callable[[dict[str, Any]], object],
 ) -> Done:
     not_found = _not_found(connection, schema, selection)
     until = scalar(connection, NOW)

@@ -35,6 +35,8 @@ class Job:
     failed: int
     position: int
     saved_at: datetime
+    cancelled_by: str | None
+    cancelled_why: str | None
 
     @property
     def selection(self) -> Selection:
@@ -96,8 +98,10 @@ def operator(by: str | None = None) -> str:
 READ_JOBS = SQL("""
     SELECT job.id, CASE WHEN job.state <> 'open' THEN job.state WHEN lock.pid IS NULL THEN 'interrupted' ELSE 'running'
         END AS state, job.made_at, job.made_by, job.made_as, job.filter, job.to_exchange, job.routing_key,
-        job.selected, job.replayed, job.failed, job.position, job.saved_at
+        job.selected, job.replayed, job.failed, job.position, job.saved_at, cancel.done_by AS cancelled_by,
+        cancel.why AS cancelled_why
     FROM {schema}.replay AS job
+    LEFT JOIN {schema}.operator_audit AS cancel ON cancel.command = 'replay cancel' AND cancel.target = job.id
     LEFT JOIN pg_locks AS lock ON lock.locktype = 'advisory' AND lock.granted AND lock.objsubid = 2
         AND lock.database = (SELECT oid FROM pg_database WHERE datname = current_database())
         AND lock.classid = (hashtext({lock}) & 4294967295)::oid AND lock.objid = job.id::oid
@@ -136,17 +140,27 @@ def list_failures(connection: psycopg.Connection, schema: str, job: int, *, limi
         return cursor.execute(statement, {"job": job, "limit": limit}).fetchall()
 
 
-CANCEL = SQL("UPDATE {schema}.replay SET state = 'cancelled', saved_at = now() WHERE id = %(id)s AND state = 'open'")
+CANCEL = SQL("""
+    WITH cancelled AS (
+        UPDATE {schema}.replay SET state = 'cancelled', saved_at = now() WHERE id = %(id)s AND state = 'open'
+        RETURNING id
+    )
+    INSERT INTO {schema}.operator_audit (command, target, done_by, why)
+    SELECT 'replay cancel', id, %(by)s, %(why)s FROM cancelled
+""")
 
 
-def cancel_job(connection: psycopg.Connection, schema: str, job: int) -> Job:
-    """End a job for good; whoever runs it stops when it saves its position the next time.
+def cancel_job(
+    connection: psycopg.Connection, schema: str, job: int, *, by: str | None = None, why: str | None = None
+) -> Job:
+    """End a job for good; whoever runs it stops when it saves its position the next time. `by`: as `operator` takes it.
 
     Raises:
         NotFoundError: there is none of this id.
         UsageError: it has ended already.
     """
-    changed = connection.execute(CANCEL.format(schema=Identifier(schema)), {"id": job}).rowcount
+    values = {"id": job, "by": operator(by), "why": why}
+    changed = connection.execute(CANCEL.format(schema=Identifier(schema)), values).rowcount
     found = read_job(connection, schema, job)
     if not changed:
         raise UsageError(f"replay {job} is {found.state}: there is nothing to cancel")

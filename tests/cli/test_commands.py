@@ -158,6 +158,20 @@ def test_parked_is_listed_shown_retried_and_discarded(relay: Command, rows: Rows
     assert rows.states() == {head: ("discarded", None), follower: ("pending", None), other: ("pending", None)}
 
 
+def test_who_retried_a_row_is_shown_when_it_is_parked_again(relay: Command, rows: Rows) -> None:
+    row = rows.parked()
+    before = relay("parked", "show", str(row)).out
+    for named in (["--by", "ada", "--note", "the queue is back"], ["--by", "bob"]):
+        assert relay("parked", "retry", "--all", *named).code == 0
+        rows.connection.execute("UPDATE outbox.message SET state = 'parked'")
+
+        shown = relay("parked", "show", str(row)).out
+
+        assert f"retried_by\t{named[1]}\n" in shown
+        assert f"retry_note\t{''.join(named[3:])}\n" in shown
+    assert "retried_by\t\n" in before
+
+
 def test_who_discards_is_kept_with_the_row(relay: Command, rows: Rows) -> None:
     named, variable, nobody = (rows.parked(key) for key in "abc")
 

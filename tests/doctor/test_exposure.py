@@ -10,6 +10,7 @@ from relay.doctor.exposure import exposure
 from relay.doctor.finding import Finding
 from relay.settings import BrokerSettings, DatabaseSettings, Settings
 from tests.doctor.findings import OK, SKIPPED, WARNING
+from tests.support.pipes import piped
 
 
 @pytest.mark.parametrize(
@@ -150,3 +151,22 @@ def test_the_key_of_a_certificate_in_an_open_file(tmp_path: Path) -> None:
     *_, finding = exposure(Settings(broker=BrokerSettings(url=SecretStr(url))), {})
 
     assert (finding.verdict, finding.remedy) == (WARNING, f"chmod o-rw {key}")
+
+
+def test_a_file_that_cannot_be_looked_at_is_named() -> None:
+    key = "/" + "k" * 300  # refused like a file in a closed folder, and for root too
+    url = f"amqps://relay@rabbit/?certfile=/tls.crt&keyfile={key}"
+
+    *_, finding = exposure(Settings(broker=BrokerSettings(url=SecretStr(url))), {})
+
+    assert finding.verdict == SKIPPED
+    assert finding.words == f"{key}, which holds a secret: File name too long"
+
+
+def test_a_pipe_is_not_read_again() -> None:
+    pipe = piped('[broker]\nurl = "amqps://relay:hunter2@rabbit/"')
+
+    *_, finding = exposure(Settings(), {}, pipe)
+
+    assert finding.verdict == OK
+    assert "hunter2" in pipe.read_text()

@@ -43,7 +43,10 @@ def test_a_migrated_schema_has_what_the_lists_say(database: psycopg.Connection, 
         SELECT relname FROM pg_class WHERE relnamespace = 'outbox'::regnamespace AND relkind IN ('r', 'p', 'v')
             AND relname !~ '_[0-9]{8}$'
     """)
-    functions = database.execute("SELECT proname FROM pg_proc WHERE pronamespace = 'outbox'::regnamespace")
+    functions = database.execute("""
+        SELECT proname || '(' || oidvectortypes(proargtypes) || ')' FROM pg_proc
+        WHERE pronamespace = 'outbox'::regnamespace
+    """)
     triggers = database.execute("""
         SELECT tgname || ' ON ' || relname FROM pg_trigger JOIN pg_class ON pg_class.oid = tgrelid
         WHERE NOT tgisinternal
@@ -74,6 +77,10 @@ def test_a_migrated_schema_has_what_the_lists_say(database: psycopg.Connection, 
             "table message_sent_20200101 (an earlier release began to drop this day",
         ),
         ("CREATE FUNCTION outbox.steal() RETURNS integer LANGUAGE sql AS 'SELECT 1'", "function outbox.steal()"),
+        (
+            "CREATE FUNCTION outbox.ensure_sent_days(text) RETURNS integer LANGUAGE sql AS 'SELECT 1'",
+            "function outbox.ensure_sent_days(text)",
+        ),
     ],
 )
 def test_what_no_migration_made_is_named(

@@ -1,6 +1,7 @@
 """Migrations beside open transactions: writers go on, and what is in the way is named."""
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import psycopg
 import pytest
@@ -19,6 +20,11 @@ ONCE = LockLimits(lock_timeout=3, wait=0.1)
 OLDER = [f"{number:04}" for number in range(1, int(head_revision()))]
 LOCKS_MESSAGE = "0002"  # the next one adds a column to `message`
 INSERT = "INSERT INTO outbox.message (aggregate_type, event_type, payload) VALUES ('a', 'e', '1')"
+PARTS = "SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = 'outbox.message'::regclass"
+HAVE_WAITED = """
+    SELECT relation::regclass::text FROM pg_locks
+    WHERE NOT granted AND clock_timestamp() - waitstart > interval '1.5 s'
+"""
 WAITING = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'outbox.message'::regclass"
 
 
@@ -89,6 +95,36 @@ def test_what_cannot_be_locked_is_named_and_nothing_of_it_is_done(empty_database
     assert "outbox.message" in words
     assert f"pg_terminate_backend({pid})" in words
     assert current_revision(empty_database) == LOCKS_MESSAGE
+
+
+def test_the_locks_of_one_try_are_waited_for_together_no_longer_than_for_one(empty_database: DatabaseSettings) -> None:
+    migrate(empty_database, LOCKS_MESSAGE)
+    url = url_of(empty_database)
+    told: list[str] = []
+    with ExitStack() as open_, ThreadPoolExecutor(1) as thread:
+        looking = open_.enter_context(psycopg.connect(url, autocommit=True))
+        readers = {}
+        for (name,) in looking.execute(PARTS).fetchall():
+            readers[name] = open_.enter_context(psycopg.connect(url))
+            readers[name].execute(f"LOCK TABLE ONLY {name} IN ACCESS SHARE MODE".encode())
+        migrating = thread.submit(migrate, empty_database, limits=LockLimits(lock_timeout=3), tell=told.append)
+
+        def let_one_go() -> bool:
+            """Once the migration has waited for it for half of the time."""
+            for (name,) in looking.execute(HAVE_WAITED).fetchall():
+                readers.pop(name).rollback()
+            return bool(told) or not readers
+
+        try:
+            wait_for(let_one_go, "the migration has waited for each, or gave way", 60)
+        finally:
+            for reader in readers.values():
+                reader.rollback()
+        migrating.result(timeout=60)
+
+    assert told
+    assert "is held by session" in told[0]
+    assert is_at_head(empty_database)
 
 
 def test_another_migration_is_waited_for_within_limits_and_named(empty_database: DatabaseSettings) -> None:

@@ -192,6 +192,8 @@ def test_the_relay_can_do_its_work(connection: Connection) -> None:
         INSERT INTO outbox.dead_letter_audit (command, queue, done_by, why) VALUES ('discard', 'q.dead', 'me', 'why')
         """,
         "SELECT * FROM outbox.dead_letter_audit",
+        "INSERT INTO outbox.operator_audit (command, target, done_by) VALUES ('parked retry', 1, 'me')",
+        "SELECT * FROM outbox.operator_audit",
     ]
 
     assert allowed(connection, "outbox_relay", statements) == statements
@@ -207,6 +209,8 @@ def test_the_relay_changes_no_event(connection: Connection) -> None:
         "UPDATE outbox.migration SET version_num = '9999'",
         "UPDATE outbox.dead_letter_audit SET why = 'another'",
         "DELETE FROM outbox.dead_letter_audit",
+        "UPDATE outbox.operator_audit SET why = 'another'",
+        "DELETE FROM outbox.operator_audit",
     ]
 
     assert allowed(connection, "outbox_relay", statements) == []

@@ -99,8 +99,12 @@ def test_a_payload_is_cut_where_asked(rows: Rows, connection: psycopg.Connection
 
 @pytest.mark.parametrize(
     "bomb",
-    [f'{{"n": [{", ".join(["1e131000"] * 9000)}]}}', f'{{"n": {"[" * 13_000}{"]" * 13_000}}}'],
-    ids=["a gigabyte as text", "deeper than the stack"],
+    [
+        f'{{"n": [{", ".join(["1e131000"] * 9000)}]}}',
+        f'{{"n": [{", ".join(["1." + "0" * 16383] * 9000)}]}}',
+        f'{{"n": {"[" * 13_000}{"]" * 13_000}}}',
+    ],
+    ids=["a gigabyte as text", "150 MB of zeros", "deeper than the stack"],
 )
 def test_a_row_whose_headers_cannot_be_shown_is_shown_without_them(
     rows: Rows, connection: psycopg.Connection, bomb: str

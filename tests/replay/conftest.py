@@ -1,5 +1,6 @@
 """Sent rows, a queue for their copies, and the `relay replay` command between them."""
 
+import asyncio
 import json
 import os
 import signal
@@ -11,7 +12,7 @@ import aio_pika
 import psycopg
 import pytest
 
-from tests.cli.command import RELAY
+from tests.cli.command import RELAY, Command
 from tests.replay.sent import Copies, SentRows
 from tests.support.eventually import eventually
 from tests.support.process import Process
@@ -32,6 +33,7 @@ class Commands:
         usual = {name: value for name, value in os.environ.items() if not name.startswith("RELAY_")}
         self.environment = {**usual, **variables}
         self._folder = folder
+        self._command = Command(folder, **variables)
         self._started: list[tuple[Process, Path]] = []
 
     def start(self, *arguments: str, **variables: str) -> Process:
@@ -53,9 +55,14 @@ class Commands:
         """Run a command to its end."""
         return await self.end(self.start(*arguments, **variables))
 
+    async def ask(self, *arguments: str, **variables: str) -> Ended:
+        """Run a command that sends nothing in this process, ten times as fast as in one of its own."""
+        asked = await asyncio.to_thread(self._command, *arguments, **variables)
+        return Ended(asked.code, asked.err + asked.out)
+
     async def jobs(self) -> list[dict[str, Any]]:
         """Give what `relay replay list` tells, the newest job first."""
-        ended = await self("replay", "list", "--output", "json")
+        ended = await self.ask("replay", "list", "--output", "json")
         jobs: list[dict[str, Any]] = json.loads(ended.said)
         return jobs
 

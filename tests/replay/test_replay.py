@@ -64,7 +64,7 @@ async def test_each_filter_selects_and_all_of_them_together(relay: Commands, sen
     ]
 
     for arguments, wanted in cases:
-        counted = await relay("replay", *arguments, "--dry-run")
+        counted = await relay.ask("replay", *arguments, "--dry-run")
         ended = await relay("replay", *arguments)
 
         assert f"would replay {len(wanted)} rows" in counted.said
@@ -93,15 +93,15 @@ async def test_it_says_from_which_day_on_rows_are_kept(relay: Commands, sent: Se
     await sent.add(1, days_ago=2)
     first = await sent.value("SELECT ((now() AT TIME ZONE 'UTC')::date - 3)::text")
 
-    assert f"sent rows are kept from {first} (UTC) on" in (await relay("replay", "--since", "9d", "--dry-run")).said
-    assert "are kept from" not in (await relay("replay", "--since", "1d", "--dry-run")).said
+    assert f"sent rows are kept from {first} (UTC) on" in (await relay.ask("replay", "--since", "9d", "--dry-run")).said
+    assert "are kept from" not in (await relay.ask("replay", "--since", "1d", "--dry-run")).said
 
 
 async def test_a_dry_run_counts_by_day_and_makes_no_job(relay: Commands, sent: SentRows, copies: Copies) -> None:
     await sent.add(30)
     await sent.add(12, days_ago=2)
 
-    ended = await relay("replay", "--all", "--dry-run", "--output", "json")
+    ended = await relay.ask("replay", "--all", "--dry-run", "--output", "json")
 
     counted = json.loads(ended.said.splitlines()[-1])
     assert counted["rows"] == 42
@@ -138,7 +138,7 @@ async def test_a_row_that_nobody_takes_is_counted_with_its_reason(
     later = await sent.add(200, keys=5)
 
     ended = await relay("replay", "--all")
-    shown = json.loads((await relay("replay", "show", "1", "--output", "json")).said)
+    shown = json.loads((await relay.ask("replay", "show", "1", "--output", "json")).said)
 
     assert ended.code == 1
     assert "3 rows could not be sent: `relay replay show 1` tells which" in ended.said
@@ -182,5 +182,5 @@ async def test_jobs_are_listed_with_who_made_them(relay: Commands, sent: SentRow
     assert "@" in older["made_by"]
     assert older["made_as"] == "postgres"
     assert newer["filter"] == {"message_ids": [message_id]}
-    lines = (await relay("replay", "list")).said.splitlines()
+    lines = (await relay.ask("replay", "list")).said.splitlines()
     assert lines[1].split("\t")[:2] == ["2", "done"]

@@ -28,8 +28,8 @@ async def test_the_relay_s_role_replays(role: str, relay: Commands, sent: SentRo
     bad = await sent.add(1, event_type="x" * 250)  # longer than a routing key may be
 
     ended = await relay("replay", "--all", RELAY_DATABASE_URL=role)
-    shown = await relay("replay", "show", "1", RELAY_DATABASE_URL=role)
-    cancelled = await relay("replay", "cancel", "1", RELAY_DATABASE_URL=role)
+    shown = await relay.ask("replay", "show", "1", RELAY_DATABASE_URL=role)
+    cancelled = await relay.ask("replay", "cancel", "1", RELAY_DATABASE_URL=role)
 
     assert (ended.code, shown.code, cancelled.code) == (1, 0, 2), ended.said
     assert f"{bad[0]}\t" in shown.said

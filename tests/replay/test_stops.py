@@ -31,9 +31,9 @@ CUT = """
 async def test_a_replay_that_is_told_to_stop_saves_and_says_how_to_go_on(
     relay: Commands, sent: SentRows, copies: Copies, how: signal.Signals
 ) -> None:
-    ids = await sent.add(30_000, keys=40)  # few keys: many rows wait for their predecessors at any moment
-    replaying = relay.start("replay", "--all", "--rate", "5000")  # it must not end by itself
-    await copies.has(1000)
+    ids = await sent.add(8000, keys=8)  # few keys: many rows wait for their predecessors at any moment
+    replaying = relay.start("replay", "--all", "--rate", "1000")  # it must not end by itself
+    await copies.has(500)
 
     replaying.stop(how)
     said = relay.said(replaying)
@@ -53,7 +53,7 @@ async def test_a_replay_that_is_told_to_stop_saves_and_says_how_to_go_on(
 async def test_a_list_that_is_being_made_is_not_waited_for(
     relay: Commands, sent: SentRows, copies: Copies, list_of: str
 ) -> None:
-    ids = await sent.add(20_000, keys=300)
+    ids = await sent.add(8000, keys=300)
     day = f"outbox.message_sent_{await sent.value(TODAY)}"
 
     async def is_listing() -> bool:
@@ -82,7 +82,7 @@ async def test_a_list_that_is_being_made_is_not_waited_for(
 async def test_a_replay_beside_a_silent_database_ends_in_its_time(
     relay: Commands, sent: SentRows, copies: Copies, settings: Settings
 ) -> None:
-    await sent.add(20_000, keys=300)
+    await sent.add(8000, keys=300)
     url = URL(settings.database.url.get_secret_value())
     async with FaultProxy("127.0.0.1", url.port or 0, amqp=False) as proxy:
         to_proxy = {"RELAY_DATABASE_URL": str(url.with_port(proxy.port)), "RELAY_RELAY__DRAIN_TIMEOUT": "0.3"}
