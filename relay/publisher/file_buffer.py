@@ -70,7 +70,7 @@ class FileBuffer:
     async def write(self, entries: Sequence[Entry]) -> None:
         try:
             await self._file.write(entries)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:
             raise NotAcceptedError(f"{self._file.path} could not be written: {error}") from error
         self.publisher.settled.set()
 

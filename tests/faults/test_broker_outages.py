@@ -160,5 +160,5 @@ async def test_a_broker_that_is_restarted_under_load_is_waited_for(
 
 def reader_of_the_relay() -> asyncio.Task[None]:
     """Find the task that reads from the relay's connection, the last one that was opened."""
-    readers = [task for task in asyncio.all_tasks() if "Connection.__reader" in str(task.get_coro())]
+    readers = [task for task in asyncio.all_tasks() if "Connection__reader" in str(task.get_coro())]
     return max(readers, key=lambda task: int(task.get_name().rpartition("-")[2]))

@@ -1,22 +1,38 @@
 """The disk under a durable publisher's file is full: nothing more is accepted, and what was is sent once."""
 
+import signal
+import sys
 from pathlib import Path
 
 import pytest
 from yarl import URL
 
 from relay.errors import NotAcceptedError
+from relay.outbox import Event
 from relay.publisher import DurablePublisher
 from relay.settings import BrokerSettings
 from tests.consume.effects import through
 from tests.engine.conftest import Reader
 from tests.publisher.events import first_of_each, is_direct, measured, publish_all
 from tests.support.eventually import eventually
+from tests.support.process import Process
 from tests.support.proxy import FaultProxy
 from tests.support.volume import fill
 
 
-@pytest.mark.parametrize("volume", ["1m"], indirect=True)
+async def publish_until_refused(sensors: DurablePublisher, size: int) -> list[str]:
+    """Publish events of this size until one is not accepted; give the ids of the others."""
+    ids: list[str] = []
+    while True:
+        event = Event("sensor", str(len(ids) % 3), "Measured", {"padding": "x" * size})
+        try:
+            await sensors.publish(event)
+        except NotAcceptedError:
+            return ids
+        ids.append(str(event.message_id))
+
+
+@pytest.mark.parametrize("volume", ["12m"], indirect=True)
 async def test_a_full_disk_accepts_nothing_and_keeps_what_was_accepted(
     volume: Path, broker: BrokerSettings, queue: Reader
 ) -> None:
@@ -26,7 +42,7 @@ async def test_a_full_disk_accepts_nothing_and_keeps_what_was_accepted(
         async with DurablePublisher(file, broker=through(broker, proxy.port), name="sensors") as sensors:
             ids = await publish_all(sensors, range(10))
             ballast = fill(volume)
-            with pytest.raises(NotAcceptedError, match=f"{file} could not be written: database or disk is full"):
+            with pytest.raises(NotAcceptedError, match=f"{file} could not be written: its volume has 0 bytes free"):
                 await sensors.publish(late)
 
             # What is in the file goes out; that it is out cannot be noted.
@@ -43,3 +59,37 @@ async def test_a_full_disk_accepts_nothing_and_keeps_what_was_accepted(
     assert first_of_each(messages) == {"a": [*ids, str(late.message_id)]}
     assert len(messages) == 11
     assert await queue.everything() == []
+
+
+@pytest.mark.parametrize("volume", ["16m"], indirect=True)
+async def test_a_disk_that_the_file_has_filled_is_enough_to_send_what_is_in_it(
+    volume: Path, broker: BrokerSettings, queue: Reader
+) -> None:
+    file = volume / "buffer.sqlite"
+    async with FaultProxy("127.0.0.1", URL(broker.url.get_secret_value()).port or 5672) as proxy:
+        proxy.refusing = True
+        async with DurablePublisher(file, broker=through(broker, proxy.port), name="sensors") as sensors:
+            # Until not even the smallest has room.
+            ids = [id_ for size in (400_000, 4_000, 1) for id_ in await publish_until_refused(sensors, size)]
+
+            proxy.refusing = False
+            await eventually(lambda: is_direct(sensors), "the file is empty", 60)
+
+    assert sorted(str(message.message_id) for message in await queue.everything()) == sorted(ids)
+
+
+@pytest.mark.parametrize("volume", ["12m"], indirect=True)
+async def test_a_process_killed_on_the_disk_that_its_file_has_filled_leaves_what_was_accepted(
+    volume: Path, broker: BrokerSettings, queue: Reader, tmp_path: Path
+) -> None:
+    file, log = volume / "buffer.sqlite", tmp_path / "log"
+    process = Process([sys.executable, "-m", "tests.publisher.endless", str(file), "50000"], log=log)
+    await eventually(lambda: "refused" in log.read_text(), "it is full", 60)
+    process.stop(signal.SIGKILL)
+    accepted = [line for line in log.read_text().splitlines() if line != "refused"]
+
+    async with DurablePublisher(file, broker=broker, name="sensors") as sensors:
+        await eventually(lambda: is_direct(sensors), "the file is empty", 60)
+
+    arrived = [str(message.message_id) for message in await queue.everything()]
+    assert arrived[: len(accepted)] == accepted
