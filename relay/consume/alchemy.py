@@ -16,8 +16,10 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, async_sessionmaker
 from sqlalchemy.orm import sessionmaker
+from sqlalchemy.pool import QueuePool
 
 from relay.consume.admission import Admission
+from relay.consume.calls import call, call_async
 from relay.consume.handlers import Handlers
 from relay.consume.inbox import Inbox
 from relay.consume.transactions import AsyncTransactions, ThreadTransactions
@@ -29,6 +31,8 @@ IN_SAVEPOINT = "create_savepoint"
 
 # A pool may give a connection that was lost long ago: on its error SQLAlchemy gives up all that are as old.
 LOOK = "SELECT 1"
+
+UNLIMITED = -1  # `max_overflow` of a pool
 
 
 def engine_of(target: object) -> Engine | AsyncEngine:
@@ -52,6 +56,22 @@ def engine_of(target: object) -> Engine | AsyncEngine:
             f"the engine of an inbox is one of postgresql+psycopg, not of {engine.dialect.name}+{engine.dialect.driver}"
         )
     return engine
+
+
+def require_connections(target: object, count: int) -> None:
+    """See that the engine of an inbox may open so many connections at once.
+
+    Raises:
+        ConfigurationError: its pool has fewer, and who asks for the last would wait for ever.
+    """
+    pool = engine_of(target).pool
+    if not isinstance(pool, QueuePool) or pool._max_overflow == UNLIMITED:
+        return
+    if (most := pool.size() + pool._max_overflow) < count:
+        raise ConfigurationError(
+            f"the engine's pool has {most} connections at most and this consumer needs {count}: create the engine with"
+            f" pool_size={count}"
+        )
 
 
 def open_alchemy(
@@ -96,11 +116,9 @@ class AlchemyAsync(AsyncTransactions):
             raise _unavailable(error) from error
 
     async def close(self) -> None:
-        outer, is_lost = self._outer, self.is_lost
-        self._outer = self._connection = None
-        if outer is not None:
-            if is_lost:
-                await outer.invalidate()
+        outer, self._outer, self._connection = self._outer, None, None
+        if outer is not None and not outer.closed:
+            await outer.invalidate()  # nobody else gets what handlers have set in the session
             await outer.close()
 
     @asynccontextmanager
@@ -121,10 +139,10 @@ class AlchemyAsync(AsyncTransactions):
 
     async def _call(self, handler: Callable[..., Any], argument: Any, given: AsyncConnection) -> None:
         if self._sessions is None:
-            await handler(argument, given)
+            await call_async(handler, argument, given)
             return
         async with self._sessions(bind=given, join_transaction_mode=IN_SAVEPOINT) as session:
-            await handler(argument, session)
+            await call_async(handler, argument, session)
             await session.commit()
 
 
@@ -151,11 +169,9 @@ class AlchemyThread(ThreadTransactions):
             raise _unavailable(error) from error
 
     async def close(self) -> None:
-        outer, is_lost = self._outer, self.is_lost
-        self._outer = self._connection = None
-        if outer is not None:
-            if is_lost:
-                outer.invalidate()
+        outer, self._outer, self._connection = self._outer, None, None
+        if outer is not None and not outer.closed:
+            outer.invalidate()  # nobody else gets what handlers have set in the session
             await asyncio.to_thread(outer.close)
 
     @contextmanager
@@ -176,10 +192,10 @@ class AlchemyThread(ThreadTransactions):
 
     def _call(self, handler: Callable[..., Any], argument: Any, given: Connection) -> None:
         if self._sessions is None:
-            handler(argument, given)
+            call(handler, argument, given)
             return
         with self._sessions(bind=given, join_transaction_mode=IN_SAVEPOINT) as session:
-            handler(argument, session)
+            call(handler, argument, session)
             session.commit()
 
 

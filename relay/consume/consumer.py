@@ -42,6 +42,7 @@ from relay.stopping import at_signals, cut_after
 
 MAX_PREFETCH = 65535  # AMQP has 16 bits for it
 RETRIES = Retries()
+BESIDE_THE_WORKERS = 3  # database connections: for statements of the consumer, for held messages and for days
 LEAST_POISON_LIMIT = SUSPECT_FROM + 1  # a suspect must have been alone when it killed, before it is judged
 
 log = structlog.get_logger("relay.consume")
@@ -102,6 +103,9 @@ class Consumer:
             )
         if poison_limit < LEAST_POISON_LIMIT:
             raise ConfigurationError(f"poison_limit ({poison_limit}) is at least {LEAST_POISON_LIMIT}")
+        if order not in tuple(Order):
+            raise ConfigurationError(f"order is {' or '.join(map(repr, map(str, Order)))}, not {order!r}")
+        inbox.require_connections(concurrency + BESIDE_THE_WORKERS)
         found = collect_handlers(handlers)
         open_transactions(inbox, found, pipeline=pipeline)  # refuses now what does not fit together
         judge = Judge(
@@ -133,7 +137,6 @@ class Consumer:
         self._may_declare = declare
         self._was_ready = False
         self._connection: Connection | None = None  # the present one, or the last
-        self._unready = "not connected yet"  # why we do not consume; empty while we do
         self._failures = 0  # of the broker, since the consumer was last ready
 
     @property
@@ -148,10 +151,12 @@ class Consumer:
     def hindrances(self) -> dict[str, str]:
         """Say what keeps it from its work at this moment, by part ("broker", "database", ...); nothing when it can."""
         setup, connection = self.setup, self._connection
+        ill = setup.health.hindrances
         told = {
-            "broker": setup.refusals.words("broker", self._unready)
-            or (connection and (connection.loss or connection.hindrance)),
-            "database": setup.outages.reason,
+            "broker": ill.get("broker")
+            or (connection and (connection.loss or connection.hindrance))
+            or (None if self._was_ready else "not connected yet"),
+            "database": ill.get("database"),
             "overload": setup.gate.reason,
             "delivery": setup.stalls.reason,
             "consumer": "draining: it was told to stop" if setup.stop.is_set() else None,
@@ -172,7 +177,7 @@ class Consumer:
             paused=setup.gate.reason is not None,
             counters=setup.counters.copy(),
             steps=setup.judge.steps,
-            refused_seconds=setup.refusals.seconds,
+            refused_seconds=setup.health.refusals.seconds,
         )
 
     async def ready_count(self) -> int | None:
@@ -191,8 +196,8 @@ class Consumer:
         """Consume until `stop`, or SIGTERM or SIGINT when `signals` (main thread only).
 
         Raises:
-            DatabaseUnavailableError, SchemaError, BrokerUnavailableError, QueueMissingError, QueueUnfitError: at the
-                start. Once it has been ready, it waits for these to heal.
+            DatabaseUnavailableError, SchemaError, BrokerUnavailableError, QueueMissingError, QueueUnfitError,
+                ConfigurationError: at the start. Once it has been ready, it waits for these to heal.
         """
         setup = self.setup
         with at_signals(self.stop) if signals else nullcontext():
@@ -203,7 +208,7 @@ class Consumer:
                         try:
                             async with self._channel() as channel:
                                 await consume(setup, channel, self._tell_ready)
-                        except (BrokerUnavailableError, QueueMissingError, *LOST) as error:
+                        except (BrokerUnavailableError, QueueMissingError, ConfigurationError, *LOST) as error:
                             if self._was_ready:
                                 await self._wait_for_broker(error)
                             elif not setup.stop.is_set():
@@ -248,18 +253,15 @@ class Consumer:
             await connection.hang_up()
 
     def _tell_ready(self) -> None:
-        self._was_ready, self._unready, self._failures = True, "", 0
+        self._was_ready, self._failures = True, 0
         setup = self.setup
-        setup.refusals.clear("broker")
+        setup.health.heal("broker")
         log.info("consumer.ready", queue=self.queue, prefetch=setup.prefetch, concurrency=setup.concurrency)
 
     async def _wait_for_broker(self, error: Exception) -> None:
         self._failures += 1
         if self._failures == 1:
             self.setup.counters.broker_losses[kind_of_end(error.__cause__)] += 1
-        self._unready = words(error)
         is_refusal = isinstance(error, BrokerUnavailableError) and error.is_refusal
-        self.setup.refusals.note("broker", self._unready, is_refusal=is_refusal)
-        wait = self.setup.backoff.seconds(self._failures)
-        log.warning("broker.lost", attempts=self._failures, retry_in_s=round(wait, 3), error=self._unready)
-        await first(self.setup.stop.wait(), within=wait)
+        self.setup.health.degrade("broker", words(error), is_refusal=is_refusal)
+        await first(self.setup.stop.wait(), within=self.setup.backoff.seconds(self._failures))

@@ -7,9 +7,16 @@ from dataclasses import replace
 
 import structlog
 from aiormq.abc import AbstractChannel, DeliveredMessage
-from aiormq.exceptions import AMQPError, ChannelInvalidStateError, ChannelNotFoundEntity
+from aiormq.exceptions import (
+    AMQPError,
+    ChannelAccessRefused,
+    ChannelInvalidStateError,
+    ChannelNotFoundEntity,
+    ChannelPreconditionFailed,
+)
+from pamqp.common import Arguments
 
-from relay.broker import answer_within
+from relay.broker import answer_within, words
 from relay.consume.admission import EVERYTHING, Admission
 from relay.consume.copies import Copies
 from relay.consume.envelope import history_of, restored
@@ -18,15 +25,18 @@ from relay.consume.held_keys import HeldKeys
 from relay.consume.held_table import NOT_HELD, TAKEN, HeldTable
 from relay.consume.message import Delivery, read_delivery
 from relay.consume.receipts import Receipts
+from relay.consume.repeats import Repeats
 from relay.consume.setup import Order, Setup
 from relay.consume.transactions import open_transactions
 from relay.consume.trial import Trial
 from relay.consume.turns import Turns
-from relay.consume.upkeep import keep_asking, keep_days_ahead
+from relay.consume.upkeep import keep_asking, keep_up
 from relay.consume.worker import Worker
 from relay.database import CANCEL_TIMEOUT
-from relay.errors import BrokerUnavailableError, QueueMissingError
+from relay.errors import BrokerUnavailableError, ConfigurationError, QueueMissingError
 
+# The priority that every consumer has. Only a stream takes none: it refuses the argument, and so it refuses us.
+BUT_STREAMS: Arguments = {"x-priority": 0}
 CLOSE_TIMEOUT = 2.0  # seconds for a goodbye to a broker that may be gone
 LOST = (AMQPError, ChannelInvalidStateError, OSError)  # TimeoutError is an OSError
 
@@ -62,20 +72,33 @@ class Consuming:
         self._trials: list[Trial] = []
         self._held = self._hold() if setup.order is Order.HOLD else None
         self._turns = Turns()
+        self._repeats = Repeats(setup.inbox, setup.session)
         self._workers = [self._worker() for _ in range(setup.concurrency)]
 
     async def begin(self) -> str:
         """Ask for deliveries, and give the consumer's tag.
 
         Raises:
+            ConfigurationError: the queue is a stream, or not ours to read.
             QueueMissingError, and what a lost connection raises.
         """
+        queue = self._setup.queue
         try:
             async with asyncio.timeout(self._setup.broker.connect_timeout):
                 await self._channel.basic_qos(prefetch_count=self._setup.prefetch)
-                begun = await self._channel.basic_consume(self._setup.queue, self._deliver)
+                begun = await self._channel.basic_consume(queue, self._deliver, arguments=BUT_STREAMS)
         except ChannelNotFoundEntity:
-            raise QueueMissingError(self._setup.queue) from None
+            raise QueueMissingError(queue) from None
+        except ChannelPreconditionFailed as error:
+            raise ConfigurationError(
+                f"queue {queue!r} is a stream, which keeps what is acknowledged and forgets what was not: consume a"
+                f" quorum or classic queue, bound to the same exchange ({words(error)})"
+            ) from error
+        except ChannelAccessRefused as error:
+            raise ConfigurationError(
+                f"queue {queue!r} cannot be consumed: {words(error)}: give the user of broker.url the permission to"
+                " read it (rabbitmqctl set_permissions), or stop the consumer that has it for itself"
+            ) from error
         return str(begun.consumer_tag)
 
     async def work(self, tag: str) -> None:
@@ -89,7 +112,7 @@ class Consuming:
             start(self._setup.stalls.run(), name="consume.watch"),
         ]
         if self._setup.fence is None:  # else the member does it once
-            beside.append(start(keep_days_ahead(self._setup.inbox), name="consume.days"))
+            beside.append(start(keep_up(self._setup.inbox), name="consume.upkeep"))
         if self._held is None:  # else that looks into its table as often
             asking = keep_asking(self._setup.inbox, self._setup.session, self._stopping)
             beside.append(start(asking, name="consume.ask"))
@@ -167,6 +190,7 @@ class Consuming:
             setup.batch_size,
             setup.poison_limit,
             self._stopping,
+            self._repeats,
         )
 
     def _hold(self) -> HeldKeys:
@@ -236,13 +260,14 @@ async def consume(
     Raises:
         BrokerUnavailableError: it was lost, or closed.
         QueueMissingError: there is no such queue.
+        ConfigurationError: the queue is a stream, or not ours to read.
     """
     refused: Exception | None = None
     async with asyncio.TaskGroup() as tasks:
         consuming = Consuming(setup, channel, tasks, cut_off)
         try:
             tag = await consuming.begin()
-        except (QueueMissingError, *LOST) as error:
+        except (QueueMissingError, ConfigurationError, *LOST) as error:
             refused = error
         else:
             tell_ready()

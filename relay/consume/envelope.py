@@ -2,10 +2,12 @@
 
 A copy is the same message: body, message_id, type, timestamp and headers. What is added tells an operator what
 happened, and the consumer how often; what is left out would make the broker do something with the copy.
+
+A header frame cannot be split, and the broker ends a connection over one that is too large. A copy whose header does
+not fit carries it folded: in front of the body.
 """
 
 import socket
-import struct
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import replace
@@ -14,10 +16,10 @@ from typing import Any, TypeVar
 
 from aiormq.abc import DeliveredMessage
 from pamqp.commands import Basic
-from pamqp.encode import encode_table_value
 from pamqp.header import ContentHeader
 
 from relay.consume.failures import Failure, History
+from relay.content_header import UndecodableError, decode_own
 
 Changed = TypeVar("Changed", Basic.Deliver, Basic.Properties)
 
@@ -29,6 +31,10 @@ EXCEPTION, EXCEPTION_WORDS = "x-exception", "x-exception-message"
 ORIGINAL_EXCHANGE, ORIGINAL_ROUTING_KEY = "x-original-exchange", "x-original-routing-key"
 DEAD_REASON, DEAD_ATTEMPTS = "x-dead-reason", "x-dead-attempts"
 CONSUMER, HOST = "x-consumer", "x-host"
+
+FOLDED = "x-folded-header"  # how many bytes of the body are the header
+FRAME_SPARE = 64  # bytes: what makes a frame of the header, and a message_id that the library adds
+MOST_FOLDED = 2**20  # bytes: a frame, in base64, beside its texts, of which escapes may be four times as long
 
 OF_FAILURES = frozenset(
     {ATTEMPTS, FIRST_FAILURE, LAST_FAILURE, EXCEPTION, EXCEPTION_WORDS, DEAD_REASON, DEAD_ATTEMPTS, CONSUMER, HOST}
@@ -42,17 +48,18 @@ THE_BROKERS = frozenset(
 )
 
 
-def restored(delivered: DeliveredMessage) -> DeliveredMessage:
+def restored(came: DeliveredMessage) -> DeliveredMessage:
     """Give a message that comes back as it came the first time: its way back has changed exchange and routing key."""
+    delivered = unfolded(came)
     headers = delivered.header.properties.headers or {}
     if ORIGINAL_EXCHANGE not in headers or not isinstance(delivered.delivery, Basic.Deliver):
         return delivered
-    came = _changed(
+    first = _changed(
         delivered.delivery,
         exchange=str(headers[ORIGINAL_EXCHANGE]),
         routing_key=str(headers.get(ORIGINAL_ROUTING_KEY, "")),
     )
-    return replace(delivered, delivery=came)
+    return replace(delivered, delivery=first)
 
 
 def history_of(delivered: DeliveredMessage) -> History:
@@ -116,16 +123,45 @@ def given_up(delivered: DeliveredMessage) -> dict[str, str]:
 
 def pack(delivered: DeliveredMessage) -> bytes:
     """Give the properties as AMQP writes them: no other form has all of its types."""
-    properties = delivered.header.properties
-    return ContentHeader(properties=_changed(properties, headers=_encodable(properties.headers or {}))).marshal()
+    return delivered.header.marshal()
 
 
 def unpack(packed: bytes, body: bytes, *, exchange: str, routing_key: str) -> DeliveredMessage:
     """Give a packed message as if it had been delivered again, by no channel."""
-    header = ContentHeader()
-    header.unmarshal(packed)
+    header = decode_own(packed)
     came = _changed(Basic.Deliver("", 0, redelivered=True), exchange=exchange, routing_key=routing_key)
     return DeliveredMessage(delivery=came, header=header, body=body, channel=None)  # type: ignore[arg-type]
+
+
+def folded(properties: Basic.Properties, body: bytes, frame_max: int) -> tuple[Basic.Properties, bytes]:
+    """Return properties and a body whose header fits into a frame of so many bytes (0: of any size)."""
+    header = ContentHeader(properties=properties).marshal()
+    if not 0 < frame_max < len(header) + FRAME_SPARE:
+        return properties, body
+    # Without a type: a consumer of an earlier release has no handler for it, and keeps it as a dead letter.
+    outer = Basic.Properties(
+        message_id=properties.message_id,
+        expiration=properties.expiration,
+        delivery_mode=PERSISTENT,
+        headers={FOLDED: len(header)},
+    )
+    return outer, header + body
+
+
+def unfolded(delivered: DeliveredMessage) -> DeliveredMessage:
+    """Return a message that came folded as it was before; the broker's headers are those with which it came."""
+    outer = delivered.header.properties
+    size = (outer.headers or {}).get(FOLDED)
+    if not isinstance(size, int) or not 0 < size <= min(len(delivered.body), MOST_FOLDED):
+        return delivered
+    try:
+        header = decode_own(delivered.body[:size])
+    except UndecodableError:  # somebody else's, with a header of this name
+        return delivered
+    inner, added = header.properties, {name: value for name, value in (outer.headers or {}).items() if name != FOLDED}
+    inner.headers = {**(inner.headers or {}), **added}
+    inner.message_id = inner.message_id or outer.message_id  # the library gives one to what has none
+    return replace(delivered, header=header, body=delivered.body[size:])
 
 
 def _told(delivered: DeliveredMessage, failure: Failure) -> dict[str, Any]:
@@ -149,7 +185,7 @@ def _copy(
     properties = delivered.header.properties
     kept = {
         name: value
-        for name, value in _encodable(properties.headers or {}).items()
+        for name, value in (properties.headers or {}).items()
         if name not in THE_BROKERS and name not in without
     }
     # With a user_id that is not ours the broker would close the channel.
@@ -165,19 +201,3 @@ def _changed(method: Changed, **changes: Any) -> Changed:
     for name, value in changes.items():
         setattr(changed, name, value)
     return changed
-
-
-def _encodable(headers: Mapping[str, Any]) -> dict[str, Any]:
-    """Give the headers with what the AMQP library reads and cannot write as text: to refuse it would lose the message.
-
-    It writes a fraction of 64 bits with 32.
-    """
-    return {name: value if _is_encodable(value) else repr(value)[:255] for name, value in headers.items()}
-
-
-def _is_encodable(value: Any) -> bool:
-    try:
-        encode_table_value(value)
-    except (TypeError, ValueError, OverflowError, struct.error):
-        return False
-    return True

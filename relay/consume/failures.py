@@ -23,6 +23,7 @@ from relay.errors import (
     MessageError,
     MisdatedMessageError,
     OutboxError,
+    TransactionEndedError,
 )
 
 LONGEST_WORDS = 300  # characters of an exception's first line; what follows it may show values
@@ -113,6 +114,7 @@ class Judge:
             Transient: Fault.TRANSIENT,
             Overload: Fault.OVERLOAD,
             MessageError: Fault.PERMANENT,
+            TransactionEndedError: Fault.PERMANENT,  # the next try may be absorbed by an inbox row that it committed
             psycopg.errors.SerializationFailure: Fault.TRANSIENT,
             psycopg.errors.DeadlockDetected: Fault.TRANSIENT,
         }
@@ -200,7 +202,11 @@ def name_of(error: BaseException) -> str:
 
 def first_line(error: BaseException) -> str:
     """Give the first line of what it says, not too long: PostgreSQL shows values on the ones that follow."""
-    return _writable(next(iter(str(error).splitlines()), ""))
+    try:
+        words = str(error)
+    except Exception as broken:  # the application's own classes: what they raise here would end the worker
+        words = f"its words cannot be had: {type(broken).__name__}"
+    return _writable(next(iter(words.splitlines()), ""))
 
 
 def _writable(words: str) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, TypeVar
 
+from relay.consume.calls import is_async, is_generator, name_of_function
 from relay.consume.message import Message
 from relay.consume.payload import Decode, read_decode
 from relay.errors import ConfigurationError
@@ -94,31 +95,37 @@ def collect_handlers(functions: Iterable[AsyncHandler | SyncHandler]) -> Handler
     """Index handlers by the types and versions given to `@on`, and read what payload each asks for.
 
     Raises:
-        ConfigurationError: a function has no `@on`, two take one type and version, there is none, one's annotation
-            cannot be read, or sync and async are mixed: messages of one transaction must share one connection, and a
-            connection is of one kind.
+        ConfigurationError: a function has no `@on` or is a generator, two take one type and version, there is none,
+            one's annotation cannot be read, or sync and async are mixed: messages of one transaction must share one
+            connection, and a connection is of one kind.
     """
     by_type: dict[str, dict[str | None, Handler]] = {}
     kinds = set()
     for function in functions:
+        name = name_of_function(function)
         if not hasattr(function, MARK):
-            raise ConfigurationError(f'{_name(function)} is no handler; put @on("<event type>") above it')
+            raise ConfigurationError(f'{name} is no handler; put @on("<event type>") above it')
+        if is_generator(function):
+            raise ConfigurationError(f"{name} cannot be a handler: calling it runs nothing, because it holds a `yield`")
+        try:
+            inspect.signature(function).bind("message", "connection")
+        except TypeError:
+            raise ConfigurationError(
+                f"handler {name} is called with two arguments: give it a parameter for the message or list, and one for"
+                " the connection or session"
+            ) from None
         event_types, version, takes_batch = getattr(function, MARK)
-        handler = Handler(function, takes_batch, read_decode(function, _name(function), takes_batch=takes_batch))
+        handler = Handler(function, takes_batch, read_decode(function, name, takes_batch=takes_batch))
         for event_type in event_types:
             versions = by_type.setdefault(event_type, {})
             if version in versions:
                 what = f"event type {event_type!r}" + ("" if version is None else f" of version {version}")
-                both = f"{_name(versions[version].function)} and {_name(function)}"
+                both = f"{name_of_function(versions[version].function)} and {name}"
                 raise ConfigurationError(f"{what} has two handlers, {both}; keep one")
             versions[version] = handler
-        kinds.add(inspect.iscoroutinefunction(function))
+        kinds.add(is_async(function))
     if not kinds:
         raise ConfigurationError("a consumer needs at least one handler")
     if len(kinds) == 2:
         raise ConfigurationError("the handlers of one consumer are all `async def` or all plain functions, not both")
     return Handlers(by_type, kinds.pop())
-
-
-def _name(function: Callable[..., Any]) -> str:
-    return getattr(function, "__qualname__", repr(function))

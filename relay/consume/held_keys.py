@@ -70,7 +70,7 @@ class HeldKeys:
                 except DatabaseUnavailableError as error:
                     await outage.wait(error, self.stopping)
         finally:
-            outage.end()
+            outage.leave()
             await self.trial.close()
 
     def stop(self) -> None:
@@ -110,6 +110,7 @@ class HeldKeys:
                 await self.let_go()
                 return True
             if failure is None:
+                await self._connect()
                 try:
                     applied = await self.trial.apply([head.delivery], entry)
                 except Exception as error:  # by a handler: anything
@@ -126,6 +127,14 @@ class HeldKeys:
             await self.table.promote(head)
         self._claimed = None
         return True
+
+    async def _connect(self) -> None:
+        """Connect for a try; who cannot gives back the claim, which would lapse and count as a death."""
+        try:
+            await self.trial.connect()
+        except DatabaseUnavailableError:
+            await self.let_go()
+            raise
 
     def _verdict(self, head: Head) -> Failure | None:
         """Tell why it is not tried, if it is not."""

@@ -22,7 +22,10 @@ from relay.consume.message import Delivery, read_delivery
 from relay.consume.session import Session
 
 NOTHING_YET = dict.fromkeys(("last_failed_at", "wait", "exception", "error", "reason"))  # of a follower
-CLAIM_FOR = timedelta(seconds=30)  # after which another process may try it; while one does, it has the row locked
+# After it another process may try a held message; while a handler has it, its row is locked. So long a key waits for
+# each process that dies of its message.
+CLAIM_FOR = timedelta(seconds=10)
+PUT_OFF_FOR = timedelta(seconds=30)  # what cannot be read
 
 log = structlog.get_logger("relay.consume")
 
@@ -146,9 +149,9 @@ RELEASE = """
     UPDATE {schema}.held_message SET begun = begun - 1, due_at = now() WHERE position = %(position)s
 """
 
-# It stays claimed for its time, and nothing of it changes but the words.
 PUT_OFF = """
-    UPDATE {schema}.held_message SET begun = begun - 1, exception = %(exception)s, error = %(error)s
+    UPDATE {schema}.held_message
+    SET begun = begun - 1, due_at = now() + %(wait)s, exception = %(exception)s, error = %(error)s
     WHERE position = %(position)s
 """
 
@@ -282,14 +285,14 @@ class HeldTable:
         )
 
     async def _put_off(self, row: _Row, exception: str, words: str) -> None:
-        await self._run(PUT_OFF, position=row.position, exception=exception, error=words)
+        await self._run(PUT_OFF, position=row.position, wait=PUT_OFF_FOR, exception=exception, error=words)
         log.warning(
             "message.failed",
             message_id=str(row.message_id),
             type=row.event_type,
             key=row.key,
             attempts=row.attempts,
-            retry_in_s=CLAIM_FOR.total_seconds(),
+            retry_in_s=PUT_OFF_FOR.total_seconds(),
             error=f"{exception}: {words}",
         )
 

@@ -55,6 +55,13 @@ class Inbox:
         """Seconds that a statement of ours may take."""
         return self._settings.command_timeout
 
+    def require_connections(self, count: int) -> None:
+        """See that so many connections can be open at once; raises ConfigurationError where a pool has fewer."""
+        if not isinstance(self.target, DatabaseSettings):
+            from relay.consume.alchemy import require_connections  # noqa: PLC0415  # as above
+
+            require_connections(self.target, count)
+
     @property
     def _settings(self) -> DatabaseSettings:
         return self.target if isinstance(self.target, DatabaseSettings) else DEFAULTS

@@ -10,9 +10,12 @@ import orjson
 from aiormq.abc import DeliveredMessage
 from typing_extensions import TypeVar
 
+from relay.content_header import UNDECODABLE
+
 Payload_co = TypeVar("Payload_co", default=bytes, covariant=True)
 
 VERSION = "x-event-version"
+LONGEST_KEY = 2000  # bytes: PostgreSQL's indexes take 2,704 with the rest of the row; the outbox's own keys have 511
 NO_DAY = date(1970, 1, 1)
 
 
@@ -70,6 +73,8 @@ def read_delivery(delivered: DeliveredMessage, consumer_name: str) -> Delivery |
     """Take a delivery apart; a text tells why it cannot be a message of the outbox."""
     properties = delivered.header.properties
     headers = properties.headers or {}
+    if UNDECODABLE in headers:
+        return f"it cannot be decoded: {_text(headers[UNDECODABLE])}"
     try:
         message_id = UUID(properties.message_id or "")
     except ValueError:
@@ -99,6 +104,8 @@ def read_delivery(delivered: DeliveredMessage, consumer_name: str) -> Delivery |
     ):
         if "\0" in text:
             return f"its {what} {text!r} holds a NUL"
+    if (size := len(key.encode())) > LONGEST_KEY:
+        return f"its key has {size} bytes; the table of held messages takes {LONGEST_KEY}"
     return Delivery(delivered.delivery_tag or 0, key, message, delivered)
 
 

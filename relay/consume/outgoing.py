@@ -9,6 +9,7 @@ from aiormq.exceptions import AMQPError, ChannelInvalidStateError, DeliveryError
 from pamqp.commands import Basic
 
 from relay.broker import Connection, connect, is_told_to_end, words
+from relay.consume.envelope import folded
 from relay.errors import BrokerUnavailableError
 from relay.settings import BrokerSettings
 
@@ -78,8 +79,9 @@ class Outgoing:
     async def _confirmed(
         self, connection: Connection, channel: AbstractChannel, queue: str, properties: Basic.Properties, body: bytes
     ) -> None:
+        fitting, content = folded(properties, body, channel.connection.connection_tune.frame_max)
         publishing = asyncio.ensure_future(
-            channel.basic_publish(body, routing_key=queue, properties=properties, mandatory=True)
+            channel.basic_publish(content, routing_key=queue, properties=fitting, mandatory=True)
         )
         try:
             # What is sent during an alarm is stored at its end: sent again meanwhile, it would be there twice.

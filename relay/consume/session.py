@@ -71,9 +71,12 @@ class Session:
         with self._outages.begin() as outage:
             while not stopping.is_set():
                 try:
-                    return await self.run(statement, *parameters)
+                    rows = await self.run(statement, *parameters)
                 except DatabaseUnavailableError as error:
                     await outage.wait(error, stopping)
+                else:
+                    outage.end()
+                    return rows
         return None
 
     async def close(self) -> None:

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from relay.backoff import Backoff
-from relay.connection_refusals import ConnectionRefusals
 from relay.consume.counters import Counters
 from relay.consume.failures import Judge
 from relay.consume.fence import Fence
@@ -18,6 +17,7 @@ from relay.consume.session import Session
 from relay.consume.stall import StallWatch
 from relay.consume.state import State
 from relay.consume.tries import Tries
+from relay.engine.health import Health
 from relay.settings import BrokerSettings
 
 AHEAD = 16  # deliveries of a partition that wait in its holder, beside those that are worked on
@@ -55,7 +55,7 @@ class Setup:
     stop_at_once: asyncio.Event = field(default_factory=asyncio.Event)
     gate: Gate = field(init=False)
     stalls: StallWatch = field(init=False)
-    refusals: ConnectionRefusals = field(init=False)
+    health: Health = field(init=False)
     outages: Outages = field(init=False)
     session: Session = field(init=False)
     tries: Tries = field(init=False)
@@ -64,8 +64,8 @@ class Setup:
     def __post_init__(self) -> None:
         self.gate = Gate(self.backoff, self.counters)
         self.stalls = StallWatch(self.counters, self.gate, self.stall_after)
-        self.refusals = ConnectionRefusals(self.stall_after)
-        self.outages = Outages(self.backoff, self.counters, self.refusals)
+        self.health = Health(self.stall_after)
+        self.outages = Outages(self.backoff, self.counters, self.health)
         self.session = Session(self.inbox, self.outages)
         self.tries = Tries(self.inbox, self.session)
         self.outgoing = Outgoing(self.broker, f"outbox-consumer {self.inbox.consumer_name} copies")
@@ -86,7 +86,7 @@ class Setup:
             stop=asyncio.Event(),
             stop_at_once=asyncio.Event(),
         )
-        own.gate, own.outages, own.session, own.outgoing = self.gate, self.outages, self.session, self.outgoing
-        own.refusals = self.refusals
+        own.gate, own.outages, own.session = self.gate, self.outages, self.session
+        own.health = self.health
         own.tries = Tries(own.inbox, own.session)
         return own

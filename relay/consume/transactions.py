@@ -15,13 +15,14 @@ from psycopg.rows import tuple_row
 from psycopg.sql import Composed
 
 from relay.consume.admission import EVERYTHING, Admission, Applied, applied_of
-from relay.consume.connected import Connected, Parameters, require_transaction
+from relay.consume.calls import call, call_async, in_own_task
+from relay.consume.connected import Connected, Parameters
 from relay.consume.days import days_of, refused_day_named
 from relay.consume.handlers import Handlers
 from relay.consume.inbox import Inbox
 from relay.consume.message import Delivery
 from relay.database import CANCEL_TIMEOUT, connect, connect_async, unplug
-from relay.errors import ConfigurationError, HandlerCancelledError
+from relay.errors import ConfigurationError
 from relay.settings import DatabaseSettings
 
 Result = TypeVar("Result")
@@ -45,6 +46,10 @@ class Transactions(Protocol):
     @property
     def is_lost(self) -> bool:
         """Tell whether the connection is gone: then an error of `apply` is not the handler's fault."""
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it is connected, and in no transaction: one that a handler has left open would swallow the next."""
 
     async def apply(self, batch: Sequence[Delivery]) -> Applied:
         """Apply in order, and commit, what is admitted and was not applied before.
@@ -74,6 +79,7 @@ class AsyncTransactions(Connected[psycopg.AsyncConnection]):
     async def open(self) -> None:
         await self.close()
         self._connection = await connect_async(self._inbox.database, **self._inbox.connection_options)
+        await self._connection.set_autocommit(False)  # else what a handler does after a ROLLBACK of its own would stay
 
     async def close(self) -> None:
         if self._connection is not None:
@@ -100,9 +106,9 @@ class AsyncTransactions(Connected[psycopg.AsyncConnection]):
                 remembered = await self._rows(connection, self._remember, [self._arrived(batch)])
             deadline.reschedule(None)
             try:
-                async with connection.pipeline() if self._pipeline else nullcontext():
-                    await self._handle(batch, remembered, given)
-                require_transaction(connection)
+                with self._in_handlers(connection, remembered):
+                    async with connection.pipeline() if self._pipeline else nullcontext():
+                        await in_own_task(self._handle(batch, remembered, given))
             finally:
                 deadline.reschedule(asyncio.get_running_loop().time() + self._inbox.patience)
         return applied_of(remembered)
@@ -139,17 +145,11 @@ class AsyncTransactions(Connected[psycopg.AsyncConnection]):
             return await cursor.fetchall() if cursor.description else []
 
     async def _handle(self, batch: Sequence[Delivery], remembered: Sequence[tuple[Any, ...]], given: Any) -> None:
-        try:
-            for handler, argument in self._calls(batch, remembered):
-                await self._call(handler, argument, given)
-        except asyncio.CancelledError:
-            # Some libraries raise it when their own connection is lost (aio-pika does); nobody cancelled us.
-            if (task := asyncio.current_task()) is None or task.cancelling():
-                raise
-            raise HandlerCancelledError from None
+        for handler, argument in self._calls(batch, remembered):
+            await self._call(handler, argument, given)
 
-    def _call(self, handler: Callable[..., Awaitable[None]], argument: Any, given: Any) -> Awaitable[None]:
-        return handler(argument, given)
+    def _call(self, handler: Callable[..., Any], argument: Any, given: Any) -> Awaitable[None]:
+        return call_async(handler, argument, given)
 
 
 class ThreadTransactions(Connected[psycopg.Connection]):
@@ -158,6 +158,7 @@ class ThreadTransactions(Connected[psycopg.Connection]):
     async def open(self) -> None:
         await self.close()
         self._connection = await asyncio.to_thread(connect, self._inbox.database, **self._inbox.connection_options)
+        self._connection.autocommit = False  # as above
 
     async def close(self) -> None:
         if self._connection is not None:
@@ -202,13 +203,13 @@ class ThreadTransactions(Connected[psycopg.Connection]):
         with self._begin() as (connection, given):
             with self._ours():
                 remembered = self._rows(connection, self._remember, [self._arrived(batch)])
-            for handler, argument in self._calls(batch, remembered):
-                self._call(handler, argument, given)
-            require_transaction(connection)
+            with self._in_handlers(connection, remembered):
+                for handler, argument in self._calls(batch, remembered):
+                    self._call(handler, argument, given)
         return applied_of(remembered)
 
     def _call(self, handler: Callable[..., Any], argument: Any, given: Any) -> None:
-        handler(argument, given)
+        call(handler, argument, given)
 
     @contextmanager
     def _begin(self) -> Iterator[tuple[psycopg.Connection, Any]]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from time import monotonic, time
 
 import structlog
+from psycopg.transaction import OutOfOrderTransactionNesting
 
 from relay.consume.admission import Applied
 from relay.consume.counters import Counters
@@ -16,7 +17,10 @@ from relay.consume.message import Delivery
 from relay.consume.outages import Outages
 from relay.consume.state import State
 from relay.consume.transactions import Transactions
-from relay.errors import DatabaseUnavailableError, PartitionLostError
+from relay.errors import DatabaseUnavailableError, HandlerError, PartitionLostError
+
+# It did what none may, or left a transaction() block of its own open.
+BY_HANDLER = (HandlerError, OutOfOrderTransactionNesting)
 
 log = structlog.get_logger("relay.consume")
 
@@ -50,7 +54,10 @@ class Trial:
                     await self.stopping.wait()  # whoever checks in is told, too, and stops us
                     return None
                 except Exception as error:  # by a handler: anything
-                    if self._is_outage(error):
+                    is_outage = self._is_outage(error)
+                    if is_outage or isinstance(error, BY_HANDLER):
+                        await self.transactions.close()  # with what a handler has set in its session, or still does
+                    if is_outage:
                         await outage.wait(error, self.stopping)
                         continue
                     if self.judge.fault_of(error) is not Fault.OVERLOAD:
@@ -58,6 +65,7 @@ class Trial:
                     self.counters.overloads += 1
                     entry.overloaded(f"{name_of(error)}: {first_line(error)}")
                     return None
+                outage.end()
                 self.counters.times.observe(monotonic() - begun_at)
                 self._count(batch, applied)
                 if applied.count:
@@ -65,12 +73,16 @@ class Trial:
                 return applied
         return None
 
+    async def connect(self) -> None:
+        """Connect unless it is connected; raises DatabaseUnavailableError."""
+        if not self.transactions.is_free:
+            await self.transactions.open()
+
     async def close(self) -> None:
         await self.transactions.close()
 
     async def _apply(self, batch: Sequence[Delivery]) -> Applied:
-        if self.transactions.is_lost:
-            await self.transactions.open()
+        await self.connect()
         async with self.state.used() if self.state else nullcontext():
             self.counters.in_flight += 1
             try:
@@ -79,7 +91,7 @@ class Trial:
                 self.counters.in_flight -= 1
 
     def _is_outage(self, error: Exception) -> bool:
-        if took_too_long(error):
+        if took_too_long(error) or isinstance(error, BY_HANDLER):
             return False  # the session is lost, too, by what the handler did
         return isinstance(error, DatabaseUnavailableError) or self.transactions.is_lost or is_outage(error)
 

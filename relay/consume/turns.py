@@ -6,7 +6,7 @@ Not by a hash of the key: with as many deliveries as workers, of which some alwa
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from relay.consume.message import Delivery
 
@@ -43,6 +43,11 @@ class Turns:
         if len(batch) > 1:
             batch.sort(key=lambda delivery: delivery.tag)
         return batch
+
+    def give_back(self, batch: Sequence[Delivery]) -> None:
+        """Put what was taken, or some of it, in front of its keys again, in its order; `done` is still to be called."""
+        for delivery in reversed(batch):
+            self._waiting[delivery.key].appendleft(delivery)
 
     def done(self, batch: Iterable[Delivery]) -> None:
         """Let others have the keys of a batch."""

@@ -1,4 +1,4 @@
-"""See to it that the inbox is there and answers, and that it has the days that come next."""
+"""See to it that the inbox is there and answers, has the days that come next, and keeps no tries that are long past."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -24,7 +24,12 @@ MAY_MAKE_DAYS = """
 
 # Today's (UTC) and the two that follow; a day that is missing all the same is made when a message of it comes.
 MAKE_NEXT_DAYS = "SELECT {schema}.ensure_inbox_days((now() AT TIME ZONE 'UTC')::date, 3)"
-DAYS_INTERVAL = 3600.0  # seconds
+# A message may go for good between two tries: its queue was purged, or the broker gave it up. Were it sent again later,
+# those deaths would count against it.
+FORGET_TRIES = """
+    DELETE FROM {schema}.begun_message WHERE consumer_name = %(consumer)s AND begun_at < now() - interval '1 day'
+"""
+UPKEEP_INTERVAL = 3600.0  # seconds
 
 ASK = "SELECT 1"
 ASK_INTERVAL = 5.0  # seconds
@@ -58,15 +63,19 @@ async def check_inbox(inbox: Inbox) -> None:
         )
 
 
-async def keep_days_ahead(inbox: Inbox) -> None:
-    """Make the next days, now and then, so that no message has to wait for its day; what fails is told."""
+async def keep_up(inbox: Inbox) -> None:
+    """Make the next days, now and then, so that no message has to wait for its day; what fails is told.
+
+    Tries that began more than a day ago are forgotten.
+    """
     while True:
         try:
             async with _opened(inbox) as transactions:
                 await transactions.execute(inbox.statement(MAKE_NEXT_DAYS))
+                await transactions.execute(inbox.statement(FORGET_TRIES), {"consumer": inbox.consumer_name})
         except (psycopg.Error, OutboxError, TimeoutError) as error:
             log.warning("inbox.days_blocked", error=one_line(error) or type(error).__name__)
-        await asyncio.sleep(DAYS_INTERVAL)
+        await asyncio.sleep(UPKEEP_INTERVAL)
 
 
 async def keep_asking(inbox: Inbox, session: Session, stopping: asyncio.Event) -> None:

@@ -18,6 +18,7 @@ from relay.consume.envelope import history_of
 from relay.consume.failures import Judge, poisoned
 from relay.consume.gate import Gate
 from relay.consume.message import Delivery
+from relay.consume.repeats import LOOKED_UP_AT_ONCE, Repeats
 from relay.consume.report import tell_failure
 from relay.consume.trial import Trial
 from relay.consume.tries import SUSPECT_FROM, Tries
@@ -39,6 +40,7 @@ class Worker:
     batch_size: int
     poison_limit: int
     stopping: asyncio.Event
+    repeats: Repeats
 
     async def run(self) -> None:
         """Work until we are to stop; being cancelled rolls the running transaction back.
@@ -46,9 +48,12 @@ class Worker:
         The running transaction is finished; what was not begun stays unacknowledged and comes again.
         """
         try:
-            while (batch := await self.turns.take(self.batch_size)) and not self.stopping.is_set():
-                await self._work(batch)
-                self.turns.done(batch)
+            while not self.stopping.is_set():
+                if self.repeats.expected:
+                    await self._absorb()
+                elif (batch := await self.turns.take(self.batch_size)) and not self.stopping.is_set():
+                    await self._work(batch)
+                    self.turns.done(batch)
         finally:
             await self.trial.close()
 
@@ -68,6 +73,24 @@ class Worker:
             failure = poisoned(most, history_of(batch[0].delivered))
             await self.aside.put(batch[0], failure)
 
+    async def _absorb(self) -> None:
+        """Acknowledge the repeats among what waits; the rest goes back to its place, and is worked on."""
+        async with self.repeats.turn:
+            if not self.repeats.expected:
+                return
+            batch = await self.turns.take(LOOKED_UP_AT_ONCE)
+            known = await self.repeats.known(batch, self.stopping)
+            if known is None:
+                return
+            # A redelivered one is worked on, too: `Tries` has to forget it.
+            rest = [each for each in batch if each.message.redelivered or each.message.message_id not in known]
+            self.repeats.expected = not rest
+            self.turns.give_back(rest)
+            self.turns.done(batch)
+        left = {each.tag for each in rest}
+        self.counters.duplicates += len(batch) - len(rest)
+        self.settle(each.tag for each in batch if each.tag not in left)
+
     async def _work_one_by_one(self, batch: Sequence[Delivery]) -> None:
         for delivery in batch:
             if self.stopping.is_set():
@@ -85,6 +108,7 @@ class Worker:
                 await self._fail(batch[0], error)
             return
         if applied is not None:
+            self.repeats.expected = not applied.count and not applied.left
             await self.tries.end(unended)
             left = [delivery for delivery in batch if delivery.message.message_id in applied.left]
             self.settle(delivery.tag for delivery in batch if delivery.message.message_id not in applied.left)

@@ -16,6 +16,7 @@ from structlog.testing import capture_logs
 from relay.consume import Consumer, Inbox, Message, on
 from relay.consume.handlers import collect_handlers
 from relay.consume.message import Delivery
+from relay.consume.pool import PartitionedConsumer
 from relay.consume.transactions import Transactions, open_transactions
 from relay.errors import ConfigurationError, DatabaseUnavailableError, InboxUnavailableError
 from relay.settings import BrokerSettings, DatabaseSettings
@@ -99,7 +100,7 @@ async def test_a_lost_connection_is_not_the_handlers_fault_and_is_opened_again(
 
     assert await table.numbers() == [0, 1, 2, 3]
     assert consumer.counters.failed == 0
-    assert "database.lost" in [event["event"] for event in events]
+    assert "database.degraded" in [event["event"] for event in events]
 
 
 @on("Counted")
@@ -250,6 +251,21 @@ def test_handlers_of_the_other_kind_are_refused(no_server: sa.Engine) -> None:
         Consumer("q", [by_connection], inbox=Inbox(async_engine, "c"), broker=settings)
     with pytest.raises(ConfigurationError, match="pipeline is psycopg's"):
         Consumer("q", [by_async_connection], inbox=Inbox(async_engine, "c"), broker=settings, pipeline=True)
+
+
+def test_a_pool_with_too_few_connections_is_refused() -> None:
+    small = Inbox(sa.create_engine("postgresql+psycopg://u@127.0.0.1/d", pool_size=5, max_overflow=1), "c")
+    endless = Inbox(sa.create_engine("postgresql+psycopg://u@127.0.0.1/d", max_overflow=-1), "c")
+
+    with pytest.raises(
+        ConfigurationError, match=r"has 6 connections at most and this consumer needs 7: .* pool_size=7"
+    ):
+        Consumer("q", [by_connection], inbox=small, broker=BrokerSettings())
+    with pytest.raises(ConfigurationError, match="needs 35"):
+        PartitionedConsumer("q", [by_connection], inbox=small, broker=BrokerSettings())
+
+    Consumer("q", [by_connection], inbox=small, broker=BrokerSettings(), concurrency=3)
+    Consumer("q", [by_connection], inbox=endless, broker=BrokerSettings(), concurrency=100)
 
 
 def test_what_has_no_transaction_of_psycopg_is_refused(no_server: sa.Engine) -> None:

@@ -75,13 +75,6 @@ def test_what_the_broker_would_act_on_is_left_out() -> None:
     assert copy.headers["kept"] == 1
 
 
-def test_a_header_that_cannot_be_written_again_does_not_keep_the_message_from_its_way() -> None:
-    copy = dead_letter(delivered(headers={"latin": b"caf\xe9"}), DEAD, "projection")
-
-    assert copy.headers is not None
-    assert copy.headers["latin"] == "b'caf\\xe9'"
-
-
 def test_packing_keeps_every_property() -> None:
     original = delivered(headers=HEADERS, timestamp=AT.replace(microsecond=0), correlation_id="c", content_type="text")
 

@@ -16,12 +16,12 @@ from pamqp.commands import Queue as QueueMethods
 from psycopg.sql import SQL
 from structlog.testing import capture_logs
 
-from relay.connection_refusals import ConnectionRefusals
 from relay.consume import Consumer, Inbox, Message, Retries, consuming, on
 from relay.consume.counters import Counters
 from relay.consume.message import read_delivery
 from relay.consume.outages import Outages
 from relay.consume.session import Session
+from relay.engine.health import Health
 from relay.settings import BrokerSettings
 from tests.consume.effects import QUICK, SEVERAL_MINUTES, SOON, Queue, Stumbling, Table, count, running
 from tests.consume.test_dead_letters import ORDERS
@@ -224,7 +224,7 @@ async def test_a_held_message_that_cannot_be_read_is_put_off_and_told(
 
 
 async def test_a_value_that_the_database_cannot_hold_is_no_outage(inbox: Inbox) -> None:
-    session = Session(inbox, Outages(QUICK, Counters(), ConnectionRefusals(5.0)))
+    session = Session(inbox, Outages(QUICK, Counters(), Health()))
     try:
         with pytest.raises(psycopg.DataError):
             await session.run(SQL("SELECT %(text)s::text").format(), {"text": "a\0b"})

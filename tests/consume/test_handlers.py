@@ -37,6 +37,10 @@ async def notify_2(message: Message, connection: psycopg.AsyncConnection) -> Non
 async def log(message: Message, connection: psycopg.AsyncConnection) -> None: ...
 
 
+@on("InvoicePaid")
+async def settle(message: Message) -> None: ...
+
+
 async def unmarked(message: Message, connection: psycopg.AsyncConnection) -> None: ...
 
 
@@ -57,6 +61,7 @@ def test_a_handler_takes_each_of_its_types_and_no_other() -> None:
         ([project_2, notify_2], "'InvoiceIssued' of version 2 has two handlers, project_2 and notify_2"),
         ([project, archive], "not both"),
         ([unmarked], "unmarked is no handler; put @on"),
+        ([settle], "handler settle is called with two arguments"),
     ],
 )
 def test_handlers_that_cannot_work_together_are_refused(functions: list[object], words: str) -> None:

@@ -13,10 +13,12 @@ from structlog.testing import capture_logs
 from relay.consume import Consumer, Inbox, Message, Permanent, on
 from relay.consume.copies import Copies
 from relay.consume.failures import Failure
+from relay.consume.held_table import HeldTable
 from relay.settings import BrokerSettings
-from tests.consume.effects import SEVERAL_MINUTES, SOON, Queue, Stumbling, Table, count, running
+from tests.consume.effects import CONSUMER, QUICK, SEVERAL_MINUTES, SOON, Queue, Stumbling, Table, count, running
 from tests.consume.process import BURDEN, environment
 from tests.consume.test_outages import INTERPRETER
+from tests.consume.test_stops import to_database
 from tests.support.eventually import eventually
 from tests.support.process import Process
 
@@ -217,6 +219,51 @@ async def test_a_failed_try_of_a_held_message_leaves_it_held(
     ).fetchone()
     assert row == (2, 0, "not today", True)
     assert await table.inbox_count() == 0
+
+
+async def test_a_claim_keeps_others_away_for_ten_seconds_at_most(
+    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+) -> None:
+    """A process that dies leaves it behind, and so long its key waits."""
+    handler = Stumbling({1: 1})
+    await queue.send(1)
+    consumer = Consumer(queue.name, [handler.handle], inbox=inbox, broker=broker, retries=SEVERAL_MINUTES)
+    async with running(consumer):
+        await eventually(lambda: consumer.counters.acknowledged == 1, "it is held")
+    await table.connection.execute(DUE)
+
+    assert await HeldTable(inbox, consumer.setup.session).claim() is not None
+    await consumer.setup.session.close()
+
+    row = await (
+        await table.connection.execute("SELECT due_at <= now() + interval '10 s' FROM outbox.held_message")
+    ).fetchone()
+    assert row == (True,)
+
+
+async def test_nothing_stays_claimed_while_there_is_no_connection_to_try_it(
+    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+) -> None:
+    handler = Stumbling({1: 1})
+    await queue.send(1)
+    async with to_database(inbox.database) as (proxy, proxied):
+        behind = Inbox(proxied, CONSUMER)
+        consumer = Consumer(
+            queue.name, [handler.handle], inbox=behind, broker=broker, retries=SEVERAL_MINUTES, backoff=QUICK
+        )
+        async with running(consumer):
+            await eventually(lambda: consumer.counters.acknowledged == 1, "it is held")
+            proxy.refusing = True
+            await table.connection.execute(DUE)
+            await eventually(lambda: proxy.refused > 0, "it is claimed")
+
+            async def is_given_back() -> bool:
+                cursor = await table.connection.execute("SELECT begun FROM outbox.held_message")
+                return await cursor.fetchone() == (0,)
+
+            await eventually(is_given_back, "the claim is given back")
+            proxy.refusing = False
+            await eventually(lambda: consumer.counters.applied == 1, "it is applied")
 
 
 async def test_what_is_stopped_in_the_middle_is_given_back_and_counts_nothing(

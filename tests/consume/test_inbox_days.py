@@ -183,7 +183,7 @@ async def test_a_check_of_a_handlers_own_table_is_the_handlers_error(table: Tabl
 async def test_days_are_made_ahead_while_it_runs(
     queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upkeep, "DAYS_INTERVAL", 0.05)
+    monkeypatch.setattr(upkeep, "UPKEEP_INTERVAL", 0.05)
     query = "SELECT count(*) FROM pg_inherits WHERE inhparent = 'outbox.processed_message'::regclass"
 
     async def four_are_there() -> bool:

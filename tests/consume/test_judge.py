@@ -82,3 +82,12 @@ def test_of_an_error_only_the_first_line_is_told() -> None:
     assert first_line(ValueError("duplicate key\nDETAIL:  Key (iban)=(DE00 1234) already exists.")) == "duplicate key"
     assert len(first_line(ValueError("x" * 10_000))) == 300
     assert not first_line(ValueError())
+
+
+class MuteError(Exception):
+    def __str__(self) -> str:
+        return str(self.args[1])
+
+
+def test_an_error_without_words_is_told_too() -> None:
+    assert first_line(MuteError("one")) == "its words cannot be had: IndexError"

@@ -14,7 +14,7 @@ from yarl import URL
 
 from relay.consume import Consumer, Inbox, Message, on
 from relay.settings import BrokerSettings
-from tests.consume.effects import QUICK, Queue, Table, count, running, through
+from tests.consume.effects import CONSUMER, QUICK, Queue, Table, count, running, through
 from tests.consume.process import environment
 from tests.support.eventually import eventually
 from tests.support.process import Process
@@ -139,7 +139,7 @@ async def test_connections_closed_by_the_broker_are_opened_again(
 
     assert await table.numbers() == list(range(300))
     assert [event["event"] for event in events].count("consumer.ready") == 2
-    assert "broker.lost" in [event["event"] for event in events]
+    assert_told_once(events, "broker")
 
 
 async def test_a_broker_that_is_away_is_waited_for(
@@ -150,17 +150,18 @@ async def test_a_broker_that_is_away_is_waited_for(
         consumer = Consumer(
             queue.name, [count], inbox=inbox, broker=through(broker, proxy.port), concurrency=1, backoff=QUICK
         )
-        async with running(consumer):
-            await eventually(lambda: consumer.counters.applied == 1, "the first is applied")
-            with capture_logs() as events:
+        with capture_logs() as events:
+            async with running(consumer):
+                await eventually(lambda: consumer.counters.applied == 1, "the first is applied")
                 proxy.refusing = True
                 proxy.cut()
-                await eventually(lambda: attempts_in(events, "broker.lost") >= 3, "it has tried several times")
-            proxy.refusing = False
-            await queue.send(2)
-            await eventually(lambda: consumer.counters.applied == 2, "the second is applied")
+                await eventually(lambda: proxy.refused >= 5, "it has tried several times")
+                proxy.refusing = False
+                await queue.send(2)
+                await eventually(lambda: consumer.counters.applied == 2, "the second is applied")
 
     assert await table.numbers() == [1, 2]
+    assert_told_once(events, "broker")
 
 
 async def test_a_queue_that_was_deleted_is_waited_for(
@@ -172,7 +173,7 @@ async def test_a_queue_that_was_deleted_is_waited_for(
         await eventually(lambda: consumer.counters.applied == 1, "the first is applied")
         with capture_logs() as events:
             await queue.channel.queue_delete(queue.name)
-            await eventually(lambda: attempts_in(events, "broker.lost") >= 2, "it has noticed")
+            await eventually(lambda: attempts_in(events, "broker.degraded") == 1, "it has noticed")
         await queue.declare()
         await queue.send(2)
         await eventually(lambda: consumer.counters.applied == 2, "the second is applied")
@@ -191,6 +192,27 @@ async def test_database_sessions_that_are_ended_are_opened_again(
 
     assert await table.numbers() == list(range(300))
     assert consumer.counters.failed == 0
+
+
+async def test_a_database_that_is_away_is_told_once_by_all_connections_together(
+    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+) -> None:
+    url = URL(inbox.database.url.get_secret_value())
+    async with FaultProxy("127.0.0.1", url.port or 5432, amqp=False) as proxy:
+        far = inbox.database.model_copy(update={"url": SecretStr(str(url.with_port(proxy.port)))})
+        consumer = Consumer(queue.name, [count], inbox=Inbox(far, CONSUMER), broker=broker, backoff=QUICK)
+        with capture_logs() as events:
+            async with running(consumer):
+                await queue.send_all(range(8))
+                await eventually(lambda: sum_of(consumer) == 8, "it works")
+                proxy.refusing = True
+                proxy.cut()
+                await queue.send_all(range(8, 16))
+                await eventually(lambda: proxy.refused >= 20, "each connection has tried several times")
+                proxy.refusing = False
+                await eventually(lambda: sum_of(consumer) == 16, "all are settled")
+
+    assert_told_once(events, "database")
 
 
 async def test_an_unanswered_commit_is_repeated_and_takes_effect_once(
@@ -226,7 +248,7 @@ async def test_an_unanswered_commit_is_repeated_and_takes_effect_once(
 
     assert await table.numbers() == [1]
     assert consumer.counters.duplicates == 1
-    assert "database.lost" in [event["event"] for event in events]
+    assert_told_once(events, "database")
 
 
 async def test_a_delivery_that_is_taken_back_from_a_running_handler_takes_effect_once(
@@ -268,6 +290,20 @@ def sum_of(consumer: Consumer) -> int:
 
 def attempts_in(events: Sequence[MutableMapping[str, object]], name: str) -> int:
     return sum(event["event"] == name for event in events)
+
+
+def assert_told_once(events: Sequence[MutableMapping[str, object]], part: str) -> None:
+    """Each reason once until it works again, which comes last."""
+    told: list[object] = []
+    for event in events:
+        if event["event"] == f"{part}.degraded":
+            told.append(event["reason"])
+            assert told.count(event["reason"]) == 1
+        elif event["event"] == f"{part}.healed":
+            assert told
+            told.clear()
+    assert attempts_in(events, f"{part}.healed") > 0
+    assert not told
 
 
 async def has_waiting_handler(table: Table) -> bool:

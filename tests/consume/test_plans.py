@@ -1,4 +1,4 @@
-"""However much is held, nobody reads all of it, whether he asks for a key or for what is due."""
+"""However much is held or remembered, nobody reads all of it."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -12,6 +12,8 @@ from psycopg.sql import SQL, Composed
 from relay.consume import Inbox
 from relay.consume.fence import NO_PARTITION
 from relay.consume.held_table import CLAIM, CLAIM_FOR, NEXT_DUE, NOT_HELD, PROMOTE, PROMOTE_ALL, TAKEN
+from relay.consume.message import NO_DAY
+from relay.consume.repeats import KNOWN
 from relay.settings import DatabaseSettings
 from tests.consume.effects import CONSUMER
 from tests.engine.test_plans import nodes
@@ -72,12 +74,30 @@ def test_what_is_held_is_found_by_an_index(connection: psycopg.Connection) -> No
     assert read["promote all"] <= 4 * 1000
 
 
-def rows_read(connection: psycopg.Connection, statement: Composed, values: dict[str, Any]) -> float:
-    """Count what was read of the table of held messages, also what was then filtered away."""
+REMEMBERED = """
+    INSERT INTO outbox.processed_message (consumer_name, message_id, message_day)
+    SELECT %s, gen_random_uuid(), '1970-01-01' FROM generate_series(1, 20000)
+"""
+
+
+def test_repeats_are_found_by_an_index(connection: psycopg.Connection) -> None:
+    inbox = Inbox(DatabaseSettings(), CONSUMER)
+    connection.execute("ANALYZE outbox.processed_message")  # empty
+    connection.execute(REMEMBERED, [CONSUMER])
+    known = [row for (row,) in connection.execute("SELECT message_id FROM outbox.processed_message LIMIT 100")]
+    arrived = {"consumer": CONSUMER, "message_ids": [*known, uuid4()], "days": [NO_DAY] * 101}
+
+    assert 0 < rows_read(connection, inbox.statement(KNOWN), arrived, table="processed_message_undated") <= 200
+
+
+def rows_read(
+    connection: psycopg.Connection, statement: Composed, values: dict[str, Any], table: str = "held_message"
+) -> float:
+    """Count what was read of a table, also what was then filtered away."""
     with connection.transaction(force_rollback=True):
         row = connection.execute(SQL("EXPLAIN (ANALYZE, FORMAT JSON) ") + statement, values).fetchone()
     assert row is not None
-    scans = [node for node in nodes(row[0][0]["Plan"]) if node.get("Relation Name") == "held_message"]
+    scans = [node for node in nodes(row[0][0]["Plan"]) if node.get("Relation Name") == table]
     each = (
         (node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"]
         for node in scans

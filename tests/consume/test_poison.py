@@ -20,7 +20,7 @@ from tests.support.eventually import eventually
 from tests.support.process import Process
 from tests.support.proxy import FaultProxy
 
-LIMIT = 4
+LIMIT = 3  # the lowest
 NEIGHBOURS = 30
 
 SHAPES = [
@@ -91,7 +91,7 @@ async def test_it_is_a_dead_letter_after_so_many_deaths_and_its_neighbours_are_a
 async def test_a_held_message_that_its_process_dies_of_is_found_too(
     queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings, tmp_path: Path
 ) -> None:
-    """Its claim lapses after a while; here that is helped."""
+    """Its claim lapses after 10 s; here that is helped."""
     await queue.send(1)
     await queue.send(2)
     handler = Stumbling({1: 1})
@@ -181,6 +181,26 @@ async def test_stopping_a_running_handler_is_nobodys_death(
     consumer = Consumer(queue.name, [count], inbox=inbox, broker=broker, poison_limit=LIMIT)
     async with running(consumer):
         await eventually(lambda: consumer.counters.applied == 1, "it is applied")
+
+
+async def test_tries_of_long_ago_are_forgotten(
+    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+) -> None:
+    await table.connection.execute("""
+        INSERT INTO outbox.begun_message (consumer_name, message_id, begun_at)
+        VALUES ('projection', gen_random_uuid(), now() - interval '25 hours'),
+            ('projection', gen_random_uuid(), now() - interval '23 hours'),
+            ('another', gen_random_uuid(), now() - interval '25 hours')
+    """)
+
+    async with running(Consumer(queue.name, [count], inbox=inbox, broker=broker)):
+
+        async def is_forgotten() -> bool:
+            return await table.begun_count() < 3
+
+        await eventually(is_forgotten, "the old one is forgotten")
+
+    assert await table.begun_count() == 2
 
 
 async def test_what_comes_for_the_first_time_pays_nothing(

@@ -4,12 +4,25 @@ import asyncio
 
 import pytest
 from pydantic import SecretStr
+from yarl import URL
 
 from relay.consume import Consumer, Inbox
-from relay.errors import BrokerUnavailableError, DatabaseUnavailableError, QueueMissingError, SchemaError
+from relay.errors import (
+    BrokerUnavailableError,
+    ConfigurationError,
+    DatabaseUnavailableError,
+    QueueMissingError,
+    SchemaError,
+)
 from relay.settings import BrokerSettings, DatabaseSettings
 from tests.consume.effects import Queue, Table, count, through
 from tests.support.process import free_port
+from tests.support.rabbitmq import RabbitServer
+
+
+def test_an_order_that_is_none_is_refused(inbox: Inbox) -> None:
+    with pytest.raises(ConfigurationError, match="order is 'hold' or 'skip', not 'strict'"):
+        Consumer("q", [count], inbox=inbox, broker=BrokerSettings(), order="strict")  # type: ignore[arg-type]
 
 
 async def test_a_missing_queue_is_told_at_the_start(inbox: Inbox, broker: BrokerSettings) -> None:
@@ -17,6 +30,24 @@ async def test_a_missing_queue_is_told_at_the_start(inbox: Inbox, broker: Broker
 
     with pytest.raises(QueueMissingError, match="queue 'nowhere' does not exist; create it"):
         await asyncio.wait_for(consumer.run(signals=False), 20)
+
+
+async def test_a_stream_is_refused_at_the_start(queue: Queue, inbox: Inbox, broker: BrokerSettings) -> None:
+    queue.name = "stream"
+    await queue.declare("stream")
+
+    with pytest.raises(ConfigurationError, match=r"queue 'stream' is a stream.*: consume a quorum or classic queue"):
+        await asyncio.wait_for(Consumer(queue.name, [count], inbox=inbox, broker=broker).run(signals=False), 60)
+
+
+async def test_a_queue_that_the_user_may_not_read_is_told_at_the_start(
+    queue: Queue, inbox: Inbox, broker: BrokerSettings, rabbitmq: RabbitServer
+) -> None:
+    url = URL(broker.url.get_secret_value())
+    rabbitmq.ctl("set_permissions", "-p", url.path[1:], str(url.user), ".*", ".*", "^$")
+
+    with pytest.raises(ConfigurationError, match=r"queue 'billing' cannot be consumed: .* give the user of"):
+        await asyncio.wait_for(Consumer(queue.name, [count], inbox=inbox, broker=broker).run(signals=False), 60)
 
 
 async def test_a_missing_inbox_is_told_at_the_start(queue: Queue, inbox: Inbox, broker: BrokerSettings) -> None:

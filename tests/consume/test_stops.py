@@ -39,7 +39,7 @@ async def slowly_by_sqlalchemy(message: Message, connection: AsyncConnection) ->
 
 
 @asynccontextmanager
-async def _to_database(database: DatabaseSettings) -> AsyncIterator[tuple[FaultProxy, DatabaseSettings]]:
+async def to_database(database: DatabaseSettings) -> AsyncIterator[tuple[FaultProxy, DatabaseSettings]]:
     url = URL(database.url.get_secret_value())
     async with FaultProxy("127.0.0.1", url.port or 0, amqp=False) as proxy:
         yield proxy, database.model_copy(update={"url": SecretStr(str(url.with_port(proxy.port)))})
@@ -50,7 +50,7 @@ async def test_a_stop_beside_a_silent_database_takes_its_time_and_no_more(
     handler: Any, *, queue: Queue, table: Table, database: DatabaseSettings, broker: BrokerSettings
 ) -> None:
     await queue.send(1)
-    async with _to_database(database) as (proxy, proxied):
+    async with to_database(database) as (proxy, proxied):
         engine = create_async_engine(engine_url(proxied.url.get_secret_value()))
         inbox = Inbox(engine if handler is slowly_by_sqlalchemy else proxied, CONSUMER)
         consumer = Consumer(queue.name, [handler], inbox=inbox, broker=broker, drain_timeout=0.1)
@@ -70,7 +70,7 @@ async def test_a_stop_beside_a_silent_database_takes_its_time_and_no_more(
 async def test_a_stop_during_the_start_ends_it(
     queue: Queue, database: DatabaseSettings, broker: BrokerSettings
 ) -> None:
-    async with _to_database(database) as (proxy, proxied):
+    async with to_database(database) as (proxy, proxied):
         proxy.hold(Way.DOWN)
         consumer = Consumer(queue.name, [slowly], inbox=Inbox(proxied, CONSUMER), broker=broker)
         running = asyncio.create_task(consumer.run(signals=False))

@@ -11,7 +11,7 @@ from relay.consume import Inbox, Message, on
 from relay.consume.handlers import collect_handlers
 from relay.consume.message import Delivery
 from relay.consume.transactions import Transactions, open_transactions
-from relay.errors import HandlerTransactionError
+from relay.errors import HandlerTransactionError, TransactionEndedError
 from tests.consume.effects import Table, delivered
 
 INSERT = "INSERT INTO effect (message_id, number) VALUES (%s, %s)"
@@ -98,7 +98,7 @@ async def end(message: Message, connection: psycopg.AsyncConnection) -> None:
     ("handler", "error", "words"),
     [
         (commit, psycopg.ProgrammingError, r"Explicit commit\(\) forbidden"),
-        (end, HandlerTransactionError, "the handler has ended the transaction"),
+        (end, TransactionEndedError, "the handler has ended the transaction"),
     ],
 )
 async def test_a_handler_that_ends_the_transaction_is_told(

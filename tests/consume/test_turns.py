@@ -50,6 +50,19 @@ async def test_a_key_is_with_one_until_it_is_done() -> None:
     assert [each.tag for each in await turns.take(10)] == [1, 3]
 
 
+async def test_what_is_given_back_comes_first_again_in_its_order() -> None:
+    turns = Turns()
+    for number, key in enumerate("aabab"):
+        turns.put(delivered(number, key=key))
+    batch = await turns.take(4)
+    turns.put(delivered(5, key="a"))
+
+    turns.give_back([each for each in batch if each.tag != 1])
+    turns.done(batch)
+
+    assert [each.tag for each in await turns.take(10)] == [0, 2, 3, 4, 5]
+
+
 async def test_a_batch_is_in_the_order_of_delivery() -> None:
     turns = Turns()
     for number, key in enumerate("abab"):

@@ -1,7 +1,6 @@
 """A partition in our hands: from when we are told that it is ours until nothing of it is left with us."""
 
 import asyncio
-import inspect
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from time import monotonic
@@ -9,13 +8,14 @@ from time import monotonic
 import structlog
 
 from relay.backoff import wait_for_event
+from relay.consume.calls import call_in_thread, in_own_task
 from relay.consume.consuming import LOST, close, consume, first
 from relay.consume.fence import Fence
 from relay.consume.pool.link import Link
 from relay.consume.pool.touch import Touch
 from relay.consume.setup import Setup
 from relay.consume.state import State
-from relay.errors import BrokerUnavailableError, QueueMissingError
+from relay.errors import BrokerUnavailableError, ConfigurationError, QueueMissingError
 
 log = structlog.get_logger("relay.consume")
 
@@ -98,7 +98,7 @@ class Holding:
             try:
                 await self._consume()
                 failures = 0
-            except (BrokerUnavailableError, QueueMissingError, *LOST) as error:
+            except (BrokerUnavailableError, QueueMissingError, ConfigurationError, *LOST) as error:
                 failures = 1 if self.is_consuming else failures + 1
                 self.hindrance = f"partition {self.fence.partition}: {error}"
                 await wait_for_event(self.setup.stop, self.setup.backoff.seconds(failures))
@@ -139,9 +139,7 @@ class Holding:
             return True
         try:
             # In a thread: a member whose event loop stands still is taken for dead. An async one only begins there.
-            told = await asyncio.to_thread(hook, self._partition)
-            if inspect.isawaitable(told):
-                await told
+            await in_own_task(call_in_thread(hook, self._partition))
         except Exception as error:  # the user's code may raise anything, and the other partitions must go on
             log.error(
                 "pool.hook_failed",

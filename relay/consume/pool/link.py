@@ -2,36 +2,31 @@
 
 import asyncio
 
-import structlog
 from aiormq.abc import AbstractChannel
 from aiormq.exceptions import AMQPError
 
 from relay.broker import Connection, answer_within, connect, is_told_to_end, words
-from relay.connection_refusals import ConnectionRefusals
 from relay.consume.depth import ready_count
+from relay.engine.health import Health
 from relay.errors import BrokerUnavailableError
 from relay.settings import BrokerSettings
-
-log = structlog.get_logger("relay.consume")
 
 
 class Link:
     """Opened when it is needed, and anew when it was lost."""
 
-    def __init__(self, broker: BrokerSettings, name: str, refusals: ConnectionRefusals) -> None:
-        self._refusals = refusals
-        self._refusal = ""  # the broker's last one; empty once it has let us in
+    def __init__(self, broker: BrokerSettings, name: str, health: Health) -> None:
+        self._health = health
         self._broker = broker
         self._name = name
         self._connection: Connection | None = None
-        self._mourned: Connection | None = None  # whose loss is told
         self._opening = asyncio.Lock()
 
     @property
     def hindrance(self) -> str | None:
         """Why nothing goes through; None: nothing is known to be wrong."""
-        if self._refusal:
-            return self._refusals.words("broker", self._refusal)
+        if reason := self._health.hindrances.get("broker"):
+            return reason
         if self._connection is None:
             return "not connected yet"
         return self._connection.loss or self._connection.hindrance
@@ -40,10 +35,9 @@ class Link:
         """Open a channel; raises BrokerUnavailableError."""
         async with self._opening:
             connection = self._connection
+            if connection is not None and (loss := connection.loss) is not None:
+                self._health.degrade("broker", loss)
             if connection is None or connection.is_lost:
-                if connection is not None and connection is not self._mourned:
-                    log.warning("broker.lost", error=connection.loss)
-                    self._mourned = connection
                 connection = self._connection = await self._open(connection)
         try:
             async with answer_within("open a channel", self._broker.connect_timeout):
@@ -59,11 +53,9 @@ class Link:
         try:
             connection = await connect(self._broker, self._name, after=lost)
         except BrokerUnavailableError as error:
-            self._refusal = str(error) if error.is_refusal else ""
-            self._refusals.note("broker", str(error), is_refusal=error.is_refusal)
+            self._health.degrade("broker", str(error), is_refusal=error.is_refusal)
             raise
-        self._refusal = ""
-        self._refusals.clear("broker")
+        self._health.heal("broker")
         return connection
 
     async def ready_count(self, queue: str) -> int | None:

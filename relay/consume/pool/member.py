@@ -25,20 +25,22 @@ from relay.consume.figures import Figures
 from relay.consume.handlers import AsyncHandler, SyncHandler
 from relay.consume.inbox import Inbox
 from relay.consume.left_behind import tell_left_behind
-from relay.consume.outages import Outages
 from relay.consume.pool.check_in import CheckIn, Told
 from relay.consume.pool.holding import Holding, Hook, Partition
 from relay.consume.pool.link import Link
 from relay.consume.pool.touch import Touch
-from relay.consume.queues import partition_queue_name, pool_topology, prepare
+from relay.consume.queues import PARTITIONS, partition_queue_name, pool_topology, prepare
 from relay.consume.retries import Retries
 from relay.consume.session import Session
-from relay.consume.upkeep import check_inbox, keep_days_ahead
+from relay.consume.upkeep import check_inbox, keep_up
 from relay.errors import ConfigurationError, DatabaseUnavailableError
 from relay.settings import BrokerSettings
 from relay.stopping import at_signals, cut_after
 
 CHECK_INS = 4  # within the time-out
+# To the database, when it holds all partitions: for each its messages and what is held of them, then for check-ins, for
+# statements of the consumer and for days.
+CONNECTIONS = 2 * PARTITIONS + 3
 NAMESAKE_INTERVAL = 0.2  # seconds between two looks whether he is gone
 
 log = structlog.get_logger("relay.consume")
@@ -95,6 +97,7 @@ class PartitionedConsumer:
     ) -> None:
         if not check_in_timeout > 0:
             raise ConfigurationError(f"check_in_timeout ({check_in_timeout}) is more than 0 seconds")
+        inbox.require_connections(CONNECTIONS)
         # A broker has to notice about as soon as the master that a member is frozen.
         broker = broker.model_copy(update={"heartbeat": min(broker.heartbeat, math.ceil(check_in_timeout))})
         self.queue = queue
@@ -106,11 +109,11 @@ class PartitionedConsumer:
         self._on_revoked = on_revoked
         self._interval = check_in_timeout / CHECK_INS
         # Whoever comes back late from an outage is taken for dead.
-        self._outages = Outages(Backoff(self._interval, 2 * self._interval), self._setup.counters, self._setup.refusals)
-        self._session = Session(inbox, self._outages)  # not the one for whose turn a partition's statements wait
+        self._backoff = Backoff(self._interval, 2 * self._interval)
+        self._session = Session(inbox, self._setup.outages)  # not the one for whose turn a partition's statements wait
         self._check_in = CheckIn(inbox, self._session, queue=queue, member=self.member, timeout=check_in_timeout)
         self._touch = Touch(check_in_timeout)
-        self._link = Link(broker, f"outbox-consumer {inbox.consumer_name} {self.member}", self._setup.refusals)
+        self._link = Link(broker, f"outbox-consumer {inbox.consumer_name} {self.member}", self._setup.health)
         self._holdings: dict[int, Holding] = {}
         self._ended = Counters()  # of holdings that are no more
         self._changed = asyncio.Event()
@@ -141,7 +144,7 @@ class PartitionedConsumer:
             paused=self._setup.gate.reason is not None,
             counters=self.counters,
             steps=self._setup.judge.steps,
-            refused_seconds=self._setup.refusals.seconds,
+            refused_seconds=self._setup.health.refusals.seconds,
         )
 
     async def ready_count(self) -> int | None:
@@ -155,7 +158,7 @@ class PartitionedConsumer:
         setup = self._setup
         told = {
             "broker": self._link.hindrance if self._holdings else None,
-            "database": self._outages.reason or setup.outages.reason,
+            "database": setup.health.hindrances.get("database"),
             "overload": setup.gate.reason,
             "pool": None if self._check_in.is_member else "no member yet",
             "delivery": next(filter(None, (each.setup.stalls.reason for each in self._holdings.values())), None),
@@ -185,14 +188,13 @@ class PartitionedConsumer:
                 async with cut_after(setup.stop, setup.drain_timeout):
                     await unless_set(setup.stop, self._prepare())
                     async with asyncio.TaskGroup() as tasks:
-                        days = tasks.create_task(keep_days_ahead(setup.inbox), name="consume.days")
+                        upkeep = tasks.create_task(keep_up(setup.inbox), name="consume.upkeep")
                         touch = tasks.create_task(self._touch.watch(), name="pool.touch")
                         await self._belong(tasks)
-                        days.cancel()
+                        upkeep.cancel()
                         touch.cancel()
             finally:
                 await self._link.close()
-                await setup.outgoing.close()
                 await setup.session.close()
                 await self._session.close()
                 log.info("pool.member_stopped", member=self.member, **self.counters.told())
@@ -219,7 +221,7 @@ class PartitionedConsumer:
     async def _belong(self, tasks: asyncio.TaskGroup) -> None:
         """Check in, and do what we are told, until we are to stop and hold nothing any more."""
         stopping = self._setup.stop
-        with self._outages.begin() as outage:
+        with self._setup.outages.begin(self._backoff) as outage:
             while True:
                 self._changed.clear()
                 try:
@@ -282,7 +284,11 @@ class PartitionedConsumer:
         tasks.create_task(self._run(holding), name=f"pool.partition {told.fence.partition}")
 
     async def _run(self, holding: Holding) -> None:
-        await holding.run()
+        try:
+            await holding.run()
+        finally:
+            # Its own: a copy that is cut off ends the connection, and those of other partitions would be sent twice.
+            await holding.setup.outgoing.close()
         told = {"member": self.member, "partition": holding.fence.partition, "epoch": holding.fence.epoch}
         if not holding.is_lost:
             await self._release(holding)
@@ -295,10 +301,11 @@ class PartitionedConsumer:
         self._changed.set()
 
     async def _release(self, holding: Holding) -> None:
-        with self._outages.begin() as outage:
+        with self._setup.outages.begin(self._backoff) as outage:
             while not holding.is_lost:  # meanwhile
                 try:
                     await self._check_in.release(holding.fence)
+                    outage.end()
                     return
                 except DatabaseUnavailableError as error:
                     await outage.wait(error, self._setup.stop)

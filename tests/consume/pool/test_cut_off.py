@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from pydantic import SecretStr
+from structlog.testing import capture_logs
 from yarl import URL
 
 from relay.consume import Inbox
@@ -15,6 +16,7 @@ from relay.settings import BrokerSettings, DatabaseSettings
 from tests.consume.effects import QUEUE, QUICK, Table, count, running
 from tests.consume.pool.conftest import candidate
 from tests.consume.pool.partitions import Partitions
+from tests.consume.test_outages import assert_told_once
 from tests.support.eventually import eventually
 from tests.support.proxy import FaultProxy, Way
 
@@ -88,18 +90,21 @@ async def test_it_takes_its_partitions_up_again_when_nobody_got_them(
         loaded.append(partition.number)
 
     cut_off = member("a", far, broker, on_assigned=load)
-    async with running(cut_off):
-        async with candidate(inbox.database, "gone before"):
-            await eventually(lambda: len(cut_off.partitions) == 16, "it has all")
+    with capture_logs() as events:
+        async with running(cut_off):
+            async with candidate(inbox.database, "gone before"):
+                await eventually(lambda: len(cut_off.partitions) == 16, "it has all")
 
-        silence(proxy)
-        try:
-            await partitions.send(range(100), keys=KEYS)
-            await eventually(lambda: is_left(partitions), "the queues are left to others", within=30)
-        finally:
-            end_silence(proxy)
-        await eventually(lambda: has(table, 100), "it applies all", within=30)
+            silence(proxy)
+            try:
+                await partitions.send(range(100), keys=KEYS)
+                await eventually(lambda: is_left(partitions), "the queues are left to others", within=30)
+            finally:
+                end_silence(proxy)
+            await eventually(lambda: has(table, 100), "it applies all", within=30)
+            await eventually(lambda: "database" not in cut_off.hindrances(), "it is well")
 
+    assert_told_once(events, "database")
     for key in range(KEYS):
         assert await table.numbers(f"key-{key}") == list(range(key, 100, KEYS))
     assert len(loaded) <= 2 * 16  # each once, and anew after a transaction that was cut

@@ -7,18 +7,23 @@ from typing import Any
 
 import psycopg
 import pytest
+from pamqp.commands import Basic
 from structlog.testing import capture_logs
 
 from relay.consume import Inbox, Message, Transient, on
+from relay.consume.fence import Fence
+from relay.consume.outgoing import Outgoing
 from relay.consume.pool import Partition, PartitionedConsumer
 from relay.consume.pool.candidate import Candidate
 from relay.database import connect_async
 from relay.errors import QueueUnfitError
 from relay.settings import BrokerSettings, DatabaseSettings
-from tests.consume.effects import QUICK, SOON, Table, count, running
+from tests.consume.effects import QUEUE, QUICK, SOON, Table, count, running, through
 from tests.consume.pool.conftest import candidate
 from tests.consume.pool.partitions import Partitions
+from tests.consume.test_outages import port_of
 from tests.support.eventually import eventually
+from tests.support.proxy import Act, FaultProxy, Way
 
 KEYS = 50
 
@@ -92,6 +97,34 @@ async def test_members_come_and_go_and_each_key_keeps_its_order(
         for partition in range(16):
             told = [what for what, number in hooks if number == partition]
             assert told == ["assigned", "revoked"] * (len(told) // 2)
+
+
+async def test_a_copy_that_is_cut_off_leaves_those_of_other_partitions_alone(
+    stand: Stand, partitions: Partitions, broker: BrokerSettings
+) -> None:
+    def publish(outgoing: Outgoing, number: int) -> asyncio.Task[str | None]:
+        properties = Basic.Properties(message_id=f"{number}")
+        return asyncio.create_task(outgoing.publish(f"{QUEUE}.dead", properties, b""))
+
+    async with FaultProxy("127.0.0.1", port_of(broker)) as proxy:
+        stand.broker = through(broker, proxy.port)
+        member = stand.member("a")
+        one, another = (member._setup.of(Fence(partition, 1), QUEUE).outgoing for partition in (0, 1))
+        assert [await publish(one, 1), await publish(another, 2)] == [None, None]
+        proxy.on_frame(Way.DOWN, Basic.Ack, 3, Act.HOLD)
+        cut_off = publish(one, 3)
+        await proxy.wait_seen(Way.DOWN, Basic.Ack, 3)
+        left = publish(another, 4)
+        await proxy.wait_seen(Way.DOWN, Basic.Ack, 4)
+
+        cut_off.cancel()
+        await asyncio.wait([cut_off])
+        proxy.release(Way.DOWN)
+        refusal = await left
+        await one.close()
+        await another.close()
+
+    assert refusal is None
 
 
 async def table_has(table: Table, number: int) -> bool:
@@ -180,10 +213,16 @@ async def test_a_hook_that_fails_is_called_again_before_the_first_message(
     calls: dict[int, int] = defaultdict(int)
     before: list[int] = []  # calls for a message's partition, when the message is applied
 
-    async def load(partition: Partition) -> None:
+    def load(partition: Partition) -> Any:
         calls[partition.number] += 1
-        if calls[partition.number] < 3:
-            raise RuntimeError("no state yet")
+        match calls[partition.number]:
+            case 1:
+                raise RuntimeError("no state yet")
+            case 2:
+                raise StopIteration
+            case 3:
+                return (number for number in before)  # which loads nothing
+        return asyncio.sleep(0)
 
     @on("Counted")
     async def count_after(message: Message, connection: psycopg.AsyncConnection) -> None:
@@ -194,10 +233,11 @@ async def test_a_hook_that_fails_is_called_again_before_the_first_message(
     member = PartitionedConsumer(
         "billing", [count_after], inbox=stand.inbox, broker=stand.broker, on_assigned=load, backoff=QUICK
     )
-    async with running(member):
-        await eventually(lambda: table_has(table, 10), "all are applied")
+    with capture_logs():  # to draw each traceback takes long
+        async with running(member):
+            await eventually(lambda: table_has(table, 10), "all are applied")
 
-    assert before == [3] * 10
+    assert before == [4] * 10
 
 
 async def test_the_state_is_loaded_anew_after_a_transaction_that_failed(
