@@ -166,7 +166,7 @@ async def test_servers_that_are_away_are_one_line_with_the_remedy(letters: Lette
 
 
 async def test_an_export_holds_all_of_each_letter(letters: Letters, relay: Relay, tmp_path: Path) -> None:
-    headers = {"number": 2**40, "flag": True, "raw": b"\xff", "nested": {"list": [1, "two"]}}
+    headers = {"number": 2**40, "flag": True, "raw": bytearray(b"\xff"), "nested": {"list": [1, "two"]}}
     bodies = [b'{"a":  9.90}', b'{\n"a": 1}', b"\x00\xff", b"", b"null"]
     for number, body in enumerate(bodies):
         await letters.put(message_id=str(number), body=body, headers=headers, properties={"priority": 3})

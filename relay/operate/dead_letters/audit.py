@@ -40,10 +40,15 @@ def write_audit(connection: psycopg.Connection[Any], schema: str, entry: Entry, 
             "sent_to": entry.sent_to,
             "done_by": entry.done_by,
             "why": entry.why,
-            "message_ids": [each.message_id for each in letters],
-            "types": [each.type for each in letters],
-            "keys": [each.key for each in letters],
-            "reasons": [each.reason for each in letters],
+            "message_ids": [_storable(each.message_id) for each in letters],
+            "types": [_storable(each.type) for each in letters],
+            "keys": [_storable(each.key) for each in letters],
+            "reasons": [_storable(each.reason) for each in letters],
             "failed_at": [each.last_failed_at for each in letters],
         },
     )
+
+
+def _storable(text: str | None) -> str | None:
+    """Return a text with its NULs escaped: PostgreSQL's texts hold none."""
+    return text and text.replace("\0", r"\x00")

@@ -115,6 +115,6 @@ def read_letter(position: int, delivered: DeliveredMessage) -> Letter:
 def _moment(text: str | None) -> datetime | None:
     try:
         moment = datetime.fromisoformat(text or "")
-    except ValueError:
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, OverflowError):  # it is no date, or before the first one
         return None
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

@@ -23,7 +23,7 @@ from aiormq.exceptions import (
 from pamqp.commands import Basic
 
 from relay.broker import Connection, answer_within, connect, is_told_to_end, words
-from relay.consume.envelope import renewed
+from relay.consume.envelope import renewed, unfolded
 from relay.consume.outgoing import Outgoing
 from relay.errors import AccessError, BrokerUnavailableError, BusyError, NotFoundError, OutboxError
 from relay.operate.dead_letters.letter import Held, read_letter
@@ -171,8 +171,9 @@ class DeadQueue:
             raise BusyError(f"queue {self.name!r} gives us none of its letters: another consumer has it for itself")
         return page
 
-    def _hold(self, delivered: DeliveredMessage) -> Held:
+    def _hold(self, came: DeliveredMessage) -> Held:
         self.read += 1
+        delivered = unfolded(came)
         held = Held(read_letter(self.read, delivered), delivered)
         self._came_back = _returns(held) > 0
         return held
