@@ -6,6 +6,7 @@ A test gets a database of its own, made from a migrated template, and a virtual 
 
 import os
 import secrets
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
@@ -26,6 +27,9 @@ from tests.support.template import template_of
 hypothesis_settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 hypothesis_settings.load_profile("patient")
 
+# Their tests take as long as ten others.
+LONG = {"spark", "demo", "replay", "examples"}
+
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", f"every_postgres: runs on PostgreSQL {OLDEST} and {NEWEST}")
@@ -36,6 +40,13 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if metafunc.definition.get_closest_marker("every_postgres") and not given_postgres():
         metafunc.parametrize("postgres", [OLDEST, NEWEST], ids=["pg15", "pg18"], indirect=True, scope="session")
+
+
+@pytest.hookimpl(trylast=True)  # behind the order by chance, and what is deselected
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that take longest: at the end, one process would wait for the other's."""
+    tests = Counter(item.path for item in items)
+    items.sort(key=lambda item: tests[item.path] * (1 if LONG.isdisjoint(item.path.parts) else 10), reverse=True)
 
 
 @pytest.fixture(scope="session")

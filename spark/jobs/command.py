@@ -20,6 +20,11 @@ from outbox_spark.errors import one_line
 from outbox_spark.session import conninfo
 
 URL = "RELAY_DATABASE_URL"
+SHUT_DOWN = "SparkContext was shut down"  # what Spark says, or py4j that nobody answers, as the JVM ends
+ENDED = (
+    "Spark's JVM has ended, and its last words are above. After an OutOfMemoryError look for a line in the input that "
+    "is far too long, or give more with --driver-memory. Run the job again: a batch is written once"
+)
 
 
 class JobError(Exception):
@@ -38,7 +43,10 @@ def run(
     except (JobError, outbox_spark.OutboxWriteError, psycopg.Error) as error:
         return _fail(program, one_line(error))
     except (PySparkException, Py4JError) as error:
-        return _fail(program, outbox_spark.reason(error) or _first_words(error))
+        has_ended = SHUT_DOWN in str(error)
+        return _fail(program, ENDED if has_ended else outbox_spark.reason(error) or _first_words(error))
+    except ConnectionError:  # of py4j; psycopg and Spark have errors of their own
+        return _fail(program, ENDED)
     return (show or print_json)(summary) or 0
 
 

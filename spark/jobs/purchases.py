@@ -122,6 +122,7 @@ def _reason() -> Column:
         .when(~f.col("line").rlike(FIELDS), "has not four fields")
         .when(~f.col("customer_text").rlike("^[0-9]{1,20}$"), "customer id is no number")
         .when(_date().isNull(), "date is no day written YYYYMMDD")
+        .when(_date() > f.current_date(), "date is in the future")
         .when(~quantity.rlike(rf"^[0-9]{{1,{MAX_QUANTITY_DIGITS}}}$"), "number of CDs is no whole number")
         .when(quantity.try_cast("int") == 0, "number of CDs is zero")
         .when(amount.rlike(r"^-[0-9.]+$"), "amount is negative")

@@ -16,7 +16,8 @@
 
     sent = spark.read.format("outbox").option("url", "postgresql://user@host/database").load()
 
-`df.writeStream.format("outbox")` writes streams, and `OutboxBatch` several DataFrames in one transaction.
+`df.writeStream.format("outbox")` writes streams, `foreach_batch` names what a function writes of them.
+`OutboxBatch` writes several DataFrames in one transaction.
 
 A batch is named by `txnAppId` and `txnVersion`: written again under the same name, by a rerun or a restarted driver,
 it is recognised and nothing is written. Executors need this package, pyarrow and the ADBC driver; the driver psycopg
@@ -44,12 +45,14 @@ from outbox_spark.source import OutboxDataSource
 
 if TYPE_CHECKING:
     from outbox_spark.batch import OutboxBatch
+    from outbox_spark.foreach import MicroBatch, foreach_batch
     from outbox_spark.ledger import Batch
 
 __all__ = [
     "BatchError",
     "ColumnError",
     "CommitUnknownError",
+    "MicroBatch",
     "OptionError",
     "OutboxBatch",
     "OutboxDataSource",
@@ -58,6 +61,7 @@ __all__ = [
     "RowError",
     "TableError",
     "committed",
+    "foreach_batch",
     "in_order",
     "message_id",
     "reason",
@@ -71,12 +75,18 @@ def __getattr__(name: str) -> Any:
         from outbox_spark.batch import OutboxBatch  # noqa: PLC0415
 
         return OutboxBatch
+    if name in {"MicroBatch", "foreach_batch"}:
+        from outbox_spark import foreach  # noqa: PLC0415
+
+        return getattr(foreach, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def register(spark: SparkSession) -> None:
-    """Make the format `outbox` known to the session."""
+    """Make the format `outbox` known to the session, and to this thread: each thread that uses it calls this."""
     spark.dataSource.register(OutboxDataSource)
+    # Spark looks a format up in the session that is active in the thread. Of PySpark this alone makes it so.
+    spark.createDataFrame([], "nothing int")
 
 
 def committed(url: str, app_id: str, version: int, *, outbox_schema: str = "outbox") -> "Batch | None":

@@ -17,7 +17,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from outbox_spark.commit import commit_batch
-from outbox_spark.errors import OptionError, OutboxWriteError
+from outbox_spark.errors import BatchError, OptionError, OutboxWriteError
 from outbox_spark.events import MakeEvents, made_by
 from outbox_spark.fit import EVENT_FIELDS, EVENT_TEXTS, MESSAGE_KEY, plan_events, plan_rows
 from outbox_spark.ledger import Batch, read, refuse_begun_in_pieces
@@ -109,6 +109,7 @@ class OutboxBatch:
         self._info = conninfo(url, user, password)
         self._token = uuid4()
         self._frames: list[tuple[DataFrame, Plan]] = []
+        self._is_open = False
         self.recognised: Batch | None = None
 
     def __enter__(self) -> "OutboxBatch":
@@ -120,6 +121,7 @@ class OutboxBatch:
                 refuse_begun_in_pieces(connection, options.outbox_schema, options.app_id, options.version)
             else:
                 say_recognised(self.recognised)
+        self._is_open = True
         return self
 
     def rows(
@@ -135,8 +137,10 @@ class OutboxBatch:
         Args:
             mode: "upsert" updates the rows that are there with the same `key_columns`, which need a unique index.
         Raises:
+            BatchError: it is added outside of the block.
             OptionError, TableError, ColumnError: it cannot be written there, and why.
         """
+        self._require_open()
         if mode not in {"append", "upsert"}:
             raise OptionError(f"mode takes 'append' or 'upsert', not {mode!r}")
         if (mode == "upsert") != bool(key_columns):
@@ -168,8 +172,10 @@ class OutboxBatch:
                 know an event that comes again in another batch.
             order_by: orders the events over all partitions; else a partition's are in the DataFrame's order.
         Raises:
+            BatchError: it is added outside of the block.
             OptionError, ColumnError: with every fault at once.
         """
+        self._require_open()
         given = {**fields, **({} if message_key is None else {MESSAGE_KEY: message_key})}
         if unknown := given.keys() - set(EVENT_FIELDS):
             raise OptionError(f"an event has {', '.join(EVENT_FIELDS)}, not {', '.join(sorted(unknown))}")
@@ -196,8 +202,21 @@ class OutboxBatch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None and self.recognised is None and self._frames:
-            self._write()
+        self._is_open = False
+        if error is not None or self.recognised is not None:
+            return
+        if not self._frames:
+            raise BatchError(
+                "the block has added no DataFrame, and the batch is not in the ledger: add one, which may be empty, "
+                "with rows() or events()"
+            )
+        self._write()
+
+    def _require_open(self) -> None:
+        if not self._is_open:
+            raise BatchError(
+                "rows() and events() add to a batch that is open: call them inside of `with OutboxBatch(...) as batch:`"
+            )
 
     def _write(self) -> None:
         saves = self._begin()
@@ -256,8 +275,10 @@ def _stage(save: Save, frame: DataFrame) -> list[Staged]:
                 pa.array([staged.partition], pa.int32()),
                 pa.array([staged.table], pa.string()),
                 pa.array([staged.rows], pa.int64()),
+                pa.array([staged.is_left_out]),
             ],
-            ["place", "relation", "row_count"],
+            ["place", "relation", "row_count", "left_out"],
         )
 
-    return [Staged(*row) for row in frame.mapInArrow(stage, "place int, relation string, row_count long").collect()]
+    told = frame.mapInArrow(stage, "place int, relation string, row_count long, left_out boolean").collect()
+    return [Staged(place, table, rows, is_left_out=left_out) for place, table, rows, left_out in told]

@@ -9,9 +9,9 @@ import psycopg
 from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
 
 from outbox_spark.errors import BatchError, CommitUnknownError, OutboxWriteError, one_line
-from outbox_spark.ledger import Batch, complete_pieces, enter, read
+from outbox_spark.ledger import Batch, complete_pieces, enter, enter_piece, read, refuse_other_query, take
 from outbox_spark.patience import patiently, wait_for_room
-from outbox_spark.plan import EventPlan, Pieces, Save, Staged, of_outbox
+from outbox_spark.plan import EventPlan, Pieces, Room, Save, Staged, of_outbox
 from outbox_spark.session import connect
 
 ASK_AGAIN_FOR = 30.0  # seconds, when the connection broke while the commit was under way
@@ -37,6 +37,11 @@ FIND_REPEATED_ID = SQL("""
     GROUP BY message_id HAVING count(*) > 1 LIMIT 1
 """)
 
+# Each staging table is an INSERT of its own, of which a later one would update the rows of an earlier one.
+FIND_REPEATED_KEY = SQL("""
+    SELECT row({keys})::text, count(*) FROM ({staged}) AS staged GROUP BY {keys} HAVING count(*) > 1 LIMIT 1
+""")
+
 Written = Sequence[tuple[Save, Sequence[Staged]]]  # each DataFrame of the batch, with what its winning attempts staged
 
 
@@ -51,7 +56,7 @@ def commit_batch(written: Written) -> Batch | None:
     try:
         with patiently(lambda: connect(save.info), OutboxWriteError) as connection:
             if save.room is not None:
-                wait_for_room(save.room, lambda query: connection.execute(query.encode()).fetchall()[0][0])
+                _wait_for_room(connection, save.room)
             with connection.transaction():
                 return _write(connection, written)
     except psycopg.OperationalError as error:
@@ -64,26 +69,23 @@ def commit_batch(written: Written) -> Batch | None:
         raise BatchError(f"nothing of the batch was written: {one_line(error)}") from None
 
 
-def commit_pieces(save: Save, pieces: Pieces) -> None:
-    """Enter a batch whose pieces are written into the ledger.
+def commit_pieces(save: Save, pieces: Pieces, staged: Sequence[Staged]) -> Batch | None:
+    """Write the pieces that are staged, compare the others with the ledger, and enter the batch; None when done.
+
+    Else the committed batch that was found.
 
     Raises:
-        BatchError: pieces are missing, or the database is gone; the batch may be run again.
+        BatchError: pieces are missing or have other rows than before, and nothing was written here; or the database
+            is gone, and the batch may be run again.
     """
-    options = save.options
     try:
         with patiently(lambda: connect(save.info), OutboxWriteError) as connection:
-            complete_pieces(
-                connection,
-                options.outbox_schema,
-                app_id=options.app_id,
-                version=options.version,
-                number=pieces.number,
-                token=save.token,
-                table=".".join(save.plan.table or ()),
-            )
+            if save.room is not None and not pieces.directly:
+                _wait_for_room(connection, save.room)
+            with connection.transaction():
+                return _write_pieces(connection, save, pieces, staged)
     except psycopg.Error as error:
-        raise BatchError(f"the pieces are written, their batch is not yet: {one_line(error)}; run it again") from None
+        raise BatchError(f"the batch could not be completed: {one_line(error).rstrip('.')}; run it again") from None
 
 
 def _write(connection: psycopg.Connection, written: Written) -> Batch | None:
@@ -91,12 +93,50 @@ def _write(connection: psycopg.Connection, written: Written) -> Batch | None:
     found = _enter_ledger(connection, written)
     if found is not None:
         return found
-    in_order = [(save, [each for each in _by_partition(staged) if each.table is not None]) for save, staged in written]
+    for _, staged in written:
+        _refuse_left_out(staged)
+    in_order = [(save, [each for each in _by_partition(staged) if each.rows]) for save, staged in written]
     _refuse_repeated_ids(connection, in_order)
+    _move_all(connection, in_order)
+    return None
+
+
+def _write_pieces(connection: psycopg.Connection, save: Save, pieces: Pieces, staged: Sequence[Staged]) -> Batch | None:
+    options = save.options
+    schema, number, token = options.outbox_schema, pieces.number, save.token
+    name: dict[str, Any] = {"app_id": options.app_id, "version": options.version}
+    connection.execute(PREPARE)
+    if (found := take(connection, schema, **name)) is not None:
+        return found
+    _refuse_left_out(staged)
+    missing = [
+        each
+        for each in _by_partition(staged)
+        if enter_piece(connection, schema, **name, number=number, token=token, piece=each) and each.rows
+    ]
+    _move_all(connection, [(save, missing)])
+    complete_pieces(connection, schema, **name, number=number, token=token, table=".".join(save.plan.table or ()))
+    return None
+
+
+def _refuse_left_out(staged: Sequence[Staged]) -> None:
+    if any(each.is_left_out for each in staged):
+        raise BatchError(
+            "nothing of the batch was written: its staging tables were dropped while it ran, and no other driver has "
+            "committed it (are they older than stagingMaxAge?); run the batch again"
+        )
+
+
+def _wait_for_room(connection: psycopg.Connection, room: Room) -> None:
+    wait_for_room(room, lambda query: connection.execute(query.encode()).fetchall()[0][0])
+
+
+def _move_all(connection: psycopg.Connection, in_order: Written) -> None:
     # Business rows of all partitions first: the events' ids are taken as late as can be, so that the relay
     # has the less to wait for ids that were given out and are not yet visible.
     for save, staged in in_order:
         if save.plan.table is not None:
+            _refuse_repeated_keys(connection, save, staged)
             for each in staged:
                 _move(connection, _business_rows_of(save, save.plan.table, each), each, ".".join(save.plan.table))
     for save, staged in in_order:
@@ -106,7 +146,6 @@ def _write(connection: psycopg.Connection, written: Written) -> Batch | None:
     for save, staged in in_order:
         for each in staged:
             connection.execute(SQL("DROP TABLE {}").format(_staging(save, each)))
-    return None
 
 
 def _by_partition(staged: Sequence[Staged]) -> list[Staged]:
@@ -135,12 +174,8 @@ def _enter_ledger(connection: psycopg.Connection, written: Written) -> Batch | N
     if entered:
         return None
     found = read(connection, options.outbox_schema, options.app_id, options.version)
-    if found is not None and save.query is not None and found.row_counts.get("query") != save.query:
-        # Numbered from 0 again, its micro-batches would be taken for those of the other: lost, and nobody told.
-        raise BatchError(
-            f"{found} was written by another query than this one: a stream without its checkpoint is a new one, "
-            "and takes another txnAppId"
-        )
+    if found is not None and save.query is not None:
+        refuse_other_query(found, save.query)
     return found
 
 
@@ -199,6 +234,19 @@ def _refuse_repeated_ids(connection: psycopg.Connection, written: Written) -> No
         raise BatchError(
             f"nothing of the batch was written: {found[1]} events of key {found[0]!r} have the same message id, so "
             "consumers would take them for one; sequenceColumn, message_key or message_id must tell them apart"
+        )
+
+
+def _refuse_repeated_keys(connection: psycopg.Connection, save: Save, staged: Sequence[Staged]) -> None:
+    if not save.plan.keys or not staged:
+        return
+    keys = SQL(", ").join(Identifier(name) for name in save.plan.keys)
+    every_row = SQL(" UNION ALL ").join(SQL("SELECT {} FROM {}").format(keys, _staging(save, each)) for each in staged)
+    found = connection.execute(FIND_REPEATED_KEY.format(keys=keys, staged=every_row)).fetchone()
+    if found is not None:
+        raise BatchError(
+            f"nothing of the batch was written: {found[1]} rows for {'.'.join(save.plan.table or ())} have the same "
+            f"{', '.join(save.plan.keys)} {found[0]}, and mode upsert writes one: leave one of them in the DataFrame"
         )
 
 

@@ -96,6 +96,8 @@ def plan_rows(schema: spark.StructType, table: Table, keys: tuple[str, ...]) -> 
     if keys and not table.may_update:
         faults.append(f"{table} may not be updated by this user, as mode upsert does")
     _raise(faults)
+    # A NULL is no other row's NULL to a unique index: what has one would be inserted again by every run.
+    columns = [replace(column, not_null=column.not_null or column.name in keys) for column in columns]
     return Plan((table.schema, table.name), tuple(columns), keys=keys)
 
 

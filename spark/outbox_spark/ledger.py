@@ -10,17 +10,19 @@ pieces there are, so that no rerun divides the rows otherwise; and the row of a 
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import psycopg
 from psycopg.sql import SQL, Identifier, Literal
 from psycopg.types.json import Jsonb
 
 from outbox_spark.errors import BatchError, TableError
+from outbox_spark.plan import Staged
 
 # The `partition` of rows that are no piece's.
 WHOLE_BATCH = -1  # the batch is committed
 IN_PIECES = -2  # it was begun in so many pieces
+OF_QUERY = -3  # a query of foreach_batch() has the name; its batches have names of their own
 
 # Two that begin a batch in different ways have no row in common to meet in: they meet here.
 TAKE_NAME = """
@@ -87,16 +89,15 @@ def read(connection: psycopg.Connection, schema: str, app_id: str, version: int)
         TableError: there is no ledger, or one of an earlier release.
         BatchError: a role wrote it that this one is no member of.
     """
-    names = {"app_id": app_id, "version": version, "partition": WHOLE_BATCH}
     try:
-        found = connection.execute(READ.format(schema=Identifier(schema)), names).fetchone()
+        found = _find(connection, schema, app_id, version, WHOLE_BATCH)
         _refuse_foreign(connection, schema, app_id, version)
     except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn):
         raise TableError(
             f"table {schema}.batch does not exist in database {connection.info.dbname!r}, or is of an earlier release:"
             " run `relay migrate` on it"
         ) from None
-    return None if found is None else Batch(*found)
+    return found
 
 
 def enter(
@@ -145,16 +146,15 @@ def refuse_begun_in_pieces(connection: psycopg.Connection, schema: str, app_id: 
 
 def begin_pieces(
     connection: psycopg.Connection, schema: str, *, app_id: str, version: int, number: int, token: UUID
-) -> Batch | None:
-    """Fix the number of the batch's pieces; tell the batch instead when it is committed.
+) -> Batch | UUID:
+    """Fix the number of the batch's pieces; return the batch when it is committed, else the token it was begun with.
 
     Raises:
         BatchError: it was begun with another number, or by another role.
         TableError: there is no ledger.
     """
     with connection.transaction():
-        _take_name(connection, schema, app_id, version)
-        if (committed := read(connection, schema, app_id, version)) is not None:
+        if (committed := take(connection, schema, app_id, version)) is not None:
             return committed
         _enter(
             connection,
@@ -166,42 +166,111 @@ def begin_pieces(
             token=token,
             row_counts=Jsonb({}),
         )
-        _refuse_foreign(connection, schema, app_id, version)
-        begun = _count_pieces(connection, schema, app_id, version)
-    if begun is not None and begun[0] != number:
+        begun = _find(connection, schema, app_id, version, IN_PIECES)
+        counted = _count_pieces(connection, schema, app_id, version)
+    assert begun is not None and counted is not None, "it was entered above"  # noqa: S101, PT018
+    if begun.partitions != number:
         raise BatchError(
-            f"batch {app_id!r} version {version} was begun in {begun[0]} pieces, of which {begun[1]} are written, and "
-            f"cannot go on in {number}: run it again with numPartitions={begun[0]} and as many partitions"
+            f"batch {app_id!r} version {version} was begun in {begun.partitions} pieces, of which {counted[1]} are "
+            f"written, and cannot go on in {number}: run it again with numPartitions={begun.partitions} and as many "
+            "partitions"
         )
-    return None
+    return begun.token
+
+
+def take(connection: psycopg.Connection, schema: str, app_id: str, version: int) -> Batch | None:
+    """Keep others from beginning or ending the batch in the caller's transaction; return it when it is committed.
+
+    Raises:
+        TableError, BatchError: as `read` does.
+    """
+    _take_name(connection, schema, app_id, version)
+    return read(connection, schema, app_id, version)
+
+
+def enter_piece(
+    connection: psycopg.Connection, schema: str, *, app_id: str, version: int, number: int, token: UUID, piece: Staged
+) -> bool:
+    """Enter a piece in the caller's transaction; False when it is in already, with the same rows.
+
+    Raises:
+        BatchError: it is in with other rows, or nobody knows with which.
+    """
+    entered = _enter(
+        connection,
+        schema,
+        app_id=app_id,
+        version=version,
+        partition=piece.partition,
+        partitions=number,
+        token=token,
+        row_counts=Jsonb(piece.row_counts),
+    )
+    found = _find(connection, schema, app_id, version, piece.partition)
+    if found is None or found.row_counts == piece.row_counts:
+        return entered
+    which = f"partition {piece.partition} of batch {app_id!r} version {version}"
+    if "checksum" not in found.row_counts:
+        raise BatchError(
+            f"{which} was written by an earlier release, which noted no checksum to compare its rows by: finish the "
+            "batch with that release"
+        )
+    raise BatchError(
+        f"{which} was written with {found.row_counts['rows']} rows, and they are not the {piece.rows} that it has now: "
+        "a rerun takes the same options, and the same rows in the same partitions and order"
+    )
 
 
 def complete_pieces(
     connection: psycopg.Connection, schema: str, *, app_id: str, version: int, number: int, token: UUID, table: str
 ) -> None:
-    """Enter the batch whose pieces are all written; harmless when it is in already.
+    """Enter the batch whose pieces are all written, in the caller's transaction, which has taken it.
 
     Raises:
-        BatchError: pieces are missing, or another role wrote one.
+        BatchError: pieces are missing.
     """
-    with connection.transaction():
-        _take_name(connection, schema, app_id, version)
-        _refuse_foreign(connection, schema, app_id, version)  # also a piece that a task has found written
-        _, written, rows = _count_pieces(connection, schema, app_id, version) or (number, 0, 0)
-        if written != number:
-            raise BatchError(
-                f"batch {app_id!r} version {version} has {written} of its {number} pieces: does the DataFrame have as "
-                "many partitions as numPartitions says?"
-            )
-        _enter(
-            connection,
-            schema,
-            app_id=app_id,
-            version=version,
-            partition=WHOLE_BATCH,
-            partitions=number,
-            token=token,
-            row_counts=Jsonb({"rows": rows, "table": table, "messages": rows}),
+    _, written, rows = _count_pieces(connection, schema, app_id, version) or (number, 0, 0)
+    if written != number:
+        raise BatchError(
+            f"batch {app_id!r} version {version} has {written} of its {number} pieces: does the DataFrame have as "
+            "many partitions as numPartitions says?"
+        )
+    _enter(
+        connection,
+        schema,
+        app_id=app_id,
+        version=version,
+        partition=WHOLE_BATCH,
+        partitions=number,
+        token=token,
+        row_counts=Jsonb({"rows": rows, "table": table, "messages": rows}),
+    )
+
+
+def take_for_query(connection: psycopg.Connection, schema: str, *, app_id: str, number: int, query: str) -> None:
+    """Let one query alone have a name, for as long as the ledger lasts.
+
+    Raises:
+        BatchError: another query has it, or the micro-batch was written under the name itself.
+        TableError: there is no ledger.
+    """
+    found = read(connection, schema, app_id, number)
+    if found is None:
+        names = {"app_id": app_id, "version": 0, "partition": OF_QUERY, "partitions": 0}
+        _enter(connection, schema, **names, token=uuid4(), row_counts=Jsonb({"query": query}))
+        found = _find(connection, schema, app_id, 0, OF_QUERY)
+    if found is not None:
+        refuse_other_query(found, query)
+
+
+def refuse_other_query(found: Batch, query: str) -> None:
+    """Raise BatchError unless this query wrote what is in the ledger under its name."""
+    if found.row_counts.get("query") != query:
+        # Numbered from 0 again, its micro-batches would be taken for those of the other: lost, and nobody told.
+        raise BatchError(
+            f"{found.app_id!r} belongs to another query than this one, in the ledger since "
+            f"{found.committed_at:%Y-%m-%d %H:%M:%S%z}: a stream without its checkpoint is a new one, and takes "
+            "another name (txnAppId or app_id)"
         )
 
 
@@ -221,6 +290,12 @@ def _refuse_foreign(connection: psycopg.Connection, schema: str, app_id: str, ve
             f" {role}, or, where that role is gone or shared, let the ledger's owner set written_as. If not: name the"
             " batch otherwise, by txnAppId"
         )
+
+
+def _find(connection: psycopg.Connection, schema: str, app_id: str, version: int, partition: int) -> Batch | None:
+    names = {"app_id": app_id, "version": version, "partition": partition}
+    found = connection.execute(READ.format(schema=Identifier(schema)), names).fetchone()
+    return None if found is None else Batch(*found)
 
 
 def _enter(connection: psycopg.Connection, schema: str, **values: Any) -> bool:

@@ -12,9 +12,10 @@ from adbc_driver_postgresql import dbapi
 from outbox_spark.errors import BatchError, one_line
 from outbox_spark.patience import connect_task
 from outbox_spark.plan import Save, Staged
-from outbox_spark.rows import staging_rows
+from outbox_spark.rows import naming_refused, staging_rows
 
 BYTES_PER_INGEST = 32 * 1024 * 1024
+UNDEFINED_TABLE = "42P01"
 Rows = TypeVar("Rows")
 
 
@@ -22,6 +23,7 @@ def load(save: Save, batches: Iterable[pa.RecordBatch], *, partition: int, attem
     """Stage the rows of a partition, in their order.
 
     A partition without rows has no table. On an error nothing is left behind; a killed process may leave the table.
+    Where the pattern is gone the partition is left out: whoever has committed the batch drops what others have staged.
 
     Raises:
         RowError: the database would refuse a value; the message has the row's key.
@@ -34,6 +36,8 @@ def load(save: Save, batches: Iterable[pa.RecordBatch], *, partition: int, attem
     try:
         return _stage(save, chain((first,), chunks), partition=partition, attempt=attempt)
     except dbapi.Error as error:
+        if error.sqlstate == UNDEFINED_TABLE:
+            return Staged(partition, None, 0, is_left_out=True)
         raise BatchError(f"partition {partition} could not be staged: {one_line(error)}") from None
 
 
@@ -41,20 +45,23 @@ def _stage(save: Save, chunks: Iterable[pa.RecordBatch], *, partition: int, atte
     table = save.staging.table_of(attempt)
     rows = 0
 
-    def made() -> Iterator[pa.RecordBatch]:
+    def made() -> Iterator[tuple[pa.RecordBatch, int, pa.RecordBatch]]:
         nonlocal rows
         for chunk in chunks:
-            yield (staged := staging_rows(save, chunk, partition=partition, first=rows))
-            rows += staged.num_rows
+            yield chunk, rows, staging_rows(save, chunk, partition=partition, first=rows)
+            rows += chunk.num_rows
+
+    def ingest(made: tuple[pa.RecordBatch, int, pa.RecordBatch]) -> None:
+        chunk, first, staged = made
+        with naming_refused(save, chunk, table, partition=partition, first=first):
+            cursor.adbc_ingest(table, staged, mode="append", db_schema_name=save.staging.schema)
 
     with closing(connect_task(save.info)) as connection, closing(connection.cursor()) as cursor:
         # The table is new in the transaction that fills it: PostgreSQL then only ever appends to it,
         # so that the commit reads the rows in the order of the DataFrame.
         cursor.execute("BEGIN")
         cursor.execute(save.staging.create(attempt))
-        load_each(
-            made(), lambda staged: cursor.adbc_ingest(table, staged, mode="append", db_schema_name=save.staging.schema)
-        )
+        load_each(made(), ingest)
         cursor.execute("COMMIT")
     return Staged(partition, table, rows)
 

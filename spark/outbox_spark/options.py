@@ -1,5 +1,6 @@
 """The options of a write, in the words of Spark's JDBC source and of Delta."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -90,6 +91,13 @@ class WriteOptions(BatchOptions):
     exchange: str | None
     routing_key: str | None
     content_type: str | None
+
+    @property
+    def made_by(self) -> str:
+        """What decides which rows and events the DataFrame becomes."""
+        named = self.named_columns()
+        texts = (self.dbtable, self.aggregate_type, self.event_type, self.exchange, self.routing_key, self.content_type)
+        return json.dumps([texts, self.payload_columns, named])
 
     def named_columns(self) -> dict[str, str]:
         """Tell which option names which column."""

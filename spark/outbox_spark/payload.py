@@ -34,7 +34,7 @@ def json_values(column: pa.Array) -> pa.Array:
         text = pc.if_else(column.is_valid(), json_objects(fields) if fields else "{}", None)
     elif pa.types.is_map(kind):
         # A key is text in JSON, whatever it was.
-        keys = _quoted(column.keys.cast(pa.string()))
+        keys = _quoted(as_text(column.keys))
         text = _joined(column, pc.binary_join_element_wise(keys, json_values(column.items), ":"), "{", "}")
     elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
         text = _joined(column, json_values(column.values), "[", "]")
@@ -57,6 +57,14 @@ def json_values(column: pa.Array) -> pa.Array:
     else:  # whole numbers, decimals, booleans: Arrow's text is JSON
         text = column.cast(pa.string())
     return text.fill_null("null")
+
+
+def as_text(column: pa.Array) -> pa.Array:
+    """Give text, whole numbers, dates and decimals as text; a decimal with all its digits, as PostgreSQL does."""
+    texts = column.cast(pa.string())
+    if pa.types.is_decimal(column.type) and pc.any(pc.match_substring(texts, "E")).as_py():  # 1.2E-7
+        return pa.array([None if value is None else f"{value:f}" for value in column.to_pylist()], pa.string())
+    return texts
 
 
 def _joined(column: pa.Array, members: pa.Array, opening: str, closing: str) -> pa.Array:

@@ -1,5 +1,6 @@
 """What the driver decides and the executors are told: plain data, for it is pickled, and without psycopg."""
 
+import json
 from dataclasses import dataclass, replace
 from uuid import UUID
 
@@ -88,6 +89,8 @@ class Pieces:
     """A batch whose partitions are transactions of their own, and what their tasks say to the ledger."""
 
     number: int
+    directly: bool  # by the tasks; else they stage what is missing, and the driver writes it when all is compared
+    made_by: str  # the options that decide what a row of the DataFrame becomes
     quoted_ledger: str
     quoted_batch: str  # its app_id and version
     count_inserted: str  # tells how many rows the transaction has put into the business table
@@ -100,11 +103,14 @@ class Pieces:
             "ON CONFLICT (app_id, version, partition) DO NOTHING RETURNING partition"
         )
 
-    def note_rows(self, partition: int, rows: int) -> str:
-        return f"UPDATE {self.quoted_ledger} SET row_counts = '{{\"rows\": {rows}}}' {self._where(partition)}"
+    def note_rows(self, staged: "Staged") -> str:
+        return (
+            f"UPDATE {self.quoted_ledger} SET row_counts = '{json.dumps(staged.row_counts)}' "
+            f"{self._where(staged.partition)}"
+        )
 
-    def ask_rows(self, partition: int) -> str:
-        return f"SELECT (row_counts->>'rows')::bigint FROM {self.quoted_ledger} {self._where(partition)}"
+    def find(self, partition: int) -> str:
+        return f"SELECT partition FROM {self.quoted_ledger} {self._where(partition)}"
 
     def _where(self, partition: int) -> str:
         return f"WHERE (app_id, version, partition) = ({self.quoted_batch}, {partition})"
@@ -144,3 +150,12 @@ class Staged:
     partition: int
     table: str | None  # None: no rows, or they are where they belong
     rows: int
+    checksum: str | None = None  # of a piece
+    is_left_out: bool = (
+        False  # the staging tables of its save() were dropped meanwhile: has another driver been faster?
+    )
+
+    @property
+    def row_counts(self) -> dict[str, int | str | None]:
+        """What the ledger notes of a piece."""
+        return {"rows": self.rows, "checksum": self.checksum}

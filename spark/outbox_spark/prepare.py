@@ -17,7 +17,7 @@ from outbox_spark.options import BatchOptions, WriteOptions, read_options
 from outbox_spark.plan import Pieces, Plan, Room, Save, Staging
 from outbox_spark.session import connect, conninfo
 from outbox_spark.staging import drop_aged, drop_attempts, drop_leftovers, make_pattern, name_staging
-from outbox_spark.tables import describe, require_outbox
+from outbox_spark.tables import describe, require_outbox, require_staging
 
 # COPY tells how many rows it was sent, not how many a trigger let pass.
 COUNT_INSERTED = SQL("""
@@ -41,8 +41,8 @@ def prepare(given: Mapping[str, str], schema: StructType, *, overwrite: bool) ->
     token = uuid4()
     with _prepared(options, schema, overwrite=overwrite) as (connection, now, plan):
         staging = name_staging(options.staging_schema, now=now, batch_hash=options.batch_hash, token=token)
-        recognised = _begin(connection, options, plan, staging, token)
-    return Save(token, _info(options), options, plan, staging, _pieces(options, plan), room_of(options)), recognised
+        recognised, pieces = _begin(connection, options, plan, staging, token)
+    return Save(token, _info(options), options, plan, staging, pieces, room_of(options)), recognised
 
 
 def prepare_stream(given: Mapping[str, str], schema: StructType, *, overwrite: bool) -> Save:
@@ -84,23 +84,36 @@ def _info(options: WriteOptions) -> str:
 
 def _begin(
     connection: psycopg.Connection, options: WriteOptions, plan: Plan, staging: Staging, token: UUID
-) -> Batch | None:
-    schema, app_id, version = options.outbox_schema, options.app_id, options.version
-    if options.pieces is not None:
-        return begin_pieces(connection, schema, app_id=app_id, version=version, number=options.pieces, token=token)
-    recognised = read(connection, schema, app_id, version)
-    if recognised is None:
-        refuse_begun_in_pieces(connection, schema, app_id, version)
+) -> tuple[Batch | None, Pieces | None]:
+    schema, app_id, version, number = options.outbox_schema, options.app_id, options.version, options.pieces
+    recognised, pieces = None, None
+    if number is None:
+        recognised = read(connection, schema, app_id, version)
+        if recognised is None:
+            refuse_begun_in_pieces(connection, schema, app_id, version)
+    else:
+        begun = begin_pieces(connection, schema, app_id=app_id, version=version, number=number, token=token)
+        if isinstance(begun, Batch):
+            recognised = begun
+        else:
+            # Of one piece all is written or nothing: a rerun has none to compare with.
+            pieces = _pieces(options, plan, number, directly=begun == token or number == 1)
+    if recognised is None and not (pieces and pieces.directly):
+        require_staging(connection, options)
         make_pattern(connection, staging, plan)
-    return recognised
+    return recognised, pieces
 
 
-def _pieces(options: WriteOptions, plan: Plan) -> Pieces | None:
-    if options.pieces is None or plan.table is None:
-        return None
-    count = COUNT_INSERTED.format(table=Literal(Identifier(*plan.table).as_string())).as_string()
-    quoted_batch = SQL("{}, {}").format(Literal(options.app_id), Literal(options.version)).as_string()
-    return Pieces(options.pieces, Identifier(options.outbox_schema, "batch").as_string(), quoted_batch, count)
+def _pieces(options: WriteOptions, plan: Plan, number: int, *, directly: bool) -> Pieces:
+    assert plan.table is not None, "a save() has a table"  # noqa: S101
+    return Pieces(
+        number,
+        directly,
+        options.made_by,
+        quoted_ledger=Identifier(options.outbox_schema, "batch").as_string(),
+        quoted_batch=SQL("{}, {}").format(Literal(options.app_id), Literal(options.version)).as_string(),
+        count_inserted=COUNT_INSERTED.format(table=Literal(Identifier(*plan.table).as_string())).as_string(),
+    )
 
 
 def room_of(options: BatchOptions) -> Room | None:

@@ -1,14 +1,19 @@
 """What an executor does to rows: check what only the values can tell, cast, and make the event beside them."""
 
 import json
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from adbc_driver_postgresql import dbapi
 
 from outbox_spark.errors import RowError
 from outbox_spark.identity import ids_by_position, ids_by_sequence
-from outbox_spark.payload import json_objects, json_values
+from outbox_spark.payload import as_text, json_objects, json_values
 from outbox_spark.plan import BusinessColumn, EventPlan, Save, of_outbox
 
 # As what a column goes into a binary COPY: PostgreSQL takes exactly its own type there and casts nothing.
@@ -23,6 +28,12 @@ ARROW_TYPES = {
     "time": pa.time64("us"),
 }
 TEXT_BYTES = 255
+# Spark's dates are of the years 1 to 9999, but nothing keeps others out: ADBC writes one of them as -infinity, and in
+# Arrow's text most are no date.
+FIRST_DAY, BEYOND_LAST_DAY = -719_162, 2_932_897  # since 1970
+MICROSECONDS_OF_DAY = 86_400_000_000
+# Classes of SQLSTATE that tell of a value: by its type, a constraint, a view's condition, a limit or a trigger.
+OF_VALUES = ("22", "23", "44", "54", "P0")
 
 
 def staging_rows(save: Save, batch: pa.RecordBatch, *, partition: int, first: int) -> pa.RecordBatch:
@@ -52,6 +63,29 @@ def final_rows(
     return rows.select([column.name for column in save.plan.columns]), pa.RecordBatch.from_pydict(events)
 
 
+@contextmanager
+def naming_refused(save: Save, batch: pa.RecordBatch, table: str, *, partition: int, first: int) -> Iterator[None]:
+    """Name the row of the DataFrame when PostgreSQL refuses one in the COPY into this table.
+
+    Raises:
+        RowError: in place of ADBC's error, if that tells of a value and of its line.
+    """
+    try:
+        yield
+    except dbapi.Error as error:
+        told = {name.decode(): text.decode(errors="replace") for name, text in error.details}
+        # The last match: a function that refused the value comes before. The words are of the server's language.
+        in_table = rf"{re.escape(table)}\D*(\d+)(?:, \w+ (.+))?$"
+        lines = re.findall(in_table, told.get("PG_DIAG_CONTEXT", ""), re.MULTILINE)
+        if not lines or not told["PG_DIAG_SQLSTATE"].startswith(OF_VALUES):
+            raise
+        line, column = lines[-1]
+        where = f"column {column.removeprefix(of_outbox(''))!r}: " if column else ""
+        detail = f" ({told['PG_DIAG_MESSAGE_DETAIL']})" if "PG_DIAG_MESSAGE_DETAIL" in told else ""
+        name = _Rows(save, batch, partition, first).name(int(line) - 1)
+        raise RowError(f"{name}: {where}{told['PG_DIAG_MESSAGE_PRIMARY']}{detail}".replace("\n", " ")) from None
+
+
 class _Rows:
     """Some rows of the DataFrame, with what names them in an error."""
 
@@ -63,37 +97,23 @@ class _Rows:
         self._first = first
         event = save.plan.event
         places = [] if event is None else [event.texts.get("aggregate_id"), event.sequence]
-        self._named = {place: _as_text(batch.column(place)) for place in places if place is not None}
+        self._named = {place: as_text(batch.column(place)) for place in places if place is not None}
 
     def check(self) -> None:
         for name, column in zip(self._batch.schema.names, self._batch.columns, strict=True):
-            if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-                self._refuse_where(pc.match_substring(column, "\0"), f"column {name!r} holds a NUL character")
+            self._refuse_any(column, _is_invalid, f"column {name!r} holds text that is not UTF-8")
+            self._refuse_any(column, _has_nul, f"column {name!r} holds a NUL character")
+            self._refuse_any(column, _is_of_no_year, f"column {name!r} holds a time outside of the years 1 to 9999")
         for business in self._plan.columns:
             column = self._batch.column(business.index)
             if business.not_null:
                 self._refuse_where(column.is_null(), f"column {business.name!r} is NULL")
             if business.max_characters is not None:
-                too_long = pc.greater(pc.utf8_length(column), business.max_characters)
-                self._refuse_where(too_long, f"column {business.name!r} is longer than {business.type}")
+                is_too_long = partial(_is_longer, business.max_characters)
+                self._refuse_any(column, is_too_long, f"column {business.name!r} is longer than {business.type}")
 
     def business_value(self, column: BusinessColumn) -> pa.Array:
-        return self._as_kind(column.kind, column.name, self._batch.column(column.index))
-
-    def _as_kind(self, kind: str, name: str, values: pa.Array) -> pa.Array:
-        """Cast to what a binary COPY takes for a type of PostgreSQL."""
-        if kind.startswith("_"):
-            elements = self._as_kind(kind.removeprefix("_"), name, values.values)
-            return pc.if_else(values.is_valid(), pa.ListArray.from_arrays(values.offsets, elements), None)
-        if kind == "uuid":
-            return self._uuids(values)
-        if pa.types.is_nested(values.type) and kind in {"json", "jsonb"}:
-            values = pc.if_else(values.is_valid(), self._json(name, values), None)
-        if kind == "jsonb":
-            return pa.ExtensionArray.from_storage(pa.json_(pa.string()), values.cast(pa.string()))
-        if kind == "numeric" and pa.types.is_integer(values.type):
-            return values.cast(pa.int64()).cast(pa.decimal128(19, 0))
-        return values.cast(ARROW_TYPES.get(kind, values.type))
+        return self._made(partial(_as_kind, column.kind), column.index)
 
     def event(self, event: EventPlan) -> dict[str, pa.Array]:
         """Give the columns of outbox.message that these rows have of their own."""
@@ -104,7 +124,7 @@ class _Rows:
         return made
 
     def _text(self, name: str, place: int) -> pa.Array:
-        values = _as_text(self._batch.column(place))
+        values = as_text(self._batch.column(place))
         shown = "key" if name == "aggregate_id" else name
         self._refuse_where(pc.greater(pc.binary_length(values), TEXT_BYTES), f"its {shown} is over {TEXT_BYTES} bytes")
         if name == "aggregate_id":
@@ -121,7 +141,7 @@ class _Rows:
             by_place = ids_by_position(app_id, version, event.number, **place, rows=rows)
             if event.message_id is None:
                 return by_place
-            return pc.coalesce(self._uuids(self._batch.column(event.message_id)), by_place)
+            return pc.coalesce(self._made(_uuids, event.message_id), by_place)
         sequences = self._named[event.sequence]
         self._refuse_where(sequences.is_null(), "its sequence is NULL")
         return ids_by_sequence(
@@ -134,18 +154,22 @@ class _Rows:
         )
 
     def _payload(self, event: EventPlan) -> pa.Array:
-        columns = [(self._batch.schema.names[place], self._batch.column(place)) for place in event.payload]
         if not event.payload_is_whole:
-            return json_objects([(name, self._json(name, column)) for name, column in columns])
-        ((name, whole),) = columns
+            names = self._batch.schema.names
+            return json_objects([(names[place], self._made(json_values, place)) for place in event.payload])
+        (place,) = event.payload
+        whole = self._batch.column(place)
         self._refuse_where(whole.is_null(), "its payload is NULL")
-        return self._json(name, whole) if pa.types.is_nested(whole.type) else whole
+        return self._made(json_values, place) if pa.types.is_nested(whole.type) else whole
 
-    def _json(self, name: str, values: pa.Array) -> pa.Array:
+    def _made(self, make: Callable[[pa.Array], pa.Array], place: int) -> pa.Array:
+        """Make something of each value of a column, and name the first row of which nothing can be made."""
+        column = self._batch.column(place)
         try:
-            return json_values(values)
+            return make(column)
         except ValueError as error:
-            raise RowError(f"{self._name(_first_faulty(values))}: column {name!r}: {error}") from None
+            name = self.name(_first(column, partial(_fails, make)))
+            raise RowError(f"{name}: column {self._batch.schema.names[place]!r}: {error}") from None
 
     def _headers(self, index: int) -> pa.Array:
         column = self._batch.column(index)
@@ -158,36 +182,119 @@ class _Rows:
         self._refuse_where(pc.invert(is_object), "its headers are no JSON object")
         return pa.ExtensionArray.from_storage(pa.json_(pa.string()), column.cast(pa.string()))
 
-    def _uuids(self, values: pa.Array) -> pa.Array:
-        return pa.array([self._uuid(place, value) for place, value in enumerate(values.to_pylist())], pa.binary(16))
-
-    def _uuid(self, place: int, value: str | None) -> bytes | None:
-        try:
-            return None if value is None else UUID(value).bytes
-        except ValueError:
-            raise RowError(f"{self._name(place)}: {value!r} is no UUID") from None
-
     def _refuse_where(self, faulty: pa.Array, fault: str) -> None:
         place = pc.index(faulty, True).as_py()
         if place >= 0:
-            raise RowError(f"{self._name(place)}: {fault}")
+            raise RowError(f"{self.name(place)}: {fault}")
 
-    def _name(self, place: int) -> str:
+    def _refuse_any(self, column: pa.Array, is_faulty: Callable[[pa.Array], bool], fault: str) -> None:
+        """Refuse the first row whose value in this column is faulty, or has one inside that is."""
+        if is_faulty(column):
+            raise RowError(f"{self.name(_first(column, is_faulty))}: {fault}")
+
+    def name(self, place: int) -> str:
         names = self._batch.schema.names
-        parts = [f"{names[column]} {texts[place].as_py()!r}" for column, texts in self._named.items()]
+        parts = [f"{names[column]} {_shown(texts[place])}" for column, texts in self._named.items()]
         which = " and ".join(parts) or f"number {self._first + place + 1} of partition {self._partition}"
         return f"the row {'with ' if parts else ''}{which} cannot be written to {self._plan}"
 
 
-def _first_faulty(values: pa.Array) -> int:
-    """Find the row that has no JSON."""
-    for place in range(len(values)):
-        try:
-            json_values(values[place : place + 1])
-        except ValueError:
-            return place
-    raise AssertionError("every row has its JSON")
+def _shown(text: pa.Scalar) -> str:
+    value = text.cast(pa.binary()).as_py()  # it may be what is faulty: not UTF-8
+    return repr(value if value is None else value.decode(errors="replace"))
 
 
-def _as_text(column: pa.Array) -> pa.Array:
-    return column.cast(pa.string())
+def _first(column: pa.Array, is_faulty: Callable[[pa.Array], bool]) -> int:
+    """Find the first row that is faulty; there is one."""
+    low, high = 0, len(column)
+    while high - low > 1:
+        middle = (low + high) // 2
+        # Taken, not sliced: a slice of lists still has the values of all.
+        if is_faulty(column.take(pa.array(range(low, middle)))):
+            high = middle
+        else:
+            low = middle
+    return low
+
+
+def _fails(make: Callable[[pa.Array], pa.Array], column: pa.Array) -> bool:
+    try:
+        make(column)
+    except ValueError:
+        return True
+    return False
+
+
+def _as_kind(kind: str, values: pa.Array) -> pa.Array:
+    """Cast to what a binary COPY takes for a type of PostgreSQL."""
+    if kind.startswith("_"):
+        elements = _as_kind(kind.removeprefix("_"), values.values)
+        return pc.if_else(values.is_valid(), pa.ListArray.from_arrays(values.offsets, elements), None)
+    if kind == "uuid":
+        return _uuids(values)
+    if pa.types.is_nested(values.type) and kind in {"json", "jsonb"}:
+        values = pc.if_else(values.is_valid(), json_values(values), None)
+    if kind == "jsonb":
+        return pa.ExtensionArray.from_storage(pa.json_(pa.string()), values.cast(pa.string()))
+    if kind == "numeric" and pa.types.is_integer(values.type):
+        return values.cast(pa.int64()).cast(pa.decimal128(19, 0))
+    return values.cast(ARROW_TYPES.get(kind, values.type))
+
+
+def _uuids(values: pa.Array) -> pa.Array:
+    return pa.array([None if value is None else _uuid(value) for value in values.to_pylist()], pa.binary(16))
+
+
+def _uuid(value: str) -> bytes:
+    try:
+        return UUID(value).bytes
+    except ValueError:
+        raise ValueError(f"{value!r} is no UUID") from None
+
+
+def _is_invalid(column: pa.Array) -> bool:
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid:
+        return True
+    return False
+
+
+def _has_nul(column: pa.Array) -> bool:
+    return any(_any(pc.match_substring(leaf, "\0")) for leaf in _leaves(column) if _is_text(leaf.type))
+
+
+def _is_longer(most: int, column: pa.Array) -> bool:
+    return any(_any(pc.greater(pc.utf8_length(leaf), most)) for leaf in _leaves(column))
+
+
+def _is_of_no_year(column: pa.Array) -> bool:
+    for leaf in _leaves(column):
+        if pa.types.is_date(leaf.type):
+            days, unit = leaf.cast(pa.int32()), 1
+        elif pa.types.is_timestamp(leaf.type):
+            days, unit = leaf.cast(pa.int64()), MICROSECONDS_OF_DAY
+        else:
+            continue
+        if _any(pc.less(days, FIRST_DAY * unit)) or _any(pc.greater_equal(days, BEYOND_LAST_DAY * unit)):
+            return True
+    return False
+
+
+def _leaves(column: pa.Array) -> Iterator[pa.Array]:
+    """Give the plain values of a column, those inside of lists, maps and structs as well."""
+    if pa.types.is_struct(column.type):
+        for field in column.flatten():
+            yield from _leaves(field)
+    elif pa.types.is_nested(column.type):
+        yield from _leaves(column.values)
+    else:
+        yield column
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _any(found: pa.Array) -> bool:
+    return bool(pc.any(found, min_count=0).as_py())

@@ -93,9 +93,10 @@ class OutboxWriter(DataSourceArrowWriter):  # type: ignore[misc]  # mypy does no
         if self._is_recognised:
             return Attempt(Staged(partition, None, 0))
         _refuse_beyond(save, partition)
-        if save.pieces is not None:
-            return Attempt(write_piece(save, save.pieces, iterator, partition=partition))
-        return Attempt(load(save, iterator, partition=partition, attempt=context.taskAttemptId()))
+        attempt = context.taskAttemptId()
+        if save.pieces is None:
+            return Attempt(load(save, iterator, partition=partition, attempt=attempt))
+        return Attempt(write_piece(save, save.pieces, iterator, partition=partition, attempt=attempt))
 
     def commit(self, messages: list[Attempt | None]) -> None:
         """Write the batch unless the ledger has it; on the driver, when each partition has its one winner."""
@@ -108,21 +109,18 @@ class OutboxWriter(DataSourceArrowWriter):  # type: ignore[misc]  # mypy does no
             return
         if None in messages:
             raise BatchError("Spark asks to commit a batch without all of its partitions; run it again")
-        if save.pieces is not None:
-            commit_pieces(save, save.pieces)
-            return
-        found = commit_batch([(save, [message.staged for message in messages if message is not None])])
+        staged = [message.staged for message in messages if message is not None]
+        pieces = save.pieces
+        found = commit_batch([(save, staged)]) if pieces is None else commit_pieces(save, pieces, staged)
         if found is not None:
             say_recognised(found)
         clean_after(save)
 
     def abort(self, messages: list[Attempt | None]) -> None:  # noqa: ARG002  # it has None for the failed ones
-        """Drop what this `save()` has staged."""
+        """Drop what this `save()` has staged. Pieces that are written stay, and a rerun writes the rest."""
         from outbox_spark.session import connect  # noqa: PLC0415
         from outbox_spark.staging import KILLED_WITHIN, drop_attempts  # noqa: PLC0415
 
-        if self._save.pieces is not None:
-            return  # what is written stays, and a rerun writes the rest
         with connect(self._save.info) as connection:
             drop_attempts(connection, self._save.staging, patience=KILLED_WITHIN)
 
@@ -170,11 +168,17 @@ class OutboxStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # 
             say_recognised(found)
         clean_after(self._save)
 
-    def abort(self, messages: list[StreamAttempt | None], batchId: int) -> None:  # noqa: ARG002, N803
-        """Drop what the stream has staged, as a commit does."""
-        from outbox_spark.prepare import clean_after  # noqa: PLC0415
+    def abort(self, messages: list[StreamAttempt | None], batchId: int) -> None:  # noqa: ARG002, N803  # Spark's name
+        """Drop what its attempts tell of; what others have left goes with the next commit.
 
-        clean_after(self._save)
+        Not all of that name: it may be a query that is refused, and the one that has the name is staging.
+        """
+        from outbox_spark.session import connect  # noqa: PLC0415
+        from outbox_spark.staging import drop_tables  # noqa: PLC0415
+
+        tables = [message.staged.table for message in messages if message is not None and message.staged.table]
+        with connect(self._save.info) as connection:
+            drop_tables(connection, self._save.staging.schema, tables)
 
 
 def _refuse_beyond(save: Save, partition: int) -> None:

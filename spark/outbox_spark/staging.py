@@ -6,11 +6,12 @@ nothing of its earlier, killed attempts; and what no rerun ever cleans goes by a
 
 The same name without an attempt is the pattern of a `save()`, an empty table that its attempts copy. Spark does not
 wait for the tasks that it kills: dropping the pattern first waits for those that load, and the rest find it gone.
+So do the tasks of a slower driver at the same batch, whose commit then finds the batch in the ledger.
 A stream has no pattern, as nobody there could drop it: what its killed attempts leave goes with its next commit.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from uuid import UUID
 
@@ -74,6 +75,12 @@ def drop_attempts(connection: psycopg.Connection, staging: Staging, *, patience:
     """
     _drop_table(connection, staging.schema, staging.prefix, patience=patience)
     return _drop(connection, staging.schema, lambda name: name[0].startswith(staging.prefix))
+
+
+def drop_tables(connection: psycopg.Connection, schema: str, tables: Iterable[str]) -> None:
+    """Drop these staging tables, unless somebody holds them: those go by age."""
+    for table in tables:
+        _drop_table(connection, schema, table, patience="500ms")
 
 
 def drop_aged(connection: psycopg.Connection, schema: str, *, now: datetime, max_age: float) -> list[str]:

@@ -49,10 +49,13 @@ LIST_UNIQUE = SQL("""
 MAY_UPDATE = SQL("SELECT has_any_column_privilege(%(table)s::oid, 'UPDATE')")
 
 LOOK_AROUND = SQL("""
-    SELECT now(), to_regnamespace(quote_ident(%(staging)s)) IS NOT NULL
-        AND has_schema_privilege(to_regnamespace(quote_ident(%(staging)s)), 'CREATE'),
-        has_column_privilege(%(ledger)s::regclass, 'row_counts', 'UPDATE'),
+    SELECT now(), has_column_privilege(%(ledger)s::regclass, 'row_counts', 'UPDATE'),
         has_column_privilege(%(message)s::regclass, 'state', 'SELECT')
+""")
+
+MAY_CREATE = SQL("""
+    SELECT to_regnamespace(quote_ident(%(staging)s)) IS NOT NULL
+        AND has_schema_privilege(to_regnamespace(quote_ident(%(staging)s)), 'CREATE')
 """)
 
 
@@ -81,8 +84,9 @@ class TableColumn:
 
     @property
     def max_characters(self) -> int | None:
-        """How long a varchar or char may be; None when it may be any length."""
-        return self.modifier - 4 if self.kind in {"varchar", "bpchar"} and self.modifier >= 4 else None
+        """How long a varchar or char may be, also in an array; None when it may be any length."""
+        is_bounded = self.kind.removeprefix("_") in {"varchar", "bpchar"} and self.modifier >= 4
+        return self.modifier - 4 if is_bounded else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,15 +126,11 @@ def require_outbox(connection: psycopg.Connection, options: BatchOptions) -> dat
     message, ledger = (Identifier(options.outbox_schema, table) for table in ("message", "batch"))
     for table in (message, ledger):
         _find(connection, table.as_string(connection), "option outboxSchema", remedy=": run `relay migrate` on it")
-    look = {"message": message.as_string(), "ledger": ledger.as_string(), "staging": options.staging_schema}
-    now, may_create, may_note, may_count = connection.execute(LOOK_AROUND, look).fetchall()[0]
+    look = {"message": message.as_string(), "ledger": ledger.as_string()}
+    now, may_note, may_count = connection.execute(LOOK_AROUND, look).fetchall()[0]
     user = Identifier(connection.info.user)
-    if options.pieces is None and not may_create:
-        grant = SQL("GRANT USAGE, CREATE ON SCHEMA {} TO {}").format(Identifier(options.staging_schema), user)
-        raise TableError(
-            f"staging tables cannot be made in schema {options.staging_schema!r}: create it, or run "
-            f"{grant.as_string(connection)}, or name another with the option stagingSchema"
-        )
+    if options.pieces is None:
+        require_staging(connection, options)
     if options.pieces is not None and not may_note:
         grant = SQL("GRANT UPDATE (row_counts) ON {} TO {}").format(ledger, user)
         raise TableError(
@@ -144,6 +144,22 @@ def require_outbox(connection: psycopg.Connection, options: BatchOptions) -> dat
             f"`relay config roles` prints again, or {grant.as_string(connection)}"
         )
     return cast(datetime, now)
+
+
+def require_staging(connection: psycopg.Connection, options: BatchOptions) -> None:
+    """Check that staging tables can be made.
+
+    Raises:
+        TableError: with the remedy.
+    """
+    ((may_create,),) = connection.execute(MAY_CREATE, {"staging": options.staging_schema}).fetchall()
+    if not may_create:
+        user = Identifier(connection.info.user)
+        grant = SQL("GRANT USAGE, CREATE ON SCHEMA {} TO {}").format(Identifier(options.staging_schema), user)
+        raise TableError(
+            f"staging tables cannot be made in schema {options.staging_schema!r}: create it, or run "
+            f"{grant.as_string(connection)}, or name another with the option stagingSchema"
+        )
 
 
 def _find(connection: psycopg.Connection, name: str, named_by: str, *, remedy: str = "") -> tuple[int, str, str]:

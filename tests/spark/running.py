@@ -1,22 +1,47 @@
-"""Jobs as their user runs them."""
+"""Jobs as their user runs them, and the same jobs in this process, which takes no second Java."""
 
+import importlib
+import io
 import os
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from unittest.mock import patch
+
+from pyspark.sql import SparkSession
 
 JOBS = Path(__file__).resolve().parents[2] / "spark" / "jobs"
 
 
 def run_job(job: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
     """Run a job to its end."""
-    return _run([*job_command(job), *arguments])
+    command = [*job_command(job), *arguments]
+    return subprocess.run(command, check=False, capture_output=True, text=True, env=job_environment())
 
 
-def submit_job(job: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    """Run a job by spark-submit, which brings both streams of the job to the first."""
-    submit = str(Path(sys.executable).with_name("spark-submit"))
-    return _run([submit, "--conf", "spark.ui.enabled=false", str(JOBS / job), *arguments])
+def call_job(job: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Run a job in this process to its end. It may not come as far as Spark, except inside `call_job_on`."""
+    main = importlib.import_module(f"jobs.{Path(job).stem}").main
+    out, err = io.StringIO(), io.StringIO()
+    with patch.dict(os.environ, job_environment(), clear=True), redirect_stdout(out), redirect_stderr(err):
+        try:
+            code = main(arguments)
+        except SystemExit as ended:
+            code = ended.code
+    return subprocess.CompletedProcess([job, *arguments], code, out.getvalue(), err.getvalue())
+
+
+def call_job_on(spark: SparkSession, job: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Run a job in this process on this session, which goes on as it was."""
+    before = spark.conf.getAll
+    try:
+        with patch.object(SparkSession, "stop"):
+            return call_job(job, *arguments)
+    finally:
+        spark.sparkContext.setJobGroup("", "")
+        for name in spark.conf.getAll.keys() - before.keys():
+            spark.conf.unset(name)
 
 
 def job_command(job: str) -> list[str]:
@@ -35,15 +60,15 @@ def job_environment() -> dict[str, str]:
 
 
 def refused(job: str, code: int, words: str, *arguments: str) -> None:
-    """Run a job that ends with this exit code, and these words in its last line."""
-    done = run_job(job, *arguments)
+    """Call a job that ends with this exit code, and these words in its last line."""
+    check_refused(call_job(job, *arguments), code, words)
+
+
+def check_refused(done: "subprocess.CompletedProcess[str]", code: int, words: str) -> None:
+    job = Path(next(word for word in done.args if word.endswith(".py"))).name
     assert (done.returncode, done.stdout) == (code, ""), done.stderr
     last = done.stderr.splitlines()[-1]
     assert last.startswith(f"{job}: ")
     assert words in last
     assert "Traceback" not in done.stderr
     assert "opensesame" not in done.stderr  # the password of these tests
-
-
-def _run(command: list[str]) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(command, check=False, capture_output=True, text=True, env=job_environment())

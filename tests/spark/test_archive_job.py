@@ -6,9 +6,10 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from pyspark.sql import SparkSession
 
 from tests.spark.frames import one
-from tests.spark.running import job_command, job_environment, refused, run_job
+from tests.spark.running import call_job, call_job_on, check_refused, job_command, job_environment, refused, run_job
 from tests.spark.sent import add_sent
 from tests.support.process import Process, wait_for
 
@@ -24,7 +25,7 @@ def test_the_job_archives_what_is_due_and_recognises_it(
     add_sent(connection, "2026-11-02", 20)
 
     done = run_job(JOB, "--path", str(tmp_path), "--url", database_url)
-    again = run_job(JOB, "--path", str(tmp_path), "--url", database_url)
+    again = call_job(JOB, "--path", str(tmp_path), "--url", database_url)
 
     told, recognised = json.loads(done.stdout), json.loads(again.stdout)
     assert (done.returncode, again.returncode) == (0, 0)
@@ -51,13 +52,16 @@ def test_a_driver_that_is_killed_while_it_writes_is_run_again(
     assert [day["rows"] for day in json.loads(done.stdout)["archived"]] == [50_000]
 
 
-def test_arguments_that_cannot_be_are_refused(database_url: str, connection: psycopg.Connection) -> None:
+def test_arguments_that_cannot_be_are_refused(
+    spark: SparkSession, database_url: str, connection: psycopg.Connection
+) -> None:
     today = str(one(connection, "SELECT (now() AT TIME ZONE 'UTC')::date"))
     good = ["--path", "x", "--url", database_url]
 
     refused(JOB, 2, "takes a day such as 2026-11-21, not 'x'", *good, "--day", "x")
     refused(JOB, 2, "--again takes the days that it means", *good, "--again")
-    refused(JOB, 2, "give the database with --url or in RELAY_DATABASE_URL", "--path", "x")
+    check_refused(run_job(JOB, "--path", "x"), 2, "give the database with --url or in RELAY_DATABASE_URL")
     add_sent(connection, "2026-11-01", 1)
-    refused(JOB, 1, 'No FileSystem for scheme "nosuch"', "--path", "nosuch://bucket/outbox", "--url", database_url)
+    nowhere = call_job_on(spark, JOB, "--path", "nosuch://bucket/outbox", "--url", database_url)
+    check_refused(nowhere, 1, 'No FileSystem for scheme "nosuch"')
     refused(JOB, 1, f"nothing was written: {today}: not over yet, or the table does not keep it", *good, "--day", today)

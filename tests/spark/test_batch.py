@@ -4,6 +4,7 @@ import ast
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psycopg
@@ -193,6 +194,19 @@ def test_an_empty_frame_is_a_batch_too(
     assert counts(connection) == (0, 0, 1)
 
 
+def test_a_thread_that_registers_the_format_writes(
+    spark: SparkSession, options: dict[str, str], connection: psycopg.Connection
+) -> None:
+    def write() -> None:
+        outbox_spark.register(spark)
+        save(invoices(spark, 5, partitions=1), options)
+
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(write).result()
+
+    assert counts(connection) == (5, 5, 1)
+
+
 def test_the_writer_uses_nothing_that_spark_connect_lacks() -> None:
     trees = [ast.walk(ast.parse(file.read_text())) for file in (ROOT / "spark" / "outbox_spark").glob("*.py")]
     nodes = [node for tree in trees for node in tree]
@@ -205,6 +219,10 @@ def test_the_writer_uses_nothing_that_spark_connect_lacks() -> None:
         name for name in imported if name.startswith(("py4j", "pyspark.rdd", "pyspark.core", "pyspark.sql.classic"))
     ]
     assert "pyspark.sql" in imported
+
+
+def test_type_checkers_read_the_annotations() -> None:
+    assert Path(outbox_spark.__file__).with_name("py.typed").exists()
 
 
 def test_executors_need_no_psycopg() -> None:

@@ -1,13 +1,15 @@
 """spark/jobs/invoices.py as its user runs it."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import psycopg
-import pytest
+from pyspark.sql import SparkSession
 
 from tests.spark.frames import one
-from tests.spark.running import refused, run_job, submit_job
+from tests.spark.running import JOBS, call_job, call_job_on, job_environment, refused
 from tests.support.process import free_port
 
 JOB = "invoices.py"
@@ -22,9 +24,8 @@ GOOD_AND_BAD = (
 )
 
 
-@pytest.mark.timeout(300)
 def test_the_job_writes_a_file_once_and_puts_the_bad_lines_aside(
-    database_url: str, connection: psycopg.Connection, tmp_path: Path
+    spark: SparkSession, database_url: str, connection: psycopg.Connection, tmp_path: Path
 ) -> None:
     file = tmp_path / "purchases.txt"
     file.write_text(GOOD_AND_BAD)
@@ -32,16 +33,16 @@ def test_the_job_writes_a_file_once_and_puts_the_bad_lines_aside(
     # What stands in the way of the first run: an invoice of the same purchase.
     connection.execute("INSERT INTO billing.invoice VALUES ('00002-19970112-2', '00002', '1997-01-12', 5, 77)")
 
-    failed = submit_job(JOB, *arguments)
+    failed = call_job_on(spark, JOB, *arguments)
 
     assert failed.returncode == 1
-    words = failed.stdout.splitlines()[-1]  # spark-submit brings both streams of the job there
+    words = failed.stderr.splitlines()[-1]
     assert "nothing of the batch was written: duplicate key value" in words
     assert "Key (invoice_id)=(00002-19970112-2) already exists" in words
     assert one(connection, "SELECT count(*) FROM outbox.message") == 0
 
     connection.execute("DELETE FROM billing.invoice")
-    written = submit_job(JOB, *arguments)
+    written = call_job_on(spark, JOB, *arguments)
 
     summary = json.loads(written.stdout.splitlines()[-1])
     expected = {"recognised": False, "lines": 6, "headers": 1, "blank": 0, "purchases": 3, "quarantined": 2}
@@ -56,7 +57,7 @@ def test_the_job_writes_a_file_once_and_puts_the_bad_lines_aside(
     assert sorted(events) == [("00001", "11.77"), ("00002", "12.00"), ("00002", "77.00")]
     assert [amount for customer, amount in events if customer == "00002"] == ["12.00", "77.00"]
 
-    again = run_job(JOB, *arguments)
+    again = call_job(JOB, *arguments)
 
     assert "is in the ledger already: nothing is written" in again.stderr
     assert json.loads(again.stdout) == {
@@ -70,17 +71,16 @@ def test_the_job_writes_a_file_once_and_puts_the_bad_lines_aside(
     assert one(connection, "SELECT count(*) FROM outbox.message") == 3
 
 
-@pytest.mark.timeout(300)
 def test_a_file_of_another_shape_is_refused_and_writes_nothing(
-    database_url: str, connection: psycopg.Connection, tmp_path: Path
+    spark: SparkSession, database_url: str, connection: psycopg.Connection, tmp_path: Path
 ) -> None:
     file = tmp_path / "flights.csv"
     file.write_text("year,month,day\n2013,1,1\n")
 
-    done = submit_job(JOB, "--input", str(file), "--url", database_url)
+    done = call_job_on(spark, JOB, "--input", str(file), "--url", database_url)
 
     assert done.returncode == 1
-    words = done.stdout.splitlines()[-1]
+    words = done.stderr.splitlines()[-1]
     assert "flights.csv has no purchase in its 2 lines (line 1 has not four fields); nothing was written" in words
     assert one(connection, "SELECT count(*) FROM billing.quarantine") == 0
 
@@ -123,8 +123,28 @@ def test_a_database_that_does_not_serve_is_told_in_one_line(
     refused(JOB, 1, "empty.txt is empty; nothing was written", "--input", str(empty), "--url", database_url)
 
 
+def test_a_jvm_that_ends_is_told_in_one_line() -> None:
+    # As after an OutOfMemoryError, for example for a line of 200 MB.
+    program = """if True:
+        from jobs.command import run, session
+
+        def work():
+            with session("ends") as spark:
+                spark.sparkContext._gateway.proc.kill()
+                spark.range(1).count()
+
+        raise SystemExit(run("invoices.py", work))
+    """
+    environment = {**job_environment(), "PYTHONPATH": str(JOBS.parent)}
+
+    done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True, env=environment)
+
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("invoices.py: Spark's JVM has ended, and its last words are above.")
+
+
 def test_help_tells_what_it_takes() -> None:
-    shown = run_job(JOB, "--help")
+    shown = call_job(JOB, "--help")
 
     assert shown.returncode == 0
     assert [option in shown.stdout for option in ("--input", "--url", "--app-id", "--version")] == [True] * 4

@@ -174,7 +174,7 @@ async def test_tasks_wait_for_a_database_that_is_away(
     def write() -> Staged:
         if plan.pieces is None:
             return load(plan, rows, partition=0, attempt=0)
-        return write_piece(plan, plan.pieces, rows, partition=0)
+        return write_piece(plan, plan.pieces, rows, partition=0, attempt=0)
 
     proxy.refusing = True
     writing = asyncio.create_task(asyncio.to_thread(write))

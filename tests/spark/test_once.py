@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 import outbox_spark
 from outbox_spark.load import load
 from outbox_spark.prepare import prepare
-from outbox_spark.source import OutboxWriter
+from outbox_spark.source import Attempt, OutboxWriter
 from tests.spark import faulty
 from tests.spark.frames import (
     LOADING,
@@ -197,9 +197,12 @@ def test_an_attempt_that_loads_while_its_save_fails_leaves_no_staging(
     assert (loading.result().rows, aborting.result()) == (100, None)
     assert staging_tables(connection) == []
 
-    with pytest.raises(outbox_spark.BatchError, match=r"partition 1 could not be staged: .* does not exist"):
-        load(failing, [first], partition=1, attempt=1)
+    late = load(failing, [first], partition=1, attempt=1)
+    assert late.is_left_out
     assert staging_tables(connection) == []
+    with pytest.raises(outbox_spark.BatchError, match="its staging tables were dropped while it ran"):
+        OutboxWriter(failing, is_recognised=False).commit([Attempt(late)])
+    assert counts(connection) == (0, 0, 0)
 
 
 def test_old_staging_of_dead_batches_is_dropped_and_nothing_else(

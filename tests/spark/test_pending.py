@@ -66,6 +66,6 @@ def test_a_relay_that_does_not_catch_up_fails_the_batch(
 
 def _write(plan: Save, rows: list[object]) -> None:
     if plan.pieces is not None:
-        write_piece(plan, plan.pieces, rows, partition=0)
+        write_piece(plan, plan.pieces, rows, partition=0, attempt=0)
     else:
         commit_batch([(plan, [load(plan, rows, partition=0, attempt=0)])])

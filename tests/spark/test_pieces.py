@@ -15,7 +15,16 @@ import outbox_spark
 from outbox_spark.direct import write_piece
 from outbox_spark.prepare import prepare
 from tests.spark import faulty
-from tests.spark.frames import LOADING, REFUSE_NEW_TABLES, WAITING_FOR_LOCK, counts, invoices, one, save
+from tests.spark.frames import (
+    LOADING,
+    REFUSE_NEW_TABLES,
+    WAITING_FOR_LOCK,
+    counts,
+    invoices,
+    one,
+    save,
+    staging_tables,
+)
 from tests.support.process import wait_for
 
 Options = dict[str, str]
@@ -112,19 +121,40 @@ def test_a_batch_that_is_committed_in_one_is_not_begun_in_pieces(
     assert counts(connection) == (100, 100, 1)
 
 
-def test_the_same_rows_in_other_partitions_are_refused(
+def test_a_rerun_with_other_rows_but_as_many_is_refused_and_writes_nothing(
     spark: SparkSession, options: Options, connection: psycopg.Connection
 ) -> None:
-    given = {**options, **IN_FOUR}
-    rows = invoices(spark).toArrow().to_batches(25)
-    plan, _ = prepare(given, invoices(spark).schema, overwrite=False)
-    assert plan.pieces is not None
-    write_piece(plan, plan.pieces, rows[:1], partition=0)
+    connection.execute("CREATE TABLE billing.step (customer_id text, number integer)")
+    given = {**options, **IN_FOUR, "numPartitions": "2", "dbtable": "billing.step"}
+    steps = spark.range(0, 20, 1, 2)
+    number = "CAST(id AS int) AS number"
+    with pytest.raises(PySparkException, match="holds a NUL character"):
+        save(steps.selectExpr(r"if(id = 15, 'C\0', 'C1') AS customer_id", number), given)
+    wait_for(lambda: one(connection, PIECES) == 1, "the other partition is written", 60)
 
-    with pytest.raises(outbox_spark.BatchError, match="partition 0 of the batch was written with 25 rows and has 50"):
-        write_piece(plan, plan.pieces, rows[:2], partition=0)
+    with pytest.raises(PySparkException) as refused:
+        save(steps.selectExpr("'C1' AS customer_id", "CAST(19 - id AS int) AS number"), given)
 
-    assert one(connection, PIECES) == 1
+    assert "partition 0 of batch 'nightly' version 7 was written with 10 rows, and they are not the 10" in str(
+        outbox_spark.reason(refused.value)
+    )
+    for numbers in ("number FROM billing.step", "(payload->>'number')::int FROM outbox.message"):
+        assert connection.execute(f"SELECT {numbers} ORDER BY 1").fetchall() == [(n,) for n in range(10)]
+    assert staging_tables(connection) == []
+
+
+def test_a_piece_that_an_earlier_release_wrote_is_never_taken_for_the_same(
+    spark: SparkSession, options: Options, connection: psycopg.Connection
+) -> None:
+    frame = invoices(spark, partitions=1)
+    save(frame, options, **SINGLE)
+    connection.execute("DELETE FROM outbox.batch WHERE partition = -1")
+    connection.execute("UPDATE outbox.batch SET row_counts = row_counts - 'checksum' WHERE partition = 0")
+
+    with pytest.raises(PySparkException, match="by an earlier release, which noted no checksum to compare its rows by"):
+        save(frame, options, **SINGLE)
+
+    assert counts(connection)[:2] == (100, 100)
 
 
 @pytest.mark.parametrize(
@@ -163,9 +193,9 @@ def test_twins_at_one_piece_write_it_once(
 
     with ThreadPoolExecutor() as threads:
         try:
-            writing = threads.submit(write_piece, plan, pieces, slowly(), partition=0)
+            writing = threads.submit(write_piece, plan, pieces, slowly(), partition=0, attempt=0)
             wait_for(lambda: one(connection, LOADING) == 1, "the first attempt has written some rows", 20)
-            twin = threads.submit(write_piece, plan, pieces, [first, *rest], partition=0)
+            twin = threads.submit(write_piece, plan, pieces, [first, *rest], partition=0, attempt=1)
             wait_for(lambda: one(connection, WAITING_FOR_LOCK) == 1 or twin.done(), "the twin waits for it", 20)
         finally:
             goes_on.set()

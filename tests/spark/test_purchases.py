@@ -33,6 +33,7 @@ def test_every_line_is_a_purchase_or_has_its_reason(spark: SparkSession, tmp_pat
         b"A7 19970101 1 2.00": "customer id is no number",
         b"7 19970230 1 2.00": "date is no day written YYYYMMDD",
         b"7 1997-01-01 1 2.00": "date is no day written YYYYMMDD",
+        b"7 99990101 1 2.00": "date is in the future",
         b"7 19970101 x 2.00": "number of CDs is no whole number",
         b"7 19970101 9999999999 2.00": "number of CDs is no whole number",
         b"7 19970101 0 2.00": "number of CDs is zero",
@@ -50,7 +51,7 @@ def test_every_line_is_a_purchase_or_has_its_reason(spark: SparkSession, tmp_pat
 
     parsed = purchases.parse(purchases.read_lines(spark, str(file)))
 
-    assert purchases.count(parsed) == purchases.Counts(lines=22, headers=1, blank=2, purchases=3, quarantined=16)
+    assert purchases.count(parsed) == purchases.Counts(lines=23, headers=1, blank=2, purchases=3, quarantined=17)
     found = {row.line_number: row.reason for row in purchases.quarantined(parsed).collect()}
     assert found == {number: reason for number, reason in enumerate(lines.values(), start=2) if reason}
 

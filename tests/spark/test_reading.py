@@ -65,6 +65,29 @@ def test_a_filter_of_one_query_is_not_kept_for_the_next(
     assert (paid.count(), frame.count()) == (10, 70)
 
 
+def test_a_frame_keeps_its_moment_and_a_table_of_the_catalog_gives_each_query_its_own(
+    spark: SparkSession, days: psycopg.Connection, database_url: str
+) -> None:
+    frame = read(spark, database_url, schema="id BIGINT")
+    spark.sql("CREATE TABLE sent USING outbox")
+    try:
+        spark.read.option("url", database_url).table("sent").createOrReplaceTempView("sent_now")
+        before = (frame.count(), spark.table("sent_now").count())
+        add_sent(days, "2026-11-03", 1)
+        after = (frame.count(), spark.table("sent_now").count())
+        days.execute("VACUUM FULL outbox.message_sent")
+
+        with pytest.raises(Exception, match="load") as rewritten:
+            frame.count()
+        now = (read(spark, database_url, schema="id BIGINT").count(), spark.table("sent_now").count())
+    finally:
+        spark.sql("DROP VIEW IF EXISTS sent_now")
+        spark.sql("DROP TABLE sent")
+
+    assert (before, after, now) == ((70, 70), (70, 71), (71, 71))
+    assert str(outbox_spark.reason(rewritten.value)).endswith("whose plan it keeps: load() it again")
+
+
 def test_fields_of_the_payload_become_columns_and_only_named_columns_are_read(
     spark: SparkSession, days: psycopg.Connection, database_url: str
 ) -> None:

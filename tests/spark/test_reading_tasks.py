@@ -127,7 +127,7 @@ def test_a_day_that_is_not_as_it_was_planned_fails_its_task(
     ids(read, [first])
     connection.execute(change.encode())
 
-    with pytest.raises(ReadError, match=f"day {DAY} of the outbox was dropped or rewritten while it was read"):
+    with pytest.raises(ReadError, match=rf"day {DAY} of the outbox was dropped or rewritten .* load\(\) it again"):
         ids(read, [second])
 
 
@@ -138,6 +138,21 @@ def test_what_the_database_refuses_names_the_day(connection: psycopg.Connection,
 
     with pytest.raises(ReadError, match=f"day {DAY} of the outbox could not be read: .*invalid input syntax .*Ü-1"):
         ids(read)
+
+
+def test_a_payload_that_is_no_object_has_no_fields(connection: psycopg.Connection, database_url: str) -> None:
+    add_pending(connection, 5)
+    payloads = ['{"n": 1}', "2", "null", '"n"', '["n"]']
+    connection.execute("UPDATE outbox.message SET payload = (%s::text[])[id]::json", [payloads])
+    connection.execute(MARK)
+    schema = StructType().add("payload", StructType().add("n", LongType()))
+    read = OutboxReader(plan_read({"url": database_url}, schema))
+
+    found = [
+        row["n"] for task in read.partitions() for batch in read.read(task) for row in batch["payload"].to_pylist()
+    ]
+
+    assert sorted(found, key=str) == [1, None, None, None, None]
 
 
 def test_a_missing_outbox_is_told_with_the_remedy(database_url: str, reader: MakeReader) -> None:

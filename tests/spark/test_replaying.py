@@ -19,7 +19,7 @@ from relay.retention.kind import SENT
 from relay.retention.rounds import drop_old_days
 from relay.settings import DatabaseSettings
 from tests.spark.frames import one
-from tests.spark.running import run_job
+from tests.spark.running import call_job_on, refused, run_job
 from tests.spark.sent import add_sent
 
 DAY, NEXT_DAY = date(2026, 11, 1), date(2026, 11, 2)
@@ -115,17 +115,18 @@ def test_retention_keeps_a_day_that_is_read_from_the_table(
 
 
 @pytest.mark.timeout(300)
-def test_the_job_counts_before_it_writes(database_url: str, connection: psycopg.Connection) -> None:
+def test_the_job_counts_before_it_writes(
+    spark: SparkSession, database_url: str, connection: psycopg.Connection
+) -> None:
     add_sent(connection, str(DAY), 6)
     arguments = ["--url", database_url, "--day", str(DAY), "--event-type", "InvoicePaid"]
 
-    counted = run_job(JOB, *arguments, "--dry-run")
+    counted = call_job_on(spark, JOB, *arguments, "--dry-run")
     untouched = one(connection, PENDING)
     written = run_job(JOB, *arguments)
-    refused = run_job(JOB, *arguments, "--rate", "0")
 
     assert json.loads(counted.stdout) == {"dry_run": True, "rows": {"InvoicePaid": 2}}
     assert untouched == 0
     assert json.loads(written.stdout) == {"dry_run": False, "replay": 1, "rows": 2}
     assert one(connection, PENDING) == 2
-    assert (refused.returncode, "takes rows a second" in refused.stderr) == (2, True)
+    refused(JOB, 2, "takes rows a second", *arguments, "--rate", "0")

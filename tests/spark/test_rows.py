@@ -33,7 +33,7 @@ OPTIONS = {"dbtable": "billing.thing", "aggregateIdColumn": "key", "sequenceColu
         ({"step": None}, "its sequence is NULL"),
         ({"short": "abcdef"}, "column 'short' is longer than character varying(5)"),
         ({"short": "a\0"}, "column 'short' holds a NUL character"),
-        ({"id": "no-uuid"}, "'no-uuid' is no UUID"),
+        ({"id": "no-uuid"}, "column 'id': 'no-uuid' is no UUID"),
         ({"ratio": float("nan")}, "column 'ratio': NaN and infinity have no JSON"),
         ({"ratio": float("-inf")}, "column 'ratio': NaN and infinity have no JSON"),
         ({"headers": "[1]"}, "its headers are no JSON object"),

@@ -68,6 +68,44 @@ def test_upsert_updates_the_rows_that_are_there(
     assert one(connection, "SELECT sum(amount) FROM billing.invoice") == sum(range(1, 101)) + 11
 
 
+def test_upsert_takes_each_key_once_and_no_null(
+    spark: SparkSession, named: dict[str, Any], connection: psycopg.Connection
+) -> None:
+    in_two_partitions = invoices(spark, 2, partitions=2).withColumn("invoice_id", f.lit("INV-1"))
+    upsert: dict[str, Any] = {"table": "billing.invoice", "mode": "upsert", "key_columns": ["invoice_id"]}
+
+    with (
+        pytest.raises(outbox_spark.BatchError) as twice,
+        OutboxBatch(spark, **named) as batch,
+    ):
+        batch.rows(in_two_partitions, **upsert)
+    connection.execute("ALTER TABLE billing.invoice DROP CONSTRAINT invoice_pkey, ADD UNIQUE (invoice_id)")
+    connection.execute("ALTER TABLE billing.invoice ALTER invoice_id DROP NOT NULL")
+    with pytest.raises(PySparkException) as null, OutboxBatch(spark, **named) as batch:
+        batch.rows(in_two_partitions.withColumn("invoice_id", f.lit(None).cast("string")), **upsert)
+
+    assert str(twice.value) == (
+        "nothing of the batch was written: 2 rows for billing.invoice have the same invoice_id (INV-1), and mode "
+        "upsert writes one: leave one of them in the DataFrame"
+    )
+    assert str(outbox_spark.reason(null.value)).endswith("written to billing.invoice: column 'invoice_id' is NULL")
+    assert counts(connection) == (0, 0, 0)
+
+
+def test_a_decimal_key_is_the_same_text_whatever_makes_the_event(
+    spark: SparkSession, named: dict[str, Any], connection: psycopg.Connection
+) -> None:
+    frame = spark.sql("SELECT CAST('0.00000012' AS decimal(10, 8)) AS key")
+    same: dict[str, Any] = {"aggregate_type": "customer", "event_type": "InvoiceIssued"}
+
+    with OutboxBatch(spark, **named) as batch:
+        batch.events(frame, aggregate_id=f.col("key"), payload=f.expr("map(key, 1)"), **same)
+        batch.events(frame, function=lambda row: {"aggregate_id": row["key"], "payload": {}}, **same)
+
+    assert one(connection, "SELECT DISTINCT aggregate_id FROM outbox.message") == "0.00000012"
+    assert one(connection, "SELECT payload->>'0.00000012' FROM outbox.message ORDER BY id LIMIT 1") == "1"
+
+
 def test_an_event_is_made_of_columns_and_texts(
     spark: SparkSession, named: dict[str, Any], connection: psycopg.Connection
 ) -> None:
@@ -256,6 +294,20 @@ def test_what_cannot_be_is_refused_when_it_is_named(
         add(batch, invoices(spark))
 
     assert message in str(refused.value)
+
+
+def test_what_would_write_nothing_is_refused(
+    spark: SparkSession, named: dict[str, Any], connection: psycopg.Connection
+) -> None:
+    batch = OutboxBatch(spark, **named)
+    with pytest.raises(outbox_spark.BatchError, match="add to a batch that is open: call them inside of `with"):
+        batch.rows(invoices(spark), table="billing.invoice")
+    with pytest.raises(outbox_spark.BatchError, match="the block has added no DataFrame"), batch:
+        pass
+    with pytest.raises(outbox_spark.BatchError, match="add to a batch that is open"):
+        batch.events(_events(invoices(spark)))
+
+    assert counts(connection) == (0, 0, 0)
 
 
 def test_every_fault_of_the_batch_is_told_at_once(spark: SparkSession) -> None:

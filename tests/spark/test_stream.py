@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from uuid import uuid4
 
 import psycopg
 import pytest
@@ -9,6 +10,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 import outbox_spark
+from outbox_spark.ledger import enter, take_for_query
 from outbox_spark.prepare import prepare_stream
 from tests.spark.frames import counts, invoices, one, save, staging_tables
 
@@ -77,20 +79,41 @@ def test_a_new_checkpoint_under_an_old_name_is_refused(
     assert counts(connection) == (20, 20, 1)
 
 
-def test_foreach_batch_writes_as_everywhere(
+@pytest.mark.timeout(300)
+def test_foreach_batch_writes_as_everywhere_and_refuses_another_checkpoint(
     spark: SparkSession, options: Options, connection: psycopg.Connection, source: Path, tmp_path: Path
 ) -> None:
-    def write(frame: DataFrame, number: int) -> None:
+    def write(frame: DataFrame, batch: outbox_spark.MicroBatch) -> None:
         for _ in range(2):
-            save(frame.coalesce(1), options, txnAppId=STREAM, txnVersion=str(number), singleTask="true")
+            save(frame.coalesce(1), options, **batch.options, singleTask="true")
+
+    def stream(checkpoint: str) -> None:
+        reading = spark.readStream.schema(invoices(spark).schema).parquet(str(source))
+        named = outbox_spark.foreach_batch(write, url=options["url"], app_id=STREAM)
+        writing = reading.writeStream.foreachBatch(named).option("checkpointLocation", str(tmp_path / checkpoint))
+        writing.trigger(availableNow=True).start().awaitTermination()
 
     for number in range(2):
         _arrive(spark, source, number)
-        reading = spark.readStream.schema(invoices(spark).schema).parquet(str(source))
-        writing = reading.writeStream.foreachBatch(write).option("checkpointLocation", str(tmp_path / "checkpoint"))
-        writing.trigger(availableNow=True).start().awaitTermination()
-
+        stream("checkpoint")
     assert counts(connection)[:2] == (40, 40)
+    _arrive(spark, source, 2)
+
+    with pytest.raises(PySparkException) as refused:
+        stream("another")
+
+    assert "a stream without its checkpoint is a new one" in str(outbox_spark.reason(refused.value))
+    assert counts(connection)[:2] == (40, 40)
+
+
+def test_a_name_belongs_to_one_query(connection: psycopg.Connection) -> None:
+    for _ in range(2):
+        take_for_query(connection, "outbox", app_id=STREAM, number=7, query="a query")
+    enter(connection, "outbox", app_id="old", version=7, partitions=1, token=uuid4(), row_counts={})
+
+    for app_id, query in ((STREAM, "another"), ("old", "a query")):
+        with pytest.raises(outbox_spark.BatchError, match=f"'{app_id}' belongs to another query than this one"):
+            take_for_query(connection, "outbox", app_id=app_id, number=7, query=query)
 
 
 @pytest.mark.parametrize(

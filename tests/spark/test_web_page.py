@@ -1,7 +1,6 @@
 """What a person sees of a write on Spark's own web page, read through the page's REST interface."""
 
 import json
-import os
 import signal
 import sys
 from pathlib import Path
@@ -13,9 +12,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.spark.frames import WAITING_FOR_LOCK, counts, invoices, one, save
+from tests.spark.running import JOBS, job_environment
 from tests.support.process import Process, free_port, wait_for
 
-JOB = Path(__file__).parents[2] / "spark" / "jobs" / "invoices.py"
 STEPS = [
     "1 of 3: count the lines and purchases of purchases.txt",
     "2 of 3: write the lines that are no purchase to billing.quarantine",
@@ -30,13 +29,18 @@ def test_every_job_stage_and_query_of_the_pipeline_has_the_name_of_its_step(
     file = tmp_path / "purchases.txt"
     file.write_text("1 19970101 1 11.77\nthis is no purchase\n2 19970103 1 3.00\n")
     page = f"http://127.0.0.1:{(port := free_port())}"
-    submit: list[str | Path] = [Path(sys.executable).with_name("spark-submit"), "--conf", f"spark.ui.port={port}", JOB]
+    submit: list[str | Path] = [
+        Path(sys.executable).with_name("spark-submit"),
+        "--conf",
+        f"spark.ui.port={port}",
+        JOBS / "invoices.py",
+    ]
     with psycopg.connect(database_url) as lock:
         lock.execute("LOCK TABLE outbox.batch IN EXCLUSIVE MODE")  # the job stops at its commit, its page up
         job = Process(
             [*submit, "--input", str(file), "--url", database_url],
             log=tmp_path / "job.log",
-            environment={**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"},
+            environment={**job_environment(), "SPARK_LOCAL_IP": "127.0.0.1"},
         )
         try:
             job.wait_until(lambda: one(connection, WAITING_FOR_LOCK) == 1, 180)
@@ -52,6 +56,8 @@ def test_every_job_stage_and_query_of_the_pipeline_has_the_name_of_its_step(
 
     assert job.returncode == 0, job.log_end()
     assert counts(connection) == (2, 2, 1)
+    summary = json.loads(job.log_end().splitlines()[-1])  # spark-submit brings both streams of the job there
+    assert (summary["invoices"], summary["quarantined"]) == (2, 1)
     assert application["name"] == "invoices of purchases.txt"
     assert [query["description"] for query in queries] == STEPS
     for things in (jobs, stages):

@@ -43,6 +43,9 @@ COMPUTED = {
     "sent_day": SQL("(message.sent_at AT TIME ZONE 'UTC')::date"),
 }
 
+# Which a payload need not be: null, a text or a list has no fields, and would fail all of the read.
+OBJECT = SQL("CASE json_typeof(message.payload) WHEN 'object' THEN message.payload END")
+
 # As which type the database takes a field out of the JSON. A decimal comes as it stands there: the executor refuses
 # what does not fit, where numeric(12,2) would round.
 FIELD_TYPES: Mapping[type[spark.DataType], str] = {
@@ -94,8 +97,9 @@ def select(schema: spark.StructType, outbox_schema: str) -> Composed:
     for field in schema.fields:
         if isinstance(field.dataType, spark.StructType):
             columns += [SQL("content.{}").format(Identifier(inner.name)) for inner in field.dataType.fields]
-            source = SQL("{} CROSS JOIN LATERAL json_to_record(message.payload) AS content ({})").format(
+            source = SQL("{} CROSS JOIN LATERAL json_to_record({}) AS content ({})").format(
                 source,
+                OBJECT,
                 SQL(", ").join(
                     SQL("{} {}").format(Identifier(inner.name), SQL(FIELD_TYPES[type(inner.dataType)]))
                     for inner in field.dataType.fields

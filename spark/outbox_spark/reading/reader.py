@@ -34,7 +34,7 @@ class OutboxReader(DataSourceReader):  # type: ignore[misc]  # mypy does not fol
         self._read = read
 
     def partitions(self) -> list[Task]:
-        """Divide the read into tasks. On the driver, once."""
+        """Divide the read into tasks. On the driver, once for each `load()`: Spark keeps them for later queries."""
         from outbox_spark.reading.plan import plan_tasks  # noqa: PLC0415
 
         return plan_tasks(self._read)
@@ -78,7 +78,8 @@ def _rows(read: Read, task: Task) -> Iterator[pa.RecordBatch]:
             cursor.execute(task.check)
             if cursor.fetchone() != (True,):
                 raise ReadError(
-                    f"{task} was dropped or rewritten while it was read (by retention, or VACUUM FULL): read again"
+                    f"{task} was dropped or rewritten (by retention, or VACUUM FULL) since the first query of the "
+                    "DataFrame, whose plan it keeps: load() it again"
                 )
 
 

@@ -1,0 +1,229 @@
+"""A batch run again, after runs that were killed, with the same rows or others: once in the tables, or refused.
+
+A model that knows of pieces and of one transaction says what must be there; SQL counts what is. The functions
+are those that Spark calls for each partition and for the commit.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import psycopg
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from pyspark.sql.types import IntegerType, StringType, StructType
+
+from outbox_spark import BatchError
+from outbox_spark.checksum import Checksum
+from outbox_spark.direct import write_piece
+from outbox_spark.load import load
+from outbox_spark.plan import Save, Staged
+from outbox_spark.prepare import prepare, prepare_stream
+from outbox_spark.source import Attempt, OutboxStreamWriter, OutboxWriter, StreamAttempt
+from tests.spark.frames import staging_tables
+
+Row = tuple[str | None, int | None]
+Partitions = Sequence[Sequence[Row]]
+STEP = (
+    "CREATE TABLE billing.step (customer_id text, number integer)"  # without a key, which would refuse repeats itself
+)
+SCHEMA = StructType().add("customer_id", StringType()).add("number", IntegerType())
+ARROW = pa.schema([("customer_id", pa.string()), ("number", pa.int32())])
+WRITTEN = "SELECT customer_id, number FROM billing.step"
+DELIVERED = "SELECT aggregate_id, (payload->>'number')::int FROM outbox.message ORDER BY id"
+
+ROWS: list[list[Row]] = [[("a", 1), ("a", 2)], [("b", 1)]]
+rows = st.tuples(st.sampled_from(["a", "b", None]), st.sampled_from([1, 2, None]))
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of the batch with these rows, cut after so many into Arrow batches."""
+
+    partitions: Partitions
+    cut: int
+    ended: frozenset[int]  # the partitions whose tasks end; when it is not all of them, the driver dies, too
+    commits: bool
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> list[Run]:
+    """Runs of one batch; in each a row may be at another place, in another partition, or another one."""
+    first = draw(st.lists(st.lists(rows, max_size=3), min_size=1, max_size=3))
+    partitions, runs = first, []
+    for _ in range(draw(st.integers(2, 3))):
+        every = frozenset(range(len(partitions)))
+        ended = draw(st.just(every) | st.sets(st.sampled_from(sorted(every))).map(frozenset))
+        runs.append(Run(partitions, draw(st.integers(1, 3)), ended, draw(st.booleans())))
+        partitions = draw(st.just(first) | st.just(partitions) | _changed(partitions))
+    return runs
+
+
+@st.composite
+def _changed(draw: st.DrawFn, partitions: Partitions) -> list[list[Row]]:
+    changed = [list(partition) for partition in partitions]
+    place = st.integers(0, len(changed) - 1)
+    source, target = changed[draw(place)], changed[draw(place)]
+    row = source.pop(draw(st.integers(0, len(source) - 1))) if source else draw(rows)
+    target.insert(draw(st.integers(0, len(target))), draw(st.just(row) | rows))
+    return changed
+
+
+@dataclass
+class Model:
+    """What the tables must have: each piece as it was written first, or the whole batch at once."""
+
+    in_pieces: bool
+    written: dict[int, Sequence[Row]] = field(default_factory=dict)
+    is_complete: bool = False
+
+    def run(self, run: Run, *, is_first: bool) -> bool:
+        """Run the batch; False when it is refused."""
+        if self.is_complete:
+            return True
+        if self.in_pieces and (is_first or len(run.partitions) == 1):
+            for place in run.ended:
+                self.written.setdefault(place, run.partitions[place])
+        if not run.commits or len(run.ended) < len(run.partitions):
+            return True
+        if any(run.partitions[place] != rows for place, rows in self.written.items()):
+            return False
+        self.written = dict(enumerate(run.partitions))
+        self.is_complete = True
+        return True
+
+    @property
+    def rows(self) -> list[Row]:
+        return [row for place in self.written for row in self.written[place]]
+
+
+@given(runs=batches(), in_pieces=st.booleans())
+@example(  # as many rows in each partition, and others
+    runs=[
+        Run([[("a", 1)], [("a", 2)]], 1, frozenset({0}), commits=False),
+        Run([[("a", 2)], [("a", 1)]], 1, frozenset({0, 1}), commits=True),
+    ],
+    in_pieces=True,
+)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_each_row_is_written_once_or_the_rerun_refused_and_nothing_changed(
+    options: dict[str, str], connection: psycopg.Connection, runs: list[Run], in_pieces: bool
+) -> None:
+    connection.execute(f"DROP TABLE IF EXISTS billing.step; {STEP}; TRUNCATE outbox.message, outbox.batch")
+    named = _named(options, len(runs[0].partitions) if in_pieces else None)
+    model = Model(in_pieces)
+    for number, run in enumerate(runs):
+        is_written = model.run(run, is_first=number == 0)
+
+        if is_written:
+            _do(named, run)
+        else:
+            with pytest.raises(BatchError, match="a rerun takes the same options, and the same rows in the same"):
+                _do(named, run)
+
+        assert Counter(connection.execute(WRITTEN).fetchall()) == Counter(model.rows)
+        delivered = connection.execute(DELIVERED).fetchall()
+        assert Counter(delivered) == Counter(model.rows)
+        if not in_pieces or len(runs[0].partitions) == 1:
+            assert delivered == model.rows
+    if model.is_complete:
+        assert staging_tables(connection) == []
+
+
+@pytest.mark.parametrize("in_pieces", [False, True])
+def test_the_slower_of_two_drivers_recognises_the_batch_whose_commit_dropped_its_staging_tables(
+    options: dict[str, str], connection: psycopg.Connection, in_pieces: bool
+) -> None:
+    connection.execute(STEP)
+    named = _named(options, 2 if in_pieces else None)
+    _do(named, Run(ROWS, 1, frozenset(), commits=False))  # in pieces: the two that follow are reruns
+    slower, _ = prepare(named, SCHEMA, overwrite=False)
+    staged = [_write(slower, ROWS[0], partition=0, attempt=0)]
+
+    _do(named, Run(ROWS, 1, frozenset({0, 1}), commits=True))
+    staged.append(_write(slower, ROWS[1], partition=1, attempt=1))
+    OutboxWriter(slower, is_recognised=False).commit([Attempt(each) for each in staged])
+
+    assert Counter(connection.execute(WRITTEN).fetchall()) == Counter(ROWS[0] + ROWS[1])
+    assert staging_tables(connection) == []
+
+
+def test_a_stream_that_is_refused_drops_its_own_staging_tables_alone(
+    options: dict[str, str], connection: psycopg.Connection
+) -> None:
+    connection.execute(STEP)
+    named = {**options, "dbtable": "billing.step", "txnAppId": "steps"}
+    running, refused = (prepare_stream(named, SCHEMA, overwrite=False) for _ in range(2))
+    mine, other = (
+        _write(save.of_micro_batch(7, "a query"), ROWS[0], partition=0, attempt=0) for save in (running, refused)
+    )
+
+    OutboxStreamWriter(refused).abort([StreamAttempt(other, "another"), None], 7)
+
+    assert staging_tables(connection) == [mine.table]
+    OutboxStreamWriter(running).commit([StreamAttempt(mine, "a query")], 7)
+    assert connection.execute(WRITTEN).fetchall() == ROWS[0]
+
+
+@given(st.lists(rows, min_size=1), st.data())
+def test_a_checksum_follows_from_rows_and_order_alone(given: list[Row], data: st.DataObject) -> None:
+    whole = _arrow(given)
+    at = data.draw(st.integers(0, len(given)))
+    other = data.draw(st.permutations(given) | st.lists(rows, min_size=len(given), max_size=len(given)))
+
+    assert _checksum([whole]) == _checksum([whole[:at], whole[at:at], whole[at:]])
+    assert (_checksum([whole]) == _checksum([_arrow(other)])) == (list(given) == list(other))
+    assert _checksum([whole]) != _checksum([whole[: len(given) - 1]])
+
+
+def test_a_checksum_is_the_same_in_every_release_and_on_every_machine() -> None:
+    values = {
+        "text": pa.array(["ß", None, ""]),
+        "flag": pa.array([True, None, False]),
+        "number": pa.array([1.5, None, float("nan")]),
+        "list": pa.array([[1, None], None, []], pa.list_(pa.int32())),
+        "map": pa.array([[("k", 1)], None, []], pa.map_(pa.string(), pa.int64())),
+        "struct": pa.array([{"a": None}, None, {"a": b"\x00"}], pa.struct([("a", pa.binary())])),
+        "nothing": pa.nulls(3),
+    }
+    rows = pa.RecordBatch.from_pydict(values)
+    large = rows.set_column(0, "text", values["text"].cast(pa.large_string()))
+
+    assert _checksum([rows]) == "cadef5b7bd48407a1dae106ab1e28171daf7d77ff57c93deca6f97fb94e2cd20"
+    assert _checksum([large[:1], large[1:]]) == _checksum([rows])
+
+
+def _do(given: dict[str, str], run: Run) -> None:
+    save, recognised = prepare(given, SCHEMA, overwrite=False)
+    writer = OutboxWriter(save, is_recognised=recognised is not None)
+    if recognised is not None:
+        return
+    staged = [_write(save, run.partitions[at], partition=at, attempt=at, cut=run.cut) for at in sorted(run.ended)]
+    if run.commits and len(staged) == len(run.partitions):
+        writer.commit([Attempt(each) for each in staged])
+
+
+def _write(save: Save, rows: Sequence[Row], *, partition: int, attempt: int, cut: int = 1) -> Staged:
+    whole = _arrow(rows)
+    batches = [whole[at : at + cut] for at in range(0, len(whole), cut)]
+    if save.pieces is None:
+        return load(save, batches, partition=partition, attempt=attempt)
+    return write_piece(save, save.pieces, batches, partition=partition, attempt=attempt)
+
+
+def _named(options: dict[str, str], pieces: int | None) -> dict[str, str]:
+    named = {**options, "dbtable": "billing.step", "txnAppId": "nightly", "txnVersion": "7"}
+    return named if pieces is None else {**named, "atomic": "partition", "numPartitions": str(pieces)}
+
+
+def _arrow(rows: Sequence[Row]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([{"customer_id": key, "number": number} for key, number in rows], ARROW)
+
+
+def _checksum(batches: Sequence[pa.RecordBatch]) -> str:
+    checksum = Checksum("made by")
+    for batch in batches:
+        checksum.add(batch)
+    return checksum.hexdigest()
