@@ -23,8 +23,11 @@ from tests.support.postgres import NEWEST, OLDEST, PostgresServer
 from tests.support.rabbitmq import RabbitServer
 from tests.support.template import template_of
 
-# A busy machine may take its time for one example: no test here asserts how long anything takes.
-hypothesis_settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# A busy machine may take its time for one example: no test here asserts how long anything takes. New examples are for
+# whoever works on the code; CI tells of the change alone.
+hypothesis_settings.register_profile(
+    "patient", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize="CI" in os.environ
+)
 hypothesis_settings.load_profile("patient")
 
 # Their tests take as long as ten others.
