@@ -87,6 +87,7 @@ class Setup:
             stop_at_once=asyncio.Event(),
         )
         own.gate, own.outages, own.session = self.gate, self.outages, self.session
+        own.stalls = StallWatch(own.counters, own.gate, own.stall_after)
         own.health = self.health
         own.tries = Tries(own.inbox, own.session)
         return own

@@ -8,8 +8,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from relay.consume import Consumer, Inbox, Message, Overload, Retries, on
+from relay.consume.fence import Fence
 from relay.settings import BrokerSettings
-from tests.consume.effects import QUICK, Queue, Stumbling, Table, count, running, through
+from tests.consume.effects import QUEUE, QUICK, Queue, Stumbling, Table, count, running, through
 from tests.consume.test_outages import attempts_in, port_of
 from tests.support.eventually import eventually
 from tests.support.proxy import FaultProxy
@@ -179,3 +180,15 @@ async def test_a_database_that_takes_no_writes_is_waited_for(
 
     assert await table.numbers() == list(range(10))
     assert (consumer.counters.failed, consumer.counters.held) == (0, 0)
+
+
+async def test_a_pause_of_a_pool_is_no_stall_of_its_partitions(inbox: Inbox, broker: BrokerSettings) -> None:
+    setup = Consumer(QUEUE, [Service().handle], inbox=inbox, broker=broker, stall_after=30).setup
+    partition = setup.of(Fence(0, 1), f"{QUEUE}.00")
+    partition.counters.in_flight = 1
+    partition.stalls.look(0)
+    setup.gate.pause("429")
+
+    partition.stalls.look(100)
+
+    assert partition.stalls.reason is None
