@@ -25,6 +25,10 @@ from relay.operate.revision import SCRIPTS, head_revision
 from relay.settings import DatabaseSettings
 
 VERSION_TABLE = "migration"
+OWN_ALEMBIC = (
+    "if this database has Alembic migrations of its own, add the hooks of relay.alembic to their env.py"
+    " (docs/database.md): autogenerate then leaves the outbox alone"
+)
 
 TAKE_LOCK = sa.text("SELECT pg_advisory_lock(hashtextextended(:schema || '.migrate', 0))")
 
@@ -42,7 +46,7 @@ def migrate(
     are left as they are.
 
     Args:
-        tell: is given a line for each wait, and for tables that are ahead.
+        tell: is given a line for each wait, for tables that are ahead, and for the first migration of a schema.
     Raises:
         DatabaseUnavailableError: no connection.
         BusyError: a session kept a lock for too long; the version that needed it is undone.
@@ -57,6 +61,8 @@ def migrate(
             return
         for script in reversed(list(ScriptDirectory(str(SCRIPTS)).iterate_revisions(revision, work.found or "base"))):
             work.run(command.upgrade, script.revision, f"version {script.revision}")
+        if work.found is None:
+            tell(OWN_ALEMBIC)
 
 
 def downgrade(

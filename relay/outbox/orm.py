@@ -8,6 +8,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
+from relay.alembic import INFO
 from relay.outbox.event import Event
 from relay.outbox.row import MAX_PAYLOAD_BYTES, row_of
 from relay.outbox.trace import current_trace_context
@@ -45,7 +46,7 @@ class OutboxMessage(OutboxBase):
     """
 
     __tablename__ = "message"
-    __table_args__ = {"schema": "outbox"}  # noqa: RUF012
+    __table_args__ = {"schema": "outbox", "info": {INFO: True}}  # noqa: RUF012
 
     # The key is the one that is known before the write: to fetch `id` a writer would need the right to read.
     message_id: Mapped[UUID] = mapped_column(primary_key=True)

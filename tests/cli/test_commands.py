@@ -126,6 +126,7 @@ def test_migrate_makes_checks_and_drops_the_tables(
     assert (before.code, done.code, again.code, after.code, dropped.code) == (1, 0, 0, 0, 0)
     assert done.out == again.out == after.out
     assert done.out.startswith("schema billing is of version 0")
+    assert ("relay.alembic" in done.err, again.err) == (True, "")
     assert dropped.out.endswith("schema billing is of version none\n")
 
 

@@ -30,3 +30,7 @@ def connection(database_url: str) -> Iterator[Connection]:
 def other_connection(database_url: str) -> Iterator[Connection]:
     with psycopg.connect(database_url, autocommit=True) as connection:
         yield connection
+
+
+def url_of(database: DatabaseSettings) -> str:
+    return database.url.get_secret_value()

@@ -12,6 +12,7 @@ from relay.operate.lock_wait import LockLimits
 from relay.operate.migrate import current_revision, downgrade, is_at_head, migrate
 from relay.operate.revision import head_revision
 from relay.settings import DatabaseSettings
+from tests.migrations.conftest import url_of
 from tests.support.postgres import PostgresServer
 from tests.support.process import wait_for
 
@@ -26,10 +27,6 @@ HAVE_WAITED = """
     WHERE NOT granted AND clock_timestamp() - waitstart > interval '1.5 s'
 """
 WAITING = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'outbox.message'::regclass"
-
-
-def url_of(database: DatabaseSettings) -> str:
-    return database.url.get_secret_value()
 
 
 @pytest.mark.every_postgres

@@ -13,6 +13,7 @@ from relay.operate.migrate import current_revision, downgrade, is_at_head, migra
 from relay.operate.revision import head_revision
 from relay.settings import DatabaseSettings
 from tests.migrations.catalog import description
+from tests.migrations.conftest import url_of
 from tests.support.postgres import PostgresServer
 from tests.support.process import wait_for
 
@@ -24,10 +25,6 @@ from relay.operate.migrate import migrate
 from relay.settings import DatabaseSettings
 migrate(DatabaseSettings(url=sys.argv[1]))
 """
-
-
-def url_of(database: DatabaseSettings) -> str:
-    return database.url.get_secret_value()
 
 
 def test_an_empty_database_is_behind(empty_database: DatabaseSettings) -> None:
