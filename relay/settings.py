@@ -8,15 +8,18 @@ import re
 from collections.abc import Callable
 from enum import StrEnum
 from socket import gethostname
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, Field, SecretStr, StringConstraints, ValidationInfo
+from pydantic import AfterValidator, Field, SecretStr, StringConstraints, ValidationError, ValidationInfo
 
+from relay.errors import ConfigurationError
 from relay.memory import memory_limit, window_within
 from relay.secret import SecretSource
 from relay.section import Section, ShortString, Takes, short
 from relay.topology_settings import TopologySettings
 from relay.urls import amqp_urls, libpq_parameters
+
+Url = str | SecretStr  # as applications give it; also a SecretSource, which is read again
 
 RETENTION = re.compile(r"([1-9]\d{0,4}) days?")
 LISTEN_HOST = re.compile(r"[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]")
@@ -151,6 +154,10 @@ class DatabaseSettings(Section):
     command_timeout: Seconds = 30.0
     """no answer to a statement within this: the connection is lost"""
 
+    if TYPE_CHECKING:  # the type of the field does not tell that pydantic takes text for it
+
+        def __init__(self, *, url: Url = ..., **others: Any) -> None: ...
+
 
 class BrokerSettings(Section):
     """`[broker]`: where the messages go."""
@@ -174,6 +181,30 @@ class BrokerSettings(Section):
     """no confirm within this: the outcome is unknown, and the message is sent again"""
     heartbeat: Annotated[int, Field(ge=1, le=60)] = 5
     """seconds; a silent broker is noticed after about three"""
+
+    if TYPE_CHECKING:  # the type of the field does not tell that pydantic takes text for it
+
+        def __init__(self, *, url: Url = ..., **others: Any) -> None: ...
+
+
+Server = TypeVar("Server", DatabaseSettings, BrokerSettings)
+
+
+def settings_of(kind: type[Server], given: Server | Url) -> Server:
+    """Return the settings of a server, for which its URL alone may stand.
+
+    Raises:
+        ConfigurationError: it is neither settings nor a URL of such a server.
+    """
+    if isinstance(given, kind):
+        return given
+    try:
+        return kind.model_validate({"url": given})
+    except ValidationError as error:
+        (found,) = error.errors()
+        reason = str(found.get("ctx", {}).get("error", ""))
+        takes = next(each.words for each in kind.model_fields["url"].metadata if isinstance(each, Takes))
+        raise ConfigurationError(f"{kind.__name__}(url=...): {reason or f'it takes {takes}'}") from None
 
 
 class RelaySettings(Section):

@@ -48,7 +48,7 @@ def engine_of(target: object) -> Engine | AsyncEngine:
             raise ConfigurationError("the sessions of an inbox are bound to one engine, that of the inbox rows")
     if not isinstance(engine, Engine | AsyncEngine):
         raise ConfigurationError(
-            "an inbox is made with DatabaseSettings, or with an engine or sessionmaker of SQLAlchemy;"
+            "an inbox is made with a URL or DatabaseSettings, or with an engine or sessionmaker of SQLAlchemy;"
             f" not with {type(engine).__name__}"
         )
     if (engine.dialect.name, engine.dialect.driver) != ("postgresql", "psycopg"):

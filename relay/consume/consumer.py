@@ -4,7 +4,7 @@
     async def project(message: Message, connection: psycopg.AsyncConnection) -> None:
         await connection.execute("INSERT INTO ...", ...)
 
-    consumer = Consumer("billing", [project], inbox=Inbox(database, "billing"), broker=broker)
+    consumer = Consumer("billing", [project], inbox=Inbox("postgresql://...", "billing"), broker="amqp://...")
     asyncio.run(consumer.run())
 
 A lost broker or database is waited for, a handler that fails is called again later, and what cannot be applied goes to
@@ -37,7 +37,7 @@ from relay.consume.transactions import open_transactions
 from relay.consume.tries import SUSPECT_FROM
 from relay.consume.upkeep import check_inbox
 from relay.errors import BrokerUnavailableError, ConfigurationError, QueueMissingError
-from relay.settings import BrokerSettings
+from relay.settings import BrokerSettings, Url, settings_of
 from relay.stopping import at_signals, cut_after
 
 MAX_PREFETCH = 65535  # AMQP has 16 bits for it
@@ -52,6 +52,7 @@ class Consumer:
     """Consumes one queue, which must exist.
 
     Args:
+        broker: its URL, or BrokerSettings.
         concurrency: transactions at the same time, each on a database connection of its own. Messages of one key
             (aggregate type and id) are never in two of them, and stay in order.
         batch_size: messages in one transaction, at most. When one of them fails, the batch is rolled back and done
@@ -80,7 +81,7 @@ class Consumer:
         handlers: Iterable[AsyncHandler | SyncHandler],
         *,
         inbox: Inbox,
-        broker: BrokerSettings,
+        broker: BrokerSettings | Url,
         concurrency: int = 4,
         batch_size: int = 1,
         pipeline: bool = False,
@@ -121,7 +122,7 @@ class Consumer:
             dead_queue=dead_queue_name(queue),
             handlers=found,
             inbox=inbox,
-            broker=broker,
+            broker=settings_of(BrokerSettings, broker),
             order=Order(order),
             concurrency=concurrency,
             batch_size=batch_size,

@@ -4,9 +4,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, LiteralString
 
 from psycopg.sql import SQL, Composed, Identifier
+from pydantic import SecretStr
 
 from relay.errors import ConfigurationError
-from relay.settings import DatabaseSettings
+from relay.settings import DatabaseSettings, Url, settings_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -21,19 +22,22 @@ class Inbox:
     """The inbox of one consumer, and by which way its handlers work in the same database.
 
     Args:
-        target: DatabaseSettings for handlers that get a connection of psycopg; an engine of SQLAlchemy for those that
-            get its connection, a sessionmaker for those that get a session. Their async kinds are for `async def`.
+        target: the URL of the database or DatabaseSettings, for handlers that get a connection of psycopg; an engine of
+            SQLAlchemy for those that get its connection, a sessionmaker for those that get a session. Their async
+            kinds are for `async def`.
         consumer_name: keeps apart several consumers of one message; processes that share a queue share the name.
         schema_name: in place of that of the settings, or of `outbox`.
     Raises:
-        ConfigurationError: the engine is none of postgresql+psycopg.
+        ConfigurationError: the URL is none of PostgreSQL, or the engine none of postgresql+psycopg.
     """
 
-    target: "DatabaseSettings | Engine | AsyncEngine | sessionmaker[Any] | async_sessionmaker[Any]"
+    target: "DatabaseSettings | Url | Engine | AsyncEngine | sessionmaker[Any] | async_sessionmaker[Any]"
     consumer_name: str
     schema_name: str | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.target, str | SecretStr):
+            object.__setattr__(self, "target", settings_of(DatabaseSettings, self.target))  # it is frozen
         if not isinstance(self.target, DatabaseSettings):
             from relay.consume.alchemy import engine_of  # noqa: PLC0415  # SQLAlchemy: only who uses it pays
 

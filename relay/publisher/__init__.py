@@ -2,7 +2,7 @@
 
 from relay.outbox import DurablePublisher, Event
 
-async with DurablePublisher(DatabaseSettings(url=...), broker=BrokerSettings(url=...), name="sensors") as publisher:
+async with DurablePublisher("postgresql://...", broker="amqp://...", name="sensors") as publisher:
     await publisher.publish(Event("sensor", "42", "Measured", {"celsius": 21.5}))
 
 publish ──> broker, with a confirm                                     while it takes what it is given

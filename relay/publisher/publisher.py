@@ -1,6 +1,7 @@
 """The durable publisher: what applications open, and what works while it is open."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from math import inf
@@ -21,8 +22,10 @@ from relay.publisher.entry import Entry
 from relay.publisher.file_buffer import FileBuffer
 from relay.publisher.state import Mode, State
 from relay.publisher.table_buffer import TableBuffer
-from relay.settings import BrokerSettings, DatabaseSettings, RelaySettings, Route, Settings
+from relay.settings import BrokerSettings, DatabaseSettings, RelaySettings, Route, Settings, Url, settings_of
 from relay.stopping import GOODBYES
+
+DATABASE_URL = re.compile("postgres(ql)?://")  # other text is the path of a file
 
 START_WAIT, START_LOOK = 1.0, 0.02  # seconds for the broker, at the start
 
@@ -35,8 +38,9 @@ class DurablePublisher:
     this process has ended meanwhile.
 
     Args:
-        buffer: the outbox's database, or the path of a file where there is no PostgreSQL. The file is this publisher's
-            alone.
+        buffer: the outbox's database, by its URL or as DatabaseSettings; or the path of a file where there is no
+            PostgreSQL. The file is this publisher's alone.
+        broker: its URL, or BrokerSettings.
         name: of this publisher, and the same one after a restart: what of this name is in the table goes first. Order
             per key holds within one process; several of one name do no other harm than to wait for each other's rows.
         routes, relay: as the relay has them, so that both ways lead to the same place in the same form. A file is
@@ -46,9 +50,9 @@ class DurablePublisher:
 
     def __init__(
         self,
-        buffer: DatabaseSettings | str | PathLike[str],
+        buffer: DatabaseSettings | Url | PathLike[str],
         *,
-        broker: BrokerSettings,
+        broker: BrokerSettings | Url,
         name: str,
         routes: Sequence[Route] = (),
         relay: RelaySettings | None = None,
@@ -58,10 +62,12 @@ class DurablePublisher:
             raise ConfigurationError(f"a durable publisher needs a name that lasts; {name!r} is none")
         self.name = name
         relay = relay or RelaySettings()
-        self._settings = Settings(broker=broker, routes=tuple(routes), relay=relay)
-        if isinstance(buffer, DatabaseSettings):
-            self._settings = self._settings.model_copy(update={"database": buffer})
-        self._file = None if isinstance(buffer, DatabaseSettings) else Path(buffer)
+        self._settings = Settings(broker=settings_of(BrokerSettings, broker), routes=tuple(routes), relay=relay)
+        if isinstance(buffer, PathLike) or (isinstance(buffer, str) and not DATABASE_URL.match(buffer)):
+            self._file: Path | None = Path(buffer)
+        else:
+            self._file = None
+            self._settings = self._settings.model_copy(update={"database": settings_of(DatabaseSettings, buffer)})
         self._embedded = embedded
         self._health = Health(relay.stall_after)
         self._buffer: Buffer | None = None

@@ -277,8 +277,8 @@ def test_what_has_no_transaction_of_psycopg_is_refused(no_server: sa.Engine) -> 
         Inbox(sessionmaker(), "c")
     with pytest.raises(ConfigurationError, match="bound to one engine"):
         Inbox(sessionmaker(no_server, binds={Effect: other}), "c")
-    with pytest.raises(ConfigurationError, match="DatabaseSettings, or with an engine or sessionmaker"):
-        Inbox("postgresql://u@127.0.0.1/d", "c")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="a URL or DatabaseSettings, or with an engine or sessionmaker"):
+        Inbox(other.url, "c")  # type: ignore[arg-type]
 
 
 def test_who_does_without_sqlalchemy_does_not_load_it() -> None:

@@ -34,7 +34,7 @@ from relay.consume.retries import Retries
 from relay.consume.session import Session
 from relay.consume.upkeep import check_inbox, keep_up
 from relay.errors import ConfigurationError, DatabaseUnavailableError
-from relay.settings import BrokerSettings
+from relay.settings import BrokerSettings, Url, settings_of
 from relay.stopping import at_signals, cut_after
 
 CHECK_INS = 4  # within the time-out
@@ -69,6 +69,7 @@ class PartitionedConsumer:
 
     Args:
         queue: the name from which those of the exchange and of the queues follow (`pool_topology`).
+        broker: its URL, or BrokerSettings.
         inbox: its consumer_name is the name of the pool. In its database the members and the master meet.
         on_assigned: called before the first message of a partition, to load state, until it succeeds; and again after
             a transaction that failed, or of which nobody knows, as its handlers may have changed the state. With it a
@@ -87,7 +88,7 @@ class PartitionedConsumer:
         handlers: Iterable[AsyncHandler | SyncHandler],
         *,
         inbox: Inbox,
-        broker: BrokerSettings,
+        broker: BrokerSettings | Url,
         on_assigned: Hook | None = None,
         on_revoked: Hook | None = None,
         member: str | None = None,
@@ -99,6 +100,7 @@ class PartitionedConsumer:
             raise ConfigurationError(f"check_in_timeout ({check_in_timeout}) is more than 0 seconds")
         inbox.require_connections(CONNECTIONS)
         # A broker has to notice about as soon as the master that a member is frozen.
+        broker = settings_of(BrokerSettings, broker)
         broker = broker.model_copy(update={"heartbeat": min(broker.heartbeat, math.ceil(check_in_timeout))})
         self.queue = queue
         self.member = member or f"{socket.gethostname()}-{os.getpid()}-{token_hex(2)}"
