@@ -62,10 +62,11 @@ GRANT USAGE, CREATE ON SCHEMA outbox_staging TO outbox_spark;
 GRANT SELECT ON outbox.message TO outbox_archive;
 GRANT SELECT, INSERT, DELETE ON outbox.archived_day TO outbox_archive;
 
--- The relay and its operators: read, mark, park, retry; what an event says is not theirs to change.
+-- The relay and its operators: read, mark, park, retry, reroute; what an event says is not theirs to change.
 GRANT SELECT ON outbox.message TO outbox_relay;
 GRANT UPDATE (state, attempts, available_at, last_error, held_behind, parked_at, sent_at, quarantine)
     ON outbox.message TO outbox_relay;
+GRANT UPDATE (exchange, routing_key) ON outbox.message TO outbox_relay; -- relay quarantine reroute
 GRANT SELECT, DELETE ON outbox.message_pending TO outbox_relay; -- a sent row moves to its day
 GRANT INSERT ON outbox.message_sent TO outbox_relay;
 GRANT SELECT ON SEQUENCE outbox.message_id_seq TO outbox_relay;

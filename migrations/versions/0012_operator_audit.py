@@ -1,4 +1,4 @@
-"""Note who has retried which parked row, and who has cancelled which replay.
+"""Note which operator has changed or destroyed what, and why.
 
 Made as the owner of the tables, whichever role migrates.
 
@@ -25,9 +25,11 @@ CREATE TABLE {schema}.operator_audit (
     done_by text NOT NULL, -- user and host of the command, or whom it was told
     done_as text NOT NULL DEFAULT session_user,
     command text NOT NULL,
-    target bigint NOT NULL, -- the id of the row, or of the replay
+    target text NOT NULL, -- the id of the row or of the replay, or the day's table
     why text,
-    CONSTRAINT operator_audit_command CHECK (command IN ('parked retry', 'replay cancel'))
+    CONSTRAINT operator_audit_command CHECK (command IN (
+        'parked retry', 'parked discard', 'quarantine reroute', 'quarantine discard', 'replay cancel', 'retention'
+    ))
 );
 CREATE INDEX operator_audit_target ON {schema}.operator_audit (target, command);
 """

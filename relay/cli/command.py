@@ -46,6 +46,10 @@ COMMANDS = {
     ),
     "doctor": ("relay.cli.doctor:doctor", "Look for what would not work, before a message is sent."),
     "parked": ("relay.cli.parked:app", "See, retry or discard what could not be delivered."),
+    "quarantine": (
+        "relay.cli.quarantine:app",
+        "See, reroute, discard or try what waits for a route that does not work.",
+    ),
     "dead-letters": ("relay.cli.dead_letters:app", "See, send back, throw away or save what consumers gave up."),
     "pool": ("relay.cli.pool:app", "Share partitions among consumers; tell who holds which."),
     "replay": ("relay.cli.replay:app", "Send again what was sent; list, show and cancel replays."),

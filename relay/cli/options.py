@@ -32,6 +32,8 @@ By = Annotated[
         help=f"Who does it, for the audit; else {OPERATOR_VARIABLE}, else the system's user and host.",
     ),
 ]
+Why = Annotated[str, Parameter(help="Kept in the audit.")]
+DryRun = Annotated[bool, Parameter(help="Change nothing; print the exact count.")]
 InboxSchema = Annotated[str | None, Parameter(help="Its schema, in place of database.schema.")]
 
 
@@ -83,6 +85,17 @@ class MessageFilters:
     aggregate_type: Annotated[str | None, Parameter(help="Of this type.")] = None
     aggregate_id: Annotated[str | None, Parameter(help="Of this key.")] = None
     event_type: Annotated[str | None, Parameter(help="Of this event.")] = None
+
+
+def check_address(exchange: str | None, routing_key: str | None) -> None:
+    """Check that AMQP can carry what --to-exchange and --routing-key say.
+
+    Raises:
+        UsageError: one of them is too long.
+    """
+    for flag, text in (("--to-exchange", exchange), ("--routing-key", routing_key)):
+        if text is not None and len(text.encode()) > 255:
+            raise UsageError(f"{flag} is longer than the 255 bytes that AMQP allows")
 
 
 def inbox_settings(database: DatabaseSettings, url: str | None, schema: str | None) -> DatabaseSettings:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from datetime import UTC
 from functools import partial
 from typing import Annotated
-from uuid import UUID
 
 import psycopg
 from cyclopts import App, Parameter, validators
@@ -16,10 +15,10 @@ from cyclopts import App, Parameter, validators
 from relay.cli.options import By, DatabaseOptions, MessageFilters, Output
 from relay.cli.printing import aside, complain, print_json, print_pairs, print_table, say
 from relay.errors import UsageError
-from relay.observe.printable import printable
 from relay.operate.parked import Parked, ParkedMessage, Selection, list_parked, show_parked
 from relay.operate.release import Done, discard, preview, retry
 from relay.operate.session import session
+from relay.operate.whereabouts import row_ids
 from relay.replay.job import operator
 
 BULK_TIMEOUT = 600.0  # seconds for a statement: one head may have a million rows behind it
@@ -91,7 +90,7 @@ def show(
     output: Output = "text",
 ) -> int:
     """Show one parked or discarded row with its payload."""
-    named = _id(row)
+    (named,) = row_ids([row])
     database = (options or DatabaseOptions()).load().settings.database
     with session(database) as connection:
         message = show_parked(connection, database.schema_name, named, length=2**31 - 1 if full else 1000)
@@ -196,10 +195,3 @@ def _show_rows(message: ParkedMessage) -> list[tuple[str, object]]:
     if message.payload_bytes is not None:
         payload = f"base64 {base64.b64encode(message.payload_bytes).decode()}"
     return [*fields, ("headers", headers), ("payload", payload)]
-
-
-def _id(text: str) -> int | UUID:
-    try:
-        return int(text) if text.isdecimal() else UUID(text)
-    except ValueError:
-        raise UsageError(f"{printable(text)} is no id and no message id") from None

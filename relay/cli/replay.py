@@ -12,7 +12,7 @@ import structlog
 import uvloop
 from cyclopts import App, Parameter, validators
 
-from relay.cli.options import By, DatabaseOptions, MessageFilters, Options, Output
+from relay.cli.options import By, DatabaseOptions, MessageFilters, Options, Output, check_address
 from relay.cli.printing import aside, complain, print_json, print_pairs, print_table, say
 from relay.cli.progress import Seen, shown_progress
 from relay.database import refuse_pooler
@@ -166,9 +166,7 @@ def cancel(
 def _check_address(to_exchange: str | None, routing_key: str | None) -> None:
     if routing_key is not None and to_exchange is None:
         raise UsageError("--routing-key needs --to-exchange: rows of one filter may go to several exchanges")
-    for flag, text in (("--to-exchange", to_exchange), ("--routing-key", routing_key)):
-        if text is not None and len(text.encode()) > 255:
-            raise UsageError(f"{flag} is longer than the 255 bytes that AMQP allows")
+    check_address(to_exchange, routing_key)
 
 
 def _resumable(job: Job) -> Job:

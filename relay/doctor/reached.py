@@ -8,14 +8,14 @@ routes in quarantine, what was confirmed and not returned lately, and what relay
 from collections.abc import Iterator, Sequence
 
 import psycopg
-from psycopg.rows import class_row
 from psycopg.sql import SQL, Identifier
 
 from relay.doctor.finding import Finding, Verdict
 from relay.engine.routes import Router
 from relay.errors import OutboxError
+from relay.operate.quarantine import list_routes
 from relay.operate.session import session
-from relay.operate.status import READ_QUARANTINE, QuarantinedRoute, route_reason
+from relay.operate.status import route_reason
 from relay.settings import Settings
 
 CHECK = "broker.reached"
@@ -46,7 +46,7 @@ def reached(settings: Settings, exchanges: Sequence[str]) -> Iterator[Finding]:
     """Tell for each exchange what is known of a queue that takes its messages."""
     try:
         with session(settings.database) as connection:
-            in_quarantine = _in_quarantine(connection, settings)
+            in_quarantine = list_routes(connection, settings.database.schema_name)
             named, routed = _sent_to(connection, settings)
     except OutboxError as error:
         yield Finding(CHECK, Verdict.SKIPPED, f"what the relay has seen is in the database: {error}")
@@ -73,12 +73,6 @@ def reached(settings: Settings, exchanges: Sequence[str]) -> Iterator[Finding]:
                 "see that a queue is bound to it: `rabbitmqctl list_bindings source_name destination_name routing_key`"
             )
             yield Finding(CHECK, Verdict.WARNING, words, remedy)
-
-
-def _in_quarantine(connection: psycopg.Connection, settings: Settings) -> list[QuarantinedRoute]:
-    with connection.cursor(row_factory=class_row(QuarantinedRoute)) as cursor:
-        statement = READ_QUARANTINE.format(schema=Identifier(settings.database.schema_name))
-        return cursor.execute(statement).fetchall()
 
 
 def _sent_to(connection: psycopg.Connection, settings: Settings) -> tuple[dict[str, str], dict[str, str]]:

@@ -14,6 +14,7 @@ from relay.retention.kind import kept_days
 from relay.settings import Settings
 
 MARKED = ("state", "attempts", "available_at", "last_error", "held_behind", "parked_at", "sent_at", "quarantine")
+ADDRESS = ("exchange", "routing_key")
 PROGRESS = ("state", "selected", "replayed", "failed", "position", "saved_at")
 
 
@@ -39,6 +40,7 @@ GRANTS = (
     Grant("USAGE", "SCHEMA", ""),
     Grant("SELECT", "TABLE", "message"),
     Grant("UPDATE", "TABLE", "message", MARKED),
+    Grant("UPDATE", "TABLE", "message", ADDRESS, command="quarantine"),
     Grant("SELECT", "TABLE", "message_pending"),
     Grant("DELETE", "TABLE", "message_pending"),
     Grant("INSERT", "TABLE", "message_sent"),

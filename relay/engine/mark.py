@@ -50,7 +50,8 @@ POSTPONE = SQL("""
 
 PARK = SQL("""
     UPDATE {schema}.message
-    SET state = 'parked', attempts = %(attempts)s, available_at = NULL, last_error = %(reason)s, parked_at = now()
+    SET state = 'parked', attempts = %(attempts)s, available_at = NULL, last_error = %(reason)s, parked_at = now(),
+        quarantine = NULL
     WHERE state = 'pending' AND lane = %(lane)s AND id = %(id)s
 """)
 

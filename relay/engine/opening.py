@@ -33,6 +33,8 @@ SET_TIMEOUTS = SQL("""
 # One wide row, and libpq keeps an input buffer of its size: 16 KiB else, and a wake-up for each 16 KiB of a window.
 WIDE_ROW = SQL("SELECT repeat(' ', 262144)")
 
+ROUTES_CHANGED = "routes"  # what an operator's command notifies the nodes of; they notify each other of no word
+
 OLDEST_REVISION = "0005"  # what this release needs; newer ones are served unless their note says otherwise
 
 # What ends a session, or makes it useless to us.

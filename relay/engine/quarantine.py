@@ -26,6 +26,7 @@ log = structlog.get_logger(__name__)
 
 PROBE_INITIAL, PROBE_MAX = 0.5, 5.0  # seconds between two probes of one route
 PROBES_A_SECOND = 20  # of all routes; each costs the database three transactions
+LOAD_INTERVAL = 5.0  # seconds between two looks at the routes in the table, while there are any
 ROUTES_AT_A_TIME = 20  # between two windows: where thousands are due, other rows go on in between
 ROWS_PER_RELEASE = 2000
 
@@ -68,15 +69,29 @@ class Quarantine:
         self._routes: dict[Address, Route] = {}
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
+        self._load_at = 0.0  # loop time
+        session.on_routes_changed = self._load_soon
         # Rows on their way in must not meet rows of their key on their way out; nor is anything offered meanwhile.
         self._turn = asyncio.Lock()
 
     async def load(self) -> None:
-        """Learn from the table which routes are in quarantine; each that is new to us is tried at once."""
-        for address, id_, reason, probes in await self._table.routes():
-            route = self._routes.setdefault(address, Route(id_, reason, probes))
-            route.id = id_  # another one, if all other nodes were through with it before it failed them again
+        """Learn from the table which routes are in quarantine.
+
+        A route that is new to us is tried at once. So is one whose tries are counted from zero again: an operator has
+        asked for it.
+        """
+        self._load_at = self._loop.time() + LOAD_INTERVAL
+        async with self._turn:
+            for address, id_, reason, probes in await self._table.routes():
+                route = self._routes.setdefault(address, Route(id_, reason, probes))
+                route.id = id_  # another one, if all other nodes were through with it before it failed them again
+                if probes < route.probes:
+                    route.probes, route.probe_at = probes, 0.0
         self._arm()
+
+    def _load_soon(self) -> None:
+        self._load_at = 0.0
+        self._tail.give_way()
 
     async def keep_back(self, window: list[Row]) -> list[Row]:
         """Set aside the rows that have to wait; give the others."""
@@ -175,6 +190,8 @@ class Quarantine:
         before all later ones of its key.
         """
         now = self._loop.time()
+        if now >= self._load_at and (self._routes or not self._load_at):
+            await self.load()
         due = [(address, route) for address, route in self._routes.items() if route.probe_at <= now]
         due.sort(key=lambda each: each[1].probe_at)
         if due:

@@ -56,8 +56,9 @@ KEY_OF_PENDING = SQL("""
 """)
 # A row that may go out at once: the first of its key, which neither a parked row holds nor one that backs off (`but`).
 # One that has failed on its own account is a probe `again` only when there is no other.
+# `quarantine` stays: a pending row that has one is a probe on its way (relay/operate/quarantine.py looks for it).
 TAKE_PROBE = SQL("""
-    UPDATE {schema}.message SET state = 'pending', quarantine = NULL, last_error = NULL
+    UPDATE {schema}.message SET state = 'pending', last_error = NULL
     WHERE state = 'quarantined' AND ctid = (
         SELECT row.ctid
         FROM {schema}.message AS row
@@ -116,6 +117,7 @@ class QuarantineTable:
         self._session = session
         self._patience = patience
 
+    @patiently
     async def routes(self) -> list[tuple[Address, int, str, int]]:
         """Give the routes in quarantine: address, id, reason and how often each was tried."""
         async with self._session.use() as connection:

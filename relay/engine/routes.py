@@ -48,15 +48,22 @@ class Router:
                 broker can be asked for safely.
         """
         if row.exchange is not None:
-            name = row.exchange.decode()
-            if not any(pattern.match(name) for pattern in self._allowed):
-                raise UnsendableError(f"exchange {name!r} is not among broker.allowed_exchanges")
-            if len(row.exchange) > MAX_EXCHANGE_BYTES and not row.exchange.isascii():
-                raise UnsendableError(
-                    f"an exchange name of {len(row.exchange)} bytes that are not all ASCII is longer than"
-                    f" {MAX_EXCHANGE_BYTES}"
-                )
+            self.check_exchange(row.exchange)
         return self.address(row)
+
+    def check_exchange(self, exchange: bytes) -> None:
+        """Check that a row may name this exchange.
+
+        Raises:
+            UnsendableError: as `allowed_address`.
+        """
+        name = exchange.decode()
+        if not any(pattern.match(name) for pattern in self._allowed):
+            raise UnsendableError(f"exchange {name!r} is not among broker.allowed_exchanges")
+        if len(exchange) > MAX_EXCHANGE_BYTES and not exchange.isascii():
+            raise UnsendableError(
+                f"an exchange name of {len(exchange)} bytes that are not all ASCII is longer than {MAX_EXCHANGE_BYTES}"
+            )
 
     def address(self, row: Row) -> Address:
         if row.exchange is not None and row.routing_key is not None:

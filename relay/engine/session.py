@@ -6,7 +6,7 @@ node that lost the session can neither read nor mark another row.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Collection, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
@@ -17,7 +17,7 @@ from psycopg.sql import SQL, Identifier, Literal
 
 from relay.backoff import wait_for_event
 from relay.database import Connection, Host, connect_async, is_unreplicated, unplug
-from relay.engine.opening import nodes_channel, prepare
+from relay.engine.opening import ROUTES_CHANGED, nodes_channel, prepare
 from relay.engine.row import Row
 from relay.errors import CommitUnknownError, DeadlineError
 from relay.settings import DatabaseSettings
@@ -57,6 +57,7 @@ class LaneSession:
         nodes_channel: where nodes notify each other that one has come or gone, or has given up lanes.
         wake: set when someone rings or wants the session; ends `rest`.
         nodes_changed: set when another node has notified.
+        on_routes_changed: called when an operator has changed a route in quarantine.
         written_at: when our last committed change began (monotonic). Its transaction id is above all that were given
             before, so from then on every snapshot names those that still run: a snapshot does not know of running
             transactions above the last one that has ended.
@@ -69,6 +70,7 @@ class LaneSession:
         self.nodes_channel = nodes_channel(self.schema)
         self.wake = asyncio.Event()
         self.nodes_changed = asyncio.Event()
+        self.on_routes_changed: Callable[[], None] = lambda: None
         self._answered_at = time.monotonic()
         self.written_at = 0.0
         self._connection = connection
@@ -80,7 +82,7 @@ class LaneSession:
         self._resting = False
         self._wanted = 0
         self._loop = asyncio.get_running_loop()
-        connection.add_notify_handler(lambda notify: self._hear(notify.channel, notify.pid))
+        connection.add_notify_handler(lambda notify: self._hear(notify.channel, notify.pid, notify.payload))
         connection.add_notice_handler(self._heed)
 
     @classmethod
@@ -111,9 +113,11 @@ class LaneSession:
             self.ended_by = psycopg.errors.lookup(notice.sqlstate)(notice.message_primary or "")
         self._is_unreplicated |= is_unreplicated(notice)
 
-    def _hear(self, channel: str, pid: int) -> None:
+    def _hear(self, channel: str, pid: int, payload: str) -> None:
         if channel != self.nodes_channel:
             self.wake.set()
+        elif payload == ROUTES_CHANGED:
+            self.on_routes_changed()
         elif pid != self.pid:
             self.nodes_changed.set()
 

@@ -14,6 +14,7 @@ from psycopg.sql import SQL, Composed, Identifier
 
 from relay.engine.pending import MAY_BE_WRITTEN
 from relay.errors import NotFoundError
+from relay.operate.whereabouts import RowId, as_parameters, whereabouts
 
 IS_HEAD = SQL("""(row.held_behind IS NULL OR NOT EXISTS (
         SELECT FROM {schema}.message AS before WHERE before.state = 'parked' AND before.id = row.held_behind))""")
@@ -128,32 +129,29 @@ SHOW_PARKED = SQL("""
            substring(payload_bytes FROM 1 FOR %(length)s) AS payload_bytes,
            coalesce(octet_length(payload::text), octet_length(payload_bytes)) AS payload_size
     FROM {schema}.message
-    WHERE state IN ('parked', 'discarded') AND (id = %(id)s::bigint OR message_id = %(message_id)s::uuid)
+    WHERE state IN ('parked', 'discarded')
+        AND (id = ANY (%(ids)s::bigint[]) OR message_id = ANY (%(message_ids)s::uuid[]))
 """)
 
 
 LAST_RETRY = SQL("""
     SELECT done_at AS retried_at, done_by AS retried_by, why AS retry_note FROM {schema}.operator_audit
-    WHERE command = 'parked retry' AND target = %(id)s
+    WHERE command = 'parked retry' AND target = %(id)s::text
     ORDER BY id DESC LIMIT 1
 """)
 
 
-def show_parked(connection: psycopg.Connection, schema: str, row: int | UUID, *, length: int) -> ParkedMessage:
+def show_parked(connection: psycopg.Connection, schema: str, row: RowId, *, length: int) -> ParkedMessage:
     """Give one row by its id or message id, with the first `length` characters or bytes of its payload.
 
     Raises:
-        NotFoundError: no such row is parked or discarded.
+        NotFoundError: no such row is parked or discarded; the message says where it is.
     """
-    parameters = {
-        "id": row if isinstance(row, int) else None,
-        "message_id": row if isinstance(row, UUID) else None,
-        "length": length,
-    }
+    parameters = {**as_parameters([row]), "length": length}
     with connection.cursor(row_factory=class_row(ParkedMessage)) as cursor:
         message = cursor.execute(composed(schema, SHOW_PARKED, may_be_written=MAY_BE_WRITTEN), parameters).fetchone()
     if message is None:
-        raise NotFoundError(f"no parked or discarded row has the id {row}: see `relay parked list --held`")
+        raise NotFoundError(f"{row} is not parked: {whereabouts(connection, schema, [row])[row]}")
     with connection.cursor(row_factory=dict_row) as cursor:
         retried = cursor.execute(composed(schema, LAST_RETRY), {"id": message.id}).fetchone()
     return replace(message, **retried or {})

@@ -14,6 +14,7 @@ from psycopg.sql import SQL, Composed
 
 from relay.errors import OutboxError, PartlyDoneError
 from relay.operate.parked import Selection, composed, scalar
+from relay.operate.whereabouts import whereabouts
 from relay.replay.job import operator
 
 BATCH_HEADS = 500  # a transaction; a head goes with all that is held behind it, however many
@@ -83,7 +84,7 @@ RETRY_HEADS = SQL("""
         RETURNING id
     )
     INSERT INTO {schema}.operator_audit (command, target, done_by, why)
-    SELECT 'parked retry', id, %(by)s, %(note)s FROM retried
+    SELECT 'parked retry', id::text, %(by)s, %(note)s FROM retried
 """)
 
 
@@ -176,7 +177,7 @@ def _change(
 
 
 READ_NOT_FOUND = SQL("""
-    SELECT coalesce(given.id::text, given.message_id::text), row.held_behind
+    SELECT given.id, given.message_id, row.held_behind
     FROM unnest(%(ids)s::bigint[], %(message_ids)s::uuid[]) AS given (id, message_id)
     LEFT JOIN {schema}.message AS row
         ON row.state = 'parked' AND (row.id = given.id OR row.message_id = given.message_id)
@@ -186,9 +187,12 @@ READ_NOT_FOUND = SQL("""
 
 def _not_found(connection: psycopg.Connection, schema: str, selection: Selection) -> list[str]:
     named = {"ids": selection.ids or [], "message_ids": selection.message_ids or []}
+    rows = connection.execute(composed(schema, READ_NOT_FOUND), named).fetchall()
+    lacking = {id_ or message_id: behind for id_, message_id, behind in rows}
+    elsewhere = whereabouts(connection, schema, [each for each, behind in lacking.items() if behind is None])
     return [
-        f"{name} is not parked" if behind is None else f"{name} is held behind {behind}: choose that one"
-        for name, behind in connection.execute(composed(schema, READ_NOT_FOUND), named)
+        f"{each} is held behind {behind}: choose that one" if behind else f"{each} is not parked: {elsewhere[each]}"
+        for each, behind in lacking.items()
     ]
 
 

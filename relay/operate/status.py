@@ -11,6 +11,7 @@ from psycopg.sql import SQL, Identifier
 
 from relay.operate.health import NODE_STALE_AFTER, State
 from relay.operate.holders import foreign_locks, long_holders
+from relay.operate.quarantine import QuarantinedRoute, list_routes
 
 # Seconds that a row may wait before somebody must be seen working on it. It cannot follow from `relay.stall_after`:
 # that is each relay's own, counts from its last mark and stands in no table, while here all that is known is how long
@@ -34,16 +35,6 @@ COUNT_PUBLISHED = SQL("SELECT coalesce(sum(published_total), 0)::bigint FROM {sc
 COUNT_PENDING = SQL("SELECT count(*) FROM {schema}.message WHERE state = 'pending'")
 COUNT_PARKED = SQL("""
     SELECT count(*), count(*) FILTER (WHERE held_behind IS NULL) FROM {schema}.message WHERE state = 'parked'
-""")
-
-# What the relay has put aside, route by route; `rows` counts those that only wait behind another row of their key, too.
-READ_QUARANTINE = SQL("""
-    SELECT route.exchange, route.routing_key, route.reason, route.since, route.probes, waiting.rows
-    FROM {schema}.quarantine AS route
-    CROSS JOIN LATERAL (
-        SELECT count(*) AS rows FROM {schema}.message WHERE state = 'quarantined' AND quarantine = route.id
-    ) AS waiting
-    ORDER BY route.since, route.id
 """)
 
 # A row scheduled for next week must not look like one that has waited since last week: a row waits since it
@@ -97,18 +88,6 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class QuarantinedRoute:
-    """An address that does not work; its rows wait until one of them gets through."""
-
-    exchange: str
-    routing_key: str
-    reason: str  # in the broker's words
-    since: datetime
-    probes: int  # how often it was tried
-    rows: int
-
-
-@dataclass(frozen=True, slots=True)
 class Status:
     """What `relay status` tells; the field names are the keys of its JSON."""
 
@@ -137,8 +116,7 @@ def read_status(connection: psycopg.Connection, schema: str, *, progress_timeout
     with connection.transaction():
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
         nodes = _nodes(connection, schema)
-        with connection.cursor(row_factory=class_row(QuarantinedRoute)) as cursor:
-            routes = cursor.execute(READ_QUARANTINE.format(**names)).fetchall()
+        routes = list_routes(connection, schema)
         (published,) = _numbers(connection, COUNT_PUBLISHED.format(**names))
         pending = _numbers(connection, COUNT_PENDING.format(**names))[0]
         parked, parked_heads = _numbers(connection, COUNT_PARKED.format(**names))
@@ -223,5 +201,7 @@ def _row_reasons(refused: int, parked: int, held: int) -> list[str]:
 def route_reason(route: QuarantinedRoute) -> str:
     """Say what does not work, since when, and for how many rows."""
     rows = "1 row waits" if route.rows == 1 else f"{route.rows} rows wait"
-    to = f"exchange {route.exchange!r}, routing key {route.routing_key!r}"
-    return f"{to} does not work since {route.since:%Y-%m-%d %H:%M:%S %Z}, {rows}: {route.reason}"
+    since = f"{route.since:%Y-%m-%d %H:%M:%S %Z}"
+    return (
+        f"{route.address} does not work since {since}, {rows}: {route.reason}; see `relay quarantine show {route.id}`"
+    )

@@ -101,7 +101,7 @@ READ_JOBS = SQL("""
         job.selected, job.replayed, job.failed, job.position, job.saved_at, cancel.done_by AS cancelled_by,
         cancel.why AS cancelled_why
     FROM {schema}.replay AS job
-    LEFT JOIN {schema}.operator_audit AS cancel ON cancel.command = 'replay cancel' AND cancel.target = job.id
+    LEFT JOIN {schema}.operator_audit AS cancel ON cancel.command = 'replay cancel' AND cancel.target = job.id::text
     LEFT JOIN pg_locks AS lock ON lock.locktype = 'advisory' AND lock.granted AND lock.objsubid = 2
         AND lock.database = (SELECT oid FROM pg_database WHERE datname = current_database())
         AND lock.classid = (hashtext({lock}) & 4294967295)::oid AND lock.objid = job.id::oid
@@ -146,7 +146,7 @@ CANCEL = SQL("""
         RETURNING id
     )
     INSERT INTO {schema}.operator_audit (command, target, done_by, why)
-    SELECT 'replay cancel', id, %(by)s, %(why)s FROM cancelled
+    SELECT 'replay cancel', id::text, %(by)s, %(why)s FROM cancelled
 """)
 
 

@@ -16,6 +16,8 @@ from relay.engine.routes import Router
 from relay.engine.row import Row
 from relay.engine.session import LaneSession
 from relay.engine.tail import Tail
+from relay.operate.quarantine import Changed, discard, list_routes, probe, reroute
+from relay.operate.session import session
 from relay.settings import DatabaseSettings, RelaySettings, Wire
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.engine.follower import unhurried
@@ -141,33 +143,80 @@ async def test_a_route_may_have_been_left_and_entered_again_by_others(
         assert await outbox.ids("pending") == [row]  # to be tried
 
 
-async def test_an_owner_may_send_the_rows_elsewhere(
-    outbox: Outbox, channel: AbstractChannel, queue: Reader, run_node: RunNode, monkeypatch: pytest.MonkeyPatch
+async def test_an_operator_sends_the_rows_elsewhere_while_the_relay_runs(
+    outbox: Outbox, channel: AbstractChannel, queue: Reader, run_node: RunNode, database: DatabaseSettings
 ) -> None:
-    monkeypatch.setattr("relay.engine.quarantine.PROBE_INITIAL", 5.0)  # no row is on its way as a probe meanwhile
     elsewhere = Reader(channel, await channel.declare_queue("elsewhere", durable=True))
     lost, behind = [], []
     for turn in range(3):
         lost += [await outbox.insert(str(key), exchange="", routing_key="gone") for key in range(3)]
         behind += [await outbox.insert(str(key)) for key in range(turn)]  # bound for where all the others go
 
+    def send_elsewhere() -> Changed:
+        with session(database) as connection:
+            (route,) = list_routes(connection, "outbox")
+            to = {"exchange": "", "routing_key": "elsewhere"}
+            return reroute(connection, "outbox", route, [], **to, by="ada", why="it is gone")
+
     async with run_node():
         await eventually(outbox.is_empty, "set aside")
-        await outbox.connection.execute(
-            "UPDATE outbox.message SET exchange = '', routing_key = 'elsewhere'"
-            " WHERE state = 'quarantined' AND last_error NOT LIKE 'waits behind message %'"
-            " AND quarantine = (SELECT id FROM outbox.quarantine WHERE exchange = '' AND routing_key = 'gone')"
-        )
+        done = await asyncio.to_thread(send_elsewhere)
         lost += [await outbox.insert(str(key), exchange="", routing_key="elsewhere") for key in range(3)]
         assert await in_order(elsewhere, 12) == lost
         assert await in_order(queue, 3) == behind
         await eventually(lambda: is_left(outbox), "the route is forgotten")
 
+    assert (done.rows, done.left_out) == (9, [])
     cursor = await outbox.connection.execute(
         "SELECT FROM (SELECT sent_at < lag(sent_at) OVER (PARTITION BY aggregate_id ORDER BY id) AS overtook"
         " FROM outbox.message) AS row WHERE overtook"
     )
     assert cursor.rowcount == 0
+
+
+async def test_rows_behind_a_discarded_one_go_out(
+    outbox: Outbox, queue: Reader, run_node: RunNode, database: DatabaseSettings
+) -> None:
+    lost = await outbox.insert("1", exchange="", routing_key="gone")
+    behind = [await outbox.insert("1") for _ in range(3)]
+
+    def give_up() -> Changed:
+        with session(database) as connection:
+            (route,) = list_routes(connection, "outbox")
+            return discard(connection, "outbox", route, [lost], by="ada", why="too late")
+
+    async with run_node():
+        await eventually(lambda: outbox.are_aside([lost, *behind]), "all wait")
+        done = await asyncio.to_thread(give_up)
+        assert await in_order(queue, 3) == behind
+
+    assert (done.rows, done.left_out) == (1, [])
+    assert await outbox.ids("discarded") == [lost]
+
+
+async def test_a_route_is_tried_at_once_when_an_operator_asks(
+    outbox: Outbox,
+    channel: AbstractChannel,
+    run_node: RunNode,
+    database: DatabaseSettings,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("relay.engine.quarantine.backoff", lambda attempt, *_: 0.01 if attempt == 1 else 3600.0)
+    row = await outbox.insert("1", exchange="", routing_key="later")
+
+    async def is_tried() -> bool:
+        cursor = await outbox.connection.execute("SELECT FROM outbox.quarantine WHERE probes > 0")
+        return cursor.rowcount == 1 and await outbox.are_aside([row])
+
+    def ask() -> None:
+        with session(database) as connection:
+            probe(connection, "outbox", [route.id for route in list_routes(connection, "outbox")])
+
+    async with run_node():
+        await eventually(is_tried, "it waits for an hour")
+        later = Reader(channel, await channel.declare_queue("later", durable=True))
+        await asyncio.to_thread(ask)
+        assert await later.ids(1) == [row]
 
 
 async def in_order(reader: Reader, number: int) -> list[int]:

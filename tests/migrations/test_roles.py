@@ -182,6 +182,7 @@ def test_the_relay_can_do_its_work(connection: Connection) -> None:
         "UPDATE outbox.message SET state = 'sent', sent_at = now()",
         "UPDATE outbox.message SET state = 'parked', parked_at = now(), last_error = 'x', attempts = 8",
         "UPDATE outbox.message SET state = 'discarded', last_error = 'x'",
+        "UPDATE outbox.message SET exchange = '', routing_key = 'new'",
         "UPDATE outbox.message SET available_at = now(), attempts = attempts + 1, held_behind = 1",
         "SELECT outbox.ensure_sent_days(current_date, 1)",
         "INSERT INTO outbox.node (name, backend_pid, version) VALUES ('n', 1, '1') ON CONFLICT (name) DO NOTHING",

@@ -9,6 +9,7 @@ from psycopg.types.json import Jsonb
 from relay.errors import NotFoundError
 from relay.operate.parked import Selection, list_parked, show_parked
 from relay.operate.release import Done, preview, retry
+from relay.operate.whereabouts import UNKNOWN
 from tests.operate.rows import Rows
 
 EVERYTHING = Selection()
@@ -30,7 +31,10 @@ def test_a_held_row_is_not_chosen_by_name_nor_by_filter(rows: Rows, connection: 
     by_filter = retry(connection, "outbox", Selection(event_type="B"))
 
     assert by_name.chosen == by_filter.chosen == 0
-    assert sorted(by_name.not_found) == ["10000 is not parked", f"{follower} is held behind {head}: choose that one"]
+    assert sorted(by_name.not_found) == [
+        f"10000 is not parked: {UNKNOWN}",
+        f"{follower} is held behind {head}: choose that one",
+    ]
     assert rows.states()[follower] == ("parked", head)
 
 
@@ -67,8 +71,8 @@ def test_a_message_id_selects(rows: Rows, connection: psycopg.Connection) -> Non
 
     done = retry(connection, "outbox", Selection(message_ids=[message_id, missing]))
 
-    assert done == Done(1, 0, [f"{missing} is not parked"])
-    assert show_error(connection, row) == f"no parked or discarded row has the id {row}: see `relay parked list --held`"
+    assert done == Done(1, 0, [f"{missing} is not parked: {UNKNOWN}"])
+    assert show_error(connection, row) == f"{row} is not parked: it is pending"
 
 
 def show_error(connection: psycopg.Connection, row: int) -> str:

@@ -58,7 +58,8 @@ def test_routes_that_do_not_work_are_named_with_what_waits_for_them(rows: Rows, 
         ("other-0", 1),
     ]
     assert status.reasons[0] == (
-        "exchange '', routing key 'invoices' does not work since 2026-01-01 00:00:00 UTC, 2 rows wait: 312 NO_ROUTE"
+        "exchange '', routing key 'invoices' does not work since 2026-01-01 00:00:00 UTC, 2 rows wait: 312 NO_ROUTE;"
+        " see `relay quarantine show 1`"
     )
     assert status.reasons[-1] == "2 more routes do not work"
 

@@ -1,0 +1,314 @@
+"""Routes in quarantine as an operator handles them: listed, shown, tried now, their rows sent elsewhere or given up.
+
+A relay may run meanwhile. Every change takes the lock on the route's row that the relay takes to let rows out, and
+leaves the rows in quarantine: the relay alone makes them pending, in the order of their keys.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import psycopg
+from psycopg.rows import class_row
+from psycopg.sql import SQL, Composed, Identifier
+
+from relay.engine.opening import ROUTES_CHANGED, nodes_channel
+from relay.engine.quarantine import PROBE_INITIAL, PROBE_MAX, PROBES_A_SECOND
+from relay.errors import NotFoundError, UsageError
+from relay.operate.whereabouts import RowId, as_parameters, find_rows, whereabouts
+
+PROBE_WAIT, PROBE_POLL = 10.0, 0.1  # seconds: a probe is answered within about five
+
+# A row that only waits behind another one of its key; it keeps its own address. NULL never occurs but by hand.
+IS_BEHIND = SQL("coalesce(starts_with(last_error, 'waits behind message '), false)")
+# Of the rows of a route those that are bound for it: all, or those named.
+CHOSEN = SQL("""state = 'quarantined' AND quarantine = %(route)s AND NOT {is_behind}
+        AND (%(all)s OR id = ANY (%(ids)s::bigint[]) OR message_id = ANY (%(message_ids)s::uuid[]))""")
+
+READ_ROUTES = SQL("""
+    SELECT route.id, route.exchange, route.routing_key, route.reason, route.since, route.probes, route.probed_at,
+           coalesce(route.probed_at, route.since) + interval '1 second' * least(
+               {initial} * 2 ^ least(route.probes, 30),
+               greatest({maximum}, (count(*) OVER ())::float8 / {a_second})
+           ) AS next_probe_by,
+           waiting.rows, waiting.behind, waiting.oldest
+    FROM {schema}.quarantine AS route
+    CROSS JOIN LATERAL (
+        SELECT count(*) AS rows, count(*) FILTER (WHERE {is_behind}) AS behind, min(created_at) AS oldest
+        FROM {schema}.message
+        WHERE state = 'quarantined' AND quarantine = route.id
+    ) AS waiting
+    ORDER BY route.since, route.id
+""")
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantinedRoute:
+    """An address that does not work; its rows wait until one of them gets through."""
+
+    id: int
+    exchange: str
+    routing_key: str
+    reason: str  # in the broker's words, or who has sent rows here
+    since: datetime
+    probes: int  # how often it was tried
+    probed_at: datetime | None
+    next_probe_by: datetime  # a running relay tries it again, at the latest
+    rows: int
+    behind: int  # of these, rows that only wait behind another row of their key
+    oldest: datetime | None
+
+    @property
+    def address(self) -> str:
+        return f"exchange {self.exchange!r}, routing key {self.routing_key!r}"
+
+
+def list_routes(connection: psycopg.Connection, schema: str) -> list[QuarantinedRoute]:
+    """Return the routes in quarantine, the oldest first."""
+    probes = {"initial": PROBE_INITIAL, "maximum": PROBE_MAX, "a_second": PROBES_A_SECOND}
+    statement = READ_ROUTES.format(schema=Identifier(schema), is_behind=IS_BEHIND, **probes)
+    with connection.cursor(row_factory=class_row(QuarantinedRoute)) as cursor:
+        return cursor.execute(statement).fetchall()
+
+
+def read_route(connection: psycopg.Connection, schema: str, route: int) -> QuarantinedRoute:
+    """Return one route.
+
+    Raises:
+        NotFoundError: it is not in quarantine; the message says where the row of this id is.
+    """
+    for each in list_routes(connection, schema):
+        if each.id == route:
+            return each
+    row = find_rows(connection, schema, [route])[route]
+    where = "" if isinstance(row, str) else f"; if you mean row {route}, {row.words}"
+    raise NotFoundError(f"no route {route} is in quarantine{where}: `relay quarantine list` names the routes")
+
+
+def route_of(connection: psycopg.Connection, schema: str, named: RowId) -> QuarantinedRoute:
+    """Return the route of this id; else the one in which the row of this id or message id waits.
+
+    Raises:
+        NotFoundError: neither is in quarantine; the message says where the row is.
+    """
+    for each in list_routes(connection, schema):
+        if each.id == named:
+            return each
+    row = find_rows(connection, schema, [named])[named]
+    if isinstance(row, str) or row.state != "quarantined" or row.quarantine is None:
+        words = row if isinstance(row, str) else row.words
+        raise NotFoundError(f"neither a route nor a row in quarantine has the id {named}: {words}")
+    return read_route(connection, schema, row.quarantine)
+
+
+READ_ROWS = SQL("""
+    SELECT id, message_id, aggregate_type, aggregate_id, event_type, created_at, attempts, last_error
+    FROM {schema}.message
+    WHERE state = 'quarantined' AND quarantine = %(route)s
+    ORDER BY id
+    LIMIT %(limit)s
+""")
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingRow:
+    """A row of a route, without its payload."""
+
+    id: int
+    message_id: UUID
+    aggregate_type: str
+    aggregate_id: str | None
+    event_type: str
+    created_at: datetime
+    attempts: int
+    last_error: str | None
+
+
+def list_rows(connection: psycopg.Connection, schema: str, route: int, *, limit: int) -> list[WaitingRow]:
+    """Return the first rows of a route, by id."""
+    with connection.cursor(row_factory=class_row(WaitingRow)) as cursor:
+        values = {"route": route, "limit": limit}
+        return cursor.execute(READ_ROWS.format(schema=Identifier(schema)), values).fetchall()
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """What a reroute or discard did."""
+
+    route: int
+    rows: int
+    left_out: list[str]  # what was not done, with the reason
+
+
+MOVE = SQL("""
+    WITH moved AS (
+        UPDATE {schema}.message
+        SET exchange = %(exchange)s, routing_key = %(routing_key)s, quarantine = %(to)s, last_error = %(words)s
+        WHERE {chosen}
+        RETURNING id
+    )
+    INSERT INTO {schema}.operator_audit (command, target, done_by, why)
+    SELECT 'quarantine reroute', id::text, %(by)s, %(why)s FROM moved
+""")
+# The rows behind them go along, so that they are let go together; each keeps its address.
+MOVE_FOLLOWERS = SQL("""
+    UPDATE {schema}.message SET quarantine = %(to)s
+    WHERE state = 'quarantined' AND quarantine = %(route)s AND {is_behind}
+""")
+# Its tries are counted from zero: the relay takes that for "now" (relay/engine/quarantine.py).
+ENTER = SQL("""
+    INSERT INTO {schema}.quarantine (exchange, routing_key, reason)
+    VALUES (%(exchange)s, %(routing_key)s, %(words)s)
+    ON CONFLICT (exchange, routing_key) DO UPDATE SET probes = 0
+    RETURNING id
+""")
+
+
+def reroute(
+    connection: psycopg.Connection,
+    schema: str,
+    route: QuarantinedRoute,
+    rows: Sequence[RowId],
+    *,
+    exchange: str,
+    routing_key: str,
+    by: str,
+    why: str,
+) -> Changed:
+    """Give the rows of a route, or those named, another address, in one transaction.
+
+    They wait for the new address in quarantine: the relay tries it with one row, and lets the others follow in order.
+    A row that is on its way as a probe has no new address; it is waited for.
+
+    Raises:
+        UsageError: they have this address already.
+        NotFoundError: the route is not in quarantine any more.
+    """
+    if (exchange, routing_key) == (route.exchange, route.routing_key):
+        raise UsageError(f"the rows of route {route.id} have this address already: {route.address}")
+    words = {"words": f"rerouted by {by}: {why}", "by": by, "why": why}
+
+    def move(values: dict[str, Any]) -> int:
+        to = {"exchange": exchange, "routing_key": routing_key, **words}
+        (entered,) = connection.execute(_sql(schema, ENTER), to).fetchone() or (0,)
+        moved = connection.execute(_sql(schema, MOVE), {**values, **to, "to": entered}).rowcount
+        if not rows:
+            connection.execute(_sql(schema, MOVE_FOLLOWERS), {**values, "to": entered})
+        return moved
+
+    return _change(connection, schema, route.id, rows, move)
+
+
+DISCARD = SQL("""
+    WITH discarded AS (
+        UPDATE {schema}.message
+        SET state = 'discarded', quarantine = NULL, last_error = concat_ws('; ', last_error, %(words)s::text)
+        WHERE {chosen}
+        RETURNING id
+    )
+    INSERT INTO {schema}.operator_audit (command, target, done_by, why)
+    SELECT 'quarantine discard', id::text, %(by)s, %(why)s FROM discarded
+""")
+
+
+def discard(
+    connection: psycopg.Connection, schema: str, route: QuarantinedRoute, rows: Sequence[RowId], *, by: str, why: str
+) -> Changed:
+    """Give the rows of a route up, or those named, in one transaction; they are kept as `discarded`.
+
+    The rows behind them go out.
+
+    Raises:
+        NotFoundError: the route is not in quarantine any more.
+    """
+    words = {"words": f"discarded by {by}: {why}", "by": by, "why": why}
+    return _change(
+        connection,
+        schema,
+        route.id,
+        rows,
+        lambda values: connection.execute(_sql(schema, DISCARD), {**values, **words}).rowcount,
+    )
+
+
+COUNT_CHOSEN = SQL("SELECT count(*), min(created_at) FROM {schema}.message WHERE {chosen}")
+
+
+def count_chosen(
+    connection: psycopg.Connection, schema: str, route: QuarantinedRoute, rows: Sequence[RowId]
+) -> tuple[int, datetime | None]:
+    """Return how many rows `reroute` or `discard` would change now, and when the oldest was written."""
+    found = connection.execute(_sql(schema, COUNT_CHOSEN), _values(route.id, rows)).fetchone()
+    return found or (0, None)
+
+
+TRY_NOW = SQL("UPDATE {schema}.quarantine SET probes = 0 WHERE id = ANY (%(routes)s::bigint[])")
+
+
+def probe(connection: psycopg.Connection, schema: str, routes: Sequence[int]) -> None:
+    """Ask the running relays to try these routes now."""
+    with connection.transaction():
+        connection.execute(_sql(schema, TRY_NOW), {"routes": list(routes)})
+        _ring(connection, schema)
+
+
+LOCK_ROUTE = SQL("SELECT FROM {schema}.quarantine WHERE id = %(route)s FOR UPDATE")
+PROBES_ON_THEIR_WAY = SQL("""
+    SELECT id FROM {schema}.message
+    WHERE state = 'pending' AND quarantine = %(route)s
+        AND (%(all)s OR id = ANY (%(ids)s::bigint[]) OR message_id = ANY (%(message_ids)s::uuid[]))
+""")
+READ_CHOSEN = SQL("SELECT id, message_id FROM {schema}.message WHERE {chosen} AND NOT %(all)s")
+RING = SQL("SELECT pg_notify(%(channel)s, %(word)s)")
+
+
+def _change(
+    connection: psycopg.Connection,
+    schema: str,
+    route: int,
+    rows: Sequence[RowId],
+    change: Callable[[dict[str, Any]], int],
+) -> Changed:
+    """Change the rows once none of them is on its way as a probe, or the others after `PROBE_WAIT`."""
+    values = _values(route, rows)
+    deadline = time.monotonic() + PROBE_WAIT
+    while True:
+        with connection.transaction():
+            if connection.execute(_sql(schema, LOCK_ROUTE), values).rowcount == 0:
+                raise NotFoundError(f"route {route} is not in quarantine any more: its rows are on their way")
+            probes = [id_ for (id_,) in connection.execute(_sql(schema, PROBES_ON_THEIR_WAY), values)]
+            if not probes or time.monotonic() >= deadline:
+                left_out = _left_out(connection, schema, values, rows or probes)
+                changed = change(values)
+                # What is left in the route waits for no more than it did: try it now.
+                connection.execute(_sql(schema, TRY_NOW), {"routes": [route]})
+                _ring(connection, schema)
+                return Changed(route, changed, left_out)
+        time.sleep(PROBE_POLL)
+
+
+def _left_out(
+    connection: psycopg.Connection, schema: str, values: dict[str, Any], wanted: Sequence[RowId]
+) -> list[str]:
+    chosen: set[RowId] = set()
+    for row in connection.execute(_sql(schema, READ_CHOSEN), values):
+        chosen.update(row)
+    missing = [each for each in wanted if each not in chosen]
+    where = whereabouts(connection, schema, missing)
+    return [f"{each} is left as it is: {where[each]}" for each in missing]
+
+
+def _values(route: int, rows: Sequence[RowId]) -> dict[str, Any]:
+    return {"route": route, "all": not rows, **as_parameters(rows)}
+
+
+def _ring(connection: psycopg.Connection, schema: str) -> None:
+    connection.execute(RING, {"channel": nodes_channel(schema), "word": ROUTES_CHANGED})
+
+
+def _sql(schema: str, statement: SQL) -> Composed:
+    names = {"schema": Identifier(schema), "is_behind": IS_BEHIND}
+    return statement.format(**names, chosen=CHOSEN.format(**names))

@@ -1,0 +1,134 @@
+"""Where a row is, for every command that is asked about one by its id."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from uuid import UUID
+
+import psycopg
+from psycopg.rows import class_row
+from psycopg.sql import SQL, Identifier
+
+from relay.errors import UsageError
+from relay.observe.printable import printable
+
+RowId = int | UUID  # its id, or its message id
+MAX_ID = 2**63 - 1
+
+SENT_TIMEOUT = 20.0  # seconds; the days of sent rows have no index by id, and are read from end to end
+UNKNOWN = "no row of the outbox has this id: it was never committed, or its day was dropped"
+UNREAD = f"it does not wait, and the sent rows could not be searched within {SENT_TIMEOUT:g} s"
+
+# What waits comes first: it is found at once.
+FIND = SQL("""
+    SELECT id, message_id, state, sent_at, available_at > now() AS is_delayed, available_at, held_behind, quarantine,
+           substring(last_error FROM '^waits behind message (\\d+)')::bigint AS waits_behind
+    FROM {schema}.message
+    WHERE state IN ({states})
+        AND (id = ANY (%(ids)s::bigint[]) OR message_id = ANY (%(message_ids)s::uuid[]))
+""")
+SET_TIMEOUT = SQL("SELECT set_config('statement_timeout', {milliseconds}, true)")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A row as far as it says where it is."""
+
+    id: int
+    message_id: UUID
+    state: str
+    sent_at: datetime | None
+    is_delayed: bool | None
+    available_at: datetime | None
+    held_behind: int | None
+    quarantine: int | None
+    waits_behind: int | None
+
+    @property
+    def words(self) -> str:
+        """What a command says of it."""
+        match self.state:
+            case "sent":
+                return f"it was sent at {_utc(self.sent_at)}"
+            case "parked":
+                behind = f" behind {self.held_behind}" if self.held_behind else ""
+                return f"it is parked{behind}: see `relay parked show {self.id}`"
+            case "quarantined":
+                behind = f" behind {self.waits_behind}" if self.waits_behind else ""
+                return f"it is quarantined in route {self.quarantine}{behind}: see `relay quarantine show {self.id}`"
+            case "discarded":
+                return f"it was discarded: see `relay parked show {self.id}`"
+            case _:
+                return f"it is pending{self._pending_words}"
+
+    @property
+    def _pending_words(self) -> str:
+        if self.quarantine is not None:
+            return f", and tries route {self.quarantine} just now"
+        return f", and due at {_utc(self.available_at)}" if self.is_delayed else ""
+
+
+def find_rows(connection: psycopg.Connection, schema: str, wanted: Collection[RowId]) -> dict[RowId, Found | str]:
+    """Return for each id the row that has it, or in words why none was found."""
+    found = _find(connection, schema, wanted, is_sent=False)
+    missing = [each for each in wanted if each not in found]
+    lack = UNKNOWN
+    if missing:
+        try:
+            with connection.transaction():
+                connection.execute(SET_TIMEOUT.format(milliseconds=str(round(SENT_TIMEOUT * 1000))))
+                found |= _find(connection, schema, missing, is_sent=True)
+        except psycopg.errors.QueryCanceled:
+            lack = UNREAD
+    return {each: found.get(each, lack) for each in wanted}
+
+
+def whereabouts(connection: psycopg.Connection, schema: str, wanted: Collection[RowId]) -> dict[RowId, str]:
+    """Return in words where each row is: "it was sent at 2026-11-21 08:00:00Z"."""
+    rows = find_rows(connection, schema, wanted)
+    return {each: row if isinstance(row, str) else row.words for each, row in rows.items()}
+
+
+def row_ids(texts: Collection[str]) -> list[RowId]:
+    """Return the ids and message ids that an operator has written.
+
+    Raises:
+        UsageError: one of them is neither.
+    """
+    return [_row_id(text) for text in texts]
+
+
+def as_parameters(wanted: Collection[RowId]) -> dict[str, list[int] | list[UUID]]:
+    """Return ids as the parameters `ids` and `message_ids` of a statement."""
+    return {
+        "ids": [each for each in wanted if isinstance(each, int)],
+        "message_ids": [each for each in wanted if isinstance(each, UUID)],
+    }
+
+
+def _find(
+    connection: psycopg.Connection, schema: str, wanted: Collection[RowId], *, is_sent: bool
+) -> dict[RowId, Found]:
+    if not wanted:
+        return {}
+    states = ("sent",) if is_sent else ("pending", "parked", "quarantined", "discarded")
+    statement = FIND.format(schema=Identifier(schema), states=SQL(", ").join(states))
+    with connection.cursor(row_factory=class_row(Found)) as cursor:
+        rows = cursor.execute(statement, as_parameters(wanted)).fetchall()
+    by_id: dict[RowId, Found] = {row.id: row for row in rows}
+    return by_id | {row.message_id: row for row in rows}
+
+
+def _row_id(text: str) -> RowId:
+    try:
+        if not (text.isascii() and text.isdecimal()):
+            return UUID(text)
+        if (number := int(text)) <= MAX_ID:
+            return number
+    except ValueError:
+        pass
+    raise UsageError(f"{printable(text)} is no id and no message id")
+
+
+def _utc(moment: datetime | None) -> str:
+    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%SZ}" if moment else "an unknown time"

@@ -1,0 +1,101 @@
+"""`relay quarantine`, and where a row is that a command is asked about."""
+
+import json
+
+import pytest
+
+from tests.cli.command import Command
+from tests.operate.rows import Rows
+
+MINE = ("--why", "the queue is gone", "--by", "ada")
+
+
+def test_routes_are_listed_and_shown_by_number_or_row(relay: Command, rows: Rows) -> None:
+    first = rows.quarantined("gone")
+    rows.quarantined("gone", "2")
+
+    listed = json.loads(relay("quarantine", "list", "-o", "json").out)
+    shown = json.loads(relay("quarantine", "show", "1", "-o", "json").out)
+    by_message_id = relay("quarantine", "show", shown["rows"][0]["message_id"])
+
+    assert [(each["id"], each["routing_key"], each["rows"]) for each in listed] == [(1, "gone", 2)]
+    assert listed[0]["next_probe_by"] > listed[0]["since"]
+    assert shown["rows"][0]["id"] == first
+    assert "reason\t312 NO_ROUTE" in by_message_id.out
+    assert relay("quarantine", "list").out.splitlines()[1].startswith("1\t\tgone\t2\t0\t2026-01-01 00:00:00Z")
+
+
+def test_named_rows_are_rerouted_and_the_others_told_where_they_are(relay: Command, rows: Rows) -> None:
+    moved, stays = rows.quarantined("gone"), rows.quarantined("gone", "2")
+    parked = rows.parked("3")
+
+    foreseen = relay("quarantine", "reroute", "1", str(moved), "--routing-key", "new", "--dry-run")
+    done = relay("quarantine", "reroute", "1", str(moved), str(parked), "--routing-key", "new", *MINE)
+
+    assert foreseen.out == "would reroute 1 row to exchange '', routing key 'new'\n"
+    assert (done.code, done.out) == (3, "rerouted 1 row to exchange '', routing key 'new'\n")
+    assert done.err == (f"relay: {parked} is left as it is: it is parked: see `relay parked show {parked}`\n")
+    found = rows.connection.execute(
+        "SELECT row.id, route.routing_key, row.routing_key, last_error FROM outbox.message AS row"
+        " JOIN outbox.quarantine AS route ON route.id = quarantine ORDER BY row.id"
+    ).fetchall()
+    assert found == [(moved, "new", "new", "rerouted by ada: the queue is gone"), (stays, "gone", "gone", None)]
+    audited = rows.connection.execute("SELECT command, target, done_by, why FROM outbox.operator_audit").fetchall()
+    assert audited == [("quarantine reroute", str(moved), "ada", "the queue is gone")]
+
+
+def test_a_discard_needs_a_reason_and_an_answer(relay: Command, rows: Rows) -> None:
+    row = rows.quarantined("gone")
+
+    unasked = relay("quarantine", "discard", "1", "--why", "old")
+    no_reason = relay("quarantine", "discard", "1", "--yes")
+    foreseen = relay("quarantine", "discard", "1", "--dry-run")
+    done = relay("quarantine", "discard", "1", "--yes", *MINE)
+
+    assert (unasked.code, no_reason.code) == (2, 2)
+    assert foreseen.out == "would discard 1 row of route 1, exchange '', routing key 'gone'\n"
+    assert foreseen.err.startswith(f"{row}  ")
+    assert (done.code, done.out) == (0, "discarded 1 row of route 1\n")
+    assert rows.states()[row] == ("discarded", None)
+    assert "discarded by ada: the queue is gone" in relay("parked", "show", str(row)).out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["reroute", "1", "--why", "x"], 2, "give --to-exchange, --routing-key, or both"),
+        (["reroute", "1", "--routing-key", "gone", "--why", "x"], 2, "have this address already"),
+        (["reroute", "1", "--to-exchange", "secret", "--why", "x"], 2, "not among broker.allowed_exchanges"),
+        (["reroute", "1", "--routing-key", "new"], 2, "--why is needed"),
+        (["reroute", "7", "--routing-key", "new", "--why", "x"], 1, "no route 7 is in quarantine"),
+        (["show", "abc"], 2, "abc is no id and no message id"),
+    ],
+)
+def test_what_cannot_be(arguments: list[str], code: int, words: str, relay: Command, rows: Rows) -> None:
+    rows.quarantined("gone")
+
+    result = relay("quarantine", *arguments, RELAY_BROKER__ALLOWED_EXCHANGES="outbox")
+
+    assert (result.code, words in result.err) == (code, True)
+
+
+def test_every_command_says_where_a_row_is(relay: Command, rows: Rows) -> None:
+    pending, delayed, sent = rows.pending(), rows.pending(available_at="2999-01-01T00:00:00Z"), rows.pending()
+    rows.connection.execute("UPDATE outbox.message SET state = 'sent', sent_at = now() WHERE id = %s", [sent])
+    waiting = rows.quarantined("gone")
+    words = {
+        pending: "it is pending",
+        delayed: "it is pending, and due at 2999-01-01 00:00:00Z",
+        sent: "it was sent at 20",
+        waiting: f"it is quarantined in route 1: see `relay quarantine show {waiting}`",
+        12345: "no row of the outbox has this id",
+    }
+
+    for row, where in words.items():
+        shown = relay("parked", "show", str(row))
+        retried = relay("parked", "retry", "--id", str(row))
+
+        assert shown.code == retried.code == 1
+        assert shown.err == retried.err
+        assert shown.err.startswith(f"relay: {row} is not parked: {where}")
+    assert "it is pending" in relay("quarantine", "show", str(pending + 1)).err
