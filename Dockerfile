@@ -13,10 +13,11 @@ RUN --mount=type=secret,id=pip.conf \
 
 FROM tools AS wheel
 COPY LICENSE README.md pyproject.toml ./
-COPY config/roles.sql config/
+COPY config config
+COPY examples examples
 COPY migrations migrations
 COPY relay relay
-COPY spark/outbox_spark spark/outbox_spark
+COPY spark spark
 RUN /tools/bin/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir /wheel .
 
 # The locked dependencies first: they change less often than the project, and their layer is kept.

@@ -6,7 +6,7 @@
 -- and CREATE on the database (for the schema outbox_staging). A superuser has all of it. Run it again after an update, and
 -- after a restore: pg_restore brings the tables, and not the roles. It is harmless at any time.
 --
--- For a schema other than `outbox`: sed 's/\boutbox/events/g' config/roles.sql
+-- For a schema other than `outbox`: relay config roles --schema events
 -- The roles are then events_writer and so on: two schemas share no role, and so they share no rights.
 --
 -- The roles part the sides from each other. Within a side they part nothing: every login with outbox_consumer can read,

@@ -62,7 +62,7 @@ COMMANDS = {
         "relay.cli.retention:retention",
         "Drop old days of sent rows and of the inbox.",
     ),
-    "config": ("relay.cli.config:app", "Tell the settings in use."),
+    "config": ("relay.cli.config:app", "Tell the settings in use; print roles, alerts and examples."),
     "healthcheck": (
         "relay.cli.healthcheck:healthcheck",
         "Exit with 0 if this host's relay is alive, else with 1.",

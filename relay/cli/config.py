@@ -6,13 +6,12 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from relay.cli.options import ConfigFile, Options, Output
-from relay.cli.printing import print_json, print_table
+from relay.cli.printing import print_json, print_table, say
 from relay.configuration import load
 from relay.keys import all_keys, as_json, as_toml, value_of
 from relay.operate import packaged
-from relay.operate.reference import example
 
-app = App(name="config", help="The settings in use.")
+app = App(name="config", help="The settings in use, and files that come with this release.")
 
 
 @app.command
@@ -27,10 +26,36 @@ def show(*, options: Options | None = None, output: Output = "text") -> int:
     return 0
 
 
-@app.command(name="example")
-def example_() -> int:
-    """Print a relay.toml with every key and its default, as comments."""
-    sys.stdout.write(example())
+@app.command
+def example(
+    name: Annotated[str, Parameter(help="One of those that `relay config examples` lists; by default relay.toml.")] = (
+        "relay.toml"
+    ),
+    /,
+) -> int:
+    """Print an example; by default a relay.toml with every key and its default, as comments."""
+    sys.stdout.write(packaged.example_file(name))
+    return 0
+
+
+@app.command
+def examples() -> int:
+    """List the examples that `relay config example` prints."""
+    print_table(("name", "what"), packaged.EXAMPLES.items())
+    return 0
+
+
+@app.command
+def alerts() -> int:
+    """Print alerts for Prometheus, for its rule_files."""
+    sys.stdout.write(packaged.alerts())
+    return 0
+
+
+@app.command
+def jobs() -> int:
+    """Print the folder of the Spark jobs, for `spark-submit "$(relay config jobs)/archive.py"`."""
+    say(str(packaged.JOBS))
     return 0
 
 

@@ -121,6 +121,6 @@ def _growth(settings: Settings) -> Finding:
     words = f"sent rows are kept {kept}; the backlog is {watched}"
     remedies = [
         *(["set relay.retention, or drop days by `relay retention`"] if relay.retention_days is None else []),
-        *([] if address else ["name an address in http.listen, and load config/prometheus/alerts.yml"]),
+        *([] if address else ["name an address in http.listen, and load the alerts that `relay config alerts` prints"]),
     ]
     return Finding(check, Verdict.WARNING if remedies else Verdict.OK, words, "; ".join(remedies))

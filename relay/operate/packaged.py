@@ -1,14 +1,61 @@
-"""Files for other programs that come with this release: in the wheel, and in `config/` of a checkout."""
+"""Files for other programs that come with this release: inside the installed package, or beside it in a checkout."""
 
 import re
-from importlib.resources import files
 from pathlib import Path
 
-_INSTALLED = files("relay") / "config"
-FILES = _INSTALLED if _INSTALLED.is_dir() else Path(__file__).parents[2] / "config"
+import relay
+from relay.errors import UsageError
+from relay.operate.reference import example
+
+_PACKAGE = Path(relay.__file__).parent
+FILES = _PACKAGE if (_PACKAGE / "config").is_dir() else _PACKAGE.parent
+
+# pyproject.toml names each file of config/ that goes into the wheel; a folder could hold passwords.
+EXAMPLES = {
+    "relay.toml": "every setting with its default, as comments",
+    "compose.yaml": "Docker Compose: PostgreSQL, RabbitMQ, logins, tables, roles and a relay; takes the next two",
+    "compose-relay.toml": "the settings of this relay: one queue that gets every event",
+    "compose-logins.sql": "the logins of this PostgreSQL",
+    "rabbitmq/rabbitmq.conf": "a broker for production",
+    "spark-application.yaml": "the archive on Kubernetes, for the Spark operator",
+    "invoices/README.md": "a projection, written once for each invoice: how to run it",
+    "invoices/relay.toml": "its topology",
+    "invoices/worker.py": "its consumer",
+    "invoices/issue.sql": "invoices with their events, for it",
+    "durable/README.md": "measurements published outside of transactions: how to run it",
+    "durable/relay.toml": "its topology",
+    "durable/producer.py": "its publisher",
+    "durable/consumer.py": "its consumer",
+    "partitions/README.md": "totals kept by several processes: how to run it",
+    "partitions/relay.toml": "its topology",
+    "partitions/member.py": "its consumer",
+    "partitions/totals.sql": "its table",
+}
+JOBS = FILES / "spark" / "jobs"
 
 
 def roles(schema: str) -> str:
     """Return config/roles.sql for the tables in `schema`, whose roles are then `<schema>_writer` and so on."""
-    script = (FILES / "roles.sql").read_text(encoding="utf-8")
-    return re.sub(r"\boutbox", schema, script)
+    return re.sub(r"\boutbox", schema, _text(FILES / "config" / "roles.sql"))
+
+
+def alerts() -> str:
+    """Return the rules for Prometheus."""
+    return _text(FILES / "config" / "prometheus" / "alerts.yml")
+
+
+def example_file(name: str) -> str:
+    """Return the text of one of EXAMPLES.
+
+    Raises:
+        UsageError: there is none of this name.
+    """
+    if name not in EXAMPLES:
+        raise UsageError(f"there is no example {name}: `relay config examples` lists them")
+    if name == "relay.toml":
+        return example()
+    return _text(next(file for folder in ("config", "examples") if (file := FILES / folder / name).is_file()))
+
+
+def _text(file: Path) -> str:
+    return file.read_text(encoding="utf-8")

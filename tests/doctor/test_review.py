@@ -73,5 +73,5 @@ def test_growth(listen: str, retention: str, verdict: str) -> None:
 
     assert finding.verdict == verdict
     assert ("kept for 9 days" in finding.words) is (retention == "9 days")
-    assert ("alerts.yml" in finding.remedy) is (not listen)
+    assert ("relay config alerts" in finding.remedy) is (not listen)
     assert ("relay.retention" in finding.remedy) is (retention == "off")

@@ -1,7 +1,6 @@
 """`config/roles.sql`: each side of the outbox can do its work and nothing else."""
 
 import re
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from sqlalchemy.orm import Session
 from relay.operate.migrate import migrate, sqlalchemy_engine
 from relay.outbox import Event, OutboxMessage, add, add_many
 from relay.settings import DatabaseSettings
+from tests.cli.command import Command
 from tests.migrations.conftest import Connection
 
 pytestmark = pytest.mark.every_postgres
@@ -46,14 +46,13 @@ def test_the_script_can_be_run_again(connection: Connection) -> None:
 
 
 def test_the_command_in_the_script_makes_it_one_for_another_schema(
-    connection: Connection, database: DatabaseSettings
+    connection: Connection, database: DatabaseSettings, tmp_path: Path
 ) -> None:
     migrate(database.model_copy(update={"schema_name": "events"}))
-    command = re.search("sed .*", SCRIPT.read_text())
+    command = re.search("relay (config roles --schema .*)", SCRIPT.read_text())
     assert command is not None
 
-    run = subprocess.run(command[0], shell=True, cwd=SCRIPT.parents[1], check=True, capture_output=True)
-    connection.execute(run.stdout)
+    connection.execute(Command(tmp_path)(*command[1].split()).out.encode())
 
     insert: LiteralString = "INSERT INTO events.message (aggregate_type, event_type, payload) VALUES ('a', 'e', '1')"
     try:
