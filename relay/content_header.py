@@ -44,7 +44,16 @@ class Properties(Basic.Properties):
     """
 
     def encode_property(self, name: str, value: Any) -> bytes:
-        return _table(value) if name == "headers" else super().encode_property(name, value)
+        return encode_table(value) if name == "headers" else super().encode_property(name, value)
+
+
+def encode_table(entries: Mapping[str, Any]) -> bytes:
+    """Return the entries as AMQP writes them, behind their size. A fraction keeps its 64 bits.
+
+    Raises:
+        ValueError: AMQP has no form for a value; the text begins with its name.
+    """
+    return _long(b"".join(_entry(name, value) for name, value in entries.items()))
 
 
 class UndecodableError(ValueError):
@@ -240,8 +249,11 @@ PROPERTIES = [
 ]
 
 
-def _table(entries: Mapping[str, Any]) -> bytes:
-    return _long(b"".join(encode.short_string(name) + _value(value) for name, value in entries.items()))
+def _entry(name: str, value: Any) -> bytes:
+    try:
+        return encode.short_string(name) + _value(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"{name}: {error}") from error
 
 
 def _value(value: Any) -> bytes:
@@ -251,7 +263,7 @@ def _value(value: Any) -> bytes:
         case bytes():
             return b"S" + _long(value)
         case dict():
-            return b"F" + _table(value)
+            return b"F" + encode_table(value)
         case list():
             return b"A" + _long(b"".join(map(_value, value)))
         case _:

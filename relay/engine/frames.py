@@ -9,8 +9,7 @@ and compares it with `message.properties`.
 import struct
 from typing import Any, NamedTuple
 
-from pamqp import encode
-
+from relay.content_header import encode_table
 from relay.engine.message import (
     ENCODING_ERRORS,
     LAST_SECOND,
@@ -177,6 +176,6 @@ def _long(value: bytes) -> bytes:
 def _table(headers: dict[str, Any]) -> bytes:
     """Encode headers as table entries, without the table's own length."""
     try:
-        return encode.field_table(headers)[4:]
+        return encode_table(headers)[4:]
     except ENCODING_ERRORS as error:
         raise UnsendableError(f"header {error}") from error

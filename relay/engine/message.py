@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Self
 import orjson
 from pamqp.commands import Basic
 
+from relay.content_header import Properties
 from relay.engine.row import Row
 from relay.outbox.headers import MAX_HEADER_DEPTH, MAX_HEADER_NAME_BYTES
 from relay.settings import Settings
@@ -157,13 +158,13 @@ def _check_sender_selected(headers: Mapping[str, Any], identity: Identity) -> No
 
 
 def properties(row: Row, identity: Identity, *, redelivered: bool) -> Basic.Properties:
-    """Give the properties as the library's own type: the reference for `frames`, and all that `publish` sends."""
+    """Return the properties in a type of the library: the reference for `frames`, and all that `publish` sends."""
     headers: dict[str, Any] = {"x-aggregate-type": row.aggregate_type.decode()}
     if row.aggregate_id is not None:
         headers["x-aggregate-id"] = row.aggregate_id.decode()
     headers |= {"x-outbox-id": row.id, "x-outbox-lane": row.lane, **identity.stamp}
     headers |= extra_headers(row, identity, redelivered=redelivered)
-    return Basic.Properties(
+    return Properties(
         content_type=content_type(row).decode(),
         headers=headers,
         delivery_mode=PERSISTENT,

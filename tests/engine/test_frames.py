@@ -10,6 +10,7 @@ from pamqp.body import ContentBody
 from pamqp.commands import Basic
 from pamqp.header import ContentHeader
 
+from relay.content_header import decode_header
 from relay.engine.frames import Encoder, Part
 from relay.engine.message import Identity, UnsendableError, properties
 from relay.engine.routes import Router
@@ -105,6 +106,19 @@ def test_a_stamp_is_on_every_message_whatever_the_headers_of_its_row_are() -> No
     assert dict(header.properties) == dict(properties(row, stamped, redelivered=False))
     own = encode(row, encoder())[1].properties.headers or {}
     assert own["x-replay-id"] == 1  # spark/jobs/replay.py has written it
+
+
+def test_a_number_in_a_header_arrives_as_it_is() -> None:
+    row = ROW._replace(headers=b'{"rate": 0.1, "far": [1e300, 7]}')
+
+    by_frames, by_library = (
+        encode(row, encoder())[1],
+        ContentHeader(properties=properties(row, IDENTITY, redelivered=False)),
+    )
+
+    for header in (by_frames, decode_header(by_library.marshal())):
+        headers = header.properties.headers or {}
+        assert (headers["rate"], headers["far"]) == (0.1, [1e300, 7])
 
 
 def test_one_encoder_keeps_kinds_apart() -> None:
