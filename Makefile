@@ -10,7 +10,7 @@ TARGET ?= relay
 OPTIONS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-jobs verify drills chaos test-images image lint bench soak lock clean
+.PHONY: help setup demo test test-jobs verify drills chaos test-images test-installs image lint bench soak lock clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -38,10 +38,11 @@ test-jobs: setup ## test the larger Spark jobs, each run as a whole
 	@PYTHON=$(PYTHON) tests/support/packages test
 	$(BIN)/pytest --numprocesses $(JOBS) --dist loadfile -m jobs
 
-verify: ## run what .ci/run leaves out: every drill, four chaos seeds, the images and five minutes of soak; about an hour
+verify: ## run what .ci/run leaves out: every drill, four chaos seeds, the images, the extras and five minutes of soak; about an hour
 	$(MAKE) drills
 	for seed in 1 2 3 4; do $(MAKE) chaos SEED=$$seed || exit 1; done
 	$(MAKE) test-images
+	$(MAKE) test-installs
 	$(MAKE) soak
 
 drills: setup ## the faults that need a cluster, a failover or a long run
@@ -56,6 +57,10 @@ test-images: setup ## test the images, compose.yaml and the engine with PostgreS
 	@PYTHON=$(PYTHON) tests/support/packages test
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/compose.txt
 	$(BIN)/pytest -m images
+
+test-installs: setup ## test each extra alone, with the oldest and newest versions that it allows, from the package index
+	@PYTHON=$(PYTHON) tests/support/packages test
+	$(BIN)/pytest -m installs
 
 image: ## build the container image with docker, podman or buildah; TARGET=spark the one of Spark, OPTIONS=... for the build
 	@config/build-image $(TARGET) $(OPTIONS)

@@ -2,6 +2,7 @@
 
 OutboxError
   ConfigurationError      the relay was told something that cannot be
+    MissingExtraError     the part that is imported was not installed
   UsageError              a command was asked for something that it does not do
   EventError              an event that the outbox would refuse (relay.outbox)
   UnavailableError        no connection to a server
@@ -36,6 +37,7 @@ OutboxError
 """
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import date
 from typing import Any
 from uuid import UUID
@@ -47,6 +49,14 @@ class OutboxError(Exception):
 
 class ConfigurationError(OutboxError):
     """The configuration cannot be used; the message names each key, where it was set, and what it takes."""
+
+
+class MissingExtraError(ConfigurationError, ImportError):
+    """A library is missing, which one of the distribution's extras brings."""
+
+    def __init__(self, library: str, extra: str) -> None:
+        super().__init__(f'{library} is not installed: pip install "outbox-relay[{extra}]"')
+        self.extra = extra
 
 
 class UsageError(OutboxError):
@@ -256,6 +266,23 @@ class TransactionEndedError(HandlerTransactionError):
             "the handler has ended the transaction: leave commit and rollback to the consumer. If it has committed, the"
             " inbox knows the message, and absorbs it when it comes again"
         )
+
+
+@contextmanager
+def importing(extra: str) -> Iterator[None]:
+    """Import in this block what the extra brings.
+
+    Raises:
+        MissingExtraError: a library is missing; names the extra that brings it.
+    """
+    try:
+        yield
+    except ImportError as error:
+        first = error.__cause__ or error  # cyclopts raises its own from that of a command's module
+        library = (first.name or "").partition(".")[0] if isinstance(first, ModuleNotFoundError) else ""
+        if library in ("", "relay"):  # a fault that no extra mends
+            raise
+        raise MissingExtraError(library, extra) from error
 
 
 def leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:

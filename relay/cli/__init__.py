@@ -17,8 +17,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; the process's own arguments unless given."""
     if arguments is None:
         _hear_signals(sys.argv[1:])
-    from relay.cli.command import run_command  # noqa: PLC0415
+    from relay.errors import MissingExtraError, importing  # noqa: PLC0415
 
+    try:
+        with importing("relay"):
+            from relay.cli.command import run_command  # noqa: PLC0415
+    except MissingExtraError as error:
+        sys.stderr.write(f"relay: {error}\n")
+        return 2
     return run_command(arguments)
 
 

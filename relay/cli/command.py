@@ -17,6 +17,7 @@ from relay.errors import (
     PartlyDoneError,
     UnavailableError,
     UsageError,
+    importing,
     leaves,
 )
 from relay.scrub import remember_url
@@ -80,7 +81,8 @@ def run_command(arguments: Sequence[str] | None) -> int:
     """Run one command and return its exit code; an error of ours is one line on stderr."""
     _keep_secrets(sys.argv[1:] if arguments is None else arguments)
     try:
-        code = _app()(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+        with importing("relay"):  # a command's own module is imported when it runs
+            code = _app()(arguments, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
         complain(f"{str(error).rstrip('.')} (see `relay --help`)")
         return 2

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, LiteralString
 from psycopg.sql import SQL, Composed, Identifier
 from pydantic import SecretStr
 
-from relay.errors import ConfigurationError
+from relay.errors import ConfigurationError, importing
 from relay.settings import DatabaseSettings, Url, settings_of
 
 if TYPE_CHECKING:
@@ -39,7 +39,8 @@ class Inbox:
         if isinstance(self.target, str | SecretStr):
             object.__setattr__(self, "target", settings_of(DatabaseSettings, self.target))  # it is frozen
         if not isinstance(self.target, DatabaseSettings):
-            from relay.consume.alchemy import engine_of  # noqa: PLC0415  # SQLAlchemy: only who uses it pays
+            with importing("sqlalchemy"):
+                from relay.consume.alchemy import engine_of  # noqa: PLC0415  # only who uses it pays
 
             engine_of(self.target)
 

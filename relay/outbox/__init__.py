@@ -9,6 +9,7 @@ with psycopg.connect(url) as connection:
 
 from typing import TYPE_CHECKING, Any
 
+from relay.errors import importing
 from relay.outbox.errors import EventError, FieldError, HeaderError, PayloadError, PayloadTooLargeError
 from relay.outbox.event import Event
 from relay.outbox.write import add, add_many
@@ -35,7 +36,8 @@ def __getattr__(name: str) -> Any:
     # Only who asks pays: SQLAlchemy costs 0.2 s to import, and the publisher brings the engine.
     match name:
         case "OutboxMessage":
-            from relay.outbox.orm import OutboxMessage  # noqa: PLC0415
+            with importing("sqlalchemy"):
+                from relay.outbox.orm import OutboxMessage  # noqa: PLC0415
 
             return OutboxMessage
         case "DurablePublisher":

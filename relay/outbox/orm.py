@@ -20,7 +20,7 @@ class JsonText(sa.types.TypeDecorator[str]):
     impl = sa.Text
     cache_ok = True
 
-    def __init__(self, stored_as: sa.JSON[Any]) -> None:
+    def __init__(self, stored_as: "sa.JSON[Any]") -> None:
         super().__init__()
         self.stored_as = stored_as
 

@@ -1,5 +1,6 @@
 """Write events in the caller's transaction."""
 
+import sys
 from collections.abc import Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, overload
 
@@ -81,11 +82,12 @@ def _write(target: "Sync | Async", rows: list[Row], schema: str, *, by_copy: boo
     if isinstance(target, psycopg.Connection):
         insert.write(target, rows, schema, by_copy=by_copy)
         return None
-    from relay.outbox import alchemy  # noqa: PLC0415
+    if sys.modules.get("sqlalchemy"):  # else it is not imported, and nothing of it can be the target
+        from relay.outbox import alchemy  # noqa: PLC0415
 
-    if isinstance(target, alchemy.ASYNC):
-        return alchemy.write_async(target, rows, schema, by_copy=by_copy)
-    if isinstance(target, alchemy.SYNC):
-        alchemy.write(target, rows, schema, by_copy=by_copy)
-        return None
+        if isinstance(target, alchemy.ASYNC):
+            return alchemy.write_async(target, rows, schema, by_copy=by_copy)
+        if isinstance(target, alchemy.SYNC):
+            alchemy.write(target, rows, schema, by_copy=by_copy)
+            return None
     raise TypeError(f"{type(target).__name__} is no connection or session of psycopg 3 or SQLAlchemy")

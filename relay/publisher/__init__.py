@@ -9,7 +9,10 @@ publish ──> broker, with a confirm                                     while
        └──> buffer: the outbox table, or a file ──> relay, or we ──> broker      else, until nothing is left there
 """
 
-from relay.publisher.publisher import DurablePublisher
-from relay.publisher.state import Mode, State
+from relay.errors import importing
+
+with importing("publisher"):
+    from relay.publisher.publisher import DurablePublisher
+    from relay.publisher.state import Mode, State
 
 __all__ = ["DurablePublisher", "Mode", "State"]

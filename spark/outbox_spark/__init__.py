@@ -26,22 +26,25 @@ as well. No part uses RDDs or py4j, so that Spark Connect serves too.
 
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import SparkSession
+try:
+    from pyspark.sql import SparkSession
 
-from outbox_spark.errors import (
-    BatchError,
-    ColumnError,
-    CommitUnknownError,
-    OptionError,
-    OutboxWriteError,
-    ReadError,
-    RowError,
-    TableError,
-    reason,
-)
-from outbox_spark.identity import message_id
-from outbox_spark.order import in_order
-from outbox_spark.source import OutboxDataSource
+    from outbox_spark.errors import (
+        BatchError,
+        ColumnError,
+        CommitUnknownError,
+        OptionError,
+        OutboxWriteError,
+        ReadError,
+        RowError,
+        TableError,
+        reason,
+    )
+    from outbox_spark.identity import message_id
+    from outbox_spark.order import in_order
+    from outbox_spark.source import OutboxDataSource
+except ModuleNotFoundError as error:
+    raise ImportError(f'{error.name} is not installed: pip install "outbox-relay[spark]"', name=error.name) from error
 
 if TYPE_CHECKING:
     from outbox_spark.batch import OutboxBatch

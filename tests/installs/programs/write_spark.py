@@ -1,0 +1,22 @@
+"""Write a DataFrame with its events."""
+
+import os
+import sys
+
+import psycopg
+from pyspark.sql import SparkSession
+
+import outbox_spark
+
+url = sys.argv[1]
+os.environ |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+with psycopg.connect(url) as connection:
+    connection.execute("CREATE TABLE invoice (customer_id bigint, amount bigint)")
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+outbox_spark.register(spark)
+options = {"dbtable": "invoice", "aggregateType": "customer", "aggregateIdColumn": "customer_id"}
+invoices = spark.createDataFrame([(17, 42)], "customer_id bigint, amount bigint")
+invoices.write.format("outbox").mode("append").options(url=url, eventType="InvoiceIssued", **options).save()
+spark.stop()
+with psycopg.connect(url) as connection:
+    assert connection.execute("SELECT payload ->> 'amount' FROM outbox.message").fetchone() == ("42",)

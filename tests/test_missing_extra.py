@@ -1,0 +1,41 @@
+"""An import whose libraries were not installed names the extra that brings them."""
+
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("library", "use", "extra"),
+    [
+        ("aiormq", "import relay.consume", "consume"),
+        ("aiormq", "from relay.outbox import DurablePublisher", "publisher"),
+        ("sqlalchemy", "from relay.outbox import OutboxMessage", "sqlalchemy"),
+        ("sqlalchemy", "from relay.consume import Inbox; Inbox(object(), 'projection')", "sqlalchemy"),
+        ("pyarrow", "import sys; sys.path.insert(0, 'spark'); import outbox_spark", "spark"),
+        ("cyclopts", "import relay.cli; sys.exit(relay.cli.main(['config', 'show']))", "relay"),
+        ("pydantic_settings", "import relay.cli; sys.exit(relay.cli.main(['config', 'show']))", "relay"),
+    ],
+)
+def test_an_import_without_its_extra_names_the_extra(library: str, use: str, extra: str) -> None:
+    program = f"import sys; sys.modules['{library}'] = None; {use}"  # as if it were not installed
+
+    done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=60)
+
+    assert done.returncode == (2 if extra == "relay" else 1)
+    last = done.stderr.splitlines()[-1]
+    assert last.endswith(f'{library} is not installed: pip install "outbox-relay[{extra}]"'), done.stderr
+
+
+def test_without_sqlalchemy_what_is_no_connection_is_still_a_type_error() -> None:
+    program = """if True:
+        import sys
+        sys.modules["sqlalchemy"] = None
+        from relay.outbox import Event, add
+        add(object(), Event("customer", "17", "InvoiceIssued", {}))
+    """
+
+    done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=60)
+
+    assert done.stderr.splitlines()[-1] == "TypeError: object is no connection or session of psycopg 3 or SQLAlchemy"
