@@ -162,6 +162,7 @@ def _act(servers: Servers, case: str, name: str) -> Callable[[], None]:
 
     def drop() -> None:
         command = [str(Path(sys.executable).parent / "relay"), "retention", "--database-url", servers.database_url]
+        command += ["--yes", "--why", "benchmark"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST, check=False)
         if (done.returncode == 0) is (case == HELD):
             raise BenchmarkError(f"relay retention ended with {done.returncode}: {done.stdout}{done.stderr}")

@@ -99,6 +99,7 @@ GRANT SELECT, INSERT, UPDATE (member, taken_from) ON outbox.pool_partition TO ou
 GRANT EXECUTE ON FUNCTION outbox.drop_sent_day(date, boolean, boolean), outbox.drop_inbox_day(date, boolean)
     TO outbox_retention;
 GRANT SELECT ON outbox.migration TO outbox_retention;
+GRANT INSERT ON outbox.operator_audit TO outbox_retention; -- relay retention, by hand
 
 -- Take back what an earlier version of this script gave to outbox_retention. The last step: a new owner takes ACCESS
 -- EXCLUSIVE on message_sent and processed_message until COMMIT, and marks and consumers wait for it, once.

@@ -61,8 +61,7 @@ class Consent:
         """
         if self.dry_run:
             return
-        if not self.reason:
-            raise UsageError("--why is needed: it is kept with who did it and when")
+        check_reason(self.why)
         if not self.yes and not sys.stdin.isatty():
             raise UsageError("nobody can be asked here: --dry-run shows what would go, and --yes does it unasked")
 
@@ -71,14 +70,24 @@ class Consent:
         if self.yes:
             return True
         loss = look()
-        for line in loss.lines:
-            aside(line)
+        show_excerpt(loss)
         aside(f"{loss.what}? [y/N]")
         return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
+def check_reason(why: str) -> None:
+    """Check that a command which is audited was told why; UsageError when it was not."""
+    if not why.strip():
+        raise UsageError("--why is needed: it is kept with who did it and when")
+
+
 def show_loss(loss: Loss) -> None:
-    """Print what a dry run has found; the excerpt on stderr, out of the way of a pipe."""
+    """Print what a dry run has found."""
     say(f"would {loss.what}")
+    show_excerpt(loss)
+
+
+def show_excerpt(loss: Loss) -> None:
+    """Print the excerpt and the oldest on stderr, out of the way of a pipe."""
     for line in loss.lines:
         aside(line)

@@ -11,9 +11,10 @@ from typing import Annotated
 import structlog
 from cyclopts import App, Parameter, validators
 
+from relay.cli.consent import EXCERPT, Consent, Loss, check_reason
 from relay.cli.dead_letters_printing import print_body, print_letter, print_letters
-from relay.cli.options import BrokerOptions, By, Options, Output
-from relay.cli.printing import aside, complain, print_json, say
+from relay.cli.options import BrokerOptions, By, DryRun, Options, Output, Why
+from relay.cli.printing import Row, aside, complain, print_json, say
 from relay.cli.progress import Seen, shown_progress
 from relay.errors import UsageError
 from relay.observe.log import keep_libraries_quiet
@@ -21,8 +22,8 @@ from relay.operate.dead_letters.audit import Entry, write_audit
 from relay.operate.dead_letters.change import Change, Done, queues_of
 from relay.operate.dead_letters.document import document
 from relay.operate.dead_letters.export import export, written_whole
-from relay.operate.dead_letters.letter import Selection
-from relay.operate.dead_letters.read import Read, list_letters, show_letter
+from relay.operate.dead_letters.letter import Held, Selection
+from relay.operate.dead_letters.read import Read, list_letters, read_letters, show_letter
 from relay.operate.session import session
 from relay.replay.job import operator
 from relay.replay.moment import parse_interval
@@ -37,8 +38,6 @@ log = structlog.get_logger(__name__)
 QueueName = Annotated[str, Parameter(help="The consumed queue, or that of its dead letters.")]
 MessageId = Annotated[str, Parameter(help="Its message id.")]
 All = Annotated[bool, Parameter(name="--all", help="Every letter; needed when there is no filter.")]
-DryRun = Annotated[bool, Parameter(help="Change nothing; print the exact count.")]
-Why = Annotated[str, Parameter(help="Kept in the audit; needed unless it is a dry run.")]
 Rate = Annotated[
     float | None, Parameter(help="Letters a second, at most.", validator=validators.Number(gt=0, lt=1_000_000))
 ]
@@ -128,7 +127,9 @@ def retry_(
     """Send letters back into the queue that they came from, where they are tried anew with all attempts."""
     consumed, dead = queues_of(queue)
     selection = _bulk(filters, message_ids, everything=all_)
-    entry = Entry("retry", dead, consumed, operator(by), _reason(why, dry_run=dry_run))
+    if not dry_run:
+        check_reason(why)
+    entry = Entry("retry", dead, consumed, operator(by), why.strip())
     return _change(_load(options or Options()), entry, selection, rate, output, dry_run=dry_run)
 
 
@@ -136,22 +137,22 @@ def retry_(
 def discard_(
     queue: QueueName,
     *message_ids: MessageId,
-    why: Why = "",
-    by: By = None,
+    consent: Consent | None = None,
     options: Options | None = None,
     filters: Filters | None = None,
     all_: All = False,
-    yes: Annotated[bool, Parameter(help="Do not ask; needed where nobody can be asked.")] = False,
-    dry_run: DryRun = False,
     output: Output = "text",
 ) -> int:
     """Throw letters away for good: `relay dead-letters export` saves them first."""
     _, dead = queues_of(queue)
     selection = _bulk(filters, message_ids, everything=all_)
-    entry = Entry("discard", dead, None, operator(by), _reason(why, dry_run=dry_run))
-    if not dry_run and not yes and not _is_sure(dead):
+    consent = consent or Consent()
+    consent.check()
+    settings = _load(options or Options())
+    entry = Entry("discard", dead, None, consent.operator, consent.reason)
+    if not consent.dry_run and not consent.is_given(lambda: _loss(settings, dead, selection)):
         return 1
-    return _change(_load(options or Options()), entry, selection, None, output, dry_run=dry_run)
+    return _change(settings, entry, selection, None, output, dry_run=consent.dry_run)
 
 
 @app.command(name="export")
@@ -193,17 +194,21 @@ def _bulk(filters: Filters | None, message_ids: tuple[str, ...], *, everything: 
     return selection
 
 
-def _reason(why: str, *, dry_run: bool) -> str:
-    if not why.strip() and not dry_run:
-        raise UsageError("--why is needed: it is kept with who has done what to which letter")
-    return why.strip()
+def _loss(settings: Settings, queue: str, selection: Selection) -> Loss:
+    excerpt: list[Row] = []
+    oldest: datetime | None = None
 
+    def note(held: Held) -> None:
+        nonlocal oldest
+        letter = held.letter
+        if len(excerpt) < EXCERPT:
+            excerpt.append((letter.message_id, letter.type, letter.key, letter.reason))
+        if letter.last_failed_at is not None:
+            oldest = min(oldest or letter.last_failed_at, letter.last_failed_at)
 
-def _is_sure(queue: str) -> bool:
-    if not sys.stdin.isatty():
-        raise UsageError("letters are thrown away for good: --dry-run counts them, and --yes does it unasked")
-    aside(f"throw letters of {queue} away for good? [y/N]")
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    read = asyncio.run(read_letters(settings.broker, queue, selection, note))
+    _warn(read)
+    return Loss(f"throw away {_count(read.matched)} of {queue} for good", oldest, excerpt)
 
 
 def _change(

@@ -7,16 +7,16 @@ from typing import Annotated
 import structlog
 from cyclopts import Parameter, validators
 
+from relay.cli.consent import Consent, Loss
 from relay.cli.options import DatabaseOptions
 from relay.cli.printing import aside, print_table, say
 from relay.database import refuse_pooler
 from relay.errors import UsageError
 from relay.observe.log import set_up
 from relay.operate import migrate as operate
-from relay.operate.downgrade import Cost, preview
+from relay.operate.downgrade import preview
 from relay.operate.lock_wait import LOCK_TIMEOUT, WAIT, LockLimits
 from relay.operate.session import session
-from relay.replay.job import operator
 from relay.settings import DatabaseSettings, Settings
 
 log = structlog.get_logger(__name__)
@@ -31,9 +31,7 @@ def migrate(
     downgrade: Annotated[
         str | None, Parameter(help="Go back to this version; `base` drops every table with all its rows.")
     ] = None,
-    dry_run: Annotated[bool, Parameter(help="Change nothing; print the rows that --downgrade would drop.")] = False,
-    yes: Annotated[bool, Parameter(help="Downgrade without asking; needed where nobody can be asked.")] = False,
-    why: Annotated[str, Parameter(help="Logged with a downgrade; needed unless it is a dry run.")] = "",
+    consent: Consent | None = None,
     force: Annotated[bool, Parameter(help="Downgrade also while relays run on the tables.")] = False,
     lock_timeout: Annotated[
         float, Parameter(help="Seconds to wait for the locks of one try; writers wait behind them.", validator=POSITIVE)
@@ -48,7 +46,8 @@ def migrate(
     """
     if sum((sql, check, downgrade is not None)) > 1:
         raise UsageError("--sql, --check and --downgrade exclude each other")
-    if downgrade is None and (dry_run or yes or why or force):
+    consent = consent or Consent()
+    if downgrade is None and (consent.dry_run or consent.yes or consent.why or force):
         raise UsageError("--dry-run, --yes, --why and --force go with --downgrade")
     settings = (options or DatabaseOptions()).load().settings
     database = settings.database
@@ -58,7 +57,7 @@ def migrate(
     asyncio.run(refuse_pooler(database))  # it holds a lock from one migration to the next
     limits = LockLimits(lock_timeout, wait)
     if downgrade is not None:
-        return _downgrade(settings, downgrade, limits, dry_run=dry_run, yes=yes, why=why.strip(), force=force)
+        return _downgrade(settings, downgrade, limits, consent, force=force)
     if not check:
         operate.migrate(database, limits=limits, tell=aside)
     with session(database):  # which refuses what is missing, behind, or too far ahead
@@ -67,21 +66,18 @@ def migrate(
     return 0
 
 
-def _downgrade(
-    settings: Settings, revision: str, limits: LockLimits, *, dry_run: bool, yes: bool, why: str, force: bool
-) -> int:
-    if not why and not dry_run:
-        raise UsageError("--why is needed: it is logged with who has dropped which rows")
+def _downgrade(settings: Settings, revision: str, limits: LockLimits, consent: Consent, *, force: bool) -> int:
+    consent.check()
     database = settings.database
     cost = preview(database, revision)
     print_table(("table", "state", "rows"), cost.rows)
-    if dry_run:
+    if consent.dry_run:
         if cost.relays:
             aside(f"these relays run on the tables: {', '.join(cost.relays)}")
         return 0
     if not force:
         cost.refuse_running()
-    if not yes and not _is_sure(cost, revision):
+    if not consent.is_given(lambda: Loss(f"drop {cost.total} rows for good and go back to version {revision}")):
         return 1
     found = operate.current_revision(database)
     operate.downgrade(database, revision, limits=limits, tell=aside)
@@ -92,18 +88,11 @@ def _downgrade(
         found=found,
         revision=revision,
         rows=cost.total,
-        by=operator(),
-        why=why,
+        by=consent.operator,
+        why=consent.reason,
     )
     _say_version(database)
     return 0
-
-
-def _is_sure(cost: Cost, revision: str) -> bool:
-    if not sys.stdin.isatty():
-        raise UsageError("--downgrade drops these rows for good: --dry-run counts them, and --yes does it unasked")
-    aside(f"drop {cost.total} rows for good and go back to version {revision}? [y/N]")
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def _say_version(database: DatabaseSettings) -> None:

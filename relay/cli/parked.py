@@ -3,23 +3,21 @@
 import base64
 import json
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC
-from functools import partial
 from typing import Annotated
 
 import psycopg
 from cyclopts import App, Parameter, validators
 
-from relay.cli.options import By, DatabaseOptions, MessageFilters, Output
+from relay.cli.consent import EXCERPT, Consent, Loss, show_excerpt
+from relay.cli.options import By, DatabaseOptions, DryRun, MessageFilters, Output, Why
 from relay.cli.printing import aside, complain, print_json, print_pairs, print_table, say
 from relay.errors import UsageError
 from relay.operate.parked import Parked, ParkedMessage, Selection, list_parked, show_parked
 from relay.operate.release import Done, discard, preview, retry
 from relay.operate.session import session
 from relay.operate.whereabouts import row_ids
-from relay.replay.job import operator
 
 BULK_TIMEOUT = 600.0  # seconds for a statement: one head may have a million rows behind it
 LIST_COLUMNS = ("id", "message id", "type", "key", "event", "attempts", "parked at", "behind", "held", "reason")
@@ -51,7 +49,6 @@ class Filters(MessageFilters):
 
 
 All = Annotated[bool, Parameter(name="--all", help="Every parked row; needed when there is no filter.")]
-DryRun = Annotated[bool, Parameter(help="Change nothing; print the exact count.")]
 
 
 @app.command(name="list")
@@ -106,14 +103,20 @@ def retry_(
     *,
     options: DatabaseOptions | None = None,
     filters: Filters | None = None,
-    note: Annotated[str | None, Parameter(help="Why; kept in the audit.")] = None,
+    why: Why = "",
     by: By = None,
     all_: All = False,
     dry_run: DryRun = False,
     output: Output = "text",
 ) -> int:
     """Send rows again, with all their attempts; rows held behind them follow in order."""
-    done = _change(preview if dry_run else partial(retry, by=by, note=note), options, _bulk(filters, all_))
+    selection = _bulk(filters, all_)
+    database = (options or DatabaseOptions()).load().settings.database
+    with session(database, timeout=BULK_TIMEOUT) as connection:
+        if dry_run:
+            done = preview(connection, database.schema_name, selection)
+        else:
+            done = retry(connection, database.schema_name, selection, by=by, why=why.strip() or None)
     return _report("retry", done, output, dry_run=dry_run)
 
 
@@ -122,23 +125,39 @@ def discard_(
     *,
     options: DatabaseOptions | None = None,
     filters: Filters | None = None,
-    note: Annotated[str | None, Parameter(help="Why; kept with the row.")] = None,
-    by: By = None,
+    consent: Consent | None = None,
     all_: All = False,
-    dry_run: DryRun = False,
     output: Output = "text",
 ) -> int:
     """Give rows up: they are kept and never sent; rows held behind them go out."""
-    done = _change(preview if dry_run else partial(discard, by=operator(by), note=note), options, _bulk(filters, all_))
-    return _report("discard", done, output, dry_run=dry_run)
-
-
-def _change(
-    change: Callable[[psycopg.Connection, str, Selection], Done], options: DatabaseOptions | None, selection: Selection
-) -> Done:
+    selection = _bulk(filters, all_)
+    consent = consent or Consent()
+    consent.check()
     database = (options or DatabaseOptions()).load().settings.database
+    schema = database.schema_name
     with session(database, timeout=BULK_TIMEOUT) as connection:
-        return change(connection, database.schema_name, selection)
+        if consent.dry_run:
+            done = preview(connection, schema, selection)
+            show_excerpt(_loss(connection, schema, selection, done))
+        elif consent.is_given(lambda: _loss(connection, schema, selection, preview(connection, schema, selection))):
+            done = discard(connection, schema, selection, by=consent.operator, why=consent.reason)
+        else:
+            return 1
+    return _report("discard", done, output, dry_run=consent.dry_run)
+
+
+def _loss(connection: psycopg.Connection, schema: str, selection: Selection, foreseen: Done) -> Loss:
+    rows, _ = list_parked(connection, schema, selection.at_most(EXCERPT), with_held=False)
+    return Loss(
+        _foreseen("discard", foreseen),
+        rows[0].created_at if rows else None,
+        [(row.id, row.aggregate_type, row.aggregate_id, row.event_type, row.last_error) for row in rows],
+    )
+
+
+def _foreseen(verb: str, done: Done) -> str:
+    rows, behind = ("row", "it") if done.chosen == 1 else ("rows", "them")
+    return f"{verb} {done.chosen} {rows}, and release {done.released} held behind {behind}"
 
 
 def _bulk(filters: Filters | None, everything: bool) -> Selection:
@@ -157,7 +176,7 @@ def _report(verb: str, done: Done, output: Output, *, dry_run: bool) -> int:
     else:
         rows, behind = ("row", "it") if done.chosen == 1 else ("rows", "them")
         if dry_run:
-            say(f"would {verb} {done.chosen} {rows}, and release {done.released} held behind {behind}")
+            say(f"would {_foreseen(verb, done)}")
         else:
             past = {"retry": "retried", "discard": "discarded"}[verb]
             say(f"{past} {done.chosen} {rows}, and released {done.released} held behind {behind}")

@@ -6,7 +6,7 @@ from typing import Annotated
 import psycopg
 from cyclopts import App, Parameter, validators
 
-from relay.cli.consent import EXCERPT, Consent, Loss, show_loss
+from relay.cli.consent import EXCERPT, Consent, Loss, check_reason, show_loss
 from relay.cli.options import By, DatabaseOptions, DryRun, Output, Why, check_address
 from relay.cli.printing import aside, complain, print_json, print_pairs, print_table, say
 from relay.engine.message import UnsendableError
@@ -97,8 +97,8 @@ def reroute_(
     """
     if to_exchange is None and routing_key is None:
         raise UsageError("give --to-exchange, --routing-key, or both: where the rows go from now on")
-    if not dry_run and not why.strip():
-        raise UsageError("--why is needed: it is kept with who did it and when")
+    if not dry_run:
+        check_reason(why)
     check_address(to_exchange, routing_key)
     rows = row_ids(ids)
     settings = (options or DatabaseOptions()).load().settings

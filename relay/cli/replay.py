@@ -12,13 +12,14 @@ import structlog
 import uvloop
 from cyclopts import App, Parameter, validators
 
+from relay.cli.consent import Consent, Loss, show_loss
 from relay.cli.options import By, DatabaseOptions, MessageFilters, Options, Output, check_address
 from relay.cli.printing import aside, complain, print_json, print_pairs, print_table, say
 from relay.cli.progress import Seen, shown_progress
 from relay.database import refuse_pooler
 from relay.errors import BusyError, OutboxError, PartlyDoneError, UsageError
 from relay.operate.session import session
-from relay.replay.job import Job, cancel_job, list_failures, list_jobs, make_job, read_job
+from relay.replay.job import Job, cancel_job, cancellable, list_failures, list_jobs, make_job, read_job
 from relay.replay.moment import parse_interval
 from relay.replay.run import Progress
 from relay.replay.selection import Selection, count_by_day, count_waiting, first_day, now
@@ -152,15 +153,27 @@ def cancel(
     job: JobId,
     *,
     options: DatabaseOptions | None = None,
-    why: Annotated[str | None, Parameter(help="Kept in the audit.")] = None,
-    by: By = None,
+    consent: Consent | None = None,
 ) -> int:
     """End a replay for good; a process that runs it stops within a second, or when its list is made."""
+    consent = consent or Consent()
+    consent.check()
     database = (options or DatabaseOptions()).load().settings.database
     with session(database) as connection:
-        ended = cancel_job(connection, database.schema_name, job, by=by, why=why)
+        found = cancellable(read_job(connection, database.schema_name, job))
+        if consent.dry_run:
+            show_loss(_loss(found))
+            return 0
+        if not consent.is_given(lambda: _loss(found)):
+            return 1
+        ended = cancel_job(connection, database.schema_name, job, by=consent.operator, why=consent.reason)
     say(f"cancelled replay {ended.id}, of which {ended.replayed} rows were replayed")
     return 0
+
+
+def _loss(job: Job) -> Loss:
+    done = f"{job.replayed + job.failed} of {'uncounted' if job.selected is None else job.selected} rows"
+    return Loss(f"end replay {job.id} ({job.state}) for good, after {done}", job.made_at, [_list_row(job)])
 
 
 def _check_address(to_exchange: str | None, routing_key: str | None) -> None:

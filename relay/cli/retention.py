@@ -1,15 +1,17 @@
 """`relay retention`."""
 
 from collections.abc import Iterable
+from datetime import UTC, datetime, time
 from typing import Annotated
 
 from cyclopts import Parameter
 
+from relay.cli.consent import Consent, Loss
 from relay.cli.options import DatabaseOptions, InboxSchema, InboxUrl, Output, inbox_settings
 from relay.cli.printing import aside, complain, print_json, print_table, say
 from relay.errors import UsageError
 from relay.operate.reconcile.inbox import FLAG, of_inbox
-from relay.operate.retention import drop_old_days
+from relay.operate.retention import drop_old_days, look_at_old_days
 from relay.retention.day import Fate, OldDay
 from relay.retention.kind import INBOX, Kind, kept_days, sent_kind
 from relay.settings import RelaySettings, days_kept
@@ -24,13 +26,14 @@ def retention(
     keep_inbox: Annotated[str | None, Parameter(help='In place of relay.inbox_retention: "60 days".')] = None,
     inbox: InboxUrl = None,
     inbox_schema: InboxSchema = None,
-    dry_run: Annotated[bool, Parameter(help="Drop nothing; print the exact count, by day.")] = False,
+    consent: Consent | None = None,
     output: Output = "text",
 ) -> int:
     """Drop days of sent rows and of the inbox that are older than is to be kept, as a running relay does each hour.
 
     With --inbox those of this inbox alone.
     """
+    consent = consent or Consent()
     settings = (options or DatabaseOptions()).load().settings
     keeps = _keeps(settings.relay, keep, keep_inbox)
     if inbox is not None or inbox_schema is not None:
@@ -38,16 +41,22 @@ def retention(
     if not keeps:
         raise UsageError('retention is off: --keep "14 days" tells what to keep')
     database = inbox_settings(settings.database, inbox, inbox_schema)
+    consent.check()
     with of_inbox(FLAG if inbox else "database.url"):
-        done = drop_old_days(database, keeps, dry_run=dry_run, tell=_announce)
+        if consent.dry_run:
+            done = look_at_old_days(database, keeps)
+        elif consent.is_given(lambda: _loss(look_at_old_days(database, keeps))):
+            done = drop_old_days(database, keeps, by=consent.operator, why=consent.reason, tell=_announce)
+        else:
+            return 1
     postponed = [day for day in done if day.fate is Fate.POSTPONED]
     others = [day for day in done if day.fate is not Fate.POSTPONED]
     if output == "json":
         days = {"keep_days": keeps.get(sent_kind(settings.relay)), "keep_inbox_days": keeps.get(INBOX)}
-        print_json({**days, "dry_run": dry_run, "days": [_as_json(day) for day in done]})
+        print_json({**days, "dry_run": consent.dry_run, "days": [_as_json(day) for day in done]})
     else:
         print_table(COLUMNS, [[getattr(day, name) for name in COLUMNS] for day in done])
-        say(f"{'would drop' if dry_run else 'dropped'} {_total(others)}")
+        say(f"{'would drop' if consent.dry_run else 'dropped'} {_total(others)}")
     for reason in dict.fromkeys(day.reason for day in postponed):
         complain(f"postponed {_total(day for day in postponed if day.reason == reason)}: {reason}")
     if not postponed:
@@ -76,6 +85,13 @@ def _days(flag: str, keep: str) -> str:
     except ValueError:
         raise UsageError(f'{flag} takes days as in "30 days", from 1 to 99999, or "off"; not {keep!r}') from None
     return keep
+
+
+def _loss(found: list[OldDay]) -> Loss:
+    old = [day for day in found if day.fate is Fate.OLD]
+    excerpt = [(day.table, f"{day.rows} rows", f"{day.bytes} bytes") for day in old]
+    oldest = min((datetime.combine(day.day, time(), UTC) for day in old), default=None)
+    return Loss(f"drop {_total(old)}", oldest, excerpt)
 
 
 def _announce(found: list[OldDay]) -> None:

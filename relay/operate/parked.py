@@ -58,6 +58,7 @@ class Parked:
     aggregate_id: str | None
     event_type: str
     attempts: int
+    created_at: datetime
     parked_at: datetime | None
     last_error: str | None
     held_behind: int | None
@@ -95,7 +96,7 @@ class ParkedMessage:
 
 LIST_PARKED = SQL("""
     SELECT row.id, row.message_id, row.aggregate_type, row.aggregate_id, row.event_type, row.attempts,
-           row.parked_at, row.last_error, row.held_behind,
+           row.created_at, row.parked_at, row.last_error, row.held_behind,
            (SELECT count(*) FROM {schema}.message AS held
             WHERE held.state = 'parked' AND held.aggregate_type = row.aggregate_type
               AND held.aggregate_id = row.aggregate_id AND held.held_behind = row.id) AS held

@@ -84,12 +84,12 @@ RETRY_HEADS = SQL("""
         RETURNING id
     )
     INSERT INTO {schema}.operator_audit (command, target, done_by, why)
-    SELECT 'parked retry', id::text, %(by)s, %(note)s FROM retried
+    SELECT 'parked retry', id::text, %(by)s, %(why)s FROM retried
 """)
 
 
 def retry(
-    connection: psycopg.Connection, schema: str, selection: Selection, *, by: str | None = None, note: str | None = None
+    connection: psycopg.Connection, schema: str, selection: Selection, *, by: str | None = None, why: str | None = None
 ) -> Done:
     """Make the selected heads and what is held behind them pending again, with all their attempts.
 
@@ -101,33 +101,35 @@ def retry(
     Raises:
         PartlyDoneError: the database failed after some batches; these stay done.
     """
-    words = {"by": operator(by), "note": note}
+    words = {"by": operator(by), "why": why}
     return _change(
         connection, schema, selection, lambda heads: connection.execute(composed(schema, RETRY_HEADS), heads | words)
     )
 
 
 DISCARD_HEADS = SQL("""
-    UPDATE {schema}.message
-    SET state = 'discarded', held_behind = NULL, last_error = concat_ws('; ', last_error, %(note)s::text)
-    WHERE state = 'parked' AND id = ANY (%(heads)s::bigint[])
+    WITH discarded AS (
+        UPDATE {schema}.message
+        SET state = 'discarded', held_behind = NULL, last_error = concat_ws('; ', last_error, %(words)s::text)
+        WHERE state = 'parked' AND id = ANY (%(heads)s::bigint[])
+        RETURNING id
+    )
+    INSERT INTO {schema}.operator_audit (command, target, done_by, why)
+    SELECT 'parked discard', id::text, %(by)s, %(why)s FROM discarded
 """)
 
 
-def discard(connection: psycopg.Connection, schema: str, selection: Selection, *, by: str, note: str | None) -> Done:
+def discard(connection: psycopg.Connection, schema: str, selection: Selection, *, by: str, why: str) -> Done:
     """Give the selected heads up and release what is held behind them; the rows are kept as `discarded`.
 
-    Who did so and why is added to the reason of each row.
+    Who did so and why is added to the reason of each row, and noted in the table `operator_audit`.
 
     Raises:
         PartlyDoneError: the database failed after some batches; these stay done.
     """
-    words = f"discarded by {by}: {note}" if note else f"discarded by {by}"
+    words = {"words": f"discarded by {by}: {why}", "by": by, "why": why}
     return _change(
-        connection,
-        schema,
-        selection,
-        lambda heads: connection.execute(composed(schema, DISCARD_HEADS), {**heads, "note": words}),
+        connection, schema, selection, lambda heads: connection.execute(composed(schema, DISCARD_HEADS), heads | words)
     )
 
 

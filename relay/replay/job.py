@@ -150,21 +150,24 @@ CANCEL = SQL("""
 """)
 
 
-def cancel_job(
-    connection: psycopg.Connection, schema: str, job: int, *, by: str | None = None, why: str | None = None
-) -> Job:
-    """End a job for good; whoever runs it stops when it saves its position the next time. `by`: as `operator` takes it.
+def cancel_job(connection: psycopg.Connection, schema: str, job: int, *, by: str, why: str) -> Job:
+    """End a job for good, and return it; a process that runs it stops when it saves its position the next time.
 
     Raises:
         NotFoundError: there is none of this id.
         UsageError: it has ended already.
     """
-    values = {"id": job, "by": operator(by), "why": why}
+    values = {"id": job, "by": by, "why": why}
     changed = connection.execute(CANCEL.format(schema=Identifier(schema)), values).rowcount
     found = read_job(connection, schema, job)
-    if not changed:
-        raise UsageError(f"replay {job} is {found.state}: there is nothing to cancel")
-    return found
+    return found if changed else cancellable(found)
+
+
+def cancellable(job: Job) -> Job:
+    """Return the job; UsageError when it has ended."""
+    if job.state not in ("running", "interrupted"):
+        raise UsageError(f"replay {job.id} is {job.state}: there is nothing to cancel")
+    return job
 
 
 def _read(connection: psycopg.Connection, schema: str, values: dict[str, Any]) -> list[Job]:

@@ -146,7 +146,8 @@ def test_parked_is_listed_shown_retried_and_discarded(relay: Command, rows: Rows
     listed = relay("parked", "list")
     shown = relay("parked", "show", str(head))
     foreseen = relay("parked", "retry", "--all", "--dry-run")
-    discarded = relay("parked", "discard", "--aggregate-id", "a", "--note", "by hand")
+    given_up = relay("parked", "discard", "--aggregate-id", "a", "--dry-run")
+    discarded = relay("parked", "discard", "--aggregate-id", "a", "--why", "by hand", "--yes")
     retried = relay("parked", "retry", "--all")
 
     header, *lines = [line.split("\t") for line in listed.out.splitlines()]
@@ -154,6 +155,9 @@ def test_parked_is_listed_shown_retried_and_discarded(relay: Command, rows: Rows
     assert [(line[0], line[8]) for line in lines] == [(str(head), "1"), (str(other), "0")]
     assert 'payload\t{"amount": 12}' in shown.out
     assert foreseen.out == "would retry 2 rows, and release 1 held behind them\n"
+    assert given_up.out == "would discard 1 row, and release 1 held behind it\n"
+    assert given_up.err.splitlines()[0] == f"{head}  invoice  a  InvoiceIssued  returned: no queue is bound"
+    assert given_up.err.splitlines()[1].startswith("the oldest is of 20")
     assert discarded.out == "discarded 1 row, and released 1 held behind it\n"
     assert retried.out == "retried 1 row, and released 0 held behind it\n"
     assert {each.code for each in (listed, shown, foreseen, discarded, retried)} == {0}
@@ -163,7 +167,7 @@ def test_parked_is_listed_shown_retried_and_discarded(relay: Command, rows: Rows
 def test_who_retried_a_row_is_shown_when_it_is_parked_again(relay: Command, rows: Rows) -> None:
     row = rows.parked()
     before = relay("parked", "show", str(row)).out
-    for named in (["--by", "ada", "--note", "the queue is back"], ["--by", "bob"]):
+    for named in (["--by", "ada", "--why", "the queue is back"], ["--by", "bob"]):
         assert relay("parked", "retry", "--all", *named).code == 0
         rows.connection.execute("UPDATE outbox.message SET state = 'parked'")
 
@@ -176,14 +180,20 @@ def test_who_retried_a_row_is_shown_when_it_is_parked_again(relay: Command, rows
 
 def test_who_discards_is_kept_with_the_row(relay: Command, rows: Rows) -> None:
     named, variable, nobody = (rows.parked(key) for key in "abc")
+    discard = ("parked", "discard", "--yes", "--why", "by hand", "--id")
 
-    assert relay("parked", "discard", "--id", str(named), "--by", "ada", "--note", "by hand").code == 0
-    assert relay("parked", "discard", "--id", str(variable), RELAY_OPERATOR="team billing").code == 0
-    assert relay("parked", "discard", "--id", str(nobody)).code == 0
+    assert relay(*discard, str(named), "--by", "ada").code == 0
+    assert relay(*discard, str(variable), RELAY_OPERATOR="team billing").code == 0
+    assert relay(*discard, str(nobody)).code == 0
 
     assert "discarded by ada: by hand" in relay("parked", "show", str(named)).out
-    assert "discarded by team billing\n" in relay("parked", "show", str(variable)).out
-    assert f"discarded by {operator()}\n" in relay("parked", "show", str(nobody)).out
+    assert "discarded by team billing: by hand\n" in relay("parked", "show", str(variable)).out
+    assert f"discarded by {operator()}: by hand\n" in relay("parked", "show", str(nobody)).out
+    audited = rows.connection.execute("SELECT command, target, done_by, why FROM outbox.operator_audit ORDER BY id")
+    assert audited.fetchall() == [
+        ("parked discard", str(row), by, "by hand")
+        for row, by in ((named, "ada"), (variable, "team billing"), (nobody, operator()))
+    ]
 
 
 def test_parked_json(relay: Command, rows: Rows) -> None:

@@ -40,17 +40,6 @@ def test_a_dry_run_counts_the_rows_that_would_go(relay: Command, some_rows: Rows
     assert is_at_head(database)
 
 
-@pytest.mark.parametrize(("arguments", "lack"), [(WHY, "--yes"), (["--yes"], "--why")])
-def test_nothing_goes_unasked_or_without_a_reason(
-    relay: Command, some_rows: Rows, database: DatabaseSettings, arguments: list[str], lack: str
-) -> None:
-    refused = relay.process(*BASE, *arguments)
-
-    assert refused.code == 2
-    assert lack in refused.err
-    assert is_at_head(database)
-
-
 def test_a_downgrade_with_yes_and_why_is_done_and_logged(
     relay: Command, some_rows: Rows, database: DatabaseSettings
 ) -> None:

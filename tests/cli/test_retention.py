@@ -10,6 +10,7 @@ from tests.cli.command import Command
 from tests.support.days import Days, InboxDays
 
 OLD = 15  # days ago; 14 are kept
+DROP = ("--yes", "--why", "a test", "--by", "ada")
 
 
 @pytest.fixture
@@ -39,8 +40,8 @@ def test_it_says_what_it_is_about_to_drop_and_drops_it(relay: Command, days: Day
     days.add(OLD, 3)
     days.add(3, 5)
 
-    result = relay("retention")
-    again = relay("retention")
+    result = relay("retention", *DROP)
+    again = relay("retention", *DROP)
 
     assert result.code == 0
     assert result.err.startswith("drops 1 day: 3 rows, ")
@@ -48,13 +49,15 @@ def test_it_says_what_it_is_about_to_drop_and_drops_it(relay: Command, days: Day
     assert "dropped 1 day: 3 rows, " in result.out
     assert (again.code, again.err, again.out.splitlines()[-1]) == (0, "", "dropped 0 days: 0 rows, 0 bytes")
     assert days.past() == {3}
+    audited = days.connection.execute("SELECT command, target, done_by, why FROM outbox.operator_audit").fetchall()
+    assert audited == [("retention", days.table(OLD).removeprefix("outbox."), "ada", "a test")]
 
 
 def test_keep_goes_before_the_setting(relay: Command, days: Days) -> None:
     days.add(3, 5)
 
-    kept = relay("retention", "--keep", "3 days", RELAY_RELAY__RETENTION="1 day")
-    dropped = relay("retention", RELAY_RELAY__RETENTION="2 days")
+    kept = relay("retention", *DROP, "--keep", "3 days", RELAY_RELAY__RETENTION="1 day")
+    dropped = relay("retention", *DROP, RELAY_RELAY__RETENTION="2 days")
 
     assert "dropped 0 days" in kept.out
     assert "dropped 1 day: 5 rows" in dropped.out
@@ -64,7 +67,7 @@ def test_json(relay: Command, days: Days) -> None:
     days.add(OLD, 3)
 
     told = json.loads(relay("retention", "--dry-run", "--output", "json").out)
-    done = json.loads(relay("retention", "--output", "json").out)
+    done = json.loads(relay("retention", *DROP, "--output", "json").out)
 
     assert (told["keep_days"], told["keep_inbox_days"], told["dry_run"], done["dry_run"]) == (14, 30, True, False)
     (day,) = done["days"]
@@ -80,14 +83,14 @@ def test_what_is_postponed_is_named_with_its_reason(relay: Command, days: Days, 
     with psycopg.connect(database_url, application_name="report") as reader:
         pid = reader.info.backend_pid
         reader.execute(f"SELECT FROM {days.table(OLD)}".encode())  # of this day alone: its drop waits
-        partly = relay("retention")
-        none = relay("retention")
+        partly = relay("retention", *DROP)
+        none = relay("retention", *DROP)
 
     assert (partly.code, none.code) == (3, 1)
     for result in (partly, none):
         assert "relay: postponed 1 day: 3 rows, " in result.err
         assert f"session {pid} (report)" in result.err
-    assert relay("retention").code == 0
+    assert relay("retention", *DROP).code == 0
 
 
 @pytest.fixture
@@ -103,8 +106,8 @@ def test_days_of_the_inbox_have_a_setting_of_their_own(relay: Command, days: Day
         inbox.add(ago, 2)
 
     told = json.loads(relay("retention", "--dry-run", "--output", "json").out)
-    done = relay("retention")
-    shorter = relay("retention", "--keep-inbox", "14 days")
+    done = relay("retention", *DROP)
+    shorter = relay("retention", *DROP, "--keep-inbox", "14 days")
 
     assert [(f"outbox.{day['table']}", day["rows"]) for day in told["days"]] == [
         (days.table(OLD), 3),
@@ -125,8 +128,8 @@ def test_an_inbox_elsewhere_is_named_and_the_tables_here_stay(
     with elsewhere.connection:
         elsewhere.add(31, 5)
 
-        result = relay("retention", "--inbox", inbox_url)
-        unknown = relay("retention", "--inbox", f"{inbox_url}_nowhere")
+        result = relay("retention", *DROP, "--inbox", inbox_url)
+        unknown = relay("retention", *DROP, "--inbox", f"{inbox_url}_nowhere")
 
         assert elsewhere.past() == set()
     assert (result.code, "dropped 1 day: 5 rows" in result.out) == (0, True)
@@ -137,9 +140,9 @@ def test_an_inbox_elsewhere_is_named_and_the_tables_here_stay(
 def test_an_inbox_remembers_for_as_long_as_sent_rows_are_kept(relay: Command, inbox: InboxDays) -> None:
     inbox.add(50, 2)
 
-    refused = relay("retention", "--keep", "20 days", "--keep-inbox", "10 days")
-    setting = relay("retention", RELAY_RELAY__INBOX_RETENTION="10 days")
-    kept = relay("retention", "--keep", "60 days")
+    refused = relay("retention", *DROP, "--keep", "20 days", "--keep-inbox", "10 days")
+    setting = relay("retention", *DROP, RELAY_RELAY__INBOX_RETENTION="10 days")
+    kept = relay("retention", *DROP, "--keep", "60 days")
 
     assert (refused.code, setting.code, kept.code) == (2, 2, 0)
     assert "--keep-inbox '10 days' is less than sent rows are kept" in refused.err
@@ -149,14 +152,14 @@ def test_an_inbox_remembers_for_as_long_as_sent_rows_are_kept(relay: Command, in
 
 @pytest.mark.parametrize("keep", ["0 days", "14", "2 weeks", "-1 days", "14 days ", "", "off"])
 def test_nonsense_is_refused(relay: Command, keep: str) -> None:
-    result = relay("retention", "--keep", keep)
+    result = relay("retention", *DROP, "--keep", keep)
 
     assert (result.code, result.out) == (2, "")
     assert "--keep" in result.err
 
 
 def test_nonsense_in_the_settings_is_refused_by_name(relay: Command) -> None:
-    result = relay("retention", RELAY_RELAY__RETENTION="a fortnight")
+    result = relay("retention", *DROP, RELAY_RELAY__RETENTION="a fortnight")
 
     assert result.code == 2
     assert result.err.startswith(
@@ -167,8 +170,8 @@ def test_nonsense_in_the_settings_is_refused_by_name(relay: Command) -> None:
 def test_off_needs_a_keep(relay: Command, days: Days) -> None:
     days.add(OLD, 3)
 
-    off = relay("retention", RELAY_RELAY__RETENTION="off")
-    kept = relay("retention", "--keep", "14 days", RELAY_RELAY__RETENTION="off")
+    off = relay("retention", *DROP, RELAY_RELAY__RETENTION="off")
+    kept = relay("retention", *DROP, "--keep", "14 days", RELAY_RELAY__RETENTION="off")
 
     assert (off.code, kept.code) == (2, 0)
     assert "retention is off" in off.err
@@ -179,7 +182,7 @@ def test_while_a_relay_drops_it_does_nothing(relay: Command, days: Days, databas
     with psycopg.connect(database_url) as other:
         other.execute("SELECT pg_advisory_lock(hashtextextended('outbox.retention', 0))")
 
-        busy = relay("retention")
+        busy = relay("retention", *DROP)
         told = relay("retention", "--dry-run")
 
     assert (busy.code, told.code) == (1, 0)
@@ -189,7 +192,7 @@ def test_while_a_relay_drops_it_does_nothing(relay: Command, days: Days, databas
 def test_another_schema_has_days_of_its_own(relay: Command, days: Days) -> None:
     days.add(OLD, 3)
 
-    result = relay("retention", RELAY_DATABASE__SCHEMA="elsewhere")
+    result = relay("retention", *DROP, RELAY_DATABASE__SCHEMA="elsewhere")
 
     assert result.code == 1
     assert "run `relay migrate`" in result.err

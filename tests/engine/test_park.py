@@ -123,7 +123,7 @@ async def test_a_discarded_row_lets_its_followers_go(
 
     async with run_node(max_attempts=1):
         await eventually(outbox.is_empty, "parked")
-        await operate(database_url, lambda c: discard(c, "outbox", Selection(ids=[head]), by="ada", note="obsolete"))
+        await operate(database_url, lambda c: discard(c, "outbox", Selection(ids=[head]), by="ada", why="obsolete"))
         assert await queue.ids(5) == followers
 
     assert await outbox.ids("discarded") == [head]

@@ -60,7 +60,7 @@ def test_discard_keeps_the_row_with_the_note_and_releases_what_is_behind(
     head = rows.parked()
     follower = rows.parked(behind=head)
 
-    done = discard(connection, "outbox", Selection(ids=[head]), by="ada", note="sent by hand")
+    done = discard(connection, "outbox", Selection(ids=[head]), by="ada", why="sent by hand")
 
     assert done == Done(chosen=1, released=1, not_found=[])
     assert rows.states() == {head: ("discarded", None), follower: PENDING}
@@ -199,7 +199,7 @@ def test_whatever_is_chosen_no_row_passes_a_parked_one_of_its_key(
     done = (
         retry(connection, "outbox", Selection(ids=named))
         if is_retry
-        else discard(connection, "outbox", Selection(ids=named), by="ada", note=None)
+        else discard(connection, "outbox", Selection(ids=named), by="ada", why="chance")
     )
 
     after = rows.states()

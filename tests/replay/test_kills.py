@@ -124,7 +124,7 @@ async def test_a_cancel_ends_a_replay_that_runs(relay: Commands, sent: SentRows,
     replaying = relay.start("replay", "--all", "--rate", "50")  # it must not end by itself, however slow the machine
     await copies.has(20)
 
-    cancelled = await relay.ask("replay", "cancel", "1", "--by", "ada", "--why", "the wrong filter")
+    cancelled = await relay.ask("replay", "cancel", "1", "--by", "ada", "--why", "the wrong filter", "--yes")
     ended = await relay.end(replaying)
 
     (job,) = await relay.jobs()

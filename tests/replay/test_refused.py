@@ -56,7 +56,7 @@ def test_a_broker_that_is_not_there_makes_no_job(relay: Command, database_url: s
     ("arguments", "words", "code"),
     [
         (["replay", "--resume", "7"], "there is no replay 7", 1),
-        (["replay", "cancel", "7"], "there is no replay 7", 1),
+        (["replay", "cancel", "7", "--why", "test", "--yes"], "there is no replay 7", 1),
         (["replay", "show", "7"], "there is no replay 7", 1),
     ],
 )
@@ -70,7 +70,7 @@ def test_a_job_that_is_not_there(relay: Command, arguments: list[str], words: st
 def test_a_job_that_has_ended_is_neither_resumed_nor_cancelled(relay: Command) -> None:
     assert relay.process("replay", "--all").code == 0
 
-    resumed, cancelled = relay("replay", "--resume", "1"), relay("replay", "cancel", "1")
+    resumed, cancelled = relay("replay", "--resume", "1"), relay("replay", "cancel", "1", "--dry-run")
 
     assert (resumed.code, cancelled.code) == (2, 2)
     assert "replay 1 is done: there is nothing to resume" in resumed.err

@@ -29,7 +29,7 @@ async def test_the_relay_s_role_replays(role: str, relay: Commands, sent: SentRo
 
     ended = await relay("replay", "--all", RELAY_DATABASE_URL=role)
     shown = await relay.ask("replay", "show", "1", RELAY_DATABASE_URL=role)
-    cancelled = await relay.ask("replay", "cancel", "1", RELAY_DATABASE_URL=role)
+    cancelled = await relay.ask("replay", "cancel", "1", "--why", "test", "--yes", RELAY_DATABASE_URL=role)
 
     assert (ended.code, shown.code, cancelled.code) == (1, 0, 2), ended.said
     assert f"{bad[0]}\t" in shown.said
