@@ -180,7 +180,7 @@ class BrokerSettings(Section):
     confirm_timeout: Seconds = 30.0
     """no confirm within this: the outcome is unknown, and the message is sent again"""
     heartbeat: Annotated[int, Field(ge=1, le=60)] = 5
-    """seconds; a silent broker is noticed after about three"""
+    """seconds; the relay leaves a broker that is silent for two of them"""
 
     if TYPE_CHECKING:  # the type of the field does not tell that pydantic takes text for it
 
