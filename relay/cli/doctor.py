@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from itertools import groupby
 
 from relay.cli.options import Options, Output
-from relay.cli.printing import print_json, print_lines
-from relay.doctor.finding import Finding, Verdict, worst
+from relay.cli.printing import print_json, print_lines, say
+from relay.doctor.finding import Finding, Verdict, summary, worst
 from relay.doctor.run import examine
 from relay.observe.log import keep_libraries_quiet
 
@@ -24,8 +24,10 @@ def doctor(*, options: Options | None = None, output: Output = "text") -> int:
         print_json({"verdict": verdict, "findings": findings})
     elif sys.stdout.isatty():
         _draw(findings)
+        say(summary(findings))
     else:
         print_lines((each.verdict, each.check, each.words, each.remedy) for each in findings)
+        print_lines([(verdict, "summary", summary(findings), "")])
     return 1 if verdict is Verdict.FAILED else 0
 
 

@@ -1,5 +1,6 @@
 """One line of the checklist."""
 
+from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -35,3 +36,10 @@ def worst(findings: list[Finding]) -> Verdict:
     """Tell what the findings come to as a whole."""
     seen = {finding.verdict for finding in findings}
     return next((verdict for verdict in (Verdict.FAILED, Verdict.WARNING) if verdict in seen), Verdict.OK)
+
+
+def summary(findings: list[Finding]) -> str:
+    """Return how many findings have each verdict: "1 failed, 0 warning, 31 ok, 2 skipped"."""
+    counts = Counter(finding.verdict for finding in findings)
+    order = (Verdict.FAILED, Verdict.WARNING, Verdict.OK, Verdict.SKIPPED)
+    return ", ".join(f"{counts[verdict]} {verdict}" for verdict in order)

@@ -1,6 +1,7 @@
 """The checklist as a whole, as `relay doctor` prints it."""
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,13 @@ def test_without_a_database_its_checks_are_skipped_and_the_broker_is_looked_at(r
     assert verdicts["database.host"] == "failed"
     assert verdicts["database.tables"] == "skipped"
     assert verdicts["broker.host"] == "ok"
+    counts = Counter(verdict for verdict, _, _, _ in lines[:-1])
+    assert lines[-1] == [
+        "failed",
+        "summary",
+        f"{counts['failed']} failed, {counts['warning']} warning, {counts['ok']} ok, {counts['skipped']} skipped",
+        "",
+    ]
 
 
 def test_an_empty_database_fails_with_the_remedy(relay: Command, settings: Settings) -> None:
