@@ -62,7 +62,7 @@ async def run(kind: Kind) -> None:
     if kind is Kind.BARE:
         await _run_bare()
         return
-    set_up(LogSettings())  # as programs do: structlog by itself prints each line of debug
+    set_up(LogSettings())  # as programs do
     inbox = Inbox(DatabaseSettings(url=SecretStr(os.environ[DATABASE_URL])), CONSUMER)
     consumer = Consumer(
         QUEUE,

@@ -3,9 +3,9 @@
 import time
 from collections.abc import Mapping
 
-import structlog
+from relay.logger import get_logger
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class ConnectionRefusals:

@@ -53,9 +53,9 @@ class SecretSource(SecretStr):
         except Exception as error:
             reason = getattr(error, "strerror", None) or type(error).__name__
             if reason != self._told:
-                import structlog  # noqa: PLC0415  # slow to import, and `relay healthcheck` runs all the time
+                from relay.logger import get_logger  # noqa: PLC0415  # slow to import, and `relay healthcheck` runs all the time
 
-                log = structlog.get_logger(__name__)
+                log = get_logger(__name__)
                 log.warning("secret.not_renewed", source=self._name, reason=reason)
             self._told = reason
         else:

@@ -7,13 +7,13 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
-import structlog
+from relay.logger import get_logger
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 GOODBYE = 1.0  # seconds beyond the time to drain, to hand over and to close
 GOODBYES = 2.0  # for everything that a process has open
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 @contextmanager

@@ -153,8 +153,8 @@ def _is_logged(words: str, code: int, bug: BaseException | None = None) -> bool:
     observing = sys.modules.get("relay.observe.log")  # not loaded: the command has no log
     if observing is None or not observing.is_json():
         return False
-    import structlog  # noqa: PLC0415  (it takes longer to load than most commands to run)
+    from relay.logger import get_logger  # noqa: PLC0415  (it takes longer to load than most commands to run)
 
-    log = structlog.get_logger(__name__)
+    log = get_logger(__name__)
     log.error("relay.failed", error=words, exit_code=code, exc_info=bug)
     return True

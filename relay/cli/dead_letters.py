@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import structlog
 from cyclopts import App, Parameter, validators
 
 from relay.cli.consent import EXCERPT, Consent, Loss, check_reason
@@ -17,6 +16,7 @@ from relay.cli.options import BrokerOptions, By, DryRun, Options, Output, Why
 from relay.cli.printing import Row, aside, complain, print_json, say
 from relay.cli.progress import Seen, shown_progress
 from relay.errors import UsageError
+from relay.logger import get_logger
 from relay.observe.log import keep_libraries_quiet
 from relay.operate.dead_letters.audit import Entry, write_audit
 from relay.operate.dead_letters.change import Change, Done, queues_of
@@ -33,7 +33,7 @@ INTERRUPTED = 130
 MOST_LISTED = 100  # unless --limit says otherwise
 
 app = App(name="dead-letters", help="See, send back, throw away or save what consumers gave up.")
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 QueueName = Annotated[str, Parameter(help="The consumed queue, or that of its dead letters.")]
 MessageId = Annotated[str, Parameter(help="Its message id.")]

@@ -4,7 +4,6 @@ import asyncio
 import sys
 from typing import Annotated
 
-import structlog
 from cyclopts import Parameter, validators
 
 from relay.cli.consent import Consent, Loss
@@ -12,6 +11,7 @@ from relay.cli.options import DatabaseOptions
 from relay.cli.printing import aside, print_table, say
 from relay.database import refuse_pooler
 from relay.errors import UsageError
+from relay.logger import get_logger
 from relay.observe.log import set_up
 from relay.operate import migrate as operate
 from relay.operate.downgrade import preview
@@ -19,7 +19,7 @@ from relay.operate.lock_wait import LOCK_TIMEOUT, WAIT, LockLimits
 from relay.operate.session import session
 from relay.settings import DatabaseSettings, Settings
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 POSITIVE = validators.Number(gt=0, lte=86_400)
 
 

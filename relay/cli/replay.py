@@ -8,7 +8,6 @@ from functools import partial
 from typing import Annotated
 
 import psycopg
-import structlog
 import uvloop
 from cyclopts import App, Parameter, validators
 
@@ -18,6 +17,7 @@ from relay.cli.printing import aside, complain, print_json, print_pairs, print_t
 from relay.cli.progress import Seen, shown_progress
 from relay.database import refuse_pooler
 from relay.errors import BusyError, OutboxError, PartlyDoneError, UsageError
+from relay.logger import get_logger
 from relay.operate.session import session
 from relay.replay.job import Job, cancel_job, cancellable, list_failures, list_jobs, make_job, read_job
 from relay.replay.moment import parse_interval
@@ -32,7 +32,7 @@ INTERRUPTED = 130
 LIST_COLUMNS = ("id", "state", "made at", "made by", "filter", "selected", "replayed", "failed", "cancelled by")
 
 app = App(name="replay", help="Send again what was sent; list, show and cancel replays.")
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 @Parameter(name="*")

@@ -17,7 +17,6 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, nullcontext
 from typing import Literal
 
-import structlog
 from aiormq.abc import AbstractChannel
 
 from relay.backoff import Backoff, unless_set
@@ -37,6 +36,7 @@ from relay.consume.transactions import open_transactions
 from relay.consume.tries import SUSPECT_FROM
 from relay.consume.upkeep import check_inbox
 from relay.errors import BrokerUnavailableError, ConfigurationError, QueueMissingError
+from relay.logger import get_logger
 from relay.settings import BrokerSettings, Url, settings_of
 from relay.stopping import at_signals, cut_after
 
@@ -45,7 +45,7 @@ RETRIES = Retries()
 BESIDE_THE_WORKERS = 3  # database connections: for statements of the consumer, for held messages and for days
 LEAST_POISON_LIMIT = SUSPECT_FROM + 1  # a suspect must have been alone when it killed, before it is judged
 
-log = structlog.get_logger("relay.consume")
+log = get_logger("relay.consume")
 
 
 class Consumer:

@@ -5,7 +5,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-import structlog
 from aiormq.abc import AbstractChannel, DeliveredMessage
 from aiormq.exceptions import (
     AMQPError,
@@ -34,13 +33,14 @@ from relay.consume.upkeep import keep_asking, keep_up
 from relay.consume.worker import Worker
 from relay.database import CANCEL_TIMEOUT
 from relay.errors import BrokerUnavailableError, ConfigurationError, QueueMissingError
+from relay.logger import get_logger
 
 # The priority that every consumer has. Only a stream takes none: it refuses the argument, and so it refuses us.
 BUT_STREAMS: Arguments = {"x-priority": 0}
 CLOSE_TIMEOUT = 2.0  # seconds for a goodbye to a broker that may be gone
 LOST = (AMQPError, ChannelInvalidStateError, OSError)  # TimeoutError is an OSError
 
-log = structlog.get_logger("relay.consume")
+log = get_logger("relay.consume")
 
 
 class Consuming:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import structlog
 from aiormq.abc import DeliveredMessage
 
 from relay.backoff import Backoff, wait_for_event
@@ -20,8 +19,9 @@ from relay.consume.message import Delivery
 from relay.consume.outgoing import Outgoing
 from relay.consume.queues import retry_queue_name
 from relay.consume.tries import Tries
+from relay.logger import get_logger
 
-log = structlog.get_logger("relay.consume")
+log = get_logger("relay.consume")
 
 Settle = Callable[[Iterable[int]], None]
 

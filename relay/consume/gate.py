@@ -5,12 +5,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-import structlog
-
 from relay.backoff import Backoff, wait_for_event
 from relay.consume.counters import Counters
+from relay.logger import get_logger
 
-log = structlog.get_logger("relay.consume")
+log = get_logger("relay.consume")
 
 
 @dataclass(slots=True)

@@ -11,8 +11,6 @@ from datetime import datetime, timedelta
 from typing import Any, LiteralString, NamedTuple
 from uuid import UUID
 
-import structlog
-
 from relay.consume.admission import Admission
 from relay.consume.envelope import history_of, pack, unpack
 from relay.consume.failures import Failure, History, Reason, first_line, name_of
@@ -20,6 +18,7 @@ from relay.consume.fence import NO_PARTITION, Fence
 from relay.consume.inbox import Inbox
 from relay.consume.message import Delivery, read_delivery
 from relay.consume.session import Session
+from relay.logger import get_logger
 
 NOTHING_YET = dict.fromkeys(("last_failed_at", "wait", "exception", "error", "reason"))  # of a follower
 # After it another process may try a held message; while a handler has it, its row is locked. So long a key waits for
@@ -27,7 +26,7 @@ NOTHING_YET = dict.fromkeys(("last_failed_at", "wait", "exception", "error", "re
 CLAIM_FOR = timedelta(seconds=10)
 PUT_OFF_FOR = timedelta(seconds=30)  # what cannot be read
 
-log = structlog.get_logger("relay.consume")
+log = get_logger("relay.consume")
 
 # Of arriving messages those are admitted whose key is not held. ORDER BY with LIMIT can only be had from the index:
 # EXISTS is a scan of all that is held when the statistics say that nothing is (tests/consume/test_plans.py).

@@ -1,12 +1,11 @@
 """Held messages that nobody tries: a consumer of another kind held them under this name, and keys with them."""
 
-import structlog
-
 from relay.consume.fence import NO_PARTITION
 from relay.consume.inbox import Inbox
 from relay.consume.session import Session
+from relay.logger import get_logger
 
-log = structlog.get_logger("relay.consume")
+log = get_logger("relay.consume")
 
 LEFT_BEHIND = """
     SELECT count(*) FROM {schema}.held_message

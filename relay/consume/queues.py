@@ -7,13 +7,13 @@ reconnect (`relay.topology` says why), or by whoever deploys.
 from collections.abc import Iterable
 from typing import TypeVar
 
-import structlog
 from aiormq.abc import DeliveredMessage
 from pydantic import ValidationError
 
 from relay.broker import Connection, connect
 from relay.consume.fence import PARTITION
 from relay.errors import BrokerUnavailableError, ConfigurationError, QueueMissingError, QueueUnfitError
+from relay.logger import get_logger
 from relay.settings import BrokerSettings
 from relay.topology import Standing, declare
 from relay.topology_settings import Binding, Exchange, ExchangeType, Overflow, Queue
@@ -23,7 +23,7 @@ Thing = TypeVar("Thing", Exchange, Queue, Binding)
 BY_LANE = {"x-match": "all-with-x"}  # "all" passes over headers that begin with x-
 PARTITIONS = 16  # of a pool: the lanes of the relay
 
-log = structlog.get_logger("relay.consume")
+log = get_logger("relay.consume")
 
 # Without it a message that is on its way back is gone when its queue cannot take it. It needs reject-publish.
 AT_LEAST_ONCE = {"x-dead-letter-strategy": "at-least-once"}

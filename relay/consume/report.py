@@ -2,12 +2,11 @@
 
 from traceback import format_tb
 
-import structlog
-
 from relay.consume.failures import Failure
 from relay.consume.message import Delivery
+from relay.logger import get_logger
 
-log = structlog.get_logger("relay.consume")
+log = get_logger("relay.consume")
 
 
 def tell_failure(delivery: Delivery, failure: Failure, error: BaseException) -> None:

@@ -6,15 +6,14 @@ One look a second, at counters that are kept anyway: a message costs nothing.
 import asyncio
 import time
 
-import structlog
-
 from relay.backoff import until_tick
 from relay.consume.counters import Counters
 from relay.consume.gate import Gate
+from relay.logger import get_logger
 
 LOOK_INTERVAL = 1.0  # seconds
 
-log = structlog.get_logger("relay.consume")
+log = get_logger("relay.consume")
 
 
 class StallWatch:

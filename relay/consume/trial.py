@@ -6,7 +6,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from time import monotonic, time
 
-import structlog
 from psycopg.transaction import OutOfOrderTransactionNesting
 
 from relay.consume.admission import Applied
@@ -18,11 +17,12 @@ from relay.consume.outages import Outages
 from relay.consume.state import State
 from relay.consume.transactions import Transactions
 from relay.errors import DatabaseUnavailableError, HandlerError, PartitionLostError
+from relay.logger import get_logger
 
 # It did what none may, or left a transaction() block of its own open.
 BY_HANDLER = (HandlerError, OutOfOrderTransactionNesting)
 
-log = structlog.get_logger("relay.consume")
+log = get_logger("relay.consume")
 
 
 @dataclass(slots=True)

@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import psycopg
-import structlog
 from psycopg import errors
 
 from relay.backoff import wait_for_event
@@ -14,8 +13,9 @@ from relay.consume.session import Session
 from relay.consume.transactions import Transactions, open_transactions
 from relay.database import one_line
 from relay.errors import DeadlineError, OutboxError, SchemaError
+from relay.logger import get_logger
 
-log = structlog.get_logger("relay.consume")
+log = get_logger("relay.consume")
 
 PROBE = "SELECT consumer_name, message_id, message_day, business_key FROM {schema}.processed_message LIMIT 0"
 MAY_MAKE_DAYS = """

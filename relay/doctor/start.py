@@ -4,15 +4,14 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import structlog
-
 from relay.doctor.database import examine_database
 from relay.doctor.finding import Finding, Verdict
 from relay.doctor.memory import memory
 from relay.engine.node import Node
+from relay.logger import get_logger
 from relay.settings import Settings
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 LOOK_INTERVAL = 0.5  # seconds; until it is ready
 # Without what the start has refused already, what the relay watches while it runs, and what concerns writers only.

@@ -4,13 +4,12 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import structlog
-
 from relay.broker import Connection
+from relay.logger import get_logger
 from relay.settings import BrokerSettings
 from relay.topology import Declared, Standing, Thing, declare, default_exchange, failed
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 TRIES = 3  # of one thing, each on a connection of its own: what ends every connection must not keep us from starting
 

@@ -2,11 +2,10 @@
 
 import time
 
-import structlog
-
 from relay.connection_refusals import ConnectionRefusals
+from relay.logger import get_logger
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 REFUSED_AFTER = 5.0  # seconds, for what has no `relay.stall_after`
 TOLD_REASONS = 20  # remembered a part: a reason with a changing number in it must not fill the memory of a long outage

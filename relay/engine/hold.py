@@ -6,15 +6,15 @@ discards the parked one. The table decides: what is kept in memory only saves th
 
 from collections.abc import Sequence
 
-import structlog
 from psycopg.sql import SQL
 
 from relay.engine.patience import Patience, patiently
 from relay.engine.row import Key, Row
 from relay.engine.session import LaneSession, places
 from relay.engine.tail import Tail
+from relay.logger import get_logger
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 LOAD = SQL("""
     SELECT DISTINCT aggregate_type, aggregate_id

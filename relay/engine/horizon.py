@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import psycopg
-import structlog
 from psycopg.sql import SQL
 
 from relay.engine.session import LaneSession
+from relay.logger import get_logger
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 # A role without pg_read_all_stats sees every column but xact_start. Autovacuum's workers, who hold nothing back, have
 # no user; snapshots of other databases do not matter, but a standby's (no database) do.

@@ -7,7 +7,6 @@ flight is settled and marked; then its lock is released, and the other nodes are
 import asyncio
 from collections.abc import Awaitable, Callable
 
-import structlog
 from psycopg.sql import SQL, Literal
 
 from relay.backoff import wait_for_event
@@ -16,8 +15,9 @@ from relay.engine.patience import Patience
 from relay.engine.publish import Publisher
 from relay.engine.session import LANES, LaneSession, array_text
 from relay.engine.tail import Tail
+from relay.logger import get_logger
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 LOCK = SQL("""
     SELECT lane

@@ -8,7 +8,6 @@ from enum import Enum, auto
 from math import isinf
 from typing import Protocol
 
-import structlog
 from aiormq.abc import AbstractChannel as Underlay
 from aiormq.exceptions import AMQPError
 from pydantic import SecretStr
@@ -35,12 +34,13 @@ from relay.engine.row import Outcome, Settled
 from relay.engine.wire import Wire
 from relay.engine.wires import Wires
 from relay.errors import BrokerUnavailableError
+from relay.logger import get_logger
 from relay.observe.histogram import Histogram
 from relay.settings import Settings
 from relay.topology import listed
 from relay.topology_settings import TopologySettings
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 WATCH_INTERVAL, IDLE_INTERVAL = 0.25, 1.0  # seconds between two looks at a channel; the latter while nothing is on it
 RECONNECT_INITIAL, RECONNECT_MAX = 0.1, 3.0  # seconds; ready again within 5 s of the heal

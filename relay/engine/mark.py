@@ -8,7 +8,6 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-import structlog
 from psycopg.sql import SQL
 
 from relay.backoff import backoff
@@ -19,9 +18,10 @@ from relay.engine.quarantine import Quarantine
 from relay.engine.row import OF_ROUTE, Fault, Outcome, Row
 from relay.engine.session import LaneSession, places
 from relay.engine.tail import Tail
+from relay.logger import get_logger
 from relay.settings import RelaySettings
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 # DELETE and INSERT in one statement, not UPDATE ... SET state = 'sent': letting PostgreSQL move each row to its
 # partition costs it twice the time (docs/decisions/0002-mark-by-delete-and-insert.md).

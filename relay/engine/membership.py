@@ -10,7 +10,6 @@ from datetime import datetime
 from typing import Any
 
 import psycopg
-import structlog
 from psycopg import AsyncConnection
 from psycopg.rows import class_row
 from psycopg.sql import SQL, Identifier
@@ -24,10 +23,11 @@ from relay.engine.patience import Patience
 from relay.engine.peers import Peer, share
 from relay.engine.publish import Publisher
 from relay.engine.session import LaneSession
+from relay.logger import get_logger
 from relay.settings import RelaySettings
 from relay.silence import Silence
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 JOIN = SQL("SELECT pg_try_advisory_lock(hashtext({lock}), hashtext(%(name)s))")
 

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 
 import psycopg
-import structlog
 from pydantic import SecretStr
 
 from relay.backoff import backoff, unless_set, wait_for_event
@@ -32,12 +31,13 @@ from relay.engine.session import LaneSession
 from relay.engine.stall import StallWatch
 from relay.engine.tail import Tail
 from relay.errors import AccessError, DatabaseUnavailableError, OutboxError, SchemaError, leaves
+from relay.logger import get_logger
 from relay.memory import return_large_blocks
 from relay.retention.rounds import keep_days
 from relay.settings import KeyPolicy, Ordering, Settings
 from relay.stopping import GOODBYE
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 RECONNECT_INITIAL, RECONNECT_MAX = 0.1, 3.0  # seconds; ready again within 5 s of the heal
 INTERRUPTED = 130

@@ -10,15 +10,15 @@ from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import psycopg
-import structlog
 from psycopg import errors
 from psycopg.sql import SQL
 
 from relay.backoff import backoff, wait_for_event
 from relay.engine.health import Health
 from relay.engine.session import LaneSession
+from relay.logger import get_logger
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 Asked = ParamSpec("Asked")
 Result = TypeVar("Result")

@@ -11,8 +11,6 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import structlog
-
 from relay.backoff import backoff
 from relay.engine.patience import Patience
 from relay.engine.publish import Publisher
@@ -21,8 +19,9 @@ from relay.engine.routes import Address, Router
 from relay.engine.row import Fault, Row
 from relay.engine.session import LaneSession
 from relay.engine.tail import Tail
+from relay.logger import get_logger
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 PROBE_INITIAL, PROBE_MAX = 0.5, 5.0  # seconds between two probes of one route
 PROBES_A_SECOND = 20  # of all routes; each costs the database three transactions

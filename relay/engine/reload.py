@@ -5,15 +5,15 @@ import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 
-import structlog
 from pydantic import SecretStr
 
 from relay.broker_hosts import broker_urls, place
 from relay.errors import ConfigurationError
 from relay.keys import all_keys, value_of
+from relay.logger import get_logger
 from relay.settings import Settings
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 TAKEN_OVER = "broker.url"
 

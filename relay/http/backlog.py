@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import psycopg
-import structlog
 from psycopg.sql import SQL, Composed, Identifier
 
 from relay.database import connect_async
 from relay.errors import DatabaseUnavailableError
 from relay.http.seldom import Seldom
+from relay.logger import get_logger
 from relay.operate.status import BY_INDEX, COUNT_PARKED, COUNT_PENDING, LANES, OLDEST_PENDING
 from relay.settings import DatabaseSettings
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 COUNT_QUARANTINED = SQL("""
     SELECT (SELECT count(*) FROM {schema}.quarantine),

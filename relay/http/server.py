@@ -16,7 +16,6 @@ from email.utils import formatdate
 from http import HTTPStatus
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-import structlog
 from prometheus_client import ProcessCollector
 from prometheus_client.core import InfoMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
@@ -25,8 +24,9 @@ from prometheus_client.registry import Collector
 import relay
 from relay.errors import DeadlineError, ListenError
 from relay.http.kinds import kind_of
+from relay.logger import get_logger
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 LOOP_ANSWERS_WITHIN = 5.0  # seconds; it is never busy for a tenth of that
 REQUEST_TIMEOUT = 5.0  # seconds for a client to send its whole request

@@ -9,15 +9,14 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-import structlog
-
 import relay
+from relay.logger import get_logger
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
     from opentelemetry.trace import Tracer
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 SERVICE = "outbox-relay"
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")

@@ -11,19 +11,18 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 
-import structlog
-
 from relay.backoff import wait_for_event
 from relay.engine.health import Health
 from relay.engine.row import Key, Outcome
 from relay.errors import NotAcceptedError, OutboxError
+from relay.logger import get_logger
 from relay.publisher.buffer import Buffer, Left
 from relay.publisher.direct import Direct
 from relay.publisher.entry import Entry
 from relay.publisher.state import Mode
 from relay.stopping import GOODBYES
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 ENTRIES_PER_WRITE = 500
 LOOK_INTERVAL = 0.1  # seconds between two looks at the buffer, or

@@ -4,14 +4,14 @@ import asyncio
 from collections.abc import Sequence
 
 import psycopg
-import structlog
 
 from relay.backoff import backoff, wait_for_event
 from relay.engine.node import Node
 from relay.errors import OutboxError, leaves
+from relay.logger import get_logger
 from relay.settings import Settings
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 RESTART_INITIAL, RESTART_MAX = 0.5, 10.0  # seconds
 

@@ -14,15 +14,14 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 from uuid import UUID
 
-import structlog
-
 from relay.engine import row as engine
 from relay.errors import BufferFileError, BusyError, NotAcceptedError
+from relay.logger import get_logger
 from relay.outbox.row import Row
 from relay.publisher.buffer import Left
 from relay.publisher.entry import Entry, engine_row
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 APPLICATION_ID = 0x6F626678  # "obfx"
 VERSION = 1

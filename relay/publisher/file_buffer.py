@@ -14,18 +14,17 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-import structlog
-
 from relay.backoff import backoff, wait_for_event
 from relay.engine.publish import Publisher
 from relay.engine.row import Fault
 from relay.errors import BufferFileError, NotAcceptedError
+from relay.logger import get_logger
 from relay.publisher.buffer import Left
 from relay.publisher.entry import Entry
 from relay.publisher.file import File, Stored
 from relay.settings import KeyPolicy, Ordering, RelaySettings
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 ROWS_PER_READ = 500
 TRIED_AT_ONCE = 50  # refused rows: they must not fill the window

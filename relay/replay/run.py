@@ -15,7 +15,6 @@ from math import inf
 from typing import NamedTuple, TypeVar
 
 import psycopg
-import structlog
 
 from relay.backoff import backoff, unless_set, wait_for_event
 from relay.engine.health import Health
@@ -25,6 +24,7 @@ from relay.engine.publish import Publisher
 from relay.engine.row import Row
 from relay.engine.window import READ_SHARE
 from relay.errors import DatabaseUnavailableError, DeadlineError, PartlyDoneError
+from relay.logger import get_logger
 from relay.replay.job import Job
 from relay.replay.ledger import Ledger
 from relay.replay.pace import Pace
@@ -32,7 +32,7 @@ from relay.replay.session import ReplaySession, Saved
 from relay.settings import Ordering, Settings
 from relay.stopping import GOODBYE
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 SAVE_INTERVAL = 0.3  # seconds
 LOOK_INTERVAL = 0.1  # seconds between two looks at the live rows

@@ -12,7 +12,6 @@ from datetime import UTC, date, datetime, time, timedelta
 from itertools import groupby
 from typing import Any, NamedTuple, Self
 
-import structlog
 from psycopg import AsyncConnection, AsyncCursor
 from psycopg.sql import SQL, Composed, Identifier, Literal
 
@@ -20,11 +19,12 @@ from relay.database import connect_async, require_session
 from relay.engine.pending import BODY_SIZE
 from relay.engine.row import ROW_BYTES, Row, fetch_rows, give_rows
 from relay.errors import BusyError, DeadlineError
+from relay.logger import get_logger
 from relay.replay.job import Job
 from relay.replay.ledger import Failed
 from relay.settings import DatabaseSettings
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 # The lists of a large outbox take longer than what a role may be limited to.
 PREPARE = SQL("SET statement_timeout = 0; SET jit = off; SET plan_cache_mode = force_custom_plan")

@@ -6,16 +6,16 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 import psycopg
-import structlog
 
 from relay.database import one_line
 from relay.errors import OutboxError
+from relay.logger import get_logger
 from relay.retention.day import Fate
 from relay.retention.drop import Retention
 from relay.retention.kind import Kind, kept_days
 from relay.settings import DatabaseSettings, Settings
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 FIRST_AFTER, INTERVAL = 180.0, 3600.0  # seconds: a start has other things to do, and days are in no hurry
 

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 import psycopg
-import structlog
 from psycopg import AsyncConnection
 from psycopg.sql import SQL, Identifier, Literal
 
@@ -16,6 +15,7 @@ from relay.consume.pool.master import IDLE_INTERVAL, Master
 from relay.consume.pool.tables import master_lock
 from relay.database import connect_async, one_line, require_session
 from relay.errors import AccessError, DatabaseUnavailableError, OutboxError, SchemaError
+from relay.logger import get_logger
 from relay.settings import DatabaseSettings, Settings
 from relay.silence import Silence
 
@@ -49,7 +49,7 @@ END = SQL("""
 
 RESIGN = SQL("SELECT pg_notify({}, '') FROM pg_advisory_unlock_all() AS given_up")
 
-log = structlog.get_logger("relay.pool")
+log = get_logger("relay.pool")
 
 
 class Candidate:

@@ -5,8 +5,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from time import monotonic
 
-import structlog
-
 from relay.backoff import wait_for_event
 from relay.consume.calls import call_in_thread, in_own_task
 from relay.consume.consuming import LOST, close, consume, first
@@ -16,8 +14,9 @@ from relay.consume.pool.touch import Touch
 from relay.consume.setup import Setup
 from relay.consume.state import State
 from relay.errors import BrokerUnavailableError, ConfigurationError, QueueMissingError
+from relay.logger import get_logger
 
-log = structlog.get_logger("relay.consume")
+log = get_logger("relay.consume")
 
 
 @dataclass(slots=True)

@@ -9,13 +9,13 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 import psycopg
-import structlog
 from psycopg import AsyncConnection
 from psycopg.sql import SQL, Identifier, Literal
 
 from relay.consume.fence import lock_space
 from relay.consume.pool.assignment import Assigned, changes
 from relay.consume.pool.tables import Member, Pool, read_pools
+from relay.logger import get_logger
 from relay.silence import Silence
 
 LOOKS = 8  # within the time-out of a member
@@ -49,7 +49,7 @@ END = SQL("""
         AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """)
 
-log = structlog.get_logger("relay.pool")
+log = get_logger("relay.pool")
 
 
 class Master:

@@ -16,8 +16,6 @@ from contextlib import nullcontext
 from secrets import token_hex
 from typing import TypedDict, Unpack
 
-import structlog
-
 from relay.backoff import Backoff, unless_set, wait_for_event
 from relay.consume.consumer import Consumer
 from relay.consume.counters import Counters
@@ -34,6 +32,7 @@ from relay.consume.retries import Retries
 from relay.consume.session import Session
 from relay.consume.upkeep import check_inbox, keep_up
 from relay.errors import ConfigurationError, DatabaseUnavailableError
+from relay.logger import get_logger
 from relay.settings import BrokerSettings, Url, settings_of
 from relay.stopping import at_signals, cut_after
 
@@ -43,7 +42,7 @@ CHECK_INS = 4  # within the time-out
 CONNECTIONS = 2 * PARTITIONS + 3
 NAMESAKE_INTERVAL = 0.2  # seconds between two looks whether he is gone
 
-log = structlog.get_logger("relay.consume")
+log = get_logger("relay.consume")
 
 
 class Options(TypedDict, total=False):
