@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError, Parameter
 
 from relay import __version__
+from relay.cli.old_spellings import in_new_words
 from relay.cli.printing import complain, guard_stderr
 from relay.errors import (
     BrokerUnavailableError,
@@ -53,7 +54,7 @@ COMMANDS = {
     ),
     "dead-letters": ("relay.cli.dead_letters:app", "See, send back, throw away or save what consumers gave up."),
     "pool": ("relay.cli.pool:app", "Share partitions among consumers; tell who holds which."),
-    "replay": ("relay.cli.replay:app", "Send again what was sent; list, show and cancel replays."),
+    "replay": ("relay.cli.replay:app", "Send again what was sent; list, show, resume and cancel replays."),
     "reconcile": (
         "relay.cli.reconcile:reconcile",
         "Compare what was sent with what consumers have applied.",
@@ -64,6 +65,7 @@ COMMANDS = {
         "Drop old days of sent rows and of the inbox.",
     ),
     "config": ("relay.cli.config:app", "Tell the settings in use; print roles, alerts and examples."),
+    "completion": ("relay.cli.completion:completion", "Print a script by which a shell completes commands and flags."),
     "healthcheck": (
         "relay.cli.healthcheck:healthcheck",
         "Exit with 0 if this host's relay is alive, else with 1.",
@@ -79,10 +81,11 @@ EXIT_CODES = "Exit codes: 0 done, 1 failed or not ready, 2 usage or configuratio
 
 def run_command(arguments: Sequence[str] | None) -> int:
     """Run one command and return its exit code; an error of ours is one line on stderr."""
-    _keep_secrets(sys.argv[1:] if arguments is None else arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    _keep_secrets(given)
     try:
         with importing("relay"):  # a command's own module is imported when it runs
-            code = _app()(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+            code = app()(in_new_words(given), exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
         complain(f"{str(error).rstrip('.')} (see `relay --help`)")
         return 2
@@ -105,21 +108,27 @@ def _keep_secrets(arguments: Sequence[str]) -> None:
     guard_stderr()
 
 
-def _app() -> App:
+def app() -> App:
+    """Return the tree of all commands."""
     on_terminal = sys.stdout.isatty()
-    app = App(
+    relay = App(
         name="relay",
         help=HELP,
         help_epilogue=EXIT_CODES,
         version=f"relay {__version__}",
         help_formatter="default" if on_terminal else "plain",
         help_format="plaintext",
-        default_parameter=Parameter(show_default=False, negative=""),
+        default_parameter=Parameter(show_default=_default, negative=""),
         suppress_keyboard_interrupt=False,
     )
     for name, (place, about) in COMMANDS.items():
-        app.command(place, name=name, help=about)
-    return app
+        relay.command(place, name=name, help=about)
+    return relay
+
+
+def _default(value: object) -> object:
+    """Return the default as the help shows it; None where it says nothing."""
+    return None if value in (False, "", None) else value
 
 
 def _end(error: BaseException) -> int:

@@ -12,7 +12,17 @@ from cyclopts import App, Parameter, validators
 
 from relay.cli.consent import EXCERPT, Consent, Loss, check_reason
 from relay.cli.dead_letters_printing import print_body, print_letter, print_letters
-from relay.cli.options import BrokerOptions, By, DryRun, Options, Output, Why
+from relay.cli.options import (
+    AggregateId,
+    AggregateType,
+    BrokerOptions,
+    By,
+    DryRun,
+    EventType,
+    Options,
+    Output,
+    Why,
+)
 from relay.cli.printing import Row, aside, complain, print_json, say
 from relay.cli.progress import Seen, shown_progress
 from relay.errors import UsageError
@@ -36,7 +46,7 @@ app = App(name="dead-letters", help="See, send back, throw away or save what con
 log = get_logger(__name__)
 
 QueueName = Annotated[str, Parameter(help="The consumed queue, or that of its dead letters.")]
-MessageId = Annotated[str, Parameter(help="Its message id.")]
+MessageId = Annotated[str, Parameter(name="MESSAGE-ID", help="Its message id.")]
 All = Annotated[bool, Parameter(name="--all", help="Every letter; needed when there is no filter.")]
 Rate = Annotated[
     float | None, Parameter(help="Letters a second, at most.", validator=validators.Number(gt=0, lt=1_000_000))
@@ -48,11 +58,9 @@ Rate = Annotated[
 class Filters:
     """Which letters."""
 
-    message_ids: Annotated[list[str] | None, Parameter(name="--message-id", help="By message id; may be repeated.")] = (
-        None
-    )
-    type: Annotated[str | None, Parameter(help="Of this event.")] = None
-    key: Annotated[str | None, Parameter(help="Of this key, as in customer/17.")] = None
+    aggregate_type: AggregateType = None
+    aggregate_id: AggregateId = None
+    event_type: EventType = None
     reason: Annotated[str | None, Parameter(help="permanent, exhausted, poisoned, unhandled, invalid, ...")] = None
     exception: Annotated[str | None, Parameter(help="A part of the exception.")] = None
     consumer: Annotated[str | None, Parameter(help="That this consumer gave up.")] = None
@@ -63,9 +71,10 @@ class Filters:
     def selection(self, *message_ids: str) -> Selection:
         since, until = parse_interval(self.since, self.until, datetime.now(UTC))
         return Selection(
-            message_ids=frozenset(message_ids).union(self.message_ids or ()),
-            type=self.type,
-            key=self.key,
+            message_ids=frozenset(message_ids),
+            aggregate_type=self.aggregate_type,
+            aggregate_id=self.aggregate_id,
+            type=self.event_type,
             reason=self.reason,
             exception=self.exception,
             consumer=self.consumer,
@@ -77,11 +86,16 @@ class Filters:
 
 @app.command(name="list")
 def list_(
-    queue: QueueName, *, options: BrokerOptions | None = None, filters: Filters | None = None, output: Output = "text"
+    queue: QueueName,
+    /,
+    *message_ids: MessageId,
+    options: BrokerOptions | None = None,
+    filters: Filters | None = None,
+    output: Output = "text",
 ) -> int:
     """List dead letters, the first 100 unless --limit says otherwise; they stay where they are."""
     _, dead = queues_of(queue)
-    selection = (filters or Filters()).selection()
+    selection = (filters or Filters()).selection(*message_ids)
     if selection.limit is None:
         selection = replace(selection, limit=MOST_LISTED)
     letters, read = asyncio.run(list_letters(_load(options or BrokerOptions()).broker, dead, selection))
@@ -97,7 +111,7 @@ def list_(
 
 @app.command
 def show(
-    queue: QueueName, message_id: MessageId, *, options: BrokerOptions | None = None, output: Output = "text"
+    queue: QueueName, message_id: MessageId, /, *, options: BrokerOptions | None = None, output: Output = "text"
 ) -> int:
     """Show one dead letter with its headers and its body."""
     _, dead = queues_of(queue)
@@ -114,6 +128,7 @@ def show(
 @app.command(name="retry")
 def retry_(
     queue: QueueName,
+    /,
     *message_ids: MessageId,
     why: Why = "",
     by: By = None,
@@ -136,6 +151,7 @@ def retry_(
 @app.command(name="discard")
 def discard_(
     queue: QueueName,
+    /,
     *message_ids: MessageId,
     consent: Consent | None = None,
     options: Options | None = None,
@@ -159,14 +175,15 @@ def discard_(
 def export_(
     queue: QueueName,
     file: Annotated[Path, Parameter(help="To write, one letter a line; - is stdout.", allow_leading_hyphen=True)],
-    *,
+    /,
+    *message_ids: MessageId,
     options: BrokerOptions | None = None,
     filters: Filters | None = None,
     overwrite: Annotated[bool, Parameter(help="Also when the file exists.")] = False,
 ) -> int:
     """Save letters as JSON Lines; they stay where they are."""
     _, dead = queues_of(queue)
-    selection = (filters or Filters()).selection()
+    selection = (filters or Filters()).selection(*message_ids)
     broker = _load(options or BrokerOptions()).broker
     if str(file) == "-":
         read = asyncio.run(export(broker, dead, selection, sys.stdout.buffer))
@@ -188,7 +205,7 @@ def _load(options: BrokerOptions | Options) -> Settings:
 def _bulk(filters: Filters | None, message_ids: tuple[str, ...], *, everything: bool) -> Selection:
     selection = (filters or Filters()).selection(*message_ids)
     if selection.is_everything and not everything:
-        raise UsageError("give message ids, a filter such as --reason or --type, or --all for every letter")
+        raise UsageError("give message ids, a filter such as --reason or --event-type, or --all for every letter")
     if everything and not selection.is_everything:
         raise UsageError("--all and a filter exclude each other")
     return selection

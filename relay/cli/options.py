@@ -34,6 +34,12 @@ By = Annotated[
 ]
 Why = Annotated[str, Parameter(help="Kept in the audit.")]
 DryRun = Annotated[bool, Parameter(help="Change nothing; print the exact count.")]
+AggregateType = Annotated[str | None, Parameter(help="Of this type.")]
+AggregateId = Annotated[str | None, Parameter(help="Of this key.")]
+EventType = Annotated[str | None, Parameter(help="Of this event.")]
+MessageIds = Annotated[
+    UUID, Parameter(name="MESSAGE-ID", help="Message ids; all that the filters select unless given.")
+]
 InboxSchema = Annotated[str | None, Parameter(help="Its schema, in place of database.schema.")]
 
 
@@ -79,12 +85,9 @@ class Options(DatabaseOptions):
 class MessageFilters:
     """Which rows, by what their writer said."""
 
-    message_ids: Annotated[
-        list[UUID] | None, Parameter(name="--message-id", help="By message id; may be repeated.")
-    ] = None
-    aggregate_type: Annotated[str | None, Parameter(help="Of this type.")] = None
-    aggregate_id: Annotated[str | None, Parameter(help="Of this key.")] = None
-    event_type: Annotated[str | None, Parameter(help="Of this event.")] = None
+    aggregate_type: AggregateType = None
+    aggregate_id: AggregateId = None
+    event_type: EventType = None
 
 
 def check_address(exchange: str | None, routing_key: str | None) -> None:

@@ -3,9 +3,11 @@
 import base64
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC
 from typing import Annotated
+from uuid import UUID
 
 import psycopg
 from cyclopts import App, Parameter, validators
@@ -30,16 +32,16 @@ app = App(name="parked", help="See, retry or discard what could not be delivered
 class Filters(MessageFilters):
     """Which rows."""
 
-    ids: Annotated[list[int] | None, Parameter(name="--id", help="By id; may be repeated.")] = None
     reason: Annotated[str | None, Parameter(help="A part of the reason.")] = None
     limit: Annotated[
         int | None, Parameter(help="Only the first so many, by id.", validator=validators.Number(gte=1))
     ] = None
 
-    def selection(self) -> Selection:
+    def selection(self, named: Sequence[str]) -> Selection:
+        ids = row_ids(named)
         return Selection(
-            ids=self.ids or None,
-            message_ids=self.message_ids or None,
+            ids=[each for each in ids if isinstance(each, int)] or None,
+            message_ids=[each for each in ids if isinstance(each, UUID)] or None,
             aggregate_type=self.aggregate_type,
             aggregate_id=self.aggregate_id,
             event_type=self.event_type,
@@ -48,19 +50,20 @@ class Filters(MessageFilters):
         )
 
 
+Ids = Annotated[str, Parameter(name="ID", help="Ids or message ids; all that the filters select unless given.")]
 All = Annotated[bool, Parameter(name="--all", help="Every parked row; needed when there is no filter.")]
 
 
 @app.command(name="list")
 def list_(
-    *,
+    *ids: Ids,
     options: DatabaseOptions | None = None,
     filters: Filters | None = None,
     held: Annotated[bool, Parameter(help="Also rows that only wait behind another one.")] = False,
     output: Output = "text",
 ) -> int:
     """List parked rows, at most 100 unless --limit says otherwise."""
-    selection = (filters or Filters()).selection()
+    selection = (filters or Filters()).selection(ids)
     if selection.limit is None:
         selection = selection.at_most(100)
     database = (options or DatabaseOptions()).load().settings.database
@@ -81,6 +84,7 @@ def list_(
 @app.command
 def show(
     row: Annotated[str, Parameter(help="Its id or message id.")],
+    /,
     *,
     options: DatabaseOptions | None = None,
     full: Annotated[bool, Parameter(help="The whole payload, not only its first 1000 characters.")] = False,
@@ -100,7 +104,7 @@ def show(
 
 @app.command(name="retry")
 def retry_(
-    *,
+    *ids: Ids,
     options: DatabaseOptions | None = None,
     filters: Filters | None = None,
     why: Why = "",
@@ -110,7 +114,7 @@ def retry_(
     output: Output = "text",
 ) -> int:
     """Send rows again, with all their attempts; rows held behind them follow in order."""
-    selection = _bulk(filters, all_)
+    selection = _bulk(filters, ids, everything=all_)
     database = (options or DatabaseOptions()).load().settings.database
     with session(database, timeout=BULK_TIMEOUT) as connection:
         if dry_run:
@@ -122,7 +126,7 @@ def retry_(
 
 @app.command(name="discard")
 def discard_(
-    *,
+    *ids: Ids,
     options: DatabaseOptions | None = None,
     filters: Filters | None = None,
     consent: Consent | None = None,
@@ -130,7 +134,7 @@ def discard_(
     output: Output = "text",
 ) -> int:
     """Give rows up: they are kept and never sent; rows held behind them go out."""
-    selection = _bulk(filters, all_)
+    selection = _bulk(filters, ids, everything=all_)
     consent = consent or Consent()
     consent.check()
     database = (options or DatabaseOptions()).load().settings.database
@@ -160,10 +164,10 @@ def _foreseen(verb: str, done: Done) -> str:
     return f"{verb} {done.chosen} {rows}, and release {done.released} held behind {behind}"
 
 
-def _bulk(filters: Filters | None, everything: bool) -> Selection:
-    selection = (filters or Filters()).selection()
+def _bulk(filters: Filters | None, ids: Sequence[str], *, everything: bool) -> Selection:
+    selection = (filters or Filters()).selection(ids)
     if selection.is_everything and not everything:
-        raise UsageError("give a filter such as --id or --event-type, or --all for every parked row")
+        raise UsageError("give ids, a filter such as --reason or --event-type, or --all for every parked row")
     if everything and not selection.is_everything:
         raise UsageError("--all and a filter exclude each other")
     return selection

@@ -39,7 +39,7 @@ ROW_COLUMNS = ("id", "message id", "type", "key", "event", "written at", "attemp
 app = App(name="quarantine", help="See, reroute, discard or try what waits for a route that does not work.")
 
 RouteId = Annotated[int, Parameter(help="Number of the route, as `list` tells it.", validator=validators.Number(gte=1))]
-RowIds = Annotated[str, Parameter(help="Ids or message ids of rows of the route; all of them unless given.")]
+RowIds = Annotated[str, Parameter(name="ID", help="Ids or message ids of rows of the route; all of them unless given.")]
 
 
 @app.command(name="list")
@@ -58,6 +58,7 @@ def list_(*, options: DatabaseOptions | None = None, output: Output = "text") ->
 @app.command
 def show(
     id_: Annotated[str, Parameter(name="ID", help="Number of the route, or id or message id of a row in quarantine.")],
+    /,
     *,
     options: DatabaseOptions | None = None,
     limit: Annotated[int, Parameter(help="At most so many rows.", validator=validators.Number(gte=1))] = 100,
@@ -82,6 +83,7 @@ def show(
 @app.command(name="reroute")
 def reroute_(
     route: RouteId,
+    /,
     *ids: RowIds,
     to_exchange: Annotated[str | None, Parameter(help="In place of the route's; '' addresses a queue.")] = None,
     routing_key: Annotated[str | None, Parameter(help="In place of the route's.")] = None,
@@ -121,6 +123,7 @@ def reroute_(
 @app.command(name="discard")
 def discard_(
     route: RouteId,
+    /,
     *ids: RowIds,
     consent: Consent | None = None,
     options: DatabaseOptions | None = None,

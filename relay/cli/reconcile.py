@@ -5,7 +5,7 @@ from typing import Annotated
 
 from cyclopts import Parameter, validators
 
-from relay.cli.options import DatabaseOptions, InboxSchema, InboxUrl, MessageFilters, Output, inbox_settings
+from relay.cli.options import DatabaseOptions, InboxSchema, InboxUrl, MessageFilters, MessageIds, Output, inbox_settings
 from relay.cli.printing import aside, complain, print_json
 from relay.cli.reconcile_drawing import print_report, shown_progress
 from relay.database import refuse_pooler
@@ -22,7 +22,7 @@ SCAN_TIMEOUT = 3600.0  # seconds for a statement: days of sent rows are read fro
 
 
 def reconcile(
-    *,
+    *message_ids: MessageIds,
     since: Annotated[str, Parameter(help="Sent at or after 2026-11-21T08:00:00Z, or 2h ago: `2h`.")],
     until: Annotated[str | None, Parameter(help="Sent before; else until now.")] = None,
     inbox: InboxUrl = None,
@@ -56,7 +56,7 @@ def reconcile(
         question = Question(
             interval=Interval(first, min(end or moment, moment), moment, parse_length(grace, "--grace")),
             selection=Selection(
-                message_ids=filters.message_ids or None,
+                message_ids=list(message_ids) or None,
                 aggregate_type=filters.aggregate_type,
                 aggregate_id=filters.aggregate_id,
                 event_type=filters.event_type,

@@ -2,23 +2,26 @@
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC
 from functools import partial
 from typing import Annotated
+from uuid import UUID
 
 import psycopg
 import uvloop
 from cyclopts import App, Parameter, validators
 
 from relay.cli.consent import Consent, Loss, show_loss
-from relay.cli.options import By, DatabaseOptions, MessageFilters, Options, Output, check_address
+from relay.cli.options import By, DatabaseOptions, MessageFilters, MessageIds, Options, Output, check_address
 from relay.cli.printing import aside, complain, print_json, print_pairs, print_table, say
 from relay.cli.progress import Seen, shown_progress
 from relay.database import refuse_pooler
 from relay.errors import BusyError, OutboxError, PartlyDoneError, UsageError
 from relay.logger import get_logger
 from relay.operate.session import session
+from relay.operate.whereabouts import find_rows
 from relay.replay.job import Job, cancel_job, cancellable, list_failures, list_jobs, make_job, read_job
 from relay.replay.moment import parse_interval
 from relay.replay.run import Progress
@@ -31,7 +34,7 @@ SCAN_TIMEOUT = 3600.0  # seconds for a statement: days of sent rows are read fro
 INTERRUPTED = 130
 LIST_COLUMNS = ("id", "state", "made at", "made by", "filter", "selected", "replayed", "failed", "cancelled by")
 
-app = App(name="replay", help="Send again what was sent; list, show and cancel replays.")
+app = App(name="replay", help="Send again what was sent; list, show, resume and cancel replays.")
 log = get_logger(__name__)
 
 
@@ -43,11 +46,11 @@ class Filters(MessageFilters):
     since: Annotated[str | None, Parameter(help="Sent at or after 2026-11-21T08:00:00Z, or 2h ago: `2h`.")] = None
     until: Annotated[str | None, Parameter(help="Sent before; only the days between the two are read.")] = None
 
-    def selection(self, connection: psycopg.Connection) -> Selection:
+    def selection(self, connection: psycopg.Connection, message_ids: Sequence[UUID]) -> Selection:
         """Give the filter, its moments by the database's clock; UsageError when nothing can match it."""
         since, until = parse_interval(self.since, self.until, now(connection))
         return Selection(
-            message_ids=self.message_ids or None,
+            message_ids=list(message_ids) or None,
             aggregate_type=self.aggregate_type,
             aggregate_id=self.aggregate_id,
             event_type=self.event_type,
@@ -64,7 +67,7 @@ Rate = Annotated[
 
 @app.default
 def replay(
-    *,
+    *message_ids: MessageIds,
     options: Options | None = None,
     filters: Filters | None = None,
     all_: Annotated[bool, Parameter(name="--all", help="Every sent row; needed when there is no filter.")] = False,
@@ -73,20 +76,17 @@ def replay(
     rate: Rate = None,
     dry_run: Annotated[bool, Parameter(help="Send nothing; print the exact count, by day.")] = False,
     by: By = None,
-    resume: Annotated[int | None, Parameter(help="Go on with this job, which was interrupted.")] = None,
     output: Output = "text",
 ) -> int:
     """Send rows again that were sent before now, in order per key, with their message ids and x-replay-id.
 
-    Ctrl-C stops it, and --resume goes on. Beside live traffic it goes slowly, unless --rate says how fast.
+    Ctrl-C stops it, and `relay replay resume` goes on. Beside live traffic it goes slowly, unless --rate says how fast.
     """
     filters = filters or Filters()
-    if resume is not None:
-        if filters != Filters() or all_ or dry_run or to_exchange is not None or routing_key is not None:
-            raise UsageError("--resume goes on with the job as it was made: it takes no filter and no address")
-    elif filters == Filters() and not all_:
-        raise UsageError("give a filter such as --aggregate-id or --since, or --all for every sent row")
-    elif filters != Filters() and all_:
+    is_everything = filters == Filters() and not message_ids
+    if is_everything and not all_:
+        raise UsageError("give message ids, a filter such as --aggregate-id or --since, or --all for every sent row")
+    if all_ and not is_everything:
         raise UsageError("--all and a filter exclude each other")
     _check_address(to_exchange, routing_key)
     settings = (options or Options()).load().settings
@@ -94,18 +94,25 @@ def replay(
         asyncio.run(refuse_pooler(settings.database))  # before there is a job that would keep days from retention
     with session(settings.database, timeout=SCAN_TIMEOUT) as connection:
         schema = settings.database.schema_name
-        if resume is not None:
-            job = _resumable(read_job(connection, schema, resume))
-        else:
-            selection = filters.selection(connection)
-            if dry_run:
-                _tell_what_is_not_there(connection, schema, selection)
-                return _print_count(connection, schema, selection, output)
-            asyncio.run(check_target(settings.broker, to_exchange, routing_key))
-            job = make_job(connection, schema, selection, by=by, to_exchange=to_exchange, routing_key=routing_key)
-            # Now that the job keeps retention from dropping any day that is still there.
+        selection = filters.selection(connection, message_ids)
+        if dry_run:
             _tell_what_is_not_there(connection, schema, selection)
+            return _print_count(connection, schema, selection, output)
+        asyncio.run(check_target(settings.broker, to_exchange, routing_key))
+        job = make_job(connection, schema, selection, by=by, to_exchange=to_exchange, routing_key=routing_key)
+        # Now that the job keeps retention from dropping any day that is still there.
+        _tell_what_is_not_there(connection, schema, selection)
     return _run(settings, job, rate, output)
+
+
+@app.command
+def resume(job: JobId, /, *, options: Options | None = None, rate: Rate = None, output: Output = "text") -> int:
+    """Go on with a replay that was interrupted, behind the last saved row."""
+    settings = (options or Options()).load().settings
+    asyncio.run(refuse_pooler(settings.database))
+    with session(settings.database) as connection:
+        found = _resumable(read_job(connection, settings.database.schema_name, job))
+    return _run(settings, found, rate, output)
 
 
 @app.command(name="list")
@@ -129,6 +136,7 @@ def list_(
 @app.command
 def show(
     job: JobId,
+    /,
     *,
     options: DatabaseOptions | None = None,
     limit: Annotated[int, Parameter(help="At most so many failed rows.", validator=validators.Number(gte=1))] = 100,
@@ -151,6 +159,7 @@ def show(
 @app.command
 def cancel(
     job: JobId,
+    /,
     *,
     options: DatabaseOptions | None = None,
     consent: Consent | None = None,
@@ -195,6 +204,11 @@ def _tell_what_is_not_there(connection: psycopg.Connection, schema: str, selecti
     first = first_day(connection, schema)
     if first is not None and (selection.since is None or selection.since < first):
         aside(f"sent rows are kept from {first:%Y-%m-%d} (UTC) on; nothing older can be replayed")
+    if selection.message_ids and selection.since is None and selection.until is None:
+        for message_id, row in find_rows(connection, schema, selection.message_ids).items():
+            if isinstance(row, str) or row.state != "sent":
+                aside(f"{message_id} is not replayed: {row if isinstance(row, str) else row.words}")
+        return
     waiting = count_waiting(connection, schema, selection)
     if selection.until is None and waiting.pending:
         aside(f"{waiting.pending} more rows match and are pending: they go out by themselves, and are not replayed")
@@ -252,7 +266,7 @@ def _tell(job: Job, seen: Seen) -> None:
 
 
 def _how_to_go_on(job: Job) -> str:
-    return f"`relay replay --resume {job.id}` goes on"
+    return f"`relay replay resume {job.id}` goes on"
 
 
 def _list_row(job: Job) -> tuple[object, ...]:

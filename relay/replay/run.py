@@ -116,7 +116,7 @@ class Replay:
         if self._refused >= MOST_FAILURES:
             raise PartlyDoneError(
                 f"replay {self._job.id} stopped: {self._refused} rows were refused, the last with: {self._reason};"
-                f" `relay replay --resume {self._job.id}` goes on behind them"
+                f" `relay replay resume {self._job.id}` goes on behind them"
             )
         return complete
 

@@ -180,7 +180,7 @@ def test_who_retried_a_row_is_shown_when_it_is_parked_again(relay: Command, rows
 
 def test_who_discards_is_kept_with_the_row(relay: Command, rows: Rows) -> None:
     named, variable, nobody = (rows.parked(key) for key in "abc")
-    discard = ("parked", "discard", "--yes", "--why", "by hand", "--id")
+    discard = ("parked", "discard", "--yes", "--why", "by hand")
 
     assert relay(*discard, str(named), "--by", "ada").code == 0
     assert relay(*discard, str(variable), RELAY_OPERATOR="team billing").code == 0
@@ -202,7 +202,7 @@ def test_parked_json(relay: Command, rows: Rows) -> None:
 
     listed = json.loads(relay("parked", "list", "--held", "--limit", "1", "-o", "json").out)
     shown = json.loads(relay("parked", "show", str(head), "-o", "json").out)
-    foreseen = json.loads(relay("parked", "discard", "--id", str(head), "--dry-run", "-o", "json").out)
+    foreseen = json.loads(relay("parked", "discard", str(head), "--dry-run", "-o", "json").out)
 
     assert (listed["total"], [row["id"] for row in listed["rows"]]) == (2, [head])
     assert (shown["payload"], shown["payload_size"]) == ('{"amount": 12}', 14)
@@ -223,8 +223,8 @@ def test_a_payload_is_shown_by_show_alone_and_cut_unless_asked(relay: Command, r
 def test_exit_codes_of_rows_that_are_not_there(relay: Command, rows: Rows) -> None:
     row = rows.parked()
 
-    partly = relay("parked", "retry", "--id", str(row), "--id", "12345")
-    none = relay("parked", "retry", "--id", "12345")
+    partly = relay("parked", "retry", str(row), "12345")
+    none = relay("parked", "retry", "12345")
     no_match = relay("parked", "retry", "--event-type", "Nothing")
     shown = relay("parked", "show", "12345")
 

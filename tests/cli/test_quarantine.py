@@ -1,6 +1,7 @@
 """`relay quarantine`, and where a row is that a command is asked about."""
 
 import json
+from uuid import uuid4
 
 import pytest
 
@@ -77,7 +78,12 @@ def test_what_cannot_be(arguments: list[str], code: int, words: str, relay: Comm
 
 
 def test_every_command_says_where_a_row_is(relay: Command, rows: Rows) -> None:
-    pending, delayed, sent = rows.pending(), rows.pending(available_at="2999-01-01T00:00:00Z"), rows.pending()
+    message_id = uuid4()
+    pending, delayed, sent = (
+        rows.pending(message_id=message_id),
+        rows.pending(available_at="2999-01-01T00:00:00Z"),
+        rows.pending(),
+    )
     rows.connection.execute("UPDATE outbox.message SET state = 'sent', sent_at = now() WHERE id = %s", [sent])
     waiting = rows.quarantined("gone")
     words = {
@@ -90,9 +96,11 @@ def test_every_command_says_where_a_row_is(relay: Command, rows: Rows) -> None:
 
     for row, where in words.items():
         shown = relay("parked", "show", str(row))
-        retried = relay("parked", "retry", "--id", str(row))
+        retried = relay("parked", "retry", str(row))
 
         assert shown.code == retried.code == 1
         assert shown.err == retried.err
         assert shown.err.startswith(f"relay: {row} is not parked: {where}")
-    assert "it is pending" in relay("quarantine", "show", str(pending + 1)).err
+    assert "it is pending" in relay("quarantine", "show", str(delayed)).err
+    replayed = relay("replay", str(message_id), "--dry-run")
+    assert f"{message_id} is not replayed: it is pending\n" in replayed.err

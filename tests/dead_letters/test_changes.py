@@ -120,7 +120,7 @@ async def test_a_filter_leaves_the_others_in_their_order(letters: Letters, audit
     for number in range(6):
         await letters.put(number, message_id=str(number), key="ab"[number % 2])
 
-    done = await change(letters, RETRY, audit, Selection(key="counter/a", limit=2))
+    done = await change(letters, RETRY, audit, Selection(aggregate_id="a", limit=2))
 
     assert done.done == 2
     assert [message.message_id for message in await letters.consumed()] == ["0", "2"]

@@ -92,14 +92,14 @@ async def test_what_the_broker_gave_up_tells_why_and_whence(letters: Letters) ->
     [
         (Selection(message_ids=frozenset({"two"})), ["two"]),
         (Selection(type="Renamed"), ["three"]),
-        (Selection(key="counter/b"), ["two"]),
+        (Selection(aggregate_type="counter", aggregate_id="b"), ["two"]),
         (Selection(reason="unhandled"), ["three"]),
         (Selection(consumer="other"), ["two"]),
         (Selection(exception="valueerror: NOT"), ["one"]),
         (Selection(since=FAILED_AT + timedelta(hours=1)), ["two", "three"]),
         (Selection(until=FAILED_AT + timedelta(hours=1)), ["one"]),
         (Selection(since=FAILED_AT, limit=2), ["one", "two"]),
-        (Selection(key="counter/b", reason="unhandled"), []),
+        (Selection(aggregate_id="b", reason="unhandled"), []),
     ],
 )
 async def test_filters_name_the_letters_that_match_them_all(

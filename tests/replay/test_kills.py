@@ -19,7 +19,7 @@ KILLS = 10
 SEED_VARIABLE = "TEST_SEED"  # the seed of an earlier run, to run it again
 FAST = ("--rate", "100000")  # from the first message on
 STEADY = ("--rate", "1000")  # so that a slow machine's ten kills come long before the end
-RESUME = ("replay", "--resume", "1")
+RESUME = ("replay", "resume", "1")
 
 
 @pytest.mark.timeout(300)

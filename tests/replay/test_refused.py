@@ -23,14 +23,15 @@ def relay(tmp_path: Path, database_url: str, broker_url: str) -> Command:
         (["--since", "2026-11-21T08:00:00"], "says no time zone"),
         (["--since", "yesterday"], "takes a moment such as"),
         (["--until", "99999999999d"], "takes a moment such as"),
-        (["--message-id", "12"], "message-id"),
+        (["12"], "MESSAGE-ID"),
+        (["--message-id", "12"], "MESSAGE-ID"),
         (["--all", "--rate", "0"], "rate"),
         (["--all", "--to-exchange", "missing"], "no exchange 'missing'"),
         (["--all", "--to-exchange", "", "--routing-key", "missing"], "no queue 'missing'"),
         (["--all", "--to-exchange", "x" * 256], "255 bytes"),
         (["--all", "--routing-key", "k"], "--routing-key needs --to-exchange"),
-        (["--resume", "1", "--since", "1h"], "takes no filter"),
-        (["--resume", "1", "--dry-run"], "takes no filter"),
+        (["--resume", "1", "--since", "1h"], "--since"),
+        (["--resume=1", "--dry-run"], "--dry-run"),
     ],
 )
 def test_what_cannot_be_is_refused_before_a_job_is_made(
@@ -55,7 +56,8 @@ def test_a_broker_that_is_not_there_makes_no_job(relay: Command, database_url: s
 @pytest.mark.parametrize(
     ("arguments", "words", "code"),
     [
-        (["replay", "--resume", "7"], "there is no replay 7", 1),
+        (["replay", "resume", "7"], "there is no replay 7", 1),
+        (["replay", "--rate", "5", "--resume", "7"], "there is no replay 7", 1),
         (["replay", "cancel", "7", "--why", "test", "--yes"], "there is no replay 7", 1),
         (["replay", "show", "7"], "there is no replay 7", 1),
     ],
@@ -70,7 +72,7 @@ def test_a_job_that_is_not_there(relay: Command, arguments: list[str], words: st
 def test_a_job_that_has_ended_is_neither_resumed_nor_cancelled(relay: Command) -> None:
     assert relay.process("replay", "--all").code == 0
 
-    resumed, cancelled = relay("replay", "--resume", "1"), relay("replay", "cancel", "1", "--dry-run")
+    resumed, cancelled = relay("replay", "resume", "1"), relay("replay", "cancel", "1", "--dry-run")
 
     assert (resumed.code, cancelled.code) == (2, 2)
     assert "replay 1 is done: there is nothing to resume" in resumed.err

@@ -55,7 +55,7 @@ async def test_each_filter_selects_and_all_of_them_together(relay: Commands, sen
     old = await sent.add(4, days_ago=3)
     since = (datetime.now(UTC) - timedelta(days=1)).isoformat()
     cases: list[tuple[list[str], list[int]]] = [
-        (["--message-id", message_ids[0], "--message-id", message_ids[1]], [ids[3], ids[7]]),
+        ([message_ids[0], message_ids[1]], [ids[3], ids[7]]),
         (["--aggregate-id", "3", "--since", "1d"], [id_ for id_ in [*ids, *other] if id_ % 10 == 3]),
         (["--event-type", "InvoicePaid"], other),
         (["--until", since], old),
@@ -162,7 +162,7 @@ async def test_what_refuses_everything_stops_the_job(relay: Commands, sent: Sent
 
 
 async def test_who_gives_the_command_is_kept_with_the_job(relay: Commands, sent: SentRows, copies: Copies) -> None:
-    by_flag = await relay("replay", "--message-id", str(UUID(int=7)), "--by", "ada", RELAY_OPERATOR="team billing")
+    by_flag = await relay("replay", str(UUID(int=7)), "--by", "ada", RELAY_OPERATOR="team billing")
     by_variable = await relay("replay", "--message-id", str(UUID(int=8)), RELAY_OPERATOR="team billing")
 
     assert (by_flag.code, by_variable.code) == (0, 0)
@@ -174,7 +174,7 @@ async def test_jobs_are_listed_with_who_made_them(relay: Commands, sent: SentRow
     message_id = str(UUID(int=7))
 
     await relay("replay", "--since", "1h")
-    await relay("replay", "--message-id", message_id)
+    await relay("replay", message_id)
 
     newer, older = await relay.jobs()
     assert (older["id"], older["state"], older["selected"], older["replayed"]) == (1, "done", 5, 5)

@@ -17,7 +17,7 @@ from tests.replay.sent import Copies, SentRows, faults, repeats
 from tests.support.eventually import eventually
 from tests.support.proxy import FaultProxy, Way
 
-RESUME = ("replay", "--resume", "1")
+RESUME = ("replay", "resume", "1")
 FAST = ("--rate", "100000")
 TODAY = "SELECT to_char((now() - interval '1 minute') AT TIME ZONE 'UTC', 'YYYYMMDD')"  # as SentRows.add has it
 WAITS = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = %s::regclass"
@@ -42,7 +42,7 @@ async def test_a_replay_that_is_told_to_stop_saves_and_says_how_to_go_on(
 
     messages = await copies.read()
     assert replaying.returncode == 130, said
-    assert "`relay replay --resume 1` goes on" in said
+    assert "`relay replay resume 1` goes on" in said
     assert interrupted[0]["state"] == "interrupted"
     assert resumed.code == 0
     assert faults(ids, messages) == []
@@ -93,7 +93,7 @@ async def test_a_replay_beside_a_silent_database_ends_in_its_time(
         replaying.tell(signal.SIGTERM)
         ended = await relay.end(replaying, within=9)  # the driver alone would wait for 10 s
 
-    assert "`relay replay --resume 1` goes on" in ended.said
+    assert "`relay replay resume 1` goes on" in ended.said
     assert (await relay.jobs())[0]["state"] in {"running", "interrupted"}  # as far as the server knows
 
 

@@ -59,10 +59,10 @@ async def test_one_job_has_one_process(relay: Commands, sent: SentRows, copies: 
     first = relay.start("replay", "--all", "--rate", "20")  # it must not end by itself, however slow the machine
     await eventually(lambda: "replay.listed" in relay.said(first), "it begins")
 
-    second = await relay("replay", "--resume", "1")
+    second = await relay("replay", "resume", "1")
     (job,) = await relay.jobs()
     first.stop(signal.SIGTERM)
-    third = await relay("replay", "--resume", "1", "--rate", "100000")
+    third = await relay("replay", "resume", "1", "--rate", "100000")
 
     assert (second.code, third.code) == (1, 0)
     assert "replay 1 is run by another process" in second.said

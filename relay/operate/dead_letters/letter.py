@@ -27,7 +27,9 @@ class Letter:
     position: int  # in the queue, from 1
     message_id: str | None
     type: str | None
-    key: str | None  # aggregate type and id, as in customer/17
+    aggregate_type: str | None
+    aggregate_id: str | None
+    key: str | None  # both, as in customer/17
     reason: str | None
     exception: str | None  # the last one's class and first line
     attempts: int | None
@@ -59,7 +61,8 @@ class Selection:
 
     message_ids: frozenset[str] = field(default_factory=frozenset)
     type: str | None = None
-    key: str | None = None
+    aggregate_type: str | None = None
+    aggregate_id: str | None = None
     reason: str | None = None
     exception: str | None = None  # a part of it, upper and lower case alike
     consumer: str | None = None
@@ -76,7 +79,8 @@ class Selection:
         return (
             (not self.message_ids or letter.message_id in self.message_ids)
             and self.type in (None, letter.type)
-            and self.key in (None, letter.key)
+            and self.aggregate_type in (None, letter.aggregate_type)
+            and self.aggregate_id in (None, letter.aggregate_id)
             and self.reason in (None, letter.reason)
             and self.consumer in (None, letter.consumer)
             and (self.exception is None or self.exception.lower() in (letter.exception or "").lower())
@@ -93,12 +97,14 @@ def read_letter(position: int, delivered: DeliveredMessage) -> Letter:
     def text(name: str) -> str | None:
         return None if headers.get(name) is None else str(headers[name])
 
-    key, attempts = text("x-aggregate-id"), headers.get(DEAD_ATTEMPTS)
+    attempts, kind, key = headers.get(DEAD_ATTEMPTS), text("x-aggregate-type"), text("x-aggregate-id")
     return Letter(
         position=position,
         message_id=properties.message_id,
         type=properties.message_type,
-        key=key and f"{text('x-aggregate-type')}/{key}",
+        aggregate_type=kind,
+        aggregate_id=key,
+        key=key and f"{kind}/{key}",
         reason=text(DEAD_REASON),
         exception=": ".join(words for name in (EXCEPTION, EXCEPTION_WORDS) if (words := text(name))) or None,
         attempts=attempts if isinstance(attempts, int) else None,

@@ -21,9 +21,9 @@ def mend_command(
     words = ["relay", "replay", *flags]
     words += ["--since", first_sent.isoformat(), "--until", (last_sent + timedelta(microseconds=1)).isoformat()]
     if is_exact:
-        words += [word for message_id in missing_ids for word in ("--message-id", message_id)]
+        words += missing_ids
     else:
-        words += [word for message_id in selection.message_ids or () for word in ("--message-id", str(message_id))]
+        words += [str(message_id) for message_id in selection.message_ids or ()]
         for name in ("aggregate_type", "aggregate_id", "event_type"):
             if (value := getattr(selection, name)) is not None:
                 words.append(f"--{name.replace('_', '-')}={value}")

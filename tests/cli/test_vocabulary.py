@@ -1,0 +1,90 @@
+"""One word for one thing in the flags of all commands: an id stands alone, and each flag is one of these."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cyclopts import App
+from cyclopts.argument import Argument
+
+from relay.cli.command import app
+from relay.cli.old_spellings import in_new_words
+from tests.cli.command import Command
+
+FLAGS = {
+    # where the settings and the inbox are
+    "--config", "--database-url", "--broker-url", "--inbox", "--inbox-schema", "--schema", "--database-schema",
+    # which rows
+    "--aggregate-type", "--aggregate-id", "--event-type", "--reason", "--exception", "--consumer", "--since", "--until",
+    "--limit", "--all", "--held", "--unique-business-key", "--grace",
+    # what to do, and by whom
+    "--why", "--by", "--yes", "--dry-run", "--force", "--to-exchange", "--routing-key", "--rate", "--overwrite",
+    "--keep", "--keep-inbox", "--sql", "--check", "--downgrade", "--lock-timeout", "--wait", "--node", "--ready",
+    # how it is shown
+    "--output", "-o", "--full", "--watch", "-w", "--interval",
+}  # fmt: skip
+
+
+def commands(tree: App, *path: str) -> Iterator[tuple[str, App]]:
+    if tree.default_command is not None:
+        yield " ".join(path), tree
+    for name in tree:
+        if not name.startswith("-"):
+            yield from commands(tree[name], *path, name)
+
+
+TREE = dict(commands(app()))
+
+
+def arguments(command: str) -> list[Argument]:
+    return [each for each in TREE[command].assemble_argument_collection() if each.show]
+
+
+@pytest.mark.parametrize("command", TREE)
+def test_its_flags_are_words_of_the_vocabulary(command: str) -> None:
+    flags = {name for each in arguments(command) for name in each.names if name.startswith("-")}
+
+    assert {flag for flag in flags if not flag.startswith(("--no-", "--empty-"))} <= FLAGS  # the library's, not taken
+
+
+@pytest.mark.parametrize("command", TREE)
+def test_what_stands_alone_has_no_flag(command: str) -> None:
+    alone = [each for each in arguments(command) if each.field_info.is_positional]
+
+    assert [name for each in alone for name in each.names if name.startswith("-")] == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("parked discard --id 7 --note x", "parked discard 7 --why=x"),
+        ("parked retry --id=7 --message-id=a", "parked retry 7 a"),
+        ("dead-letters list q --type T", "dead-letters list q --event-type=T"),
+        ("dead-letters list q --key a/1/7", "dead-letters list q --aggregate-type=a --aggregate-id=1/7"),
+        ("replay --rate 5 --resume 7", "replay resume --rate 5 7"),
+        ("replay resume 7", "replay resume 7"),
+        ("reconcile --since 1h --message-id a", "reconcile --since 1h a"),
+        ("status --note", "status --note"),
+    ],
+)  # fmt: skip
+def test_old_spellings_are_taken(old: str, new: str) -> None:
+    assert in_new_words(old.split()) == new.split()
+
+
+def test_old_spellings_and_none_are_in_no_help_and_defaults_are(tmp_path: Path) -> None:
+    relay = Command(tmp_path)
+
+    told = relay("dead-letters", "retry", "--help").out + relay("parked", "list", "--help").out
+    waits = relay("status", "--help").out
+
+    assert all(f"{old} " not in told for old in ("--note", "--key", "--type", "--id", "--message-id"))
+    assert "None" not in told
+    assert "[default: text]" in told
+    assert "[default: 2.0]" in waits
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_is_told_the_commands_and_flags(shell: str, tmp_path: Path) -> None:
+    script = Command(tmp_path)("completion", shell).out
+
+    assert all(word in script for word in ("quarantine", "reroute", "routing-key"))
