@@ -10,11 +10,11 @@ from relay import topology
 from relay.configuration import load
 from relay.database import connect_async
 from relay.settings import Settings
-from tests.engine.conftest import run_node
+from tests.engine.conftest import channel, run_node
 from tests.examples.invoices import DOWNSTREAM, EXAMPLE, TABLES, Stand
 from tests.support.rabbitmq import RabbitServer
 
-__all__ = ["run_node"]
+__all__ = ["channel", "run_node"]
 
 
 @pytest.fixture
