@@ -23,7 +23,8 @@ class Event:
     The fields are checked when the event is added, all events of a call before the first is sent.
 
     `aggregate_type` and `aggregate_id` together are the ordering key: events of one key are delivered in the
-    order of their writing. An `aggregate_id` of None asks for no order.
+    order of their writing. Transactions that write one key at the same time have no order between them, unless they
+    first lock a common row. An `aggregate_id` of None asks for no order.
 
     The payload by its type and `content_type`, where None means `application/json`:
     - str or bytes with a JSON content type (`application/json`, `...+json`) is JSON text; it goes out byte for byte;
