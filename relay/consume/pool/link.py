@@ -35,8 +35,9 @@ class Link:
         """Open a channel; raises BrokerUnavailableError."""
         async with self._opening:
             connection = self._connection
-            if connection is not None and (loss := connection.loss) is not None:
-                self._health.degrade("broker", loss)
+            # Told once: after a refusal it would begin the time anew for which the broker has refused us.
+            if connection is not None and connection.loss is not None and not self._health.degraded_for("broker"):
+                self._health.degrade("broker", connection.loss)
             if connection is None or connection.is_lost:
                 connection = self._connection = await self._open(connection)
         try:
