@@ -15,7 +15,7 @@ from relay.engine.hold import HeldKeys
 from relay.engine.patience import Patience, patiently
 from relay.engine.publish import Publisher
 from relay.engine.quarantine import Quarantine
-from relay.engine.row import OF_ROUTE, Fault, Outcome, Row
+from relay.engine.row import FOR_GOOD, OF_ROUTE, Fault, Row
 from relay.engine.session import LaneSession, places
 from relay.engine.tail import Tail
 from relay.logger import get_logger
@@ -139,7 +139,7 @@ class Marker:
 
     async def _fault(self, fault: Fault) -> None:
         row = fault.row._replace(attempts=fault.row.attempts + 1)
-        if fault.outcome is Outcome.UNSENDABLE or row.attempts >= self._settings.max_attempts:
+        if fault.outcome in FOR_GOOD or row.attempts >= self._settings.max_attempts:
             await self._park(row, fault.reason)
         elif not await self._quarantine.put_back(row):
             await self._postpone(row, fault.reason)

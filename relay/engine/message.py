@@ -32,6 +32,7 @@ _KEY = rb"(?:[a-z][a-z0-9_*/-]{0,255}|[a-z0-9][a-z0-9_*/-]{0,240}@[a-z][a-z0-9_*
 _MEMBER = rb"[ \t]*(?:" + _KEY + rb"=[ -+\--<>-~]{0,255}[!-+\--<>-~])?[ \t]*"
 TRACESTATE = re.compile(_MEMBER + rb"(?:," + _MEMBER + rb"){0,31}")
 
+NOT_SENT = "not sent by the relay"  # how the reason of such a row begins
 LAST_SECOND = 2**32 - 1  # in the year 2106; the library's decoder takes what is above for milliseconds
 
 
@@ -64,7 +65,7 @@ class Identity(NamedTuple):
 
 def not_sent(error: Exception) -> str:
     """Give the reason for which a row is parked that no broker has seen."""
-    return f"not sent by the relay: {error}"
+    return f"{NOT_SENT}: {error}"
 
 
 def check_row(row: Row, identity: Identity) -> None:

@@ -20,7 +20,7 @@ ANSWER_WITHIN = 5.0  # seconds for the channel and the confirm, not counting tho
 AT_ONCE = 16  # channels
 LOST = "the connection was lost before the confirm"
 # An answer for a single row that says what is wrong; after any other, nothing is known but that it did not get through.
-TELLING = frozenset({Outcome.CONFIRMED, Outcome.RETURNED, Outcome.BARRED, Outcome.REFUSED, Outcome.UNSENDABLE})
+TELLING = frozenset(Outcome) - {Outcome.NACKED, Outcome.SUSPECT, Outcome.UNKNOWN}
 
 
 class Prober:

@@ -120,7 +120,7 @@ class Publisher:
         match settled.outcome:
             case Outcome.CONFIRMED:
                 self._confirm(settled.rows)
-            case Outcome.RETURNED | Outcome.BARRED | Outcome.REFUSED | Outcome.UNSENDABLE:
+            case Outcome.RETURNED | Outcome.BARRED | Outcome.REFUSED | Outcome.REJECTED | Outcome.UNSENDABLE:
                 self.faulty.extend(Fault(row, settled.reason, settled.outcome) for row in settled.rows)
                 if settled.outcome is Outcome.BARRED:  # an earlier one of them may have arrived
                     self._redelivered.update(row.id for row in settled.rows)

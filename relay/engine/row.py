@@ -94,6 +94,7 @@ class Outcome(StrEnum):
     RETURNED = "returned"  # no queue is bound for its routing key
     BARRED = "barred"  # its address takes nothing: a missing or forbidden exchange, or a queue that is full or dead
     REFUSED = "refused"  # it alone closed the channel
+    REJECTED = "rejected"  # the same by 406: the broker takes no message like it, such as one that is too large
     UNSENDABLE = "unsendable"  # the relay cannot make a message of it, and never will
     SUSPECT = "suspect"  # the broker closed the channel on account of one of them
     UNKNOWN = "unknown"  # time-out or lost connection: it may have arrived
@@ -108,6 +109,7 @@ class Settled(NamedTuple):
 
 
 OF_ROUTE = frozenset({Outcome.RETURNED, Outcome.BARRED})  # the row itself may be fine
+FOR_GOOD = frozenset({Outcome.REJECTED, Outcome.UNSENDABLE})  # no further try can help
 
 
 class Fault(NamedTuple):

@@ -19,6 +19,7 @@ from aiormq.exceptions import (
     AMQPChannelError,
     ChannelAccessRefused,
     ChannelNotFoundEntity,
+    ChannelPreconditionFailed,
     ConnectionFrameError,
     ConnectionInternalError,
     ConnectionNotImplemented,
@@ -79,8 +80,10 @@ def after_close(rows: Sequence[Row], closing: asyncio.Future[Any], router: Route
             others = [row for row in rows if not _is_named(router.address(row), words)]
             unknown = Settled(others, Outcome.UNKNOWN, "another message closed the channel before the confirm")
             return [Settled(barred, Outcome.BARRED, words), *([unknown] if others else [])]
-    is_found = len(rows) == 1 and not isinstance(error, ConnectionInternalError)
-    return [Settled(rows, Outcome.REFUSED if is_found else Outcome.SUSPECT, words)]
+    if len(rows) > 1 or isinstance(error, ConnectionInternalError):
+        return [Settled(rows, Outcome.SUSPECT, words)]
+    is_rejected = isinstance(error, ChannelPreconditionFailed)
+    return [Settled(rows, Outcome.REJECTED if is_rejected else Outcome.REFUSED, words)]
 
 
 def _is_named(address: Address, words: str) -> bool:

@@ -9,6 +9,7 @@ import psycopg
 from psycopg.rows import class_row
 from psycopg.sql import SQL, Identifier
 
+from relay.engine.message import NOT_SENT
 from relay.operate.health import NODE_STALE_AFTER, State
 from relay.operate.holders import foreign_locks, long_holders
 from relay.operate.quarantine import QuarantinedRoute, list_routes
@@ -36,6 +37,9 @@ COUNT_PENDING = SQL("SELECT count(*) FROM {schema}.message WHERE state = 'pendin
 COUNT_PARKED = SQL("""
     SELECT count(*), count(*) FILTER (WHERE held_behind IS NULL) FROM {schema}.message WHERE state = 'parked'
 """)
+COUNT_NOT_SENT = SQL(
+    "SELECT count(*) FROM {schema}.message WHERE state = 'parked' AND starts_with(last_error, {words})"
+)
 
 # A row scheduled for next week must not look like one that has waited since last week: a row waits since it
 # was written, or since its available_at. The first of each lane stands for its lane (ids and times of writing
@@ -120,6 +124,7 @@ def read_status(connection: psycopg.Connection, schema: str, *, progress_timeout
         (published,) = _numbers(connection, COUNT_PUBLISHED.format(**names))
         pending = _numbers(connection, COUNT_PENDING.format(**names))[0]
         parked, parked_heads = _numbers(connection, COUNT_PARKED.format(**names))
+        (not_sent,) = _numbers(connection, COUNT_NOT_SENT.format(**names, words=NOT_SENT))
         connection.execute(BY_INDEX)
         oldest = connection.execute(OLDEST_PENDING.format(**names, lanes=LANES)).fetchone()
         refused, tried_on = _numbers(connection, COUNT_REFUSED.format(**names, stalled_after=STALLED_AFTER))
@@ -129,7 +134,7 @@ def read_status(connection: psycopg.Connection, schema: str, *, progress_timeout
     worked_on = tried_on > 0 and any(node.alive for node in nodes)
     stalled = waits and not worked_on and not _progresses(connection, schema, nodes, progress_timeout)
     reasons = _reasons(nodes, pending, oldest_age if stalled else None)
-    reasons += _row_reasons(refused, parked_heads, parked - parked_heads)
+    reasons += _row_reasons(refused, parked_heads, parked - parked_heads, not_sent)
     reasons += [route_reason(route) for route in routes[:ROUTES_TOLD]]
     if len(routes) > ROUTES_TOLD:
         reasons.append(f"{len(routes) - ROUTES_TOLD} more routes do not work")
@@ -188,13 +193,14 @@ def _reasons(nodes: Sequence[Node], pending: int, stalled_for: float | None) -> 
     return reasons
 
 
-def _row_reasons(refused: int, parked: int, held: int) -> list[str]:
+def _row_reasons(refused: int, parked: int, held: int, not_sent: int) -> list[str]:
     reasons = []
     if refused:
         reasons.append(f"{refused} refused by the broker, to be tried again")
     if parked:
         behind = f", {held} held behind {'it' if parked == 1 else 'them'}" if held else ""
-        reasons.append(f"{parked} parked{behind}: see `relay parked list`")
+        by_us = f", {not_sent} refused by the relay and not by the broker" if not_sent else ""
+        reasons.append(f"{parked} parked{behind}{by_us}: see `relay parked list`")
     return reasons
 
 
