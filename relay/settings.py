@@ -6,12 +6,22 @@ The text below a key is its description in docs/configuration.md and config/rela
 
 import re
 from collections.abc import Callable
+from datetime import timedelta
 from enum import StrEnum
 from socket import gethostname
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, Field, SecretStr, StringConstraints, ValidationError, ValidationInfo
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    SecretStr,
+    StringConstraints,
+    ValidationError,
+    ValidationInfo,
+)
 
+from relay.durations import parse_duration, seconds_of
 from relay.errors import ConfigurationError
 from relay.memory import memory_limit, window_within
 from relay.secret import SecretSource
@@ -21,7 +31,7 @@ from relay.urls import amqp_urls, libpq_parameters
 
 Url = str | SecretStr  # as applications give it; also a SecretSource, which is read again
 
-RETENTION = re.compile(r"([1-9]\d{0,4}) days?")
+MOST_DAYS = 99_999
 LISTEN_HOST = re.compile(r"[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]")
 
 
@@ -48,9 +58,10 @@ def days_kept(retention: str) -> int | None:
     """
     if retention == "off":
         return None
-    if not (days := RETENTION.fullmatch(retention)):
+    kept = parse_duration(retention)
+    if kept != timedelta(days=kept.days) or not 1 <= kept.days <= MOST_DAYS:
         raise ValueError
-    return int(days[1])
+    return kept.days
 
 
 def _retention(text: str) -> str:
@@ -89,12 +100,14 @@ Identifier = Annotated[
     Takes("at most 40 lower-case letters, digits and _, no digit first"),
 ]
 NodeName = Annotated[str, StringConstraints(min_length=1), AfterValidator(short), Takes("text of 1 to 255 bytes")]
-Retention = Annotated[str, AfterValidator(_retention), Takes('days as in "14 days", from 1 to 99999, or "off"')]
+Retention = Annotated[
+    str, AfterValidator(_retention), Takes('days as in "14 days" or "14d", from 1 to 99999, or "off"')
+]
 InboxRetention = Annotated[
     str,
     AfterValidator(_retention),
     AfterValidator(_not_shorter),
-    Takes('days as in "30 days", no fewer than those of relay.retention, or "off"'),
+    Takes('days as in "30 days" or "30d", no fewer than those of relay.retention, or "off"'),
 ]
 ListenAddress = Annotated[
     str, AfterValidator(_listen_address), Takes("address:port, 0.0.0.0:8080 or [::]:8080, or nothing")
@@ -103,7 +116,12 @@ Pattern = Annotated[str, StringConstraints(min_length=1), Takes("a shell pattern
 Patterns = Annotated[
     str, Takes('shell patterns, several separated by commas; the empty one is the default exchange `""`')
 ]
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False), Takes("seconds, above 0")]
+Seconds = Annotated[
+    float,
+    BeforeValidator(seconds_of),
+    Field(gt=0, allow_inf_nan=False),
+    Takes('seconds, above 0, or as in "30s"'),
+]
 
 
 def _window(earlier: dict[str, Any]) -> int:
@@ -238,7 +256,12 @@ class RelaySettings(Section):
     """rows that became visible late, behind higher ids, are looked for this often"""
     heartbeat_interval: Seconds = 1.0
     """the node's row in the table `node` is renewed this often"""
-    node_timeout: Annotated[float, Field(ge=1, allow_inf_nan=False), Takes("seconds, at least 1")] = 10.0
+    node_timeout: Annotated[
+        float,
+        BeforeValidator(seconds_of),
+        Field(ge=1, allow_inf_nan=False),
+        Takes('seconds, at least 1, or as in "30s"'),
+    ] = 10.0
     """a node that has given no heartbeat for this long is frozen: another one ends its session and takes its lanes"""
     standby: bool = False
     """take lanes only when no node that does not stand by can deliver"""

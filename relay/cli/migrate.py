@@ -7,7 +7,7 @@ from typing import Annotated
 from cyclopts import Parameter, validators
 
 from relay.cli.consent import Consent, Loss
-from relay.cli.options import DatabaseOptions
+from relay.cli.options import DatabaseOptions, Seconds
 from relay.cli.printing import aside, print_table, say
 from relay.database import refuse_pooler
 from relay.errors import UsageError
@@ -34,10 +34,11 @@ def migrate(
     consent: Consent | None = None,
     force: Annotated[bool, Parameter(help="Downgrade also while relays run on the tables.")] = False,
     lock_timeout: Annotated[
-        float, Parameter(help="Seconds to wait for the locks of one try; writers wait behind them.", validator=POSITIVE)
+        Seconds,
+        Parameter(help="Seconds to wait for the locks of one try; writers wait behind them.", validator=POSITIVE),
     ] = LOCK_TIMEOUT,
     wait: Annotated[
-        float, Parameter(help="Seconds of tries to get the locks for one version.", validator=POSITIVE)
+        Seconds, Parameter(help="Seconds of tries to get the locks for one version.", validator=POSITIVE)
     ] = WAIT,
 ) -> int:
     """Bring the outbox tables to the version of this release. Several may run at once.

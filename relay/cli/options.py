@@ -1,16 +1,28 @@
 """Flags that several commands take."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 from uuid import UUID
 
-from cyclopts import Parameter
+from cyclopts import Parameter, Token
 from pydantic import SecretStr, ValidationError
 
 from relay.configuration import OPERATOR_VARIABLE, Loaded, load
+from relay.durations import DURATIONS, seconds_of
 from relay.errors import UsageError
 from relay.settings import DatabaseSettings
+
+
+def _seconds(_: object, tokens: Sequence[Token]) -> float:
+    """Return what a flag says in seconds, or as a length of time."""
+    text = tokens[0].value
+    try:
+        return float(str(seconds_of(text)))
+    except ValueError:
+        raise ValueError(f"it takes seconds, or a length of time such as {DURATIONS}; not {text!r}") from None
+
 
 Output = Annotated[
     Literal["text", "json"],
@@ -40,6 +52,7 @@ EventType = Annotated[str | None, Parameter(help="Of this event.")]
 MessageIds = Annotated[
     UUID, Parameter(name="MESSAGE-ID", help="Message ids; all that the filters select unless given.")
 ]
+Seconds = Annotated[float, Parameter(converter=_seconds)]
 InboxSchema = Annotated[str | None, Parameter(help="Its schema, in place of database.schema.")]
 
 

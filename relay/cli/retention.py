@@ -83,7 +83,9 @@ def _days(flag: str, keep: str) -> str:
     try:
         days_kept(keep)
     except ValueError:
-        raise UsageError(f'{flag} takes days as in "30 days", from 1 to 99999, or "off"; not {keep!r}') from None
+        raise UsageError(
+            f'{flag} takes days as in "30 days" or "30d", from 1 to 99999, or "off"; not {keep!r}'
+        ) from None
     return keep
 
 

@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.text import Text
 
 from relay.cli.drawing import table
-from relay.cli.options import DatabaseOptions, Output
+from relay.cli.options import DatabaseOptions, Output, Seconds
 from relay.cli.printing import Row, complain, print_json, print_lines
 from relay.errors import DatabaseUnavailableError
 from relay.observe.printable import printable
@@ -28,7 +28,7 @@ def status(
     options: DatabaseOptions | None = None,
     watch: Annotated[bool, Parameter(name=["--watch", "-w"], help="Go on until Ctrl-C.")] = False,
     interval: Annotated[
-        float, Parameter(help="Seconds between two looks.", validator=validators.Number(gte=0.1))
+        Seconds, Parameter(help="Seconds between two looks.", validator=validators.Number(gte=0.1))
     ] = 2.0,
     output: Output = "text",
 ) -> int:

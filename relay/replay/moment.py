@@ -1,14 +1,11 @@
 """Read moments and lengths of time as an operator writes them."""
 
-import re
 from datetime import UTC, datetime, timedelta
 
+from relay.durations import DURATION, DURATIONS, parse_duration
 from relay.errors import UsageError
 
-LENGTH = re.compile(r"(\d+)([smhd])")
-UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
-LENGTHS = "90s, 30m, 2h, 3d"
-FORMS = f"2026-11-21T08:00:00Z, 2026-11-21 (midnight UTC), or {LENGTHS} ago"
+FORMS = f"2026-11-21T08:00:00Z, 2026-11-21 (midnight UTC), or {DURATIONS} ago"
 
 
 def parse_moment(text: str, name: str, now: datetime) -> datetime:
@@ -20,8 +17,8 @@ def parse_moment(text: str, name: str, now: datetime) -> datetime:
         UsageError: it is no moment, or says no time zone.
     """
     try:
-        if ago := LENGTH.fullmatch(text):
-            return now - _length(ago)
+        if DURATION.fullmatch(text):
+            return now - parse_duration(text)
         moment = datetime.fromisoformat(text)
         if moment.tzinfo is None and len(text) > len("2026-11-21"):
             raise UsageError(f"{name} {text} says no time zone: add Z, or an offset such as +02:00")
@@ -42,12 +39,6 @@ def parse_interval(since: str | None, until: str | None, now: datetime) -> tuple
 def parse_length(text: str, name: str) -> timedelta:
     """Give the length of time that `text` names; UsageError when it is none."""
     try:
-        if found := LENGTH.fullmatch(text):
-            return _length(found)
-    except OverflowError:
-        pass
-    raise UsageError(f"{name} takes a length of time such as {LENGTHS}; not {text!r}")
-
-
-def _length(found: re.Match[str]) -> timedelta:
-    return timedelta(**{UNITS[found[2]]: int(found[1])})
+        return parse_duration(text)
+    except ValueError:
+        raise UsageError(f"{name} takes a length of time such as {DURATIONS}; not {text!r}") from None

@@ -146,7 +146,7 @@ def test_an_inbox_remembers_for_as_long_as_sent_rows_are_kept(relay: Command, in
 
     assert (refused.code, setting.code, kept.code) == (2, 2, 0)
     assert "--keep-inbox '10 days' is less than sent rows are kept" in refused.err
-    assert 'it takes days as in "30 days", no fewer than those of relay.retention' in setting.err
+    assert 'it takes days as in "30 days" or "30d", no fewer than those of relay.retention' in setting.err
     assert inbox.past() == {50}
 
 
