@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Coroutine, Iterable
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Protocol, overload
 
 import psycopg
 
@@ -11,11 +11,27 @@ from relay.outbox.event import Event
 from relay.outbox.row import MAX_PAYLOAD_BYTES, Row, row_of
 from relay.outbox.trace import current_trace_context
 
+
+class DjangoConnection(Protocol):
+    """What `django.db.connection` is, without importing Django."""
+
+    @property
+    def connection(self) -> Any: ...
+    def ensure_connection(self) -> None: ...
+
+
+class DjangoCursor(Protocol):
+    """What `django.db.connection.cursor()` returns."""
+
+    @property
+    def db(self) -> Any: ...
+
+
 # SQLAlchemy costs 0.2 s to import: only who hands us something of its own pays, and has paid already.
 if TYPE_CHECKING:
     from relay.outbox import alchemy
 
-    Sync = psycopg.Connection[Any] | alchemy.Sync
+    Sync = psycopg.Connection[Any] | alchemy.Sync | DjangoConnection | DjangoCursor
     Async = psycopg.AsyncConnection[Any] | alchemy.Async
 
 # Rows from which `add_many` copies: at 100 rows COPY takes 12 us a row and one INSERT 22, at 5 they are even.
@@ -33,7 +49,8 @@ def add(
 ) -> Coroutine[Any, Any, None] | None:
     """Write the events in the transaction of `target`, in one statement; await it where `target` is asynchronous.
 
-    `target`: a connection of psycopg, or a connection or session of SQLAlchemy. It is neither opened, nor committed,
+    `target`: a connection of psycopg, a connection or session of SQLAlchemy, or a connection or cursor of Django (with
+    psycopg 3). It is neither opened, nor committed,
     nor rolled back: the events exist if and when the caller's transaction commits. On a connection in autocommit
     mode outside a transaction block that is at once, apart from whatever they tell of.
 
@@ -77,10 +94,11 @@ def _rows(events: Iterable[Event], max_payload_bytes: int) -> list[Row]:
 
 
 def _write(target: "Sync | Async", rows: list[Row], schema: str, *, by_copy: bool) -> Coroutine[Any, Any, None] | None:
-    if isinstance(target, psycopg.AsyncConnection):
-        return insert.write_async(target, rows, schema, by_copy=by_copy)
-    if isinstance(target, psycopg.Connection):
-        insert.write(target, rows, schema, by_copy=by_copy)
+    driver = _beneath_django(target)
+    if isinstance(driver, psycopg.AsyncConnection):
+        return insert.write_async(driver, rows, schema, by_copy=by_copy)
+    if isinstance(driver, psycopg.Connection):
+        insert.write(driver, rows, schema, by_copy=by_copy)
         return None
     if sys.modules.get("sqlalchemy"):  # else it is not imported, and nothing of it can be the target
         from relay.outbox import alchemy  # noqa: PLC0415
@@ -90,4 +108,14 @@ def _write(target: "Sync | Async", rows: list[Row], schema: str, *, by_copy: boo
         if isinstance(target, alchemy.SYNC):
             alchemy.write(target, rows, schema, by_copy=by_copy)
             return None
-    raise TypeError(f"{type(target).__name__} is no connection or session of psycopg 3 or SQLAlchemy")
+    kind = f"{type(driver).__module__}.{type(driver).__qualname__}"
+    raise TypeError(f"{kind} is no connection or session of psycopg 3, SQLAlchemy or Django")
+
+
+def _beneath_django(target: object) -> object:
+    """Return the driver's connection of a connection or cursor of Django; everything else as it is."""
+    connection: Any = getattr(target, "db", target)
+    if not hasattr(connection, "ensure_connection"):
+        return target
+    connection.ensure_connection()  # Django opens it at the first statement, which this may be
+    return connection.connection

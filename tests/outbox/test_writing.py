@@ -108,7 +108,7 @@ def test_mapped_rows_are_written_in_the_order_of_their_adding(module_url: str, t
 
 
 def test_something_else_than_a_connection_is_refused() -> None:
-    with pytest.raises(TypeError, match="str is no connection or session of psycopg 3 or SQLAlchemy"):
+    with pytest.raises(TypeError, match="str is no connection or session of psycopg 3, SQLAlchemy or Django"):
         add("postgresql://localhost", event())  # type: ignore[call-overload]
 
 

@@ -1,14 +1,20 @@
 """Every way to write an event, behind one interface, so that one suite can ask the same of all."""
 
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
+import django
 import psycopg
 import sqlalchemy as sa
+from django.conf import settings
+from django.db.utils import ConnectionHandler
+from django.utils.connection import ConnectionProxy
 from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
@@ -96,6 +102,26 @@ async def sqlalchemy_async_scoped_session(url: str, add: Add) -> AsyncIterator[T
         await session.remove()
 
 
+@asynccontextmanager
+async def django_connection(url: str, add: Add) -> AsyncIterator[Transaction]:
+    connection = _django(url)
+    try:
+        yield _in_turn(connection, add, lambda text: connection.cursor().execute(text))
+    finally:
+        connection.close()
+
+
+@asynccontextmanager
+async def django_cursor(url: str, add: Add) -> AsyncIterator[Transaction]:
+    connection = _django(url)
+    try:
+        with connection.cursor() as cursor:
+            by_cursor = _in_turn(cursor, add, cursor.execute)
+            yield replace(_in_turn(connection, add, cursor.execute), add=by_cursor.add)
+    finally:
+        connection.close()
+
+
 def add_mapped(session: Any, *events: Event) -> None:
     session.add_all([OutboxMessage(event) for event in events])
 
@@ -136,6 +162,8 @@ TARGETS = [
 CHECKED: dict[str, Writer] = {
     **{f"{target.__name__}-add": partial(target, add=add) for target in TARGETS},
     **{f"{target.__name__}-copy": partial(target, add=add_copying) for target in TARGETS},
+    "django_connection-add": partial(django_connection, add=add),
+    "django_cursor-copy": partial(django_cursor, add=add_copying),
     "mapped-session": partial(sqlalchemy_session, add=add_mapped),
     "mapped-async_session": partial(sqlalchemy_async_session, add=add_mapped),
 }
@@ -155,6 +183,20 @@ def _in_turn(target: Any, add: Add, execute: Callable[[str], object]) -> Transac
         commit=lambda: call(target.commit),
         rollback=lambda: call(target.rollback),
     )
+
+
+def _django(url: str) -> Any:
+    """Make what `django.db.connection` is; in transactions, as in `atomic`."""
+    if not settings.configured:
+        settings.configure()
+        django.setup()
+    os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "1"  # these tests have an event loop
+    given = {name: str(value) for name, value in conninfo_to_dict(url).items()}
+    names = {"NAME": "dbname", "USER": "user", "PASSWORD": "password", "HOST": "host", "PORT": "port"}
+    database = {"ENGINE": "django.db.backends.postgresql", **{key: given.get(name, "") for key, name in names.items()}}
+    connection = ConnectionProxy(ConnectionHandler({"default": database}), "default")
+    connection.set_autocommit(False)
+    return connection
 
 
 def _engine(url: str) -> sa.Engine:
