@@ -10,7 +10,7 @@ with psycopg.connect(url) as connection:
 from typing import TYPE_CHECKING, Any
 
 from relay.errors import importing
-from relay.outbox.errors import EventError, FieldError, HeaderError, PayloadError, PayloadTooLargeError
+from relay.outbox.errors import EventError, FieldError, HeaderError, NotAwaitedError, PayloadError, PayloadTooLargeError
 from relay.outbox.event import Event
 from relay.outbox.write import add, add_many
 
@@ -24,6 +24,7 @@ __all__ = [
     "EventError",
     "FieldError",
     "HeaderError",
+    "NotAwaitedError",
     "OutboxMessage",
     "PayloadError",
     "PayloadTooLargeError",

@@ -5,19 +5,20 @@ EventError (relay.errors)
   HeaderError             a header that AMQP cannot carry
   PayloadError            a payload that is not what its content type says
     PayloadTooLargeError
+NotAwaitedError (OutboxError)
 
-Each names the event by its type and key, never by its payload.
+An EventError names the event by its type and key, never by its payload.
 """
 
 from reprlib import repr as shortened
 from typing import TYPE_CHECKING
 
-from relay.errors import EventError
+from relay.errors import EventError, OutboxError
 
 if TYPE_CHECKING:
     from relay.outbox.event import Event
 
-__all__ = ["EventError", "FieldError", "HeaderError", "PayloadError", "PayloadTooLargeError"]
+__all__ = ["EventError", "FieldError", "HeaderError", "NotAwaitedError", "PayloadError", "PayloadTooLargeError"]
 
 
 class FieldError(EventError):
@@ -53,6 +54,15 @@ class PayloadTooLargeError(PayloadError):
         super().__init__(event, f"has {size} bytes; the limit is {limit} (max_payload_bytes)")
         self.size = size
         self.limit = limit
+
+
+class NotAwaitedError(OutboxError):
+    """Events that were given to an asynchronous connection, and never written because nobody awaited that."""
+
+    def __init__(self, file: str, line: int) -> None:
+        super().__init__(f"{file}:{line}: no event was written: write `await add(...)` for an asynchronous connection")
+        self.file = file
+        self.line = line
 
 
 def _named(event: "Event") -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol, overload
 import psycopg
 
 from relay.outbox import insert
+from relay.outbox.awaited import Awaited
 from relay.outbox.event import Event
 from relay.outbox.row import MAX_PAYLOAD_BYTES, Row, row_of
 from relay.outbox.trace import current_trace_context
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 # Rows from which `add_many` copies: at 100 rows COPY takes 12 us a row and one INSERT 22, at 5 they are even.
 ROWS_TO_COPY = 50
+CALLS = 2  # from the application to where the write begins: `add` or `add_many`, and `_write`
 
 
 @overload
@@ -58,6 +60,7 @@ def add(
 
     Raises:
         EventError: an event cannot be carried; nothing was sent to the database, the transaction goes on.
+        NotAwaitedError: nobody awaited it, and nothing was written. No `except` sees it: Python prints it to stderr.
     """
     rows = _rows(events, max_payload_bytes)
     return _write(target, rows, schema, by_copy=False)
@@ -96,7 +99,7 @@ def _rows(events: Iterable[Event], max_payload_bytes: int) -> list[Row]:
 def _write(target: "Sync | Async", rows: list[Row], schema: str, *, by_copy: bool) -> Coroutine[Any, Any, None] | None:
     driver = _beneath_django(target)
     if isinstance(driver, psycopg.AsyncConnection):
-        return insert.write_async(driver, rows, schema, by_copy=by_copy)
+        return Awaited(insert.write_async(driver, rows, schema, by_copy=by_copy), CALLS)
     if isinstance(driver, psycopg.Connection):
         insert.write(driver, rows, schema, by_copy=by_copy)
         return None
@@ -104,7 +107,7 @@ def _write(target: "Sync | Async", rows: list[Row], schema: str, *, by_copy: boo
         from relay.outbox import alchemy  # noqa: PLC0415
 
         if isinstance(target, alchemy.ASYNC):
-            return alchemy.write_async(target, rows, schema, by_copy=by_copy)
+            return Awaited(alchemy.write_async(target, rows, schema, by_copy=by_copy), CALLS)
         if isinstance(target, alchemy.SYNC):
             alchemy.write(target, rows, schema, by_copy=by_copy)
             return None
