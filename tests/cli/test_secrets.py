@@ -66,6 +66,9 @@ COMMANDS = [
     ["config", "show"],
     ["config", "show", "--output", "json"],
     ["config", "example"],
+    ["config", "examples"],
+    ["config", "alerts"],
+    ["config", "jobs"],
     ["completion", "bash"],
     ["healthcheck"],
 ]
