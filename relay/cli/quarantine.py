@@ -18,6 +18,7 @@ from relay.operate.quarantine import (
     WaitingRow,
     count_chosen,
     discard,
+    list_chosen,
     list_routes,
     list_rows,
     probe,
@@ -169,7 +170,7 @@ def _check_allowed(settings: Settings, exchange: str | None) -> None:
 
 def _loss(connection: psycopg.Connection, schema: str, route: QuarantinedRoute, rows: list[RowId]) -> Loss:
     number, oldest = count_chosen(connection, schema, route, rows)
-    excerpt = [_row(row)[:5] for row in list_rows(connection, schema, route.id, limit=EXCERPT)]
+    excerpt = [_row(row)[:5] for row in list_chosen(connection, schema, route.id, rows, limit=EXCERPT)]
     return Loss(f"discard {_count(number)} of route {route.id}, {route.address}", oldest, excerpt)
 
 

@@ -107,10 +107,11 @@ def route_of(connection: psycopg.Connection, schema: str, named: RowId) -> Quara
 READ_ROWS = SQL("""
     SELECT id, message_id, aggregate_type, aggregate_id, event_type, created_at, attempts, last_error
     FROM {schema}.message
-    WHERE state = 'quarantined' AND quarantine = %(route)s
+    WHERE {which}
     ORDER BY id
     LIMIT %(limit)s
 """)
+OF_ROUTE = SQL("state = 'quarantined' AND quarantine = %(route)s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +130,22 @@ class WaitingRow:
 
 def list_rows(connection: psycopg.Connection, schema: str, route: int, *, limit: int) -> list[WaitingRow]:
     """Return the first rows of a route, by id."""
+    return _read_rows(connection, READ_ROWS.format(schema=Identifier(schema), which=OF_ROUTE), route, [], limit)
+
+
+def list_chosen(
+    connection: psycopg.Connection, schema: str, route: int, rows: Sequence[RowId], *, limit: int
+) -> list[WaitingRow]:
+    """Return the first rows that `reroute` or `discard` would change now, by id."""
+    names = {"schema": Identifier(schema), "is_behind": IS_BEHIND}
+    return _read_rows(connection, READ_ROWS.format(**names, which=CHOSEN.format(**names)), route, rows, limit)
+
+
+def _read_rows(
+    connection: psycopg.Connection, statement: Composed, route: int, rows: Sequence[RowId], limit: int
+) -> list[WaitingRow]:
     with connection.cursor(row_factory=class_row(WaitingRow)) as cursor:
-        values = {"route": route, "limit": limit}
-        return cursor.execute(READ_ROWS.format(schema=Identifier(schema)), values).fetchall()
+        return cursor.execute(statement, {**_values(route, rows), "limit": limit}).fetchall()
 
 
 @dataclass(frozen=True, slots=True)

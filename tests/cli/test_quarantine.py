@@ -46,15 +46,15 @@ def test_named_rows_are_rerouted_and_the_others_told_where_they_are(relay: Comma
 
 
 def test_a_discard_is_foreseen_and_done(relay: Command, rows: Rows) -> None:
-    row = rows.quarantined("gone")
+    stays, row = rows.quarantined("gone"), rows.quarantined("gone", "2")
 
-    foreseen = relay("quarantine", "discard", "1", "--dry-run")
-    done = relay("quarantine", "discard", "1", "--yes", *MINE)
+    foreseen = relay("quarantine", "discard", "1", str(row), "--dry-run")
+    done = relay("quarantine", "discard", "1", str(row), "--yes", *MINE)
 
     assert foreseen.out == "would discard 1 row of route 1, exchange '', routing key 'gone'\n"
     assert foreseen.err.startswith(f"{row}  ")
     assert (done.code, done.out) == (0, "discarded 1 row of route 1\n")
-    assert rows.states()[row] == ("discarded", None)
+    assert rows.states() == {stays: ("quarantined", None), row: ("discarded", None)}
     assert "discarded by ada: the queue is gone" in relay("parked", "show", str(row)).out
 
 
