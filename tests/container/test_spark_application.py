@@ -27,7 +27,7 @@ def test_the_application_names_what_the_image_has() -> None:
 
     assert (application["apiVersion"], application["kind"]) == ("sparkoperator.k8s.io/v1beta2", "SparkApplication")
     assert spec["image"] == f"outbox-relay-spark:{project['version']}"
-    assert f"pyspark=={spec['sparkVersion']}" in project["optional-dependencies"]["spark"]
+    assert f"\npyspark=={spec['sparkVersion']} " in (ROOT / "requirements" / "spark.txt").read_text()
     for place, source in COPIED.items():
         assert f"COPY {source.relative_to(ROOT)} {place}\n" in dockerfile
     job = Path(spec["mainApplicationFile"].removeprefix("local://"))
