@@ -221,7 +221,7 @@ async def test_a_route_in_quarantine_fails_with_its_reason(settings: Settings, d
 
     assert finding.verdict is Verdict.FAILED
     assert finding.words.startswith("exchange 'outbox', routing key 'customer.Paid' does not work since ")
-    assert finding.words.endswith("0 rows wait: NO_ROUTE")
+    assert finding.words.endswith("0 rows wait: NO_ROUTE; see `relay quarantine show 1`")
 
 
 @pytest.mark.parametrize(("exchange", "expected"), [("outbox", Verdict.OK), (None, Verdict.SKIPPED)])
