@@ -67,7 +67,7 @@ async def test_every_part_finds_the_tables_in_a_schema_of_another_name(
             await eventually(lambda: one(connection, "SELECT count(*) FROM events.message_parked") == 1, "it is parked")
             healthy = await told("healthcheck")
             status = await told("status", "--output", "json")
-            discarded = await told("parked", "discard", "--all")
+            discarded = await told("parked", "discard", "--all", "--yes", "--why", "a trial")
             replayed = await told("replay", "--aggregate-id", "C1")
             await eventually(lambda: consumer.counters.duplicates == 15, "what is replayed is recognised", 60)
         node.stop(signal.SIGTERM)
