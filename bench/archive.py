@@ -21,8 +21,8 @@ from pydantic import SecretStr
 from bench import report
 from bench.command import BenchmarkError, Count, main
 from bench.processes import cpu_seconds
+from relay.config.settings import DatabaseSettings
 from relay.operate.migrate import migrate
-from relay.settings import DatabaseSettings
 from tests.support.days import ADD_DAY, NAME
 from tests.support.folders import temporary_folder
 from tests.support.java import java_home

@@ -18,7 +18,7 @@ from bench.confirms import read_confirms
 from bench.latency_case import Stand, clear, standing
 from bench.watch import wait_drained
 from bench.writers import PAYLOAD, write_steadily
-from relay.engine.session import LANES
+from relay.engine.session.session import LANES
 
 FIRST_OTHER = LANES // 2  # the batch has the lanes below
 CUSTOMERS = 20_000

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from bench.notes import NoteReader, open_notes
 from relay.cli import main
-from relay.engine.publish import Publisher
 from relay.engine.row import Outcome, Settled
+from relay.engine.send.publisher import Publisher
 
 
 def read_confirms(file: Path) -> dict[int, float]:

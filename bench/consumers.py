@@ -18,9 +18,9 @@ from aio_pika.abc import AbstractIncomingMessage
 from pydantic import SecretStr
 
 from bench.queue import QUEUE
+from relay.config.settings import BrokerSettings, DatabaseSettings, LogSettings
 from relay.consume import Consumer, Inbox, Message, on
 from relay.observe.log import set_up
-from relay.settings import BrokerSettings, DatabaseSettings, LogSettings
 
 DATABASE_URL, BROKER_URL = "CONSUMER_DATABASE_URL", "CONSUMER_BROKER_URL"
 CONSUMER = "bench"

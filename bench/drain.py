@@ -18,7 +18,7 @@ from bench.drain_case import REFERENCE, Case, Measured, measure
 from bench.drain_report import print_drains
 from bench.keys import Keys
 from bench.servers import Servers, private_servers
-from relay.settings import Ordering
+from relay.config.settings import Ordering
 
 app = App(name="python -m bench.drain", help="Measure how fast the relay drains a backlog.", version_flags=[])
 console = report.open_console()

@@ -16,7 +16,7 @@ from bench.processes import cpu_seconds, wait_idle
 from bench.relay_process import running_relay
 from bench.servers import Servers
 from bench.watch import wait_drained, watching
-from relay.settings import Ordering
+from relay.config.settings import Ordering
 from tests.support.process import Process
 
 REFERENCE = "C client"

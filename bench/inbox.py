@@ -15,10 +15,10 @@ from pydantic import SecretStr
 from bench import report
 from bench.command import Count, CountOrNone, main
 from bench.processes import cpu_seconds, wait_idle
-from relay.consume.admission import EVERYTHING
-from relay.consume.inbox import Inbox
+from relay.config.settings import DatabaseSettings
+from relay.consume.apply.inbox import Inbox
+from relay.consume.apply.inbox_insert import EVERYTHING
 from relay.operate.migrate import migrate
-from relay.settings import DatabaseSettings
 from tests.support.postgres import PostgresServer
 
 BY_DAY, UNDIVIDED = "by day", "undivided"

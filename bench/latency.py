@@ -27,7 +27,7 @@ from bench.latency_case import (
 )
 from bench.latency_plot import plot
 from bench.writers import WRITERS
-from relay.settings import Ordering
+from relay.config.settings import Ordering
 
 WARM_UP = 3.0  # seconds of the same load before the first round: statements prepared, caches filled
 QUANTILES = {"p50": 0.50, "p95": 0.95, "p99": 0.99, "max": 1.0}

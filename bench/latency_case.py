@@ -19,7 +19,7 @@ from bench.relay_process import running_relay
 from bench.servers import Servers, private_servers
 from bench.watch import wait_drained, watching
 from bench.writers import Commit, write_flat_out, write_steadily, writer_pool
-from relay.settings import Ordering
+from relay.config.settings import Ordering
 from tests.support.process import Process
 
 SENT = "SELECT id, extract(epoch FROM sent_at)::float8 FROM outbox.message WHERE state = 'sent'"

@@ -22,8 +22,8 @@ from bench.processes import cpu_seconds, wait_idle
 from bench.relay_process import running_relay, start_relay
 from bench.servers import Servers
 from bench.watch import watching
-from relay.engine.session import LANES
-from relay.settings import Ordering
+from relay.config.settings import Ordering
+from relay.engine.session.session import LANES
 from tests.support.process import Process
 
 TICK = 0.01  # seconds between two rows of a lane

@@ -14,9 +14,9 @@ from pydantic import SecretStr
 from bench.command import BenchmarkError
 from bench.notes import NoteReader
 from bench.relay_process import running_relay
+from relay.config.settings import DatabaseSettings, Ordering
 from relay.errors import leaves
 from relay.operate.migrate import migrate
-from relay.settings import DatabaseSettings, Ordering
 from tests.faults.checker import Findings, Invariant, Verdict, invalid, report
 from tests.faults.load import Load, under_load
 from tests.support.cluster import Cluster

@@ -18,7 +18,7 @@ from pydantic import SecretStr
 from bench import report
 from bench.command import BenchmarkError, CountOrNone, main
 from bench.servers import Servers, private_servers
-from relay.settings import BrokerSettings, DatabaseSettings
+from relay.config.settings import BrokerSettings, DatabaseSettings
 from tests.consume.pool.stand import Stand, standing
 
 app = App(name="python -m bench.pool", help="Measure how soon a pool's partitions flow again.", version_flags=[])

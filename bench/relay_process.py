@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bench.command import BenchmarkError
-from relay.settings import Ordering
+from relay.config.settings import Ordering
 from tests.support.process import Process
 
 READY_SECONDS = 30.0

@@ -23,7 +23,7 @@ from bench.relay_process import running_relay
 from bench.servers import Servers
 from bench.watch import wait_drained, watching
 from bench.writers import write_steadily, writer_pool
-from relay.settings import Ordering
+from relay.config.settings import Ordering
 from tests.support.process import Process, wait_for
 
 POLL = 0.02  # seconds

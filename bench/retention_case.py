@@ -23,7 +23,7 @@ from bench.servers import Servers
 from bench.table_case import holding_snapshot, require_space
 from bench.watch import watching
 from bench.writers import HEAD_START, PAYLOAD, write_steadily
-from relay.settings import Ordering
+from relay.config.settings import Ordering
 from tests.support.days import ADD_DAY, NAME
 
 NOTHING = "nothing is dropped"

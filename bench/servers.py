@@ -12,8 +12,8 @@ from pydantic import SecretStr
 from rich.console import Console
 
 from bench.queue import bind_queue
+from relay.config.settings import DatabaseSettings
 from relay.operate.migrate import migrate
-from relay.settings import DatabaseSettings
 from tests.support.folders import temporary_folder
 from tests.support.postgres import PostgresServer
 from tests.support.rabbitmq import RabbitServer

@@ -19,7 +19,7 @@ from bench.soak_ledger import Ledger
 from bench.taker import running_taker
 from bench.watch import wait_drained, watching
 from bench.writers import HEAD_START, start_batches, write_steadily, writer_pool
-from relay.settings import Ordering
+from relay.config.settings import Ordering
 from tests.support.process import Process, resident_bytes
 
 MIB = 1 << 20

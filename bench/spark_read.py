@@ -25,8 +25,8 @@ from bench import report
 from bench.command import BenchmarkError, Count, main
 from bench.spark_session import driver_jar, spark_session
 from bench.turns import Titles, report_turns, take_turns
+from relay.config.settings import DatabaseSettings
 from relay.operate.migrate import migrate
-from relay.settings import DatabaseSettings
 from tests.support.days import ADD_DAY, NAME
 from tests.support.postgres import PostgresServer
 

@@ -18,7 +18,7 @@ from bench.processes import peak_bytes
 from bench.relay_process import running_relay
 from bench.servers import Servers
 from bench.watch import watching
-from relay.settings import Ordering
+from relay.config.settings import Ordering
 from tests.support.process import resident_bytes
 
 NONE_RETAINED, RETAINED = "no sent rows", "sent rows retained"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import psycopg
 
 from bench.command import BenchmarkError
-from relay.engine.session import LANES
+from relay.engine.session.session import LANES
 from tests.support.process import Process
 
 POLL = 0.05  # seconds between two looks

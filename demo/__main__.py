@@ -20,7 +20,7 @@ from demo.rates import Stage, rate_table, read_clock, read_stages
 from demo.reconcile import Processes, Reconciliation, count_purchases, count_tables
 from demo.report import Report
 from demo.servers import BROKER_URL, DATABASE_URL, PLACE, one_demo_at_a_time, servers, start_over
-from relay.configuration import load
+from relay.config.loading import load
 from relay.errors import BrokerUnavailableError, DatabaseUnavailableError, OutboxError
 from relay.operate.migrate import migrate
 from tests.support.process import ServerError

@@ -13,7 +13,7 @@ from pathlib import Path
 import psycopg
 
 from demo.queue import QUEUE
-from relay.configuration import load
+from relay.config.loading import load
 from relay.consume import Consumer, Inbox, Message, on
 from relay.observe.log import set_up
 

@@ -12,10 +12,10 @@ from psycopg.abc import RV, PQGen
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import TransactionStatus
 
+from relay.config.settings import DatabaseSettings
+from relay.config.urls import libpq_parameters
 from relay.errors import ConfigurationError, DatabaseUnavailableError, DeadlineError
 from relay.scrub import scrub
-from relay.settings import DatabaseSettings
-from relay.urls import libpq_parameters
 
 # A peer that died silently is noticed within about 10 s, whether we wait for it or are idle.
 KEEPALIVE = {

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 from pydantic import SecretStr
 
-from relay.settings import BrokerSettings, DatabaseSettings, Settings
+from relay.config.settings import BrokerSettings, DatabaseSettings, Settings
 from tests.support import postgres as postgres_programs
 from tests.support.given import given_postgres, given_rabbitmq
 from tests.support.java import java_home

@@ -8,7 +8,7 @@ import pytest
 from aiormq.exceptions import InvalidFrameError
 from pamqp.commands import Channel, Connection
 
-from relay.broker_frames import FrameReader
+from relay.broker.frames import FrameReader
 
 
 def method_frame(payload: bytes) -> bytes:

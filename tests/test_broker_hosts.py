@@ -10,11 +10,11 @@ import pytest
 from pydantic import SecretStr
 from yarl import URL
 
-from relay import broker_hosts
-from relay.broker import connect
-from relay.broker_hosts import Host, addresses, in_turn, is_listed
+from relay.broker import hosts as broker_hosts
+from relay.broker.connection import connect
+from relay.broker.hosts import Host, addresses, in_turn, is_listed
+from relay.config.settings import BrokerSettings
 from relay.errors import BrokerUnavailableError
-from relay.settings import BrokerSettings
 from tests.support.names import Names, resolving
 from tests.support.process import free_port
 from tests.support.proxy import FaultProxy

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from relay.configuration import load
+from relay.config.keys import Key, all_keys
+from relay.config.loading import load
+from relay.config.settings import Ordering, Settings
 from relay.errors import ConfigurationError
-from relay.keys import Key, all_keys
 from relay.operate.reference import UNFIXED_EXAMPLES
 from relay.scrub import redacted
-from relay.settings import Ordering, Settings
 from tests.support.pipes import piped
 
 Write = Callable[[str], Path]

@@ -4,8 +4,8 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 from pydantic import SecretStr
 
+from relay.config.settings import DatabaseSettings
 from relay.database import Host, conninfo
-from relay.settings import DatabaseSettings
 
 
 @pytest.mark.parametrize(

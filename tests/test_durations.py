@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from relay.configuration import load
-from relay.durations import parse_duration
+from relay.config.durations import parse_duration
+from relay.config.loading import load
+from relay.config.settings import days_kept
 from relay.errors import ConfigurationError
 from relay.replay.moment import parse_length
-from relay.settings import days_kept
 from tests.cli.command import Command
 
 

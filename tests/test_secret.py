@@ -8,13 +8,13 @@ import pytest
 from pydantic import SecretStr, ValidationError
 from structlog.testing import capture_logs
 
-from relay.broker_hosts import broker_urls
-from relay.configuration import load
+from relay.broker.hosts import broker_urls
+from relay.config.loading import load
+from relay.config.secret import SecretFile, SecretSource
+from relay.config.settings import BrokerSettings, DatabaseSettings
+from relay.config.urls import amqp_urls, libpq_parameters
 from relay.database import conninfo
 from relay.scrub import Known, redacted, remember, remember_url, scrub
-from relay.secret import SecretFile, SecretSource
-from relay.settings import BrokerSettings, DatabaseSettings
-from relay.urls import amqp_urls, libpq_parameters
 from tests.support.pipes import piped
 
 USABLE = "postgresql://u:first@h/d"
@@ -67,7 +67,7 @@ def test_a_pipe_is_read_once_and_its_value_stays() -> None:
 def test_a_pipe_that_gives_nothing_is_refused(
     text: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("relay.secret.PIPE_TIMEOUT", 0.05)
+    monkeypatch.setattr("relay.config.secret.PIPE_TIMEOUT", 0.05)
     path = tmp_path / "pipe" if text is None else piped(text)
     if text is None:
         os.mkfifo(path)

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from relay.configuration import load
+from relay.config.keys import all_keys, as_toml
+from relay.config.loading import load
+from relay.config.topology import Binding, Queue, TopologySettings
 from relay.errors import ConfigurationError
-from relay.keys import all_keys, as_toml
-from relay.topology_settings import Binding, Queue, TopologySettings
 
 NAME_WORDS = "letters, digits, spaces and - _ . : @ # , / +"
 

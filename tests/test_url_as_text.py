@@ -6,12 +6,12 @@ import psycopg
 import pytest
 from pydantic import SecretStr
 
+from relay.config.secret import SecretFile
+from relay.config.settings import BrokerSettings, DatabaseSettings
 from relay.consume import Consumer, Inbox, Message, on
 from relay.consume.pool import PartitionedConsumer
 from relay.errors import ConfigurationError
 from relay.outbox import DurablePublisher
-from relay.secret import SecretFile
-from relay.settings import BrokerSettings, DatabaseSettings
 
 DATABASE = "postgresql://writer:hush@127.0.0.1/shop"
 BROKER = "amqp://consumer:pass@127.0.0.1/"

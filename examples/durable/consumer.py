@@ -10,12 +10,12 @@ import psycopg
 import structlog
 
 from relay.backoff import backoff
-from relay.configuration import load
+from relay.config.loading import load
+from relay.config.settings import Settings
 from relay.consume import Consumer, Inbox, Message, on
 from relay.database import connect_async
 from relay.errors import BrokerUnavailableError, DatabaseUnavailableError
 from relay.observe.log import set_up
-from relay.settings import Settings
 
 log = structlog.get_logger("examples.durable")
 

@@ -16,11 +16,11 @@ from typing import TextIO
 import structlog
 from cyclopts import App
 
-from relay.configuration import load
+from relay.config.loading import load
+from relay.config.settings import Settings
 from relay.errors import NotAcceptedError
 from relay.observe.log import set_up
 from relay.outbox import DurablePublisher, Event
-from relay.settings import Settings
 
 log = structlog.get_logger("examples.durable")
 

@@ -15,12 +15,12 @@ from cyclopts import App
 from pydantic import BaseModel, Field
 
 from relay.backoff import backoff
-from relay.configuration import load
+from relay.config.loading import load
+from relay.config.settings import Settings
 from relay.consume import Consumer, Inbox, Message, on
 from relay.errors import BrokerUnavailableError, DatabaseUnavailableError
 from relay.http.consumer import answering_for
 from relay.observe.log import set_up
-from relay.settings import Settings
 
 QUEUE = "billing.invoices"
 

@@ -18,13 +18,13 @@ import structlog
 from cyclopts import App
 from pydantic import BaseModel
 
-from relay.configuration import load
+from relay.config.loading import load
+from relay.config.settings import DatabaseSettings
 from relay.consume import Inbox, Message, Permanent, on
 from relay.consume.pool import Partition, PartitionedConsumer
 from relay.database import connect_async
 from relay.http.consumer import answering_for
 from relay.observe.log import set_up
-from relay.settings import DatabaseSettings
 
 LOAD = "SELECT customer_id, invoices, amount FROM billing.customer_total WHERE partition = %s"
 SAVE = """

@@ -7,8 +7,8 @@ from cyclopts import App, Parameter
 
 from relay.cli.options import ConfigFile, Options, Output
 from relay.cli.printing import print_json, print_table, say
-from relay.configuration import load
-from relay.keys import all_keys, as_json, as_toml, value_of
+from relay.config.keys import all_keys, as_json, as_toml, value_of
+from relay.config.loading import load
 from relay.operate import packaged
 
 app = App(name="config", help="The settings in use, and files that come with this release.")

@@ -25,6 +25,7 @@ from relay.cli.options import (
 )
 from relay.cli.printing import Row, aside, complain, print_json, say
 from relay.cli.progress import Seen, shown_progress
+from relay.config.settings import Settings
 from relay.errors import UsageError
 from relay.logger import get_logger
 from relay.observe.log import keep_libraries_quiet
@@ -37,7 +38,6 @@ from relay.operate.dead_letters.read import Read, list_letters, read_letters, sh
 from relay.operate.session import session
 from relay.replay.job import operator
 from relay.replay.moment import parse_interval
-from relay.settings import Settings
 
 INTERRUPTED = 130
 MOST_LISTED = 100  # unless --limit says otherwise

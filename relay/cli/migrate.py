@@ -9,6 +9,7 @@ from cyclopts import Parameter, validators
 from relay.cli.consent import Consent, Loss
 from relay.cli.options import DatabaseOptions, Seconds
 from relay.cli.printing import aside, print_table, say
+from relay.config.settings import DatabaseSettings, Settings
 from relay.database import refuse_pooler
 from relay.errors import UsageError
 from relay.logger import get_logger
@@ -17,7 +18,6 @@ from relay.operate import migrate as operate
 from relay.operate.downgrade import preview
 from relay.operate.lock_wait import LOCK_TIMEOUT, WAIT, LockLimits
 from relay.operate.session import session
-from relay.settings import DatabaseSettings, Settings
 
 log = get_logger(__name__)
 POSITIVE = validators.Number(gt=0, lte=86_400)

@@ -9,10 +9,10 @@ from uuid import UUID
 from cyclopts import Parameter, Token
 from pydantic import SecretStr, ValidationError
 
-from relay.configuration import OPERATOR_VARIABLE, Loaded, load
-from relay.durations import DURATIONS, seconds_of
+from relay.config.durations import DURATIONS, seconds_of
+from relay.config.loading import OPERATOR_VARIABLE, Loaded, load
+from relay.config.settings import DatabaseSettings
 from relay.errors import UsageError
-from relay.settings import DatabaseSettings
 
 
 def _seconds(_: object, tokens: Sequence[Token]) -> float:

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from relay.config.settings import LogSettings
 from relay.observe.log import set_up
-from relay.settings import LogSettings
 
 LOG_INTERVAL = 5.0  # seconds
 

@@ -9,8 +9,9 @@ from cyclopts import App, Parameter, validators
 from relay.cli.consent import EXCERPT, Consent, Loss, check_reason, show_loss
 from relay.cli.options import By, DatabaseOptions, DryRun, Output, Why, check_address
 from relay.cli.printing import aside, complain, print_json, print_pairs, print_table, say
-from relay.engine.message import UnsendableError
-from relay.engine.routes import Router
+from relay.config.settings import Settings
+from relay.engine.send.message import UnsendableError
+from relay.engine.send.routes import Router
 from relay.errors import UsageError
 from relay.operate.quarantine import (
     Changed,
@@ -29,7 +30,6 @@ from relay.operate.quarantine import (
 from relay.operate.session import session
 from relay.operate.whereabouts import RowId, row_ids
 from relay.replay.job import operator
-from relay.settings import Settings
 
 BULK_TIMEOUT = 600.0  # seconds for a statement: a route may have a million rows
 LIST_COLUMNS = (

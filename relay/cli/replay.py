@@ -17,6 +17,7 @@ from relay.cli.consent import Consent, Loss, show_loss
 from relay.cli.options import By, DatabaseOptions, MessageFilters, MessageIds, Options, Output, check_address
 from relay.cli.printing import aside, complain, print_json, print_pairs, print_table, say
 from relay.cli.progress import Seen, shown_progress
+from relay.config.settings import Settings
 from relay.database import refuse_pooler
 from relay.errors import BusyError, OutboxError, PartlyDoneError, UsageError
 from relay.logger import get_logger
@@ -28,7 +29,6 @@ from relay.replay.run import Progress
 from relay.replay.selection import Selection, count_by_day, count_waiting, first_day, now
 from relay.replay.serve import serve
 from relay.replay.target import check_target
-from relay.settings import Settings
 
 SCAN_TIMEOUT = 3600.0  # seconds for a statement: days of sent rows are read from end to end
 INTERRUPTED = 130

@@ -9,12 +9,12 @@ from cyclopts import Parameter
 from relay.cli.consent import Consent, Loss
 from relay.cli.options import DatabaseOptions, InboxSchema, InboxUrl, Output, inbox_settings
 from relay.cli.printing import aside, complain, print_json, print_table, say
+from relay.config.settings import RelaySettings, days_kept
 from relay.errors import UsageError
 from relay.operate.reconcile.inbox import FLAG, of_inbox
 from relay.operate.retention import drop_old_days, look_at_old_days
 from relay.retention.day import Fate, OldDay
 from relay.retention.kind import INBOX, Kind, kept_days, sent_kind
-from relay.settings import RelaySettings, days_kept
 
 COLUMNS = ("table", "day", "rows", "bytes", "fate", "reason")
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import uvloop
 
 from relay.cli.options import Options
+from relay.config.settings import Settings
 from relay.database import refuse_pooler
 from relay.errors import DatabaseUnavailableError
 from relay.observe import log, tracing
 from relay.operate.session import session
-from relay.settings import Settings
 from relay.stopping import ending_in_time
 
 if TYPE_CHECKING:

@@ -12,12 +12,12 @@ from rich.text import Text
 from relay.cli.drawing import table
 from relay.cli.options import DatabaseOptions, Output, Seconds
 from relay.cli.printing import Row, complain, print_json, print_lines
+from relay.config.settings import Settings
 from relay.errors import DatabaseUnavailableError
 from relay.observe.printable import printable
 from relay.operate.health import State
 from relay.operate.session import session
 from relay.operate.status import Node, Status, read_status
-from relay.settings import Settings
 
 COLOURS = {State.OK: "green", State.DEGRADED: "yellow", State.STALLED: "red"}
 NODE_COLUMNS = ("relay", "state", "lanes", "in flight", "published", "heartbeat", "version")

@@ -5,15 +5,15 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from relay import topology
+from relay.broker import topology
+from relay.broker.topology import Declared, Standing, Thing
 from relay.cli.options import BrokerOptions, Output
 from relay.cli.printing import Row, complain, print_json, print_table
-from relay.keys import as_toml
+from relay.config.keys import as_toml
+from relay.config.settings import Settings
+from relay.config.topology import Binding
 from relay.observe.log import keep_libraries_quiet
 from relay.operate.definitions import definitions
-from relay.settings import Settings
-from relay.topology import Declared, Standing, Thing
-from relay.topology_settings import Binding
 
 app = App(name="topology", help="The exchanges, queues and bindings that relay.toml lists.")
 

@@ -4,11 +4,11 @@ from relay.errors import importing
 
 with importing("consume"):
     from relay.backoff import Backoff
+    from relay.consume.apply.handlers import on
+    from relay.consume.apply.inbox import Inbox
+    from relay.consume.classify import Overload, Permanent, Transient
     from relay.consume.consumer import Consumer
     from relay.consume.counters import Counters
-    from relay.consume.failures import Overload, Permanent, Transient
-    from relay.consume.handlers import on
-    from relay.consume.inbox import Inbox
     from relay.consume.message import Message
     from relay.consume.retries import Retries
 

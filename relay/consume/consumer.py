@@ -20,24 +20,24 @@ from typing import Literal
 from aiormq.abc import AbstractChannel
 
 from relay.backoff import Backoff, unless_set
-from relay.broker import Connection, connect, kind_of_end, words
-from relay.consume.consuming import LOST, consume, first
+from relay.broker.connection import Connection, connect, kind_of_end, words
+from relay.config.settings import BrokerSettings, Url, settings_of
+from relay.consume.apply.handlers import AsyncHandler, SyncHandler, collect_handlers
+from relay.consume.apply.inbox import Inbox
+from relay.consume.apply.transactions import open_transactions
+from relay.consume.channel import LOST, consume, first
+from relay.consume.classify import Judge
 from relay.consume.counters import Counters
-from relay.consume.depth import ready_count
-from relay.consume.failures import Judge
-from relay.consume.figures import Figures
-from relay.consume.handlers import AsyncHandler, SyncHandler, collect_handlers
-from relay.consume.inbox import Inbox
+from relay.consume.failed.poison import SUSPECT_FROM
+from relay.consume.failed.queues import dead_queue, dead_queue_name, prepare, retry_queues
 from relay.consume.left_behind import tell_left_behind
-from relay.consume.queues import dead_queue, dead_queue_name, prepare, retry_queues
+from relay.consume.queue_depth import ready_count
 from relay.consume.retries import Retries
 from relay.consume.setup import Order, Setup
-from relay.consume.transactions import open_transactions
-from relay.consume.tries import SUSPECT_FROM
-from relay.consume.upkeep import check_inbox
+from relay.consume.snapshot import Figures
+from relay.consume.startup import check_inbox
 from relay.errors import BrokerUnavailableError, ConfigurationError, QueueMissingError
 from relay.logger import get_logger
-from relay.settings import BrokerSettings, Url, settings_of
 from relay.stopping import at_signals, cut_after
 
 MAX_PREFETCH = 65535  # AMQP has 16 bits for it

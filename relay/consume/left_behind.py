@@ -1,8 +1,8 @@
 """Held messages that nobody tries: a consumer of another kind held them under this name, and keys with them."""
 
-from relay.consume.fence import NO_PARTITION
-from relay.consume.inbox import Inbox
-from relay.consume.session import Session
+from relay.consume.apply.fence import NO_PARTITION
+from relay.consume.apply.inbox import Inbox
+from relay.consume.apply.inbox_session import Session
 from relay.logger import get_logger
 
 log = get_logger("relay.consume")

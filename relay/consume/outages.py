@@ -6,8 +6,8 @@ from types import TracebackType
 from typing import Self
 
 from relay.backoff import Backoff, wait_for_event
+from relay.consume.classify import cause_of
 from relay.consume.counters import Counters
-from relay.consume.failures import cause_of
 from relay.database import kind_of_loss, one_line
 from relay.engine.health import Health
 from relay.errors import UnavailableError

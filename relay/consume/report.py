@@ -2,7 +2,7 @@
 
 from traceback import format_tb
 
-from relay.consume.failures import Failure
+from relay.consume.classify import Failure
 from relay.consume.message import Delivery
 from relay.logger import get_logger
 

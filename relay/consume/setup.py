@@ -5,20 +5,20 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from relay.backoff import Backoff
+from relay.config.settings import BrokerSettings
+from relay.consume.apply.fence import Fence
+from relay.consume.apply.handlers import Handlers
+from relay.consume.apply.inbox import Inbox
+from relay.consume.apply.inbox_session import Session
+from relay.consume.apply.partition_state import State
+from relay.consume.classify import Judge
 from relay.consume.counters import Counters
-from relay.consume.failures import Judge
-from relay.consume.fence import Fence
-from relay.consume.gate import Gate
-from relay.consume.handlers import Handlers
-from relay.consume.inbox import Inbox
+from relay.consume.failed.copy_publisher import Outgoing
+from relay.consume.failed.poison import Tries
 from relay.consume.outages import Outages
-from relay.consume.outgoing import Outgoing
-from relay.consume.session import Session
+from relay.consume.overload import Gate
 from relay.consume.stall import StallWatch
-from relay.consume.state import State
-from relay.consume.tries import Tries
 from relay.engine.health import Health
-from relay.settings import BrokerSettings
 
 AHEAD = 16  # deliveries of a partition that wait in its holder, beside those that are worked on
 

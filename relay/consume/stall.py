@@ -8,7 +8,7 @@ import time
 
 from relay.backoff import until_tick
 from relay.consume.counters import Counters
-from relay.consume.gate import Gate
+from relay.consume.overload import Gate
 from relay.logger import get_logger
 
 LOOK_INTERVAL = 1.0  # seconds

@@ -11,18 +11,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from relay.consume.admission import Applied
-from relay.consume.copies import Aside, Settle
+from relay.consume.apply.attempt import Trial
+from relay.consume.apply.inbox_insert import Applied
+from relay.consume.apply.repeats import LOOKED_UP_AT_ONCE, Repeats
+from relay.consume.classify import Judge, poisoned
 from relay.consume.counters import Counters
-from relay.consume.envelope import history_of
-from relay.consume.failures import Judge, poisoned
-from relay.consume.gate import Gate
+from relay.consume.failed.copies import Aside, Settle
+from relay.consume.failed.envelope import history_of
+from relay.consume.failed.poison import SUSPECT_FROM, Tries
+from relay.consume.key_queue import Turns
 from relay.consume.message import Delivery
-from relay.consume.repeats import LOOKED_UP_AT_ONCE, Repeats
+from relay.consume.overload import Gate
 from relay.consume.report import tell_failure
-from relay.consume.trial import Trial
-from relay.consume.tries import SUSPECT_FROM, Tries
-from relay.consume.turns import Turns
 
 
 @dataclass(slots=True, eq=False)

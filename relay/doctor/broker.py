@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 
+from relay.config.settings import Settings
 from relay.doctor.broker_hosts import (
     OpenHost,
     alarms,
@@ -19,7 +20,6 @@ from relay.doctor.exchanges import exchanges_are_open, exchanges_are_there, publ
 from relay.doctor.finding import Finding, Verdict
 from relay.doctor.queues import dead_letters, growth, queues_are_there
 from relay.doctor.reached import reached
-from relay.settings import Settings
 
 # Of the findings about a broker that lets us in, in the order of the checklist; `broker.tls` only where there is some.
 CHECKS = (

@@ -11,13 +11,13 @@ from uuid import uuid4
 from aiormq.exceptions import ConnectionClosed, ProbableAuthenticationError
 from yarl import URL
 
-from relay.broker import Connection, connect_to
-from relay.broker_hosts import broker_urls, in_turn, place, vhost
-from relay.broker_tls import TlsFileError
+from relay.broker.connection import Connection, connect_to
+from relay.broker.hosts import broker_urls, in_turn, place, vhost
+from relay.broker.tls import TlsFileError
+from relay.config.settings import Settings
 from relay.doctor.finding import Finding, Verdict
 from relay.doctor.question import Answer, Question, Reply, ask, publish_refused
 from relay.errors import BrokerUnavailableError
-from relay.settings import Settings
 
 HOST = "broker.host"
 OLDEST_BROKER = (3, 10)  # the oldest release that the tests run on

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import psycopg
 
+from relay.config.settings import Settings
 from relay.doctor.finding import Finding, Verdict
-from relay.settings import Settings
 
 TOLERATED = 1.0  # seconds
 LOOKS = 3  # the one with the shortest way there and back counts

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterator
 import psycopg
 from psycopg.sql import SQL
 
+from relay.config.settings import DatabaseSettings, Settings
 from relay.database import one_line, refuse_pooler
 from relay.doctor.clock import clock_difference
 from relay.doctor.database_hosts import Hosts
@@ -16,7 +17,6 @@ from relay.doctor.server import durability, free_connections, keepalive, server_
 from relay.doctor.tables import days_ahead, tables_at_head
 from relay.doctor.vacuum import hot_partition, old_snapshots, replication_slots, transaction_ids
 from relay.errors import ConfigurationError, DatabaseUnavailableError
-from relay.settings import DatabaseSettings, Settings
 
 Check = Callable[[psycopg.Connection, Settings], Iterator[Finding]]
 

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import psycopg
 
+from relay.config.settings import DatabaseSettings
 from relay.database import connect, each_host
 from relay.doctor.finding import Finding, Verdict
 from relay.errors import DatabaseUnavailableError
-from relay.settings import DatabaseSettings
 
 CHECK = "database.host"
 CHECK_URL = "check the host, database, user, password and sslmode in database.url"

@@ -2,12 +2,12 @@
 
 from collections.abc import AsyncIterator, Sequence
 
+from relay.config.settings import Settings
+from relay.config.topology import Exchange, ExchangeType
 from relay.doctor.broker_hosts import OpenHost, why_not_publish
 from relay.doctor.finding import Finding, Verdict
 from relay.doctor.presence import absence, ask_each, odd_one, on_every
 from relay.doctor.question import Answer, exchange_like, is_exchange, publish_refused
-from relay.settings import Settings
-from relay.topology_settings import Exchange, ExchangeType
 
 AS_LISTED = "list it as it is, or delete it and run `relay topology apply`"
 

@@ -13,12 +13,12 @@ from psycopg.pq import Conninfo
 from pydantic import SecretStr
 from yarl import URL
 
-from relay.broker_hosts import broker_urls
-from relay.configuration import FILE_SUFFIX
+from relay.broker.hosts import broker_urls
+from relay.config.keys import all_keys, as_json
+from relay.config.loading import FILE_SUFFIX
+from relay.config.settings import DatabaseSettings, Settings
 from relay.database import conninfo
 from relay.doctor.finding import Finding, Verdict
-from relay.keys import all_keys, as_json
-from relay.settings import DatabaseSettings, Settings
 
 GUEST = "guest"
 ENCRYPTION, FILES = "settings.encryption", "settings.secret_files"

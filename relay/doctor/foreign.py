@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import psycopg
 
+from relay.config.settings import Settings
 from relay.doctor.finding import Finding, Verdict
 from relay.operate.holders import foreign_locks
-from relay.settings import Settings
 
 # What the migrations make; tests/doctor/test_foreign.py compares.
 TABLES = (

@@ -1,8 +1,8 @@
 """Whether what the relay may hold at a time fits into the memory that it may have."""
 
+from relay.config.settings import RelaySettings
 from relay.doctor.finding import Finding, Verdict
 from relay.memory import LEAST_WINDOW, Limit, largest_within, memory_limit, mib, needed, window_within
-from relay.settings import RelaySettings
 
 
 def memory(relay: RelaySettings, limit: Limit | None = None) -> Finding:

@@ -22,7 +22,7 @@ from aiormq.exceptions import (
 )
 from pamqp.commands import Basic
 
-from relay.broker import Connection, close_channel, is_told_to_end, words
+from relay.broker.connection import Connection, close_channel, is_told_to_end, words
 
 Question = Callable[[AbstractChannel], Awaitable[object]]
 

@@ -5,12 +5,12 @@ A policy of the broker may add to what is listed, and AMQP does not tell: where 
 
 from collections.abc import AsyncIterator, Iterator, Sequence
 
+from relay.config.settings import Settings
+from relay.config.topology import Overflow, Queue, QueueType
 from relay.doctor.broker_hosts import OpenHost
 from relay.doctor.finding import Finding, Verdict
 from relay.doctor.presence import absence, ask_each, odd_one, on_every
 from relay.doctor.question import NO_LOCATOR, Answer, is_queue, queue_like
-from relay.settings import Settings
-from relay.topology_settings import Overflow, Queue, QueueType
 
 ASK_POLICY = "`rabbitmqctl list_queues name effective_policy_definition` tells what a policy adds"
 

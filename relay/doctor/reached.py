@@ -10,13 +10,13 @@ from collections.abc import Iterator, Sequence
 import psycopg
 from psycopg.sql import SQL, Identifier
 
+from relay.config.settings import Settings
 from relay.doctor.finding import Finding, Verdict
-from relay.engine.routes import Router
+from relay.engine.send.routes import Router
 from relay.errors import OutboxError
 from relay.operate.quarantine import list_routes
 from relay.operate.session import session
 from relay.operate.status import route_reason
-from relay.settings import Settings
 
 CHECK = "broker.reached"
 QUARANTINED = "bind a queue to it, or mend what the reason says: the rows go out by themselves then"

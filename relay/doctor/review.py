@@ -12,14 +12,15 @@ from pamqp.commands import Basic
 from pamqp.constants import FRAME_MIN_SIZE
 from pamqp.header import ContentHeader
 
-from relay.broker import HEARTBEATS_UNTIL_GONE
+from relay.broker.connection import HEARTBEATS_UNTIL_GONE
+from relay.config.settings import Settings, Wire
 from relay.doctor.finding import Finding, Verdict
-from relay.engine import link, quarantine
-from relay.engine.frames import MANDATORY, Encoder, Part
-from relay.engine.message import PERSISTENT, REDELIVERED, Identity, properties
-from relay.engine.routes import Router
 from relay.engine.row import Row
-from relay.settings import Settings, Wire
+from relay.engine.send import broker_link as link
+from relay.engine.send.frames import MANDATORY, Encoder, Part
+from relay.engine.send.message import PERSISTENT, REDELIVERED, Identity, properties
+from relay.engine.send.routes import Router
+from relay.engine.settle import quarantine
 
 
 def review(settings: Settings) -> Iterator[Finding]:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import psycopg
 from psycopg.sql import SQL
 
+from relay.config.settings import Settings
 from relay.doctor.finding import Finding, Verdict
 from relay.retention.kind import kept_days
-from relay.settings import Settings
 
 MARKED = ("state", "attempts", "available_at", "last_error", "held_behind", "parked_at", "sent_at", "quarantine")
 ADDRESS = ("exchange", "routing_key")

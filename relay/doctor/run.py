@@ -3,13 +3,13 @@
 import asyncio
 from pathlib import Path
 
+from relay.config.settings import Settings
 from relay.doctor.broker import examine_broker
 from relay.doctor.database import examine_database
 from relay.doctor.exposure import exposure
 from relay.doctor.finding import Finding
 from relay.doctor.memory import memory
 from relay.doctor.review import review
-from relay.settings import Settings
 
 
 def examine(settings: Settings, file: Path | None = None) -> list[Finding]:

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import psycopg
 
+from relay.config.settings import Settings
 from relay.doctor.finding import Finding, Verdict
-from relay.settings import Settings
 
 OLDEST_SERVER = 15  # the oldest release that the tests run on
 

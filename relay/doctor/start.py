@@ -4,12 +4,12 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from relay.config.settings import Settings
 from relay.doctor.database import examine_database
 from relay.doctor.finding import Finding, Verdict
 from relay.doctor.memory import memory
 from relay.engine.node import Node
 from relay.logger import get_logger
-from relay.settings import Settings
 
 log = get_logger(__name__)
 

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import psycopg
 from psycopg.sql import SQL
 
+from relay.config.settings import Settings
 from relay.doctor.finding import Finding, Verdict
-from relay.engine.horizon import HELD_LONG
+from relay.engine.nodes.vacuum import HELD_LONG
 from relay.operate.holders import long_holders
-from relay.settings import Settings
 
 MANY_DEAD = 100_000  # twenty times what message_pending is vacuumed at; a busy minute leaves more, for a minute
 VACUUMED_WITHIN = 300.0  # seconds

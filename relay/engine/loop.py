@@ -7,11 +7,11 @@ tail ──window──> publisher ──frames──> broker
 
 import asyncio
 
-from relay.engine.hold import HeldKeys
-from relay.engine.mark import Marker
-from relay.engine.publish import Publisher
-from relay.engine.quarantine import Quarantine
-from relay.engine.tail import Tail
+from relay.engine.read.tail import Tail
+from relay.engine.send.publisher import Publisher
+from relay.engine.settle.mark import Marker
+from relay.engine.settle.parked_keys import HeldKeys
+from relay.engine.settle.quarantine import Quarantine
 
 
 async def forward(

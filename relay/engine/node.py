@@ -11,30 +11,30 @@ import psycopg
 from pydantic import SecretStr
 
 from relay.backoff import backoff, unless_set, wait_for_event
+from relay.config.settings import KeyPolicy, Ordering, Settings
 from relay.database import Host, kind_of_loss, one_line
-from relay.engine.figures import Figures
 from relay.engine.health import Health
-from relay.engine.hold import HeldKeys
-from relay.engine.horizon import HorizonWatch
-from relay.engine.lanes import Lanes
-from relay.engine.link import Link
 from relay.engine.loop import forward
-from relay.engine.mark import Marker
-from relay.engine.membership import Membership
-from relay.engine.opening import SESSION_LOST
-from relay.engine.patience import Patience
-from relay.engine.publish import Publisher
-from relay.engine.quarantine import Quarantine
+from relay.engine.nodes.lanes import Lanes
+from relay.engine.nodes.membership import Membership
+from relay.engine.nodes.stall import StallWatch
+from relay.engine.nodes.vacuum import HorizonWatch
+from relay.engine.read.tail import Tail
 from relay.engine.reload import reloading
-from relay.engine.routes import Router
-from relay.engine.session import LaneSession
-from relay.engine.stall import StallWatch
-from relay.engine.tail import Tail
+from relay.engine.send.broker_link import Link
+from relay.engine.send.publisher import Publisher
+from relay.engine.send.routes import Router
+from relay.engine.session.database_retry import Patience
+from relay.engine.session.opening import SESSION_LOST
+from relay.engine.session.session import LaneSession
+from relay.engine.settle.mark import Marker
+from relay.engine.settle.parked_keys import HeldKeys
+from relay.engine.settle.quarantine import Quarantine
+from relay.engine.snapshot import Figures
 from relay.errors import AccessError, DatabaseUnavailableError, OutboxError, SchemaError, leaves
 from relay.logger import get_logger
 from relay.memory import return_large_blocks
 from relay.retention.rounds import keep_days
-from relay.settings import KeyPolicy, Ordering, Settings
 from relay.stopping import GOODBYE
 
 log = get_logger(__name__)

@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager, suppress
 
 from pydantic import SecretStr
 
-from relay.broker_hosts import broker_urls, place
+from relay.broker.hosts import broker_urls, place
+from relay.config.keys import all_keys, value_of
+from relay.config.settings import Settings
 from relay.errors import ConfigurationError
-from relay.keys import all_keys, value_of
 from relay.logger import get_logger
-from relay.settings import Settings
 
 log = get_logger(__name__)
 

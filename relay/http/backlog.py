@@ -8,12 +8,12 @@ from typing import Any
 import psycopg
 from psycopg.sql import SQL, Composed, Identifier
 
+from relay.config.settings import DatabaseSettings
 from relay.database import connect_async
 from relay.errors import DatabaseUnavailableError
-from relay.http.seldom import Seldom
+from relay.http.cached_answer import Seldom
 from relay.logger import get_logger
 from relay.operate.status import BY_INDEX, COUNT_PARKED, COUNT_PENDING, LANES, OLDEST_PENDING
-from relay.settings import DatabaseSettings
 
 log = get_logger(__name__)
 

@@ -12,8 +12,8 @@ from prometheus_client.core import Metric
 
 from relay.consume import Consumer
 from relay.consume.pool import PartitionedConsumer
+from relay.http.cached_answer import Seldom
 from relay.http.consumer_metrics import metrics
-from relay.http.seldom import Seldom
 from relay.http.server import answering
 
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from relay.consume.failures import Reason
-from relay.consume.figures import Figures
+from relay.consume.classify import Reason
+from relay.consume.snapshot import Figures
 from relay.http.metrics import counted, histogram, reconnects, refused
 
 

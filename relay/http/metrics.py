@@ -5,8 +5,8 @@ from math import inf
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from relay.engine.figures import Figures
 from relay.engine.row import Outcome
+from relay.engine.snapshot import Figures
 from relay.http.backlog import Counts
 from relay.observe.histogram import Histogram
 

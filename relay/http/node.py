@@ -6,11 +6,11 @@ from functools import partial
 
 from prometheus_client.core import Metric
 
+from relay.config.settings import Settings
 from relay.engine.node import Node
 from relay.http.backlog import Backlog
 from relay.http.metrics import metrics
 from relay.http.server import answering
-from relay.settings import Settings
 
 
 @asynccontextmanager

@@ -9,9 +9,9 @@ from typing import TextIO
 import structlog
 from structlog.types import EventDict, Processor, WrappedLogger
 
+from relay.config.settings import LogFormat, LogSettings
 from relay.observe.printable import printable, printable_lines
 from relay.scrub import scrub
-from relay.settings import LogFormat, LogSettings
 
 # At debug and info the libraries tell every frame, payloads included.
 LIBRARIES_FROM = logging.WARNING

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import psycopg
 from psycopg.sql import SQL, Identifier
 
+from relay.config.settings import DatabaseSettings
 from relay.database import connect
 from relay.errors import BusyError
 from relay.operate.migrate import current_revision, dropped_tables
 from relay.operate.session import in_words, limit_statements
-from relay.settings import DatabaseSettings
 
 STATES = ("pending", "parked", "quarantined", "discarded", "sent")
 COUNT_STATES = SQL("SELECT state, count(*) FROM {schema}.message GROUP BY state")

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import psycopg
 
-from relay.engine.horizon import HELD_LONG, HOLDERS, Holder
+from relay.engine.nodes.vacuum import HELD_LONG, HOLDERS, Holder
 
 # Every session may take any advisory lock, whatever its role may do otherwise. A lock of ours belongs to a role with
 # a right on what the lock is about: `allowed` names it. Writers try the doorbell for an instant, so they may hold it.

@@ -17,9 +17,9 @@ import sqlalchemy as sa
 from psycopg import errors
 
 from relay.backoff import backoff
+from relay.config.settings import DatabaseSettings
 from relay.database import BACKEND, connect, one_line
 from relay.errors import BusyError, DatabaseUnavailableError
-from relay.settings import DatabaseSettings
 
 REST_INITIAL, REST_MAX = 0.5, 8.0  # seconds in which writers go on, between two tries
 LOOK_INTERVAL = 0.1  # seconds
@@ -48,7 +48,7 @@ GIVE_WAY = "SELECT pg_cancel_backend(%(pid)s)"
 
 
 # Longer than deadlock_timeout (1 s): only after that does PostgreSQL end an autovacuum that is in the way. Shorter than
-# the 3 s for which a relay waits before it reports a lock (relay/engine/opening.py).
+# the 3 s for which a relay waits before it reports a lock (relay/engine/session/opening.py).
 LOCK_TIMEOUT = 2.0  # seconds
 WAIT = 60.0  # seconds
 

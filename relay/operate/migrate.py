@@ -17,12 +17,12 @@ from psycopg.sql import Identifier
 
 import relay
 from relay.compatibility import READ_TABLES, note_of, refuse_newer
-from relay.configuration import load
+from relay.config.loading import load
+from relay.config.settings import DatabaseSettings
 from relay.database import connect
 from relay.errors import SchemaError, UsageError
 from relay.operate.lock_wait import LockLimits, LockWait
 from relay.operate.revision import SCRIPTS, head_revision
-from relay.settings import DatabaseSettings
 
 VERSION_TABLE = "migration"
 OWN_ALEMBIC = (

@@ -8,7 +8,7 @@ from relay.errors import UsageError
 from relay.operate.reference import example
 
 _PACKAGE = Path(relay.__file__).parent
-FILES = _PACKAGE if (_PACKAGE / "config").is_dir() else _PACKAGE.parent
+FILES = _PACKAGE if (_PACKAGE / "config" / "roles.sql").is_file() else _PACKAGE.parent
 
 # pyproject.toml names each file of config/ that goes into the wheel; a folder could hold passwords.
 EXAMPLES = {

@@ -12,7 +12,7 @@ import psycopg
 from psycopg.rows import class_row, dict_row
 from psycopg.sql import SQL, Composed, Identifier
 
-from relay.engine.pending import MAY_BE_WRITTEN
+from relay.engine.read.pending import MAY_BE_WRITTEN
 from relay.errors import NotFoundError
 from relay.operate.whereabouts import RowId, as_parameters, whereabouts
 

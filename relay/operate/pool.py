@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from relay.broker import connect
-from relay.consume.depth import ready_count
+from relay.broker.connection import connect
+from relay.config.settings import Settings
+from relay.consume.failed.queues import dead_queue_name, partition_queue_name, partition_queue_names
 from relay.consume.pool.tables import Pool, read_master, read_pools
-from relay.consume.queues import dead_queue_name, partition_queue_name, partition_queue_names
+from relay.consume.queue_depth import ready_count
 from relay.database import connect_async
 from relay.errors import BrokerUnavailableError, NotFoundError
-from relay.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)

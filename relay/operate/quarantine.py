@@ -15,8 +15,8 @@ import psycopg
 from psycopg.rows import class_row
 from psycopg.sql import SQL, Composed, Identifier
 
-from relay.engine.opening import ROUTES_CHANGED, nodes_channel
-from relay.engine.quarantine import PROBE_INITIAL, PROBE_MAX, PROBES_A_SECOND
+from relay.engine.session.opening import ROUTES_CHANGED, nodes_channel
+from relay.engine.settle.quarantine import PROBE_INITIAL, PROBE_MAX, PROBES_A_SECOND
 from relay.errors import NotFoundError, UsageError
 from relay.operate.whereabouts import RowId, as_parameters, find_rows, whereabouts
 
@@ -172,7 +172,7 @@ MOVE_FOLLOWERS = SQL("""
     UPDATE {schema}.message SET quarantine = %(to)s
     WHERE state = 'quarantined' AND quarantine = %(route)s AND {is_behind}
 """)
-# Its tries are counted from zero: the relay takes that for "now" (relay/engine/quarantine.py).
+# Its tries are counted from zero: the relay takes that for "now" (relay/engine/settle/quarantine.py).
 ENTER = SQL("""
     INSERT INTO {schema}.quarantine (exchange, routing_key, reason)
     VALUES (%(exchange)s, %(routing_key)s, %(words)s)

@@ -5,7 +5,7 @@ tests/operate/test_reference.py compares the files with what is written here; `r
 
 from collections.abc import Iterator
 
-from relay.keys import Key, all_keys, table_keys
+from relay.config.keys import Key, all_keys, table_keys
 
 HEAD = """\
 # Settings of the outbox relay: every key with its default. Take the # away from a line to change its value.

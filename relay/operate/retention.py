@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 import psycopg
 from psycopg.sql import SQL, Identifier
 
+from relay.config.settings import DatabaseSettings
 from relay.errors import BusyError
 from relay.operate.session import session
 from relay.retention.day import Fate, OldDay
 from relay.retention.drop import Retention
 from relay.retention.kind import Kind
-from relay.settings import DatabaseSettings
 
 NOTE = SQL("""
     INSERT INTO {schema}.operator_audit (command, target, done_by, why)

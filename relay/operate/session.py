@@ -8,10 +8,10 @@ from psycopg import errors
 from psycopg.sql import SQL, Identifier
 
 from relay.compatibility import READ_TABLES, refuse_newer
+from relay.config.settings import DatabaseSettings
 from relay.database import connect
 from relay.errors import AccessError, DatabaseUnavailableError, DeadlineError, SchemaError
 from relay.operate.revision import head_revision
-from relay.settings import DatabaseSettings
 
 SET_TIMEOUT = SQL("SELECT set_config('statement_timeout', %(milliseconds)s, false)")
 

@@ -9,7 +9,7 @@ import psycopg
 from psycopg.rows import class_row
 from psycopg.sql import SQL, Identifier
 
-from relay.engine.message import NOT_SENT
+from relay.engine.send.message import NOT_SENT
 from relay.operate.health import NODE_STALE_AFTER, State
 from relay.operate.holders import foreign_locks, long_holders
 from relay.operate.quarantine import QuarantinedRoute, list_routes

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from relay.engine.publish import Publisher
+from relay.engine.send.publisher import Publisher
 from relay.publisher.entry import Entry
 
 

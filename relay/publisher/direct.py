@@ -5,12 +5,12 @@ from collections.abc import Callable
 from itertools import takewhile
 from math import inf
 
-from relay.engine.figures import CONFIRM_BOUNDS
 from relay.engine.health import Health
-from relay.engine.probe import Prober
-from relay.engine.publish import Publisher
 from relay.engine.row import Outcome, Row, Settled
-from relay.engine.wire import Wire
+from relay.engine.send.probe import Prober
+from relay.engine.send.publisher import Publisher
+from relay.engine.send.wire import Wire
+from relay.engine.snapshot import CONFIRM_BOUNDS
 from relay.observe.histogram import Histogram
 from relay.publisher.entry import Entry
 

@@ -9,7 +9,7 @@ from typing import Self
 import orjson
 
 from relay.engine import row as engine
-from relay.engine.message import POSTGRES_EPOCH
+from relay.engine.send.message import POSTGRES_EPOCH
 from relay.errors import NotAcceptedError
 from relay.outbox.event import Event
 from relay.outbox.row import Row, row_of

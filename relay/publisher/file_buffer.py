@@ -15,14 +15,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from relay.backoff import backoff, wait_for_event
-from relay.engine.publish import Publisher
+from relay.config.settings import KeyPolicy, Ordering, RelaySettings
 from relay.engine.row import Fault
+from relay.engine.send.publisher import Publisher
 from relay.errors import BufferFileError, NotAcceptedError
 from relay.logger import get_logger
 from relay.publisher.buffer import Left
 from relay.publisher.entry import Entry
 from relay.publisher.file import File, Stored
-from relay.settings import KeyPolicy, Ordering, RelaySettings
 
 log = get_logger(__name__)
 

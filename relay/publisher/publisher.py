@@ -11,18 +11,18 @@ from types import TracebackType
 from typing import Self
 
 from relay.backoff import wait_for_event
+from relay.config.settings import BrokerSettings, DatabaseSettings, RelaySettings, Route, Settings, Url, settings_of
 from relay.engine.health import Health
-from relay.engine.link import Link
+from relay.engine.send.broker_link import Link
 from relay.errors import ConfigurationError, NotAcceptedError
 from relay.outbox.errors import FieldError
 from relay.outbox.event import Event
 from relay.publisher.buffer import Buffer
-from relay.publisher.course import Course
+from relay.publisher.delivery_path import Course
 from relay.publisher.entry import Entry
 from relay.publisher.file_buffer import FileBuffer
 from relay.publisher.state import Mode, State
 from relay.publisher.table_buffer import TableBuffer
-from relay.settings import BrokerSettings, DatabaseSettings, RelaySettings, Route, Settings, Url, settings_of
 from relay.stopping import GOODBYES
 
 DATABASE_URL = re.compile("postgres(ql)?://")  # other text is the path of a file

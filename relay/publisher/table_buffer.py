@@ -11,16 +11,16 @@ from psycopg.rows import TupleRow
 from psycopg.sql import SQL, Identifier, Literal
 
 from relay.backoff import backoff
+from relay.config.settings import Settings
 from relay.database import connect_async, is_unreplicated, one_line
 from relay.engine.health import Health
-from relay.engine.opening import SESSION_LOST
+from relay.engine.session.opening import SESSION_LOST
 from relay.errors import AccessError, CommitUnknownError, DatabaseUnavailableError, NotAcceptedError, SchemaError
 from relay.outbox.insert import copy_async
 from relay.outbox.row import Row
 from relay.publisher.buffer import Left
 from relay.publisher.embedded import EmbeddedRelay
 from relay.publisher.entry import Entry
-from relay.settings import Settings
 
 COLUMNS = (*Row._fields, "writer", "created_at")
 EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
@@ -35,7 +35,7 @@ MAY_WRITE = SQL("""
 """)
 
 # No index leads to a writer's rows: one would cost every writer, and Spark. So this reads all that is pending, and is
-# asked with pauses that are long beside it (relay/publisher/course.py).
+# asked with pauses that are long beside it (relay/publisher/delivery_path.py).
 LEFT = SQL("""
     SELECT count(*) FILTER (WHERE state = 'pending'), count(*) FILTER (WHERE state <> 'pending')
     FROM {schema}.message

@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime, timedelta
 
-from relay.durations import DURATION, DURATIONS, parse_duration
+from relay.config.durations import DURATION, DURATIONS, parse_duration
 from relay.errors import UsageError
 
 FORMS = f"2026-11-21T08:00:00Z, 2026-11-21 (midnight UTC), or {DURATIONS} ago"

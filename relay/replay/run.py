@@ -17,19 +17,19 @@ from typing import NamedTuple, TypeVar
 import psycopg
 
 from relay.backoff import backoff, unless_set, wait_for_event
+from relay.config.settings import Ordering, Settings
 from relay.engine.health import Health
-from relay.engine.link import Link
-from relay.engine.message import REPLAY_ID, REPLAYED_AT
-from relay.engine.publish import Publisher
+from relay.engine.read.window import READ_SHARE
 from relay.engine.row import Row
-from relay.engine.window import READ_SHARE
+from relay.engine.send.broker_link import Link
+from relay.engine.send.message import REPLAY_ID, REPLAYED_AT
+from relay.engine.send.publisher import Publisher
 from relay.errors import DatabaseUnavailableError, DeadlineError, PartlyDoneError
 from relay.logger import get_logger
 from relay.replay.job import Job
 from relay.replay.ledger import Ledger
 from relay.replay.pace import Pace
 from relay.replay.session import ReplaySession, Saved
-from relay.settings import Ordering, Settings
 from relay.stopping import GOODBYE
 
 log = get_logger(__name__)

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import psycopg
 
+from relay.config.settings import Settings
 from relay.errors import AccessError, DatabaseUnavailableError, OutboxError, leaves
 from relay.replay.job import Job
 from relay.replay.run import Progress, Replay
-from relay.settings import Settings
 from relay.stopping import stopped_by_signals
 
 

@@ -15,14 +15,14 @@ from typing import Any, NamedTuple, Self
 from psycopg import AsyncConnection, AsyncCursor
 from psycopg.sql import SQL, Composed, Identifier, Literal
 
+from relay.config.settings import DatabaseSettings
 from relay.database import connect_async, require_session
-from relay.engine.pending import BODY_SIZE
+from relay.engine.read.pending import BODY_SIZE
 from relay.engine.row import ROW_BYTES, Row, fetch_rows, give_rows
 from relay.errors import BusyError, DeadlineError
 from relay.logger import get_logger
 from relay.replay.job import Job
 from relay.replay.ledger import Failed
-from relay.settings import DatabaseSettings
 
 log = get_logger(__name__)
 

@@ -5,9 +5,9 @@ import asyncio
 from aio_pika.abc import AbstractConnection
 from aiormq.exceptions import AMQPError
 
-from relay import broker
+from relay.broker import connection as broker
+from relay.config.settings import BrokerSettings
 from relay.errors import BrokerUnavailableError, UsageError
-from relay.settings import BrokerSettings
 
 
 async def check_target(settings: BrokerSettings, exchange: str | None, routing_key: str | None) -> None:

@@ -13,10 +13,10 @@ import psycopg
 from psycopg import AsyncConnection, errors
 from psycopg.sql import SQL, Composed, Identifier, Literal
 
+from relay.config.settings import DatabaseSettings
 from relay.database import connect_async, one_line, require_session
 from relay.retention.day import Fate, OldDay
 from relay.retention.kind import Kind
-from relay.settings import DatabaseSettings
 
 PREPARE = """
     SELECT set_config(name, value, false)

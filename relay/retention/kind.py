@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from psycopg.sql import SQL, Composed, Literal
 
-from relay.settings import RelaySettings
+from relay.config.settings import RelaySettings
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 
 import psycopg
 
+from relay.config.settings import DatabaseSettings, Settings
 from relay.database import one_line
 from relay.errors import OutboxError
 from relay.logger import get_logger
 from relay.retention.day import Fate
 from relay.retention.drop import Retention
 from relay.retention.kind import Kind, kept_days
-from relay.settings import DatabaseSettings, Settings
 
 log = get_logger(__name__)
 

@@ -14,7 +14,7 @@ from bench.backlog import ROUTING_KEY, Backlog
 from bench.keys import Keys
 from bench.relay_process import running_relay
 from bench.watch import wait_drained, watching
-from relay.settings import Ordering
+from relay.config.settings import Ordering
 
 pytestmark = pytest.mark.skipif(
     not reference.is_buildable(),

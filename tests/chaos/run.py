@@ -12,7 +12,7 @@ from tests.chaos.remains import remains
 from tests.chaos.stand import NAMES, READY, WITNESS, Servers, Stand, standing
 from tests.faults.billing import WRITTEN
 from tests.faults.checker import Checker, Findings
-from tests.faults.course import RECOVERY, SPAN
+from tests.faults.delivery_path import RECOVERY, SPAN
 from tests.faults.evidence import Delivered, read_table
 from tests.faults.history import Healed, History, Injected
 from tests.faults.owners import SLACK

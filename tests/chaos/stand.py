@@ -14,8 +14,8 @@ import psycopg
 from pydantic import SecretStr
 from yarl import URL
 
+from relay.config.settings import DatabaseSettings
 from relay.operate.migrate import migrate
-from relay.settings import DatabaseSettings
 from tests.faults.billing import Writers
 from tests.faults.history import History
 from tests.faults.recorder import Recorder

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 import relay as product
-from relay.keys import all_keys
+from relay.config.keys import all_keys
 from relay.operate.reference import example
 from relay.operate.whereabouts import UNKNOWN
 from relay.replay.job import operator

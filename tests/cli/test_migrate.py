@@ -8,8 +8,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from relay.config.settings import DatabaseSettings
 from relay.operate.migrate import current_revision, is_at_head
-from relay.settings import DatabaseSettings
 from tests.cli.command import RELAY, Command
 from tests.operate.rows import Rows
 from tests.support.process import wait_for

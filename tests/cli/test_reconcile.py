@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 
-from relay.settings import DatabaseSettings
+from relay.config.settings import DatabaseSettings
 from tests.cli.command import PASSWORD, Command
 from tests.operate.inboxes import Ends
 from tests.support import pgbouncer

@@ -9,11 +9,11 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import sessionmaker
 
+from relay.config.settings import DatabaseSettings
 from relay.consume import Inbox
 from relay.database import connect_async
-from relay.settings import DatabaseSettings
-from tests.consume.alchemy import KINDS, engine_url
 from tests.consume.effects import CONSUMER, EFFECTS, Queue, Table
+from tests.consume.sqlalchemy_stand import KINDS, engine_url
 
 
 @pytest.fixture

@@ -19,10 +19,10 @@ from pamqp.header import ContentHeader
 from pydantic import SecretStr
 from yarl import URL
 
+from relay.config.settings import BrokerSettings
 from relay.consume import Backoff, Consumer, Message, Retries, on
 from relay.consume.message import Delivery
 from relay.consume.pool import PartitionedConsumer
-from relay.settings import BrokerSettings
 from tests.support.eventually import eventually
 
 QUEUE = "billing"

@@ -11,8 +11,8 @@ import psycopg
 import structlog
 from pydantic import SecretStr
 
+from relay.config.settings import BrokerSettings, DatabaseSettings
 from relay.consume import Consumer, Inbox, Message, Retries, on
-from relay.settings import BrokerSettings, DatabaseSettings
 from tests.consume.effects import CONSUMER, QUEUE, QUICK, count
 
 POISON = 666  # whoever applies this number dies

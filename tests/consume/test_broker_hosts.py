@@ -3,8 +3,8 @@
 from pamqp.commands import Basic, Exchange
 from pamqp.commands import Queue as Methods
 
+from relay.config.settings import Settings
 from relay.consume import Consumer, Inbox
-from relay.settings import Settings
 from tests.consume.effects import QUICK, Queue, Table, count, running
 from tests.faults.hosts import to_hosts, two_hosts
 from tests.support.eventually import eventually

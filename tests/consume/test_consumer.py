@@ -7,8 +7,8 @@ import psycopg
 import pytest
 from structlog.testing import capture_logs
 
+from relay.config.settings import BrokerSettings
 from relay.consume import Consumer, Inbox, Message, on
-from relay.settings import BrokerSettings
 from tests.consume.effects import QUICK, Queue, Table, count, count_together, running
 from tests.support.eventually import eventually
 

@@ -9,8 +9,8 @@ import psycopg
 import pytest
 from structlog.testing import capture_logs
 
+from relay.config.settings import BrokerSettings
 from relay.consume import Consumer, Inbox, Message, Permanent, on
-from relay.settings import BrokerSettings
 from tests.consume.effects import QUICK, SOON, Queue, Stumbling, Table, count, running
 from tests.consume.test_outages import attempts_in
 from tests.support.eventually import eventually
@@ -35,7 +35,7 @@ async def test_a_permanent_failure_is_a_dead_letter_at_once(
     headers = letter.headers
     assert headers["x-dead-reason"] == "permanent"
     assert headers["x-dead-attempts"] == 1
-    assert headers["x-exception"] == "relay.consume.failures.Permanent"
+    assert headers["x-exception"] == "relay.consume.classify.Permanent"
     assert headers["x-exception-message"] == "the invoice was cancelled"
     assert (headers["x-consumer"], headers["x-host"]) == ("projection", socket.gethostname())
     assert (headers["x-original-exchange"], headers["x-original-routing-key"]) == ("", "billing")

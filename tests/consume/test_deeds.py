@@ -5,8 +5,8 @@ from typing import Any
 import psycopg
 import pytest
 
+from relay.config.settings import BrokerSettings
 from relay.consume import Consumer, Inbox, Message, Retries, on
-from relay.settings import BrokerSettings
 from tests.consume.effects import CONSUMER, QUICK, Queue, Table, running
 from tests.support.eventually import eventually
 

@@ -9,8 +9,8 @@ from aiormq.abc import DeliveredMessage
 from pamqp.commands import Basic
 from pamqp.header import ContentHeader
 
-from relay.consume.envelope import dead_letter, history_of, pack, restored, retry_copy, unpack
-from relay.consume.failures import Failure, History, Reason
+from relay.consume.classify import Failure, History, Reason
+from relay.consume.failed.envelope import dead_letter, history_of, pack, restored, retry_copy, unpack
 
 AT = datetime(2026, 11, 22, 9, 30, 0, 123_000, tzinfo=UTC)
 LATER = Failure(2, AT, AT, "builtins.ValueError", "no", None, step=2.0, wait=1.25)

@@ -7,9 +7,9 @@ from typing import Any
 import psycopg
 import pytest
 
+from relay.config.settings import BrokerSettings
 from relay.consume import Consumer, Inbox, Message, Retries, on
-from relay.consume.failures import Reason
-from relay.settings import BrokerSettings
+from relay.consume.classify import Reason
 from tests.consume.effects import SEVERAL_MINUTES, SOON, Queue, Stumbling, Table, count, count_together, running
 from tests.support.eventually import eventually
 

@@ -16,13 +16,14 @@ from pamqp.commands import Queue as QueueMethods
 from psycopg.sql import SQL
 from structlog.testing import capture_logs
 
-from relay.consume import Consumer, Inbox, Message, Retries, consuming, on
+from relay.config.settings import BrokerSettings
+from relay.consume import Consumer, Inbox, Message, Retries, on
+from relay.consume import channel as consuming
+from relay.consume.apply.inbox_session import Session
 from relay.consume.counters import Counters
 from relay.consume.message import read_delivery
 from relay.consume.outages import Outages
-from relay.consume.session import Session
 from relay.engine.health import Health
-from relay.settings import BrokerSettings
 from tests.consume.effects import QUICK, SEVERAL_MINUTES, SOON, Queue, Stumbling, Table, count, running
 from tests.consume.test_dead_letters import ORDERS
 from tests.support.eventually import eventually

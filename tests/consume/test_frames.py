@@ -9,10 +9,10 @@ from uuid import uuid4
 
 import pytest
 
+from relay.config.settings import BrokerSettings
 from relay.consume import Consumer, Inbox
 from relay.operate.dead_letters.document import document
 from relay.operate.dead_letters.read import show_letter
-from relay.settings import BrokerSettings
 from tests.consume.effects import QUICK, Queue, Stumbling, Table, count, running
 from tests.consume.test_dead_letters import ORDERS
 from tests.consume.test_foreign import TWICE

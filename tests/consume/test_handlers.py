@@ -6,10 +6,10 @@ from dataclasses import replace
 import psycopg
 import pytest
 
+from relay.config.settings import BrokerSettings, DatabaseSettings
 from relay.consume import Consumer, Inbox, Message, on
-from relay.consume.handlers import AsyncHandler, collect_handlers
+from relay.consume.apply.handlers import AsyncHandler, collect_handlers
 from relay.errors import ConfigurationError
-from relay.settings import BrokerSettings, DatabaseSettings
 from tests.consume.effects import received
 
 

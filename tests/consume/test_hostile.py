@@ -21,13 +21,13 @@ from hypothesis import HealthCheck, Phase, example, given
 from hypothesis import settings as bounds
 from structlog.testing import capture_logs
 
+from relay.broker.content_header import RAW_HEADER, decode_header
+from relay.config.settings import BrokerSettings
 from relay.consume import Consumer, Inbox, Message, on
 from relay.consume.pool import PartitionedConsumer
 from relay.consume.pool.candidate import Candidate
-from relay.content_header import RAW_HEADER, decode_header
 from relay.operate.dead_letters.letter import Held, Selection
 from relay.operate.dead_letters.read import read_letters
-from relay.settings import BrokerSettings
 from tests.consume.effects import QUEUE, QUICK, Queue, Table, count, running
 from tests.consume.pool.conftest import master, partitions
 from tests.consume.pool.partitions import Partitions

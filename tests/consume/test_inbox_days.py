@@ -9,13 +9,14 @@ import pytest
 from pydantic import SecretStr
 from structlog.testing import capture_logs
 
-from relay.consume import Consumer, Inbox, Message, on, upkeep
-from relay.consume.handlers import collect_handlers
-from relay.consume.transactions import open_transactions
+from relay.config.settings import BrokerSettings
+from relay.consume import Consumer, Inbox, Message, on
+from relay.consume import startup as upkeep
+from relay.consume.apply.handlers import collect_handlers
+from relay.consume.apply.transactions import open_transactions
 from relay.errors import ExpiredMessageError, SchemaError
 from relay.retention.kind import INBOX
 from relay.retention.rounds import drop_old_days
-from relay.settings import BrokerSettings
 from tests.consume.effects import QUICK, Queue, Table, count, delivered, running
 from tests.support.eventually import eventually
 

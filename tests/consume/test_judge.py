@@ -4,7 +4,7 @@ import psycopg
 import pytest
 
 from relay.consume import Overload, Permanent, Retries, Transient
-from relay.consume.failures import Fault, History, Judge, Reason, first_line, is_outage
+from relay.consume.classify import Fault, History, Judge, Reason, first_line, is_outage
 from relay.errors import ConfigurationError
 
 

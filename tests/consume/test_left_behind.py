@@ -5,9 +5,9 @@ from collections.abc import Callable
 import pytest
 from structlog.testing import capture_logs
 
+from relay.config.settings import BrokerSettings
 from relay.consume import Consumer, Inbox
 from relay.consume.pool import PartitionedConsumer
-from relay.settings import BrokerSettings
 from tests.consume.effects import QUEUE, SEVERAL_MINUTES, Queue, Stumbling, Table, count, running
 from tests.support.eventually import eventually
 

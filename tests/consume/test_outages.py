@@ -12,8 +12,8 @@ from pydantic import SecretStr
 from structlog.testing import capture_logs
 from yarl import URL
 
+from relay.config.settings import BrokerSettings
 from relay.consume import Consumer, Inbox, Message, on
-from relay.settings import BrokerSettings
 from tests.consume.effects import CONSUMER, QUICK, Queue, Table, count, running, through
 from tests.consume.process import environment
 from tests.support.eventually import eventually

@@ -7,9 +7,9 @@ import psycopg
 import pytest
 from structlog.testing import capture_logs
 
+from relay.config.settings import BrokerSettings
 from relay.consume import Consumer, Inbox, Message, Overload, Retries, on
-from relay.consume.fence import Fence
-from relay.settings import BrokerSettings
+from relay.consume.apply.fence import Fence
 from tests.consume.effects import QUEUE, QUICK, Queue, Stumbling, Table, count, running, through
 from tests.consume.test_outages import attempts_in, port_of
 from tests.support.eventually import eventually

@@ -12,10 +12,10 @@ from pydantic import BaseModel
 from structlog.testing import capture_logs
 from typing_extensions import TypedDict
 
+from relay.config.settings import BrokerSettings
 from relay.consume import Consumer, Inbox, Message, on
-from relay.consume.handlers import collect_handlers
+from relay.consume.apply.handlers import collect_handlers
 from relay.errors import ConfigurationError, InvalidPayloadError
-from relay.settings import BrokerSettings
 from tests.consume.effects import QUICK, Queue, Table, received, running
 from tests.support.eventually import eventually
 

@@ -10,9 +10,9 @@ from typing import Any
 import psycopg
 import pytest
 
+from relay.config.settings import BrokerSettings, DatabaseSettings
 from relay.consume import Consumer, Inbox, Message, on
 from relay.errors import ConfigurationError
-from relay.settings import BrokerSettings, DatabaseSettings
 from tests.consume.effects import QUICK, SEVERAL_MINUTES, Queue, Stumbling, Table, count, running, through
 from tests.consume.process import POISON, environment
 from tests.consume.test_outages import INTERPRETER, port_of

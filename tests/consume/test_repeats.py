@@ -1,7 +1,7 @@
 """Repeats of what was applied, as a replay sends them, are acknowledged many at once; what is new keeps its place."""
 
+from relay.config.settings import BrokerSettings
 from relay.consume import Consumer, Inbox
-from relay.settings import BrokerSettings
 from tests.consume.effects import CONSUMER, Queue, Table, count, running
 from tests.support.eventually import eventually
 

@@ -12,9 +12,9 @@ import pytest
 from pamqp.commands import Basic
 from structlog.testing import capture_logs
 
+from relay.config.settings import BrokerSettings
 from relay.consume import Consumer, Inbox, Message, Retries, Transient, on
 from relay.errors import QueueUnfitError
-from relay.settings import BrokerSettings
 from tests.consume.effects import QUICK, SOON, Queue, Stumbling, Table, count, running, through
 from tests.consume.process import BURDEN, environment
 from tests.consume.test_outages import INTERPRETER, attempts_in, port_of
@@ -69,7 +69,7 @@ async def test_it_comes_back_as_it_was_and_its_followers_pass(
     assert not back.redelivered
     told = {name: value for name, value in back.headers.items() if name not in first.headers}
     assert told["x-retry-attempts"] == 2
-    assert told["x-exception"] == "relay.consume.failures.Transient"
+    assert told["x-exception"] == "relay.consume.classify.Transient"
     assert told["x-exception-message"] == "the shop is closed"
     assert told["x-first-failure"] < told["x-last-failure"]
     assert (told["x-original-exchange"], told["x-original-routing-key"]) == ("billing.events", "counter.Counted")

@@ -6,6 +6,7 @@ import pytest
 from pydantic import SecretStr
 from yarl import URL
 
+from relay.config.settings import BrokerSettings, DatabaseSettings
 from relay.consume import Consumer, Inbox
 from relay.errors import (
     BrokerUnavailableError,
@@ -14,7 +15,6 @@ from relay.errors import (
     QueueMissingError,
     SchemaError,
 )
-from relay.settings import BrokerSettings, DatabaseSettings
 from tests.consume.effects import Queue, Table, count, through
 from tests.support.process import free_port
 from tests.support.rabbitmq import RabbitServer

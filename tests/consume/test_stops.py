@@ -11,10 +11,10 @@ from pydantic import SecretStr
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from yarl import URL
 
+from relay.config.settings import BrokerSettings, DatabaseSettings
 from relay.consume import Consumer, Inbox, Message, on
-from relay.settings import BrokerSettings, DatabaseSettings
-from tests.consume.alchemy import engine_url
 from tests.consume.effects import CONSUMER, Queue, Table
+from tests.consume.sqlalchemy_stand import engine_url
 from tests.support.eventually import eventually
 from tests.support.proxy import FaultProxy, Way
 

@@ -8,9 +8,9 @@ import psycopg
 import pytest
 
 from relay.consume import Inbox, Message, on
-from relay.consume.handlers import collect_handlers
+from relay.consume.apply.handlers import collect_handlers
+from relay.consume.apply.transactions import Transactions, open_transactions
 from relay.consume.message import Delivery
-from relay.consume.transactions import Transactions, open_transactions
 from relay.errors import HandlerTransactionError, TransactionEndedError
 from tests.consume.effects import Table, delivered
 

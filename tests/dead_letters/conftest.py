@@ -7,7 +7,7 @@ import psycopg
 import pytest
 from psycopg.rows import dict_row
 
-from relay.settings import BrokerSettings, DatabaseSettings
+from relay.config.settings import BrokerSettings, DatabaseSettings
 from tests.consume.conftest import inbox, queue, table
 from tests.consume.effects import Queue
 from tests.dead_letters.letters import Letters

@@ -12,11 +12,11 @@ from aiormq.abc import AbstractChannel, DeliveredMessage
 from pamqp.commands import Basic
 from pamqp.header import ContentHeader
 
-from relay.consume.envelope import dead_letter
-from relay.consume.failures import Failure, Reason
+from relay.config.settings import BrokerSettings
+from relay.consume.classify import Failure, Reason
+from relay.consume.failed.envelope import dead_letter
 from relay.operate.dead_letters.letter import Letter, Selection
 from relay.operate.dead_letters.read import list_letters
-from relay.settings import BrokerSettings
 from tests.consume.effects import CONSUMER, QUEUE, Queue
 
 DEAD = f"{QUEUE}.dead"

@@ -8,14 +8,14 @@ import psycopg
 import pytest
 from pamqp.commands import Basic
 
+from relay.config.settings import BrokerSettings, DatabaseSettings
 from relay.consume import Consumer, Inbox, Permanent
-from relay.consume.failures import Reason
+from relay.consume.classify import Reason
 from relay.database import connect
 from relay.errors import NotFoundError, PartlyDoneError
 from relay.operate.dead_letters.audit import Entry, write_audit
 from relay.operate.dead_letters.change import MOST_REFUSED, Change, Done, queues_of
 from relay.operate.dead_letters.letter import Letter, Selection
-from relay.settings import BrokerSettings, DatabaseSettings
 from tests.consume.effects import QUEUE, Stumbling, Table, running, through
 from tests.dead_letters.letters import DEAD, NO_FILTER, Letters
 from tests.support.eventually import eventually

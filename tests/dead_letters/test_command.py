@@ -10,8 +10,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from relay.consume.envelope import unpack
-from relay.consume.failures import Reason
+from relay.consume.classify import Reason
+from relay.consume.failed.envelope import unpack
 from tests.cli.command import Command, Result
 from tests.consume.effects import QUEUE
 from tests.dead_letters.letters import DEAD, Letters

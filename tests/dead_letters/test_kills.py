@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from pamqp.commands import Basic
 
-from relay.settings import BrokerSettings
+from relay.config.settings import BrokerSettings
 from tests.consume.effects import QUEUE, through
 from tests.dead_letters.letters import DEAD, Letters
 from tests.replay.conftest import Commands

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 import psycopg
 from pydantic import SecretStr
 
+from relay.config.settings import DatabaseSettings, Settings
 from relay.doctor.database import examine_database
 from relay.doctor.finding import Finding, Verdict
-from relay.settings import DatabaseSettings, Settings
 
 OK, WARNING, FAILED, SKIPPED = Verdict
 

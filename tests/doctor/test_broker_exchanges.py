@@ -11,10 +11,10 @@ from aio_pika.abc import AbstractChannel
 from pydantic import SecretStr
 from yarl import URL
 
+from relay.config.settings import Route, Settings
+from relay.config.topology import Binding, Exchange, Queue, TopologySettings
+from relay.config.topology import ExchangeType as Type
 from relay.doctor.finding import Finding, Verdict
-from relay.settings import Route, Settings
-from relay.topology_settings import Binding, Exchange, Queue, TopologySettings
-from relay.topology_settings import ExchangeType as Type
 from tests.doctor.told import at, changed, told, verdict
 from tests.support.queues import declare_bound
 from tests.support.rabbitmq import RabbitServer

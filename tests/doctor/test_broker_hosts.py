@@ -11,9 +11,9 @@ import pytest
 from aio_pika.abc import AbstractChannel
 from yarl import URL
 
+from relay.config.settings import Settings
+from relay.config.topology import Queue, TopologySettings
 from relay.doctor.finding import Verdict
-from relay.settings import Settings
-from relay.topology_settings import Queue, TopologySettings
 from tests.doctor.told import at, changed, look, told, verdict
 from tests.support.eventually import eventually
 from tests.support.process import free_port

@@ -8,11 +8,11 @@ from aio_pika.abc import AbstractChannel
 from aio_pika.exceptions import ChannelNotFoundEntity
 from pamqp.common import FieldTable
 
+from relay.config.settings import Route, Settings
+from relay.config.topology import Binding, Overflow, Queue, QueueType, TopologySettings
 from relay.doctor.broker_hosts import OpenHost, close_each, connect_each
 from relay.doctor.finding import Verdict
 from relay.doctor.question import Answer, exchange_like, queue_like
-from relay.settings import Route, Settings
-from relay.topology_settings import Binding, Overflow, Queue, QueueType, TopologySettings
 from tests.doctor.told import changed, told, verdict
 
 

@@ -7,12 +7,12 @@ from contextlib import ExitStack
 import psycopg
 import pytest
 
+from relay.config.settings import HttpSettings, Settings
 from relay.doctor import database as part
 from relay.doctor import server, vacuum
 from relay.doctor.finding import Finding
 from relay.operate import holders
 from relay.operate.migrate import migrate
-from relay.settings import HttpSettings, Settings
 from tests.doctor.findings import FAILED, OK, SKIPPED, WARNING, at, look, operator, verdicts
 from tests.support import pgbouncer
 from tests.support.pgbouncer import PgBouncer, PoolMode

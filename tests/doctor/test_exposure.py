@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from relay.configuration import load
+from relay.config.loading import load
+from relay.config.settings import BrokerSettings, DatabaseSettings, Settings
 from relay.doctor.exposure import exposure
 from relay.doctor.finding import Finding
-from relay.settings import BrokerSettings, DatabaseSettings, Settings
 from tests.doctor.findings import OK, SKIPPED, WARNING
 from tests.support.pipes import piped
 

@@ -8,10 +8,10 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 
+from relay.config.settings import Settings
 from relay.doctor.foreign import FUNCTIONS, TABLES, TRIGGERS
 from relay.operate.holders import foreign_locks
 from relay.operate.status import read_status
-from relay.settings import Settings
 from tests.doctor.findings import OK, WARNING, look, operator
 from tests.support.postgres import PostgresServer
 

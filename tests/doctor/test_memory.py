@@ -3,11 +3,11 @@
 import pytest
 from structlog.testing import capture_logs
 
+from relay.config.settings import RelaySettings, Settings
 from relay.doctor import start
 from relay.doctor.memory import memory
 from relay.engine.node import Node
 from relay.memory import MIB, Limit, largest_within, window_within
-from relay.settings import RelaySettings, Settings
 from tests.doctor.findings import OK, WARNING
 
 

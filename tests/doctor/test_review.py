@@ -4,11 +4,12 @@ from typing import Any
 
 import pytest
 
+from relay.config.settings import BrokerSettings, HttpSettings, RelaySettings, Settings, Wire
 from relay.doctor.finding import Finding
 from relay.doctor.review import review
-from relay.engine import frames, link
-from relay.engine import message as messages
-from relay.settings import BrokerSettings, HttpSettings, RelaySettings, Settings, Wire
+from relay.engine.send import broker_link as link
+from relay.engine.send import frames
+from relay.engine.send import message as messages
 from tests.doctor.findings import FAILED, OK, WARNING
 
 

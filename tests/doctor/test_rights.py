@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from relay.config.settings import Settings
 from relay.doctor.rights import GRANTS, Grant
-from relay.settings import Settings
 from tests.doctor.findings import FAILED, OK, SKIPPED, WARNING, at, look, operator
 from tests.support.postgres import PostgresServer
 

@@ -8,10 +8,10 @@ import pytest
 from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
+from relay.config.settings import Settings
 from relay.doctor import start
 from relay.doctor.finding import Verdict
 from relay.engine.node import Node
-from relay.settings import Settings
 from tests.doctor.findings import look, operator
 from tests.support.eventually import eventually
 

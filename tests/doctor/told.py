@@ -4,9 +4,9 @@ from collections import defaultdict
 
 from pydantic import SecretStr
 
+from relay.config.settings import Settings
 from relay.doctor.broker import examine_broker
 from relay.doctor.finding import Finding, Verdict
-from relay.settings import Settings
 
 
 async def look(settings: Settings) -> dict[str, list[Finding]]:

@@ -12,13 +12,13 @@ from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
 from psycopg.sql import SQL, Identifier
 from psycopg.types.json import Json
 
-from relay.engine.lanes import lock_lanes
+from relay.config.settings import DatabaseSettings, RelaySettings, Settings
 from relay.engine.node import Node
-from relay.engine.publish import Publisher
+from relay.engine.nodes.lanes import lock_lanes
+from relay.engine.read.tail import Tail
 from relay.engine.row import Outcome, Settled
-from relay.engine.session import LaneSession
-from relay.engine.tail import Tail
-from relay.settings import DatabaseSettings, RelaySettings, Settings
+from relay.engine.send.publisher import Publisher
+from relay.engine.session.session import LaneSession
 from tests.engine.follower import Follow, Follower, unhurried
 from tests.support.depth import depth
 from tests.support.eventually import eventually

@@ -6,10 +6,10 @@ from typing import Protocol
 import psycopg
 
 from relay.engine.health import Health
-from relay.engine.patience import Patience
+from relay.engine.read.tail import Tail
 from relay.engine.row import Row
-from relay.engine.session import LaneSession
-from relay.engine.tail import Tail
+from relay.engine.session.database_retry import Patience
+from relay.engine.session.session import LaneSession
 from tests.support.eventually import eventually
 
 INSERT = (

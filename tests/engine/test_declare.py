@@ -10,9 +10,9 @@ from pydantic import SecretStr
 from structlog.testing import capture_logs
 from yarl import URL
 
+from relay.config.settings import Settings
+from relay.config.topology import Binding, Exchange, Queue, QueueType, TopologySettings
 from relay.engine.node import Node
-from relay.settings import Settings
-from relay.topology_settings import Binding, Exchange, Queue, QueueType, TopologySettings
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.support.definitions import definitions
 from tests.support.eventually import eventually
@@ -168,7 +168,7 @@ async def test_a_host_that_does_not_answer_is_left_and_all_is_declared_through_t
     rabbitmq: RabbitServer,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("relay.topology.DECLARE_TIMEOUT", 3.0)
+    monkeypatch.setattr("relay.broker.topology.DECLARE_TIMEOUT", 3.0)
     async with FaultProxy("127.0.0.1", rabbitmq.port) as proxy:
         proxy.on_frame(Way.DOWN, QueueMethods.DeclareOk, 1, Act.HOLD)
         urls = f"{URL(broker_url).with_port(proxy.port)},{broker_url}"

@@ -7,16 +7,16 @@ import psycopg
 from aio_pika.abc import AbstractIncomingMessage
 from psycopg.types.json import Json
 
+from relay.broker.content_header import RAW_HEADER, RAW_METHOD, UNDECODABLE
+from relay.config.settings import BrokerSettings, DatabaseSettings
 from relay.consume import Consumer, Inbox, Message, Permanent, Retries, on
-from relay.consume.envelope import FOLDED, OF_FAILURES, ORIGINAL_EXCHANGE, ORIGINAL_ROUTING_KEY, THE_BROKERS
-from relay.consume.fence import EPOCH, PARTITION
+from relay.consume.apply.fence import EPOCH, PARTITION
+from relay.consume.failed.envelope import FOLDED, OF_FAILURES, ORIGINAL_EXCHANGE, ORIGINAL_ROUTING_KEY, THE_BROKERS
+from relay.consume.failed.queues import retry_queue_name
 from relay.consume.message import VERSION
-from relay.consume.queues import retry_queue_name
-from relay.content_header import RAW_HEADER, RAW_METHOD, UNDECODABLE
-from relay.engine.frames import Encoder, Part
-from relay.engine.message import OURS, REDELIVERED, REPLAY_ID, REPLAYED_AT, Identity
-from relay.engine.routes import Router
-from relay.settings import BrokerSettings, DatabaseSettings
+from relay.engine.send.frames import Encoder, Part
+from relay.engine.send.message import OURS, REDELIVERED, REPLAY_ID, REPLAYED_AT, Identity
+from relay.engine.send.routes import Router
 from tests.consume.effects import running
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.engine.test_frames import ROW

@@ -10,12 +10,12 @@ from pamqp.body import ContentBody
 from pamqp.commands import Basic
 from pamqp.header import ContentHeader
 
-from relay.content_header import decode_header
-from relay.engine.frames import Encoder, Part
-from relay.engine.message import Identity, UnsendableError, properties
-from relay.engine.routes import Router
+from relay.broker.content_header import decode_header
+from relay.config.settings import Route
 from relay.engine.row import Row
-from relay.settings import Route
+from relay.engine.send.frames import Encoder, Part
+from relay.engine.send.message import Identity, UnsendableError, properties
+from relay.engine.send.routes import Router
 
 IDENTITY = Identity(b"outbox-relay", 1 << 20)
 ROW = Row(

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, Phase, example, given
 from hypothesis import settings as bounds
 from psycopg.sql import SQL, Identifier
 
+from relay.config.settings import Wire
 from relay.engine.node import Node
-from relay.settings import Wire
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.engine.test_node import ROLES
 from tests.support.eventually import eventually

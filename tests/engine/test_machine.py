@@ -16,12 +16,13 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from psycopg.errors import LockNotAvailable
 
-from relay.engine import running, tail
-from relay.engine.publish import Publisher
+from relay.config.settings import KeyPolicy, RelaySettings
+from relay.engine.read import open_transactions as running
+from relay.engine.read import tail
+from relay.engine.read.tail import Tail
 from relay.engine.row import Key, Outcome, Row, Settled
-from relay.engine.session import LaneSession
-from relay.engine.tail import Tail
-from relay.settings import KeyPolicy, RelaySettings
+from relay.engine.send.publisher import Publisher
+from relay.engine.session.session import LaneSession
 from tests.engine.follower import unhurried
 from tests.engine.test_publish import Recorder
 from tests.engine.world import Transaction, World, WorldSession

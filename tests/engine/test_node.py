@@ -8,8 +8,8 @@ import aio_pika
 import pytest
 from pydantic import SecretStr
 
-from relay.engine.mark import KEPT
-from relay.settings import Ordering, Route, Settings, Wire
+from relay.config.settings import Ordering, Route, Settings, Wire
+from relay.engine.settle.mark import KEPT
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.support.eventually import eventually
 from tests.support.rabbitmq import RabbitServer
@@ -105,7 +105,7 @@ async def test_the_relay_s_role_suffices(
     run_node: RunNode,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("relay.engine.quarantine.PROBE_INITIAL", 5.0)  # no probe is on its way at the end
+    monkeypatch.setattr("relay.engine.settle.quarantine.PROBE_INITIAL", 5.0)  # no probe is on its way at the end
     await outbox.connection.execute(ROLES)
     as_relay = settings.database.model_copy(update={"url": SecretStr(f"{database_url}?options=-crole%3Doutbox_relay")})
     fine, lost, behind = [await outbox.insert(), await outbox.insert_faulty("2"), await outbox.insert("2")]

@@ -9,8 +9,8 @@ from operator import itemgetter
 import pytest
 from pydantic import SecretStr
 
+from relay.config.settings import Ordering, Settings
 from relay.engine.node import Node
-from relay.settings import Ordering, Settings
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.support.eventually import eventually
 from tests.support.proxy import FaultProxy

@@ -6,12 +6,12 @@ from collections.abc import Callable, Collection
 import psycopg
 import pytest
 
-from relay.engine.mark import Marker
-from relay.engine.quarantine_table import QuarantineTable
+from relay.config.settings import KeyPolicy, Ordering
 from relay.engine.row import Row
+from relay.engine.settle.mark import Marker
+from relay.engine.settle.quarantine_table import QuarantineTable
 from relay.operate.parked import Selection
 from relay.operate.release import Done, discard, retry
-from relay.settings import KeyPolicy, Ordering
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.support.eventually import eventually
 
@@ -49,7 +49,7 @@ async def test_later_rows_of_a_held_key_wait_parked_behind_it_and_others_go_on(
 async def test_a_row_that_is_being_read_as_its_key_comes_to_be_held_waits_too(
     outbox: Outbox, queue: Reader, run_node: RunNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("relay.engine.quarantine.PROBE_INITIAL", 60.0)
+    monkeypatch.setattr("relay.engine.settle.quarantine.PROBE_INITIAL", 60.0)
     head_is_refused, follower_is_read, head_is_parked = asyncio.Event(), asyncio.Event(), asyncio.Event()
     park, set_aside_behind = Marker._write_parked, QuarantineTable.set_aside_behind
 

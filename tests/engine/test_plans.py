@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 from psycopg import AsyncConnection
 
-from relay.engine.hold import PARK_BEHIND
-from relay.engine.mark import PARK, POSTPONE, mark_statement
-from relay.engine.pending import DUE
-from relay.engine.quarantine_table import LET_GO, SET_ASIDE, SET_ASIDE_BEHIND
-from relay.engine.session import LaneSession, array_text
-from relay.engine.tail import Tail
-from relay.settings import DatabaseSettings, RelaySettings
+from relay.config.settings import DatabaseSettings, RelaySettings
+from relay.engine.read.pending import DUE
+from relay.engine.read.tail import Tail
+from relay.engine.session.session import LaneSession, array_text
+from relay.engine.settle.mark import PARK, POSTPONE, mark_statement
+from relay.engine.settle.parked_keys import PARK_BEHIND
+from relay.engine.settle.quarantine_table import LET_GO, SET_ASIDE, SET_ASIDE_BEHIND
 from tests.engine.conftest import Outbox
 from tests.engine.follower import unhurried
 from tests.support.days import make_days

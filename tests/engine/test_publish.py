@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relay.engine.publish import Publisher
+from relay.config.settings import KeyPolicy, Ordering, RelaySettings
 from relay.engine.row import Outcome, Row, Settled
-from relay.settings import KeyPolicy, Ordering, RelaySettings
+from relay.engine.send.publisher import Publisher
 from tests.engine.test_frames import ROW
 from tests.support.eventually import eventually
 
@@ -166,7 +166,7 @@ async def test_rows_of_a_lane_without_a_backlog_do_not_wait_for_that_of_others(o
 
 async def test_a_backlog_leaves_room_at_the_broker_while_live_rows_come(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr("relay.engine.publish.monotonic", lambda: now)
+    monkeypatch.setattr("relay.engine.send.publisher.monotonic", lambda: now)
     publisher, wire = attached(max_in_flight=12)
     live = ROW._replace(id=100, lane=ROW.lane + 1, aggregate_id=b"live")
 

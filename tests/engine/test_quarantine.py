@@ -8,17 +8,17 @@ import aio_pika
 import pytest
 from aio_pika.abc import AbstractChannel
 
-from relay.engine.lanes import lock_lanes
-from relay.engine.publish import Publisher
-from relay.engine.quarantine import ROUTES_AT_A_TIME, Quarantine
-from relay.engine.quarantine_table import Place, QuarantineTable
-from relay.engine.routes import Router
+from relay.config.settings import DatabaseSettings, RelaySettings, Wire
+from relay.engine.nodes.lanes import lock_lanes
+from relay.engine.read.tail import Tail
 from relay.engine.row import Row
-from relay.engine.session import LaneSession
-from relay.engine.tail import Tail
+from relay.engine.send.publisher import Publisher
+from relay.engine.send.routes import Router
+from relay.engine.session.session import LaneSession
+from relay.engine.settle.quarantine import ROUTES_AT_A_TIME, Quarantine
+from relay.engine.settle.quarantine_table import Place, QuarantineTable
 from relay.operate.quarantine import Changed, discard, list_routes, probe, reroute
 from relay.operate.session import session
-from relay.settings import DatabaseSettings, RelaySettings, Wire
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.engine.follower import unhurried
 from tests.support.eventually import eventually
@@ -201,7 +201,7 @@ async def test_a_route_is_tried_at_once_when_an_operator_asks(
     database: DatabaseSettings,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("relay.engine.quarantine.backoff", lambda attempt, *_: 0.01 if attempt == 1 else 3600.0)
+    monkeypatch.setattr("relay.engine.settle.quarantine.backoff", lambda attempt, *_: 0.01 if attempt == 1 else 3600.0)
     row = await outbox.insert("1", exchange="", routing_key="later")
 
     async def is_tried() -> bool:

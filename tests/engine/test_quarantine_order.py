@@ -4,9 +4,9 @@ import aio_pika
 import pytest
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 
-from relay.engine import tail
+from relay.config.settings import KeyPolicy, Ordering
+from relay.engine.read import tail
 from relay.engine.row import Outcome
-from relay.settings import KeyPolicy, Ordering
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.support.eventually import eventually
 
@@ -41,7 +41,7 @@ async def test_later_rows_of_the_key_wait_behind_it_and_follow_in_order(
 async def test_with_skip_the_key_goes_on(
     outbox: Outbox, queue: Reader, run_node: RunNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("relay.engine.quarantine.PROBE_INITIAL", 5.0)  # no probe is on its way at the end
+    monkeypatch.setattr("relay.engine.settle.quarantine.PROBE_INITIAL", 5.0)  # no probe is on its way at the end
     first = await outbox.insert("1", exchange="", routing_key="nowhere")
     followers = [await outbox.insert("1") for _ in range(3)]
     second = await outbox.insert("1", exchange="", routing_key="nowhere")

@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from aio_pika.abc import AbstractChannel
 
-from relay.engine.message import OURS
-from relay.settings import Settings, Wire
+from relay.config.settings import Settings, Wire
+from relay.engine.send.message import OURS
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.support.eventually import eventually
 from tests.support.rabbitmq import RabbitServer

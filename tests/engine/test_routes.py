@@ -2,9 +2,9 @@
 
 import pytest
 
-from relay.engine.routes import Address, Router
+from relay.config.settings import Route
 from relay.engine.row import Row
-from relay.settings import Route
+from relay.engine.send.routes import Address, Router
 from tests.engine.test_frames import ROW
 
 ROUTES = (

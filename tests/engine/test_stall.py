@@ -4,12 +4,12 @@ import time
 from types import SimpleNamespace
 from typing import cast
 
+from relay.config.settings import RelaySettings
 from relay.engine.health import TOLD_REASONS, Health
-from relay.engine.publish import Publisher
+from relay.engine.nodes.stall import StallWatch
 from relay.engine.row import Outcome, Settled
-from relay.engine.session import LaneSession
-from relay.engine.stall import StallWatch
-from relay.settings import RelaySettings
+from relay.engine.send.publisher import Publisher
+from relay.engine.session.session import LaneSession
 from tests.engine.test_publish import Recorder, rows
 
 HOUR = 3600

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.settings import BrokerSettings
+from relay.config.settings import BrokerSettings
 from tests.cli.command import RELAY, Command
 from tests.consume.effects import through
 from tests.engine.conftest import Outbox, Reader, RunNode

@@ -6,8 +6,8 @@ from itertools import accumulate
 import psycopg
 import pytest
 
-from relay.engine import tail
-from relay.engine.quarantine_table import QuarantineTable
+from relay.engine.read import tail
+from relay.engine.settle.quarantine_table import QuarantineTable
 from tests.engine.conftest import Outbox
 from tests.engine.follower import INSERT, Follow, insert, unhurried
 from tests.support.eventually import eventually

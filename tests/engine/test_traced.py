@@ -13,11 +13,11 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 from yarl import URL
 
-from relay.engine.routes import Router
+from relay.config.settings import Wire
 from relay.engine.row import Outcome, Settled
-from relay.engine.traced import MAX_LINKS, TracedWire
+from relay.engine.send.routes import Router
+from relay.engine.send.traced_wire import MAX_LINKS, TracedWire
 from relay.observe import tracing
-from relay.settings import Wire
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.engine.test_publish import Recorder, rows
 from tests.support.eventually import eventually

@@ -11,12 +11,12 @@ from aiormq.abc import AbstractChannel as Underlay
 from pamqp.commands import Basic
 from pamqp.common import FieldTable
 
-from relay.engine.frames import Encoder
-from relay.engine.message import Identity
-from relay.engine.plain import PlainWire
-from relay.engine.routes import Router
 from relay.engine.row import Outcome, Row, Settled
-from relay.engine.wire import FrameWire, Settle, Wire
+from relay.engine.send.frames import Encoder
+from relay.engine.send.message import Identity
+from relay.engine.send.plain_wire import PlainWire
+from relay.engine.send.routes import Router
+from relay.engine.send.wire import FrameWire, Settle, Wire
 from tests.engine.conftest import Reader
 from tests.engine.test_frames import ROW
 from tests.support.eventually import eventually

@@ -10,7 +10,7 @@ from typing import Any
 
 from psycopg.errors import LockNotAvailable
 
-from relay.engine.pending import DUE_FAR
+from relay.engine.read.pending import DUE_FAR
 from relay.engine.row import Row
 from tests.engine.test_frames import ROW
 

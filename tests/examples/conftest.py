@@ -6,10 +6,10 @@ from pathlib import Path
 import aio_pika
 import pytest
 
-from relay import topology
-from relay.configuration import load
+from relay.broker import topology
+from relay.config.loading import load
+from relay.config.settings import Settings
 from relay.database import connect_async
-from relay.settings import Settings
 from tests.engine.conftest import channel, run_node
 from tests.examples.invoices import DOWNSTREAM, EXAMPLE, TABLES, Stand
 from tests.support.rabbitmq import RabbitServer

@@ -13,7 +13,7 @@ from pydantic import SecretStr
 from yarl import URL
 
 from examples.invoices.worker import QUEUE
-from relay.settings import Settings
+from relay.config.settings import Settings
 from tests.faults.victim import Victim
 from tests.http.site import Site
 from tests.support.process import free_port

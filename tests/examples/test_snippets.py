@@ -62,7 +62,7 @@ def test_the_programs_of_the_docs_are_complete_for_mypy_strict(tmp_path: Path) -
         for number, snippet in enumerate(snippets(page)):
             (tmp_path / f"{Path(page).stem.replace('-', '_')}_{number}.py").write_text(snippet)
     (tmp_path / "settings.py").write_text(
-        "from relay.settings import BrokerSettings, DatabaseSettings\n\n"
+        "from relay.config.settings import BrokerSettings, DatabaseSettings\n\n"
         'DatabaseSettings(url="postgresql://h/d", schema="billing")\n'
         'BrokerSettings(url="amqp://h")\n'
     )

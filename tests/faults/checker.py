@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import LiteralString
 
-from tests.faults import course, delivery, owners, sending
+from tests.faults import delivery, owners, sending
+from tests.faults import delivery_path as course
 from tests.faults.evidence import Delivered, Evidence, NoDataError, drain, is_settled, read_ids, read_table
 from tests.faults.history import History
 

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from pydantic import SecretStr
 from yarl import URL
 
-from relay.settings import Settings
+from relay.config.settings import Settings
 from tests.support.proxy import FaultProxy
 
 

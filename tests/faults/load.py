@@ -17,8 +17,8 @@ import aio_pika
 import psycopg
 from aio_pika.abc import AbstractQueue
 
+from relay.config.settings import Settings
 from relay.engine.node import Node
-from relay.settings import Settings
 from tests.faults.checker import Checker, Findings, Invariant, assert_valid
 from tests.faults.evidence import Delivered
 from tests.faults.history import Ending, History, Written, digest

@@ -4,7 +4,7 @@ import asyncio
 
 import psycopg
 
-from relay.configuration import load
+from relay.config.loading import load
 from relay.consume import Consumer, Inbox, Message, on
 from relay.observe.log import set_up
 

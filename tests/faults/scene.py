@@ -14,8 +14,8 @@ from pamqp.common import FieldTable
 from pydantic import SecretStr
 from yarl import URL
 
+from relay.config.settings import RelaySettings, Settings
 from relay.engine.node import Node
-from relay.settings import RelaySettings, Settings
 from tests.faults.checker import Checker
 from tests.faults.history import Ending, History, Injected, Record, Written, digest
 from tests.faults.recorder import Recorder

@@ -8,8 +8,8 @@ import psycopg
 import pytest
 from aio_pika.abc import AbstractQueue
 
+from relay.config.settings import Settings
 from relay.engine.node import Node
-from relay.settings import Settings
 from tests.faults.load import relaying, under_load
 from tests.support.eventually import eventually
 from tests.support.queues import declare_bound

@@ -16,7 +16,7 @@ from aiormq.abc import FieldTable
 from pydantic import SecretStr
 from yarl import URL
 
-from relay.settings import Settings
+from relay.config.settings import Settings
 from tests.faults.failover import Failover, failover
 from tests.faults.load import relaying, under_load
 from tests.support.cluster import Cluster

@@ -7,8 +7,8 @@ from pamqp.commands import Basic
 from structlog.testing import capture_logs
 from yarl import URL
 
+from relay.config.settings import Settings
 from relay.engine.node import Node
-from relay.settings import Settings
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.faults.hosts import to_hosts, two_hosts, with_url
 from tests.support.eventually import eventually

@@ -9,8 +9,8 @@ from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 from pamqp.commands import Basic
 from yarl import URL
 
+from relay.config.settings import Settings, Wire
 from relay.engine.row import Outcome
-from relay.settings import Settings, Wire
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.faults.hosts import to_hosts
 from tests.support.eventually import eventually

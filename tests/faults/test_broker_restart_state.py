@@ -9,9 +9,9 @@ from aio_pika import DeliveryMode, ExchangeType
 from pamqp.common import FieldTable
 from pydantic import SecretStr
 
+from relay.config.settings import BrokerSettings, Settings
+from relay.config.topology import Binding, Exchange, Queue, TopologySettings
 from relay.consume import Consumer, Inbox
-from relay.settings import BrokerSettings, Settings
-from relay.topology_settings import Binding, Exchange, Queue, TopologySettings
 from tests.consume.effects import QUICK, Table, running
 from tests.consume.effects import Queue as Consumed
 from tests.engine.conftest import Outbox, RunNode

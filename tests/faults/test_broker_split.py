@@ -19,7 +19,7 @@ import pytest
 from pamqp.commands import Connection, Exchange, Queue
 from pydantic import SecretStr
 
-from relay.settings import Settings
+from relay.config.settings import Settings
 from tests.cli.command import Command
 from tests.faults.checker import SENDING, Invariant, assert_valid, invalid, report
 from tests.faults.scene import Scene, scene

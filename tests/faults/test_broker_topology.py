@@ -7,7 +7,7 @@ import pytest
 from aio_pika import ExchangeType
 from aio_pika.abc import AbstractChannel, AbstractQueue
 
-from relay.settings import Settings
+from relay.config.settings import Settings
 from tests.faults.load import Load, relaying, under_load
 from tests.support.eventually import eventually
 

@@ -10,9 +10,9 @@ import pytest
 from pydantic import SecretStr
 from structlog.testing import capture_logs
 
+from relay.config.settings import DatabaseSettings, Settings
 from relay.engine.node import Node
 from relay.operate.migrate import migrate
-from relay.settings import DatabaseSettings, Settings
 from tests.faults.evidence import read_ids
 from tests.faults.load import relaying, under_load
 from tests.faults.test_database_sessions import OF_RELAY, on, reasons

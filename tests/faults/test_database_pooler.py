@@ -9,9 +9,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from relay.config.settings import Settings
 from relay.database import connect_async, require_session
 from relay.errors import ConfigurationError, DatabaseUnavailableError
-from relay.settings import Settings
 from tests.cli.command import Command
 from tests.faults.load import relaying, under_load
 from tests.faults.test_database_sessions import on

@@ -15,10 +15,10 @@ from psycopg.sql import SQL, Identifier
 from pydantic import SecretStr
 from structlog.testing import capture_logs
 
+from relay.config.settings import DatabaseSettings, RelaySettings, Settings
 from relay.database import kind_of_loss
-from relay.engine.session import LaneSession
+from relay.engine.session.session import LaneSession
 from relay.operate.migrate import migrate
-from relay.settings import DatabaseSettings, RelaySettings, Settings
 from tests.faults.load import relaying, under_load
 from tests.support.eventually import eventually
 from tests.support.postgres import PostgresServer

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from yarl import URL
 
+from relay.config.settings import BrokerSettings
 from relay.errors import NotAcceptedError
 from relay.outbox import Event
 from relay.publisher import DurablePublisher
-from relay.settings import BrokerSettings
 from tests.consume.effects import through
 from tests.engine.conftest import Reader
 from tests.publisher.events import first_of_each, is_direct, measured, publish_all

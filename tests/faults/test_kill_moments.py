@@ -16,7 +16,7 @@ import pytest
 from pamqp.commands import Basic
 from yarl import URL
 
-from relay.settings import Settings
+from relay.config.settings import Settings
 from tests.faults.checker import SENDING, assert_valid
 from tests.faults.history import Injected
 from tests.faults.scene import Scene, scene

@@ -16,7 +16,7 @@ import psycopg
 import pytest
 from yarl import URL
 
-from relay.settings import Settings
+from relay.config.settings import Settings
 from tests.faults.billing import WRITTEN, Writers
 from tests.faults.checker import SENDING, Checker, assert_valid, differences
 from tests.faults.history import Ending, History, Injected, Written

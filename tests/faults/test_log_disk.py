@@ -9,8 +9,8 @@ import psycopg
 import pytest
 from pydantic import SecretStr
 
+from relay.config.settings import DatabaseSettings, Settings
 from relay.operate.migrate import migrate
-from relay.settings import DatabaseSettings, Settings
 from tests.faults.load import relaying, under_load
 from tests.support.eventually import eventually
 from tests.support.postgres import PostgresServer

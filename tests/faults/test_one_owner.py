@@ -10,8 +10,8 @@ import pytest
 from pydantic import SecretStr
 from yarl import URL
 
+from relay.config.settings import Settings
 from relay.engine.node import Node
-from relay.settings import Settings
 from tests.faults.checker import Findings, Invariant, assert_valid, invalid
 from tests.faults.history import Published
 from tests.faults.owners import SLACK

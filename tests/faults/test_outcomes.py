@@ -7,8 +7,8 @@ from uuid import UUID
 import pytest
 from pamqp.commands import Basic
 
+from relay.config.settings import Settings, Wire
 from relay.engine.node import Node
-from relay.settings import Settings, Wire
 from tests.faults.checker import SENDING, assert_valid
 from tests.faults.history import Closed, Published
 from tests.faults.scene import Scene, scene

@@ -13,11 +13,11 @@ import pytest
 from pamqp.commands import Basic
 from pamqp.common import FieldTable
 
-from relay.engine.publish import Publisher
+from relay.config.settings import Settings
+from relay.engine.read.tail import Tail
 from relay.engine.row import Outcome, Row, Settled
-from relay.engine.tail import Tail
-from relay.engine.wire import FrameWire
-from relay.settings import Settings
+from relay.engine.send.publisher import Publisher
+from relay.engine.send.wire import FrameWire
 from tests.faults.checker import SENDING, Findings, Invariant, assert_valid, invalid, report
 from tests.faults.history import Nacked, Returned
 from tests.faults.scene import QUEUE, Scene, scene

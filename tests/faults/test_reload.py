@@ -13,7 +13,7 @@ import pytest
 from aio_pika.abc import AbstractQueue
 from yarl import URL
 
-from relay.settings import Settings
+from relay.config.settings import Settings
 from tests.cli.command import RELAY, Command
 from tests.engine.conftest import Outbox, Reader
 from tests.faults.evidence import drain

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from psycopg import sql
 
+from relay.config.secret import SecretFile
+from relay.config.settings import BrokerSettings, DatabaseSettings, RelaySettings
 from relay.consume import Consumer, Inbox
 from relay.consume.pool import PartitionedConsumer
 from relay.outbox import Event
 from relay.publisher import DurablePublisher
-from relay.secret import SecretFile
-from relay.settings import BrokerSettings, DatabaseSettings, RelaySettings
 from tests.consume.conftest import queue as consumed
 from tests.consume.conftest import table
 from tests.consume.effects import CONSUMER, QUICK, Queue, Table, count, running

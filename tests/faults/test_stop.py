@@ -11,9 +11,9 @@ from pydantic import SecretStr
 from structlog.testing import capture_logs
 from yarl import URL
 
+from relay.config.settings import RelaySettings, Settings
 from relay.database import connect_async
 from relay.engine.node import Node
-from relay.settings import RelaySettings, Settings
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.support.eventually import eventually
 from tests.support.proxy import FaultProxy, Way

@@ -10,7 +10,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from relay.settings import Settings
+from relay.config.settings import Settings
 from tests.engine.conftest import NO_SWEEP, Outbox, Reader, RunNode
 from tests.engine.follower import insert
 from tests.engine.test_window import keys_of_other_lanes

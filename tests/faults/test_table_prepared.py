@@ -8,10 +8,10 @@ import psycopg
 import pytest
 from pydantic import SecretStr
 
+from relay.config.settings import DatabaseSettings
 from relay.operate import holders
 from relay.operate.migrate import migrate
 from relay.operate.status import read_status
-from relay.settings import DatabaseSettings
 from tests.engine.conftest import NO_SWEEP, Outbox, Reader, RunNode
 from tests.engine.follower import insert
 from tests.engine.test_node import sleeps

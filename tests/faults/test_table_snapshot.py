@@ -10,8 +10,8 @@ import pytest
 from pydantic import SecretStr
 from structlog.testing import capture_logs
 
-from relay.engine import horizon
-from relay.settings import Settings
+from relay.config.settings import Settings
+from relay.engine.nodes import vacuum as horizon
 from tests.engine.conftest import NO_SWEEP, Outbox, Reader, RunNode
 from tests.support.eventually import eventually
 

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from relay import __version__
-from relay.broker import connect
+from relay.broker.connection import connect
+from relay.config.settings import BrokerSettings
 from relay.consume import Consumer, Inbox, Overload, Permanent, Retries
-from relay.consume.depth import ready_count
-from relay.http import seldom
-from relay.settings import BrokerSettings
+from relay.consume.queue_depth import ready_count
+from relay.http import cached_answer as seldom
 from tests.consume.effects import CONSUMER, QUEUE, QUICK, SEVERAL_MINUTES, Queue, Stumbling, Table, count
-from tests.consume.test_held_keys import DUE
+from tests.consume.test_held_messages import DUE
 from tests.consume.test_outages import END_SESSIONS
 from tests.http.consumers import Hanging, inbox, queue, serving, table
 from tests.http.site import Sample, Site

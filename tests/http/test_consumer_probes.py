@@ -9,11 +9,13 @@ from pydantic import SecretStr
 from yarl import URL
 
 import relay.http.server as served
-from relay.consume import Consumer, Inbox, Message, Overload, held_keys, on, stall, upkeep
+from relay.config.settings import BrokerSettings
+from relay.consume import Consumer, Inbox, Message, Overload, on, stall
+from relay.consume import startup as upkeep
+from relay.consume.failed import held_messages as held_keys
 from relay.http.consumer import answering_for
-from relay.settings import BrokerSettings
 from tests.consume.effects import QUICK, SEVERAL_MINUTES, Queue, Stumbling, Table, count, running, through
-from tests.consume.test_held_keys import DUE
+from tests.consume.test_held_messages import DUE
 from tests.consume.test_outages import port_of
 from tests.http.consumers import Hanging, inbox, queue, serving, table
 from tests.http.site import Answer

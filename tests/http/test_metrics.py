@@ -9,12 +9,13 @@ import pytest
 from aiormq.exceptions import ConnectionClosed
 from prometheus_client.parser import text_string_to_metric_families
 
-from relay import __version__, broker, database
-from relay.consume.failures import Reason
+from relay import __version__, database
+from relay.broker import connection as broker
+from relay.config.settings import DatabaseSettings, Settings, Wire
+from relay.consume.classify import Reason
 from relay.engine.row import Outcome
-from relay.http import seldom
+from relay.http import cached_answer as seldom
 from relay.http.backlog import Backlog, Counts
-from relay.settings import DatabaseSettings, Settings, Wire
 from tests.http.conftest import RunSite
 from tests.http.site import Site
 from tests.operate.rows import Rows

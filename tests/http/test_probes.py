@@ -11,7 +11,7 @@ import pytest
 from pamqp.commands import Basic
 
 import relay.http.server as served
-from relay.settings import BrokerSettings, Settings
+from relay.config.settings import BrokerSettings, Settings
 from tests.cli.command import Command
 from tests.http.conftest import RunSite, StartRelay
 from tests.http.site import Answer, Site

@@ -2,7 +2,7 @@
 
 from pydantic import SecretStr
 
-from relay.settings import Settings
+from relay.config.settings import Settings
 from tests.http.conftest import RunSite
 from tests.http.site import Site
 from tests.operate.rows import Rows

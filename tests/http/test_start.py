@@ -1,6 +1,6 @@
 """A relay that is started before its servers waits for them, says so once, and gives up after `start_timeout`."""
 
-from relay.settings import Settings
+from relay.config.settings import Settings
 from tests.http.conftest import StartRelay
 from tests.support.postgres import PostgresServer
 from tests.support.proxy import FaultProxy

@@ -14,10 +14,10 @@ from hypothesis import settings as trying
 from hypothesis import strategies as st
 from prometheus_client.core import GaugeMetricFamily, Metric
 
+from relay.config.settings import Settings
 from relay.http import server
 from relay.http.kinds import KINDS, OTHER, kind_of
 from relay.http.server import answering, read_request
-from relay.settings import Settings
 from tests.http.conftest import RelayProcess, StartRelay
 from tests.http.site import Site
 from tests.support.eventually import eventually

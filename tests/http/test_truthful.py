@@ -13,8 +13,8 @@ import psycopg
 import pytest
 from pydantic import SecretStr
 
+from relay.config.settings import BrokerSettings, DatabaseSettings, Settings
 from relay.operate.migrate import migrate
-from relay.settings import BrokerSettings, DatabaseSettings, Settings
 from tests.http.conftest import RelayProcess, StartRelay
 from tests.operate.rows import Rows
 from tests.support.eventually import eventually

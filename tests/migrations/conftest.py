@@ -7,7 +7,7 @@ import psycopg
 import pytest
 from pydantic import SecretStr
 
-from relay.settings import DatabaseSettings
+from relay.config.settings import DatabaseSettings
 from tests.support.postgres import PostgresServer
 
 Connection = psycopg.Connection[tuple[object, ...]]

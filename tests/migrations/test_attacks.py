@@ -8,9 +8,9 @@ from typing import LiteralString
 import psycopg
 import pytest
 
+from relay.config.settings import DatabaseSettings
 from relay.errors import SchemaError
 from relay.operate.migrate import downgrade, migrate
-from relay.settings import DatabaseSettings
 from tests.migrations.conftest import Connection
 from tests.migrations.test_roles import allowed, role
 

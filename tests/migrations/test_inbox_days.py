@@ -7,8 +7,8 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 
+from relay.config.settings import DatabaseSettings
 from relay.operate.migrate import downgrade, migrate
-from relay.settings import DatabaseSettings
 from tests.migrations.conftest import Connection
 from tests.support.process import wait_for
 

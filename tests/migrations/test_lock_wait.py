@@ -7,11 +7,11 @@ import psycopg
 import pytest
 from pydantic import SecretStr
 
+from relay.config.settings import DatabaseSettings
 from relay.errors import BusyError
 from relay.operate.lock_wait import LockLimits
 from relay.operate.migrate import current_revision, downgrade, is_at_head, migrate
 from relay.operate.revision import head_revision
-from relay.settings import DatabaseSettings
 from tests.migrations.conftest import url_of
 from tests.support.postgres import PostgresServer
 from tests.support.process import wait_for

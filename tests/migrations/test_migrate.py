@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
+from relay.config.settings import DatabaseSettings
 from relay.errors import SchemaError
 from relay.operate.migrate import current_revision, downgrade, is_at_head, migrate, write_sql
 from relay.operate.revision import head_revision
-from relay.settings import DatabaseSettings
 from tests.migrations.catalog import description
 from tests.migrations.conftest import url_of
 from tests.support.postgres import PostgresServer
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.every_postgres
 MIGRATE = """
 import sys
 from relay.operate.migrate import migrate
-from relay.settings import DatabaseSettings
+from relay.config.settings import DatabaseSettings
 migrate(DatabaseSettings(url=sys.argv[1]))
 """
 

@@ -12,14 +12,14 @@ from alembic.script import ScriptDirectory
 
 import relay as product
 from relay.compatibility import release_needed
+from relay.config.settings import DatabaseSettings
 from relay.database import connect_async
-from relay.engine.opening import prepare
+from relay.engine.session.opening import prepare
 from relay.errors import SchemaError
 from relay.operate import migrate as operate
 from relay.operate import revision as revisions
 from relay.operate.migrate import current_revision, downgrade, dropped_tables, is_at_head, migrate
 from relay.operate.revision import SCRIPTS, head_revision
-from relay.settings import DatabaseSettings
 from tests.cli.command import Command
 from tests.migrations.catalog import description
 

@@ -11,9 +11,9 @@ import psycopg
 import pytest
 from sqlalchemy.orm import Session
 
+from relay.config.settings import DatabaseSettings
 from relay.operate.migrate import migrate, sqlalchemy_engine
 from relay.outbox import Event, OutboxMessage, add, add_many
-from relay.settings import DatabaseSettings
 from tests.cli.command import Command
 from tests.migrations.conftest import Connection
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from relay.config.settings import DatabaseSettings
 from relay.operate.migrate import migrate
 from relay.operate.packaged import roles
-from relay.settings import DatabaseSettings
 from tests.migrations.conftest import Connection
 
 INSERT = "INSERT INTO events.message (aggregate_type, event_type, payload) VALUES ('a', 'e', '1')"

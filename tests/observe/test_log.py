@@ -14,10 +14,10 @@ import pytest
 import structlog
 from pydantic import SecretStr
 
-from relay.broker import connect
+from relay.broker.connection import connect
+from relay.config.settings import BrokerSettings, LogFormat, LogSettings
 from relay.errors import BrokerUnavailableError
 from relay.observe.log import set_up
-from relay.settings import BrokerSettings, LogFormat, LogSettings
 from tests.support.eventually import eventually
 from tests.support.process import free_port
 from tests.support.rabbitmq import RabbitServer

@@ -7,8 +7,8 @@ import psycopg
 import pytest
 from pydantic import SecretStr
 
+from relay.config.settings import DatabaseSettings
 from relay.operate.session import session
-from relay.settings import DatabaseSettings
 from tests.cli.command import Command
 from tests.operate.inboxes import Ends
 from tests.operate.rows import Rows

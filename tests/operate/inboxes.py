@@ -7,13 +7,13 @@ from uuid import UUID, uuid4
 
 import psycopg
 
+from relay.config.settings import DatabaseSettings
 from relay.operate.reconcile.inbox import Inbox
 from relay.operate.reconcile.interval import Interval
 from relay.operate.reconcile.report import Report
 from relay.operate.reconcile.run import Question, Show, reconcile
 from relay.operate.session import session
 from relay.replay.selection import Selection, now
-from relay.settings import DatabaseSettings
 from tests.operate.rows import Rows
 from tests.support.days import make_days
 

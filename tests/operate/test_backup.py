@@ -10,9 +10,9 @@ import psycopg
 import pytest
 from pydantic import SecretStr
 
+from relay.config.settings import BrokerSettings, DatabaseSettings
 from relay.consume import Consumer, Inbox
 from relay.database import connect_async
-from relay.settings import BrokerSettings, DatabaseSettings
 from tests.cli.command import Command
 from tests.consume.effects import CONSUMER, EFFECTS, QUEUE, Table, count, running
 from tests.support.eventually import eventually

@@ -12,8 +12,8 @@ import psycopg
 import pytest
 from pydantic import SecretStr
 
+from relay.config.settings import BrokerSettings, DatabaseSettings
 from relay.consume import Consumer, Inbox, Message, on
-from relay.settings import BrokerSettings, DatabaseSettings
 from tests.cli.command import Command, Result
 from tests.consume.effects import QUICK, running
 from tests.operate.inboxes import Ends

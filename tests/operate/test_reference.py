@@ -3,10 +3,10 @@
 import tomllib
 from pathlib import Path
 
-from relay.configuration import load
-from relay.keys import all_keys
+from relay.config.keys import all_keys
+from relay.config.loading import load
+from relay.config.settings import Settings
 from relay.operate.reference import EXAMPLES, UNFIXED_EXAMPLES, example, markdown
-from relay.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 RENEW = "renew it from relay.operate.reference"

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from relay.config.settings import DatabaseSettings
 from relay.errors import DatabaseUnavailableError, PartlyDoneError
 from relay.operate import release
 from relay.operate.parked import Selection, show_parked
 from relay.operate.release import Done, discard, preview, retry
 from relay.operate.session import session
-from relay.settings import DatabaseSettings
 from tests.operate.rows import Rows
 from tests.support.process import wait_for
 

@@ -8,11 +8,11 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from relay.config.settings import DatabaseSettings
 from relay.errors import AccessError, DatabaseUnavailableError, DeadlineError, NotReadyError, SchemaError
 from relay.operate.health import State, check_health
 from relay.operate.session import session
 from relay.operate.status import BY_INDEX, LANES, OLDEST_PENDING, Status, read_status
-from relay.settings import DatabaseSettings
 from tests.operate.rows import Rows
 from tests.support.postgres import PostgresServer
 

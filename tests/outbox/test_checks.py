@@ -9,9 +9,9 @@ from uuid import UUID
 import pytest
 from pydantic import BaseModel
 
+from relay.config.settings import RelaySettings
 from relay.outbox import Event, EventError, FieldError, HeaderError, PayloadError, PayloadTooLargeError
 from relay.outbox.row import MAX_PAYLOAD_BYTES, Row, row_of
-from relay.settings import RelaySettings
 
 GOOD = Event("Invoice", "7", "InvoiceIssued", "{}")
 

@@ -10,9 +10,9 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
+from relay.config.settings import DatabaseSettings
 from relay.operate.migrate import migrate, sqlalchemy_engine
 from relay.outbox import Event, OutboxMessage, PayloadTooLargeError, add, add_many
-from relay.settings import DatabaseSettings
 from tests.outbox.conftest import Table
 from tests.outbox.writers import CHECKED
 

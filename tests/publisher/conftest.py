@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from yarl import URL
 
+from relay.config.settings import BrokerSettings, DatabaseSettings, RelaySettings
 from relay.publisher import DurablePublisher
-from relay.settings import BrokerSettings, DatabaseSettings, RelaySettings
 from tests.consume.effects import through
 from tests.engine.conftest import channel, outbox, queue, run_node
 from tests.support.proxy import FaultProxy

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Sequence
 from aio_pika.abc import AbstractIncomingMessage
 from pydantic import SecretStr
 
+from relay.config.settings import BrokerSettings
 from relay.outbox import Event
 from relay.publisher import DurablePublisher, Mode
-from relay.settings import BrokerSettings
 
 NOWHERE = BrokerSettings(url=SecretStr("amqp://127.0.0.1:1/"))
 

@@ -13,9 +13,9 @@ from aio_pika import ExchangeType
 from aio_pika.abc import AbstractChannel
 from structlog.testing import capture_logs
 
+from relay.config.settings import BrokerSettings, RelaySettings
 from relay.errors import BufferFileError, BusyError
 from relay.publisher import DurablePublisher
-from relay.settings import BrokerSettings, RelaySettings
 from tests.engine.conftest import Reader
 from tests.publisher.events import NOWHERE, first_of_each, is_direct, measured, publish_all
 from tests.support.eventually import eventually

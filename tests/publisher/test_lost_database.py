@@ -7,9 +7,9 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from pydantic import SecretStr
 
+from relay.config.settings import BrokerSettings, DatabaseSettings
 from relay.errors import NotAcceptedError
 from relay.publisher import DurablePublisher
-from relay.settings import BrokerSettings, DatabaseSettings
 from tests.engine.conftest import Outbox, Reader
 from tests.publisher.events import NOWHERE, first_of_each, is_direct, measured, publish_all
 from tests.support.eventually import eventually

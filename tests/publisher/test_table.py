@@ -11,10 +11,10 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from pydantic import SecretStr
 from yarl import URL
 
+from relay.config.settings import BrokerSettings, DatabaseSettings, Route, Settings
 from relay.errors import AccessError, NotAcceptedError, SchemaError
 from relay.outbox import Event, add
 from relay.publisher import DurablePublisher, Mode
-from relay.settings import BrokerSettings, DatabaseSettings, Route, Settings
 from tests.consume.effects import through
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.publisher.events import NOWHERE, first_of_each, is_direct, measured, publish_all

@@ -5,12 +5,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from relay.config.settings import DatabaseSettings
 from relay.operate.session import session as operator_session
 from relay.replay.job import make_job
 from relay.replay.pace import BESIDE_LIVE, FULL, SLICE, Pace
 from relay.replay.selection import Selection
 from relay.replay.session import ReplaySession
-from relay.settings import DatabaseSettings
 from tests.replay.sent import SentRows
 from tests.support.eventually import eventually
 

@@ -6,12 +6,12 @@ import psycopg
 import pytest
 from yarl import URL
 
+from relay.config.settings import Settings
 from relay.operate.session import session as operator_session
 from relay.replay.job import make_job
 from relay.replay.run import Replay
 from relay.replay.selection import Selection
 from relay.replay.session import ReplaySession, Saved
-from relay.settings import Settings
 from tests.replay.conftest import Commands
 from tests.replay.sent import Copies, SentRows, faults, repeats
 from tests.support.eventually import eventually

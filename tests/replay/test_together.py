@@ -7,13 +7,13 @@ import psycopg
 import pytest
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 
+from relay.config.settings import DatabaseSettings, Settings
 from relay.consume import Consumer, Inbox, Message, on
 from relay.errors import BusyError
 from relay.operate.session import session as operator_session
 from relay.replay.job import make_job
 from relay.replay.selection import Selection
 from relay.replay.session import ReplaySession
-from relay.settings import DatabaseSettings, Settings
 from tests.consume.effects import running
 from tests.replay.conftest import Commands
 from tests.replay.sent import Copies, SentRows, faults, ids_of

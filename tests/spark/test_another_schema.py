@@ -11,9 +11,9 @@ import psycopg
 import pytest
 from pyspark.sql import SparkSession
 
+from relay.config.settings import BrokerSettings, DatabaseSettings
 from relay.consume import Consumer, Inbox, Message, on
 from relay.outbox import Event, add
-from relay.settings import BrokerSettings, DatabaseSettings
 from tests.cli.command import RELAY, Command, Result
 from tests.consume.effects import running
 from tests.spark.frames import invoices, one, save

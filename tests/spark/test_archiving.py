@@ -14,9 +14,9 @@ from outbox_spark.archiving.archive import archive_day, columns, read_day
 from outbox_spark.archiving.checksum import ARCHIVED, Sums, frame_sums, row_number, table_sums
 from outbox_spark.archiving.ledger import ArchivedDay, archived_days, closed_days, take_lock
 from outbox_spark.errors import ArchiveError
+from relay.config.settings import DatabaseSettings
 from relay.retention.kind import SENT
 from relay.retention.rounds import drop_old_days
-from relay.settings import DatabaseSettings
 from tests.spark.frames import one
 from tests.spark.sent import add_sent
 

@@ -14,8 +14,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
 import outbox_spark
+from relay.config.settings import DatabaseSettings
 from relay.operate.migrate import migrate
-from relay.settings import DatabaseSettings
 from tests.spark.frames import counts, invoices, one, save, staging_tables
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -15,9 +15,9 @@ from pyspark.sql import SparkSession
 from outbox_spark.archiving.archive import archive_day
 from outbox_spark.archiving.replay import Wanted, rows_of, write_again
 from outbox_spark.errors import ReadError
+from relay.config.settings import DatabaseSettings
 from relay.retention.kind import SENT
 from relay.retention.rounds import drop_old_days
-from relay.settings import DatabaseSettings
 from tests.spark.frames import one
 from tests.spark.running import call_job_on, refused, run_job
 from tests.spark.sent import add_sent

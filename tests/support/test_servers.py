@@ -10,8 +10,8 @@ import aio_pika
 import psycopg
 import pytest
 
+from relay.config.settings import Settings
 from relay.operate.migrate import is_at_head
-from relay.settings import Settings
 from tests.support.folders import temporary_folder
 from tests.support.postgres import PostgresServer
 from tests.support.process import Process, ServerError, wait_for

@@ -9,12 +9,12 @@ import pytest
 from pydantic import SecretStr, ValidationError
 from yarl import URL
 
-from relay.broker import connect
-from relay.broker_hosts import broker_urls
-from relay.broker_tls import TLS_PARAMETERS
-from relay.configuration import load
+from relay.broker.connection import connect
+from relay.broker.hosts import broker_urls
+from relay.broker.tls import TLS_PARAMETERS
+from relay.config.loading import load
+from relay.config.settings import BrokerSettings
 from relay.errors import BrokerUnavailableError, ConfigurationError
-from relay.settings import BrokerSettings
 from tests.support.certificates import Authority, Certificate
 from tests.support.names import Names
 from tests.support.process import free_port
@@ -28,8 +28,8 @@ DOCUMENTED = Path(__file__).parents[2] / "docs" / "tls.md"
 
 CONNECT = """
 import asyncio, sys
-from relay.broker import connect
-from relay.settings import BrokerSettings
+from relay.broker.connection import connect
+from relay.config.settings import BrokerSettings
 asyncio.run(connect(BrokerSettings(url=sys.argv[1]), "test"))
 """
 

@@ -16,9 +16,9 @@ from adbc_driver_postgresql import dbapi
 from pydantic import SecretStr
 
 from outbox_spark.session import conninfo as spark_conninfo
+from relay.config.settings import DatabaseSettings
 from relay.database import connect, connect_async
 from relay.errors import DatabaseUnavailableError
-from relay.settings import DatabaseSettings
 from tests.support.certificates import Authority, Certificate
 from tests.support.eventually import eventually
 from tests.support.postgres import PostgresServer
@@ -31,7 +31,7 @@ SSL_REQUEST = 80877103
 BY_RELAY = """
 import sys
 from relay.database import connect
-from relay.settings import DatabaseSettings
+from relay.config.settings import DatabaseSettings
 connect(DatabaseSettings(url=sys.argv[1]))
 """
 BY_SPARK = """

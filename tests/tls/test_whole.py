@@ -10,10 +10,10 @@ import psycopg
 from pydantic import SecretStr
 from yarl import URL
 
-from relay.broker import connect
+from relay.broker.connection import connect
+from relay.config.settings import BrokerSettings, DatabaseSettings
 from relay.consume import Consumer, Inbox, Message, on
 from relay.outbox import DurablePublisher, Event, add
-from relay.settings import BrokerSettings, DatabaseSettings
 from tests.cli.command import Command
 from tests.support.certificates import Authority, Certificate
 from tests.support.eventually import eventually

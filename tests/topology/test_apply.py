@@ -5,9 +5,9 @@ from typing import Any
 import aio_pika
 import pytest
 
-from relay.settings import BrokerSettings
-from relay.topology import BAD, Standing, apply
-from relay.topology_settings import (
+from relay.broker.topology import BAD, Standing, apply
+from relay.config.settings import BrokerSettings
+from relay.config.topology import (
     Binding,
     Exchange,
     ExchangeType,

@@ -7,10 +7,10 @@ from pamqp.commands import Queue as QueueMethods
 from pydantic import SecretStr
 from yarl import URL
 
+from relay.broker.topology import Standing, apply
+from relay.config.settings import BrokerSettings
+from relay.config.topology import Queue, TopologySettings
 from relay.errors import BrokerUnavailableError
-from relay.settings import BrokerSettings
-from relay.topology import Standing, apply
-from relay.topology_settings import Queue, TopologySettings
 from tests.support.definitions import definitions
 from tests.support.proxy import Act, FaultProxy, Way
 from tests.support.rabbitmq import RabbitServer
@@ -35,7 +35,7 @@ async def test_a_connection_lost_on_the_way_costs_one_thing(
 async def test_a_host_that_does_not_answer_is_left_for_the_next(
     broker: BrokerSettings, broker_url: str, rabbitmq: RabbitServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("relay.topology.DECLARE_TIMEOUT", 3.0)
+    monkeypatch.setattr("relay.broker.topology.DECLARE_TIMEOUT", 3.0)
     async with FaultProxy("127.0.0.1", rabbitmq.port) as proxy:
         proxy.on_frame(Way.DOWN, QueueMethods.DeclareOk, 2, Act.HOLD)  # one is declared, two was looked for
         urls = f"{URL(broker_url).with_port(proxy.port)},{broker_url}"

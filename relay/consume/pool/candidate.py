@@ -10,13 +10,13 @@ from psycopg import AsyncConnection
 from psycopg.sql import SQL, Identifier, Literal
 
 from relay.backoff import Backoff, unless_set, wait_for_event
+from relay.config.settings import DatabaseSettings, Settings
 from relay.consume.pool.check_in import pool_channel
 from relay.consume.pool.master import IDLE_INTERVAL, Master
 from relay.consume.pool.tables import master_lock
 from relay.database import connect_async, one_line, require_session
 from relay.errors import AccessError, DatabaseUnavailableError, OutboxError, SchemaError
 from relay.logger import get_logger
-from relay.settings import DatabaseSettings, Settings
 from relay.silence import Silence
 
 STAND_BY_INTERVAL = 0.25  # seconds between two looks whether there is a master, while there are members

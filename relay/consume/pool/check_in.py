@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any, LiteralString
 from uuid import UUID
 
-from relay.consume.fence import Fence
-from relay.consume.inbox import Inbox
-from relay.consume.queues import PARTITIONS
-from relay.consume.session import Session
+from relay.consume.apply.fence import Fence
+from relay.consume.apply.inbox import Inbox
+from relay.consume.apply.inbox_session import Session
+from relay.consume.failed.queues import PARTITIONS
 
 FOUND = """
     INSERT INTO {schema}.pool (name, queue, check_in_timeout) VALUES (%(pool)s, %(queue)s, %(check_in_timeout)s)

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from time import monotonic
 
 from relay.backoff import wait_for_event
-from relay.consume.calls import call_in_thread, in_own_task
-from relay.consume.consuming import LOST, close, consume, first
-from relay.consume.fence import Fence
-from relay.consume.pool.link import Link
-from relay.consume.pool.touch import Touch
+from relay.consume.apply.calls import call_in_thread, in_own_task
+from relay.consume.apply.fence import Fence
+from relay.consume.apply.partition_state import State
+from relay.consume.channel import LOST, close, consume, first
+from relay.consume.pool.database_contact import Touch
+from relay.consume.pool.member_connection import Link
 from relay.consume.setup import Setup
-from relay.consume.state import State
 from relay.errors import BrokerUnavailableError, ConfigurationError, QueueMissingError
 from relay.logger import get_logger
 

@@ -12,7 +12,7 @@ import psycopg
 from psycopg import AsyncConnection
 from psycopg.sql import SQL, Identifier, Literal
 
-from relay.consume.fence import lock_space
+from relay.consume.apply.fence import lock_space
 from relay.consume.pool.assignment import Assigned, changes
 from relay.consume.pool.tables import Member, Pool, read_pools
 from relay.logger import get_logger
@@ -41,7 +41,7 @@ CHANGE = SQL("""
         AND epoch = %(old_epoch)s AND member IS NOT DISTINCT FROM %(old_member)s
 """)
 
-# The sessions that are within the fence of one of these partitions (`relay.consume.fence`).
+# The sessions that are within the fence of one of these partitions (`relay.consume.apply.fence`).
 END = SQL("""
     SELECT pid, pg_terminate_backend(pid)
     FROM pg_locks

@@ -17,23 +17,23 @@ from secrets import token_hex
 from typing import TypedDict, Unpack
 
 from relay.backoff import Backoff, unless_set, wait_for_event
+from relay.config.settings import BrokerSettings, Url, settings_of
+from relay.consume.apply.handlers import AsyncHandler, SyncHandler
+from relay.consume.apply.inbox import Inbox
+from relay.consume.apply.inbox_session import Session
 from relay.consume.consumer import Consumer
 from relay.consume.counters import Counters
-from relay.consume.figures import Figures
-from relay.consume.handlers import AsyncHandler, SyncHandler
-from relay.consume.inbox import Inbox
+from relay.consume.failed.queues import PARTITIONS, partition_queue_name, pool_topology, prepare
 from relay.consume.left_behind import tell_left_behind
 from relay.consume.pool.check_in import CheckIn, Told
+from relay.consume.pool.database_contact import Touch
 from relay.consume.pool.holding import Holding, Hook, Partition
-from relay.consume.pool.link import Link
-from relay.consume.pool.touch import Touch
-from relay.consume.queues import PARTITIONS, partition_queue_name, pool_topology, prepare
+from relay.consume.pool.member_connection import Link
 from relay.consume.retries import Retries
-from relay.consume.session import Session
-from relay.consume.upkeep import check_inbox, keep_up
+from relay.consume.snapshot import Figures
+from relay.consume.startup import check_inbox, keep_up
 from relay.errors import ConfigurationError, DatabaseUnavailableError
 from relay.logger import get_logger
-from relay.settings import BrokerSettings, Url, settings_of
 from relay.stopping import at_signals, cut_after
 
 CHECK_INS = 4  # within the time-out

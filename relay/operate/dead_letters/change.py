@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 
 import psycopg
 
-from relay.consume.envelope import sent_back
-from relay.consume.queues import came_from, dead_queue_name
+from relay.config.settings import BrokerSettings
+from relay.consume.failed.envelope import sent_back
+from relay.consume.failed.queues import came_from, dead_queue_name
 from relay.database import one_line
 from relay.errors import OutboxError, PartlyDoneError
 from relay.operate.dead_letters.audit import Entry
 from relay.operate.dead_letters.letter import Held, Letter, Selection
 from relay.operate.dead_letters.queue import ACKNOWLEDGED_PAGE, PAGE, DeadQueue, opened
 from relay.replay.pace import Pace
-from relay.settings import BrokerSettings
 from relay.stopping import stopped_by_signals
 
 MOST_REFUSED = 10  # in a row: what refuses so many refuses all

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from relay.consume.envelope import pack
+from relay.consume.failed.envelope import pack
 from relay.operate.dead_letters.letter import Held
 
 LINE_BREAKS = (b"\n", b"\r")

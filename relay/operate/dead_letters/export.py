@@ -9,12 +9,12 @@ from typing import IO
 
 import orjson
 
+from relay.config.settings import BrokerSettings
 from relay.errors import UsageError
 from relay.observe.printable import printable_json
 from relay.operate.dead_letters.document import document
 from relay.operate.dead_letters.letter import Held, Selection
 from relay.operate.dead_letters.read import Read, read_letters
-from relay.settings import BrokerSettings
 
 
 async def export(broker: BrokerSettings, queue: str, selection: Selection, file: IO[bytes]) -> Read:

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 from aiormq.abc import DeliveredMessage
 
-from relay.consume.envelope import (
+from relay.consume.failed.envelope import (
     CONSUMER,
     DEAD_ATTEMPTS,
     DEAD_REASON,

@@ -22,12 +22,12 @@ from aiormq.exceptions import (
 )
 from pamqp.commands import Basic
 
-from relay.broker import Connection, answer_within, connect, is_told_to_end, words
-from relay.consume.envelope import renewed, unfolded
-from relay.consume.outgoing import Outgoing
+from relay.broker.connection import Connection, answer_within, connect, is_told_to_end, words
+from relay.config.settings import BrokerSettings
+from relay.consume.failed.copy_publisher import Outgoing
+from relay.consume.failed.envelope import renewed, unfolded
 from relay.errors import AccessError, BrokerUnavailableError, BusyError, NotFoundError, OutboxError
 from relay.operate.dead_letters.letter import Held, read_letter
-from relay.settings import BrokerSettings
 
 PAGE = 200  # letters on a channel, whose bodies are in memory
 # A channel keeps acknowledgements back when 32 are on their way to a quorum queue, and forgets them when it is closed.

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from relay.config.settings import BrokerSettings
 from relay.errors import NotFoundError
 from relay.operate.dead_letters.letter import Held, Letter, Selection
 from relay.operate.dead_letters.queue import PAGE, opened
-from relay.settings import BrokerSettings
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import psycopg
 from psycopg.rows import TupleRow
 from psycopg.sql import SQL, Composed, Identifier, Literal
 
+from relay.config.settings import DatabaseSettings
 from relay.database import connect, refuse_pooler
 from relay.errors import ConfigurationError, DatabaseUnavailableError, InboxUnavailableError
 from relay.operate.reconcile.interval import Interval
@@ -17,7 +18,6 @@ from relay.operate.reconcile.report import RepeatedKey
 from relay.operate.reconcile.table import listed
 from relay.operate.session import in_words, limit_statements
 from relay.operate.status import BY_INDEX
-from relay.settings import DatabaseSettings
 
 FLAG = "--inbox"
 

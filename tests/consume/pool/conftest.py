@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 import aio_pika
 import pytest
 
+from relay.config.settings import BrokerSettings, DatabaseSettings
+from relay.consume.failed.queues import pool_topology, prepare
 from relay.consume.pool.candidate import Candidate
-from relay.consume.queues import pool_topology, prepare
-from relay.settings import BrokerSettings, DatabaseSettings
 from tests.consume.effects import CONSUMER, QUEUE
 from tests.consume.pool.partitions import Partitions
 

@@ -7,9 +7,9 @@ import psycopg
 import structlog
 from pydantic import SecretStr
 
+from relay.config.settings import BrokerSettings, DatabaseSettings
 from relay.consume import Inbox, Message, on
 from relay.consume.pool import PartitionedConsumer
-from relay.settings import BrokerSettings, DatabaseSettings
 from tests.consume.effects import CONSUMER, QUEUE, QUICK
 
 # Who has applied what under which holding, in the order of each partition: the evidence for the checker.

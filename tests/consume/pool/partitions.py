@@ -7,7 +7,7 @@ from uuid import uuid4
 import aio_pika
 from aio_pika.abc import AbstractChannel
 
-from relay.consume.queues import partition_queue_names
+from relay.consume.failed.queues import partition_queue_names
 from relay.publisher.lane import lane_of
 
 

@@ -11,9 +11,9 @@ import pytest
 from pydantic import SecretStr
 from structlog.testing import capture_logs
 
+from relay.config.settings import DatabaseSettings, Settings
 from relay.consume.pool.candidate import Candidate, candidate_beside
 from relay.errors import AccessError, SchemaError
-from relay.settings import DatabaseSettings, Settings
 from tests.support.eventually import eventually
 from tests.support.proxy import FaultProxy
 

@@ -9,10 +9,10 @@ from pydantic import SecretStr
 from structlog.testing import capture_logs
 from yarl import URL
 
+from relay.config.settings import BrokerSettings, DatabaseSettings
 from relay.consume import Inbox
 from relay.consume.pool import Partition, PartitionedConsumer
 from relay.consume.pool.candidate import Candidate
-from relay.settings import BrokerSettings, DatabaseSettings
 from tests.consume.effects import QUEUE, QUICK, Table, count, running
 from tests.consume.pool.conftest import candidate
 from tests.consume.pool.partitions import Partitions

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.settings import BrokerSettings, DatabaseSettings
+from relay.config.settings import BrokerSettings, DatabaseSettings
 from tests.consume.pool.stand import Stand, standing, waiting
 from tests.support.eventually import eventually
 

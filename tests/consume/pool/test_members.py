@@ -10,14 +10,14 @@ import pytest
 from pamqp.commands import Basic
 from structlog.testing import capture_logs
 
+from relay.config.settings import BrokerSettings, DatabaseSettings
 from relay.consume import Inbox, Message, Transient, on
-from relay.consume.fence import Fence
-from relay.consume.outgoing import Outgoing
+from relay.consume.apply.fence import Fence
+from relay.consume.failed.copy_publisher import Outgoing
 from relay.consume.pool import Partition, PartitionedConsumer
 from relay.consume.pool.candidate import Candidate
 from relay.database import connect_async
 from relay.errors import QueueUnfitError
-from relay.settings import BrokerSettings, DatabaseSettings
 from tests.consume.effects import QUEUE, QUICK, SOON, Table, count, running, through
 from tests.consume.pool.conftest import candidate
 from tests.consume.pool.partitions import Partitions

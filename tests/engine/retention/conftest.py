@@ -8,9 +8,9 @@ import psycopg
 import pytest
 from structlog.testing import capture_logs
 
+from relay.config.settings import DatabaseSettings
 from relay.retention.kind import SENT, Kind
 from relay.retention.rounds import drop_old_days
-from relay.settings import DatabaseSettings
 from tests.support.days import Days
 from tests.support.eventually import eventually
 

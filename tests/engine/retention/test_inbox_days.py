@@ -6,10 +6,10 @@ import psycopg
 import pytest
 from structlog.testing import capture_logs
 
+from relay.config.settings import DatabaseSettings, Settings
 from relay.retention import rounds
 from relay.retention.kind import INBOX, SENT
 from relay.retention.rounds import drop_old_days, keep_days
-from relay.settings import DatabaseSettings, Settings
 from tests.engine.retention.conftest import lock_is_free
 from tests.support.days import Days, InboxDays
 from tests.support.eventually import eventually

@@ -6,10 +6,10 @@ from datetime import UTC, datetime, timedelta
 import psycopg
 import pytest
 
+from relay.config.settings import DatabaseSettings
 from relay.replay.job import make_job
 from relay.replay.selection import Selection
 from relay.retention.kind import SENT_AND_ARCHIVED
-from relay.settings import DatabaseSettings
 from tests.engine.retention.conftest import OLD, round_of
 from tests.support.days import Days
 from tests.support.eventually import eventually

@@ -8,11 +8,11 @@ import pytest
 from pydantic import SecretStr
 from structlog.testing import capture_logs
 
+from relay.config.settings import DatabaseSettings, Settings
 from relay.retention import rounds
 from relay.retention.drop import Retention
 from relay.retention.kind import SENT
 from relay.retention.rounds import drop_old_days, keep_days
-from relay.settings import DatabaseSettings, Settings
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.engine.retention.conftest import KEEP, OLD, READ_ALL, lock_is_free, round_of
 from tests.support.days import Days

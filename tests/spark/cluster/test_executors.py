@@ -9,7 +9,7 @@ import aio_pika
 import psycopg
 import pytest
 
-from relay.settings import Settings
+from relay.config.settings import Settings
 from tests.faults.evidence import drain
 from tests.faults.load import relaying
 from tests.spark.cluster.conftest import MakeStage

@@ -8,8 +8,8 @@ import psycopg
 import pytest
 from pydantic import SecretStr
 
+from relay.config.settings import DatabaseSettings
 from relay.operate.migrate import migrate
-from relay.settings import DatabaseSettings
 from tests.spark.cluster.conftest import MakeStage
 from tests.spark.cluster.driver import Driver, DriverError
 from tests.spark.cluster.outcome import PARTITION, WAYS, Way, assert_nothing_written, assert_written_once

@@ -1,0 +1,146 @@
+"""The hosts that `broker.url` names: each address of each name is one, and names are resolved anew each time."""
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncGenerator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from ipaddress import ip_address
+from threading import Thread
+
+from yarl import URL
+
+from relay.config.settings import BrokerSettings
+from relay.config.urls import amqp_urls
+from relay.errors import BrokerUnavailableError, ConfigurationError
+
+# Each process tries the addresses of a name in an order of its own, always the same, whatever that of DNS is.
+SALT = os.urandom(8)
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """One address of a name; `str` gives what to call it in an error."""
+
+    url: URL  # with the name, for which the host's certificate is made
+    address: str  # IPv4 or IPv6
+
+    def __str__(self) -> str:
+        return place(self.url) + ("" if self.address == self.url.host else f" ({self.address})")
+
+
+def broker_urls(broker: BrokerSettings) -> list[URL]:
+    """Give each URL, in the order in which they are tried.
+
+    Raises:
+        ConfigurationError: one of them is no AMQP URL.
+    """
+    try:
+        return amqp_urls(broker.url.get_secret_value())
+    except ValueError as error:  # settings that were made without a check
+        raise ConfigurationError(
+            str(error)
+            or "broker.url (RELAY_BROKER_URL) takes amqp:// or amqps:// URLs separated by commas,"
+            " like amqp://user:password@host:5672/vhost"
+        ) from None
+
+
+def place(url: URL) -> str:
+    """Name the host of a URL and its port."""
+    return f"{url.host_subcomponent}:{url.port or (5671 if url.scheme == 'amqps' else 5672)}"
+
+
+def vhost(url: URL) -> str:
+    """Name the virtual host of a URL, as the library reads it."""
+    return url.path.removeprefix("/").replace("%2F", "/") or "/"
+
+
+async def in_turn(
+    urls: Sequence[URL], *, after: Host | None, within: float
+) -> AsyncGenerator[Host | BrokerUnavailableError, None]:
+    """Give every host once, or why a name has none; a name is resolved when its turn comes.
+
+    Args:
+        within: seconds for a name.
+        after: the host that stands before the first one, and hence comes last.
+    """
+    begin = next((n for n, url in enumerate(urls) if after is not None and place(url) == place(after.url)), 0)
+    last: list[Host] = []
+    for url in (*urls[begin:], *urls[:begin]):
+        try:
+            hosts = await addresses(url, within)
+        except BrokerUnavailableError as error:
+            yield error
+            continue
+        places = [str(host) for host in hosts]
+        if not last and str(after) in places:
+            behind = places.index(str(after)) + 1
+            hosts, last = hosts[behind:], hosts[:behind]
+        for host in hosts:
+            yield host
+    for host in last:
+        yield host
+
+
+async def addresses(url: URL, within: float) -> list[Host]:
+    """Give each address that the URL's name has now as a host, in the order in which this process tries them.
+
+    Raises:
+        BrokerUnavailableError: it has none, or that is not known within so many seconds.
+    """
+    name = str(url.host)
+    if _is_address(name):
+        return [Host(url, name)]
+    try:
+        async with asyncio.timeout(within):
+            found = await _resolve(name)
+    except TimeoutError:
+        raise BrokerUnavailableError(f"{place(url)}: the name is not resolved within {within:g} s") from None
+    except (OSError, UnicodeError) as error:
+        raise BrokerUnavailableError(f"{place(url)}: {error.args[-1]}") from None
+    return [Host(url, address) for address in sorted(found, key=lambda address: hash((SALT, address)))]
+
+
+async def is_listed(host: Host, urls: Sequence[URL], within: float) -> bool:
+    """Whether one of the URLs leads to this host: same user, virtual host and parameters, such as those of TLS.
+
+    A name that is not resolved within so many seconds is taken to have the address that it had.
+    """
+    for url in urls:
+        if _target(url) == _target(host.url):
+            try:
+                found = await addresses(url, within)
+            except BrokerUnavailableError:
+                return True
+            if host.address in (one.address for one in found):
+                return True
+    return False
+
+
+async def _resolve(name: str) -> set[str]:
+    """Ask on a thread of its own: a call that hangs would take one away from a pool, and hold up the process's end."""
+    asked: Future[set[str]] = Future()
+    asked.set_running_or_notify_cancel()  # whoever does not wait any more leaves it to its end
+
+    def ask() -> None:
+        try:
+            found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+            asked.set_result({str(socket_address[0]) for *_, socket_address in found})
+        except BaseException as error:  # raised where it is waited for
+            asked.set_exception(error)
+
+    Thread(target=ask, name=f"resolve:{name}", daemon=True).start()
+    return await asyncio.wrap_future(asked)
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _target(url: URL) -> tuple[str, str, str | None, str, list[tuple[str, str]]]:
+    return url.scheme, place(url), url.user, vhost(url), sorted(url.query.items())

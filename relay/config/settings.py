@@ -1,0 +1,334 @@
+"""What can be configured: one frozen model a section of relay.toml.
+
+How the values are found (flags, environment, secret files, relay.toml, defaults) is `relay.config.loading`.
+The text below a key is its description in docs/configuration.md and config/relay.toml.
+"""
+
+import re
+from collections.abc import Callable
+from datetime import timedelta
+from enum import StrEnum
+from socket import gethostname
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    SecretStr,
+    StringConstraints,
+    ValidationError,
+    ValidationInfo,
+)
+
+from relay.config.durations import parse_duration, seconds_of
+from relay.config.secret import SecretSource
+from relay.config.sections import Section, ShortString, Takes, short
+from relay.config.topology import TopologySettings
+from relay.config.urls import amqp_urls, libpq_parameters
+from relay.errors import ConfigurationError
+from relay.memory import memory_limit, window_within
+
+Url = str | SecretStr  # as applications give it; also a SecretSource, which is read again
+
+MOST_DAYS = 99_999
+LISTEN_HOST = re.compile(r"[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]")
+
+
+def _libpq_url(url: SecretStr) -> SecretStr:
+    return _readable(url, libpq_parameters)
+
+
+def _amqp_urls(urls: SecretStr) -> SecretStr:
+    return _readable(urls, amqp_urls)
+
+
+def _readable(url: SecretStr, read: Callable[[str], object]) -> SecretStr:
+    read(url.get_secret_value())
+    if isinstance(url, SecretSource):
+        url.accept_only(read)
+    return url
+
+
+def days_kept(retention: str) -> int | None:
+    """Give the days of `relay.retention` or `relay.inbox_retention`; None when nothing is dropped.
+
+    Raises:
+        ValueError: it is neither so many days nor "off".
+    """
+    if retention == "off":
+        return None
+    kept = parse_duration(retention)
+    if kept != timedelta(days=kept.days) or not 1 <= kept.days <= MOST_DAYS:
+        raise ValueError
+    return kept.days
+
+
+def _retention(text: str) -> str:
+    days_kept(text)
+    return text
+
+
+def _not_shorter(inbox_retention: str, info: ValidationInfo) -> str:
+    remembered, kept = days_kept(inbox_retention), days_kept(info.data.get("retention", "1 day"))
+    if remembered is not None and (kept is None or remembered < kept):
+        raise ValueError
+    return inbox_retention
+
+
+def _listen_address(address: str) -> str:
+    if address:
+        host, _, port = address.rpartition(":")
+        if not LISTEN_HOST.fullmatch(host) or not port.isascii() or not port.isdigit() or not 1 <= int(port) <= 65535:
+            raise ValueError
+    return address
+
+
+DatabaseUrl = Annotated[
+    SecretStr,
+    AfterValidator(_libpq_url),
+    Takes("a libpq URL, postgresql://user:password@host:5432/database"),
+]
+BrokerUrl = Annotated[
+    SecretStr,
+    AfterValidator(_amqp_urls),
+    Takes("amqp:// or amqps:// URLs, amqp://user:password@host:5672/vhost, several separated by commas"),
+]
+Identifier = Annotated[
+    str,
+    StringConstraints(pattern=r"^[a-z_][a-z0-9_]{0,39}$"),
+    Takes("at most 40 lower-case letters, digits and _, no digit first"),
+]
+NodeName = Annotated[str, StringConstraints(min_length=1), AfterValidator(short), Takes("text of 1 to 255 bytes")]
+Retention = Annotated[
+    str, AfterValidator(_retention), Takes('days as in "14 days" or "14d", from 1 to 99999, or "off"')
+]
+InboxRetention = Annotated[
+    str,
+    AfterValidator(_retention),
+    AfterValidator(_not_shorter),
+    Takes('days as in "30 days" or "30d", no fewer than those of relay.retention, or "off"'),
+]
+ListenAddress = Annotated[
+    str, AfterValidator(_listen_address), Takes("address:port, 0.0.0.0:8080 or [::]:8080, or nothing")
+]
+Pattern = Annotated[str, StringConstraints(min_length=1), Takes("a shell pattern")]
+Patterns = Annotated[
+    str, Takes('shell patterns, several separated by commas; the empty one is the default exchange `""`')
+]
+Seconds = Annotated[
+    float,
+    BeforeValidator(seconds_of),
+    Field(gt=0, allow_inf_nan=False),
+    Takes('seconds, above 0, or as in "30s"'),
+]
+
+
+def _window(earlier: dict[str, Any]) -> int:
+    """Return the default of `relay.max_window_bytes`, from the keys before it."""
+    return window_within(memory_limit().size, earlier["max_message_bytes"])
+
+
+class Ordering(StrEnum):
+    """What is kept in order on the way to the broker."""
+
+    KEY = "key"  # nothing of a key is sent before its predecessor is settled
+    PIPELINED = "pipelined"  # a lane goes out in id order, several batches in flight
+    NONE = "none"  # as it comes
+
+
+class KeyPolicy(StrEnum):
+    """What happens to the later rows of a key whose row was parked."""
+
+    HOLD = "hold"  # they wait, parked behind it
+    SKIP = "skip"  # they go on
+
+
+class Wire(StrEnum):
+    """How a message is handed to the AMQP library."""
+
+    FRAMES = "frames"  # encoded here, one write for many messages
+    PUBLISH = "publish"  # the library's documented basic_publish, one call a message
+
+
+class LogFormat(StrEnum):
+    """How log events are written."""
+
+    AUTO = "auto"  # console on a terminal, else json
+    CONSOLE = "console"
+    JSON = "json"
+
+
+class DatabaseSettings(Section):
+    """`[database]`: where the outbox is."""
+
+    url: DatabaseUrl = SecretStr("postgresql://localhost/postgres")
+    """PostgreSQL; several hosts are tried in turn, and libpq's parameters may follow the question mark; a file that
+    holds it is read again at each connection"""
+    schema_name: Identifier = Field("outbox", alias="schema")
+    """schema of the outbox tables"""
+    connect_timeout: Seconds = 5.0
+    """for a connection to each host"""
+    command_timeout: Seconds = 30.0
+    """no answer to a statement within this: the connection is lost"""
+
+    if TYPE_CHECKING:  # the type of the field does not tell that pydantic takes text for it
+
+        def __init__(self, *, url: Url = ..., **others: Any) -> None: ...
+
+
+class BrokerSettings(Section):
+    """`[broker]`: where the messages go."""
+
+    url: BrokerUrl = SecretStr("amqp://guest:guest@localhost/")
+    """RabbitMQ; several URLs are tried in turn, and each address of a name; a file that holds it is read again at each
+    connection and at SIGHUP"""
+    exchange: ShortString = "outbox"
+    """for rows that name no exchange and that no route takes"""
+    allowed_exchanges: Patterns = "*"
+    """the exchanges that rows may name themselves; a row that names another is parked"""
+    sender_selected_distribution: bool = False
+    """rows may name further routing keys in the headers `CC` and `BCC`; else a row that has them is parked"""
+    declare: bool = True
+    """at start, declare what `[topology]` lists, and that exchange (topic, durable), where they are missing"""
+    app_id: ShortString = "outbox-relay"
+    """the property `app_id` of every message"""
+    connect_timeout: Seconds = 5.0
+    """for resolving a name, and for a connection to each of its addresses"""
+    confirm_timeout: Seconds = 30.0
+    """no confirm within this: the outcome is unknown, and the message is sent again"""
+    heartbeat: Annotated[int, Field(ge=1, le=60)] = 5
+    """seconds; the relay leaves a broker that is silent for two of them"""
+
+    if TYPE_CHECKING:  # the type of the field does not tell that pydantic takes text for it
+
+        def __init__(self, *, url: Url = ..., **others: Any) -> None: ...
+
+
+Server = TypeVar("Server", DatabaseSettings, BrokerSettings)
+
+
+def settings_of(kind: type[Server], given: Server | Url) -> Server:
+    """Return the settings of a server, for which its URL alone may stand.
+
+    Raises:
+        ConfigurationError: it is neither settings nor a URL of such a server.
+    """
+    if isinstance(given, kind):
+        return given
+    try:
+        return kind.model_validate({"url": given})
+    except ValidationError as error:
+        (found,) = error.errors()
+        reason = str(found.get("ctx", {}).get("error", ""))
+        takes = next(each.words for each in kind.model_fields["url"].metadata if isinstance(each, Takes))
+        raise ConfigurationError(f"{kind.__name__}(url=...): {reason or f'it takes {takes}'}") from None
+
+
+class RelaySettings(Section):
+    """`[relay]`: how rows are carried."""
+
+    node: NodeName = Field(default_factory=gethostname)
+    """name of this node, one of a kind"""
+    ordering: Ordering = Ordering.KEY
+    """what is kept in order on the way to the broker"""
+    key_policy: KeyPolicy = KeyPolicy.HOLD
+    """later rows of a key whose row is parked, backs off or has no route wait behind it (hold) or go on (skip)"""
+    wire: Wire = Wire.FRAMES
+    """frames: encoded here, one write for many messages; publish: the AMQP library's own call for each"""
+    max_in_flight: Annotated[int, Field(ge=1, le=65535)] = 800
+    """messages sent and not yet confirmed; a third while live rows come beside a backlog"""
+    max_window_rows: Annotated[int, Field(ge=1)] = 2000
+    """rows read and not yet settled"""
+    max_message_bytes: Annotated[int, Field(ge=1)] = 16 * 1024 * 1024
+    """a larger payload is parked, unread"""
+    max_window_bytes: Annotated[int, Field(ge=65536)] = Field(default_factory=_window)
+    """bytes read and not yet settled; a larger row goes alone"""
+    max_attempts: Annotated[int, Field(ge=1, le=1000)] = 8
+    """a row is parked when the broker refused it this often; outages do not count"""
+    backoff_initial: Seconds = 0.5
+    """wait after a row's first refusal; doubles with each"""
+    backoff_max: Seconds = 60.0
+    """longest wait between two attempts"""
+    poll_interval: Seconds = 1.0
+    """a sleeping relay looks for rows this often, also when nobody rings"""
+    sweep_interval: Seconds = 10.0
+    """rows that became visible late, behind higher ids, are looked for this often"""
+    heartbeat_interval: Seconds = 1.0
+    """the node's row in the table `node` is renewed this often"""
+    node_timeout: Annotated[
+        float,
+        BeforeValidator(seconds_of),
+        Field(ge=1, allow_inf_nan=False),
+        Takes('seconds, at least 1, or as in "30s"'),
+    ] = 10.0
+    """a node that has given no heartbeat for this long is frozen: another one ends its session and takes its lanes"""
+    standby: bool = False
+    """take lanes only when no node that does not stand by can deliver"""
+    stall_after: Seconds = 5.0
+    """messages wait and none settles, or the database does not answer, for this long: not ready, and `stalled`"""
+    start_timeout: Seconds = 60.0
+    """at the start, the database and the broker are waited for this long"""
+    drain_timeout: Seconds = 8.0
+    """after SIGTERM, messages in flight have this long to be confirmed and marked; 2 s later the process has ended"""
+    pools: bool = True
+    """be a candidate for the master of partitioned consumers (docs/partitioned-consumers.md)"""
+    retention: Retention = "14 days"
+    """sent rows are kept for this long, then dropped by the day (docs/database.md); off: for ever"""
+    retention_waits_for_archive: bool = False
+    """a day of sent rows is dropped only once it is archived, whatever its age (docs/archive.md)"""
+    inbox_retention: InboxRetention = "30 days"
+    """an inbox remembers a message for this long after the day on which it was written, and never for less than
+    `retention` (docs/consumer.md); off: for ever"""
+
+    @property
+    def retention_days(self) -> int | None:
+        return days_kept(self.retention)
+
+    @property
+    def inbox_retention_days(self) -> int | None:
+        """As many as `retention_days`, at least: a replay of rows that are kept must find what was applied of them."""
+        kept, remembered = self.retention_days, days_kept(self.inbox_retention)
+        return None if kept is None or remembered is None else max(kept, remembered)
+
+
+class Route(Section):
+    """`[[routes]]`: where rows that name no exchange go; the first that matches decides."""
+
+    event_type: Pattern = "*"
+    """shell pattern"""
+    aggregate_type: Pattern = "*"
+    """shell pattern"""
+    exchange: ShortString
+    """an exchange that exists; `""` is the default exchange"""
+    routing_key: ShortString = "{aggregate_type}.{event_type}"
+    """may contain `{aggregate_type}`, `{aggregate_id}` and `{event_type}`"""
+
+
+class HttpSettings(Section):
+    """`[http]`: where a running relay answers probes and Prometheus."""
+
+    listen: ListenAddress = ""
+    """`/livez`, `/readyz` and `/metrics` are there; empty: nowhere"""
+
+
+class LogSettings(Section):
+    """`[log]`: what is said on stderr."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """the least that is said"""
+    format: LogFormat = LogFormat.AUTO
+    """auto: for people on a terminal, else json"""
+
+
+class Settings(Section):
+    """Everything that `relay` can be told."""
+
+    database: DatabaseSettings = DatabaseSettings()
+    broker: BrokerSettings = BrokerSettings()
+    relay: RelaySettings = RelaySettings()
+    routes: tuple[Route, ...] = ()
+    """as a variable: a JSON list of tables"""
+    topology: TopologySettings = TopologySettings()
+    http: HttpSettings = HttpSettings()
+    log: LogSettings = LogSettings()

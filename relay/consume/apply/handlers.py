@@ -1,0 +1,131 @@
+"""Which function applies which message."""
+
+import inspect
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, TypeVar
+
+from relay.consume.apply.calls import is_async, is_generator, name_of_function
+from relay.consume.apply.payload import Decode, read_decode
+from relay.consume.message import Message
+from relay.errors import ConfigurationError
+
+# What they get beside the message is up to the inbox.
+AsyncHandler = Callable[[Message[Any], Any], Awaitable[None]] | Callable[[list[Message[Any]], Any], Awaitable[None]]
+SyncHandler = Callable[[Message[Any], Any], None] | Callable[[list[Message[Any]], Any], None]
+AnyHandler = TypeVar("AnyHandler", bound=Callable[..., Any])
+
+EVERY_OTHER_TYPE = "*"
+MARK = "__outbox_handler__"
+
+
+def on(*event_types: str, version: str | int | None = None, batch: bool = False) -> Callable[[AnyHandler], AnyHandler]:
+    """Make a function the handler of these event types; `on("*")` takes every type that no other handler takes.
+
+    With `version` it takes only messages whose header `x-event-version` has this text; without, those of every
+    version, and of none, that no other handler of the type takes.
+
+    The handler is called as `handler(message, connection)` inside an open transaction on that connection, in which
+    the inbox row is already written: what it does there and the fact that it was done are committed together.
+    It must not commit; a savepoint (`connection.transaction()`) is fine. An exception rolls everything back and
+    the message is tried again later.
+
+    With `batch` it is called with a list instead, of the messages that follow each other in a transaction: one
+    statement for all of them costs a fraction of one each. The list is in the order of delivery.
+
+    `Message[Invoice]` as annotation has the body decoded into `message.payload` (docs/consumer.md).
+
+    An `async def` gets a psycopg.AsyncConnection. A plain function runs in a thread and gets a psycopg.Connection.
+    What they get of an inbox with SQLAlchemy: docs/consumer.md.
+    """
+    if not event_types or not all(isinstance(name, str) and name for name in event_types):
+        raise ConfigurationError('@on takes the event types of a handler: @on("InvoiceIssued")')
+    if version is not None and EVERY_OTHER_TYPE in event_types:
+        raise ConfigurationError(f'@on("*") takes every version: name the event types of version {version}')
+
+    def mark(handler: AnyHandler) -> AnyHandler:
+        setattr(handler, MARK, (event_types, None if version is None else str(version), batch))
+        return handler
+
+    return mark
+
+
+@dataclass(frozen=True, slots=True)
+class Handler:
+    function: Callable[..., Any]
+    takes_batch: bool
+    decode: Decode | None
+
+
+@dataclass(frozen=True, slots=True)
+class Handlers:
+    """The handlers of one consumer, found by event type and version. All are `async def`, or none is."""
+
+    by_type: dict[str, dict[str | None, Handler]]  # by version within; None: every other version
+    is_async: bool
+
+    def takes(self, message: Message) -> bool:
+        return self._handler_of(message) is not None
+
+    def calls(self, messages: Iterable[Message]) -> Iterator[tuple[Callable[..., Any], Message | list[Message]]]:
+        """Give the calls (function, first argument) that apply messages of which `takes` said yes, in order.
+
+        Raises:
+            InvalidPayloadError: the body of the next one does not fit its handler.
+        """
+        for handler, neighbours in groupby(messages, self._handler_of):
+            assert handler is not None, "`takes` has said yes"  # noqa: S101
+            decoded = map(handler.decode, neighbours) if handler.decode else neighbours  # noqa: B031 (one of the two)
+            if handler.takes_batch:
+                yield handler.function, list(decoded)
+            else:
+                for message in decoded:
+                    yield handler.function, message
+
+    def _handler_of(self, message: Message) -> Handler | None:
+        versions = self.by_type.get(message.type) or self.by_type.get(EVERY_OTHER_TYPE, {})
+        handler = versions.get(None)
+        if len(versions) > 1 or handler is None:  # else nobody needs to look into the headers
+            handler = versions.get(message.version, handler)
+        return handler
+
+
+def collect_handlers(functions: Iterable[AsyncHandler | SyncHandler]) -> Handlers:
+    """Index handlers by the types and versions given to `@on`, and read what payload each asks for.
+
+    Raises:
+        ConfigurationError: a function has no `@on` or is a generator, two take one type and version, there is none,
+            one's annotation cannot be read, or sync and async are mixed: messages of one transaction must share one
+            connection, and a connection is of one kind.
+    """
+    by_type: dict[str, dict[str | None, Handler]] = {}
+    kinds = set()
+    for function in functions:
+        name = name_of_function(function)
+        if not hasattr(function, MARK):
+            raise ConfigurationError(f'{name} is no handler; put @on("<event type>") above it')
+        if is_generator(function):
+            raise ConfigurationError(f"{name} cannot be a handler: calling it runs nothing, because it holds a `yield`")
+        try:
+            inspect.signature(function).bind("message", "connection")
+        except TypeError:
+            raise ConfigurationError(
+                f"handler {name} is called with two arguments: give it a parameter for the message or list, and one for"
+                " the connection or session"
+            ) from None
+        event_types, version, takes_batch = getattr(function, MARK)
+        handler = Handler(function, takes_batch, read_decode(function, name, takes_batch=takes_batch))
+        for event_type in event_types:
+            versions = by_type.setdefault(event_type, {})
+            if version in versions:
+                what = f"event type {event_type!r}" + ("" if version is None else f" of version {version}")
+                both = f"{name_of_function(versions[version].function)} and {name}"
+                raise ConfigurationError(f"{what} has two handlers, {both}; keep one")
+            versions[version] = handler
+        kinds.add(is_async(function))
+    if not kinds:
+        raise ConfigurationError("a consumer needs at least one handler")
+    if len(kinds) == 2:
+        raise ConfigurationError("the handlers of one consumer are all `async def` or all plain functions, not both")
+    return Handlers(by_type, kinds.pop())

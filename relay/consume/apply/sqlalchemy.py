@@ -1,0 +1,205 @@
+"""Handlers that work with SQLAlchemy: its connection or session, in the transaction of the inbox row.
+
+The transaction is psycopg's own, below SQLAlchemy: in it the driver refuses every commit() and rollback(), whoever
+calls it, so nothing parts the inbox row from the handler's work. What SQLAlchemy begins and ends around it is its own
+idea of a transaction, and reaches no server.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import psycopg
+from psycopg.pq import TransactionStatus
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, async_sessionmaker
+from sqlalchemy.orm import sessionmaker
+from sqlalchemy.pool import QueuePool
+
+from relay.consume.apply.calls import call, call_async
+from relay.consume.apply.handlers import Handlers
+from relay.consume.apply.inbox import Inbox
+from relay.consume.apply.inbox_insert import Admission
+from relay.consume.apply.transactions import AsyncTransactions, ThreadTransactions
+from relay.database import is_refusal, one_line
+from relay.errors import ConfigurationError, DatabaseUnavailableError
+
+# A session's commit() releases a savepoint, and its rollback(), also that after a failed flush, goes back to it.
+IN_SAVEPOINT = "create_savepoint"
+
+# A pool may give a connection that was lost long ago: on its error SQLAlchemy gives up all that are as old.
+LOOK = "SELECT 1"
+
+UNLIMITED = -1  # `max_overflow` of a pool
+
+
+def engine_of(target: object) -> Engine | AsyncEngine:
+    """Give the engine of what an inbox was made with.
+
+    Raises:
+        ConfigurationError: it has none, or one of another database or driver.
+    """
+    engine = target
+    if isinstance(target, sessionmaker | async_sessionmaker):
+        engine = target.kw.get("bind")
+        if target.kw.get("binds") or engine is None:
+            raise ConfigurationError("the sessions of an inbox are bound to one engine, that of the inbox rows")
+    if not isinstance(engine, Engine | AsyncEngine):
+        raise ConfigurationError(
+            "an inbox is made with a URL or DatabaseSettings, or with an engine or sessionmaker of SQLAlchemy;"
+            f" not with {type(engine).__name__}"
+        )
+    if (engine.dialect.name, engine.dialect.driver) != ("postgresql", "psycopg"):
+        raise ConfigurationError(
+            f"the engine of an inbox is one of postgresql+psycopg, not of {engine.dialect.name}+{engine.dialect.driver}"
+        )
+    return engine
+
+
+def require_connections(target: object, count: int) -> None:
+    """See that the engine of an inbox may open so many connections at once.
+
+    Raises:
+        ConfigurationError: its pool has fewer, and who asks for the last would wait for ever.
+    """
+    pool = engine_of(target).pool
+    if not isinstance(pool, QueuePool) or pool._max_overflow == UNLIMITED:
+        return
+    if (most := pool.size() + pool._max_overflow) < count:
+        raise ConfigurationError(
+            f"the engine's pool has {most} connections at most and this consumer needs {count}: create the engine with"
+            f" pool_size={count}"
+        )
+
+
+def open_alchemy(
+    inbox: Inbox, handlers: Handlers | None, *, pipeline: bool, admission: Admission
+) -> "AlchemyAsync | AlchemyThread":
+    """Give transactions, not yet connected.
+
+    Raises:
+        ConfigurationError: the handlers are of the other kind, or they ask for a pipeline.
+    """
+    engine = engine_of(inbox.target)
+    is_async = isinstance(engine, AsyncEngine)
+    if handlers is not None and handlers.is_async is not is_async:
+        wanted = "`async def` handlers" if is_async else "plain functions as handlers"
+        raise ConfigurationError(f"an inbox with {type(inbox.target).__name__} takes {wanted}")
+    if pipeline:
+        raise ConfigurationError("pipeline is psycopg's, and not for handlers that work with SQLAlchemy")
+    handlers = handlers or Handlers({}, is_async)
+    if isinstance(engine, AsyncEngine):
+        return AlchemyAsync(inbox, handlers, admission, engine)
+    return AlchemyThread(inbox, handlers, admission, engine)
+
+
+class AlchemyAsync(AsyncTransactions):
+    """For `async def` handlers that get an AsyncConnection or AsyncSession."""
+
+    def __init__(self, inbox: Inbox, handlers: Handlers, admission: Admission, engine: AsyncEngine) -> None:
+        super().__init__(inbox, handlers, admission, pipeline=False)
+        self._engine = engine
+        self._sessions = inbox.target if isinstance(inbox.target, async_sessionmaker) else None
+        self._outer: AsyncConnection | None = None
+
+    async def open(self) -> None:
+        await self.close()
+        try:
+            async with asyncio.timeout(self._inbox.patience):
+                self._outer = await self._engine.connect()
+                await self._outer.exec_driver_sql(LOOK)
+                await self._outer.rollback()
+                self._connection = (await self._outer.get_raw_connection()).driver_connection
+        except (SQLAlchemyError, TimeoutError) as error:
+            raise _unavailable(error) from error
+
+    async def close(self) -> None:
+        outer, self._outer, self._connection = self._outer, None, None
+        if outer is not None and not outer.closed:
+            await outer.invalidate()  # nobody else gets what handlers have set in the session
+            await outer.close()
+
+    @asynccontextmanager
+    async def _begin(self) -> AsyncIterator[tuple[psycopg.AsyncConnection, Any]]:
+        connection = self._connected()
+        assert self._outer is not None, "it is connected"  # noqa: S101
+        await self._outer.begin()
+        try:
+            async with connection.transaction():
+                yield connection, self._outer
+        except BaseException:
+            if connection.info.transaction_status is TransactionStatus.IDLE:
+                await self._outer.rollback()
+            else:
+                await connection.close()
+            raise
+        await self._outer.commit()
+
+    async def _call(self, handler: Callable[..., Any], argument: Any, given: AsyncConnection) -> None:
+        if self._sessions is None:
+            await call_async(handler, argument, given)
+            return
+        async with self._sessions(bind=given, join_transaction_mode=IN_SAVEPOINT) as session:
+            await call_async(handler, argument, session)
+            await session.commit()
+
+
+class AlchemyThread(ThreadTransactions):
+    """For plain functions that get a Connection or Session."""
+
+    def __init__(self, inbox: Inbox, handlers: Handlers, admission: Admission, engine: Engine) -> None:
+        super().__init__(inbox, handlers, admission)
+        self._engine = engine
+        self._sessions = inbox.target if isinstance(inbox.target, sessionmaker) else None
+        self._outer: Connection | None = None
+
+    async def open(self) -> None:
+        await self.close()
+        await asyncio.to_thread(self._open)
+
+    def _open(self) -> None:
+        try:
+            self._outer = self._engine.connect()
+            self._outer.exec_driver_sql(LOOK)
+            self._outer.rollback()
+            self._connection = self._outer.connection.driver_connection
+        except SQLAlchemyError as error:
+            raise _unavailable(error) from error
+
+    async def close(self) -> None:
+        outer, self._outer, self._connection = self._outer, None, None
+        if outer is not None and not outer.closed:
+            outer.invalidate()  # nobody else gets what handlers have set in the session
+            await asyncio.to_thread(outer.close)
+
+    @contextmanager
+    def _begin(self) -> Iterator[tuple[psycopg.Connection, Any]]:
+        connection = self._connected()
+        assert self._outer is not None, "it is connected"  # noqa: S101
+        self._outer.begin()
+        try:
+            with connection.transaction():
+                yield connection, self._outer
+        except BaseException:
+            if connection.info.transaction_status is TransactionStatus.IDLE:
+                self._outer.rollback()
+            else:
+                connection.close()
+            raise
+        self._outer.commit()
+
+    def _call(self, handler: Callable[..., Any], argument: Any, given: Connection) -> None:
+        if self._sessions is None:
+            call(handler, argument, given)
+            return
+        with self._sessions(bind=given, join_transaction_mode=IN_SAVEPOINT) as session:
+            call(handler, argument, session)
+            session.commit()
+
+
+def _unavailable(error: Exception) -> DatabaseUnavailableError:
+    cause = error.orig if isinstance(error, DBAPIError) and error.orig else error
+    is_refused = isinstance(cause, psycopg.Error) and is_refusal(cause)
+    return DatabaseUnavailableError(one_line(cause) or "no answer", is_refusal=is_refused)

@@ -1,0 +1,293 @@
+"""Consume on one channel, until it is lost or we are told to stop; then let the running transactions finish."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from aiormq.abc import AbstractChannel, DeliveredMessage
+from aiormq.exceptions import (
+    AMQPError,
+    ChannelAccessRefused,
+    ChannelInvalidStateError,
+    ChannelNotFoundEntity,
+    ChannelPreconditionFailed,
+)
+from pamqp.common import Arguments
+
+from relay.broker.connection import answer_within, words
+from relay.consume.apply.attempt import Trial
+from relay.consume.apply.inbox_insert import EVERYTHING, Admission
+from relay.consume.apply.repeats import Repeats
+from relay.consume.apply.transactions import open_transactions
+from relay.consume.classify import Failure, Reason, first_line, name_of, unfit
+from relay.consume.failed.copies import Copies
+from relay.consume.failed.envelope import history_of, restored
+from relay.consume.failed.held_messages import HeldKeys
+from relay.consume.failed.held_table import NOT_HELD, TAKEN, HeldTable
+from relay.consume.key_queue import Turns
+from relay.consume.message import Delivery, read_delivery
+from relay.consume.receipts import Receipts
+from relay.consume.setup import Order, Setup
+from relay.consume.startup import keep_asking, keep_up
+from relay.consume.worker import Worker
+from relay.database import CANCEL_TIMEOUT
+from relay.errors import BrokerUnavailableError, ConfigurationError, QueueMissingError
+from relay.logger import get_logger
+
+# The priority that every consumer has. Only a stream takes none: it refuses the argument, and so it refuses us.
+BUT_STREAMS: Arguments = {"x-priority": 0}
+CLOSE_TIMEOUT = 2.0  # seconds for a goodbye to a broker that may be gone
+LOST = (AMQPError, ChannelInvalidStateError, OSError)  # TimeoutError is an OSError
+
+log = get_logger("relay.consume")
+
+
+class Consuming:
+    """The workers of one channel, and what goes in and out of them."""
+
+    def __init__(
+        self, setup: Setup, channel: AbstractChannel, tasks: asyncio.TaskGroup, cut_off: asyncio.Event | None = None
+    ) -> None:
+        self._setup = setup
+        self._channel = channel
+        self._tasks = tasks
+        self._cut_off = cut_off or asyncio.Event()
+        self._stopping = asyncio.Event()
+        self._cancelled = asyncio.Event()  # by the broker: the queue was deleted, or its leader went down
+        channel.on_consumer_cancel_callbacks.add(lambda _: self._cancelled.set())
+        self._receipts = Receipts(channel, setup.counters)
+        self._copies = Copies(
+            setup.outgoing,
+            setup.queue,
+            setup.dead_queue,
+            setup.inbox.consumer_name,
+            setup.counters,
+            setup.backoff,
+            setup.tries,
+            self._receipts.settle,
+            self._stopping,
+            tasks,
+        )
+        self._trials: list[Trial] = []
+        self._held = self._hold() if setup.order is Order.HOLD else None
+        self._turns = Turns()
+        self._repeats = Repeats(setup.inbox, setup.session)
+        self._workers = [self._worker() for _ in range(setup.concurrency)]
+
+    async def begin(self) -> str:
+        """Ask for deliveries, and give the consumer's tag.
+
+        Raises:
+            ConfigurationError: the queue is a stream, or not ours to read.
+            QueueMissingError, and what a lost connection raises.
+        """
+        queue = self._setup.queue
+        try:
+            async with asyncio.timeout(self._setup.broker.connect_timeout):
+                await self._channel.basic_qos(prefetch_count=self._setup.prefetch)
+                begun = await self._channel.basic_consume(queue, self._deliver, arguments=BUT_STREAMS)
+        except ChannelNotFoundEntity:
+            raise QueueMissingError(queue) from None
+        except ChannelPreconditionFailed as error:
+            raise ConfigurationError(
+                f"queue {queue!r} is a stream, which keeps what is acknowledged and forgets what was not: consume a"
+                f" quorum or classic queue, bound to the same exchange ({words(error)})"
+            ) from error
+        except ChannelAccessRefused as error:
+            raise ConfigurationError(
+                f"queue {queue!r} cannot be consumed: {words(error)}: give the user of broker.url the permission to"
+                " read it (rabbitmqctl set_permissions), or stop the consumer that has it for itself"
+            ) from error
+        return str(begun.consumer_tag)
+
+    async def work(self, tag: str) -> None:
+        """Work until the channel is lost or we are told to stop; then drain."""
+        start = self._tasks.create_task
+        working = [start(worker.run(), name="consume.work") for worker in self._workers]
+        if self._held is not None:
+            working.append(start(self._held.run(), name="consume.hold"))
+        beside = [
+            start(self._receipts.send(), name="consume.acknowledge"),
+            start(self._setup.stalls.run(), name="consume.watch"),
+        ]
+        if self._setup.fence is None:  # else the member does it once
+            beside.append(start(keep_up(self._setup.inbox), name="consume.upkeep"))
+        if self._held is None:  # else that looks into its table as often
+            asking = keep_asking(self._setup.inbox, self._setup.session, self._stopping)
+            beside.append(start(asking, name="consume.ask"))
+        await first(self._setup.stop.wait(), self._cancelled.wait(), self._channel.closing, self._cut_off.wait())
+        drain_until = asyncio.get_running_loop().time() + self._setup.drain_timeout
+        if self._cut_off.is_set():
+            # Before the drain, which takes long without a database: until then the queue gives nobody else anything.
+            await close(self._channel)
+        if not self._channel.is_closed:
+            # A single active consumer that is cancelled makes room for the next one at once, while what it has not
+            # settled still waits for the end of its channel: that would come behind what is newer.
+            if self._setup.order is Order.SKIP:
+                await self._end(tag)
+            log.info("consumer.draining", queue=self._setup.queue)
+        self._stopping.set()
+        for _ in self._workers:
+            self._turns.stop()
+        if self._held is not None:
+            self._held.stop()
+        for task in beside:  # each acknowledgement would let in a message that waits here for nothing: at the end, then
+            task.cancel()
+        await self._drain([*working, *self._copies.under_way], drain_until)
+        await self._let_go()
+        await self._receipts.flush()
+        await close(self._channel)
+        self._receipts.give_back()  # also what came until then
+
+    def why_it_ended(self) -> BrokerUnavailableError | None:
+        """Tell what a consumer that was not told to stop has to wait for."""
+        if self._setup.stop.is_set():
+            return None
+        if self._cancelled.is_set():
+            return BrokerUnavailableError(f"queue {self._setup.queue!r} was deleted or lost its leader")
+        return BrokerUnavailableError("the channel was closed")
+
+    async def _deliver(self, delivered: DeliveredMessage) -> None:
+        """Let a delivery wait for its turn; without any wait of ours, so that the order stays."""
+        counters = self._setup.counters
+        counters.deliveries += 1
+        counters.redeliveries += bool(delivered.redelivered)
+        self._receipts.expect(delivered.delivery_tag or 0)
+        try:
+            delivered = restored(delivered)
+            if self._setup.fence is not None:
+                self._setup.fence.stamp(delivered)
+            delivery = read_delivery(delivered, self._setup.inbox.consumer_name)
+        except Exception as error:  # the library would only log it, and the message would stay in our hands
+            delivery = f"it cannot be read: {name_of(error)}: {first_line(error)}"
+        if isinstance(delivery, str):
+            self._copies.carry(delivered, unfit(Reason.INVALID, delivery, history_of(delivered)))
+        elif (failure := self._unfit_for(delivery)) is not None:
+            self._copies.carry(delivered, failure)
+        else:
+            self._turns.put(delivery)
+
+    def _unfit_for(self, delivery: Delivery) -> Failure | None:
+        message = delivery.message
+        if self._setup.handlers.takes(message):
+            return None
+        version = "" if message.version is None else f" and version {message.version!r}"
+        words = f"type {message.type!r}{version} has no handler"
+        return unfit(Reason.UNHANDLED, words, history_of(delivery.delivered))
+
+    def _worker(self) -> Worker:
+        setup = self._setup
+        return Worker(
+            self._turns,
+            self._trial(EVERYTHING if self._held is None else NOT_HELD),
+            setup.gate,
+            setup.tries,
+            setup.judge,
+            self._held or self._copies,
+            self._receipts.settle,
+            setup.counters,
+            setup.batch_size,
+            setup.poison_limit,
+            self._stopping,
+            self._repeats,
+        )
+
+    def _hold(self) -> HeldKeys:
+        setup = self._setup
+        return HeldKeys(
+            HeldTable(setup.inbox, setup.session, setup.fence),
+            self._trial(TAKEN),
+            setup.gate,
+            setup.judge,
+            self._copies,
+            setup.tries,
+            self._unfit_for,
+            setup.counters,
+            setup.backoff,
+            self._receipts.settle,
+            setup.poison_limit,
+            self._stopping,
+        )
+
+    def _trial(self, admission: Admission) -> Trial:
+        setup = self._setup
+        transactions = open_transactions(
+            setup.inbox,
+            setup.handlers,
+            pipeline=setup.pipeline and admission is not TAKEN,
+            admission=replace(admission, fence=setup.fence),
+        )
+        trial = Trial(transactions, setup.judge, setup.counters, setup.outages, self._stopping, setup.state)
+        self._trials.append(trial)
+        return trial
+
+    async def _end(self, tag: str) -> None:
+        """Take no more deliveries."""
+        with suppress(*LOST):  # then none will come either
+            async with asyncio.timeout(CLOSE_TIMEOUT):
+                await self._channel.basic_cancel(tag)
+
+    async def _drain(self, working: Sequence[asyncio.Task[None]], until: float) -> None:
+        """Wait for what is under way, but not too long: one that is cut is rolled back and comes again."""
+        within = max(0.0, until - asyncio.get_running_loop().time())
+        await first(asyncio.wait(working), self._setup.stop_at_once.wait(), within=within)
+        for task in working:
+            task.cancel()
+        _, silent = await asyncio.wait(working, timeout=2 * CANCEL_TIMEOUT)
+        if silent:  # the server answers no cancellation, and the driver would wait for it
+            self._setup.session.unplug()
+            for trial in self._trials:
+                trial.transactions.unplug()
+            await asyncio.wait(silent)
+
+    async def _let_go(self) -> None:
+        """Forget the tries that we have ended ourselves: nobody has died of them."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_TIMEOUT):
+                await self._setup.tries.end_all()
+                if self._held is not None:
+                    await self._held.let_go()
+
+
+async def consume(
+    setup: Setup, channel: AbstractChannel, tell_ready: Callable[[], None], *, cut_off: asyncio.Event | None = None
+) -> None:
+    """Consume on this channel until it is lost or we are told to stop.
+
+    Args:
+        cut_off: set when others may have got what we consume: the channel is closed then.
+    Raises:
+        BrokerUnavailableError: it was lost, or closed.
+        QueueMissingError: there is no such queue.
+        ConfigurationError: the queue is a stream, or not ours to read.
+    """
+    refused: Exception | None = None
+    async with asyncio.TaskGroup() as tasks:
+        consuming = Consuming(setup, channel, tasks, cut_off)
+        try:
+            tag = await consuming.begin()
+        except (QueueMissingError, ConfigurationError, *LOST) as error:
+            refused = error
+        else:
+            tell_ready()
+            await consuming.work(tag)
+    if end := refused or consuming.why_it_ended():
+        raise end
+
+
+async def close(channel: AbstractChannel) -> None:
+    """Wait until the broker has taken back what is left of a channel: not before may anybody else begin."""
+    with suppress(*LOST):
+        async with answer_within("close a channel", CLOSE_TIMEOUT):
+            await channel.close()
+
+
+async def first(*waits: Awaitable[object], within: float | None = None) -> None:
+    """Wait until one of them is over, however it ends, or the time is."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        await asyncio.wait(tasks, timeout=within, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()

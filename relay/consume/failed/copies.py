@@ -1,0 +1,107 @@
+"""Carry messages on to a retry queue or to the dead letters; the original is acknowledged once the broker has the copy.
+
+Whoever dies in between leaves the original with the broker. It comes again, so there may be two copies of it: the inbox
+lets one have an effect.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from aiormq.abc import DeliveredMessage
+
+from relay.backoff import Backoff, wait_for_event
+from relay.consume.classify import Failure, Reason
+from relay.consume.counters import Counters
+from relay.consume.failed.copy_publisher import Outgoing
+from relay.consume.failed.envelope import dead_letter, retry_copy
+from relay.consume.failed.poison import Tries
+from relay.consume.failed.queues import retry_queue_name
+from relay.consume.message import Delivery
+from relay.logger import get_logger
+
+log = get_logger("relay.consume")
+
+Settle = Callable[[Iterable[int]], None]
+
+
+class Aside(Protocol):
+    """Takes over messages that cannot be applied now, and acknowledges each when it is safe elsewhere."""
+
+    async def put(self, delivery: Delivery, failure: Failure) -> None:
+        """Take over one that has failed."""
+
+    async def put_behind(self, deliveries: Sequence[Delivery]) -> None:
+        """Take over what is not admitted, because its key is held."""
+
+
+@dataclass(slots=True)
+class Copies:
+    """Copies of messages, each carried by a task: a queue that refuses holds up nobody but its own.
+
+    As `Aside` (order = "skip"): what is retried passes its followers by.
+    """
+
+    outgoing: Outgoing
+    queue: str
+    dead_queue: str
+    consumer_name: str
+    counters: Counters
+    backoff: Backoff
+    tries: Tries
+    settle: Settle
+    stopping: asyncio.Event
+    tasks: asyncio.TaskGroup
+    under_way: set[asyncio.Task[None]] = field(default_factory=set)
+
+    async def put(self, delivery: Delivery, failure: Failure) -> None:
+        self.carry(delivery.delivered, failure, poisoned=delivery if failure.reason is Reason.POISONED else None)
+
+    async def put_behind(self, deliveries: Sequence[Delivery]) -> None:
+        raise AssertionError(f"nothing is held, and these are not admitted: {deliveries}")
+
+    def carry(self, delivered: DeliveredMessage, failure: Failure, *, poisoned: Delivery | None = None) -> None:
+        """Begin to take it over."""
+        if self.stopping.is_set():
+            return
+        task = self.tasks.create_task(self._carry(delivered, failure, poisoned), name="consume.copy")
+        self.under_way.add(task)
+        task.add_done_callback(self.under_way.discard)
+
+    async def offer(self, delivered: DeliveredMessage, failure: Failure) -> str | None:
+        """Try once; None: the broker has the copy. Else the words say why it has not, or may not have it."""
+        if failure.reason is None:
+            name = retry_queue_name(self.queue, failure.step)
+            properties = retry_copy(delivered, failure)
+        else:
+            name = self.dead_queue
+            properties = dead_letter(delivered, failure, self.consumer_name)
+        if refusal := await self.outgoing.publish(name, properties, delivered.body):
+            log.warning("copy.refused", queue=name, message_id=properties.message_id, error=refusal)
+            return refusal
+        if failure.reason is None:
+            self.counters.retried[failure.step] += 1
+            return None
+        self.counters.dead_letters[failure.reason] += 1
+        log.error(
+            "message.dead",
+            message_id=properties.message_id,
+            type=properties.message_type,
+            queue=name,
+            reason=failure.reason,
+            attempts=failure.attempts,
+            error=f"{failure.exception}: {failure.words}".removeprefix(": "),
+        )
+        return None
+
+    async def _carry(self, delivered: DeliveredMessage, failure: Failure, poisoned: Delivery | None) -> None:
+        refusals = 0
+        while not self.stopping.is_set():
+            if await self.offer(delivered, failure) is None:
+                if poisoned is not None:
+                    await self.tries.forget(poisoned.message.message_id, self.stopping)
+                self.settle([delivered.delivery_tag or 0])
+                return
+            refusals += 1
+            await wait_for_event(self.stopping, self.backoff.seconds(refusals))

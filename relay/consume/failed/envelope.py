@@ -1,0 +1,203 @@
+"""A message beside its body, when it leaves this consumer for a queue or a table, and when it comes back.
+
+A copy is the same message: body, message_id, type, timestamp and headers. What is added tells an operator what
+happened, and the consumer how often; what is left out would make the broker do something with the copy.
+
+A header frame cannot be split, and the broker ends a connection over one that is too large. A copy whose header does
+not fit carries it folded: in front of the body.
+"""
+
+import socket
+from collections.abc import Mapping
+from copy import copy
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+from aiormq.abc import DeliveredMessage
+from pamqp.commands import Basic
+from pamqp.header import ContentHeader
+
+from relay.broker.content_header import UndecodableError, decode_own
+from relay.consume.classify import Failure, History
+
+Changed = TypeVar("Changed", Basic.Deliver, Basic.Properties)
+
+PERSISTENT = 2
+MOST_ATTEMPTS = 2**31 - 2  # of which one more still goes into a column of the table
+ATTEMPTS = "x-retry-attempts"
+FIRST_FAILURE, LAST_FAILURE = "x-first-failure", "x-last-failure"
+EXCEPTION, EXCEPTION_WORDS = "x-exception", "x-exception-message"
+ORIGINAL_EXCHANGE, ORIGINAL_ROUTING_KEY = "x-original-exchange", "x-original-routing-key"
+DEAD_REASON, DEAD_ATTEMPTS = "x-dead-reason", "x-dead-attempts"
+CONSUMER, HOST = "x-consumer", "x-host"
+
+FOLDED = "x-folded-header"  # how many bytes of the body are the header
+FRAME_SPARE = 64  # bytes: what makes a frame of the header, and a message_id that the library adds
+MOST_FOLDED = 2**20  # bytes: a frame, in base64, beside its texts, of which escapes may be four times as long
+
+OF_FAILURES = frozenset(
+    {ATTEMPTS, FIRST_FAILURE, LAST_FAILURE, EXCEPTION, EXCEPTION_WORDS, DEAD_REASON, DEAD_ATTEMPTS, CONSUMER, HOST}
+)
+
+# The broker routes by CC and BCC, and RabbitMQ 3 drops an expired message that has been in the target queue before by
+# x-death; the rest it writes itself.
+THE_BROKERS = frozenset(
+    {"CC", "BCC", "x-death", "x-delivery-count", "x-acquired-count"}
+    | {f"x-{which}-death-{what}" for which in ("first", "last") for what in ("exchange", "queue", "reason")}
+)
+
+
+def restored(came: DeliveredMessage) -> DeliveredMessage:
+    """Give a message that comes back as it came the first time: its way back has changed exchange and routing key."""
+    delivered = unfolded(came)
+    headers = delivered.header.properties.headers or {}
+    if ORIGINAL_EXCHANGE not in headers or not isinstance(delivered.delivery, Basic.Deliver):
+        return delivered
+    first = _changed(
+        delivered.delivery,
+        exchange=str(headers[ORIGINAL_EXCHANGE]),
+        routing_key=str(headers.get(ORIGINAL_ROUTING_KEY, "")),
+    )
+    return replace(delivered, delivery=first)
+
+
+def history_of(delivered: DeliveredMessage) -> History:
+    """Tell what the headers of a retry's copy say; a dead letter that somebody sent back begins anew."""
+    headers = delivered.header.properties.headers or {}
+    attempts = headers.get(ATTEMPTS)
+    if not isinstance(attempts, int) or not 0 <= attempts <= MOST_ATTEMPTS:
+        return History()
+    try:
+        return History(attempts, datetime.fromisoformat(str(headers.get(FIRST_FAILURE))).astimezone(UTC))
+    except (ValueError, OverflowError):  # it is no date, or before the first one
+        return History(attempts)
+
+
+def retry_copy(delivered: DeliveredMessage, failure: Failure) -> Basic.Properties:
+    """Give the properties with which the message goes to a retry queue; it comes back after `failure.wait`."""
+    return _copy(
+        delivered, {ATTEMPTS: failure.attempts, **_told(delivered, failure)}, expiration=str(round(failure.wait * 1000))
+    )
+
+
+def dead_letter(delivered: DeliveredMessage, failure: Failure, consumer_name: str) -> Basic.Properties:
+    """Give the properties with which the message goes to the dead letters."""
+    headers = {
+        DEAD_REASON: str(failure.reason),
+        DEAD_ATTEMPTS: failure.attempts,
+        CONSUMER: consumer_name,
+        HOST: socket.gethostname(),
+        **_told(delivered, failure),
+    }
+    return _copy(delivered, headers, expiration=None)
+
+
+def sent_back(delivered: DeliveredMessage) -> Basic.Properties:
+    """Give the properties with which a dead letter goes back to its queue: nothing in them tells that it has failed."""
+    told = {name: value for name, value in given_up(delivered).items() if name not in OF_FAILURES}
+    return _copy(delivered, told, expiration=None)
+
+
+def renewed(delivered: DeliveredMessage) -> Basic.Properties:
+    """Give the properties with which a dead letter stays one, and the broker counts its returns from zero."""
+    return _copy(delivered, given_up(delivered), without=frozenset(), expiration=None)
+
+
+def given_up(delivered: DeliveredMessage) -> dict[str, str]:
+    """Give our headers for what the broker, and no consumer, made a dead letter, as far as it says so."""
+    headers = delivered.header.properties.headers or {}
+    deaths = headers.get("x-death")
+    if DEAD_REASON in headers or not isinstance(deaths, list) or not deaths or not isinstance(deaths[0], dict):
+        return {}
+    last = deaths[0]
+    time, keys = last.get("time"), last.get("routing-keys")
+    told = {
+        DEAD_REASON: last.get("reason"),
+        LAST_FAILURE: time.isoformat() if isinstance(time, datetime) else None,
+        ORIGINAL_EXCHANGE: last.get("exchange"),
+        ORIGINAL_ROUTING_KEY: keys[0] if isinstance(keys, list) and keys else None,
+    }
+    return {name: str(value) for name, value in told.items() if value is not None and name not in headers}
+
+
+def pack(delivered: DeliveredMessage) -> bytes:
+    """Give the properties as AMQP writes them: no other form has all of its types."""
+    return delivered.header.marshal()
+
+
+def unpack(packed: bytes, body: bytes, *, exchange: str, routing_key: str) -> DeliveredMessage:
+    """Give a packed message as if it had been delivered again, by no channel."""
+    header = decode_own(packed)
+    came = _changed(Basic.Deliver("", 0, redelivered=True), exchange=exchange, routing_key=routing_key)
+    return DeliveredMessage(delivery=came, header=header, body=body, channel=None)  # type: ignore[arg-type]
+
+
+def folded(properties: Basic.Properties, body: bytes, frame_max: int) -> tuple[Basic.Properties, bytes]:
+    """Return properties and a body whose header fits into a frame of so many bytes (0: of any size)."""
+    header = ContentHeader(properties=properties).marshal()
+    if not 0 < frame_max < len(header) + FRAME_SPARE:
+        return properties, body
+    # Without a type: a consumer of an earlier release has no handler for it, and keeps it as a dead letter.
+    outer = Basic.Properties(
+        message_id=properties.message_id,
+        expiration=properties.expiration,
+        delivery_mode=PERSISTENT,
+        headers={FOLDED: len(header)},
+    )
+    return outer, header + body
+
+
+def unfolded(delivered: DeliveredMessage) -> DeliveredMessage:
+    """Return a message that came folded as it was before; the broker's headers are those with which it came."""
+    outer = delivered.header.properties
+    size = (outer.headers or {}).get(FOLDED)
+    if not isinstance(size, int) or not 0 < size <= min(len(delivered.body), MOST_FOLDED):
+        return delivered
+    try:
+        header = decode_own(delivered.body[:size])
+    except UndecodableError:  # somebody else's, with a header of this name
+        return delivered
+    inner, added = header.properties, {name: value for name, value in (outer.headers or {}).items() if name != FOLDED}
+    inner.headers = {**(inner.headers or {}), **added}
+    inner.message_id = inner.message_id or outer.message_id  # the library gives one to what has none
+    return replace(delivered, header=header, body=delivered.body[size:])
+
+
+def _told(delivered: DeliveredMessage, failure: Failure) -> dict[str, Any]:
+    return {
+        FIRST_FAILURE: failure.first_failed_at.isoformat(timespec="milliseconds"),
+        LAST_FAILURE: failure.failed_at.isoformat(timespec="milliseconds"),
+        EXCEPTION: failure.exception,
+        EXCEPTION_WORDS: failure.words,
+        ORIGINAL_EXCHANGE: delivered.exchange or "",
+        ORIGINAL_ROUTING_KEY: delivered.routing_key or "",
+    }
+
+
+def _copy(
+    delivered: DeliveredMessage,
+    told: Mapping[str, Any],
+    *,
+    without: frozenset[str] = OF_FAILURES,
+    expiration: str | None,
+) -> Basic.Properties:
+    properties = delivered.header.properties
+    kept = {
+        name: value
+        for name, value in (properties.headers or {}).items()
+        if name not in THE_BROKERS and name not in without
+    }
+    # With a user_id that is not ours the broker would close the channel.
+    return _changed(properties, headers={**kept, **told}, expiration=expiration, user_id=None, delivery_mode=PERSISTENT)
+
+
+def _changed(method: Changed, **changes: Any) -> Changed:
+    """Give it with these values, unchecked: the library's constructors refuse some that RabbitMQ takes and delivers.
+
+    Such as the name of an exchange with an accent or more than 127 characters, or a cluster_id.
+    """
+    changed = copy(method)
+    for name, value in changes.items():
+        setattr(changed, name, value)
+    return changed

@@ -1,0 +1,157 @@
+"""Hold the keys of failed messages (order = "hold"), and try their heads when they are due, one at a time."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from time import monotonic
+
+from relay.backoff import Backoff, wait_for_event
+from relay.consume.apply.attempt import Trial
+from relay.consume.classify import Failure, Judge, Reason, poisoned
+from relay.consume.counters import Counters
+from relay.consume.failed.copies import Copies, Settle
+from relay.consume.failed.held_table import Head, HeldTable
+from relay.consume.failed.poison import SUSPECT_FROM, Tries
+from relay.consume.message import Delivery
+from relay.consume.overload import Gate
+from relay.consume.report import tell_failure
+from relay.errors import DatabaseUnavailableError
+
+TAKEN_INTERVAL = 0.1  # seconds between two looks while what is due is in the hands of another process
+LOOK_INTERVAL = 5.0  # seconds between two looks for what another process has left behind
+
+
+@dataclass(slots=True)
+class HeldKeys:
+    """See `copies.Aside`: here a message is safe in the table. `run` works on it."""
+
+    table: HeldTable
+    trial: Trial
+    gate: Gate
+    judge: Judge
+    copies: Copies
+    tries: Tries
+    unfit_for: Callable[[Delivery], Failure | None]  # our handlers
+    counters: Counters
+    backoff: Backoff
+    settle: Settle
+    poison_limit: int
+    stopping: asyncio.Event
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _claimed: Head | None = None
+    _must_be_alone: bool = False
+
+    async def put(self, delivery: Delivery, failure: Failure) -> None:
+        if await self.table.put(delivery, failure, self.stopping):
+            self._is_held([delivery])
+            self._count(failure)
+            if failure.reason is Reason.POISONED:
+                await self.tries.forget(delivery.message.message_id, self.stopping)
+
+    async def put_behind(self, deliveries: Sequence[Delivery]) -> None:
+        if await self.table.put_behind(deliveries, self.stopping):
+            self._is_held(deliveries)
+
+    async def run(self) -> None:
+        """Try the heads that are due, until we are to stop."""
+        look_at = 0.0
+        outage = self.trial.outages.begin()
+        try:
+            while not self.stopping.is_set():
+                try:
+                    if (now := monotonic()) >= look_at:
+                        self.counters.held = await self.table.look_around()
+                        look_at = now + LOOK_INTERVAL
+                    self._wake.clear()
+                    if not await self._work_on_one():
+                        await wait_for_event(self._wake, min(await self._due_in(), look_at - monotonic()))
+                    outage.end()
+                except DatabaseUnavailableError as error:
+                    await outage.wait(error, self.stopping)
+        finally:
+            outage.leave()
+            await self.trial.close()
+
+    def stop(self) -> None:
+        self._wake.set()
+
+    async def let_go(self) -> None:
+        """Give back what is claimed: its try was ended by us."""
+        if self._claimed is not None:
+            with suppress(DatabaseUnavailableError):  # then it counts as one that did not end
+                await self.table.release(self._claimed)
+            self._claimed = None
+
+    async def _due_in(self) -> float:
+        due_in = await self.table.next_due()
+        if due_in is None:
+            return LOOK_INTERVAL
+        return due_in if due_in > 0 else TAKEN_INTERVAL
+
+    def _is_held(self, deliveries: Sequence[Delivery]) -> None:
+        self.settle(delivery.tag for delivery in deliveries)
+        self.counters.held += len(deliveries)
+        self._wake.set()
+
+    def _count(self, failure: Failure) -> None:
+        if failure.reason is None:
+            self.counters.retried[failure.step] += 1
+
+    async def _work_on_one(self) -> bool:
+        """Try a head that is due; tell whether there was one."""
+        async with self.gate.enter(self.stopping, alone=self._must_be_alone) as entry:
+            self._claimed = head = None if entry is None else await self.table.claim()
+            if entry is None or head is None:
+                return False
+            failure = self._verdict(head)
+            if failure is None and head.unended >= SUSPECT_FROM and not self._must_be_alone:
+                self._must_be_alone = True
+                await self.let_go()
+                return True
+            if failure is None:
+                await self._connect()
+                try:
+                    applied = await self.trial.apply([head.delivery], entry)
+                except Exception as error:  # by a handler: anything
+                    failure = self.judge.failure(error, head.history)
+                    self.counters.failed += 1
+                    tell_failure(head.delivery, failure, error)
+                else:
+                    if applied is None:  # an overload, or we are to stop
+                        await self.let_go()
+                        return True
+        self._must_be_alone = False
+        if failure is None or await self._is_buried(head, failure):
+            self.counters.held -= 1
+            await self.table.promote(head)
+        self._claimed = None
+        return True
+
+    async def _connect(self) -> None:
+        """Connect for a try; who cannot gives back the claim, which would lapse and count as a death."""
+        try:
+            await self.trial.connect()
+        except DatabaseUnavailableError:
+            await self.let_go()
+            raise
+
+    def _verdict(self, head: Head) -> Failure | None:
+        """Tell why it is not tried, if it is not."""
+        if head.dead is None and head.unended >= self.poison_limit:
+            return poisoned(head.unended, head.history)
+        return head.dead or self.unfit_for(head.delivery)
+
+    async def _is_buried(self, head: Head, failure: Failure) -> bool:
+        """Tell whether it is a dead letter now; else it is tried again, or buried again, later."""
+        if failure.reason is None:
+            await self.table.postpone(head, failure, failure.wait)
+            self._count(failure)
+            return False
+        if await self.copies.offer(head.delivery.delivered, failure) is not None:
+            await self.table.postpone(head, failure, self.backoff.maximum)
+            return False
+        if await self.table.delete(head):
+            return True
+        await self.table.release(head)
+        return False

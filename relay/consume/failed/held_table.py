@@ -1,0 +1,320 @@
+"""The messages that are held: those that failed and wait for their next try, and behind each what came of its key.
+
+A row is committed before its message is acknowledged, and goes away in the transaction that applies the message, or
+once the broker has it as a dead letter. The first row of a key is its head; only heads are tried.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, LiteralString, NamedTuple
+from uuid import UUID
+
+from relay.consume.apply.fence import NO_PARTITION, Fence
+from relay.consume.apply.inbox import Inbox
+from relay.consume.apply.inbox_insert import Admission
+from relay.consume.apply.inbox_session import Session
+from relay.consume.classify import Failure, History, Reason, first_line, name_of
+from relay.consume.failed.envelope import history_of, pack, unpack
+from relay.consume.message import Delivery, read_delivery
+from relay.logger import get_logger
+
+NOTHING_YET = dict.fromkeys(("last_failed_at", "wait", "exception", "error", "reason"))  # of a follower
+# After it another process may try a held message; while a handler has it, its row is locked. So long a key waits for
+# each process that dies of its message.
+CLAIM_FOR = timedelta(seconds=10)
+PUT_OFF_FOR = timedelta(seconds=30)  # what cannot be read
+
+log = get_logger("relay.consume")
+
+# Of arriving messages those are admitted whose key is not held. ORDER BY with LIMIT can only be had from the index:
+# EXISTS is a scan of all that is held when the statistics say that nothing is (tests/consume/test_plans.py).
+NOT_HELD = Admission(
+    where="""(
+        SELECT held.position FROM {schema}.held_message AS held
+        WHERE held.consumer_name = %(consumer)s AND held.key = arrived.key
+        ORDER BY held.position LIMIT 1
+    ) IS NULL"""
+)
+
+# A held message is taken out as it is applied. Whoever else has it in hand keeps it.
+TAKEN = Admission(
+    beginning="""
+        chosen AS (
+            SELECT position FROM {schema}.held_message
+            WHERE consumer_name = %(consumer)s AND message_id = ANY(%(message_ids)s)
+            FOR UPDATE SKIP LOCKED
+        ),
+        taken AS (
+            DELETE FROM {schema}.held_message AS held USING chosen
+            WHERE held.position = chosen.position
+            RETURNING held.message_id
+        ),
+    """,
+    where="message_id IN (SELECT taken.message_id FROM taken)",
+)
+
+# What is held already stays as it is, but is another version of its row then: see DELETE. What waits to become a dead
+# letter may be one already, which somebody has sent back: it is to be tried.
+PUT = """
+    INSERT INTO {schema}.held_message AS held (
+        consumer_name, partition, key, message_id, event_type, exchange, routing_key, envelope, body,
+        attempts, first_failed_at, last_failed_at, due_at, exception, error, reason
+    )
+    VALUES (
+        %(consumer)s, %(partition)s, %(key)s, %(message_id)s, %(event_type)s, %(exchange)s, %(routing_key)s,
+        %(envelope)s, %(body)s,
+        %(attempts)s, %(first_failed_at)s, %(last_failed_at)s, coalesce(now() + %(wait)s::interval, 'infinity'),
+        %(exception)s, %(error)s, %(reason)s
+    )
+    ON CONFLICT (consumer_name, message_id) DO UPDATE SET reason = excluded.reason
+"""
+
+CLAIM = """
+    UPDATE {schema}.held_message AS held SET begun = begun + 1, due_at = now() + %(claim)s
+    FROM (
+        SELECT position FROM {schema}.held_message AS due
+        WHERE consumer_name = %(consumer)s AND due_at <= now()
+            AND partition = %(partition)s
+            AND NOT EXISTS (
+                SELECT FROM {schema}.held_message AS earlier
+                WHERE earlier.consumer_name = %(consumer)s AND earlier.key = due.key AND earlier.position < due.position
+            )
+        ORDER BY due_at
+        LIMIT 1
+        FOR UPDATE SKIP LOCKED
+    ) AS head
+    WHERE held.position = head.position
+    RETURNING held.position, message_id, event_type, key, exchange, routing_key, envelope, body, held_at, attempts,
+        first_failed_at, last_failed_at, exception, error, reason, begun, held.xmin::text
+"""
+
+NEXT_DUE = """
+    SELECT extract(epoch FROM due_at - now())::float8 FROM {schema}.held_message
+    WHERE consumer_name = %(consumer)s AND due_at < 'infinity'
+        AND partition = %(partition)s
+    ORDER BY due_at LIMIT 1
+"""
+
+# A follower waits for ever, until it is the first of its key and somebody says so: who has taken out the one before it,
+# once that is committed, and who has put it there, once that is committed: one of them sees the other.
+PROMOTE = """
+    UPDATE {schema}.held_message SET due_at = now()
+    WHERE due_at = 'infinity' AND position IN (
+        SELECT (SELECT min(position) FROM {schema}.held_message WHERE consumer_name = %(consumer)s AND key = of.key)
+        FROM unnest(%(keys)s::text[]) AS of (key)
+    )
+"""
+
+# The same for all keys, as somebody may have died before he said so. One step in the index for each key, however many
+# messages it has.
+PROMOTE_ALL = """
+    WITH RECURSIVE head (key, position, due_at) AS (
+        (SELECT key, position, due_at FROM {schema}.held_message
+         WHERE consumer_name = %(consumer)s ORDER BY key, position LIMIT 1)
+        UNION ALL
+        SELECT next.key, next.position, next.due_at
+        FROM head CROSS JOIN LATERAL (
+            SELECT key, position, due_at FROM {schema}.held_message
+            WHERE consumer_name = %(consumer)s AND key > head.key ORDER BY key, position LIMIT 1
+        ) AS next
+    )
+    UPDATE {schema}.held_message SET due_at = now()
+    WHERE position = ANY(ARRAY(SELECT position FROM head WHERE due_at = 'infinity'))
+"""
+
+# Nobody but the holder of a partition tries its messages: what is claimed when he looks, a former one has left behind.
+UNCLAIM = """
+    UPDATE {schema}.held_message SET due_at = now()
+    WHERE consumer_name = %(consumer)s AND partition = %(partition)s AND begun > 0
+        AND due_at > now() AND due_at < 'infinity'
+"""
+
+COUNT = """
+    SELECT count(*) FROM {schema}.held_message
+    WHERE consumer_name = %(consumer)s AND partition = %(partition)s
+"""
+
+POSTPONE = """
+    UPDATE {schema}.held_message
+    SET begun = 0, attempts = %(attempts)s, first_failed_at = %(first_failed_at)s,
+        last_failed_at = %(last_failed_at)s, due_at = now() + %(wait)s, exception = %(exception)s,
+        error = %(error)s, reason = %(reason)s
+    WHERE position = %(position)s
+"""
+
+RELEASE = """
+    UPDATE {schema}.held_message SET begun = begun - 1, due_at = now() WHERE position = %(position)s
+"""
+
+PUT_OFF = """
+    UPDATE {schema}.held_message
+    SET begun = begun - 1, due_at = now() + %(wait)s, exception = %(exception)s, error = %(error)s
+    WHERE position = %(position)s
+"""
+
+# Not if it has come again since it was claimed: perhaps somebody has sent the dead letter back the moment it was there,
+# and the copy was acknowledged because the row is here.
+DELETE = """
+    DELETE FROM {schema}.held_message WHERE position = %(position)s AND xmin = %(version)s::xid
+    RETURNING position
+"""
+
+
+class _Row(NamedTuple):
+    """What `CLAIM` gives."""
+
+    position: int
+    message_id: UUID
+    event_type: str
+    key: str
+    exchange: str
+    routing_key: str
+    envelope: bytes
+    body: bytes
+    held_at: datetime
+    attempts: int
+    first_failed_at: datetime | None
+    last_failed_at: datetime | None
+    exception: str | None
+    error: str | None
+    reason: str | None
+    begun: int
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The first held message of a key, claimed by us."""
+
+    position: int
+    version: str  # of its row, as we claimed it
+    delivery: Delivery
+    unended: int  # tries that did not end
+    history: History
+    dead: Failure | None  # it waits to become a dead letter
+
+
+class HeldTable:
+    """The held messages of one consumer, or of the partition that it holds.
+
+    What raises DatabaseUnavailableError may have been done.
+    """
+
+    def __init__(self, inbox: Inbox, session: Session, fence: Fence | None = None) -> None:
+        self._inbox = inbox
+        self._session = session
+        self._fence = fence
+
+    async def put(self, delivery: Delivery, failure: Failure, stopping: asyncio.Event) -> bool:
+        """Hold a message that failed; False: we are to stop."""
+        row = {**self._row(delivery), **_told(failure), "wait": timedelta(seconds=failure.wait)}
+        return await self._session.insist(stopping, self._inbox.statement(PUT), row) is not None
+
+    async def put_behind(self, deliveries: Sequence[Delivery], stopping: asyncio.Event) -> bool:
+        """Hold messages behind what is held of their keys, in this order; False: we are to stop."""
+        rows = [{**self._row(delivery), **NOTHING_YET} for delivery in deliveries]
+        keys = sorted({delivery.key for delivery in deliveries})
+        return (
+            await self._session.insist(stopping, self._inbox.statement(PUT), *rows) is not None
+            and await self._session.insist(stopping, self._inbox.statement(PROMOTE), self._of(keys=keys)) is not None
+        )
+
+    async def claim(self) -> Head | None:
+        """Take a head that is due, and write down that a try begins; None: there is none, or it cannot be read."""
+        rows = await self._run(CLAIM, claim=CLAIM_FOR)
+        if not rows:
+            return None
+        row = _Row(*rows[0])
+        try:
+            return self._head(row)
+        except Exception as error:  # whatever it is: it is kept, perhaps for a later release, and other keys go on
+            await self._put_off(row, name_of(error), f"it cannot be read: {first_line(error)}")
+            return None
+
+    async def next_due(self) -> float | None:
+        """Tell in how many seconds the next head is due; None: none waits for its time."""
+        rows = await self._run(NEXT_DUE)
+        return float(rows[0][0]) if rows else None
+
+    async def look_around(self) -> int:
+        """Find what others have left behind; tell how many messages are held."""
+        await self._run(PROMOTE_ALL)
+        if self._fence is not None:
+            await self._run(UNCLAIM)
+        ((count,),) = await self._run(COUNT)
+        return int(count)
+
+    async def postpone(self, head: Head, failure: Failure, wait: float) -> None:
+        """A try has ended; the next one is in `wait` seconds."""
+        await self._run(POSTPONE, position=head.position, wait=timedelta(seconds=wait), **_told(failure))
+
+    async def release(self, head: Head) -> None:
+        """A try has not taken place."""
+        await self._run(RELEASE, position=head.position)
+
+    async def delete(self, head: Head) -> bool:
+        """It is safe elsewhere; False: it has come again since it was claimed, and stays."""
+        return bool(await self._run(DELETE, position=head.position, version=head.version))
+
+    async def promote(self, head: Head) -> None:
+        """It is gone; what was behind it is due."""
+        await self._run(PROMOTE, keys=[head.delivery.key])
+
+    async def _run(self, statement: LiteralString, **parameters: Any) -> list[tuple[Any, ...]]:
+        return await self._session.run(self._inbox.statement(statement), self._of(**parameters))
+
+    def _of(self, **parameters: Any) -> dict[str, Any]:
+        partition = NO_PARTITION if self._fence is None else self._fence.partition
+        return {"consumer": self._inbox.consumer_name, "partition": partition, **parameters}
+
+    def _row(self, delivery: Delivery) -> dict[str, Any]:
+        history = history_of(delivery.delivered)
+        return self._of(
+            key=delivery.key,
+            message_id=delivery.message.message_id,
+            event_type=delivery.message.type,
+            exchange=delivery.delivered.exchange or "",
+            routing_key=delivery.message.routing_key,
+            envelope=pack(delivery.delivered),
+            body=delivery.message.body,
+            attempts=history.attempts,
+            first_failed_at=history.first_failed_at,
+        )
+
+    async def _put_off(self, row: _Row, exception: str, words: str) -> None:
+        await self._run(PUT_OFF, position=row.position, wait=PUT_OFF_FOR, exception=exception, error=words)
+        log.warning(
+            "message.failed",
+            message_id=str(row.message_id),
+            type=row.event_type,
+            key=row.key,
+            attempts=row.attempts,
+            retry_in_s=PUT_OFF_FOR.total_seconds(),
+            error=f"{exception}: {words}",
+        )
+
+    def _head(self, row: _Row) -> Head:
+        delivered = unpack(row.envelope, row.body, exchange=row.exchange, routing_key=row.routing_key)
+        if self._fence is not None:
+            self._fence.stamp(delivered)
+        delivery = read_delivery(delivered, self._inbox.consumer_name)
+        assert isinstance(delivery, Delivery), "only what could be read is held"  # noqa: S101
+        history = History(row.attempts, row.first_failed_at)
+        dead = None
+        if row.reason is not None:
+            first, last = row.first_failed_at or row.held_at, row.last_failed_at or row.held_at
+            dead = Failure(row.attempts, first, last, row.exception or "", row.error or "", Reason(row.reason))
+        return Head(row.position, row.version, delivery, row.begun - 1, history, dead)
+
+
+def _told(failure: Failure) -> dict[str, Any]:
+    return {
+        "attempts": failure.attempts,
+        "first_failed_at": failure.first_failed_at,
+        "last_failed_at": failure.failed_at,
+        "exception": failure.exception,
+        "error": failure.words,
+        "reason": failure.reason and failure.reason.value,
+    }

@@ -1,0 +1,84 @@
+"""Count the tries of messages that come again, to find the one that processes die of.
+
+A process that dies takes everything along that it had in hand, and all of it comes again as redelivered: neither that
+mark nor the broker's count tells who it was (docs/decisions/0013-count-begun-tries.md). So a try of such a message is
+written down just before it begins, and forgotten when it has ended, however it did: what stays are tries that did not
+end.
+"""
+
+import asyncio
+from collections.abc import Collection
+from contextlib import suppress
+from uuid import UUID
+
+from relay.consume.apply.inbox import Inbox
+from relay.consume.apply.inbox_session import Session
+from relay.errors import DatabaseUnavailableError
+
+FIRST = 1  # the first delivery of what comes again: nobody counted it, and it may be what the process died of
+SUSPECT_FROM = 2  # tries that did not end; a suspect is tried alone, so that nobody else dies with it
+
+BEGUN = """
+    SELECT message_id, begun FROM {schema}.begun_message
+    WHERE consumer_name = %(consumer)s AND message_id = ANY(%(message_ids)s)
+"""
+
+# In the order of message_id: two consumers that got the same messages wait for each other, never in a circle.
+BEGIN = """
+    INSERT INTO {schema}.begun_message AS row (consumer_name, message_id)
+    SELECT %(consumer)s, message_id
+    FROM unnest(%(message_ids)s::uuid[]) AS came (message_id)
+    ORDER BY message_id
+    ON CONFLICT (consumer_name, message_id) DO UPDATE SET begun = row.begun + 1, begun_at = now()
+"""
+
+END = """
+    DELETE FROM {schema}.begun_message WHERE consumer_name = %(consumer)s AND message_id = ANY(%(message_ids)s)
+"""
+
+
+class Tries:
+    """The begun tries of one consumer's messages that came again."""
+
+    def __init__(self, inbox: Inbox, session: Session) -> None:
+        self._consumer = inbox.consumer_name
+        self._session = session
+        self._begun, self._begin, self._end = (inbox.statement(text) for text in (BEGUN, BEGIN, END))
+        self._ours: dict[UUID, int] = {}  # begun by this process and not ended: how many others had not, before
+
+    async def unended(self, message_ids: Collection[UUID], stopping: asyncio.Event) -> dict[UUID, int] | None:
+        """Tell for each how many tries did not end; None: we are to stop."""
+        new = [message_id for message_id in message_ids if message_id not in self._ours]
+        rows = await self._session.insist(stopping, self._begun, self._parameters(new)) if new else []
+        if rows is None:
+            return None
+        told = {**self._ours, **dict(rows)}
+        return {message_id: told.get(message_id, FIRST) for message_id in message_ids}
+
+    async def begin(self, unended: dict[UUID, int], stopping: asyncio.Event) -> bool:
+        """Write down that these are tried now, with what `unended` told of them; False: we are to stop."""
+        # What we have begun already was brought back by a lost connection, not by a death.
+        new = {message_id: count for message_id, count in unended.items() if message_id not in self._ours}
+        if new and await self._session.insist(stopping, self._begin, self._parameters(new)) is None:
+            return False
+        self._ours |= new
+        return True
+
+    async def end(self, message_ids: Collection[UUID]) -> None:
+        """Forget tries that have ended; what cannot be forgotten now is with `end_all`."""
+        if ended := [message_id for message_id in message_ids if message_id in self._ours]:
+            with suppress(DatabaseUnavailableError):
+                await self._session.run(self._end, self._parameters(ended))
+                for message_id in ended:
+                    self._ours.pop(message_id, None)
+
+    async def end_all(self) -> None:
+        """Forget all: nothing is under way any more."""
+        await self.end(list(self._ours))
+
+    async def forget(self, message_id: UUID, stopping: asyncio.Event) -> None:
+        """Forget the tries of a message that is given up and safe elsewhere."""
+        await self._session.insist(stopping, self._end, self._parameters([message_id]))
+
+    def _parameters(self, message_ids: Collection[UUID]) -> dict[str, object]:
+        return {"consumer": self._consumer, "message_ids": list(message_ids)}

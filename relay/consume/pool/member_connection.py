@@ -1,0 +1,70 @@
+"""The connection of a member, on which each of its partitions has a channel."""
+
+import asyncio
+
+from aiormq.abc import AbstractChannel
+from aiormq.exceptions import AMQPError
+
+from relay.broker.connection import Connection, answer_within, connect, is_told_to_end, words
+from relay.config.settings import BrokerSettings
+from relay.consume.queue_depth import ready_count
+from relay.engine.health import Health
+from relay.errors import BrokerUnavailableError
+
+
+class Link:
+    """Opened when it is needed, and anew when it was lost."""
+
+    def __init__(self, broker: BrokerSettings, name: str, health: Health) -> None:
+        self._health = health
+        self._broker = broker
+        self._name = name
+        self._connection: Connection | None = None
+        self._opening = asyncio.Lock()
+
+    @property
+    def hindrance(self) -> str | None:
+        """Why nothing goes through; None: nothing is known to be wrong."""
+        if reason := self._health.hindrances.get("broker"):
+            return reason
+        if self._connection is None:
+            return "not connected yet"
+        return self._connection.loss or self._connection.hindrance
+
+    async def channel(self) -> AbstractChannel:
+        """Open a channel; raises BrokerUnavailableError."""
+        async with self._opening:
+            connection = self._connection
+            # Told once: after a refusal it would begin the time anew for which the broker has refused us.
+            if connection is not None and connection.loss is not None and not self._health.degraded_for("broker"):
+                self._health.degrade("broker", connection.loss)
+            if connection is None or connection.is_lost:
+                connection = self._connection = await self._open(connection)
+        try:
+            async with answer_within("open a channel", self._broker.connect_timeout):
+                opened = await connection.channel(publisher_confirms=False)
+                return await opened.get_underlay_channel()
+        # CancelledError as well when nobody asked for it: the library raises it when the connection goes away.
+        except (AMQPError, OSError, RuntimeError, asyncio.CancelledError) as error:
+            if is_told_to_end():
+                raise
+            raise BrokerUnavailableError(connection.loss or words(error)) from error
+
+    async def _open(self, lost: Connection | None) -> Connection:
+        try:
+            connection = await connect(self._broker, self._name, after=lost)
+        except BrokerUnavailableError as error:
+            self._health.degrade("broker", str(error), is_refusal=error.is_refusal)
+            raise
+        self._health.heal("broker")
+        return connection
+
+    async def ready_count(self, queue: str) -> int | None:
+        """Tell how many messages of a queue are with nobody; None: nobody knows."""
+        if self._connection is None or self._connection.is_lost:
+            return None
+        return await ready_count(self._connection, queue, self._broker.connect_timeout)
+
+    async def close(self) -> None:
+        if self._connection is not None:
+            await self._connection.hang_up()

@@ -1,0 +1,95 @@
+"""See to it that the inbox is there and answers, has the days that come next, and keeps no tries that are long past."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import psycopg
+from psycopg import errors
+
+from relay.backoff import wait_for_event
+from relay.consume.apply.inbox import Inbox
+from relay.consume.apply.inbox_session import Session
+from relay.consume.apply.transactions import Transactions, open_transactions
+from relay.database import one_line
+from relay.errors import DeadlineError, OutboxError, SchemaError
+from relay.logger import get_logger
+
+log = get_logger("relay.consume")
+
+PROBE = "SELECT consumer_name, message_id, message_day, business_key FROM {schema}.processed_message LIMIT 0"
+MAY_MAKE_DAYS = """
+    SELECT has_function_privilege(format('%%I.ensure_inbox_days(date, integer)', %(schema)s::text), 'EXECUTE')
+"""
+
+# Today's (UTC) and the two that follow; a day that is missing all the same is made when a message of it comes.
+MAKE_NEXT_DAYS = "SELECT {schema}.ensure_inbox_days((now() AT TIME ZONE 'UTC')::date, 3)"
+# A message may go for good between two tries: its queue was purged, or the broker gave it up. Were it sent again later,
+# those deaths would count against it.
+FORGET_TRIES = """
+    DELETE FROM {schema}.begun_message WHERE consumer_name = %(consumer)s AND begun_at < now() - interval '1 day'
+"""
+UPKEEP_INTERVAL = 3600.0  # seconds
+
+ASK = "SELECT 1"
+ASK_INTERVAL = 5.0  # seconds
+
+
+async def check_inbox(inbox: Inbox) -> None:
+    """See that the inbox is there.
+
+    Raises:
+        DatabaseUnavailableError: no host of the URL lets us in.
+        SchemaError: the table is missing or of an older release, or not ours to use.
+        DeadlineError: no answer.
+    """
+    try:
+        async with _opened(inbox) as transactions:
+            await transactions.execute(inbox.statement(PROBE))
+            ((may_make_days,),) = await transactions.execute(inbox.statement(MAY_MAKE_DAYS), {"schema": inbox.schema})
+    except (errors.UndefinedTable, errors.UndefinedColumn, errors.UndefinedFunction, errors.InvalidSchemaName):
+        raise SchemaError(
+            f"table {inbox.schema}.processed_message is missing in the consumer's database, or of an older release;"
+            " `relay migrate` makes it"
+        ) from None
+    except errors.InsufficientPrivilege:
+        may_make_days = False
+    except TimeoutError:
+        raise DeadlineError("the inbox", inbox.patience) from None
+    if not may_make_days:
+        raise SchemaError(
+            f"the consumer's database user may not use {inbox.schema}.processed_message; it needs SELECT and INSERT,"
+            f" and EXECUTE on {inbox.schema}.ensure_inbox_days, which `relay config roles` grants to outbox_consumer"
+        )
+
+
+async def keep_up(inbox: Inbox) -> None:
+    """Make the next days, now and then, so that no message has to wait for its day; what fails is told.
+
+    Tries that began more than a day ago are forgotten.
+    """
+    while True:
+        try:
+            async with _opened(inbox) as transactions:
+                await transactions.execute(inbox.statement(MAKE_NEXT_DAYS))
+                await transactions.execute(inbox.statement(FORGET_TRIES), {"consumer": inbox.consumer_name})
+        except (psycopg.Error, OutboxError, TimeoutError) as error:
+            log.warning("inbox.days_blocked", error=one_line(error) or type(error).__name__)
+        await asyncio.sleep(UPKEEP_INTERVAL)
+
+
+async def keep_asking(inbox: Inbox, session: Session, stopping: asyncio.Event) -> None:
+    """Ask the database now and then: who has nothing to do is to know as well that it is gone."""
+    while not stopping.is_set():
+        await session.insist(stopping, inbox.statement(ASK))
+        await wait_for_event(stopping, ASK_INTERVAL)
+
+
+@asynccontextmanager
+async def _opened(inbox: Inbox) -> AsyncIterator[Transactions]:
+    transactions = open_transactions(inbox)
+    await transactions.open()
+    try:
+        yield transactions
+    finally:
+        await transactions.close()

@@ -1,0 +1,121 @@
+"""The lanes that a node holds: taken when they are free, and given up with nothing of them under way.
+
+A lane is given up in this order: it is read no more; of its rows, what was not sent is left to the table; what is in
+flight is settled and marked; then its lock is released, and the other nodes are told.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from psycopg.sql import SQL, Literal
+
+from relay.backoff import wait_for_event
+from relay.engine.health import Health
+from relay.engine.read.tail import Tail
+from relay.engine.send.publisher import Publisher
+from relay.engine.session.database_retry import Patience
+from relay.engine.session.session import LANES, LaneSession, array_text
+from relay.logger import get_logger
+
+log = get_logger(__name__)
+
+LOCK = SQL("""
+    SELECT lane
+    FROM unnest(%(lanes)s::smallint[]) AS lane
+    WHERE pg_try_advisory_lock(hashtext({schema} || '.lane'), lane)
+    LIMIT %(number)s
+""")
+UNLOCK = SQL("""
+    SELECT pg_notify({nodes}, '')
+    FROM (
+        SELECT bool_and(pg_advisory_unlock(hashtext({schema} || '.lane'), lane))
+        FROM unnest(%(lanes)s::smallint[]) AS lane
+    ) AS given_up
+""")
+
+LEAVING_INTERVAL = 0.01  # seconds between two looks at what is still under way
+
+
+async def lock_lanes(session: LaneSession, number: int = LANES) -> list[int]:
+    """Lock so many of the lanes that are free, and give them; they are not among `session.lanes` yet."""
+    others = [lane for lane in range(LANES) if lane not in session.lanes]
+    async with session.use() as connection:
+        statement = LOCK.format(schema=Literal(session.schema))
+        cursor = await connection.execute(statement, {"lanes": array_text(others), "number": number})
+        return [lane for (lane,) in await cursor.fetchall()]
+
+
+class Lanes:
+    """Holds as many lanes as `aim` says.
+
+    Args:
+        learn: reads what must be known of the rows that other nodes have put away, before a lane is read.
+    Attributes:
+        held: set once there was a lane.
+    """
+
+    def __init__(
+        self,
+        session: LaneSession,
+        tail: Tail,
+        publisher: Publisher,
+        *,
+        health: Health,
+        patience: Patience,
+        learn: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._session = session
+        self._tail = tail
+        self._publisher = publisher
+        publisher.leaving = tail.leaving  # one set: what is read no more is not taken over any more
+        self._health = health
+        self._patience = patience
+        self._learn = learn
+        self._number = 0
+        self._aimed = asyncio.Event()
+        self.held = asyncio.Event()
+
+    def aim(self, number: int) -> None:
+        """Hold so many lanes from now on. Call it now and then: a lane that was not free may be by now."""
+        self._number = number
+        self._aimed.set()
+
+    async def run(self) -> None:
+        """Take and give up lanes until cancelled."""
+        while True:
+            self._aimed.clear()
+            await self._take_or_leave()
+            if self._tail.leaving:
+                await self._give_up()
+            await wait_for_event(self._aimed, LEAVING_INTERVAL if self._tail.leaving else None)
+
+    async def _take_or_leave(self) -> None:
+        # One that has begun to leave must go: some of its rows may be read again, behind others that still wait here.
+        staying = [lane for lane in self._session.lanes if lane not in self._tail.leaving]
+        missing = self._number - len(staying)
+        if missing < 0:
+            self._tail.leave(staying[missing:])
+        elif missing:
+            await self._take(missing)
+
+    async def _take(self, number: int) -> None:
+        taken = await lock_lanes(self._session, number)
+        if taken:
+            await self._patience.run(self._learn)
+            self._session.lanes = sorted([*self._session.lanes, *taken])
+            self._tail.enter(taken)
+            self._health.heal("lanes")
+            self.held.set()
+            log.info("lanes.taken", lanes=sorted(taken))
+
+    async def _give_up(self) -> None:
+        self._tail.forget(self._publisher.give_back(self._tail.leaving))
+        async with self._session.use() as connection:  # no read is under way meanwhile
+            settled = [lane for lane in self._tail.leaving if self._tail.is_clear(lane)]
+            if not settled:
+                return
+            names = {"schema": Literal(self._session.schema), "nodes": Literal(self._session.nodes_channel)}
+            await connection.execute(UNLOCK.format(**names), {"lanes": array_text(settled)})
+        self._session.lanes = [lane for lane in self._session.lanes if lane not in settled]
+        self._tail.leaving.difference_update(settled)
+        log.info("lanes.given_up", lanes=sorted(settled))

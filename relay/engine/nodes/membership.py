@@ -1,0 +1,217 @@
+"""This node among the others: it tells that it lives, sees who else does, and ends the session of one that is frozen.
+
+A node is a member while its session holds the advisory lock of its name. So a killed one is gone in the moment in
+which the server ends its session, and no clock has to be right.
+"""
+
+import time
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any
+
+import psycopg
+from psycopg import AsyncConnection
+from psycopg.rows import class_row
+from psycopg.sql import SQL, Identifier
+
+import relay
+from relay.backoff import until_tick, wait_for_event
+from relay.config.settings import RelaySettings
+from relay.engine.health import Health
+from relay.engine.nodes.lanes import Lanes
+from relay.engine.nodes.peers import Peer, share
+from relay.engine.send.broker_link import Link
+from relay.engine.send.publisher import Publisher
+from relay.engine.session.database_retry import Patience
+from relay.engine.session.session import LaneSession
+from relay.logger import get_logger
+from relay.silence import Silence
+
+log = get_logger(__name__)
+
+JOIN = SQL("SELECT pg_try_advisory_lock(hashtext({lock}), hashtext(%(name)s))")
+
+MEMBERS = SQL("""
+    SELECT node.name, lock.pid, node.heartbeat_at, node.can_deliver, node.standby
+    FROM pg_locks AS lock
+    JOIN {schema}.node ON node.backend_pid = lock.pid AND hashtext(node.name)::oid = lock.objid
+    WHERE lock.locktype = 'advisory' AND lock.granted AND lock.objsubid = 2 AND lock.classid = hashtext({lock})::oid
+        AND lock.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+""")
+
+# Gives the members, too, as of just before: one round trip, for this is most of what an idle node costs.
+BEAT = SQL("""
+    WITH beat AS (
+        INSERT INTO {schema}.node AS node (
+            name, backend_pid, lanes, in_flight, published_total, state, reasons, version, can_deliver, standby
+        )
+        VALUES (
+            %(name)s, pg_backend_pid(), %(lanes)s, %(in_flight)s, %(published)s, %(state)s, %(reasons)s, %(version)s,
+            %(can_deliver)s, %(standby)s
+        )
+        ON CONFLICT (name) DO UPDATE SET
+            started_at = CASE WHEN node.backend_pid = excluded.backend_pid THEN node.started_at ELSE now() END,
+            backend_pid = excluded.backend_pid, heartbeat_at = now(), lanes = excluded.lanes,
+            in_flight = excluded.in_flight, published_total = node.published_total + excluded.published_total,
+            state = excluded.state, reasons = excluded.reasons, version = excluded.version,
+            can_deliver = excluded.can_deliver, standby = excluded.standby
+        RETURNING name, backend_pid AS pid, heartbeat_at, can_deliver, standby
+    )
+    SELECT * FROM beat
+    UNION ALL
+    SELECT * FROM ({members}) AS other WHERE pid <> pg_backend_pid()
+""")
+
+END = SQL("""
+    SELECT pg_terminate_backend(member.pid)
+    FROM ({members}) AS member
+    WHERE member.pid = %(pid)s AND member.heartbeat_at = %(heartbeat_at)s
+""")
+
+TELL = SQL("SELECT pg_notify({nodes}, '')")
+LEAVE = SQL("SELECT pg_notify({nodes}, '') FROM pg_advisory_unlock_all() AS given_up")
+
+JOIN_INTERVAL = 0.1  # seconds
+ENDED_WITHIN = 0.1  # seconds that the server takes to end a session, about
+
+
+class Membership:
+    """Keeps one session's node among the others.
+
+    Args:
+        former: the server process of our session before this one, which the server may not know to be gone.
+    """
+
+    def __init__(
+        self,
+        session: LaneSession,
+        settings: RelaySettings,
+        lanes: Lanes,
+        *,
+        publisher: Publisher,
+        link: Link,
+        health: Health,
+        patience: Patience,
+        former: int | None,
+    ) -> None:
+        self._session = session
+        self._settings = settings
+        self._lanes = lanes
+        self._publisher = publisher
+        self._link = link
+        self._health = health
+        self._patience = patience
+        self._former = former
+        lock = f"{session.schema}.node"
+        self._join_statement = session.sql(JOIN, lock=lock)
+        members = MEMBERS.format(schema=Identifier(session.schema), lock=lock)
+        self._members = session.sql(MEMBERS, lock=lock)
+        self._beat_statement = session.sql(BEAT, members=members)
+        self._end_statement = session.sql(END, members=members)
+        self._silence = Silence(settings.node_timeout, 2 * settings.heartbeat_interval + 1)
+        self._could_deliver: bool | None = None  # as the others know
+        self._stands_by = False
+
+    async def run(self) -> None:
+        """Live among the others until cancelled."""
+        await self._join()
+        while True:
+            self._session.nodes_changed.clear()
+            members = await self._patience.run(self._beat)
+            self._aim(share(self._settings.node, members))
+            self._publisher.pump()  # it may have waited for this answer
+            others = [member for member in members if member.pid != self._session.pid]
+            silent = self._silence.look(_beats(others), time.monotonic())
+            for peer in silent:
+                await self._end(peer)
+            pause = ENDED_WITHIN if silent else until_tick(self._settings.heartbeat_interval)
+            await wait_for_event(self._session.nodes_changed, pause)
+
+    def hurry(self) -> None:
+        """Look at once: something has changed with us."""
+        self._session.nodes_changed.set()
+
+    async def leave(self) -> None:
+        """Let the others have our lanes, of which nothing is under way any more."""
+        self._session.lanes = []
+        await self._beat()
+        async with self._session.use() as connection:
+            await connection.execute(self._session.sql(LEAVE, nodes=self._session.nodes_channel))
+
+    async def _join(self) -> None:
+        """Wait until no other session has our name."""
+        name = self._settings.node
+        while not await self._is_joined():
+            self._session.nodes_changed.clear()
+            self._health.degrade("lanes", f"another relay has the name {name}: relay.node must be one of a kind")
+            async with self._session.use() as connection:
+                namesakes = [peer for peer in await self._peers(connection, self._members) if peer.name == name]
+            silent = self._silence.look(_beats(namesakes), time.monotonic())
+            for peer in namesakes:
+                if peer in silent or peer.pid == self._former:
+                    await self._end(peer)
+            await wait_for_event(self._session.nodes_changed, JOIN_INTERVAL)
+
+    async def _is_joined(self) -> bool:
+        async with self._session.use() as connection:
+            cursor = await connection.execute(self._join_statement, {"name": self._settings.node})
+            return await cursor.fetchone() == (True,)
+
+    async def _beat(self) -> list[Peer]:
+        """Tell how we are, and see who is there, ourselves among them."""
+        published, can_deliver = self._publisher.published_total, self._link.can_deliver
+        values = {
+            "name": self._settings.node,
+            "lanes": self._session.lanes,
+            "in_flight": self._publisher.in_flight,
+            "published": published - self._publisher.reported,
+            "state": self._health.state,
+            "reasons": self._health.reasons,
+            "version": relay.__version__,
+            "can_deliver": can_deliver,
+            "standby": self._settings.standby,
+        }
+        async with self._session.write() as connection:
+            members = await self._peers(connection, self._beat_statement, values)
+            self._publisher.reported = published
+            if can_deliver is not self._could_deliver:
+                await connection.execute(self._session.sql(TELL, nodes=self._session.nodes_channel))
+                self._could_deliver = can_deliver
+        return members
+
+    async def _peers(
+        self, connection: AsyncConnection, statement: bytes, values: Mapping[str, Any] | None = None
+    ) -> list[Peer]:
+        async with connection.cursor(row_factory=class_row(Peer)) as cursor:
+            return await (await cursor.execute(statement, values, prepare=True)).fetchall()
+
+    def _aim(self, number: int) -> None:
+        self._lanes.aim(number)
+        if number and self._session.lanes:
+            self._health.heal("lanes")
+        elif number:
+            self._health.expect("lanes", "other nodes hold them still")
+        else:
+            self._health.expect("lanes", "other nodes hold them; standing by")
+        if number == 0 and not self._stands_by:
+            log.info("relay.standing_by")
+        elif number and self._stands_by:
+            log.info("relay.serving", lanes=number)
+        self._stands_by = number == 0
+
+    async def _end(self, peer: Peer) -> None:
+        """End the session of a node that is frozen, or that nobody has any more: its lanes are free then."""
+        told = {"node": peer.name, "pid": peer.pid}
+        try:
+            async with self._session.use() as connection:
+                values = {"pid": peer.pid, "heartbeat_at": peer.heartbeat_at}
+                ended = await (await connection.execute(self._end_statement, values)).fetchone()
+        except psycopg.errors.InsufficientPrivilege as error:
+            log.error("node.not_ended", **told, reason=error.diag.message_primary)
+        else:
+            if ended:
+                log.warning("node.ended", **told)
+
+
+def _beats(peers: Iterable[Peer]) -> dict[tuple[int, datetime], Peer]:
+    return {(peer.pid, peer.heartbeat_at): peer for peer in peers}

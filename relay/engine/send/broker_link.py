@@ -1,0 +1,305 @@
+"""Keep a connection to the broker: host after host, with a new channel when the broker closes one."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from enum import Enum, auto
+from math import isinf
+from typing import Protocol
+
+from aiormq.abc import AbstractChannel as Underlay
+from aiormq.exceptions import AMQPError
+from pydantic import SecretStr
+
+from relay.backoff import backoff, until_tick
+from relay.broker import connection as broker
+from relay.broker.connection import (
+    HEARTBEATS_UNTIL_GONE,
+    Connection,
+    answer_within,
+    close_channel,
+    is_told_to_end,
+    kind_of_end,
+    words,
+)
+from relay.broker.hosts import broker_urls, is_listed
+from relay.broker.topology import listed
+from relay.config.settings import Settings
+from relay.config.topology import TopologySettings
+from relay.engine.health import Health
+from relay.engine.row import Outcome, Settled
+from relay.engine.send.declare import declare_at_start, undeclared
+from relay.engine.send.message import Identity
+from relay.engine.send.probe import Prober
+from relay.engine.send.refusals import Refusals
+from relay.engine.send.routes import Router
+from relay.engine.send.wire import Wire
+from relay.engine.send.wire_factory import Wires
+from relay.errors import BrokerUnavailableError
+from relay.logger import get_logger
+from relay.observe.histogram import Histogram
+
+log = get_logger(__name__)
+
+WATCH_INTERVAL, IDLE_INTERVAL = 0.25, 1.0  # seconds between two looks at a channel; the latter while nothing is on it
+RECONNECT_INITIAL, RECONNECT_MAX = 0.1, 3.0  # seconds; ready again within 5 s of the heal
+HELD_AFTER = 5.0  # seconds; a connection lost before that, and before any confirm, counts as one more failure
+REOPEN_AFTER = 0.02  # seconds; a row that closes each channel must not make a hot loop
+# Seconds of refusals after which a channel is replaced, doubling. One opened while a quorum queue elects its leader
+# goes on asking the old one: RabbitMQ 3.10 then refuses everything on it for as long as that node is down.
+RENEW_AFTER, RENEW_AFTER_MAX = 0.1, 30.0
+CONFIRMS = True  # of every channel: without a confirm nobody knows whether a message was taken
+HINDERED_AFTER = 2.0  # seconds without a connection that works, after which other nodes are to have the lanes
+SETTLED_WITHIN = 1.0  # seconds; what is in flight on a channel that is given up for refusals is waited for
+
+
+class Verdict(Enum):
+    """Why a channel is used no more."""
+
+    CLOSED = auto()  # by the broker, or with its connection
+    OVERDUE = auto()  # a confirm did not come
+    REFUSED = auto()  # a queue takes nothing on this one
+    LEFT = auto()  # its host is not among those that are configured now
+
+
+class Sender(Protocol):
+    """What a link serves: the engine's publisher, or whoever else sends rows by a wire."""
+
+    confirm_times: Histogram
+
+    @property
+    def in_flight(self) -> int: ...
+
+    @property
+    def prober(self) -> Prober | None: ...
+
+    @prober.setter
+    def prober(self, prober: Prober | None) -> None: ...
+
+    def attach(self, wire: Wire | None) -> None: ...
+
+    def settle(self, settled: Settled) -> None: ...
+
+
+class Link:
+    """The broker's side of the node; `run` attaches a wire to the publisher whenever there is a channel.
+
+    Args:
+        stamp: headers for every message beside the usual ones.
+        barring: see `Refusals`.
+        topology: declared with the default exchange before `up`, and never again.
+        patience: seconds in which there must be a first connection, or infinity; `broker.connect_timeout` unless given.
+    Attributes:
+        up: set once there was a channel.
+        reconnects: connections that were lost, by reason (`broker.kind_of_end`).
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        publisher: Sender,
+        health: Health,
+        stamp: Mapping[str, str | int] | None = None,
+        *,
+        barring: bool = False,
+        topology: TopologySettings | None = None,
+        patience: float | None = None,
+    ) -> None:
+        self._settings = settings
+        self._publisher = publisher
+        self._health = health
+        self._patience = settings.broker.connect_timeout if patience is None else patience
+        router = Router.of(settings)
+        self._wires = Wires(settings.relay.wire, router, Identity.of(settings, stamp), publisher.confirm_times)
+        self._refusals = Refusals(router, health, barring=barring)
+        self._undeclared = undeclared(settings.broker, listed(topology) if topology else ())
+        self._broker = settings.broker  # with the hosts of the last `use_hosts`
+        self._connection: Connection | None = None
+        self._left: Connection | None = None  # a connection whose host is not among them
+        self._blocked_before = 0.0  # on connections that have ended
+        self._confirmed = False  # something, on this connection
+        self._renew_after = RENEW_AFTER
+        self.up = asyncio.Event()
+        self.reconnects: dict[str, int] = Counter()
+
+    @property
+    def blocked_seconds(self) -> float:
+        """For how long the broker has blocked us since the start, until now."""
+        return self._blocked_before + (self._connection.blocked_seconds if self._connection is not None else 0.0)
+
+    @property
+    def can_deliver(self) -> bool:
+        """Whether messages can go out, or could until a moment ago; an alarm of the broker is everybody's."""
+        is_blocked = self._connection is not None and self._connection.blocked is not None
+        return self.up.is_set() and (is_blocked or self._health.degraded_for("broker") <= HINDERED_AFTER)
+
+    async def run(self) -> None:
+        """Stay connected until cancelled.
+
+        Raises:
+            BrokerUnavailableError: there never was a connection, for longer than `patience`.
+        """
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + self._patience
+        failures = 0
+        lost: Connection | None = None
+        while True:
+            chosen = self._broker
+            try:
+                connection = await broker.connect(chosen, f"relay {self._settings.relay.node}", after=lost)
+            except BrokerUnavailableError as error:
+                reason, is_refusal = str(error), error.is_refusal
+            else:
+                connected_at = loop.time()
+                if self._broker is not chosen:
+                    await self._leave_unlisted(connection)
+                end = await self._use_until_lost(connection)
+                if end is None:
+                    lost = None
+                    continue
+                lost, reason, is_refusal = connection, end, False
+                if self._confirmed or loop.time() - connected_at >= HELD_AFTER:
+                    failures = 0
+            if not self.up.is_set() and loop.time() >= give_up_at:
+                raise BrokerUnavailableError(reason, is_refusal=is_refusal)
+            waits = {} if self.up.is_set() or isinf(give_up_at) else {"gives_up_in_s": round(give_up_at - loop.time())}
+            self._health.degrade("broker", reason, is_refusal=is_refusal, **waits)
+            failures += 1
+            await asyncio.sleep(backoff(failures, RECONNECT_INITIAL, RECONNECT_MAX))
+
+    async def use_hosts(self, url: SecretStr) -> None:
+        """Connect to the hosts of this `broker.url` from now on.
+
+        A connection to a host that is not among them is left: nothing more is sent on it, and it is closed when what
+        is in flight is settled, or after `relay.drain_timeout`.
+        """
+        self._broker = self._broker.model_copy(update={"url": url})
+        if self._connection is not None:
+            await self._leave_unlisted(self._connection)
+
+    async def _leave_unlisted(self, connection: Connection) -> None:
+        if not await is_listed(connection.host, broker_urls(self._broker), self._broker.connect_timeout):
+            self._left = connection
+
+    async def _use_until_lost(self, connection: Connection) -> str | None:
+        """Publish through one connection until it is lost, and say why it was; None: it was left for other hosts."""
+        self._connection, self._confirmed = connection, False
+        prober = self._publisher.prober = Prober(connection, self._wires.on, self._publisher.settle)
+        end: BaseException | None = None
+        try:
+            await self._use(connection)
+        # CancelledError as well when nobody asked for it: the library raises it when the connection goes away.
+        except (AMQPError, OSError, RuntimeError, asyncio.CancelledError) as error:
+            if is_told_to_end():
+                raise
+            end = error
+        finally:
+            self._publisher.attach(None)
+            self._publisher.prober = None
+            await prober.close()
+            self._blocked_before += connection.blocked_seconds
+            self._connection = None
+            end = connection.end or end  # the broker's own words, rather than what followed from them
+            with suppress(asyncio.CancelledError):
+                await connection.hang_up()
+        if is_told_to_end():  # while it closed, which takes its time when the broker is mute
+            raise asyncio.CancelledError
+        if end is None and self._left is connection:
+            return None
+        kind = kind_of_end(end)
+        self.reconnects[kind] += 1
+        return f"connection lost: {kind if end is None else words(end)}"
+
+    async def _use(self, connection: Connection) -> None:
+        await declare_at_start(connection, self._undeclared)  # nothing on a reconnect: it is empty by then
+        while not connection.is_lost and self._left is not connection:
+            async with answer_within("open a channel", self._settings.broker.connect_timeout):
+                channel = await connection.channel(publisher_confirms=CONFIRMS, on_return_raises=True)
+                underlay = await channel.get_underlay_channel()
+            if await self._publish(connection, underlay) is not Verdict.CLOSED:
+                # Who opens the next one in time is alive: it is a queue that takes nothing, and another host would
+                # not help.
+                await close_channel(underlay)
+            await asyncio.sleep(REOPEN_AFTER)
+
+    async def _publish(self, connection: Connection, channel: Underlay) -> Verdict:
+        """Publish through one channel until it has closed or is of no more use."""
+        wire = self._wires.on(channel, connection, self._settle)
+        carrying = asyncio.create_task(wire.run(), name="wire")
+        verdict = Verdict.CLOSED
+        try:
+            self._publisher.attach(wire)
+            self._health.heal("broker")
+            self.up.set()
+            verdict = await self._watch(wire, connection, channel, carrying)
+            if verdict is Verdict.REFUSED:
+                await self._settle_all(lambda: wire.in_flight, SETTLED_WITHIN, channel)
+            elif verdict is Verdict.LEFT:
+                # The probes too, and for as long as at the end of the relay: nothing is to come twice.
+                await self._settle_all(lambda: self._publisher.in_flight, self._settings.relay.drain_timeout, channel)
+        finally:
+            self._publisher.attach(None)  # first: nothing is sent into a wire that is closed
+            carrying.cancel()
+            await asyncio.wait([carrying])
+            timeout = self._settings.broker.confirm_timeout
+            late = wire.sent_before(connection.clock() - timeout / 2) if verdict is Verdict.OVERDUE else []
+            for lost in await wire.close():
+                judged = [lost]
+                if verdict is Verdict.OVERDUE:
+                    now = asyncio.get_running_loop().time()
+                    judged = self._refusals.judge_overdue(lost, late, timeout, now)
+                for settled in judged:
+                    self._publisher.settle(settled)
+        return verdict
+
+    async def _settle_all(self, in_flight: Callable[[], int], within: float, channel: Underlay) -> None:
+        """Send no more and wait for what is in flight: other queues may be fine, and nothing of theirs comes twice."""
+        self._publisher.attach(None)
+        loop = asyncio.get_running_loop()
+        until = loop.time() + within
+        # The publisher is told of it, not we.
+        while in_flight() and not channel.closing.done() and loop.time() < until:  # noqa: ASYNC110
+            await asyncio.sleep(REOPEN_AFTER)
+
+    def _settle(self, settled: Settled) -> None:
+        if settled.outcome is Outcome.CONFIRMED:
+            self._confirmed = True
+        for each in self._refusals.judge(settled, asyncio.get_running_loop().time()):
+            self._publisher.settle(each)
+
+    async def _watch(
+        self, wire: Wire, connection: Connection, channel: Underlay, carrying: asyncio.Task[None]
+    ) -> Verdict:
+        """Return when the channel has closed, or is of no more use."""
+        clock = asyncio.get_running_loop().time
+        opened_at = clock()
+        closing = channel.closing  # beside the wire, which waits for ever when it is lost while the broker blocks us
+        was_hindered = False
+        while not closing.done() and not carrying.done():
+            interval = WATCH_INTERVAL if wire.in_flight or was_hindered else until_tick(IDLE_INTERVAL)
+            await asyncio.wait([carrying, closing], timeout=interval, return_when=asyncio.FIRST_COMPLETED)
+            if self._left is connection:
+                log.info("broker.left", host=str(connection.host), in_flight=self._publisher.in_flight)
+                return Verdict.LEFT
+            hindrance = connection.hindrance
+            if hindrance is not None:
+                self._health.degrade("broker", hindrance)
+            elif was_hindered:
+                self._health.heal("broker")
+            was_hindered = hindrance is not None
+            # The clock of the confirms stands still while the broker blocks us: what was sent is stored when the
+            # alarm clears, and sending it again would make thousands of duplicates.
+            waited = wire.unconfirmed_for(connection.clock())
+            if waited > self._settings.broker.confirm_timeout:
+                log.warning("confirm.timed_out", in_flight=wire.in_flight, seconds=round(waited, 1))
+                return Verdict.OVERDUE
+            if (silent := connection.silent_for) > self._settings.broker.heartbeat * HEARTBEATS_UNTIL_GONE:
+                raise TimeoutError(f"nothing heard for {silent:.0f} s")
+            self._refusals.tell(clock())
+            if (since := self._refusals.since) is None:
+                self._renew_after = RENEW_AFTER
+            elif not was_hindered and clock() - max(since, opened_at) > self._renew_after:
+                self._renew_after = min(2 * self._renew_after, RENEW_AFTER_MAX)
+                return Verdict.REFUSED
+        return Verdict.CLOSED

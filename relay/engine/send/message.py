@@ -1,0 +1,176 @@
+"""What a row is as an AMQP message: its address, properties and headers, before any encoding."""
+
+import re
+import struct
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from types import MappingProxyType
+from typing import Any, NamedTuple, Self
+
+import orjson
+from pamqp.commands import Basic
+
+from relay.broker.content_header import Properties
+from relay.config.settings import Settings
+from relay.engine.row import Row
+from relay.outbox.headers import MAX_HEADER_DEPTH, MAX_HEADER_NAME_BYTES
+
+POSTGRES_EPOCH = 946_684_800  # 2000-01-01 as a Unix time
+JSON = b"application/json"
+BYTES = b"application/octet-stream"
+PERSISTENT = 2
+REDELIVERED = "x-outbox-redelivered"
+REPLAY_ID, REPLAYED_AT = "x-replay-id", "x-replayed-at"  # by stamp, or of rows that spark/jobs/replay.py has written
+# RabbitMQ takes them for further routing keys; x-cc is what its queues keep of CC, and route by when they dead-letter.
+SENDER_SELECTED = ("CC", "BCC", "x-cc")
+OURS = frozenset({"x-outbox-id", "x-outbox-lane", "x-aggregate-type", "x-aggregate-id", REDELIVERED})
+
+# W3C Trace Context. What is not of this form is left out, and the message goes out without it.
+TRACEPARENT = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+MAX_TRACEPARENT, MAX_TRACESTATE = 55, 512  # bytes
+_KEY = rb"(?:[a-z][a-z0-9_*/-]{0,255}|[a-z0-9][a-z0-9_*/-]{0,240}@[a-z][a-z0-9_*/-]{0,13})"
+_MEMBER = rb"[ \t]*(?:" + _KEY + rb"=[ -+\--<>-~]{0,255}[!-+\--<>-~])?[ \t]*"
+TRACESTATE = re.compile(_MEMBER + rb"(?:," + _MEMBER + rb"){0,31}")
+
+NOT_SENT = "not sent by the relay"  # how the reason of such a row begins
+LAST_SECOND = 2**32 - 1  # in the year 2106; the library's decoder takes what is above for milliseconds
+
+
+class UnsendableError(ValueError):
+    """The row cannot become a message; the reason is for the operator."""
+
+
+# What encoding a row may raise: jsonb takes numbers and depths that neither JSON parsers nor AMQP tables have.
+ENCODING_ERRORS = (TypeError, ValueError, OverflowError, RecursionError, struct.error)
+
+
+class Identity(NamedTuple):
+    """What the relay says of itself on each message."""
+
+    app_id: bytes
+    max_message_bytes: int
+    stamp: Mapping[str, str | int] = MappingProxyType({})  # headers that all messages of a connection get
+    sender_selected: bool = False  # whether a row's headers may name further routing keys
+
+    @classmethod
+    def of(cls, settings: Settings, stamp: Mapping[str, str | int] | None = None) -> Self:
+        broker = settings.broker
+        return cls(
+            broker.app_id.encode(),
+            settings.relay.max_message_bytes,
+            stamp or {},
+            sender_selected=broker.sender_selected_distribution,
+        )
+
+
+def not_sent(error: Exception) -> str:
+    """Give the reason for which a row is parked that no broker has seen."""
+    return f"{NOT_SENT}: {error}"
+
+
+def check_row(row: Row, identity: Identity) -> None:
+    """Raise UnsendableError when the row was not read whole, or its body is too large."""
+    if row.excess is not None:
+        raise UnsendableError(row.excess.decode())
+    if (size := len(row.body)) > identity.max_message_bytes:
+        raise UnsendableError(f"{size} bytes are more than max_message_bytes ({identity.max_message_bytes})")
+
+
+def check_header_frame(size: int, frame_max: int) -> None:
+    """Raise UnsendableError when the header frame has more bytes than the connection allows: it cannot be split.
+
+    The broker would close the connection.
+    """
+    if 0 < frame_max < size:
+        raise UnsendableError(
+            f"headers and properties need a frame of {size} bytes; the broker takes {frame_max} (frame_max)"
+        )
+
+
+def unix_time(row: Row) -> int:
+    """When the row was written, in whole seconds: AMQP timestamps have no finer unit, and begin in 1970."""
+    return min(max(0, row.created_at // 1_000_000 + POSTGRES_EPOCH), LAST_SECOND)
+
+
+def content_type(row: Row) -> bytes:
+    return row.content_type or (JSON if row.payload is not None else BYTES)
+
+
+def extra_headers(row: Row, identity: Identity, *, redelivered: bool) -> dict[str, Any]:
+    """Give the headers beyond those that every message has; the names that are ours or stamped cannot be overridden.
+
+    Raises:
+        UnsendableError: a name is too long for an AMQP table, a value is JSON to PostgreSQL alone, or a header names
+            routing keys and may not.
+    """
+    headers: dict[str, Any] = {}
+    if row.headers is not None:
+        ours = OURS | identity.stamp.keys()
+        headers.update((name, value) for name, value in _read(row.headers).items() if name not in ours)
+        _check(headers)
+        _check_sender_selected(headers, identity)
+    headers.update(trace_headers(row))
+    if redelivered:
+        headers[REDELIVERED] = True
+    return headers
+
+
+def trace_headers(row: Row) -> tuple[tuple[str, str], ...]:
+    """Give the names and values by which a consumer continues the trace of the row; none when they are not W3C's."""
+    if row.traceparent is None or not TRACEPARENT.fullmatch(row.traceparent):
+        return ()
+    parent = ("traceparent", row.traceparent.decode())
+    state = row.tracestate
+    if state is None or len(state) > MAX_TRACESTATE or not TRACESTATE.fullmatch(state):
+        return (parent,)
+    return (parent, ("tracestate", state.decode()))
+
+
+def _read(headers: bytes) -> dict[str, Any]:
+    try:
+        read: dict[str, Any] = orjson.loads(headers)
+    except ValueError as error:
+        raise UnsendableError(f"headers: {error}") from error
+    return read
+
+
+def _check(value: object, depth: int = 0) -> None:
+    if depth > MAX_HEADER_DEPTH:
+        raise UnsendableError(f"headers are nested in more than {MAX_HEADER_DEPTH} levels")
+    if isinstance(value, list):
+        for item in value:
+            _check(item, depth + 1)
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            if len(name.encode()) > MAX_HEADER_NAME_BYTES:  # the library would cut it silently
+                raise UnsendableError(f"header name {name[:40]!r}... is longer than {MAX_HEADER_NAME_BYTES} bytes")
+            _check(item, depth + 1)
+
+
+def _check_sender_selected(headers: Mapping[str, Any], identity: Identity) -> None:
+    for name in SENDER_SELECTED:
+        if name not in headers:
+            continue
+        if not identity.sender_selected:
+            raise UnsendableError(f"header {name} names routing keys, and broker.sender_selected_distribution is false")
+        keys = headers[name]
+        if not isinstance(keys, list) or not all(isinstance(key, str) and len(key.encode()) <= 255 for key in keys):
+            raise UnsendableError(f"header {name} is not a list of routing keys of at most 255 bytes")
+
+
+def properties(row: Row, identity: Identity, *, redelivered: bool) -> Basic.Properties:
+    """Return the properties in a type of the library: the reference for `frames`, and all that `publish` sends."""
+    headers: dict[str, Any] = {"x-aggregate-type": row.aggregate_type.decode()}
+    if row.aggregate_id is not None:
+        headers["x-aggregate-id"] = row.aggregate_id.decode()
+    headers |= {"x-outbox-id": row.id, "x-outbox-lane": row.lane, **identity.stamp}
+    headers |= extra_headers(row, identity, redelivered=redelivered)
+    return Properties(
+        content_type=content_type(row).decode(),
+        headers=headers,
+        delivery_mode=PERSISTENT,
+        message_id=row.message_id.decode(),
+        timestamp=datetime.fromtimestamp(unix_time(row), tz=UTC),
+        message_type=row.event_type.decode(),
+        app_id=identity.app_id.decode(),
+    )

@@ -1,0 +1,122 @@
+"""The library's documented way to publish, behind the wire's interface: one `basic_publish` a message.
+
+Several times slower than `FrameWire`; it is there for the day when a release of the library breaks the fast way
+(`relay.wire = "publish"`), and as the reference that the fast way is tested against.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from aiormq.abc import AbstractChannel
+from aiormq.exceptions import AMQPError, DeliveryError, PublishError
+from pamqp.header import ContentHeader
+
+from relay.engine.row import Outcome, Row, Settled
+from relay.engine.send.frames import FRAME_OVERHEAD, MANDATORY
+from relay.engine.send.message import ENCODING_ERRORS, Identity, check_header_frame, check_row, not_sent, properties
+from relay.engine.send.routes import Router
+from relay.engine.send.wire import NACKED, Settle, after_close, returned_words
+from relay.observe.histogram import Histogram
+
+
+class PlainWire:
+    """See `wire.Wire`, and `wire.FrameWire` for the arguments that both take."""
+
+    def __init__(
+        self,
+        channel: AbstractChannel,
+        router: Router,
+        identity: Identity,
+        settle: Settle,
+        clock: Callable[[], float] | None = None,
+        *,
+        times: Histogram | None = None,
+    ) -> None:
+        self._channel = channel
+        self._router = router
+        self._identity = identity
+        self._settle = settle
+        self._times = times
+        self._clock = clock or asyncio.get_running_loop().time
+        self._rows: dict[asyncio.Task[None], Row] = {}
+        self._ids: dict[bytes, asyncio.Task[None]] = {}  # message_id -> the last task that sends it
+        self._started: dict[asyncio.Task[None], float] = {}
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._rows)
+
+    def send(self, rows: Iterable[Row], redelivered: set[int]) -> None:
+        for row in rows:
+            twin = self._ids.get(row.message_id)
+            # Each takes the channel's lock, which is fair: the messages leave in this order.
+            task = asyncio.create_task(
+                self._publish(row, twin, redelivered=row.id in redelivered), name=f"publish:{row.id}"
+            )
+            self._rows[task] = row
+            self._ids[row.message_id] = task
+            self._started[task] = self._clock()
+
+    async def run(self) -> None:
+        await asyncio.wait([self._channel.closing])
+
+    async def close(self) -> list[Settled]:
+        tasks, lost = tuple(self._rows), tuple(self._rows.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._rows.clear()
+        self._started.clear()
+        self._ids.clear()
+        return after_close(lost, self._channel.closing, self._router)
+
+    def unconfirmed_for(self, now: float) -> float:
+        return now - next(iter(self._started.values()), now)
+
+    def sent_before(self, moment: float) -> list[Row]:
+        return [row for task, row in self._rows.items() if self._started[task] < moment]
+
+    async def _publish(self, row: Row, twin: asyncio.Task[None] | None, *, redelivered: bool) -> None:
+        # The library finds a returned message by its message_id: two of one id must not be in flight together.
+        if twin is not None:
+            await asyncio.wait([twin])
+        try:
+            settled = Settled((row,), *await self._outcome(row, redelivered=redelivered))
+        # CancelledError as well: the library raises it when the connection goes away under a publish.
+        except (AMQPError, OSError, asyncio.CancelledError):
+            return  # `close` settles what is left
+        sent_at = self._forget()
+        if settled.outcome is Outcome.CONFIRMED and self._times is not None:
+            self._times.observe(self._clock() - sent_at)
+        self._settle(settled)
+
+    async def _outcome(self, row: Row, *, redelivered: bool) -> tuple[Outcome, str]:
+        try:
+            check_row(row, self._identity)
+            address = self._router.allowed_address(row)
+            described = properties(row, self._identity, redelivered=redelivered)
+            size = len(ContentHeader(properties=described).marshal()) + FRAME_OVERHEAD
+            check_header_frame(size, self._channel.connection.connection_tune.frame_max)
+            await self._channel.basic_publish(
+                row.body,
+                exchange=address.exchange.decode(),
+                routing_key=address.routing_key.decode(),
+                properties=described,
+                mandatory=bool(MANDATORY),
+            )
+        except PublishError as error:
+            return Outcome.RETURNED, returned_words(error.frame)
+        except DeliveryError:
+            return Outcome.NACKED, NACKED
+        except ENCODING_ERRORS as error:  # before anything is sent
+            return Outcome.UNSENDABLE, not_sent(error)
+        return Outcome.CONFIRMED, ""
+
+    def _forget(self) -> float:
+        """Take this task's row out; give when it was sent."""
+        task = asyncio.current_task()
+        assert task is not None, "called in a task only"  # noqa: S101
+        row = self._rows.pop(task)
+        if self._ids.get(row.message_id) is task:
+            del self._ids[row.message_id]
+        return self._started.pop(task)

@@ -1,0 +1,98 @@
+"""Where a row goes: what the row itself says, else the first route that matches, else the default exchange."""
+
+import re
+from collections.abc import Sequence
+from fnmatch import fnmatchcase, translate
+from typing import NamedTuple, Self
+
+from relay.config.settings import Route, Settings
+from relay.engine.row import Row
+from relay.engine.send.message import UnsendableError
+
+ROUTES_CACHED = 10_000
+PLACEHOLDER = re.compile(rb"{(?:event_type|aggregate_type|aggregate_id)}")
+DEFAULT_ROUTING_KEY = "{aggregate_type}.{event_type}"
+# Of bytes, where a name is not ASCII. A broker's words have 255 bytes, with those of the virtual host and the user:
+# RabbitMQ 4 ends the connection with INTERNAL_ERROR when it has to cut a longer name in them.
+MAX_EXCHANGE_BYTES = 127
+
+
+class Address(NamedTuple):
+    """An exchange and a routing key, as AMQP short strings (at most 255 bytes each)."""
+
+    exchange: bytes
+    routing_key: bytes
+
+
+class Router:
+    """Tell the address of a row. A row's own exchange or routing key wins over any route, each by itself."""
+
+    def __init__(self, routes: Sequence[Route], default_exchange: str, *, allowed_exchanges: str = "*") -> None:
+        default = Route(exchange=default_exchange, routing_key=DEFAULT_ROUTING_KEY)
+        self._routes = (*routes, default)
+        self._allowed = [re.compile(translate(pattern.strip())) for pattern in allowed_exchanges.split(",")]
+        self._matched: dict[tuple[bytes, bytes], Route] = {}
+        # Whether rows of one kind may differ in their address.
+        self.uses_aggregate_id = any("{aggregate_id}" in route.routing_key for route in routes)
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        broker = settings.broker
+        return cls(settings.routes, broker.exchange, allowed_exchanges=broker.allowed_exchanges)
+
+    def allowed_address(self, row: Row) -> Address:
+        """Give the address to which the row may be sent.
+
+        Raises:
+            UnsendableError: the row names an exchange that `broker.allowed_exchanges` does not, or by a name that no
+                broker can be asked for safely.
+        """
+        if row.exchange is not None:
+            self.check_exchange(row.exchange)
+        return self.address(row)
+
+    def check_exchange(self, exchange: bytes) -> None:
+        """Check that a row may name this exchange.
+
+        Raises:
+            UnsendableError: as `allowed_address`.
+        """
+        name = exchange.decode()
+        if not any(pattern.match(name) for pattern in self._allowed):
+            raise UnsendableError(f"exchange {name!r} is not among broker.allowed_exchanges")
+        if len(exchange) > MAX_EXCHANGE_BYTES and not exchange.isascii():
+            raise UnsendableError(
+                f"an exchange name of {len(exchange)} bytes that are not all ASCII is longer than {MAX_EXCHANGE_BYTES}"
+            )
+
+    def address(self, row: Row) -> Address:
+        if row.exchange is not None and row.routing_key is not None:
+            return Address(row.exchange, row.routing_key)
+        route = self.route(row.aggregate_type, row.event_type)
+        exchange = row.exchange if row.exchange is not None else route.exchange.encode()
+        return Address(exchange, row.routing_key if row.routing_key is not None else _fill(route.routing_key, row))
+
+    def route(self, aggregate_type: bytes, event_type: bytes) -> Route:
+        """Tell where rows of a kind go that do not say it themselves."""
+        kind = (aggregate_type, event_type)
+        route = self._matched.get(kind)
+        if route is None:
+            if len(self._matched) >= ROUTES_CACHED:
+                self._matched.clear()
+            route = next(route for route in self._routes if _takes(route, aggregate_type.decode(), event_type.decode()))
+            self._matched[kind] = route
+        return route
+
+
+def _takes(route: Route, aggregate_type: str, event_type: str) -> bool:
+    return fnmatchcase(event_type, route.event_type) and fnmatchcase(aggregate_type, route.aggregate_type)
+
+
+def _fill(template: str, row: Row) -> bytes:
+    # One pass over the template: a type that itself contains braces is data, never a template.
+    values = {
+        b"{event_type}": row.event_type,
+        b"{aggregate_type}": row.aggregate_type,
+        b"{aggregate_id}": row.aggregate_id or b"",
+    }
+    return PLACEHOLDER.sub(lambda found: values[found[0]], template.encode())

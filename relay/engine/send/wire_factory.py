@@ -1,0 +1,40 @@
+"""Put the wire on a channel that the settings ask for."""
+
+from aiormq.abc import AbstractChannel as Underlay
+
+from relay.broker.connection import Connection
+from relay.config.settings import Wire as WireChoice
+from relay.engine.send.frames import Encoder
+from relay.engine.send.message import Identity
+from relay.engine.send.plain_wire import PlainWire
+from relay.engine.send.routes import Router
+from relay.engine.send.wire import FrameWire, Settle, Wire
+from relay.observe import tracing
+from relay.observe.histogram import Histogram
+
+
+class Wires:
+    """Makes wires that differ in their channel and in what settles their rows; all note the `times` of confirms."""
+
+    def __init__(self, choice: WireChoice, router: Router, identity: Identity, times: Histogram) -> None:
+        self._choice = choice
+        self._router = router
+        self._identity = identity
+        self._times = times
+
+    def on(self, channel: Underlay, connection: Connection, settle: Settle) -> Wire:
+        """Make one; with a tracer, its batches are traced."""
+        if (tracer := tracing.tracer()) is None:
+            return self._bare(channel, connection, settle)
+        from relay.engine.send.traced_wire import TracedWire  # noqa: PLC0415  (imports OpenTelemetry)
+
+        traced = TracedWire(tracer, connection.url, self._router, settle)
+        traced.wire = self._bare(channel, connection, traced.settle)
+        return traced
+
+    def _bare(self, channel: Underlay, connection: Connection, settle: Settle) -> Wire:
+        if self._choice is WireChoice.PUBLISH:
+            return PlainWire(channel, self._router, self._identity, settle, connection.clock, times=self._times)
+        frame_max = channel.connection.connection_tune.frame_max
+        encoder = Encoder(channel.number, frame_max, self._router, self._identity)
+        return FrameWire(channel, encoder, settle, connection.clock, times=self._times)

@@ -1,0 +1,142 @@
+"""What the database cannot do just now, it is asked again: a full disk, a table that somebody locks, a missing day.
+
+Such an error leaves the session and its lanes as they are. What is confirmed and cannot be marked stays in the window,
+which fills; then no more is read, and so no more is sent.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import psycopg
+from psycopg import errors
+from psycopg.sql import SQL
+
+from relay.backoff import backoff, wait_for_event
+from relay.engine.health import Health
+from relay.engine.session.session import LaneSession
+from relay.logger import get_logger
+
+log = get_logger(__name__)
+
+Asked = ParamSpec("Asked")
+Result = TypeVar("Result")
+
+PASSING = (errors.DiskFull, errors.LockNotAvailable, errors.QueryCanceled)
+RETRY_INITIAL, RETRY_MAX = 0.1, 2.0  # seconds
+ENSURE_DAYS_INTERVAL, BLOCKED_DAYS_INTERVAL = 3600.0, 10.0  # seconds
+
+# Rows can be marked while somebody keeps new days from being made, so this waits for him only for a moment.
+ENSURE_DAYS = SQL("""
+    SELECT {schema}.ensure_sent_days((now() AT TIME ZONE 'UTC')::date, 3)
+    FROM set_config('lock_timeout', '200ms', true)
+""")
+
+# Whose locks keep rows from being marked, parked or put aside, or days from being made. A prepared transaction has no
+# process.
+BLOCKERS = SQL("""
+    SELECT string_agg(DISTINCT
+        coalesce('session ' || pid || coalesce(' (' || nullif(application_name, '') || ')', ''),
+                 'a prepared transaction')
+        || what, ', ')
+    FROM (
+        SELECT pid, ' has locked ' || relname
+        FROM pg_locks
+        JOIN pg_class ON pg_class.oid = relation
+        WHERE granted AND (starts_with(relname, 'message') OR relname = 'quarantine')
+            AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+            AND relnamespace = to_regnamespace({name})
+            AND (mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
+                 OR mode = 'ShareUpdateExclusiveLock' AND relname = 'message_sent')
+        UNION
+        SELECT pid, ' parks or releases rows'
+        FROM pg_locks
+        WHERE granted AND locktype = 'advisory' AND objsubid = 1
+            AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+            AND classid::bigint << 32 | objid::bigint = hashtextextended({park}, 0)
+    ) AS held (pid, what)
+    LEFT JOIN pg_stat_activity USING (pid)
+    WHERE pid IS DISTINCT FROM pg_backend_pid()
+""")
+
+
+class Patience:
+    """Waits on a node's session, and says what is in the way.
+
+    Args:
+        drain: set when the node is to stop: then it asks again at once, and often. Its caller is cancelled at the end.
+    """
+
+    def __init__(self, session: LaneSession, health: Health, *, drain: asyncio.Event) -> None:
+        self._session = session
+        self._health = health
+        self._drain = drain
+        self._days_blocked = False
+
+    async def run(self, statement: Callable[[], Awaitable[Result]]) -> Result:
+        """Run a statement, as often as it takes. Losing the session ends it, as ever."""
+        tries = 0
+        while True:
+            try:
+                result = await statement()
+            except errors.CheckViolation:  # the clock has gone past, or before, the days that are there
+                if await self.ensure_days():
+                    continue
+                reason = f"no partition takes the rows sent today: {await self._blockers()}"
+            except PASSING as error:
+                reason = await self._explain(error)
+            else:
+                if tries:
+                    self._health.heal("database")
+                return result
+            tries += 1
+            self._health.degrade("database", reason)
+            if self._drain.is_set():
+                await asyncio.sleep(RETRY_INITIAL)
+            else:
+                await wait_for_event(self._drain, backoff(tries, RETRY_INITIAL, RETRY_MAX))
+
+    async def keep_days(self) -> None:
+        """Make the days' partitions in time, until cancelled."""
+        while True:
+            are_made = await self.ensure_days()
+            await asyncio.sleep(ENSURE_DAYS_INTERVAL if are_made else BLOCKED_DAYS_INTERVAL)
+
+    async def ensure_days(self) -> bool:
+        """Make the partitions of today and the next two days (UTC); tell whether they are there."""
+        try:
+            async with self._session.use() as connection:
+                await connection.execute(self._session.sql(ENSURE_DAYS))
+        except PASSING as error:
+            if not self._days_blocked:
+                log.warning("days.blocked", reason=await self._explain(error))
+            self._days_blocked = True
+            return False
+        if self._days_blocked:
+            log.info("days.made")
+        self._days_blocked = False
+        return True
+
+    async def _explain(self, error: psycopg.Error) -> str:
+        words = error.diag.message_primary or str(error)
+        return f"{words}: {await self._blockers()}" if isinstance(error, errors.LockNotAvailable) else words
+
+    async def _blockers(self) -> str:
+        async with self._session.use() as connection:
+            statement = self._session.sql(BLOCKERS, name=self._session.schema)
+            row = await (await connection.execute(statement)).fetchone()
+        return row[0] if row and row[0] else "nobody holds a lock on it any more"
+
+
+def patiently(
+    ask: Callable[Concatenate[Any, Asked], Awaitable[Result]],
+) -> Callable[Concatenate[Any, Asked], Awaitable[Result]]:
+    """Let a method ask as often as it takes, by its object's `_patience`; it is one transaction and changes no more."""
+
+    @wraps(ask)
+    async def run(self: Any, /, *args: Asked.args, **kwargs: Asked.kwargs) -> Result:
+        patience: Patience = self._patience
+        return await patience.run(lambda: ask(self, *args, **kwargs))
+
+    return run

@@ -1,0 +1,265 @@
+"""The database session that holds the lanes: what is read and marked goes through it, and ends with it.
+
+A lane belongs to whoever holds its session advisory lock. Its rows are read and marked on that very session, so a
+node that lost the session can neither read nor mark another row.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Any, Self
+
+import psycopg
+from psycopg import AsyncConnection, AsyncCursor
+from psycopg.sql import SQL, Identifier, Literal
+
+from relay.backoff import wait_for_event
+from relay.config.settings import DatabaseSettings
+from relay.database import Connection, Host, connect_async, is_unreplicated, unplug
+from relay.engine.row import Row
+from relay.engine.session.opening import ROUTES_CHANGED, nodes_channel, prepare
+from relay.errors import CommitUnknownError, DeadlineError
+
+LANES = 16
+
+# Shared: any number of nodes may sleep. A writer that cannot have the lock for itself rings.
+TAKE_DOORBELL = SQL("SELECT pg_advisory_lock_shared(hashtextextended({doorbell}, 0))")
+LEAVE_DOORBELL = SQL("SELECT pg_advisory_unlock_shared(hashtextextended({doorbell}, 0))")
+
+# Whoever parks, retries or discards takes it: a row can then not be parked behind one that is just leaving.
+# A command that releases many rows holds it for long (relay/engine/session/database_retry.py waits).
+PARK_LOCK = SQL("SELECT pg_advisory_xact_lock(hashtextextended({park}, 0))")
+
+
+# Pending rows by lane and id (`places`), for statements that change them. The planner can only run a LATERAL with LIMIT
+# row by row through the index: statistics taken while a large transaction was still open say that the table is empty,
+# and a plain join is then a scan of the backlog for each row.
+GIVEN = SQL("""
+    unnest(%(lanes)s::smallint[], %(ids)s::bigint[]) AS wanted (lane, id)
+    CROSS JOIN LATERAL (
+        SELECT ctid AS place, id, aggregate_type, aggregate_id
+        FROM {schema}.message_pending
+        WHERE lane = wanted.lane AND id = wanted.id
+        LIMIT 1
+    ) AS given
+""")
+
+
+class LaneSession:
+    """A connection and the lanes that it holds; `async with` closes it, which hands the lanes over.
+
+    Attributes:
+        host: the server that it is on.
+        ended_by: why the server has ended it, where a statement does not fail with that.
+        lanes: the lanes held, ascending (`lanes.Lanes` takes and gives them up).
+        nodes_channel: where nodes notify each other that one has come or gone, or has given up lanes.
+        wake: set when someone rings or wants the session; ends `rest`.
+        nodes_changed: set when another node has notified.
+        on_routes_changed: called when an operator has changed a route in quarantine.
+        written_at: when our last committed change began (monotonic). Its transaction id is above all that were given
+            before, so from then on every snapshot names those that still run: a snapshot does not know of running
+            transactions above the last one that has ended.
+    """
+
+    def __init__(self, connection: Connection, database: DatabaseSettings) -> None:
+        self.host = Host(connection.info.host, connection.info.port)
+        self.lanes: list[int] = []
+        self.schema = database.schema_name
+        self.nodes_channel = nodes_channel(self.schema)
+        self.wake = asyncio.Event()
+        self.nodes_changed = asyncio.Event()
+        self.on_routes_changed: Callable[[], None] = lambda: None
+        self._answered_at = time.monotonic()
+        self.written_at = 0.0
+        self._connection = connection
+        self._command_timeout = database.command_timeout
+        self.ended_by: psycopg.Error | None = None
+        self._is_unreplicated = False
+        self._lock = asyncio.Lock()
+        self._doorbell_held = self._doorbell_heard = False
+        self._resting = False
+        self._wanted = 0
+        self._loop = asyncio.get_running_loop()
+        connection.add_notify_handler(lambda notify: self._hear(notify.channel, notify.pid, notify.payload))
+        connection.add_notice_handler(self._heed)
+
+    @classmethod
+    async def open(cls, database: DatabaseSettings, *, last: Host | None = None) -> Self:
+        """Connect, without a lane yet.
+
+        Args:
+            last: the host to try after all others. It is the one whose session was lost: an old primary that lives on
+                beside the new one lets us in, but commits nothing.
+        Raises:
+            DatabaseUnavailableError: nothing lets us in.
+            ConfigurationError: what lets us in is a pooler that keeps no session.
+            SchemaError: the outbox tables are missing or too old.
+        """
+        # A standby may show commits in another order than the primary made them, and cannot be marked on.
+        primary = {"application_name": "outbox-relay", "target_session_attrs": "read-write"}
+        connection = await connect_async(database, last=last, **primary)
+        try:
+            await prepare(connection, database)
+        except BaseException:
+            await connection.close()
+            raise
+        return cls(connection, database)
+
+    def _heed(self, notice: psycopg.errors.Diagnostic) -> None:
+        # The server's last words, which libpq takes for a notice when they come with the answer to a statement.
+        if notice.severity_nonlocalized == "FATAL" and notice.sqlstate:
+            self.ended_by = psycopg.errors.lookup(notice.sqlstate)(notice.message_primary or "")
+        self._is_unreplicated |= is_unreplicated(notice)
+
+    def _hear(self, channel: str, pid: int, payload: str) -> None:
+        if channel != self.nodes_channel:
+            self.wake.set()
+        elif payload == ROUTES_CHANGED:
+            self.on_routes_changed()
+        elif pid != self.pid:
+            self.nodes_changed.set()
+
+    def _stir(self) -> None:
+        """Something has come while we rest. Whoever is woken runs a statement, which reads it."""
+        self.wake.set()
+        if not self.lanes:  # then the tail runs none
+            self.nodes_changed.set()
+
+    def unplug(self) -> None:
+        """End the session at once, whatever is waited for on it: it fails as on a lost connection."""
+        unplug(self._connection)
+
+    @property
+    def pid(self) -> int:
+        """The server process."""
+        return self._connection.info.backend_pid
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._connection.close()
+
+    def sql(self, statement: SQL, **names: Any) -> bytes:
+        """Fill in the schema, and `GIVEN` and the name of the lock for parking where asked for.
+
+        As bytes, the driver parses the placeholders of a statement once and not each time.
+        """
+        schema, park = Identifier(self.schema), Literal(f"{self.schema}.park")
+        return statement.format(schema=schema, given=GIVEN.format(schema=schema), park=park, **names).as_bytes()
+
+    @asynccontextmanager
+    async def use(self) -> AsyncIterator[AsyncConnection]:
+        """Have the connection alone, for statements that answer within the command time-out.
+
+        Raises:
+            DeadlineError: they did not; the session cannot be used any more.
+            CommitUnknownError: they did, but a failover may undo it; the table is to be read anew.
+            psycopg.OperationalError: the session is lost.
+        """
+        async with self._alone():
+            started = time.monotonic()
+            try:
+                async with asyncio.timeout(self._command_timeout):
+                    yield self._connection
+            except TimeoutError:
+                raise DeadlineError("a statement of the relay", self._command_timeout) from None
+            finally:
+                if not self._connection.closed:
+                    self._answered_at = started
+            if self._is_unreplicated:
+                raise CommitUnknownError
+
+    @asynccontextmanager
+    async def _alone(self) -> AsyncIterator[None]:
+        self._wanted += 1
+        if self._resting:
+            self.wake.set()
+        try:
+            await self._lock.acquire()
+        finally:
+            self._wanted -= 1
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    @asynccontextmanager
+    async def write(self) -> AsyncIterator[AsyncConnection]:
+        """`use` the connection for one statement or transaction that changes some row, and note when it began.
+
+        Not for one that may find none to change: PostgreSQL gives it no transaction id.
+        """
+        started = time.monotonic()
+        async with self.use() as connection:
+            yield connection
+        self.written_at = started
+
+    def answered_for(self) -> float:
+        """Seconds since the last statement that was answered began: then the locks were ours."""
+        return time.monotonic() - self._answered_at
+
+    async def rest(self, seconds: float, *, listen: bool) -> None:
+        """Sleep until someone notifies (if we `listen`), someone wants the session, or the time is over.
+
+        Who waits for the doorbell calls it only after a read that was made while the doorbell lock was held: a writer
+        that committed before did not ring.
+        """
+        # Nobody else waits for the socket meanwhile: `use` wakes us before it takes the lock, and we hold it.
+        async with self._lock:
+            if self._wanted:  # since before we had the lock
+                return
+            socket = self._connection.fileno()
+            self._resting = True
+            if listen:
+                self._loop.add_reader(socket, self._stir)
+            try:
+                await wait_for_event(self.wake, seconds)
+            finally:
+                self._resting = False
+                if listen:
+                    self._loop.remove_reader(socket)
+
+    async def hold_doorbell(self, *, hold: bool) -> bool:
+        """Ask writers to ring from now on, or no more; tell whether that was a change."""
+        if hold is self._doorbell_held:
+            return False
+        doorbell = f"{self.schema}.doorbell"
+        async with self.use() as connection:
+            if hold and not self._doorbell_heard:
+                await connection.execute(SQL("LISTEN {}").format(Identifier(doorbell)))
+                self._doorbell_heard = True
+            statement = TAKE_DOORBELL if hold else LEAVE_DOORBELL
+            await connection.execute(statement.format(doorbell=Literal(doorbell)))
+        self._doorbell_held = hold
+        return True
+
+    async def leave_doorbell(self) -> None:
+        """Hear no ring any more: there is no lane to look after."""
+        await self.hold_doorbell(hold=False)
+        if self._doorbell_heard:
+            async with self.use() as connection:
+                await connection.execute(SQL("UNLISTEN {}").format(Identifier(f"{self.schema}.doorbell")))
+            self._doorbell_heard = False
+
+    async def take_park_lock(self, connection: AsyncConnection) -> None:
+        """Keep everyone else from parking, retrying and discarding until the end of this transaction."""
+        await connection.execute(self.sql(PARK_LOCK))
+
+    def cursor(self) -> AsyncCursor[Any]:
+        """Give a cursor for results in binary form."""
+        return self._connection.cursor(binary=True)
+
+
+def array_text(numbers: Iterable[int]) -> str:
+    """Write an array as PostgreSQL reads it: the driver's own dumper takes four times as long."""
+    return "{" + ",".join(map(str, numbers)) + "}"
+
+
+def places(rows: Collection[Row]) -> dict[str, str]:
+    """Give the parameters of `GIVEN`."""
+    return {"lanes": array_text(row.lane for row in rows), "ids": array_text(row.id for row in rows)}

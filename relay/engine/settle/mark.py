@@ -1,0 +1,184 @@
+"""Write into the table what became of the rows: sent, to be tried again later, or parked.
+
+Marking comes after the confirm. A crash in between leaves the row pending, and it goes out again with the same
+message_id.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+from psycopg.sql import SQL
+
+from relay.backoff import backoff
+from relay.config.settings import RelaySettings
+from relay.engine.read.tail import Tail
+from relay.engine.row import FOR_GOOD, OF_ROUTE, Fault, Row
+from relay.engine.send.publisher import Publisher
+from relay.engine.session.database_retry import Patience, patiently
+from relay.engine.session.session import LaneSession, places
+from relay.engine.settle.parked_keys import HeldKeys
+from relay.engine.settle.quarantine import Quarantine
+from relay.logger import get_logger
+
+log = get_logger(__name__)
+
+# DELETE and INSERT in one statement, not UPDATE ... SET state = 'sent': letting PostgreSQL move each row to its
+# partition costs it twice the time (docs/decisions/0002-mark-by-delete-and-insert.md).
+MARK_SENT = SQL("""
+    WITH done AS (
+        DELETE FROM {schema}.message_pending
+        WHERE ctid = ANY (ARRAY(SELECT given.place FROM {given}))
+        RETURNING *
+    )
+    INSERT INTO {schema}.message_sent ({kept}, state, sent_at)
+    SELECT {kept}, 'sent', now() FROM done
+""")
+
+# All columns but `state`, `sent_at` and the generated `lane`.
+KEPT = SQL("""
+    id, message_id, aggregate_type, aggregate_id, event_type, exchange, routing_key, headers, content_type, payload,
+    payload_bytes, created_at, attempts, available_at, last_error, held_behind, parked_at, writer, batch_id,
+    trace_context
+""")
+
+POSTPONE = SQL("""
+    UPDATE {schema}.message
+    SET attempts = %(attempts)s, available_at = now() + %(seconds)s * interval '1 second', last_error = %(reason)s
+    WHERE state = 'pending' AND lane = %(lane)s AND id = %(id)s
+""")
+
+PARK = SQL("""
+    UPDATE {schema}.message
+    SET state = 'parked', attempts = %(attempts)s, available_at = NULL, last_error = %(reason)s, parked_at = now(),
+        quarantine = NULL
+    WHERE state = 'pending' AND lane = %(lane)s AND id = %(id)s
+""")
+
+MARK_INTERVAL, BUSY_MARK_INTERVAL = 0.003, 0.02  # seconds between two marks of fewer rows than
+ROWS_WORTH_A_MARK = 1000
+BUSY_IN_FLIGHT = 200  # messages; a backlog keeps more in flight, a steady flow far fewer
+TIMED_ROWS = 8  # of a mark: all of a steady flow's few, and a sample of a backlog's thousands
+ROWS_PER_MARK = 4000  # bounds the statement, not the rate: a mark takes what the last one left behind
+
+
+class Marker:
+    """Marks settled rows, as many at once as have gathered during the last mark."""
+
+    def __init__(
+        self,
+        session: LaneSession,
+        tail: Tail,
+        publisher: Publisher,
+        held: HeldKeys | None,
+        quarantine: Quarantine,
+        *,
+        patience: Patience,
+        settings: RelaySettings,
+    ) -> None:
+        self._session = session
+        self._tail = tail
+        self._publisher = publisher
+        self._held = held
+        self._quarantine = quarantine
+        self._patience = patience
+        self._settings = settings
+        self._mark_sent = mark_statement(session)
+        self._marked_at = 0.0
+
+    async def run(self) -> None:
+        """Mark until the publisher has stopped and everything in flight is settled and written."""
+        while await self._publisher.wait_settled():
+            await self._gather()
+            confirmed, faulty = self._publisher.take_settled()
+            for start in range(0, len(confirmed), ROWS_PER_MARK):
+                await self._sent(confirmed[start : start + ROWS_PER_MARK])
+            if of_routes := [fault for fault in faulty if fault.outcome in OF_ROUTE]:
+                await self._quarantine.take(of_routes)
+            for fault in faulty:
+                if fault.outcome not in OF_ROUTE:
+                    await self._fault(fault)
+            confirmed.clear()  # else they stay in memory until the next ones are settled
+
+    async def _gather(self) -> None:
+        """Let a few rows come together when the last mark was just now: a statement costs as much as twenty rows."""
+        loop = asyncio.get_running_loop()
+        interval = BUSY_MARK_INTERVAL if self._publisher.in_flight > BUSY_IN_FLIGHT else MARK_INTERVAL
+        wait = self._marked_at + interval - loop.time()
+        if wait > 0 and len(self._publisher.confirmed) < ROWS_WORTH_A_MARK:
+            await asyncio.sleep(wait)
+        self._marked_at = loop.time()
+
+    async def _sent(self, rows: Sequence[Row]) -> None:
+        parameters = places(rows)
+        marked = await self._write_sent(parameters)
+        if marked != len(rows):
+            # Somebody else parked, discarded or deleted them meanwhile; they were sent all the same.
+            log.warning("mark.missed", rows=len(rows), marked=marked)
+        self._publisher.published_total += marked
+        self._tail.forget(rows)
+        self._quarantine.note_sent(rows)
+        self._note_times(rows)
+        log.debug("batch.published", rows=len(rows), first_id=rows[0].id)
+
+    def _note_times(self, rows: Sequence[Row]) -> None:
+        now = self._tail.database_time()
+        step = -(-len(rows) // TIMED_ROWS)
+        for start in range(0, len(rows), step):
+            seconds = max(0.0, now - rows[start].created_at) / 1e6
+            self._publisher.delivery_times.observe(seconds, min(step, len(rows) - start))
+
+    @patiently
+    async def _write_sent(self, parameters: dict[str, str]) -> int:
+        began = time.monotonic()
+        async with self._session.use() as connection:
+            marked = (await connection.execute(self._mark_sent, parameters, prepare=True)).rowcount
+        if marked:  # else it had no transaction id: see LaneSession.write
+            self._session.written_at = began
+        return marked
+
+    async def _fault(self, fault: Fault) -> None:
+        row = fault.row._replace(attempts=fault.row.attempts + 1)
+        if fault.outcome in FOR_GOOD or row.attempts >= self._settings.max_attempts:
+            await self._park(row, fault.reason)
+        elif not await self._quarantine.put_back(row):
+            await self._postpone(row, fault.reason)
+
+    async def _postpone(self, row: Row, reason: str) -> None:
+        seconds = backoff(row.attempts, self._settings.backoff_initial, self._settings.backoff_max)
+        until = await self._write_postponed(row, reason, seconds)
+        log.warning("message.postponed", id=row.id, attempts=row.attempts, seconds=round(seconds, 2), reason=reason)
+        self._tail.back_off(row, until, self._publisher.put_off(row))
+
+    @patiently
+    async def _write_postponed(self, row: Row, reason: str, seconds: float) -> float:
+        until = time.monotonic() + seconds  # not after the table's time, or the tail would find it too early
+        async with self._session.use() as connection:
+            await connection.execute(self._session.sql(POSTPONE), _values(row, reason) | {"seconds": seconds})
+        return until
+
+    async def _park(self, row: Row, reason: str) -> None:
+        await self._write_parked(row, reason)
+        log.error("message.parked", id=row.id, attempts=row.attempts, reason=reason)
+        self._tail.forget((row,))
+        self._quarantine.end_probe(row)
+        if row.key is None or self._held is None:
+            self._publisher.pass_over(row)
+        else:
+            followers = self._publisher.take_followers(row)
+            self._held.add(row.key)
+            await self._held.park_behind(followers)
+
+    @patiently
+    async def _write_parked(self, row: Row, reason: str) -> None:
+        async with self._session.use() as connection, connection.transaction():
+            await self._session.take_park_lock(connection)
+            await connection.execute(self._session.sql(PARK), _values(row, reason))
+
+
+def mark_statement(session: LaneSession) -> bytes:
+    return session.sql(MARK_SENT, kept=KEPT)
+
+
+def _values(row: Row, reason: str) -> dict[str, object]:
+    return {"lane": row.lane, "id": row.id, "attempts": row.attempts, "reason": reason}

@@ -1,0 +1,269 @@
+"""Routes that do not work, and the rows that wait for them.
+
+Nothing bound for a routing key, a missing or a forbidden exchange, a queue that has taken nothing for long: that is a
+fault of the address and not of the row. Rows for such an address burn no attempt; they wait in a partition of their
+own, where they are in nobody's way. Now and then one of them goes out as a probe, on a channel of its own, and once
+the broker takes it the others follow in order.
+With `key_policy = "hold"` the later rows of a waiting row's key wait with it, wherever they are bound for.
+"""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from relay.backoff import backoff
+from relay.engine.read.tail import Tail
+from relay.engine.row import Fault, Row
+from relay.engine.send.publisher import Publisher
+from relay.engine.send.routes import Address, Router
+from relay.engine.session.database_retry import Patience
+from relay.engine.session.session import LaneSession
+from relay.engine.settle.quarantine_table import Place, QuarantineTable, names
+from relay.logger import get_logger
+
+log = get_logger(__name__)
+
+PROBE_INITIAL, PROBE_MAX = 0.5, 5.0  # seconds between two probes of one route
+PROBES_A_SECOND = 20  # of all routes; each costs the database three transactions
+LOAD_INTERVAL = 5.0  # seconds between two looks at the routes in the table, while there are any
+ROUTES_AT_A_TIME = 20  # between two windows: where thousands are due, other rows go on in between
+ROWS_PER_RELEASE = 2000
+
+
+@dataclass(slots=True)
+class Route:
+    """An address in quarantine."""
+
+    id: int
+    reason: str
+    probes: int  # since it is there
+    probe_at: float = 0.0  # loop time of the next one
+    probe: Place | None = None  # the row that is on its way
+    works: bool = False  # a probe got through: the rows are let go
+
+
+class Quarantine:
+    """The routes in quarantine and the way in and out, for the lanes of one session.
+
+    Args:
+        holding: whether later rows of a waiting row's key wait, too.
+    """
+
+    def __init__(
+        self,
+        session: LaneSession,
+        tail: Tail,
+        publisher: Publisher,
+        router: Router,
+        *,
+        patience: Patience,
+        holding: bool,
+    ) -> None:
+        self._session = session
+        self._table = QuarantineTable(session, patience)
+        self._tail = tail
+        self._publisher = publisher
+        self._router = router
+        self._holding = holding
+        self._routes: dict[Address, Route] = {}
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._load_at = 0.0  # loop time
+        session.on_routes_changed = self._load_soon
+        # Rows on their way in must not meet rows of their key on their way out; nor is anything offered meanwhile.
+        self._turn = asyncio.Lock()
+
+    async def load(self) -> None:
+        """Learn from the table which routes are in quarantine.
+
+        A route that is new to us is tried at once. So is one whose tries are counted from zero again: an operator has
+        asked for it.
+        """
+        self._load_at = self._loop.time() + LOAD_INTERVAL
+        async with self._turn:
+            for address, id_, reason, probes in await self._table.routes():
+                route = self._routes.setdefault(address, Route(id_, reason, probes))
+                route.id = id_  # another one, if all other nodes were through with it before it failed them again
+                if probes < route.probes:
+                    route.probes, route.probe_at = probes, 0.0
+        self._arm()
+
+    def _load_soon(self) -> None:
+        self._load_at = 0.0
+        self._tail.give_way()
+
+    async def keep_back(self, window: list[Row]) -> list[Row]:
+        """Set aside the rows that have to wait; give the others."""
+        if not self._routes and not self._turn.locked():
+            return window
+        async with self._turn:
+            return await self._keep_back(window)
+
+    async def _keep_back(self, window: list[Row]) -> list[Row]:
+        by_address: dict[Address, list[Row]] = {}
+        free: list[Row] = []
+        for row in window:
+            address = self._router.address(row)
+            route = self._routes.get(address)
+            if route is None or route.works:
+                free.append(row)
+            elif route.probe == (row.lane, row.id):
+                self._publisher.send_alone(row.id)
+                free.append(row)
+            else:
+                by_address.setdefault(address, []).append(row)
+        for address, rows in by_address.items():
+            await self._set_aside(address, rows, self._routes[address].reason)
+        return await self._keep_followers_back(free)
+
+    async def take(self, faults: Sequence[Fault]) -> None:
+        """Put the addresses of these rows into quarantine, with all their rows that were not sent yet."""
+        by_address: dict[Address, list[Fault]] = {}
+        for fault in faults:
+            by_address.setdefault(self._router.address(fault.row), []).append(fault)
+        async with self._turn:
+            for address, own in by_address.items():
+                await self._take(address, [fault.row for fault in own], own[0].reason)
+
+    async def _take(self, address: Address, returned: Sequence[Row], reason: str) -> None:
+        publisher = self._publisher
+
+        def is_bound_there(row: Row) -> bool:
+            return self._router.address(row) == address
+
+        waiting = publisher.withdraw_waiting(is_bound_there, with_followers=self._holding)
+        heads = [*returned, *publisher.withdraw(is_bound_there)]
+        await self._set_aside(address, [*heads, *filter(is_bound_there, waiting)], reason)
+        if not self._holding:
+            for row in heads:
+                publisher.pass_over(row)
+            return
+        # From now on whoever asks for the key of one of these rows finds it waiting in the table.
+        followers = [row for row in waiting if not is_bound_there(row)]
+        for row in heads:
+            followers += publisher.take_followers(row)
+        publisher.offer(await self._keep_followers_back(followers))
+
+    async def put_back(self, row: Row) -> bool:
+        """Let a probe that failed on its own account wait again; tell whether it was one.
+
+        That says nothing about its route: another row is tried at once, and this one later if there is no other.
+        """
+        if (address := self.end_probe(row, at_once=row.attempts == 1)) is None:
+            return False
+        reason = self._routes[address].reason  # now: without a row that waits the route may be left meanwhile
+        async with self._turn:
+            await self._table.note_failure(row)
+            await self._take(address, [row], reason)
+        return True
+
+    def end_probe(self, row: Row, *, at_once: bool = True) -> Address | None:
+        """When a row is a route's probe, which will not tell anything, let another be tried; give the address."""
+        for address, route in self._routes.items():
+            if route.probe == (row.lane, row.id):
+                route.probe = None
+                if at_once:
+                    route.probe_at = 0.0
+                    self._arm()
+                return address
+        return None
+
+    def note_sent(self, rows: Iterable[Row]) -> None:
+        """These rows are confirmed and marked: a route whose probe is among them works again."""
+        probed = {route.probe: (address, route) for address, route in self._routes.items() if route.probe}
+        if not probed:
+            return
+        for row in rows:
+            address, route = probed.get((row.lane, row.id), (None, None))
+            if route is not None:
+                route.probe = None
+                # A row that only waited behind another one of its key says nothing about that one's route.
+                route.works = self._router.address(row) == address
+                route.probe_at = 0.0
+        self._arm()
+
+    async def tend(self) -> None:
+        """Do what is due: send a probe, or let rows go whose route works.
+
+        Call it between two windows, when nothing is read and not yet offered: a row that comes back is then read
+        before all later ones of its key.
+        """
+        now = self._loop.time()
+        if now >= self._load_at and (self._routes or not self._load_at):
+            await self.load()
+        due = [(address, route) for address, route in self._routes.items() if route.probe_at <= now]
+        due.sort(key=lambda each: each[1].probe_at)
+        if due:
+            async with self._turn:
+                for address, route in due[:ROUTES_AT_A_TIME]:
+                    if not self._session.lanes:
+                        self._schedule(route)
+                    elif route.works:
+                        await self._let_go(address, route)
+                    else:
+                        await self._probe(address, route)
+        self._tail.go_on()  # what it was asked meanwhile is done, or armed for now
+        if self._routes:
+            self._arm()  # also when nothing was due: the loop counts milliseconds, and a timer may be over a bit early
+
+    async def _set_aside(self, address: Address, rows: Sequence[Row], reason: str) -> None:
+        id_, probes = await self._table.set_aside(address, rows, reason)
+        self._tail.forget(rows)
+        route = self._routes.get(address)
+        if route is None:
+            route = self._routes[address] = Route(id_, reason, probes)
+            log.warning("route.quarantined", **names(address), reason=reason)
+            self._schedule(route)
+            self._arm()
+        elif route.probe in {(row.lane, row.id) for row in rows}:
+            route.probe = None
+        route.id, route.reason, route.works = id_, reason, False
+
+    async def _keep_followers_back(self, rows: list[Row]) -> list[Row]:
+        """Set aside the rows of keys of which an earlier row waits; give the others."""
+        if not self._holding or not rows:
+            return rows
+        behind = await self._table.set_aside_behind(rows)
+        if not behind:
+            return rows
+        self._tail.forget([row for row in rows if row.id in behind])
+        return [row for row in rows if row.id not in behind]
+
+    async def _probe(self, address: Address, route: Route) -> None:
+        waiting = self._tail.keys_backing_off()
+        if route.probe is not None and await self._table.is_on_its_way(route.probe, but=waiting):
+            self._schedule(route)  # it is on its way still: refused for now, or the broker is gone
+            return
+        route.probe = await self._table.take_probe(route.id, but=waiting, holding=self._holding)
+        if route.probe is None:
+            await self._let_go(address, route)  # nothing waits for it any more
+            return
+        route.probes += 1
+        self._schedule(route)
+        self._go_back([route.probe])
+        log.debug("route.probed", **names(address), probes=route.probes)
+
+    async def _let_go(self, address: Address, route: Route) -> None:
+        rows, is_last = await self._table.let_go(route.id, ROWS_PER_RELEASE)
+        self._go_back(rows)
+        if is_last:
+            del self._routes[address]
+            log.info("route.released", **names(address), probes=route.probes)
+
+    def _go_back(self, places: Iterable[Place]) -> None:
+        first: dict[int, int] = {}
+        for lane, id_ in places:
+            first[lane] = min(id_, first.get(lane, id_))
+        for lane, id_ in first.items():
+            self._tail.go_back(lane, id_ - 1)
+
+    def _schedule(self, route: Route) -> None:
+        most = max(PROBE_MAX, len(self._routes) / PROBES_A_SECOND)
+        route.probe_at = self._loop.time() + backoff(route.probes + 1, PROBE_INITIAL, most)
+
+    def _arm(self) -> None:
+        """Let the tail give way when something is due."""
+        if self._timer is not None:
+            self._timer.cancel()
+        at = min((route.probe_at for route in self._routes.values()), default=None)
+        self._timer = None if at is None else self._loop.call_at(at, self._tail.give_way)

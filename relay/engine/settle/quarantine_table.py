@@ -1,0 +1,199 @@
+"""The quarantine in the table: its routes, the rows that wait for them, and their way in and out."""
+
+from collections.abc import Collection
+
+from psycopg.sql import SQL
+
+from relay.engine.row import Key, Row
+from relay.engine.send.routes import Address
+from relay.engine.session.database_retry import Patience, patiently
+from relay.engine.session.session import LaneSession, array_text, places
+
+Place = tuple[int, int]  # lane and id of a row
+
+LOAD = SQL("SELECT id, exchange, routing_key, reason, probes FROM {schema}.quarantine")
+
+# The update locks the route's row: it cannot be deleted before the rows that wait for it are there.
+ENTER = SQL("""
+    INSERT INTO {schema}.quarantine (exchange, routing_key, reason)
+    VALUES (%(exchange)s, %(routing_key)s, %(reason)s)
+    ON CONFLICT (exchange, routing_key) DO UPDATE SET reason = excluded.reason
+    RETURNING id, probes
+""")
+
+SET_ASIDE = SQL("""
+    UPDATE {schema}.message SET state = 'quarantined', quarantine = %(route)s, last_error = %(reason)s
+    WHERE state = 'pending' AND ctid = ANY (ARRAY(SELECT given.place FROM {given}))
+""")
+
+SET_ASIDE_BEHIND = SQL("""
+    UPDATE {schema}.message AS row
+    SET state = 'quarantined', (quarantine, last_error) = (
+        SELECT ahead.quarantine, 'waits behind message ' || ahead.id
+        FROM {schema}.message AS ahead
+        WHERE ahead.state = 'quarantined' AND ahead.aggregate_type = row.aggregate_type
+            AND ahead.aggregate_id = row.aggregate_id AND ahead.id < row.id
+        ORDER BY ahead.id
+        LIMIT 1
+    )
+    WHERE state = 'pending' AND ctid = ANY (ARRAY(
+        SELECT given.place
+        FROM {given}
+        CROSS JOIN LATERAL (
+            SELECT
+            FROM {schema}.message AS ahead
+            WHERE ahead.state = 'quarantined' AND ahead.aggregate_type = given.aggregate_type
+                AND ahead.aggregate_id = given.aggregate_id AND ahead.id < given.id
+            LIMIT 1
+        ) AS ahead
+    ))
+    RETURNING row.id
+""")
+
+NOTE_PROBE = SQL("UPDATE {schema}.quarantine SET probes = probes + 1, probed_at = now() WHERE id = %(route)s")
+KEY_OF_PENDING = SQL("""
+    SELECT aggregate_type, aggregate_id FROM {schema}.message_pending WHERE lane = %(lane)s AND id = %(id)s
+""")
+# A row that may go out at once: the first of its key, which neither a parked row holds nor one that backs off (`but`).
+# One that has failed on its own account is a probe `again` only when there is no other.
+# `quarantine` stays: a pending row that has one is a probe on its way (relay/operate/quarantine.py looks for it).
+TAKE_PROBE = SQL("""
+    UPDATE {schema}.message SET state = 'pending', last_error = NULL
+    WHERE state = 'quarantined' AND ctid = (
+        SELECT row.ctid
+        FROM {schema}.message AS row
+        WHERE row.state = 'quarantined' AND row.quarantine = %(route)s AND row.lane = ANY (%(lanes)s::smallint[])
+            AND (row.attempts = 0 OR %(again)s)
+            AND NOT EXISTS (
+                SELECT
+                FROM unnest(%(types)s::text[], %(keys)s::text[]) AS but (kind, key)
+                WHERE but.kind = row.aggregate_type AND but.key = row.aggregate_id
+            )
+            AND (NOT %(holding)s OR NOT EXISTS (
+                SELECT
+                FROM {schema}.message AS head
+                WHERE head.state = 'parked' AND head.held_behind IS NULL
+                    AND head.aggregate_type = row.aggregate_type AND head.aggregate_id = row.aggregate_id
+            ) AND NOT EXISTS (
+                SELECT
+                FROM {schema}.message AS ahead
+                WHERE ahead.state = 'quarantined' AND ahead.aggregate_type = row.aggregate_type
+                    AND ahead.aggregate_id = row.aggregate_id AND ahead.id < row.id
+            ))
+        ORDER BY row.id
+        LIMIT 1
+    )
+    RETURNING lane, id
+""")
+NOTE_FAILURE = SQL("""
+    UPDATE {schema}.message SET attempts = %(attempts)s WHERE state = 'pending' AND lane = %(lane)s AND id = %(id)s
+""")
+LET_GO = SQL("""
+    UPDATE {schema}.message SET state = 'pending', quarantine = NULL, last_error = NULL
+    WHERE state = 'quarantined' AND ctid = ANY (ARRAY(
+        SELECT ctid
+        FROM {schema}.message
+        WHERE state = 'quarantined' AND quarantine = %(route)s AND lane = ANY (%(lanes)s::smallint[])
+        ORDER BY id
+        LIMIT %(rows)s
+    ))
+    RETURNING lane, id
+""")
+LOCK = SQL("SELECT FROM {schema}.quarantine WHERE id = %(route)s FOR UPDATE")
+LEAVE = SQL("""
+    DELETE FROM {schema}.quarantine
+    WHERE id = %(route)s
+        AND NOT EXISTS (SELECT FROM {schema}.message WHERE state = 'quarantined' AND quarantine = %(route)s)
+""")
+
+
+class QuarantineTable:
+    """The statements, on the session of the lanes whose rows they move.
+
+    Those that may find no row to change, most often `set_aside_behind`, are no `write`.
+    """
+
+    def __init__(self, session: LaneSession, patience: Patience) -> None:
+        self._session = session
+        self._patience = patience
+
+    @patiently
+    async def routes(self) -> list[tuple[Address, int, str, int]]:
+        """Give the routes in quarantine: address, id, reason and how often each was tried."""
+        async with self._session.use() as connection:
+            cursor = await connection.execute(self._session.sql(LOAD))
+            return [
+                (Address(exchange.encode(), routing_key.encode()), id_, reason, probes)
+                for id_, exchange, routing_key, reason, probes in await cursor.fetchall()
+            ]
+
+    @patiently
+    async def set_aside(self, address: Address, rows: Collection[Row], reason: str) -> tuple[int, int]:
+        """Let rows wait for a route, which is entered if it is new; give its id and how often it was tried."""
+        entered = {**names(address), "reason": reason}
+        async with self._session.write() as connection, connection.transaction():
+            cursor = await connection.execute(self._session.sql(ENTER), entered)
+            id_, probes = await cursor.fetchone() or (0, 0)
+            await connection.execute(self._session.sql(SET_ASIDE), {**places(rows), "route": id_, "reason": reason})
+        return id_, probes
+
+    @patiently
+    async def set_aside_behind(self, rows: Collection[Row]) -> set[int]:
+        """Let those rows wait of whose key an earlier one waits; give their ids."""
+        async with self._session.use() as connection:
+            cursor = await connection.execute(self._session.sql(SET_ASIDE_BEHIND), places(rows))
+            return {id_ for (id_,) in await cursor.fetchall()}
+
+    @patiently
+    async def is_on_its_way(self, row: Place, *, but: Collection[Key]) -> bool:
+        """Tell whether a row is still to be sent, and has none of these keys."""
+        async with self._session.use() as connection:
+            cursor = await connection.execute(self._session.sql(KEY_OF_PENDING), {"lane": row[0], "id": row[1]})
+            found = await cursor.fetchone()
+        return found is not None and (found[1] is None or (found[0].encode(), found[1].encode()) not in but)
+
+    @patiently
+    async def take_probe(self, route: int, *, but: Collection[Key], holding: bool) -> Place | None:
+        """Make one row that waits for a route pending, of none of these keys; None when none can go out."""
+        async with self._session.use() as connection, connection.transaction():
+            values = {
+                "route": route,
+                "lanes": self._lanes(),
+                "holding": holding,
+                "types": [kind.decode() for kind, _ in but],
+                "keys": [key.decode() for _, key in but],
+            }
+            await connection.execute(self._session.sql(NOTE_PROBE), {"route": route})
+            for again in (False, True):
+                cursor = await connection.execute(self._session.sql(TAKE_PROBE), {**values, "again": again})
+                if (probe := await cursor.fetchone()) is not None:
+                    return probe
+        return None
+
+    @patiently
+    async def note_failure(self, row: Row) -> None:
+        """Write down how often a row has failed on its own account."""
+        async with self._session.use() as connection:
+            values = {"lane": row.lane, "id": row.id, "attempts": row.attempts}
+            await connection.execute(self._session.sql(NOTE_FAILURE), values)
+
+    @patiently
+    async def let_go(self, route: int, rows: int) -> tuple[list[Place], bool]:
+        """Make so many rows pending, in order; give them, and whether they were the last: then the route is gone."""
+        async with self._session.use() as connection, connection.transaction():
+            await connection.execute(self._session.sql(LOCK), {"route": route})
+            values = {"route": route, "lanes": self._lanes(), "rows": rows}
+            cursor = await connection.execute(self._session.sql(LET_GO), values)
+            gone = await cursor.fetchall()
+            is_last = len(gone) < rows
+            if is_last:
+                await connection.execute(self._session.sql(LEAVE), {"route": route})
+        return gone, is_last
+
+    def _lanes(self) -> str:
+        return array_text(self._session.lanes)
+
+
+def names(address: Address) -> dict[str, str]:
+    """Give an address as text, for a statement or a log line."""
+    return {"exchange": address.exchange.decode(), "routing_key": address.routing_key.decode()}

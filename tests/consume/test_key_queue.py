@@ -1,0 +1,100 @@
+"""Whoever is free takes what waits; messages of one key are never with two."""
+
+import asyncio
+
+import psycopg
+
+from relay.config.settings import BrokerSettings
+from relay.consume import Consumer, Inbox, Message, on
+from relay.consume.key_queue import Turns
+from tests.consume.effects import Queue, Table, count, delivered, running
+from tests.support.eventually import eventually
+
+
+async def test_a_slow_key_holds_up_nobody_else(
+    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+) -> None:
+    """Of two workers one is at it all the time; by a hash of the key half of the others would wait behind it."""
+    may_end = asyncio.Event()
+
+    @on("Counted")
+    async def handle(message: Message, connection: psycopg.AsyncConnection) -> None:
+        if message.aggregate_id == "slow":
+            await may_end.wait()
+        await count(message, connection)
+
+    await queue.send(0, key="slow")
+    for number in range(1, 20):
+        await queue.send(number, key=f"key-{number}")
+
+    consumer = Consumer(queue.name, [handle], inbox=inbox, broker=broker, concurrency=2)
+    async with running(consumer):
+        await eventually(lambda: consumer.counters.applied == 19, "the others are applied")
+        may_end.set()
+        await eventually(lambda: consumer.counters.applied == 20, "all are applied")
+
+    assert await table.numbers() == [*range(1, 20), 0]
+
+
+async def test_a_key_is_with_one_until_it_is_done() -> None:
+    turns = Turns()
+    for number, key in enumerate("aabac"):
+        turns.put(delivered(number, key=key))
+
+    first = await turns.take(1)
+    second = await turns.take(10)
+    assert [each.tag for each in first] == [0]
+    assert [each.tag for each in second] == [2, 4]
+
+    turns.done(first)
+    assert [each.tag for each in await turns.take(10)] == [1, 3]
+
+
+async def test_what_is_given_back_comes_first_again_in_its_order() -> None:
+    turns = Turns()
+    for number, key in enumerate("aabab"):
+        turns.put(delivered(number, key=key))
+    batch = await turns.take(4)
+    turns.put(delivered(5, key="a"))
+
+    turns.give_back([each for each in batch if each.tag != 1])
+    turns.done(batch)
+
+    assert [each.tag for each in await turns.take(10)] == [0, 2, 3, 4, 5]
+
+
+async def test_a_batch_is_in_the_order_of_delivery() -> None:
+    turns = Turns()
+    for number, key in enumerate("abab"):
+        turns.put(delivered(number, key=key))
+
+    assert [each.tag for each in await turns.take(10)] == [0, 1, 2, 3]
+
+
+async def test_a_key_with_much_to_do_takes_turns_with_the_others() -> None:
+    turns = Turns()
+    for number, key in enumerate("aaaab"):
+        turns.put(delivered(number, key=key))
+
+    first = await turns.take(2)
+    turns.done(first)
+    assert [each.key for each in await turns.take(1)] == ["b"]
+
+
+async def test_nothing_is_kept_of_a_key_that_is_done() -> None:
+    turns = Turns()
+    turns.put(delivered(1))
+
+    turns.done(await turns.take(1))
+
+    assert not turns._waiting
+
+
+async def test_one_who_waits_is_let_go_when_all_stops() -> None:
+    turns = Turns()
+    waiting = asyncio.create_task(turns.take(1))
+    await asyncio.sleep(0)
+
+    turns.stop()
+
+    assert await waiting == []

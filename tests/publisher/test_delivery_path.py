@@ -1,0 +1,153 @@
+"""Every order in which broker, buffer and relay may answer: nothing accepted is lost, and no key is out of order.
+
+Neither server runs here: the broker is a list, the wire and the buffer do what the next step says.
+"""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import assert_never, cast
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from relay.engine.health import Health
+from relay.engine.row import Outcome, Row, Settled
+from relay.engine.send.wire import Wire
+from relay.errors import NotAcceptedError
+from relay.publisher import delivery_path as module
+from relay.publisher.buffer import Buffer, Left
+from relay.publisher.delivery_path import Course
+from relay.publisher.entry import Entry
+from tests.publisher.events import measured
+
+TURNS = 8  # of the event loop after each step, so that whoever can go on does
+
+
+class Step(Enum):
+    """What may happen next."""
+
+    PUBLISH = auto()
+    SETTLE = auto()  # one on the direct way
+    COMMIT = auto()  # what is being written into the buffer
+    RELAY = auto()  # sends a row
+    MARK = auto()  # a row that was sent
+    CUT = auto()
+    CONNECT = auto()
+
+
+Steps = list[tuple[Step, int, bool]]  # what, which of them, and whether it goes well
+STEPS = st.lists(st.tuples(st.sampled_from(Step), st.integers(0, 2), st.booleans()), min_size=5, max_size=60)
+REST = (Step.SETTLE, Step.COMMIT, Step.RELAY, Step.MARK)
+
+
+@dataclass
+class World:
+    """The broker, and the rows of a table with the relay that sends them."""
+
+    arrived: list[bytes] = field(default_factory=list)  # message ids
+    rows: list[Row] = field(default_factory=list)
+    sent: int = 0  # of these rows: they have arrived, and are not yet marked
+    in_flight: list[Row] = field(default_factory=list)
+    writes: list[tuple[Sequence[Entry], asyncio.Future[bool]]] = field(default_factory=list)
+
+    publisher = None
+
+    async def write(self, entries: Sequence[Entry]) -> None:
+        committed: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self.writes.append((entries, committed))
+        if not await committed:
+            raise NotAcceptedError("no")
+
+    async def left(self) -> Left:
+        await asyncio.sleep(0)
+        return Left(len(self.rows), 0)
+
+    def send(self, rows: Iterable[Row], _redelivered: set[int]) -> None:
+        self.in_flight += rows
+
+    def settle(self, course: Course, which: int, *, confirm: bool) -> None:
+        if self.in_flight:
+            row = self.in_flight.pop(which % len(self.in_flight))
+            if confirm or which == 0:  # without a confirm it has arrived, or not
+                self.arrived.append(row.message_id)
+            course.direct.settle(Settled((row,), Outcome.CONFIRMED if confirm else Outcome.UNKNOWN, ""))
+
+    def commit(self, *, works: bool) -> None:
+        if self.writes:
+            entries, committed = self.writes.pop()
+            self.rows += [entry.row for entry in entries] if works else []
+            committed.set_result(works)
+
+    def relay(self) -> None:
+        if self.sent < len(self.rows):
+            self.arrived.append(self.rows[self.sent].message_id)
+            self.sent += 1
+
+    def mark(self) -> None:
+        if self.sent:
+            del self.rows[0]
+            self.sent -= 1
+
+    def cut(self, course: Course, *, arrives: bool) -> None:
+        course.direct.attach(None)
+        lost, self.in_flight = self.in_flight, []
+        self.arrived += [row.message_id for row in lost] if arrives else []
+        if lost:
+            course.direct.settle(Settled(lost, Outcome.UNKNOWN, "cut"))
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    for pause in ("LOOK_INTERVAL", "LOOK_SHARE", "HOLD_LOOK"):
+        monkeypatch.setattr(module, pause, 0)
+
+
+@given(steps=STEPS)
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_nothing_accepted_is_lost_or_overtaken(steps: Steps) -> None:
+    asyncio.run(check(steps))
+
+
+async def check(steps: Steps) -> None:
+    world = World()
+    wire = cast("Wire", world)  # no more of either is asked for
+    course = Course(cast("Buffer", world), Health(), 30.0)
+    tasks = [asyncio.create_task(course.write()), asyncio.create_task(course.watch())]
+    course.direct.attach(wire)
+    entries: list[Entry] = []
+    number = sum(step is Step.PUBLISH for step, *_ in steps)
+    rest = [(step, 0, True) for step in REST * (number + 1)]
+    for step, which, is_well in [*steps, (Step.CONNECT, 0, True), *rest]:
+        match step:
+            case Step.PUBLISH:
+                entries.append(Entry.of(measured(len(entries), ("a", "b", None)[which]), 1000))
+                course.enter(entries[-1])
+            case Step.SETTLE:
+                world.settle(course, which, confirm=is_well)
+            case Step.COMMIT:
+                world.commit(works=is_well)
+            case Step.RELAY:
+                world.relay()
+            case Step.MARK:
+                world.mark()
+            case Step.CUT:
+                world.cut(course, arrives=is_well)
+            case Step.CONNECT:
+                course.direct.attach(wire)
+            case _:
+                assert_never(step)
+        for _ in range(TURNS):
+            await asyncio.sleep(0)
+    for task in tasks:
+        task.cancel()
+
+    assert all(entry.accepted.done() for entry in entries)
+    accepted = [entry.row for entry in entries if entry.accepted.exception() is None]
+    first = {id_: place for place, id_ in reversed(list(enumerate(world.arrived)))}
+    assert [row for row in accepted if row.message_id not in first] == []
+    for key in (b"a", b"b"):
+        places = [first[row.message_id] for row in accepted if row.aggregate_id == key]
+        assert places == sorted(places)
