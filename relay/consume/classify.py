@@ -11,10 +11,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
+from traceback import format_tb
 from typing import assert_never
 
 import psycopg
 
+from relay.consume.message import Delivery
 from relay.consume.retries import Retries
 from relay.errors import (
     ConfigurationError,
@@ -25,6 +27,7 @@ from relay.errors import (
     OutboxError,
     TransactionEndedError,
 )
+from relay.logger import get_logger
 
 LONGEST_WORDS = 300  # characters of an exception's first line; what follows it may show values
 
@@ -213,3 +216,20 @@ def _writable(words: str) -> str:
     """Give the beginning of it: PostgreSQL's texts hold no NUL, and nothing in UTF-8 has a half of a surrogate pair."""
     shown = words[:LONGEST_WORDS].replace("\0", r"\x00")
     return shown.encode(errors="backslashreplace").decode()[:LONGEST_WORDS]
+
+
+log = get_logger("relay.consume")
+
+
+def tell_failure(delivery: Delivery, failure: Failure, error: BaseException) -> None:
+    log.warning(
+        "message.failed",
+        message_id=str(delivery.message.message_id),
+        type=delivery.message.type,
+        key=delivery.key,
+        attempts=failure.attempts,
+        retry_in_s=round(failure.wait, 3) if failure.reason is None else None,
+        error=f"{failure.exception}: {failure.words}",
+        # Where, without values: a traceback of structlog's default shows every local variable, payloads too.
+        traceback="".join(format_tb(error.__traceback__)) if failure.attempts == 1 else None,
+    )

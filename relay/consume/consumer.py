@@ -27,15 +27,13 @@ from relay.consume.apply.inbox import Inbox
 from relay.consume.apply.transactions import open_transactions
 from relay.consume.channel import LOST, consume, first
 from relay.consume.classify import Judge
-from relay.consume.counters import Counters
+from relay.consume.counters import Counters, Figures
 from relay.consume.failed.poison import SUSPECT_FROM
 from relay.consume.failed.queues import dead_queue, dead_queue_name, prepare, retry_queues
-from relay.consume.left_behind import tell_left_behind
 from relay.consume.queue_depth import ready_count
 from relay.consume.retries import Retries
 from relay.consume.setup import Order, Setup
-from relay.consume.snapshot import Figures
-from relay.consume.startup import check_inbox
+from relay.consume.startup import check_inbox, tell_left_behind
 from relay.errors import BrokerUnavailableError, ConfigurationError, QueueMissingError
 from relay.logger import get_logger
 from relay.stopping import at_signals, cut_after

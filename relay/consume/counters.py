@@ -1,6 +1,7 @@
 """What a consumer has done, and has in hand."""
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
@@ -60,3 +61,17 @@ class Counters:
         """Give them for a line of the log."""
         values = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in OF_THE_MOMENT}
         return {name: dict(value) if isinstance(value, Counter) else value for name, value in values.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """A consumer at one moment."""
+
+    consumer: str  # the name of its inbox
+    queue: str
+    ready: bool
+    stalled: bool
+    paused: bool
+    counters: Counters  # a copy
+    steps: Sequence[float]  # of its retries, in seconds
+    refused_seconds: Mapping[str, float]  # by end; 0 while it does not refuse us

@@ -14,7 +14,7 @@ from uuid import UUID
 from relay.consume.apply.attempt import Trial
 from relay.consume.apply.inbox_insert import Applied
 from relay.consume.apply.repeats import LOOKED_UP_AT_ONCE, Repeats
-from relay.consume.classify import Judge, poisoned
+from relay.consume.classify import Judge, poisoned, tell_failure
 from relay.consume.counters import Counters
 from relay.consume.failed.copies import Aside, Settle
 from relay.consume.failed.envelope import history_of
@@ -22,7 +22,6 @@ from relay.consume.failed.poison import SUSPECT_FROM, Tries
 from relay.consume.key_queue import Turns
 from relay.consume.message import Delivery
 from relay.consume.overload import Gate
-from relay.consume.report import tell_failure
 
 
 @dataclass(slots=True, eq=False)

@@ -25,8 +25,7 @@ from relay.engine.send.broker_link import Link
 from relay.engine.send.publisher import Publisher
 from relay.engine.send.routes import Router
 from relay.engine.session.database_retry import Patience
-from relay.engine.session.opening import SESSION_LOST
-from relay.engine.session.session import LaneSession
+from relay.engine.session.session import SESSION_LOST, LaneSession
 from relay.engine.settle.mark import Marker
 from relay.engine.settle.parked_keys import HeldKeys
 from relay.engine.settle.quarantine import Quarantine

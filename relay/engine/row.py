@@ -13,6 +13,7 @@ from psycopg.types.string import ByteaBinaryLoader
 
 Key = tuple[bytes, bytes]
 
+MAX_TRACEPARENT, MAX_TRACESTATE = 55, 512  # bytes, of W3C Trace Context
 ROW_BYTES = 512  # what a row costs in memory beside its payload and headers
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from relay.consume.classify import Reason
-from relay.consume.snapshot import Figures
+from relay.consume.counters import Figures
 from relay.http.metrics import counted, histogram, reconnects, refused
 
 

@@ -48,7 +48,7 @@ GIVE_WAY = "SELECT pg_cancel_backend(%(pid)s)"
 
 
 # Longer than deadlock_timeout (1 s): only after that does PostgreSQL end an autovacuum that is in the way. Shorter than
-# the 3 s for which a relay waits before it reports a lock (relay/engine/session/opening.py).
+# the 3 s for which a relay waits before it reports a lock (relay/engine/session/session.py).
 LOCK_TIMEOUT = 2.0  # seconds
 WAIT = 60.0  # seconds
 

@@ -15,7 +15,7 @@ import psycopg
 from psycopg.rows import class_row
 from psycopg.sql import SQL, Composed, Identifier
 
-from relay.engine.session.opening import ROUTES_CHANGED, nodes_channel
+from relay.engine.session.session import ROUTES_CHANGED, nodes_channel
 from relay.engine.settle.quarantine import PROBE_INITIAL, PROBE_MAX, PROBES_A_SECOND
 from relay.errors import NotFoundError, UsageError
 from relay.operate.whereabouts import RowId, as_parameters, find_rows, whereabouts

@@ -14,7 +14,7 @@ from relay.backoff import backoff
 from relay.config.settings import Settings
 from relay.database import connect_async, is_unreplicated, one_line
 from relay.engine.health import Health
-from relay.engine.session.opening import SESSION_LOST
+from relay.engine.session.session import SESSION_LOST
 from relay.errors import AccessError, CommitUnknownError, DatabaseUnavailableError, NotAcceptedError, SchemaError
 from relay.outbox.insert import copy_async
 from relay.outbox.row import Row

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.engine.nodes.peers import Peer, share
+from relay.engine.nodes.membership import Peer, share
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -14,7 +14,7 @@ import relay as product
 from relay.compatibility import release_needed
 from relay.config.settings import DatabaseSettings
 from relay.database import connect_async
-from relay.engine.session.opening import prepare
+from relay.engine.session.session import prepare
 from relay.errors import SchemaError
 from relay.operate import migrate as operate
 from relay.operate import revision as revisions

@@ -1,16 +1,20 @@
 """Which of the messages that arrive are applied: those that the inbox does not know, and that are admitted."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import date
 from typing import Any, LiteralString
 from uuid import UUID
 
 import psycopg
+from psycopg import errors
 from psycopg.sql import SQL, Composed, Identifier
 
 from relay.consume.apply.fence import FENCED_OUT, Fence
 from relay.consume.apply.inbox import Inbox
-from relay.errors import PartitionLostError
+from relay.consume.message import NO_DAY, Delivery
+from relay.errors import ExpiredMessageError, MisdatedMessageError, PartitionLostError
 
 # Gives those that were not known and are to be applied (true), and those that are not admitted (false), from one
 # snapshot: with two, a message that is not admitted any more at the second look would be taken for a known one.
@@ -92,3 +96,38 @@ def applied_of(remembered: Sequence[tuple[UUID, bool]]) -> Applied:
     """Read what `REMEMBER` gave."""
     left = frozenset(message_id for message_id, is_admitted in remembered if not is_admitted)
     return Applied(len(remembered) - len(left), left)
+
+
+MAKE_DAYS = "SELECT {schema}.ensure_inbox_days(day, 1) FROM unnest(%(days)s::date[]) AS day"
+
+LAST_DAY = "inbox_last_day"  # the name that ensure_inbox_days gives to its bound (migrations/versions/0011_rights.py)
+
+
+def lacks_day(error: errors.CheckViolation, schema: str) -> bool:
+    """Tell whether it is our INSERT that has found no partition, and not a constraint of somebody's table."""
+    diag = error.diag
+    return (diag.schema_name, diag.table_name, diag.constraint_name) == (schema, "processed_message", None)
+
+
+def days_of(batch: Sequence[Delivery]) -> list[date]:
+    """Give the days for which there may be no partition yet."""
+    return sorted({delivery.message.day for delivery in batch} - {NO_DAY})
+
+
+@contextmanager
+def refused_day_named(batch: Sequence[Delivery]) -> Iterator[None]:
+    """Let the refusal of a day name the message that is of it.
+
+    Raises:
+        ExpiredMessageError: the inbox has forgotten the day, so the message cannot be told from one that was applied.
+        MisdatedMessageError: the day is further ahead than clocks differ.
+    """
+    try:
+        yield
+    except errors.ObjectNotInPrerequisiteState as error:
+        bound = date.fromisoformat(error.diag.message_detail or "")
+        if error.diag.constraint_name == LAST_DAY:
+            message = next(each.message for each in batch if each.message.day > bound)
+            raise MisdatedMessageError(message.type, message.message_id, message.day, bound) from None
+        message = next(each.message for each in batch if NO_DAY < each.message.day < bound)
+        raise ExpiredMessageError(message.type, message.message_id, message.day, bound) from None

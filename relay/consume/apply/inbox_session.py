@@ -6,9 +6,8 @@ from time import monotonic
 import psycopg
 from psycopg.sql import Composed
 
-from relay.consume.apply.connected import Parameters
 from relay.consume.apply.inbox import Inbox
-from relay.consume.apply.transactions import Rows, open_transactions
+from relay.consume.apply.transactions import Parameters, Rows, open_transactions
 from relay.consume.outages import Outages
 from relay.database import one_line
 from relay.errors import DatabaseUnavailableError, SchemaError

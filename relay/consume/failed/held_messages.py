@@ -8,14 +8,13 @@ from time import monotonic
 
 from relay.backoff import Backoff, wait_for_event
 from relay.consume.apply.attempt import Trial
-from relay.consume.classify import Failure, Judge, Reason, poisoned
+from relay.consume.classify import Failure, Judge, Reason, poisoned, tell_failure
 from relay.consume.counters import Counters
 from relay.consume.failed.copies import Copies, Settle
 from relay.consume.failed.held_table import Head, HeldTable
 from relay.consume.failed.poison import SUSPECT_FROM, Tries
 from relay.consume.message import Delivery
 from relay.consume.overload import Gate
-from relay.consume.report import tell_failure
 from relay.errors import DatabaseUnavailableError
 
 TAKEN_INTERVAL = 0.1  # seconds between two looks while what is due is in the hands of another process

@@ -22,16 +22,14 @@ from relay.consume.apply.handlers import AsyncHandler, SyncHandler
 from relay.consume.apply.inbox import Inbox
 from relay.consume.apply.inbox_session import Session
 from relay.consume.consumer import Consumer
-from relay.consume.counters import Counters
+from relay.consume.counters import Counters, Figures
 from relay.consume.failed.queues import PARTITIONS, partition_queue_name, pool_topology, prepare
-from relay.consume.left_behind import tell_left_behind
 from relay.consume.pool.check_in import CheckIn, Told
 from relay.consume.pool.database_contact import Touch
 from relay.consume.pool.holding import Holding, Hook, Partition
 from relay.consume.pool.member_connection import Link
 from relay.consume.retries import Retries
-from relay.consume.snapshot import Figures
-from relay.consume.startup import check_inbox, keep_up
+from relay.consume.startup import check_inbox, keep_up, tell_left_behind
 from relay.errors import ConfigurationError, DatabaseUnavailableError
 from relay.logger import get_logger
 from relay.stopping import at_signals, cut_after

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from psycopg.sql import SQL
 
-from relay.engine.send.message import MAX_TRACEPARENT, MAX_TRACESTATE
+from relay.engine.row import MAX_TRACEPARENT, MAX_TRACESTATE
 from relay.outbox.headers import MAX_HEADER_DEPTH
 
 if TYPE_CHECKING:

@@ -1,9 +1,10 @@
 """Keep a connection to the broker: host after host, with a new channel when the broker closes one."""
 
 import asyncio
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from enum import Enum, auto
 from math import isinf
 from typing import Protocol
@@ -24,12 +25,11 @@ from relay.broker.connection import (
     words,
 )
 from relay.broker.hosts import broker_urls, is_listed
-from relay.broker.topology import listed
-from relay.config.settings import Settings
+from relay.broker.topology import Declared, Standing, Thing, declare, default_exchange, failed, listed
+from relay.config.settings import BrokerSettings, Settings
 from relay.config.topology import TopologySettings
 from relay.engine.health import Health
 from relay.engine.row import Outcome, Settled
-from relay.engine.send.declare import declare_at_start, undeclared
 from relay.engine.send.message import Identity
 from relay.engine.send.probe import Prober
 from relay.engine.send.refusals import Refusals
@@ -303,3 +303,59 @@ class Link:
                 self._renew_after = min(2 * self._renew_after, RENEW_AFTER_MAX)
                 return Verdict.REFUSED
         return Verdict.CLOSED
+
+
+log = get_logger(__name__)
+
+TRIES = 3  # of one thing, each on a connection of its own: what ends every connection must not keep us from starting
+
+
+@dataclass(slots=True)
+class Undeclared:
+    """Something to declare; `compare` also when it is there."""
+
+    thing: Thing
+    compare: bool
+    tries: int = 0
+
+
+def undeclared(broker: BrokerSettings, things: Sequence[Thing]) -> deque[Undeclared]:
+    """Give the default exchange, which may be bound, and what is listed; nothing when `broker.declare` is off."""
+    if not broker.declare:
+        return deque()
+    waiting = deque(Undeclared(thing, compare=True) for thing in things)
+    if (exchange := default_exchange(broker, things)) is not None:
+        waiting.appendleft(Undeclared(exchange, compare=False))
+    return waiting
+
+
+async def declare_at_start(connection: Connection, waiting: deque[Undeclared]) -> None:
+    """Declare what waits, and tell what is not as it should be: the relay runs with what is there.
+
+    What is settled is taken out: nothing is left for a reconnect.
+
+    Raises:
+        OSError: the connection was lost, or has no answer; what waits can be tried on another.
+    """
+    while waiting:
+        first = waiting[0]
+        first.tries += 1
+        try:
+            result = await declare(connection, first.thing, compare=first.compare)
+        except OSError as error:
+            if first.tries == TRIES:
+                waiting.popleft()
+                _tell(failed(first.thing, error))
+            raise
+        waiting.popleft()
+        _tell(result)
+
+
+def _tell(result: Declared) -> None:
+    kind, name = result.kind, result.name
+    if result.standing is Standing.DECLARED:
+        log.info("topology.declared", kind=kind, name=name)
+    elif result.standing is Standing.DIFFERS:
+        log.warning("topology.differs", kind=kind, name=name, reason=result.words, remedy=result.remedy)
+    elif result.standing is Standing.FAILED:
+        log.warning("topology.failed", kind=kind, name=name, reason=result.words, remedy=result.remedy)

@@ -12,7 +12,7 @@ from pamqp.commands import Basic
 
 from relay.broker.content_header import Properties
 from relay.config.settings import Settings
-from relay.engine.row import Row
+from relay.engine.row import MAX_TRACESTATE, Row
 from relay.outbox.headers import MAX_HEADER_DEPTH, MAX_HEADER_NAME_BYTES
 
 POSTGRES_EPOCH = 946_684_800  # 2000-01-01 as a Unix time
@@ -27,7 +27,6 @@ OURS = frozenset({"x-outbox-id", "x-outbox-lane", "x-aggregate-type", "x-aggrega
 
 # W3C Trace Context. What is not of this form is left out, and the message goes out without it.
 TRACEPARENT = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
-MAX_TRACEPARENT, MAX_TRACESTATE = 55, 512  # bytes
 _KEY = rb"(?:[a-z][a-z0-9_*/-]{0,255}|[a-z0-9][a-z0-9_*/-]{0,240}@[a-z][a-z0-9_*/-]{0,13})"
 _MEMBER = rb"[ \t]*(?:" + _KEY + rb"=[ -+\--<>-~]{0,255}[!-+\--<>-~])?[ \t]*"
 TRACESTATE = re.compile(_MEMBER + rb"(?:," + _MEMBER + rb"){0,31}")

@@ -17,11 +17,71 @@ from relay.engine.row import Fault, Outcome, Row, Settled, key_of
 from relay.engine.send.in_flight_keys import Busy
 from relay.engine.send.probe import Prober
 from relay.engine.send.resend_timer import Later
-from relay.engine.send.suspects import Suspects
-from relay.engine.send.unmarked import Unmarked
 from relay.engine.send.wire import Wire
 from relay.engine.snapshot import CONFIRM_BOUNDS, DELIVERY_BOUNDS
 from relay.observe.histogram import Histogram
+
+REMEMBERED = 50_000  # rows; a window has far fewer
+
+
+class Unmarked:
+    """Remembers them: read again, they are marked without being sent again."""
+
+    def __init__(self) -> None:
+        self._message_ids: dict[int, bytes] = {}  # by id
+
+    def __bool__(self) -> bool:
+        return bool(self._message_ids)
+
+    def remember(self, rows: Iterable[Row]) -> None:
+        """Beside those of earlier sessions that ended before they were all read again."""
+        self._message_ids |= {row.id: row.message_id for row in rows}
+        for id_ in list(self._message_ids)[:-REMEMBERED]:  # some had been marked, and nobody asks for them any more
+            del self._message_ids[id_]
+
+    def part(self, rows: Iterable[Row]) -> tuple[list[Row], list[Row]]:
+        """Give those of the rows that are remembered, which are not any more then, and the others."""
+        confirmed: list[Row] = []
+        others: list[Row] = []
+        for row in rows:
+            known = self._message_ids.pop(row.id, None) == row.message_id
+            (confirmed if known else others).append(row)
+        return confirmed, others
+
+
+class Suspects:
+    """Rows that were in flight when it closed. They go out one at a time: who closes it again, alone, is to blame.
+
+    True while there are some.
+    """
+
+    def __init__(self) -> None:
+        self._ids: set[int] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self._ids)
+
+    def judge(self, settled: Settled) -> Settled:
+        """Give the outcome: a suspect's that was alone, and closed the channel again, is that it was refused."""
+        if not self._ids and settled.outcome is not Outcome.SUSPECT:
+            return settled
+        ids = {row.id for row in settled.rows}
+        if settled.outcome is Outcome.SUSPECT:
+            if len(settled.rows) != 1 or ids.isdisjoint(self._ids):
+                self._ids |= ids
+                return settled
+            settled = settled._replace(outcome=Outcome.REFUSED)
+        self._ids -= ids
+        return settled
+
+    def forget(self, ids: Collection[int]) -> None:
+        """Suspect these no more."""
+        self._ids.difference_update(ids)
+
+    def clear(self) -> None:
+        """Suspect none."""
+        self._ids.clear()
+
 
 NACK_BACKOFF, NACK_BACKOFF_MAX = 0.05, 2.0  # seconds; a leader election takes half a second
 REFILL = 4  # this part of the room is filled at once while rows wait: the broker's costs are for each batch
