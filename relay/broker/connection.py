@@ -76,7 +76,7 @@ class Connection(aio_pika.Connection):
     def __init__(self, host: Host, broker: BrokerSettings, name: str) -> None:
         self.host = host
         self._heartbeat = broker.heartbeat
-        self._socket = _Socket(host, patience=broker.heartbeat * HEARTBEATS_UNTIL_GONE)
+        self._socket = _Socket(host, timeout=broker.heartbeat * HEARTBEATS_UNTIL_GONE)
         super().__init__(
             # The library's 60 s would mean minutes until a mute broker is noticed.
             host.url.update_query(heartbeat=str(broker.heartbeat)),
@@ -188,9 +188,9 @@ class Connection(aio_pika.Connection):
 class _Socket(TransportFactory):
     """Opens the socket, and keeps it: a dead peer must not be waited for as long as the kernel does (15 minutes)."""
 
-    def __init__(self, host: Host, patience: float) -> None:
+    def __init__(self, host: Host, timeout: float) -> None:
         self._host = host
-        self._patience = patience
+        self._timeout = timeout
         self._socket: socket.socket | None = None
         self._transport: asyncio.WriteTransport | None = None
         self.tls: ssl.SSLObject | None = None
@@ -216,7 +216,7 @@ class _Socket(TransportFactory):
 
     def be_patient(self, *, for_ever: bool) -> None:
         if self._socket is not None:
-            milliseconds = 0 if for_ever else round(self._patience * 1000)
+            milliseconds = 0 if for_ever else round(self._timeout * 1000)
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
 
 

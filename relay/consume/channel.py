@@ -16,16 +16,16 @@ from aiormq.exceptions import (
 from pamqp.common import Arguments
 
 from relay.broker.connection import answer_within, words
-from relay.consume.apply.attempt import Trial
+from relay.consume.apply.attempt import Attempt
 from relay.consume.apply.inbox_insert import EVERYTHING, Admission
 from relay.consume.apply.repeats import Repeats
 from relay.consume.apply.transactions import open_transactions
 from relay.consume.classify import Failure, Reason, first_line, name_of, unfit
 from relay.consume.failed.copies import Copies
 from relay.consume.failed.envelope import history_of, restored
-from relay.consume.failed.held_messages import HeldKeys
+from relay.consume.failed.held_messages import HeldMessages
 from relay.consume.failed.held_table import NOT_HELD, TAKEN, HeldTable
-from relay.consume.key_queue import Turns
+from relay.consume.key_queue import KeyQueue
 from relay.consume.message import Delivery, read_delivery
 from relay.consume.receipts import Receipts
 from relay.consume.setup import Order, Setup
@@ -43,7 +43,7 @@ LOST = (AMQPError, ChannelInvalidStateError, OSError)  # TimeoutError is an OSEr
 log = get_logger("relay.consume")
 
 
-class Consuming:
+class ChannelConsumer:
     """The workers of one channel, and what goes in and out of them."""
 
     def __init__(
@@ -64,14 +64,14 @@ class Consuming:
             setup.inbox.consumer_name,
             setup.counters,
             setup.backoff,
-            setup.tries,
+            setup.begun_attempts,
             self._receipts.settle,
             self._stopping,
             tasks,
         )
-        self._trials: list[Trial] = []
+        self._attempts: list[Attempt] = []
         self._held = self._hold() if setup.order is Order.HOLD else None
-        self._turns = Turns()
+        self._key_queue = KeyQueue()
         self._repeats = Repeats(setup.inbox, setup.session)
         self._workers = [self._worker() for _ in range(setup.concurrency)]
 
@@ -129,7 +129,7 @@ class Consuming:
             log.info("consumer.draining", queue=self._setup.queue)
         self._stopping.set()
         for _ in self._workers:
-            self._turns.stop()
+            self._key_queue.stop()
         if self._held is not None:
             self._held.stop()
         for task in beside:  # each acknowledgement would let in a message that waits here for nothing: at the end, then
@@ -166,7 +166,7 @@ class Consuming:
         elif (failure := self._unfit_for(delivery)) is not None:
             self._copies.carry(delivered, failure)
         else:
-            self._turns.put(delivery)
+            self._key_queue.put(delivery)
 
     def _unfit_for(self, delivery: Delivery) -> Failure | None:
         message = delivery.message
@@ -179,10 +179,10 @@ class Consuming:
     def _worker(self) -> Worker:
         setup = self._setup
         return Worker(
-            self._turns,
-            self._trial(EVERYTHING if self._held is None else NOT_HELD),
+            self._key_queue,
+            self._attempt(EVERYTHING if self._held is None else NOT_HELD),
             setup.gate,
-            setup.tries,
+            setup.begun_attempts,
             setup.judge,
             self._held or self._copies,
             self._receipts.settle,
@@ -193,15 +193,15 @@ class Consuming:
             self._repeats,
         )
 
-    def _hold(self) -> HeldKeys:
+    def _hold(self) -> HeldMessages:
         setup = self._setup
-        return HeldKeys(
+        return HeldMessages(
             HeldTable(setup.inbox, setup.session, setup.fence),
-            self._trial(TAKEN),
+            self._attempt(TAKEN),
             setup.gate,
             setup.judge,
             self._copies,
-            setup.tries,
+            setup.begun_attempts,
             self._unfit_for,
             setup.counters,
             setup.backoff,
@@ -210,7 +210,7 @@ class Consuming:
             self._stopping,
         )
 
-    def _trial(self, admission: Admission) -> Trial:
+    def _attempt(self, admission: Admission) -> Attempt:
         setup = self._setup
         transactions = open_transactions(
             setup.inbox,
@@ -218,9 +218,9 @@ class Consuming:
             pipeline=setup.pipeline and admission is not TAKEN,
             admission=replace(admission, fence=setup.fence),
         )
-        trial = Trial(transactions, setup.judge, setup.counters, setup.outages, self._stopping, setup.state)
-        self._trials.append(trial)
-        return trial
+        attempt = Attempt(transactions, setup.judge, setup.counters, setup.outages, self._stopping, setup.state)
+        self._attempts.append(attempt)
+        return attempt
 
     async def _end(self, tag: str) -> None:
         """Take no more deliveries."""
@@ -237,15 +237,15 @@ class Consuming:
         _, silent = await asyncio.wait(working, timeout=2 * CANCEL_TIMEOUT)
         if silent:  # the server answers no cancellation, and the driver would wait for it
             self._setup.session.unplug()
-            for trial in self._trials:
-                trial.transactions.unplug()
+            for attempt in self._attempts:
+                attempt.transactions.unplug()
             await asyncio.wait(silent)
 
     async def _let_go(self) -> None:
         """Forget the tries that we have ended ourselves: nobody has died of them."""
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_TIMEOUT):
-                await self._setup.tries.end_all()
+                await self._setup.begun_attempts.end_all()
                 if self._held is not None:
                     await self._held.let_go()
 
@@ -264,7 +264,7 @@ async def consume(
     """
     refused: Exception | None = None
     async with asyncio.TaskGroup() as tasks:
-        consuming = Consuming(setup, channel, tasks, cut_off)
+        consuming = ChannelConsumer(setup, channel, tasks, cut_off)
         try:
             tag = await consuming.begin()
         except (QueueMissingError, ConfigurationError, *LOST) as error:

@@ -29,6 +29,8 @@ from relay.errors import (
 )
 from relay.logger import get_logger
 
+log = get_logger("relay.consume")
+
 LONGEST_WORDS = 300  # characters of an exception's first line; what follows it may show values
 
 # The server cannot, whatever it is asked for: connections, resources, an operator, its disks, and a primary that takes
@@ -216,9 +218,6 @@ def _writable(words: str) -> str:
     """Give the beginning of it: PostgreSQL's texts hold no NUL, and nothing in UTF-8 has a half of a surrogate pair."""
     shown = words[:LONGEST_WORDS].replace("\0", r"\x00")
     return shown.encode(errors="backslashreplace").decode()[:LONGEST_WORDS]
-
-
-log = get_logger("relay.consume")
 
 
 def tell_failure(delivery: Delivery, failure: Failure, error: BaseException) -> None:

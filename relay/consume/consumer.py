@@ -27,7 +27,7 @@ from relay.consume.apply.inbox import Inbox
 from relay.consume.apply.transactions import open_transactions
 from relay.consume.channel import LOST, consume, first
 from relay.consume.classify import Judge
-from relay.consume.counters import Counters, Figures
+from relay.consume.counters import ConsumerSnapshot, Counters
 from relay.consume.failed.poison import SUSPECT_FROM
 from relay.consume.failed.queues import dead_queue, dead_queue_name, prepare, retry_queues
 from relay.consume.queue_depth import ready_count
@@ -164,11 +164,11 @@ class Consumer:
             told["database"] = f"it has not answered for {seconds:.0f} s"
         return {part: reason for part, reason in told.items() if reason}
 
-    def figures(self) -> Figures:
+    def snapshot(self) -> ConsumerSnapshot:
         """Tell what it has done since it was made, and has in hand now."""
         setup = self.setup
         setup.gate.count()
-        return Figures(
+        return ConsumerSnapshot(
             consumer=setup.inbox.consumer_name,
             queue=self.queue,
             ready=not self.hindrances(),

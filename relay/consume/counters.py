@@ -64,7 +64,7 @@ class Counters:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class ConsumerSnapshot:
     """A consumer at one moment."""
 
     consumer: str  # the name of its inbox

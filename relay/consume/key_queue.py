@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from relay.consume.message import Delivery
 
 
-class Turns:
+class KeyQueue:
     """Deliveries that wait for a worker, in the order in which they came, by key."""
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ log = get_logger("relay.consume")
 class Entry:
     """A stay inside, which tells how it ended; what began before a pause says nothing about its end."""
 
-    gate: "Gate"
+    gate: "OverloadGate"
     overloads: int  # in a row, when it began
 
     def succeeded(self) -> None:
@@ -30,7 +30,7 @@ class Entry:
 
 
 @dataclass(slots=True)
-class Gate:
+class OverloadGate:
     """Passed by everybody who is about to call a handler.
 
     During a pause one at a time gets in, each after a longer wait, until one of them succeeds. Nothing is handed back

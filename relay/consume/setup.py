@@ -9,14 +9,14 @@ from relay.config.settings import BrokerSettings
 from relay.consume.apply.fence import Fence
 from relay.consume.apply.handlers import Handlers
 from relay.consume.apply.inbox import Inbox
-from relay.consume.apply.inbox_session import Session
-from relay.consume.apply.partition_state import State
+from relay.consume.apply.inbox_session import InboxSession
+from relay.consume.apply.partition_state import PartitionState
 from relay.consume.classify import Judge
 from relay.consume.counters import Counters
 from relay.consume.failed.copy_publisher import Outgoing
-from relay.consume.failed.poison import Tries
+from relay.consume.failed.poison import BegunAttempts
 from relay.consume.outages import Outages
-from relay.consume.overload import Gate
+from relay.consume.overload import OverloadGate
 from relay.consume.stall import StallWatch
 from relay.engine.health import Health
 
@@ -49,25 +49,25 @@ class Setup:
     backoff: Backoff
     judge: Judge
     fence: Fence | None = None  # around the partition that is consumed
-    state: State | None = None  # of that partition
+    state: PartitionState | None = None  # of that partition
     counters: Counters = field(default_factory=Counters)
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     stop_at_once: asyncio.Event = field(default_factory=asyncio.Event)
-    gate: Gate = field(init=False)
+    gate: OverloadGate = field(init=False)
     stalls: StallWatch = field(init=False)
     health: Health = field(init=False)
     outages: Outages = field(init=False)
-    session: Session = field(init=False)
-    tries: Tries = field(init=False)
+    session: InboxSession = field(init=False)
+    begun_attempts: BegunAttempts = field(init=False)
     outgoing: Outgoing = field(init=False)
 
     def __post_init__(self) -> None:
-        self.gate = Gate(self.backoff, self.counters)
+        self.gate = OverloadGate(self.backoff, self.counters)
         self.stalls = StallWatch(self.counters, self.gate, self.stall_after)
         self.health = Health(self.stall_after)
         self.outages = Outages(self.backoff, self.counters, self.health)
-        self.session = Session(self.inbox, self.outages)
-        self.tries = Tries(self.inbox, self.session)
+        self.session = InboxSession(self.inbox, self.outages)
+        self.begun_attempts = BegunAttempts(self.inbox, self.session)
         self.outgoing = Outgoing(self.broker, f"outbox-consumer {self.inbox.consumer_name} copies")
 
     @property
@@ -89,5 +89,5 @@ class Setup:
         own.gate, own.outages, own.session = self.gate, self.outages, self.session
         own.stalls = StallWatch(own.counters, own.gate, own.stall_after)
         own.health = self.health
-        own.tries = Tries(own.inbox, own.session)
+        own.begun_attempts = BegunAttempts(own.inbox, own.session)
         return own

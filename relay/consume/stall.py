@@ -8,7 +8,7 @@ import time
 
 from relay.backoff import until_tick
 from relay.consume.counters import Counters
-from relay.consume.overload import Gate
+from relay.consume.overload import OverloadGate
 from relay.logger import get_logger
 
 LOOK_INTERVAL = 1.0  # seconds
@@ -23,7 +23,7 @@ class StallWatch:
         reason: set while it is stalled. A pause is none, and nor is idleness, however long.
     """
 
-    def __init__(self, counters: Counters, gate: Gate, stall_after: float) -> None:
+    def __init__(self, counters: Counters, gate: OverloadGate, stall_after: float) -> None:
         self._counters = counters
         self._gate = gate
         self._stall_after = stall_after

@@ -1,4 +1,4 @@
-"""See to it that the inbox is there and answers, has the days that come next, and keeps no tries that are long past."""
+"""Check and maintain the inbox: it answers, has the days that come next, and keeps no attempts that are long past."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -10,7 +10,7 @@ from psycopg import errors
 from relay.backoff import wait_for_event
 from relay.consume.apply.fence import NO_PARTITION
 from relay.consume.apply.inbox import Inbox
-from relay.consume.apply.inbox_session import Session
+from relay.consume.apply.inbox_session import InboxSession
 from relay.consume.apply.transactions import Transactions, open_transactions
 from relay.database import one_line
 from relay.errors import DeadlineError, OutboxError, SchemaError
@@ -36,6 +36,12 @@ ASK = "SELECT 1"
 ASK_INTERVAL = 5.0  # seconds
 
 
+LEFT_BEHIND = """
+    SELECT count(*) FROM {schema}.held_message
+    WHERE consumer_name = %(consumer)s AND NOT (%(holds)s AND (partition = %(no_partition)s) = NOT %(by_partition)s)
+"""
+
+
 async def check_inbox(inbox: Inbox) -> None:
     """See that the inbox is there.
 
@@ -56,7 +62,7 @@ async def check_inbox(inbox: Inbox) -> None:
     except errors.InsufficientPrivilege:
         may_make_days = False
     except TimeoutError:
-        raise DeadlineError("the inbox", inbox.patience) from None
+        raise DeadlineError("the inbox", inbox.statement_timeout) from None
     if not may_make_days:
         raise SchemaError(
             f"the consumer's database user may not use {inbox.schema}.processed_message; it needs SELECT and INSERT,"
@@ -79,7 +85,7 @@ async def keep_up(inbox: Inbox) -> None:
         await asyncio.sleep(UPKEEP_INTERVAL)
 
 
-async def keep_asking(inbox: Inbox, session: Session, stopping: asyncio.Event) -> None:
+async def keep_asking(inbox: Inbox, session: InboxSession, stopping: asyncio.Event) -> None:
     """Ask the database now and then: who has nothing to do is to know as well that it is gone."""
     while not stopping.is_set():
         await session.insist(stopping, inbox.statement(ASK))
@@ -96,15 +102,7 @@ async def _opened(inbox: Inbox) -> AsyncIterator[Transactions]:
         await transactions.close()
 
 
-log = get_logger("relay.consume")
-
-LEFT_BEHIND = """
-    SELECT count(*) FROM {schema}.held_message
-    WHERE consumer_name = %(consumer)s AND NOT (%(holds)s AND (partition = %(no_partition)s) = NOT %(by_partition)s)
-"""
-
-
-async def tell_left_behind(inbox: Inbox, session: Session, *, holds: bool, by_partition: bool = False) -> None:
+async def tell_left_behind(inbox: Inbox, session: InboxSession, *, holds: bool, by_partition: bool = False) -> None:
     """Look once for what this consumer will not try.
 
     Args:

@@ -11,27 +11,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from relay.consume.apply.attempt import Trial
+from relay.consume.apply.attempt import Attempt
 from relay.consume.apply.inbox_insert import Applied
 from relay.consume.apply.repeats import LOOKED_UP_AT_ONCE, Repeats
 from relay.consume.classify import Judge, poisoned, tell_failure
 from relay.consume.counters import Counters
 from relay.consume.failed.copies import Aside, Settle
 from relay.consume.failed.envelope import history_of
-from relay.consume.failed.poison import SUSPECT_FROM, Tries
-from relay.consume.key_queue import Turns
+from relay.consume.failed.poison import SUSPECT_FROM, BegunAttempts
+from relay.consume.key_queue import KeyQueue
 from relay.consume.message import Delivery
-from relay.consume.overload import Gate
+from relay.consume.overload import OverloadGate
 
 
 @dataclass(slots=True, eq=False)
 class Worker:
     """One transaction at a time, of at most `batch_size` messages."""
 
-    turns: Turns
-    trial: Trial
-    gate: Gate
-    tries: Tries
+    key_queue: KeyQueue
+    attempt: Attempt
+    gate: OverloadGate
+    begun_attempts: BegunAttempts
     judge: Judge
     aside: Aside
     settle: Settle
@@ -50,15 +50,15 @@ class Worker:
             while not self.stopping.is_set():
                 if self.repeats.expected:
                     await self._absorb()
-                elif (batch := await self.turns.take(self.batch_size)) and not self.stopping.is_set():
+                elif (batch := await self.key_queue.take(self.batch_size)) and not self.stopping.is_set():
                     await self._work(batch)
-                    self.turns.done(batch)
+                    self.key_queue.done(batch)
         finally:
-            await self.trial.close()
+            await self.attempt.close()
 
     async def _work(self, batch: Sequence[Delivery]) -> None:
         again = {delivery.message.message_id for delivery in batch if delivery.message.redelivered}
-        unended = await self.tries.unended(again, self.stopping) if again else {}
+        unended = await self.begun_attempts.unended(again, self.stopping) if again else {}
         if unended is None:
             return
         most = max((unended[message_id] for message_id in again), default=0)
@@ -77,15 +77,15 @@ class Worker:
         async with self.repeats.turn:
             if not self.repeats.expected:
                 return
-            batch = await self.turns.take(LOOKED_UP_AT_ONCE)
+            batch = await self.key_queue.take(LOOKED_UP_AT_ONCE)
             known = await self.repeats.known(batch, self.stopping)
             if known is None:
                 return
-            # A redelivered one is worked on, too: `Tries` has to forget it.
+            # A redelivered one is worked on, too: `BegunAttempts` has to forget it.
             rest = [each for each in batch if each.message.redelivered or each.message.message_id not in known]
             self.repeats.expected = not rest
-            self.turns.give_back(rest)
-            self.turns.done(batch)
+            self.key_queue.give_back(rest)
+            self.key_queue.done(batch)
         left = {each.tag for each in rest}
         self.counters.duplicates += len(batch) - len(rest)
         self.settle(each.tag for each in batch if each.tag not in left)
@@ -108,7 +108,7 @@ class Worker:
             return
         if applied is not None:
             self.repeats.expected = not applied.count and not applied.left
-            await self.tries.end(unended)
+            await self.begun_attempts.end(unended)
             left = [delivery for delivery in batch if delivery.message.message_id in applied.left]
             self.settle(delivery.tag for delivery in batch if delivery.message.message_id not in applied.left)
             if left:
@@ -118,9 +118,9 @@ class Worker:
         """Apply, however many overloads it takes; None: we are to stop, and nothing was applied."""
         while not self.stopping.is_set():
             async with self.gate.enter(self.stopping, alone=alone) as entry:
-                if entry is None or not await self.tries.begin(unended, self.stopping):
+                if entry is None or not await self.begun_attempts.begin(unended, self.stopping):
                     return None
-                if (applied := await self.trial.apply(batch, entry)) is not None:
+                if (applied := await self.attempt.apply(batch, entry)) is not None:
                     return applied
         return None
 
@@ -128,5 +128,5 @@ class Worker:
         failure = self.judge.failure(error, history_of(delivery.delivered))
         self.counters.failed += 1
         tell_failure(delivery, failure, error)
-        await self.tries.end([delivery.message.message_id])
+        await self.begun_attempts.end([delivery.message.message_id])
         await self.aside.put(delivery, failure)

@@ -10,13 +10,13 @@ import asyncio
 from relay.engine.read.tail import Tail
 from relay.engine.send.publisher import Publisher
 from relay.engine.settle.mark import Marker
-from relay.engine.settle.parked_keys import HeldKeys
+from relay.engine.settle.parked_keys import ParkedKeys
 from relay.engine.settle.quarantine import Quarantine
 
 
 async def forward(
     tail: Tail,
-    held: HeldKeys,
+    held: ParkedKeys,
     quarantine: Quarantine,
     publisher: Publisher,
     marker: Marker,
@@ -33,10 +33,10 @@ async def forward(
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(marker.run(), name="mark")
         while (window := await tail.next_window(until=drain)) is not None:  # sleeps while idle, waits for room
-            rows = await quarantine.keep_back(await held.keep_back(window))
+            rows = await quarantine.hold_rows(await held.hold_rows(window))
             while held.holds_any(rows):  # since a moment ago: a row was parked while the table was asked
-                rows = await quarantine.keep_back(await held.keep_back(rows))
-            publisher.offer(tail.keep_back(rows), behind=tail.behind)
+                rows = await quarantine.hold_rows(await held.hold_rows(rows))
+            publisher.offer(tail.hold_rows(rows), behind=tail.behind)
             del window[:], rows[:]  # else they stay in memory, long settled, while the next ones are read
             await quarantine.tend()
         publisher.stop()

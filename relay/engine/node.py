@@ -18,18 +18,18 @@ from relay.engine.loop import forward
 from relay.engine.nodes.lanes import Lanes
 from relay.engine.nodes.membership import Membership
 from relay.engine.nodes.stall import StallWatch
-from relay.engine.nodes.vacuum import HorizonWatch
+from relay.engine.nodes.vacuum import VacuumWatch
 from relay.engine.read.tail import Tail
 from relay.engine.reload import reloading
-from relay.engine.send.broker_link import Link
+from relay.engine.send.broker_link import BrokerLink
 from relay.engine.send.publisher import Publisher
 from relay.engine.send.routes import Router
-from relay.engine.session.database_retry import Patience
+from relay.engine.session.database_retry import DatabaseRetry
 from relay.engine.session.session import SESSION_LOST, LaneSession
 from relay.engine.settle.mark import Marker
-from relay.engine.settle.parked_keys import HeldKeys
+from relay.engine.settle.parked_keys import ParkedKeys
 from relay.engine.settle.quarantine import Quarantine
-from relay.engine.snapshot import Figures
+from relay.engine.snapshot import NodeSnapshot
 from relay.errors import AccessError, DatabaseUnavailableError, OutboxError, SchemaError, leaves
 from relay.logger import get_logger
 from relay.memory import return_large_blocks
@@ -133,13 +133,13 @@ class Node:
             self._health.expect(part, "not connected yet")
         self._health.expect("lanes", NO_LANES)
         self._publisher = Publisher(settings.relay)
-        self._link = Link(
+        self._broker_link = BrokerLink(
             settings,
             self._publisher,
             self._health,
             barring=True,
             topology=settings.topology,
-            patience=settings.relay.start_timeout,
+            start_timeout=settings.relay.start_timeout,
         )
         self._stalls = StallWatch(self._publisher, self._health, settings.relay)
         self._tail: Tail | None = None
@@ -158,10 +158,10 @@ class Node:
     def in_flight(self) -> int:
         return self._publisher.in_flight
 
-    def figures(self) -> Figures:
+    def snapshot(self) -> NodeSnapshot:
         """Give what this node knows of itself at this moment."""
         publisher, session = self._publisher, self._stalls.session
-        return Figures(
+        return NodeSnapshot(
             ready=not self.hindrances(),
             stalled=self._health.is_stalled,
             lanes=len(session.lanes) if session else 0,
@@ -172,8 +172,8 @@ class Node:
             delivery_times=publisher.delivery_times,
             sweep_finds=self._sweep_finds + (self._tail.sweep_finds if self._tail else 0),
             database_losses=self._losses,
-            broker_losses=self._link.reconnects,
-            blocked_seconds=self._link.blocked_seconds,
+            broker_losses=self._broker_link.reconnects,
+            blocked_seconds=self._broker_link.blocked_seconds,
             refused_seconds=self._health.refusals.seconds,
         )
 
@@ -185,7 +185,7 @@ class Node:
     async def run(self) -> None:
         """Relay until drained."""
         async with asyncio.TaskGroup() as tasks:
-            linking = tasks.create_task(self._link.run(), name="link")
+            linking = tasks.create_task(self._broker_link.run(), name="link")
             beside = (
                 linking,
                 tasks.create_task(self._stalls.run(), name="stalls"),
@@ -226,8 +226,8 @@ class Node:
         self.unplug()
 
     async def use_hosts(self, url: SecretStr) -> None:
-        """Go on with the broker's hosts of this URL; see `Link.use_hosts`."""
-        await self._link.use_hosts(url)
+        """Go on with the broker's hosts of this URL; see `BrokerLink.use_hosts`."""
+        await self._broker_link.use_hosts(url)
 
     async def _relay(self) -> None:
         loop = asyncio.get_running_loop()
@@ -271,29 +271,29 @@ class Node:
         """Relay through one session until drained or until it is lost."""
         settings = self._settings.relay
         self._sweep_finds += self._tail.sweep_finds if self._tail else 0
-        patience = Patience(session, self._health, drain=self.drain)
-        tail = self._tail = Tail(session, settings, patience)
+        retry = DatabaseRetry(session, self._health, drain=self.drain)
+        tail = self._tail = Tail(session, settings, retry)
         holding = settings.key_policy is KeyPolicy.HOLD and settings.ordering is not Ordering.NONE
-        held = HeldKeys(session, tail, patience)
+        held = ParkedKeys(session, tail, retry)
         router = Router.of(self._settings)
-        quarantine = Quarantine(session, tail, self._publisher, router, patience=patience, holding=holding)
+        quarantine = Quarantine(session, tail, self._publisher, router, retry=retry, holding=holding)
         behind = held if holding else None
-        marker = Marker(session, tail, self._publisher, behind, quarantine, patience=patience, settings=settings)
+        marker = Marker(session, tail, self._publisher, behind, quarantine, retry=retry, settings=settings)
 
         async def learn() -> None:
             if holding:
                 await held.load()
             await quarantine.load()
 
-        lanes = Lanes(session, tail, self._publisher, health=self._health, patience=patience, learn=learn)
+        lanes = Lanes(session, tail, self._publisher, health=self._health, retry=retry, learn=learn)
         membership = Membership(
             session,
             settings,
             lanes,
             publisher=self._publisher,
-            link=self._link,
+            broker_link=self._broker_link,
             health=self._health,
-            patience=patience,
+            retry=retry,
             former=self._former,
         )
         self._former = session.pid
@@ -302,11 +302,11 @@ class Node:
             beside = (
                 tasks.create_task(membership.run(), name="membership"),
                 tasks.create_task(lanes.run(), name="lanes"),
-                tasks.create_task(patience.keep_days(), name="days"),
-                tasks.create_task(HorizonWatch(session).run(), name="horizon"),
+                tasks.create_task(retry.keep_days(), name="days"),
+                tasks.create_task(VacuumWatch(session).run(), name="horizon"),
             )
-            while not self._link.up.is_set() and not self.drain.is_set():
-                await wait_for_event(self._link.up, DRAIN_LOOK)
+            while not self._broker_link.up.is_set() and not self.drain.is_set():
+                await wait_for_event(self._broker_link.up, DRAIN_LOOK)
             membership.hurry()
             announcing = tasks.create_task(self._announce(session, lanes), name="announce")
             try:

@@ -13,7 +13,7 @@ DELIVERY_BOUNDS = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class NodeSnapshot:
     """A node at one moment; what is counted is counted since its start."""
 
     ready: bool

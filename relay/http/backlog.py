@@ -11,7 +11,7 @@ from psycopg.sql import SQL, Composed, Identifier
 from relay.config.settings import DatabaseSettings
 from relay.database import connect_async
 from relay.errors import DatabaseUnavailableError
-from relay.http.cached_answer import Seldom
+from relay.http.cached_answer import CachedAnswer
 from relay.logger import get_logger
 from relay.operate.status import BY_INDEX, COUNT_PARKED, COUNT_PENDING, LANES, OLDEST_PENDING
 
@@ -40,7 +40,7 @@ class Backlog:
     def __init__(self, database: DatabaseSettings) -> None:
         self._database = database
         self._connection: psycopg.AsyncConnection | None = None
-        self._seldom = Seldom(self._read)
+        self._seldom = CachedAnswer(self._read)
         self._reason = ""
 
     async def counts(self) -> Counts | None:

@@ -11,7 +11,7 @@ PATIENCE = 2.0  # seconds that one who asks waits for a new answer; then the las
 Answer = TypeVar("Answer")
 
 
-class Seldom(Generic[Answer]):
+class CachedAnswer(Generic[Answer]):
     """An answer that `ask` gives, which does not raise; None: it has none."""
 
     def __init__(self, ask: Callable[[], Awaitable[Answer | None]]) -> None:

@@ -12,7 +12,7 @@ from prometheus_client.core import Metric
 
 from relay.consume import Consumer
 from relay.consume.pool import PartitionedConsumer
-from relay.http.cached_answer import Seldom
+from relay.http.cached_answer import CachedAnswer
 from relay.http.consumer_metrics import metrics
 from relay.http.server import answering
 
@@ -29,7 +29,7 @@ async def answering_for(consumer: Consumer | PartitionedConsumer, listen: str) -
     if not listen:
         yield
         return
-    waiting = Seldom(consumer.ready_count)
+    waiting = CachedAnswer(consumer.ready_count)
     try:
         async with answering(listen, _ConsumerSubject(consumer, waiting)):
             yield
@@ -40,7 +40,7 @@ async def answering_for(consumer: Consumer | PartitionedConsumer, listen: str) -
 class _ConsumerSubject:
     """A consumer, ready while it consumes, has its database, and works on what it has in hand."""
 
-    def __init__(self, consumer: Consumer | PartitionedConsumer, waiting: Seldom[int]) -> None:
+    def __init__(self, consumer: Consumer | PartitionedConsumer, waiting: CachedAnswer[int]) -> None:
         self._consumer = consumer
         self._waiting = waiting
 
@@ -49,4 +49,4 @@ class _ConsumerSubject:
 
     async def look(self) -> Callable[[], Iterator[Metric]]:
         waiting = await self._waiting.answer()
-        return partial(metrics, self._consumer.figures(), waiting)
+        return partial(metrics, self._consumer.snapshot(), waiting)

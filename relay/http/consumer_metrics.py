@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from relay.consume.classify import Reason
-from relay.consume.counters import Figures
+from relay.consume.counters import ConsumerSnapshot
 from relay.http.metrics import counted, histogram, reconnects, refused
 
 
-def metrics(consumer: Figures, waiting: int | None) -> Iterator[Metric]:
+def metrics(consumer: ConsumerSnapshot, waiting: int | None) -> Iterator[Metric]:
     """Give the metrics of a consumer at one moment; nothing waiting: the broker does not tell how many do."""
     labels = {"consumer": consumer.consumer, "queue": consumer.queue}
     counters = consumer.counters

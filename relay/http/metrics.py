@@ -6,12 +6,12 @@ from math import inf
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from relay.engine.row import Outcome
-from relay.engine.snapshot import Figures
+from relay.engine.snapshot import NodeSnapshot
 from relay.http.backlog import Counts
 from relay.observe.histogram import Histogram
 
 
-def metrics(node: Figures, counts: Counts | None) -> Iterator[Metric]:
+def metrics(node: NodeSnapshot, counts: Counts | None) -> Iterator[Metric]:
     """Give the metrics of a relay and of its table at one moment; no counts: the database does not tell."""
     yield from _state(node)
     yield from _outcomes(node)
@@ -53,7 +53,7 @@ def histogram(name: str, about: str, values: Histogram, **labels: str) -> Metric
     return family
 
 
-def _state(node: Figures) -> Iterator[Metric]:
+def _state(node: NodeSnapshot) -> Iterator[Metric]:
     yield GaugeMetricFamily("outbox_ready", "1 while this relay can deliver, as /readyz tells", int(node.ready))
     yield GaugeMetricFamily("outbox_stalled", "1 while messages wait and none settles", int(node.stalled))
     yield GaugeMetricFamily("outbox_lanes_held", "Lanes that this relay carries", node.lanes)
@@ -62,7 +62,7 @@ def _state(node: Figures) -> Iterator[Metric]:
     )
 
 
-def _outcomes(node: Figures) -> Iterator[Metric]:
+def _outcomes(node: NodeSnapshot) -> Iterator[Metric]:
     yield CounterMetricFamily(
         "outbox_published", "Messages that this relay sent, and that are confirmed and marked", node.published
     )
@@ -77,7 +77,7 @@ def _outcomes(node: Figures) -> Iterator[Metric]:
     yield CounterMetricFamily("outbox_sweep_finds", "Rows that only a sweep has found", node.sweep_finds)
 
 
-def _troubles(node: Figures) -> Iterator[Metric]:
+def _troubles(node: NodeSnapshot) -> Iterator[Metric]:
     yield reconnects("outbox_reconnects", node.broker_losses, node.database_losses)
     yield refused("outbox_connection_refused_seconds", node.refused_seconds)
     yield CounterMetricFamily(

@@ -46,4 +46,4 @@ class _NodeSubject:
 
     async def look(self) -> Callable[[], Iterator[Metric]]:
         counts = await self._backlog.counts()
-        return partial(metrics, self._node.figures(), counts)
+        return partial(metrics, self._node.snapshot(), counts)

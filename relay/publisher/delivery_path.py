@@ -33,7 +33,7 @@ EMPTY = Left(0, 0)
 CLOSED, STOPPED = "the publisher is closed", "the publisher has stopped"
 
 
-class Course:
+class DeliveryPath:
     """Takes events, and accepts each.
 
     Attributes:
@@ -42,10 +42,10 @@ class Course:
         confirmed, buffered: how many were accepted each way.
     """
 
-    def __init__(self, buffer: Buffer, health: Health, patience: float) -> None:
+    def __init__(self, buffer: Buffer, health: Health, confirm_timeout: float) -> None:
         self._buffer = buffer
         self._health = health
-        self.direct = Direct(self._settle, health, patience, beside=buffer.publisher)
+        self.direct = Direct(self._settle, health, confirm_timeout, beside=buffer.publisher)
         self.mode = Mode.BUFFERED  # what an earlier process left in the buffer goes first
         self._busy: dict[Key, deque[Entry]] = {}  # a key on the direct way -> what waits behind it
         self._held: list[Entry] = []

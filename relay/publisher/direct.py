@@ -21,7 +21,7 @@ Settle = Callable[[Entry, Outcome, str], None]
 
 
 class Direct:
-    """Sends each entry once; what became of it comes by `done`, at the latest after `patience` seconds.
+    """Sends each entry once; what became of it comes by `done`, at the latest after `confirm_timeout` seconds.
 
     It is what a link attaches its wire to, in place of the engine's publisher.
 
@@ -29,10 +29,10 @@ class Direct:
         beside: sends what it has, too, by the same wire: the drain of a buffer.
     """
 
-    def __init__(self, done: Settle, health: Health, patience: float, *, beside: Publisher | None) -> None:
+    def __init__(self, done: Settle, health: Health, confirm_timeout: float, *, beside: Publisher | None) -> None:
         self._done = done
         self._health = health
-        self._patience = patience
+        self._confirm_timeout = confirm_timeout
         self._beside = beside
         self._wire: Wire | None = None
         self._under_way: dict[int, Entry] = {}  # by the row's id, in sending order
@@ -89,7 +89,7 @@ class Direct:
         """
         while True:
             await asyncio.sleep(LOOK_INTERVAL)
-            self.give_up(self._loop.time() - self._patience)
+            self.give_up(self._loop.time() - self._confirm_timeout)
 
     def give_up(self, sent_until: float = inf) -> None:
         """Wait no more for what was sent until then: it may have arrived."""
@@ -97,7 +97,7 @@ class Direct:
         for entry in list(late):
             del self._under_way[entry.row.id]
             self._given_up.add(entry.row.id)
-            self._done(entry, Outcome.UNKNOWN, f"no confirm within {self._patience:g} s")
+            self._done(entry, Outcome.UNKNOWN, f"no confirm within {self._confirm_timeout:g} s")
 
     def abandon(self) -> list[Entry]:
         """Give what is under way, of which nothing will be heard any more."""

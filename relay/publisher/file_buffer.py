@@ -123,7 +123,7 @@ class FileBuffer:
         stored = self._read[fault.row.id]
         wait = backoff(stored.attempts + 1, self._settings.backoff_initial, self._settings.backoff_max)
         await self._file.hold(stored, wait, fault.reason)
-        for row in (fault.row, *self.publisher.take_followers(fault.row)):
+        for row in (fault.row, *self.publisher.remove_followers(fault.row)):
             del self._read[row.id]
         if stored.position not in self._refused:
             log.error("message.held", message_id=fault.row.message_id.decode(), reason=fault.reason)

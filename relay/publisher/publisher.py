@@ -13,12 +13,12 @@ from typing import Self
 from relay.backoff import wait_for_event
 from relay.config.settings import BrokerSettings, DatabaseSettings, RelaySettings, Route, Settings, Url, settings_of
 from relay.engine.health import Health
-from relay.engine.send.broker_link import Link
+from relay.engine.send.broker_link import BrokerLink
 from relay.errors import ConfigurationError, NotAcceptedError
 from relay.outbox.errors import FieldError
 from relay.outbox.event import Event
 from relay.publisher.buffer import Buffer
-from relay.publisher.delivery_path import Course
+from relay.publisher.delivery_path import DeliveryPath
 from relay.publisher.entry import Entry
 from relay.publisher.file_buffer import FileBuffer
 from relay.publisher.state import Mode, State
@@ -71,7 +71,7 @@ class DurablePublisher:
         self._embedded = embedded
         self._health = Health(relay.stall_after)
         self._buffer: Buffer | None = None
-        self._course: Course | None = None
+        self._path: DeliveryPath | None = None
         self._running: AbstractAsyncContextManager[None] | None = None
 
     async def publish(self, event: Event) -> None:
@@ -85,21 +85,21 @@ class DurablePublisher:
             NotAcceptedError: neither the broker nor the buffer took it within `database.command_timeout`, or the
                 publisher is closed. The same event may be published again.
         """
-        if self._course is None:
+        if self._path is None:
             raise NotAcceptedError("the publisher is not open: use it by `async with`")
         if event.available_at is not None:
             raise FieldError(event, "available_at", "is for `relay.outbox.add`: a durable publisher sends at once")
         entry = Entry.of(event, self._settings.relay.max_message_bytes)
-        self._course.enter(entry)
+        self._path.enter(entry)
         await entry.accepted
 
     @property
     def state(self) -> State:
         """What it does at this moment, and what is in its way."""
-        if (course := self._course) is None or self._buffer is None:
+        if (path := self._path) is None or self._buffer is None:
             return State(Mode.BUFFERED, 0, 0, 0, ("not open",))
         reasons = (*self._health.reasons, *self._buffer.reasons)
-        return State(course.mode, course.waiting, course.confirmed, course.buffered, reasons)
+        return State(path.mode, path.waiting, path.confirmed, path.buffered, reasons)
 
     async def close(self) -> None:
         """Take no more events, and return when all that were taken are accepted.
@@ -107,9 +107,9 @@ class DurablePublisher:
         What is under way may be confirmed within `relay.drain_timeout`; the rest is in the buffer then. What the buffer
         does not take within `GOODBYES` is refused (`NotAcceptedError`) at the end of the block.
         """
-        if self._course is not None and self._buffer is not None:
+        if self._path is not None and self._buffer is not None:
             self._buffer.stop()
-            await self._course.close(self._settings.relay.drain_timeout)
+            await self._path.close(self._settings.relay.drain_timeout)
 
     async def __aenter__(self) -> Self:
         """Open it.
@@ -134,15 +134,15 @@ class DurablePublisher:
         buffer = self._buffer = self._make_buffer()
         await buffer.open()
         closed = asyncio.Event()
-        course = self._course = Course(buffer, self._health, settings.broker.confirm_timeout)
+        path = self._path = DeliveryPath(buffer, self._health, settings.broker.confirm_timeout)
         relay = settings.relay.model_copy(update={"node": f"publisher {self.name}"})
         named = settings.model_copy(update={"relay": relay})
-        link = Link(named, course.direct, self._health, barring=True, patience=inf)
+        link = BrokerLink(named, path.direct, self._health, barring=True, start_timeout=inf)
         # A task, and no group around the caller's block: its errors are to come out as they are.
-        working = asyncio.create_task(self._work(buffer, course, link, closed), name=f"publisher:{self.name}")
+        working = asyncio.create_task(self._work(buffer, path, link, closed), name=f"publisher:{self.name}")
         try:
             await self._wait_for_broker(link)
-            await course.begin()
+            await path.begin()
             yield
         finally:
             clock = asyncio.get_running_loop().time
@@ -156,7 +156,7 @@ class DurablePublisher:
         if not working.cancelled():
             working.result()
 
-    async def _wait_for_broker(self, link: Link) -> None:
+    async def _wait_for_broker(self, link: BrokerLink) -> None:
         """Wait for a moment: there is a connection soon, or a reason why not."""
         until = asyncio.get_running_loop().time() + START_WAIT
         while not link.up.is_set() and not self._health.reasons and asyncio.get_running_loop().time() < until:
@@ -167,14 +167,14 @@ class DurablePublisher:
             return FileBuffer(self._file, self._settings.relay)
         return TableBuffer(self._settings, self.name, embedded=self._embedded)
 
-    async def _work(self, buffer: Buffer, course: Course, link: Link, closed: asyncio.Event) -> None:
+    async def _work(self, buffer: Buffer, path: DeliveryPath, link: BrokerLink, closed: asyncio.Event) -> None:
         try:
             async with asyncio.TaskGroup() as tasks:
                 works = {
                     "link": link.run(),
-                    "direct": course.direct.run(),
-                    "write": course.write(),
-                    "watch": course.watch(),
+                    "direct": path.direct.run(),
+                    "write": path.write(),
+                    "watch": path.watch(),
                 }
                 beside = [tasks.create_task(work, name=name) for name, work in works.items()]
                 await buffer.run()  # drains it, until `close`
@@ -182,4 +182,4 @@ class DurablePublisher:
                 for task in beside:
                     task.cancel()
         finally:
-            course.end()
+            path.end()

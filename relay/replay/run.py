@@ -21,7 +21,7 @@ from relay.config.settings import Ordering, Settings
 from relay.engine.health import Health
 from relay.engine.read.window import READ_SHARE
 from relay.engine.row import Row
-from relay.engine.send.broker_link import Link
+from relay.engine.send.broker_link import BrokerLink
 from relay.engine.send.message import REPLAY_ID, REPLAYED_AT
 from relay.engine.send.publisher import Publisher
 from relay.errors import DatabaseUnavailableError, DeadlineError, PartlyDoneError
@@ -74,7 +74,7 @@ class Replay:
         self._health = Health()
         self._publisher = Publisher(self._settings.relay)
         stamp: dict[str, str | int] = {REPLAY_ID: job.id, REPLAYED_AT: datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}
-        self._link = Link(self._settings, self._publisher, self._health, stamp)
+        self._link = BrokerLink(self._settings, self._publisher, self._health, stamp)
         self._ledger = Ledger(job.position)
         self._pace = Pace(rate)
         self._selected = job.selected
@@ -212,7 +212,7 @@ class Replay:
             for row, reason, _ in faulty:
                 log.warning("replay.row_failed", replay=self._job.id, id=row.id, reason=reason)
                 self._ledger.fail(row, reason)
-                self._publisher.pass_over(row)
+                self._publisher.release_key(row)
                 self._refused, self._reason = self._refused + 1, reason
             if self._refused >= MOST_FAILURES:
                 self.stop()

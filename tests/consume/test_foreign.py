@@ -19,7 +19,7 @@ from structlog.testing import capture_logs
 from relay.config.settings import BrokerSettings
 from relay.consume import Consumer, Inbox, Message, Retries, on
 from relay.consume import channel as consuming
-from relay.consume.apply.inbox_session import Session
+from relay.consume.apply.inbox_session import InboxSession
 from relay.consume.counters import Counters
 from relay.consume.message import read_delivery
 from relay.consume.outages import Outages
@@ -225,7 +225,7 @@ async def test_a_held_message_that_cannot_be_read_is_put_off_and_told(
 
 
 async def test_a_value_that_the_database_cannot_hold_is_no_outage(inbox: Inbox) -> None:
-    session = Session(inbox, Outages(QUICK, Counters(), Health()))
+    session = InboxSession(inbox, Outages(QUICK, Counters(), Health()))
     try:
         with pytest.raises(psycopg.DataError):
             await session.run(SQL("SELECT %(text)s::text").format(), {"text": "a\0b"})

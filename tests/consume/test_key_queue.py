@@ -6,7 +6,7 @@ import psycopg
 
 from relay.config.settings import BrokerSettings
 from relay.consume import Consumer, Inbox, Message, on
-from relay.consume.key_queue import Turns
+from relay.consume.key_queue import KeyQueue
 from tests.consume.effects import Queue, Table, count, delivered, running
 from tests.support.eventually import eventually
 
@@ -37,64 +37,64 @@ async def test_a_slow_key_holds_up_nobody_else(
 
 
 async def test_a_key_is_with_one_until_it_is_done() -> None:
-    turns = Turns()
+    key_queue = KeyQueue()
     for number, key in enumerate("aabac"):
-        turns.put(delivered(number, key=key))
+        key_queue.put(delivered(number, key=key))
 
-    first = await turns.take(1)
-    second = await turns.take(10)
+    first = await key_queue.take(1)
+    second = await key_queue.take(10)
     assert [each.tag for each in first] == [0]
     assert [each.tag for each in second] == [2, 4]
 
-    turns.done(first)
-    assert [each.tag for each in await turns.take(10)] == [1, 3]
+    key_queue.done(first)
+    assert [each.tag for each in await key_queue.take(10)] == [1, 3]
 
 
 async def test_what_is_given_back_comes_first_again_in_its_order() -> None:
-    turns = Turns()
+    key_queue = KeyQueue()
     for number, key in enumerate("aabab"):
-        turns.put(delivered(number, key=key))
-    batch = await turns.take(4)
-    turns.put(delivered(5, key="a"))
+        key_queue.put(delivered(number, key=key))
+    batch = await key_queue.take(4)
+    key_queue.put(delivered(5, key="a"))
 
-    turns.give_back([each for each in batch if each.tag != 1])
-    turns.done(batch)
+    key_queue.give_back([each for each in batch if each.tag != 1])
+    key_queue.done(batch)
 
-    assert [each.tag for each in await turns.take(10)] == [0, 2, 3, 4, 5]
+    assert [each.tag for each in await key_queue.take(10)] == [0, 2, 3, 4, 5]
 
 
 async def test_a_batch_is_in_the_order_of_delivery() -> None:
-    turns = Turns()
+    key_queue = KeyQueue()
     for number, key in enumerate("abab"):
-        turns.put(delivered(number, key=key))
+        key_queue.put(delivered(number, key=key))
 
-    assert [each.tag for each in await turns.take(10)] == [0, 1, 2, 3]
+    assert [each.tag for each in await key_queue.take(10)] == [0, 1, 2, 3]
 
 
 async def test_a_key_with_much_to_do_takes_turns_with_the_others() -> None:
-    turns = Turns()
+    key_queue = KeyQueue()
     for number, key in enumerate("aaaab"):
-        turns.put(delivered(number, key=key))
+        key_queue.put(delivered(number, key=key))
 
-    first = await turns.take(2)
-    turns.done(first)
-    assert [each.key for each in await turns.take(1)] == ["b"]
+    first = await key_queue.take(2)
+    key_queue.done(first)
+    assert [each.key for each in await key_queue.take(1)] == ["b"]
 
 
 async def test_nothing_is_kept_of_a_key_that_is_done() -> None:
-    turns = Turns()
-    turns.put(delivered(1))
+    key_queue = KeyQueue()
+    key_queue.put(delivered(1))
 
-    turns.done(await turns.take(1))
+    key_queue.done(await key_queue.take(1))
 
-    assert not turns._waiting
+    assert not key_queue._waiting
 
 
 async def test_one_who_waits_is_let_go_when_all_stops() -> None:
-    turns = Turns()
-    waiting = asyncio.create_task(turns.take(1))
+    key_queue = KeyQueue()
+    waiting = asyncio.create_task(key_queue.take(1))
     await asyncio.sleep(0)
 
-    turns.stop()
+    key_queue.stop()
 
     assert await waiting == []

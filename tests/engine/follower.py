@@ -8,7 +8,7 @@ import psycopg
 from relay.engine.health import Health
 from relay.engine.read.tail import Tail
 from relay.engine.row import Row
-from relay.engine.session.database_retry import Patience
+from relay.engine.session.database_retry import DatabaseRetry
 from relay.engine.session.session import LaneSession
 from tests.support.eventually import eventually
 
@@ -18,9 +18,9 @@ INSERT = (
 )
 
 
-def unhurried(session: LaneSession) -> Patience:
+def unhurried(session: LaneSession) -> DatabaseRetry:
     """Give the patience of a node that is not to stop."""
-    return Patience(session, Health(), drain=asyncio.Event())
+    return DatabaseRetry(session, Health(), drain=asyncio.Event())
 
 
 class Follow(Protocol):

@@ -89,7 +89,7 @@ async def test_nothing_is_declared_on_a_reconnect(
         await channel.exchange_delete("billing")
 
         proxy.cut(Act.RESET)
-        await eventually(lambda: bool(node.figures().broker_losses), "the connection is lost")
+        await eventually(lambda: bool(node.snapshot().broker_losses), "the connection is lost")
         id_ = await outbox.insert(exchange="", routing_key="audit")
         await eventually(outbox.is_empty, "it is connected again, and delivers")
 

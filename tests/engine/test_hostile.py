@@ -99,8 +99,8 @@ class Stand:
 
         await eventually(are_sent, "the neighbours' rows are sent")
         await eventually(lambda: self._are_settled(last), "the others are sent or put away")
-        figures = self.node.figures()
-        assert (figures.broker_losses, figures.database_losses) == ({}, {})
+        snapshot = self.node.snapshot()
+        assert (snapshot.broker_losses, snapshot.database_losses) == ({}, {})
         unexplained = await self.outbox.connection.execute(
             "SELECT id FROM outbox.message WHERE state IN ('parked', 'quarantined') AND last_error IS NULL"
         )

@@ -140,7 +140,7 @@ class Relaying(RuleBasedStateMachine):
         window = self.loop.do(self.tail._next_rows())
         kept = [row for row in window if row.key in self.held]
         self._park(kept)
-        self.publisher.offer(self.tail.keep_back([row for row in window if row.key not in self.held]))
+        self.publisher.offer(self.tail.hold_rows([row for row in window if row.key not in self.held]))
 
     @precondition(lambda self: len(self.world.running) > 1)
     @rule(which=ANY, other=ANY)
@@ -200,9 +200,9 @@ class Relaying(RuleBasedStateMachine):
             self._park([row])
             if self.settings.key_policy is KeyPolicy.HOLD:
                 self.held.add(row.key)
-                self._park(self.publisher.take_followers(row))
+                self._park(self.publisher.remove_followers(row))
             else:
-                self.publisher.pass_over(row)
+                self.publisher.release_key(row)
 
     @rule()
     def lose_the_session(self) -> None:

@@ -18,7 +18,7 @@ from tests.support.rabbitmq import RabbitServer
 
 
 def lanes(nodes: Sequence[Node]) -> list[int]:
-    return [node.figures().lanes for node in nodes]
+    return [node.snapshot().lanes for node in nodes]
 
 
 async def share(nodes: Sequence[Node], *numbers: int) -> None:

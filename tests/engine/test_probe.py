@@ -13,9 +13,9 @@ async def test_only_one_row_at_a_time_tries_the_route(outbox: Outbox, run_node: 
 
     async with run_node(max_in_flight=100) as node:
         await eventually(outbox.is_empty, "set aside")
-        before = node.figures().failures[Outcome.RETURNED]
+        before = node.snapshot().failures[Outcome.RETURNED]
         await eventually(lambda: was_probed(outbox, 2), "tried twice more")
-        after = node.figures().failures[Outcome.RETURNED]
+        after = node.snapshot().failures[Outcome.RETURNED]
 
     assert before < 500
     assert after - before <= 3
@@ -32,8 +32,8 @@ async def test_a_probe_that_closes_its_channel_disturbs_nobody(
         while not await was_probed(outbox, 2):
             fine.append(await outbox.insert(f"fine-{len(fine)}"))
         messages = await queue.drain(len(fine))
-        assert node.figures().failures[Outcome.UNKNOWN] == 0
-        assert node.figures().broker_losses == {}
+        assert node.snapshot().failures[Outcome.UNKNOWN] == 0
+        assert node.snapshot().broker_losses == {}
 
     assert not any("x-outbox-redelivered" in message.headers for message in messages)
 

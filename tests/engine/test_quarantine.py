@@ -132,9 +132,9 @@ async def test_a_route_may_have_been_left_and_entered_again_by_others(
     settings = RelaySettings()
     async with await LaneSession.open(database) as session:
         session.lanes = await lock_lanes(session)
-        patience = unhurried(session)
-        tail, publisher = Tail(session, settings, patience), Publisher(settings)
-        quarantine = Quarantine(session, tail, publisher, Router([], "outbox"), patience=patience, holding=True)
+        retry = unhurried(session)
+        tail, publisher = Tail(session, settings, retry), Publisher(settings)
+        quarantine = Quarantine(session, tail, publisher, Router([], "outbox"), retry=retry, holding=True)
         await enter()
         await quarantine.load()
         await enter()

@@ -93,7 +93,7 @@ async def test_many_rows_for_it_hide_no_others_and_each_key_follows_in_order(
         await eventually(outbox.is_empty, "nothing pending")
         assert set(innocent) <= set(await outbox.ids("sent"))
         # The exchange is named at once, so its rows do not each close a channel.
-        assert node.figures().failures[Outcome.SUSPECT] == 0
+        assert node.snapshot().failures[Outcome.SUSPECT] == 0
         later = await channel.declare_queue("later", durable=True)
         if exchange:
             await later.bind(await channel.declare_exchange(exchange, aio_pika.ExchangeType.FANOUT))
@@ -143,7 +143,7 @@ async def test_a_queue_that_stays_full_hides_no_others_and_gets_its_rows_in_orde
         await full.consume(take, no_ack=True)
         await eventually(outbox.is_at_rest, "all sent", 60)
         await eventually(lambda: len({id_ for _, id_ in arrived}) == 600, "all arrive")
-        assert node.figures().broker_losses == {}
+        assert node.snapshot().broker_losses == {}
 
     assert await outbox.quarantined_routes() == []
     for key in {key for key, _ in arrived}:

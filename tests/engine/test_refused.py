@@ -54,7 +54,7 @@ async def test_headers_that_only_postgresql_takes_are_parked_and_stop_nobody(
 
     async with run_node(wire=wire) as node:
         await eventually(outbox.is_empty, "nothing pending")
-        assert node.figures().broker_losses == {}
+        assert node.snapshot().broker_losses == {}
 
     assert await queue.ids(1) == [fine]
     await assert_parked_at_once(outbox, odd)
@@ -85,7 +85,7 @@ async def test_headers_beyond_a_small_frame_are_parked_and_larger_bodies_are_sen
 
     async with run_node(wire=wire) as node:
         await eventually(outbox.is_empty, "nothing pending")
-        assert node.figures().broker_losses == {}
+        assert node.snapshot().broker_losses == {}
 
     assert await queue.ids(1) == [fine]
     await assert_parked_at_once(outbox, odd)
@@ -130,7 +130,7 @@ async def test_cc_names_routing_keys_where_the_operator_allows_it(
 
     async with run_node(settings.model_copy(update={"broker": allowing}), wire=wire) as node:
         await eventually(outbox.is_empty, "nothing pending")
-        assert node.figures().broker_losses == {}
+        assert node.snapshot().broker_losses == {}
 
     assert await queue.ids(1) == await elsewhere.ids(1) == [id_]
     await assert_parked_at_once(outbox, odd)
@@ -166,7 +166,7 @@ async def test_however_a_missing_exchange_is_called_its_rows_alone_wait_for_it(
 
     async with run_node() as node:
         await eventually(outbox.is_empty, "nothing pending")
-        assert node.figures().broker_losses == {}
+        assert node.snapshot().broker_losses == {}
 
     assert await outbox.ids("quarantined") == [odd]
     assert await outbox.column("attempts", odd) == 0
@@ -182,7 +182,7 @@ async def test_a_row_whose_exchange_a_broker_cannot_name_is_parked(
 
     async with run_node(wire=wire) as node:
         await eventually(outbox.is_empty, "nothing pending")
-        assert node.figures().broker_losses == {}
+        assert node.snapshot().broker_losses == {}
 
     await assert_parked_at_once(outbox, odd)
     assert await outbox.ids("sent") == fine

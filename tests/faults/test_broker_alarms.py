@@ -61,7 +61,7 @@ async def test_an_alarm_is_waited_out_and_nothing_comes_twice(
         await load.comes_on()
 
         for _ in range(2):  # it flaps
-            before = node.figures().blocked_seconds
+            before = node.snapshot().blocked_seconds
             await alarm.raise_()
             await eventually(lambda: is_blocked(node, alarm), "it says why")
             await eventually(lambda: has_lasted(node, before + 2 * CONFIRM_TIMEOUT), "the alarm lasts")  # noqa: B023
@@ -69,7 +69,7 @@ async def test_an_alarm_is_waited_out_and_nothing_comes_twice(
             await load.comes_on()
 
         await eventually(lambda: node.hindrances() == {}, "all is well")  # a stall is looked for once a second
-        assert node.figures().broker_losses == {}
+        assert node.snapshot().broker_losses == {}
         await load.finish()
     assert load.repeats == 0
 
@@ -96,7 +96,7 @@ async def test_more_in_the_socket_than_it_holds_is_waited_for_as_well(
             return await (await connection.execute(SENT)).fetchone() == (rows,)
 
         await eventually(is_sent, "every row is sent at the first attempt", 40)
-        assert node.figures().broker_losses == {}
+        assert node.snapshot().broker_losses == {}
         await eventually(lambda: has(queue, rows), "each is in the queue, once")
 
 
@@ -111,7 +111,7 @@ async def test_a_connection_lost_during_an_alarm_is_replaced(
 
         vhost = broker_url.rpartition("/")[2]
         await asyncio.to_thread(rabbitmq.ctl, "close_all_connections", "--vhost", vhost, "by an operator")
-        await eventually(lambda: node.figures().broker_losses == {"connection_forced": 1}, "it notices")
+        await eventually(lambda: node.snapshot().broker_losses == {"connection_forced": 1}, "it notices")
         await alarm.clear()
 
         await load.comes_on()
@@ -132,4 +132,4 @@ def is_blocked(node: Node, alarm: Alarm) -> bool:
 
 
 def has_lasted(node: Node, seconds: float) -> bool:
-    return node.figures().blocked_seconds >= seconds
+    return node.snapshot().blocked_seconds >= seconds

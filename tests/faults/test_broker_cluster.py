@@ -157,7 +157,7 @@ async def test_a_slow_and_lossy_network_costs_no_connection(
             for _ in range(5):
                 await load.comes_on(60)
             await load.finish(60)
-            assert relay.figures().broker_losses == {}
+            assert relay.snapshot().broker_losses == {}
     assert load.repeats == 0
 
 

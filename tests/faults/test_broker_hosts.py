@@ -52,7 +52,7 @@ async def test_a_host_that_is_listed_no_more_is_left_when_what_is_in_flight_is_c
         ]
         assert [proxy.seen[Way.UP, Basic.Publish] for proxy in (first, second)] == [1, 1]
         assert first.connections == 0
-        assert node.figures().broker_losses == {}
+        assert node.snapshot().broker_losses == {}
         assert node.hindrances() == {}
 
 
@@ -95,7 +95,7 @@ async def test_a_host_that_dies_while_it_is_left_is_not_waited_for(
         first.cut()
 
         await eventually(outbox.is_empty, "sent through the other")
-        assert node.figures().broker_losses == {"lost": 1}
+        assert node.snapshot().broker_losses == {"lost": 1}
     await queue.drain(2)
 
 
@@ -137,7 +137,7 @@ async def test_an_address_that_the_name_has_no_more_is_left_when_the_hosts_are_r
         await eventually(lambda: (first.connections, second.connections) == (0, 1), "it goes over")
         await outbox.insert()
         await eventually(outbox.is_empty, "sent there")
-        assert node.figures().broker_losses == {}
+        assert node.snapshot().broker_losses == {}
     await queue.drain(2)
 
 

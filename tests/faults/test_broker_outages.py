@@ -32,7 +32,7 @@ async def test_after_a_loss_the_next_host_comes_first_and_nothing_is_declared(
         assert (first.connections, second.connections) == (1, 0)
 
         first.cut()  # and takes connections again at once
-        await eventually(lambda: node.figures().broker_losses == {"lost": 1}, "it notices")
+        await eventually(lambda: node.snapshot().broker_losses == {"lost": 1}, "it notices")
         id_ = await outbox.insert()
 
         assert await queue.ids(1) == [id_]
@@ -79,7 +79,7 @@ async def test_a_mute_host_is_left_for_the_next_before_a_confirm_is_overdue(
             await first.wait_seen(Way.UP, Basic.Publish, 1)
 
             await eventually(outbox.is_empty, "sent through the other")
-            assert node.figures().broker_losses == {"silent": 1}
+            assert node.snapshot().broker_losses == {"silent": 1}
 
     assert await queue.ids(1) == [id_]
     assert await outbox.column("attempts", id_) == 0
@@ -92,7 +92,7 @@ async def test_a_cancellation_that_nobody_asked_for_is_a_lost_connection(
         await eventually(node.is_ready, "ready")
 
         reader_of_the_relay().cancel()  # as the library's own heartbeat does
-        await eventually(lambda: node.figures().broker_losses == {"silent": 1}, "it notices")
+        await eventually(lambda: node.snapshot().broker_losses == {"silent": 1}, "it notices")
 
         id_ = await outbox.insert()
         assert await queue.ids(1) == [id_]

@@ -41,7 +41,7 @@ async def test_it_is_parked_with_the_broker_s_words_and_nobody_else_is(
 
     async with run_node(wire=wire) as node:
         await eventually(outbox.is_empty, "nothing is pending", 40)
-        losses = sum(node.figures().broker_losses.values())
+        losses = sum(node.snapshot().broker_losses.values())
 
     assert await outbox.ids("parked") == [refused]
     assert await outbox.ids("sent") == fine
@@ -82,7 +82,7 @@ async def test_a_crash_of_the_broker_s_blames_a_row_only_when_it_comes_again(
             await proxy.wait_seen(Way.UP, Basic.Publish, crash)
             rabbitmq.call(CRASH.replace("VHOST", url.path.strip("/")))
             await eventually(
-                lambda crash=crash: node.figures().broker_losses == {"internal_error": crash}, "it notices"
+                lambda crash=crash: node.snapshot().broker_losses == {"internal_error": crash}, "it notices"
             )
             proxy.release(Way.UP)
         await eventually(outbox.is_empty, "sent")
@@ -101,9 +101,9 @@ async def test_a_full_queue_is_asked_ever_more_rarely_and_gets_its_rows_in_order
 
     async with run_node() as node:
         loop = asyncio.get_running_loop()
-        await eventually(lambda: node.figures().failures[Outcome.NACKED] > 0, "it refuses")
+        await eventually(lambda: node.snapshot().failures[Outcome.NACKED] > 0, "it refuses")
         begun = loop.time()
-        await eventually(lambda: node.figures().failures[Outcome.NACKED] >= REFUSALS, "it goes on to refuse")
+        await eventually(lambda: node.snapshot().failures[Outcome.NACKED] >= REFUSALS, "it goes on to refuse")
         # No sooner: each of the four keys waits 25 ms at least, then 50, 100 and 200.
         assert loop.time() - begun > 0.3
 
@@ -114,7 +114,7 @@ async def test_a_full_queue_is_asked_ever_more_rarely_and_gets_its_rows_in_order
             return message is None and await outbox.is_at_rest()
 
         await eventually(take, "every row has found room", 60)
-        assert node.figures().broker_losses == {}
+        assert node.snapshot().broker_losses == {}
 
     assert sorted(taken_ids) == ids
     for key in range(4):

@@ -60,7 +60,7 @@ async def test_it_is_taken_away_under_load_and_put_back(
             await put_back(topology)
         await load.comes_on(60)
         await load.finish(60)
-        assert node.figures().broker_losses == {}
+        assert node.snapshot().broker_losses == {}
 
 
 async def are_set_aside(load: Load) -> bool:

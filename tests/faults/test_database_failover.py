@@ -164,7 +164,7 @@ async def two_relaying(settings: Settings) -> AsyncIterator[tuple[Node, Node]]:
 
 
 def shares(nodes: Iterable[Node]) -> list[int]:
-    return [node.figures().lanes for node in nodes]
+    return [node.snapshot().lanes for node in nodes]
 
 
 async def message_ids(pair: Pair) -> frozenset[UUID]:

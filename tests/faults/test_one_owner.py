@@ -54,14 +54,14 @@ async def test_a_lane_that_two_relays_take_turns_the_owner_red(
 
 
 async def run(settings: Settings, database_url: str, *, has_bug: bool) -> Findings:
-    patience, more = (5, 1) if has_bug else (60, 60)
+    retry, more = (5, 1) if has_bug else (60, 60)
     async with scene(settings) as stage, two_relays(settings, stage), looked_at(stage.history, database_url):
         await asyncio.sleep(SLACK)  # the judge wants looks from before the first message
         while stage.times(Published) < SENT_WHILE_WATCHED:
             await stage.write(*KEYS)
             await asyncio.sleep(0.02)
         with suppress(TimeoutError):  # with the bug, some lanes are nobody's
-            await eventually(stage.is_empty, "everything is sent", patience)
+            await eventually(stage.is_empty, "everything is sent", retry)
         await asyncio.sleep(SLACK)  # and from after the last
         return await stage.checker.ask(within=more)
 

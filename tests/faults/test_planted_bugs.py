@@ -63,7 +63,7 @@ def send_behind_a_nack(patch: pytest.MonkeyPatch) -> None:
     def settle_and_release(self: Publisher, settled: Settled) -> None:
         if settled.outcome is Outcome.NACKED:
             for row in settled.rows:
-                waiting = self._busy.get(row.key) if row.key else None
+                waiting = self._in_flight_keys.get(row.key) if row.key else None
                 if waiting:
                     self._ready.extend(waiting)
                     waiting.clear()

@@ -144,12 +144,12 @@ async def test_a_consumer_is_refused_says_so_and_goes_on(
         await eventually(
             lambda: any("refused for " in reason for reason in consumer.hindrances().values()), "it says so"
         )
-        assert consumer.figures().refused_seconds[end] >= TOLD_AFTER
+        assert consumer.snapshot().refused_seconds[end] >= TOLD_AFTER
 
         logins[end].renew()
         await eventually(lambda: not consumer.hindrances(), "it is ready")
         await eventually(lambda: consumer.counters.applied >= 2, "the second is applied")
-        assert set(consumer.figures().refused_seconds.values()) == {0}
+        assert set(consumer.snapshot().refused_seconds.values()) == {0}
 
     assert await table.numbers() == [1, 2]
 

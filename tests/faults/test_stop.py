@@ -77,7 +77,7 @@ async def test_a_stop_beside_silent_servers_takes_its_time_and_no_more(
     await eventually(node.is_ready, "it is ready")
     if is_loaded:
         await outbox.insert_many(ROWS, keys=ROWS)
-        await eventually(lambda: node.figures().published > 0, "it sends and marks")
+        await eventually(lambda: node.snapshot().published > 0, "it sends and marks")
     ways.silence(silent)
     if is_loaded:
         await outbox.insert_many(ROWS, keys=ROWS)

@@ -43,7 +43,7 @@ async def test_a_full_disk_delays_the_marks_burns_nothing_and_repeats_nothing(
 
         await eventually(outbox.is_empty, "everything is marked", 60)
         await eventually(lambda: not node.hindrances(), "all is well again")
-        assert not node.figures().database_losses  # it waited on its session, lanes and all
+        assert not node.snapshot().database_losses  # it waited on its session, lanes and all
 
     assert await outbox.ids("sent") == sorted(await queue.ids(3000))
     cursor = await outbox.connection.execute("SELECT max(attempts) FROM outbox.message")

@@ -23,7 +23,7 @@ async def test_pending_rows_are_read_when_the_lock_is_gone(
         await writer.commit()
 
         await eventually(outbox.is_empty, "every row is marked")
-        assert not node.figures().database_losses
+        assert not node.snapshot().database_losses
 
     assert await queue.ids(3) == rows
 
@@ -49,7 +49,7 @@ async def test_a_row_is_parked_with_those_behind_it_when_the_lock_is_gone(
 
         await eventually(outbox.is_empty, "every row is where it belongs")
         await eventually(lambda: not node.hindrances(), "all is well again")
-        assert not node.figures().database_losses
+        assert not node.snapshot().database_losses
 
     assert (await outbox.ids("parked"), await outbox.ids("sent")) == (parked, [sent])
     assert await queue.ids(1) == [sent]
@@ -94,7 +94,7 @@ async def test_a_route_goes_into_quarantine_and_out_of_it_when_the_lock_is_gone(
 
         await eventually(outbox.is_at_rest, "both are sent")
         await eventually(lambda: not node.hindrances(), "all is well again")
-        assert not node.figures().database_losses
+        assert not node.snapshot().database_losses
 
     assert await queue.ids(2) == rows
 

@@ -11,7 +11,7 @@ from relay.broker.connection import connect
 from relay.config.settings import BrokerSettings
 from relay.consume import Consumer, Inbox, Overload, Permanent, Retries
 from relay.consume.queue_depth import ready_count
-from relay.http import cached_answer as seldom
+from relay.http import cached_answer
 from tests.consume.effects import CONSUMER, QUEUE, QUICK, SEVERAL_MINUTES, Queue, Stumbling, Table, count
 from tests.consume.test_held_messages import DUE
 from tests.consume.test_outages import END_SESSIONS
@@ -29,8 +29,8 @@ ORDERS = pytest.mark.parametrize("order", ["hold", "skip"])
 
 @pytest.fixture(autouse=True)
 def always_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seldom, "FRESH_FOR", 0.0)
-    monkeypatch.setattr(seldom, "SHARE", 0)
+    monkeypatch.setattr(cached_answer, "FRESH_FOR", 0.0)
+    monkeypatch.setattr(cached_answer, "SHARE", 0)
 
 
 def of(metrics: Mapping[Sample, float], name: str, **labels: str) -> float | None:

@@ -14,7 +14,7 @@ from relay.broker import connection as broker
 from relay.config.settings import DatabaseSettings, Settings, Wire
 from relay.consume.classify import Reason
 from relay.engine.row import Outcome
-from relay.http import cached_answer as seldom
+from relay.http import cached_answer
 from relay.http.backlog import Backlog, Counts
 from tests.http.conftest import RunSite
 from tests.http.site import Site
@@ -161,7 +161,7 @@ async def test_an_empty_table_has_no_age(database: DatabaseSettings) -> None:
 
 
 async def test_many_scrapes_count_once(rows: Rows, database: DatabaseSettings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seldom, "FRESH_FOR", 3600.0)
+    monkeypatch.setattr(cached_answer, "FRESH_FOR", 3600.0)
     counting = Backlog(database)
     first = await counting.counts()
     rows.pending()
@@ -179,13 +179,13 @@ async def test_many_scrapes_count_once(rows: Rows, database: DatabaseSettings, m
 async def test_a_scrape_does_not_wait_for_a_slow_count(
     rows: Rows, run_site: RunSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(seldom, "PATIENCE", 0.1)
+    monkeypatch.setattr(cached_answer, "PATIENCE", 0.1)
     async with run_site() as site:
         await eventually(site.is_ready, "ready")
         with rows.connection.transaction():
             rows.connection.execute("LOCK TABLE outbox.message IN ACCESS EXCLUSIVE MODE")
             slow = await site.metrics()
-        monkeypatch.setattr(seldom, "PATIENCE", 20.0)
+        monkeypatch.setattr(cached_answer, "PATIENCE", 20.0)
         quick = await site.metrics()
 
     assert ("outbox_in_flight_messages", ()) in slow
@@ -196,8 +196,8 @@ async def test_a_scrape_does_not_wait_for_a_slow_count(
 async def test_a_count_that_fails_is_told_once_and_leaves_no_number(
     rows: Rows, database: DatabaseSettings, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(seldom, "FRESH_FOR", 0.0)
-    monkeypatch.setattr(seldom, "SHARE", 0)
+    monkeypatch.setattr(cached_answer, "FRESH_FOR", 0.0)
+    monkeypatch.setattr(cached_answer, "SHARE", 0)
     counting = Backlog(database)
     assert await counting.counts() is not None
     rows.connection.execute("ALTER TABLE outbox.message RENAME TO elsewhere")

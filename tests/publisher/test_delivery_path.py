@@ -19,7 +19,7 @@ from relay.engine.send.wire import Wire
 from relay.errors import NotAcceptedError
 from relay.publisher import delivery_path as module
 from relay.publisher.buffer import Buffer, Left
-from relay.publisher.delivery_path import Course
+from relay.publisher.delivery_path import DeliveryPath
 from relay.publisher.entry import Entry
 from tests.publisher.events import measured
 
@@ -68,12 +68,12 @@ class World:
     def send(self, rows: Iterable[Row], _redelivered: set[int]) -> None:
         self.in_flight += rows
 
-    def settle(self, course: Course, which: int, *, confirm: bool) -> None:
+    def settle(self, path: DeliveryPath, which: int, *, confirm: bool) -> None:
         if self.in_flight:
             row = self.in_flight.pop(which % len(self.in_flight))
             if confirm or which == 0:  # without a confirm it has arrived, or not
                 self.arrived.append(row.message_id)
-            course.direct.settle(Settled((row,), Outcome.CONFIRMED if confirm else Outcome.UNKNOWN, ""))
+            path.direct.settle(Settled((row,), Outcome.CONFIRMED if confirm else Outcome.UNKNOWN, ""))
 
     def commit(self, *, works: bool) -> None:
         if self.writes:
@@ -91,12 +91,12 @@ class World:
             del self.rows[0]
             self.sent -= 1
 
-    def cut(self, course: Course, *, arrives: bool) -> None:
-        course.direct.attach(None)
+    def cut(self, path: DeliveryPath, *, arrives: bool) -> None:
+        path.direct.attach(None)
         lost, self.in_flight = self.in_flight, []
         self.arrived += [row.message_id for row in lost] if arrives else []
         if lost:
-            course.direct.settle(Settled(lost, Outcome.UNKNOWN, "cut"))
+            path.direct.settle(Settled(lost, Outcome.UNKNOWN, "cut"))
 
 
 @pytest.fixture(autouse=True)
@@ -114,9 +114,9 @@ def test_nothing_accepted_is_lost_or_overtaken(steps: Steps) -> None:
 async def check(steps: Steps) -> None:
     world = World()
     wire = cast("Wire", world)  # no more of either is asked for
-    course = Course(cast("Buffer", world), Health(), 30.0)
-    tasks = [asyncio.create_task(course.write()), asyncio.create_task(course.watch())]
-    course.direct.attach(wire)
+    path = DeliveryPath(cast("Buffer", world), Health(), 30.0)
+    tasks = [asyncio.create_task(path.write()), asyncio.create_task(path.watch())]
+    path.direct.attach(wire)
     entries: list[Entry] = []
     number = sum(step is Step.PUBLISH for step, *_ in steps)
     rest = [(step, 0, True) for step in REST * (number + 1)]
@@ -124,9 +124,9 @@ async def check(steps: Steps) -> None:
         match step:
             case Step.PUBLISH:
                 entries.append(Entry.of(measured(len(entries), ("a", "b", None)[which]), 1000))
-                course.enter(entries[-1])
+                path.enter(entries[-1])
             case Step.SETTLE:
-                world.settle(course, which, confirm=is_well)
+                world.settle(path, which, confirm=is_well)
             case Step.COMMIT:
                 world.commit(works=is_well)
             case Step.RELAY:
@@ -134,9 +134,9 @@ async def check(steps: Steps) -> None:
             case Step.MARK:
                 world.mark()
             case Step.CUT:
-                world.cut(course, arrives=is_well)
+                world.cut(path, arrives=is_well)
             case Step.CONNECT:
-                course.direct.attach(wire)
+                path.direct.attach(wire)
             case _:
                 assert_never(step)
         for _ in range(TURNS):

@@ -9,7 +9,7 @@ from time import monotonic, time
 from psycopg.transaction import OutOfOrderTransactionNesting
 
 from relay.consume.apply.inbox_insert import Applied
-from relay.consume.apply.partition_state import State
+from relay.consume.apply.partition_state import PartitionState
 from relay.consume.apply.transactions import Transactions
 from relay.consume.classify import Fault, Judge, first_line, is_outage, name_of, took_too_long
 from relay.consume.counters import Counters
@@ -26,7 +26,7 @@ log = get_logger("relay.consume")
 
 
 @dataclass(slots=True)
-class Trial:
+class Attempt:
     """Tries on one database connection."""
 
     transactions: Transactions
@@ -34,7 +34,7 @@ class Trial:
     counters: Counters
     outages: Outages
     stopping: asyncio.Event
-    state: State | None = None
+    state: PartitionState | None = None
 
     async def apply(self, batch: Sequence[Delivery], entry: Entry) -> Applied | None:
         """Apply in one transaction.

@@ -56,7 +56,7 @@ class Inbox:
         return self.schema_name or self._settings.schema_name
 
     @property
-    def patience(self) -> float:
+    def statement_timeout(self) -> float:
         """Seconds that a statement of ours may take."""
         return self._settings.command_timeout
 

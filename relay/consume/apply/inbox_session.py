@@ -22,7 +22,7 @@ MISSING = """
 """
 
 
-class Session:
+class InboxSession:
     """One connection to the inbox's database, opened when it is needed; each statement is a transaction."""
 
     def __init__(self, inbox: Inbox, outages: Outages) -> None:

@@ -9,7 +9,7 @@ from relay.errors import DatabaseUnavailableError
 
 
 @dataclass(slots=True)
-class State:
+class PartitionState:
     """The state of one partition, loaded before its first message.
 
     Args:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from uuid import UUID
 
 from relay.consume.apply.inbox import Inbox
-from relay.consume.apply.inbox_session import Session
+from relay.consume.apply.inbox_session import InboxSession
 from relay.consume.message import Delivery
 
 LOOKED_UP_AT_ONCE = 500  # deliveries
@@ -34,7 +34,7 @@ class Repeats:
         turn: who looks up has it, so that what arrives meanwhile is looked up together.
     """
 
-    def __init__(self, inbox: Inbox, session: Session) -> None:
+    def __init__(self, inbox: Inbox, session: InboxSession) -> None:
         self.expected = False
         self.turn = asyncio.Lock()
         self._consumer = inbox.consumer_name

@@ -107,7 +107,7 @@ class AlchemyAsync(AsyncTransactions):
     async def open(self) -> None:
         await self.close()
         try:
-            async with asyncio.timeout(self._inbox.patience):
+            async with asyncio.timeout(self._inbox.statement_timeout):
                 self._outer = await self._engine.connect()
                 await self._outer.exec_driver_sql(LOOK)
                 await self._outer.rollback()

@@ -41,7 +41,7 @@ Connection = TypeVar("Connection", psycopg.Connection, psycopg.AsyncConnection)
 Parameters = Mapping[str, Any]
 
 
-class Connected(Generic[Connection]):
+class ConnectionTransactions(Generic[Connection]):
     """A connection that may be gone, and what is done on it, whoever waits for the answers."""
 
     def __init__(self, inbox: Inbox, handlers: Handlers, admission: Admission) -> None:
@@ -210,7 +210,7 @@ class Transactions(Protocol):
         """
 
 
-class AsyncTransactions(Connected[psycopg.AsyncConnection]):
+class AsyncTransactions(ConnectionTransactions[psycopg.AsyncConnection]):
     """For `async def` handlers."""
 
     def __init__(self, inbox: Inbox, handlers: Handlers, admission: Admission, pipeline: bool) -> None:
@@ -251,7 +251,7 @@ class AsyncTransactions(Connected[psycopg.AsyncConnection]):
                     async with connection.pipeline() if self._pipeline else nullcontext():
                         await in_own_task(self._handle(batch, remembered, given))
             finally:
-                deadline.reschedule(asyncio.get_running_loop().time() + self._inbox.patience)
+                deadline.reschedule(asyncio.get_running_loop().time() + self._inbox.statement_timeout)
         return applied_of(remembered)
 
     @asynccontextmanager
@@ -262,7 +262,7 @@ class AsyncTransactions(Connected[psycopg.AsyncConnection]):
         """
         connection = self._connected()
         try:
-            async with asyncio.timeout(self._inbox.patience) as deadline:
+            async with asyncio.timeout(self._inbox.statement_timeout) as deadline:
                 yield deadline
         except TimeoutError:
             if deadline.expired():
@@ -293,7 +293,7 @@ class AsyncTransactions(Connected[psycopg.AsyncConnection]):
         return call_async(handler, argument, given)
 
 
-class ThreadTransactions(Connected[psycopg.Connection]):
+class ThreadTransactions(ConnectionTransactions[psycopg.Connection]):
     """For plain functions: each transaction runs in a thread."""
 
     async def open(self) -> None:
@@ -309,7 +309,7 @@ class ThreadTransactions(Connected[psycopg.Connection]):
         return await self._in_thread(self._apply, batch)
 
     async def execute(self, statement: Composed, *parameters: Parameters) -> Rows:
-        async with asyncio.timeout(self._inbox.patience):
+        async with asyncio.timeout(self._inbox.statement_timeout):
             return await self._in_thread(self._execute, statement, parameters)
 
     async def _in_thread(self, function: Callable[..., Result], *arguments: Any) -> Result:

@@ -16,7 +16,7 @@ from relay.consume.classify import Failure, Reason
 from relay.consume.counters import Counters
 from relay.consume.failed.copy_publisher import Outgoing
 from relay.consume.failed.envelope import dead_letter, retry_copy
-from relay.consume.failed.poison import Tries
+from relay.consume.failed.poison import BegunAttempts
 from relay.consume.failed.queues import retry_queue_name
 from relay.consume.message import Delivery
 from relay.logger import get_logger
@@ -49,7 +49,7 @@ class Copies:
     consumer_name: str
     counters: Counters
     backoff: Backoff
-    tries: Tries
+    begun_attempts: BegunAttempts
     settle: Settle
     stopping: asyncio.Event
     tasks: asyncio.TaskGroup
@@ -100,7 +100,7 @@ class Copies:
         while not self.stopping.is_set():
             if await self.offer(delivered, failure) is None:
                 if poisoned is not None:
-                    await self.tries.forget(poisoned.message.message_id, self.stopping)
+                    await self.begun_attempts.forget(poisoned.message.message_id, self.stopping)
                 self.settle([delivered.delivery_tag or 0])
                 return
             refusals += 1

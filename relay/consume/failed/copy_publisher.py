@@ -28,12 +28,12 @@ class Outgoing:
         self._connection: Connection | None = None
         self._channel: AbstractChannel | None = None
         self._opening = asyncio.Lock()
-        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._key_queue: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def publish(self, queue: str, properties: Basic.Properties, body: bytes) -> str | None:
         """Send to a queue; None: the broker has it. Else the words say why not, or that nobody knows."""
         # The library finds a returned message by its message_id: no two of one are on their way together.
-        turn = self._turns.setdefault(properties.message_id or "", asyncio.Lock())
+        turn = self._key_queue.setdefault(properties.message_id or "", asyncio.Lock())
         async with turn:
             try:
                 async with self._opening:

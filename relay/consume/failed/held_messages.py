@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 from relay.backoff import Backoff, wait_for_event
-from relay.consume.apply.attempt import Trial
+from relay.consume.apply.attempt import Attempt
 from relay.consume.classify import Failure, Judge, Reason, poisoned, tell_failure
 from relay.consume.counters import Counters
 from relay.consume.failed.copies import Copies, Settle
 from relay.consume.failed.held_table import Head, HeldTable
-from relay.consume.failed.poison import SUSPECT_FROM, Tries
+from relay.consume.failed.poison import SUSPECT_FROM, BegunAttempts
 from relay.consume.message import Delivery
-from relay.consume.overload import Gate
+from relay.consume.overload import OverloadGate
 from relay.errors import DatabaseUnavailableError
 
 TAKEN_INTERVAL = 0.1  # seconds between two looks while what is due is in the hands of another process
@@ -22,15 +22,15 @@ LOOK_INTERVAL = 5.0  # seconds between two looks for what another process has le
 
 
 @dataclass(slots=True)
-class HeldKeys:
+class HeldMessages:
     """See `copies.Aside`: here a message is safe in the table. `run` works on it."""
 
     table: HeldTable
-    trial: Trial
-    gate: Gate
+    attempt: Attempt
+    gate: OverloadGate
     judge: Judge
     copies: Copies
-    tries: Tries
+    begun_attempts: BegunAttempts
     unfit_for: Callable[[Delivery], Failure | None]  # our handlers
     counters: Counters
     backoff: Backoff
@@ -46,7 +46,7 @@ class HeldKeys:
             self._is_held([delivery])
             self._count(failure)
             if failure.reason is Reason.POISONED:
-                await self.tries.forget(delivery.message.message_id, self.stopping)
+                await self.begun_attempts.forget(delivery.message.message_id, self.stopping)
 
     async def put_behind(self, deliveries: Sequence[Delivery]) -> None:
         if await self.table.put_behind(deliveries, self.stopping):
@@ -55,7 +55,7 @@ class HeldKeys:
     async def run(self) -> None:
         """Try the heads that are due, until we are to stop."""
         look_at = 0.0
-        outage = self.trial.outages.begin()
+        outage = self.attempt.outages.begin()
         try:
             while not self.stopping.is_set():
                 try:
@@ -70,7 +70,7 @@ class HeldKeys:
                     await outage.wait(error, self.stopping)
         finally:
             outage.leave()
-            await self.trial.close()
+            await self.attempt.close()
 
     def stop(self) -> None:
         self._wake.set()
@@ -111,7 +111,7 @@ class HeldKeys:
             if failure is None:
                 await self._connect()
                 try:
-                    applied = await self.trial.apply([head.delivery], entry)
+                    applied = await self.attempt.apply([head.delivery], entry)
                 except Exception as error:  # by a handler: anything
                     failure = self.judge.failure(error, head.history)
                     self.counters.failed += 1
@@ -130,7 +130,7 @@ class HeldKeys:
     async def _connect(self) -> None:
         """Connect for a try; who cannot gives back the claim, which would lapse and count as a death."""
         try:
-            await self.trial.connect()
+            await self.attempt.connect()
         except DatabaseUnavailableError:
             await self.let_go()
             raise

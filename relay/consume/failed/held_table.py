@@ -14,7 +14,7 @@ from uuid import UUID
 from relay.consume.apply.fence import NO_PARTITION, Fence
 from relay.consume.apply.inbox import Inbox
 from relay.consume.apply.inbox_insert import Admission
-from relay.consume.apply.inbox_session import Session
+from relay.consume.apply.inbox_session import InboxSession
 from relay.consume.classify import Failure, History, Reason, first_line, name_of
 from relay.consume.failed.envelope import history_of, pack, unpack
 from relay.consume.message import Delivery, read_delivery
@@ -202,7 +202,7 @@ class HeldTable:
     What raises DatabaseUnavailableError may have been done.
     """
 
-    def __init__(self, inbox: Inbox, session: Session, fence: Fence | None = None) -> None:
+    def __init__(self, inbox: Inbox, session: InboxSession, fence: Fence | None = None) -> None:
         self._inbox = inbox
         self._session = session
         self._fence = fence

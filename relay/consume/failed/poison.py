@@ -12,7 +12,7 @@ from contextlib import suppress
 from uuid import UUID
 
 from relay.consume.apply.inbox import Inbox
-from relay.consume.apply.inbox_session import Session
+from relay.consume.apply.inbox_session import InboxSession
 from relay.errors import DatabaseUnavailableError
 
 FIRST = 1  # the first delivery of what comes again: nobody counted it, and it may be what the process died of
@@ -37,10 +37,10 @@ END = """
 """
 
 
-class Tries:
+class BegunAttempts:
     """The begun tries of one consumer's messages that came again."""
 
-    def __init__(self, inbox: Inbox, session: Session) -> None:
+    def __init__(self, inbox: Inbox, session: InboxSession) -> None:
         self._consumer = inbox.consumer_name
         self._session = session
         self._begun, self._begin, self._end = (inbox.statement(text) for text in (BEGUN, BEGIN, END))

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from relay.consume.apply.fence import Fence
 from relay.consume.apply.inbox import Inbox
-from relay.consume.apply.inbox_session import Session
+from relay.consume.apply.inbox_session import InboxSession
 from relay.consume.failed.queues import PARTITIONS
 
 FOUND = """
@@ -76,7 +76,7 @@ def pool_channel(schema: str) -> str:
 class CheckIn:
     """One member among the others. What raises DatabaseUnavailableError may have been done."""
 
-    def __init__(self, inbox: Inbox, session: Session, *, queue: str, member: str, timeout: float) -> None:
+    def __init__(self, inbox: Inbox, session: InboxSession, *, queue: str, member: str, timeout: float) -> None:
         self._inbox = inbox
         self._session = session
         self._member = member

@@ -8,7 +8,7 @@ from time import monotonic
 from relay.backoff import wait_for_event
 from relay.consume.apply.calls import call_in_thread, in_own_task
 from relay.consume.apply.fence import Fence
-from relay.consume.apply.partition_state import State
+from relay.consume.apply.partition_state import PartitionState
 from relay.consume.channel import LOST, close, consume, first
 from relay.consume.pool.database_contact import Touch
 from relay.consume.pool.member_connection import Link
@@ -63,7 +63,7 @@ class Holding:
         self.fence = fence
         self.setup = setup
         if on_assigned is not None:
-            setup.state = State(lambda: self._tell(on_assigned))
+            setup.state = PartitionState(lambda: self._tell(on_assigned))
         self.is_consuming = False
         self.hindrance: str | None = f"partition {fence.partition} is not consumed yet"
         self._link = link

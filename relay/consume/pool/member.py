@@ -20,9 +20,9 @@ from relay.backoff import Backoff, unless_set, wait_for_event
 from relay.config.settings import BrokerSettings, Url, settings_of
 from relay.consume.apply.handlers import AsyncHandler, SyncHandler
 from relay.consume.apply.inbox import Inbox
-from relay.consume.apply.inbox_session import Session
+from relay.consume.apply.inbox_session import InboxSession
 from relay.consume.consumer import Consumer
-from relay.consume.counters import Counters, Figures
+from relay.consume.counters import ConsumerSnapshot, Counters
 from relay.consume.failed.queues import PARTITIONS, partition_queue_name, pool_topology, prepare
 from relay.consume.pool.check_in import CheckIn, Told
 from relay.consume.pool.database_contact import Touch
@@ -109,7 +109,7 @@ class PartitionedConsumer:
         self._interval = check_in_timeout / CHECK_INS
         # Whoever comes back late from an outage is taken for dead.
         self._backoff = Backoff(self._interval, 2 * self._interval)
-        self._session = Session(inbox, self._setup.outages)  # not the one for whose turn a partition's statements wait
+        self._session = InboxSession(inbox, self._setup.outages)  # partitions wait for theirs
         self._check_in = CheckIn(inbox, self._session, queue=queue, member=self.member, timeout=check_in_timeout)
         self._touch = Touch(check_in_timeout)
         self._link = Link(broker, f"outbox-consumer {inbox.consumer_name} {self.member}", self._setup.health)
@@ -132,10 +132,10 @@ class PartitionedConsumer:
             counters.add(holding.setup.counters)
         return counters
 
-    def figures(self) -> Figures:
+    def snapshot(self) -> ConsumerSnapshot:
         """Tell what it has done since it was made, and has in hand now."""
         self._setup.gate.count()
-        return Figures(
+        return ConsumerSnapshot(
             consumer=self._setup.inbox.consumer_name,
             queue=self.queue,
             ready=not self.hindrances(),

@@ -13,7 +13,7 @@ from relay.backoff import wait_for_event
 from relay.engine.health import Health
 from relay.engine.read.tail import Tail
 from relay.engine.send.publisher import Publisher
-from relay.engine.session.database_retry import Patience
+from relay.engine.session.database_retry import DatabaseRetry
 from relay.engine.session.session import LANES, LaneSession, array_text
 from relay.logger import get_logger
 
@@ -61,7 +61,7 @@ class Lanes:
         publisher: Publisher,
         *,
         health: Health,
-        patience: Patience,
+        retry: DatabaseRetry,
         learn: Callable[[], Awaitable[None]],
     ) -> None:
         self._session = session
@@ -69,7 +69,7 @@ class Lanes:
         self._publisher = publisher
         publisher.leaving = tail.leaving  # one set: what is read no more is not taken over any more
         self._health = health
-        self._patience = patience
+        self._retry = retry
         self._learn = learn
         self._number = 0
         self._aimed = asyncio.Event()
@@ -101,7 +101,7 @@ class Lanes:
     async def _take(self, number: int) -> None:
         taken = await lock_lanes(self._session, number)
         if taken:
-            await self._patience.run(self._learn)
+            await self._retry.run(self._learn)
             self._session.lanes = sorted([*self._session.lanes, *taken])
             self._tail.enter(taken)
             self._health.heal("lanes")

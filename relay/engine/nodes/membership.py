@@ -19,46 +19,12 @@ from relay.backoff import until_tick, wait_for_event
 from relay.config.settings import RelaySettings
 from relay.engine.health import Health
 from relay.engine.nodes.lanes import Lanes
-from relay.engine.send.broker_link import Link
+from relay.engine.send.broker_link import BrokerLink
 from relay.engine.send.publisher import Publisher
-from relay.engine.session.database_retry import Patience
+from relay.engine.session.database_retry import DatabaseRetry
 from relay.engine.session.session import LANES, LaneSession
 from relay.logger import get_logger
 from relay.silence import Silence
-
-
-class Peer(NamedTuple):
-    """A relay whose session is there; the fields are the columns of `membership.MEMBERS`."""
-
-    name: str
-    pid: int  # of its session's server process
-    heartbeat_at: datetime
-    can_deliver: bool
-    standby: bool
-
-
-def share(name: str, members: Iterable[Peer]) -> int:
-    """Tell how many lanes a node is to hold when these are all there are, itself among them.
-
-    The shares differ by one at most. All lanes are shared by those who can deliver and do not stand by; if there is
-    none, by the standbys that can deliver; if nobody can, they stay with whoever does not stand by.
-    """
-    serving = [member.name for member in _serving(list(members))]
-    if name not in serving:
-        return 0
-    lanes, more = divmod(LANES, len(serving))
-    return lanes + (sorted(serving).index(name) < more)
-
-
-def _serving(members: Sequence[Peer]) -> Sequence[Peer]:
-    able = [member for member in members if member.can_deliver]
-    for group in (able, members):
-        if active := [member for member in group if not member.standby]:
-            return active
-        if group:
-            return group
-    return ()
-
 
 log = get_logger(__name__)
 
@@ -108,6 +74,39 @@ JOIN_INTERVAL = 0.1  # seconds
 ENDED_WITHIN = 0.1  # seconds that the server takes to end a session, about
 
 
+class Peer(NamedTuple):
+    """A relay whose session is there; the fields are the columns of `membership.MEMBERS`."""
+
+    name: str
+    pid: int  # of its session's server process
+    heartbeat_at: datetime
+    can_deliver: bool
+    standby: bool
+
+
+def share(name: str, members: Iterable[Peer]) -> int:
+    """Tell how many lanes a node is to hold when these are all there are, itself among them.
+
+    The shares differ by one at most. All lanes are shared by those who can deliver and do not stand by; if there is
+    none, by the standbys that can deliver; if nobody can, they stay with whoever does not stand by.
+    """
+    serving = [member.name for member in _serving(list(members))]
+    if name not in serving:
+        return 0
+    lanes, more = divmod(LANES, len(serving))
+    return lanes + (sorted(serving).index(name) < more)
+
+
+def _serving(members: Sequence[Peer]) -> Sequence[Peer]:
+    able = [member for member in members if member.can_deliver]
+    for group in (able, members):
+        if active := [member for member in group if not member.standby]:
+            return active
+        if group:
+            return group
+    return ()
+
+
 class Membership:
     """Keeps one session's node among the others.
 
@@ -122,18 +121,18 @@ class Membership:
         lanes: Lanes,
         *,
         publisher: Publisher,
-        link: Link,
+        broker_link: BrokerLink,
         health: Health,
-        patience: Patience,
+        retry: DatabaseRetry,
         former: int | None,
     ) -> None:
         self._session = session
         self._settings = settings
         self._lanes = lanes
         self._publisher = publisher
-        self._link = link
+        self._broker_link = broker_link
         self._health = health
-        self._patience = patience
+        self._retry = retry
         self._former = former
         lock = f"{session.schema}.node"
         self._join_statement = session.sql(JOIN, lock=lock)
@@ -150,7 +149,7 @@ class Membership:
         await self._join()
         while True:
             self._session.nodes_changed.clear()
-            members = await self._patience.run(self._beat)
+            members = await self._retry.run(self._beat)
             self._aim(share(self._settings.node, members))
             self._publisher.pump()  # it may have waited for this answer
             others = [member for member in members if member.pid != self._session.pid]
@@ -192,7 +191,7 @@ class Membership:
 
     async def _beat(self) -> list[Peer]:
         """Tell how we are, and see who is there, ourselves among them."""
-        published, can_deliver = self._publisher.published_total, self._link.can_deliver
+        published, can_deliver = self._publisher.published_total, self._broker_link.can_deliver
         values = {
             "name": self._settings.node,
             "lanes": self._session.lanes,

@@ -60,7 +60,7 @@ class Holder:
         return f"{self.kind} {self.name}{owner} has kept dead rows from being cleared away{age}"
 
 
-class HorizonWatch:
+class VacuumWatch:
     """Looks now and then, and logs who has held the same place for long, each once."""
 
     def __init__(self, session: LaneSession) -> None:

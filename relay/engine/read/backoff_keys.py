@@ -47,7 +47,7 @@ class BackingOff:
         """Give the keys that wait."""
         return [key for key in self._waits if key is not None]
 
-    def keep_back(self, window: list[Row], read_at: float) -> tuple[list[Row], list[Row]]:
+    def hold_rows(self, window: list[Row], read_at: float) -> tuple[list[Row], list[Row]]:
         """Part what was read by then into the rows to send and those that are read again later."""
         if not self._waits and not any(map(wait_of, window)):
             return window, []

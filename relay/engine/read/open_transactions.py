@@ -6,7 +6,7 @@ GAP = 0.05  # seconds between taking an id and taking a transaction id, at most 
 NEAR = 5_000  # ids: running transactions that started within them are awaited by reading from there each time
 
 
-class Running:
+class OpenTransactions:
     """Tells how far back the next read has to begin; times are monotonic, positions are ids."""
 
     def __init__(self) -> None:

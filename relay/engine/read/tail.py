@@ -18,11 +18,11 @@ from operator import itemgetter
 
 from relay.config.settings import KeyPolicy, Ordering, RelaySettings
 from relay.engine.read.backoff_keys import BackingOff
-from relay.engine.read.open_transactions import Running
+from relay.engine.read.open_transactions import OpenTransactions
 from relay.engine.read.pending import DUE, read_statement
 from relay.engine.read.window import Window
 from relay.engine.row import Key, Row, fetch_rows, give_rows
-from relay.engine.session.database_retry import Patience
+from relay.engine.session.database_retry import DatabaseRetry
 from relay.engine.session.session import LaneSession, array_text
 
 SHORT_REST = 0.002  # seconds between two reads while rows keep coming
@@ -41,10 +41,10 @@ class Tail:
         sweep_finds: rows that no rule foresaw, and that only a sweep has found.
     """
 
-    def __init__(self, session: LaneSession, settings: RelaySettings, patience: Patience) -> None:
+    def __init__(self, session: LaneSession, settings: RelaySettings, retry: DatabaseRetry) -> None:
         self._session = session
         self._settings = settings
-        self._patience = patience
+        self._retry = retry
         self._cursor = session.cursor()
         give_rows(self._cursor)
         self.statement = read_statement(session, settings.max_message_bytes)
@@ -57,7 +57,7 @@ class Tail:
         self._unswept: list[int] = []  # lanes whose turn in the sweep is to come
         self._sweeping: int | None = None  # the one that the last read has swept
         self._sweep_took = 0.0  # seconds, so far
-        self._running = Running()
+        self._open = OpenTransactions()
         holding = settings.ordering is Ordering.KEY and settings.key_policy is KeyPolicy.HOLD
         self._backing_off = BackingOff(holding=holding)
         self._read_at = 0.0  # just before the last read
@@ -79,7 +79,7 @@ class Tail:
         self.sweep_finds = 0
 
     async def next_window(self, *, until: asyncio.Event) -> list[Row] | None:
-        """Wait for pending rows and give them, by lane and id; none after `give_way`; None when `until` is set."""
+        """Wait for pending rows and give them, by lane and id; none after `interrupt`; None when `until` is set."""
         while not until.is_set():
             if self._give_way:
                 self._give_way = False
@@ -95,7 +95,7 @@ class Tail:
                 continue
             if not self._more:
                 await asyncio.sleep(self._read_at + SHORT_REST - time.monotonic())
-            rows = await self._patience.run(self._next_rows)  # whose floors move only when all is read
+            rows = await self._retry.run(self._next_rows)  # whose floors move only when all is read
             if rows:
                 self._row_at = time.monotonic()
                 await self._session.hold_doorbell(hold=False)
@@ -115,9 +115,9 @@ class Tail:
         self._due_at = min(self._due_at, until)
         self.forget((row, *followers))
 
-    def keep_back(self, window: list[Row]) -> list[Row]:
+    def hold_rows(self, window: list[Row]) -> list[Row]:
         """Give the rows that may be sent now. Offer them at once: in between another may begin to wait."""
-        free, held = self._backing_off.keep_back(window, self._read_at)
+        free, held = self._backing_off.hold_rows(window, self._read_at)
         if held:
             self.forget(held)
         return free
@@ -143,7 +143,7 @@ class Tail:
         """Tell whether no row of the lane is under way. Ask while no read can be: `session.use`."""
         return not self._window.ids(lane)
 
-    def go_back(self, lane: int, before: int = 0) -> None:
+    def reread_from(self, lane: int, before: int = 0) -> None:
         """Read a lane again from the first id above `before`; what is held is not read twice."""
         floor = self._floors.get(lane, 0)
         if floor > before:
@@ -153,7 +153,7 @@ class Tail:
         self._gone_back[lane] = min(self._gone_back.get(lane, before), before)
         self._more = True
 
-    def give_way(self) -> None:
+    def interrupt(self) -> None:
         """Let `next_window` return soon, also without rows: something is to be done between two windows."""
         self._give_way = True
         self.wake()
@@ -207,9 +207,9 @@ class Tail:
         if begins_sweep:
             self._unswept, self._sweep_took = list(self._session.lanes), 0.0
             self._sweep_at = now + self._settings.sweep_interval
-        horizon = self._running.horizon(self._known_until)
+        horizon = self._open.horizon(self._known_until)
         known_until = self._session.written_at
-        floor = self._running.floor(horizon)
+        floor = self._open.floor(horizon)
         head, rows = await self._select(floor)
         reach = floor
         while (back := self._note_ended(head.message_id, horizon, reach)) is not None:
@@ -231,7 +231,7 @@ class Tail:
             self._sweep_at = ended + max(self._settings.sweep_interval, self._sweep_took * SWEEP_SHARE)
         self._read_at = now
         self._known_until = known_until
-        self._running.note_read(ended, head.id)
+        self._open.note_read(ended, head.id)
         return rows
 
     async def _select(self, floor: int) -> tuple[Row, list[Row]]:
@@ -284,11 +284,11 @@ class Tail:
 
     def _note_ended(self, snapshot: bytes, horizon: int, reach: int) -> int | None:
         """Learn from a read's snapshot who runs; when a read from `reach` was too short, go back, and tell how far."""
-        back = self._running.note(snapshot, horizon)
+        back = self._open.note(snapshot, horizon)
         if back is None or back >= reach:
             return None
         for lane in self._session.lanes:
-            self.go_back(lane, back)
+            self.reread_from(lane, back)
         return back
 
     def _take(self, rows: list[Row], position: int) -> list[Row]:
@@ -328,7 +328,7 @@ class Tail:
         if position <= FAR:  # how far a new lane is shows with the first read
             self._far.clear()
         for lane, before in self._gone_back.items():  # while we read
-            self.go_back(lane, before)
+            self.reread_from(lane, before)
         return rows
 
     async def _look_for_due(self, now: float) -> None:
@@ -338,4 +338,4 @@ class Tail:
             due = await (await connection.execute(self._due, {"held": held}, prepare=True)).fetchall()
         for lane, first in (*due, *self._backing_off.end(now)):
             if lane in self._session.lanes:
-                self.go_back(lane, first - 1)
+                self.reread_from(lane, first - 1)

@@ -51,6 +51,7 @@ REOPEN_AFTER = 0.02  # seconds; a row that closes each channel must not make a h
 RENEW_AFTER, RENEW_AFTER_MAX = 0.1, 30.0
 CONFIRMS = True  # of every channel: without a confirm nobody knows whether a message was taken
 HINDERED_AFTER = 2.0  # seconds without a connection that works, after which other nodes are to have the lanes
+TRIES = 3  # of one declaration, each on a connection of its own: what ends every connection must not prevent the start
 SETTLED_WITHIN = 1.0  # seconds; what is in flight on a channel that is given up for refusals is waited for
 
 
@@ -82,14 +83,15 @@ class Sender(Protocol):
     def settle(self, settled: Settled) -> None: ...
 
 
-class Link:
+class BrokerLink:
     """The broker's side of the node; `run` attaches a wire to the publisher whenever there is a channel.
 
     Args:
         stamp: headers for every message beside the usual ones.
         barring: see `Refusals`.
         topology: declared with the default exchange before `up`, and never again.
-        patience: seconds in which there must be a first connection, or infinity; `broker.connect_timeout` unless given.
+        start_timeout: seconds in which there must be a first connection, or infinity; by default
+            `broker.connect_timeout`.
     Attributes:
         up: set once there was a channel.
         reconnects: connections that were lost, by reason (`broker.kind_of_end`).
@@ -104,12 +106,12 @@ class Link:
         *,
         barring: bool = False,
         topology: TopologySettings | None = None,
-        patience: float | None = None,
+        start_timeout: float | None = None,
     ) -> None:
         self._settings = settings
         self._publisher = publisher
         self._health = health
-        self._patience = settings.broker.connect_timeout if patience is None else patience
+        self._start_timeout = settings.broker.connect_timeout if start_timeout is None else start_timeout
         router = Router.of(settings)
         self._wires = Wires(settings.relay.wire, router, Identity.of(settings, stamp), publisher.confirm_times)
         self._refusals = Refusals(router, health, barring=barring)
@@ -138,10 +140,10 @@ class Link:
         """Stay connected until cancelled.
 
         Raises:
-            BrokerUnavailableError: there never was a connection, for longer than `patience`.
+            BrokerUnavailableError: there never was a connection, for longer than `start_timeout`.
         """
         loop = asyncio.get_running_loop()
-        give_up_at = loop.time() + self._patience
+        give_up_at = loop.time() + self._start_timeout
         failures = 0
         lost: Connection | None = None
         while True:
@@ -303,11 +305,6 @@ class Link:
                 self._renew_after = min(2 * self._renew_after, RENEW_AFTER_MAX)
                 return Verdict.REFUSED
         return Verdict.CLOSED
-
-
-log = get_logger(__name__)
-
-TRIES = 3  # of one thing, each on a connection of its own: what ends every connection must not keep us from starting
 
 
 @dataclass(slots=True)

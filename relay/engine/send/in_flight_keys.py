@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from relay.engine.row import Key, Row, key_of
 
 
-class Busy(dict[Key, list[Row] | None]):
+class InFlightKeys(dict[Key, list[Row] | None]):
     """A key with a row under way -> the rows that wait for it, in order."""
 
     def take(self, rows: Iterable[Row]) -> list[Row]:

@@ -14,14 +14,18 @@ from typing import assert_never
 from relay.backoff import backoff
 from relay.config.settings import KeyPolicy, Ordering, RelaySettings
 from relay.engine.row import Fault, Outcome, Row, Settled, key_of
-from relay.engine.send.in_flight_keys import Busy
+from relay.engine.send.in_flight_keys import InFlightKeys
 from relay.engine.send.probe import Prober
-from relay.engine.send.resend_timer import Later
+from relay.engine.send.resend_timer import ResendTimer
 from relay.engine.send.wire import Wire
 from relay.engine.snapshot import CONFIRM_BOUNDS, DELIVERY_BOUNDS
 from relay.observe.histogram import Histogram
 
 REMEMBERED = 50_000  # rows; a window has far fewer
+NACK_BACKOFF, NACK_BACKOFF_MAX = 0.05, 2.0  # seconds; a leader election takes half a second
+REFILL = 4  # this part of the room is filled at once while rows wait: the broker's costs are for each batch
+LIVE_PART = 3  # this part of max_in_flight is a backlog's share while others' rows come: they wait for all of it
+LIVE_FOR = 1.0  # seconds after the last of them
 
 
 class Unmarked:
@@ -83,12 +87,6 @@ class Suspects:
         self._ids.clear()
 
 
-NACK_BACKOFF, NACK_BACKOFF_MAX = 0.05, 2.0  # seconds; a leader election takes half a second
-REFILL = 4  # this part of the room is filled at once while rows wait: the broker's costs are for each batch
-LIVE_PART = 3  # this part of max_in_flight is a backlog's share while others' rows come: they wait for all of it
-LIVE_FOR = 1.0  # seconds after the last of them
-
-
 class Publisher:
     """The rows between the table and the broker: offered by the tail, taken over by the marker when settled.
 
@@ -100,7 +98,7 @@ class Publisher:
         published_total: rows confirmed and marked since the start; the marker counts them.
         reported: of these, how many the node's row in the table tells.
         failures: attempts since the start that ended without a confirm, by outcome.
-        confirm_times, delivery_times: see `figures.Figures`; the wire and the marker observe them.
+        confirm_times, delivery_times: see `snapshot.NodeSnapshot`; the wire and the marker observe them.
         confirmed, faulty: settled rows, for the marker to take (`take_settled`).
         settled: set when there are some.
     """
@@ -111,8 +109,8 @@ class Publisher:
         self._max_in_flight = settings.max_in_flight
         self._wire: Wire | None = None
         self._ready: deque[Row] = deque()
-        self._busy = Busy()
-        self._later = Later(self._due)
+        self._in_flight_keys = InFlightKeys()
+        self._resends = ResendTimer(self._due)
         self._live_until = 0.0  # rows came beside a backlog
         self._nacks: dict[int, int] = {}  # id -> times
         self._redelivered: set[int] = set()
@@ -138,7 +136,7 @@ class Publisher:
     def waiting(self) -> int:
         """Rows to go or under way up to their mark, nacked ones too; no probe."""
         sent = self.in_flight - len(self._probing)
-        return len(self._ready) + sent + len(self.confirmed) + len(self._taken) + len(self._later)
+        return len(self._ready) + sent + len(self.confirmed) + len(self._taken) + len(self._resends)
 
     def offer(self, rows: Iterable[Row], *, behind: Collection[int] = ()) -> None:
         """Take rows over; those of one lane must come in id order.
@@ -158,7 +156,7 @@ class Publisher:
         self.pump()
 
     def _heads(self, rows: Iterable[Row]) -> Sequence[Row]:
-        return self._busy.take(rows) if self._by_key else list(rows)
+        return self._in_flight_keys.take(rows) if self._by_key else list(rows)
 
     def send_alone(self, id_: int) -> None:
         """Let the row of this id, which is offered next, go out on a channel of its own."""
@@ -188,7 +186,7 @@ class Publisher:
             case Outcome.NACKED:
                 for row in settled.rows:
                     times = self._nacks[row.id] = self._nacks.get(row.id, 0) + 1
-                    self._later.push(backoff(times, NACK_BACKOFF, NACK_BACKOFF_MAX), row)
+                    self._resends.push(backoff(times, NACK_BACKOFF, NACK_BACKOFF_MAX), row)
             case Outcome.UNKNOWN | Outcome.SUSPECT:
                 # The broker may have taken them: the consumer is told that they are repeats.
                 self._redelivered.update(row.id for row in settled.rows)
@@ -202,7 +200,7 @@ class Publisher:
     def take_settled(self) -> tuple[list[Row], list[Fault]]:
         """Give what is settled since the last call, which says that everything given before is in the table.
 
-        A faulty row's key stays held until `put_off`, `pass_over` or `take_followers`.
+        A faulty row's key stays held until `put_off`, `release_key` or `remove_followers`.
         """
         self.settled.clear()
         self._taken, faulty = self.confirmed, self.faulty
@@ -212,32 +210,32 @@ class Publisher:
     def put_off(self, row: Row) -> list[Row]:
         """A faulty row comes again later: give the rows behind it, which come with it; under `skip` its key goes on."""
         if self._holding:
-            return self.take_followers(row)
-        self.pass_over(row)
+            return self.remove_followers(row)
+        self.release_key(row)
         return []
 
-    def pass_over(self, row: Row) -> None:
+    def release_key(self, row: Row) -> None:
         """A faulty row was put away and its key goes on without it."""
         key = row.key if self._by_key else None
-        if key is not None and (follower := self._busy.next_of(key)) is not None:
+        if key is not None and (follower := self._in_flight_keys.next_of(key)) is not None:
             self._ready.append(follower)
         self.pump()
 
-    def take_followers(self, row: Row) -> list[Row]:
+    def remove_followers(self, row: Row) -> list[Row]:
         """A faulty row was put away and its key waits: give the rows that were offered behind it, in order."""
         key = row.key
-        return self._given_back(self._busy.pop(key, None) or ()) if key is not None else []
+        return self._given_back(self._in_flight_keys.pop(key, None) or ()) if key is not None else []
 
     def withdraw(self, matches: Callable[[Row], bool]) -> list[Row]:
         """Give back the rows that match and were to be sent next; their keys stay held as those of faulty rows."""
         found = [row for row in self._ready if matches(row)]
         self._ready = deque(row for row in self._ready if not matches(row))
-        found += self._later.withdraw(matches)
+        found += self._resends.withdraw(matches)
         return self._given_back(found)
 
     def withdraw_waiting(self, matches: Callable[[Row], bool], *, with_followers: bool) -> list[Row]:
         """Give back the rows that match and whose key another row holds, and those behind them if wanted."""
-        return self._given_back(self._busy.withdraw(matches, with_followers=with_followers))
+        return self._given_back(self._in_flight_keys.withdraw(matches, with_followers=with_followers))
 
     def give_back(self, lanes: Collection[int]) -> list[Row]:
         """Give back the rows of lanes that leave, but for those that are in flight or settled."""
@@ -250,7 +248,7 @@ class Publisher:
         self._turned_away.clear()
         if self._by_key:
             for row in heads:
-                self._busy.pop(key_of(row), None)
+                self._in_flight_keys.pop(key_of(row), None)
         for row in rows:
             self._nacks.pop(row.id, None)
             self._redelivered.discard(row.id)
@@ -294,7 +292,7 @@ class Publisher:
         self.take_settled()
         self._forget_unsent()
         self.leaving.clear()
-        self._busy.clear()
+        self._in_flight_keys.clear()
         self._suspects.clear()
         self._nacks.clear()
         self._stopped = False
@@ -314,21 +312,21 @@ class Publisher:
 
     def _forget_unsent(self) -> None:
         self._ready.clear()
-        self._later.clear()
+        self._resends.clear()
         self._alone.clear()
         self._turned_away.clear()
 
     def _confirm(self, rows: Iterable[Row]) -> None:
-        busy, ready = self._busy, self._ready
+        in_flight_keys, ready = self._in_flight_keys, self._ready
         self.confirmed.extend(rows)
         self.settled.set()
         if self._by_key:
             for key in map(key_of, rows):
-                waiting = busy.pop(key, None)
+                waiting = in_flight_keys.pop(key, None)
                 if waiting is not None:
                     # To the front: a long queue behind one key would else finish last, alone.
                     ready.appendleft(waiting.pop(0))
-                    busy[key] = waiting or None
+                    in_flight_keys[key] = waiting or None
         if self._nacks or self._redelivered:
             for row in rows:
                 self._nacks.pop(row.id, None)

@@ -17,7 +17,7 @@ class Waiting(NamedTuple):
     row: Row
 
 
-class Later:
+class ResendTimer:
     """Gives rows back, to `due`, when their time has come."""
 
     def __init__(self, due: Callable[[list[Row]], None]) -> None:

@@ -61,7 +61,7 @@ BLOCKERS = SQL("""
 """)
 
 
-class Patience:
+class DatabaseRetry:
     """Waits on a node's session, and says what is in the way.
 
     Args:
@@ -129,14 +129,14 @@ class Patience:
         return row[0] if row and row[0] else "nobody holds a lock on it any more"
 
 
-def patiently(
+def retried(
     ask: Callable[Concatenate[Any, Asked], Awaitable[Result]],
 ) -> Callable[Concatenate[Any, Asked], Awaitable[Result]]:
-    """Let a method ask as often as it takes, by its object's `_patience`; it is one transaction and changes no more."""
+    """Let a method ask as often as it takes, by its object's `_retry`; it is one transaction and changes no more."""
 
     @wraps(ask)
     async def run(self: Any, /, *args: Asked.args, **kwargs: Asked.kwargs) -> Result:
-        patience: Patience = self._patience
-        return await patience.run(lambda: ask(self, *args, **kwargs))
+        retry: DatabaseRetry = self._retry
+        return await retry.run(lambda: ask(self, *args, **kwargs))
 
     return run

@@ -67,6 +67,31 @@ SESSION_LOST = (
 )
 
 
+LANES = 16
+
+# Shared: any number of nodes may sleep. A writer that cannot have the lock for itself rings.
+TAKE_DOORBELL = SQL("SELECT pg_advisory_lock_shared(hashtextextended({doorbell}, 0))")
+LEAVE_DOORBELL = SQL("SELECT pg_advisory_unlock_shared(hashtextextended({doorbell}, 0))")
+
+# Whoever parks, retries or discards takes it: a row can then not be parked behind one that is just leaving.
+# A command that releases many rows holds it for long (relay/engine/session/database_retry.py waits).
+PARK_LOCK = SQL("SELECT pg_advisory_xact_lock(hashtextextended({park}, 0))")
+
+
+# Pending rows by lane and id (`places`), for statements that change them. The planner can only run a LATERAL with LIMIT
+# row by row through the index: statistics taken while a large transaction was still open say that the table is empty,
+# and a plain join is then a scan of the backlog for each row.
+GIVEN = SQL("""
+    unnest(%(lanes)s::smallint[], %(ids)s::bigint[]) AS wanted (lane, id)
+    CROSS JOIN LATERAL (
+        SELECT ctid AS place, id, aggregate_type, aggregate_id
+        FROM {schema}.message_pending
+        WHERE lane = wanted.lane AND id = wanted.id
+        LIMIT 1
+    ) AS given
+""")
+
+
 def nodes_channel(schema: str) -> str:
     """Name the channel on which nodes notify each other."""
     return f"{schema}.nodes"
@@ -117,31 +142,6 @@ def _timeouts(connection: AsyncConnection, database: DatabaseSettings) -> dict[s
     for name in KEEPALIVE.keys() & ours.keys() - {"keepalives"}:
         own[f"tcp_{name.removeprefix('tcp_')}"] = ours[name]
     return {"names": list(own), "values": list(own.values())}
-
-
-LANES = 16
-
-# Shared: any number of nodes may sleep. A writer that cannot have the lock for itself rings.
-TAKE_DOORBELL = SQL("SELECT pg_advisory_lock_shared(hashtextextended({doorbell}, 0))")
-LEAVE_DOORBELL = SQL("SELECT pg_advisory_unlock_shared(hashtextextended({doorbell}, 0))")
-
-# Whoever parks, retries or discards takes it: a row can then not be parked behind one that is just leaving.
-# A command that releases many rows holds it for long (relay/engine/session/database_retry.py waits).
-PARK_LOCK = SQL("SELECT pg_advisory_xact_lock(hashtextextended({park}, 0))")
-
-
-# Pending rows by lane and id (`places`), for statements that change them. The planner can only run a LATERAL with LIMIT
-# row by row through the index: statistics taken while a large transaction was still open say that the table is empty,
-# and a plain join is then a scan of the backlog for each row.
-GIVEN = SQL("""
-    unnest(%(lanes)s::smallint[], %(ids)s::bigint[]) AS wanted (lane, id)
-    CROSS JOIN LATERAL (
-        SELECT ctid AS place, id, aggregate_type, aggregate_id
-        FROM {schema}.message_pending
-        WHERE lane = wanted.lane AND id = wanted.id
-        LIMIT 1
-    ) AS given
-""")
 
 
 class LaneSession:

@@ -15,9 +15,9 @@ from relay.config.settings import RelaySettings
 from relay.engine.read.tail import Tail
 from relay.engine.row import FOR_GOOD, OF_ROUTE, Fault, Row
 from relay.engine.send.publisher import Publisher
-from relay.engine.session.database_retry import Patience, patiently
+from relay.engine.session.database_retry import DatabaseRetry, retried
 from relay.engine.session.session import LaneSession, places
-from relay.engine.settle.parked_keys import HeldKeys
+from relay.engine.settle.parked_keys import ParkedKeys
 from relay.engine.settle.quarantine import Quarantine
 from relay.logger import get_logger
 
@@ -70,10 +70,10 @@ class Marker:
         session: LaneSession,
         tail: Tail,
         publisher: Publisher,
-        held: HeldKeys | None,
+        held: ParkedKeys | None,
         quarantine: Quarantine,
         *,
-        patience: Patience,
+        retry: DatabaseRetry,
         settings: RelaySettings,
     ) -> None:
         self._session = session
@@ -81,7 +81,7 @@ class Marker:
         self._publisher = publisher
         self._held = held
         self._quarantine = quarantine
-        self._patience = patience
+        self._retry = retry
         self._settings = settings
         self._mark_sent = mark_statement(session)
         self._marked_at = 0.0
@@ -128,7 +128,7 @@ class Marker:
             seconds = max(0.0, now - rows[start].created_at) / 1e6
             self._publisher.delivery_times.observe(seconds, min(step, len(rows) - start))
 
-    @patiently
+    @retried
     async def _write_sent(self, parameters: dict[str, str]) -> int:
         began = time.monotonic()
         async with self._session.use() as connection:
@@ -150,7 +150,7 @@ class Marker:
         log.warning("message.postponed", id=row.id, attempts=row.attempts, seconds=round(seconds, 2), reason=reason)
         self._tail.back_off(row, until, self._publisher.put_off(row))
 
-    @patiently
+    @retried
     async def _write_postponed(self, row: Row, reason: str, seconds: float) -> float:
         until = time.monotonic() + seconds  # not after the table's time, or the tail would find it too early
         async with self._session.use() as connection:
@@ -163,13 +163,13 @@ class Marker:
         self._tail.forget((row,))
         self._quarantine.end_probe(row)
         if row.key is None or self._held is None:
-            self._publisher.pass_over(row)
+            self._publisher.release_key(row)
         else:
-            followers = self._publisher.take_followers(row)
+            followers = self._publisher.remove_followers(row)
             self._held.add(row.key)
             await self._held.park_behind(followers)
 
-    @patiently
+    @retried
     async def _write_parked(self, row: Row, reason: str) -> None:
         async with self._session.use() as connection, connection.transaction():
             await self._session.take_park_lock(connection)

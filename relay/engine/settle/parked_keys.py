@@ -10,7 +10,7 @@ from psycopg.sql import SQL
 
 from relay.engine.read.tail import Tail
 from relay.engine.row import Key, Row
-from relay.engine.session.database_retry import Patience, patiently
+from relay.engine.session.database_retry import DatabaseRetry, retried
 from relay.engine.session.session import LaneSession, places
 from relay.logger import get_logger
 
@@ -45,13 +45,13 @@ PARK_BEHIND = SQL("""
 """)
 
 
-class HeldKeys:
+class ParkedKeys:
     """The keys whose rows are parked as they come."""
 
-    def __init__(self, session: LaneSession, tail: Tail, patience: Patience) -> None:
+    def __init__(self, session: LaneSession, tail: Tail, retry: DatabaseRetry) -> None:
         self._session = session
         self._tail = tail
-        self._patience = patience
+        self._retry = retry
         self._keys: set[Key] = set()
 
     async def load(self) -> None:
@@ -64,7 +64,7 @@ class HeldKeys:
     def holds_any(self, rows: Sequence[Row]) -> bool:
         return bool(self._keys) and any(row.key in self._keys for row in rows)
 
-    async def keep_back(self, window: list[Row]) -> list[Row]:
+    async def hold_rows(self, window: list[Row]) -> list[Row]:
         """Park the rows of held keys; give the others."""
         if not self._keys:
             return window
@@ -88,17 +88,17 @@ class HeldKeys:
         if left := [row for row in rows if row.id not in parked]:
             self._keys -= {row.key for row in left if row.key is not None} - await self._read_keys()
             for row in left:
-                self._tail.go_back(row.lane)
+                self._tail.reread_from(row.lane)
         if parked:
             log.warning("messages.held", rows=len(parked))
 
-    @patiently
+    @retried
     async def _read_keys(self) -> set[Key]:
         async with self._session.use() as connection:
             cursor = await connection.execute(self._session.sql(LOAD))
             return {(kind.encode(), id_.encode()) for kind, id_ in await cursor.fetchall()}
 
-    @patiently
+    @retried
     async def _write_parked(self, rows: Sequence[Row]) -> set[int]:
         async with self._session.use() as connection, connection.transaction():
             await self._session.take_park_lock(connection)

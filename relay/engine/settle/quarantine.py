@@ -16,7 +16,7 @@ from relay.engine.read.tail import Tail
 from relay.engine.row import Fault, Row
 from relay.engine.send.publisher import Publisher
 from relay.engine.send.routes import Address, Router
-from relay.engine.session.database_retry import Patience
+from relay.engine.session.database_retry import DatabaseRetry
 from relay.engine.session.session import LaneSession
 from relay.engine.settle.quarantine_table import Place, QuarantineTable, names
 from relay.logger import get_logger
@@ -31,7 +31,7 @@ ROWS_PER_RELEASE = 2000
 
 
 @dataclass(slots=True)
-class Route:
+class QuarantinedRoute:
     """An address in quarantine."""
 
     id: int
@@ -56,16 +56,16 @@ class Quarantine:
         publisher: Publisher,
         router: Router,
         *,
-        patience: Patience,
+        retry: DatabaseRetry,
         holding: bool,
     ) -> None:
         self._session = session
-        self._table = QuarantineTable(session, patience)
+        self._table = QuarantineTable(session, retry)
         self._tail = tail
         self._publisher = publisher
         self._router = router
         self._holding = holding
-        self._routes: dict[Address, Route] = {}
+        self._routes: dict[Address, QuarantinedRoute] = {}
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._load_at = 0.0  # loop time
@@ -82,7 +82,7 @@ class Quarantine:
         self._load_at = self._loop.time() + LOAD_INTERVAL
         async with self._turn:
             for address, id_, reason, probes in await self._table.routes():
-                route = self._routes.setdefault(address, Route(id_, reason, probes))
+                route = self._routes.setdefault(address, QuarantinedRoute(id_, reason, probes))
                 route.id = id_  # another one, if all other nodes were through with it before it failed them again
                 if probes < route.probes:
                     route.probes, route.probe_at = probes, 0.0
@@ -90,9 +90,9 @@ class Quarantine:
 
     def _load_soon(self) -> None:
         self._load_at = 0.0
-        self._tail.give_way()
+        self._tail.interrupt()
 
-    async def keep_back(self, window: list[Row]) -> list[Row]:
+    async def hold_rows(self, window: list[Row]) -> list[Row]:
         """Set aside the rows that have to wait; give the others."""
         if not self._routes and not self._turn.locked():
             return window
@@ -136,12 +136,12 @@ class Quarantine:
         await self._set_aside(address, [*heads, *filter(is_bound_there, waiting)], reason)
         if not self._holding:
             for row in heads:
-                publisher.pass_over(row)
+                publisher.release_key(row)
             return
         # From now on whoever asks for the key of one of these rows finds it waiting in the table.
         followers = [row for row in waiting if not is_bound_there(row)]
         for row in heads:
-            followers += publisher.take_followers(row)
+            followers += publisher.remove_followers(row)
         publisher.offer(await self._keep_followers_back(followers))
 
     async def put_back(self, row: Row) -> bool:
@@ -211,7 +211,7 @@ class Quarantine:
         self._tail.forget(rows)
         route = self._routes.get(address)
         if route is None:
-            route = self._routes[address] = Route(id_, reason, probes)
+            route = self._routes[address] = QuarantinedRoute(id_, reason, probes)
             log.warning("route.quarantined", **names(address), reason=reason)
             self._schedule(route)
             self._arm()
@@ -229,7 +229,7 @@ class Quarantine:
         self._tail.forget([row for row in rows if row.id in behind])
         return [row for row in rows if row.id not in behind]
 
-    async def _probe(self, address: Address, route: Route) -> None:
+    async def _probe(self, address: Address, route: QuarantinedRoute) -> None:
         waiting = self._tail.keys_backing_off()
         if route.probe is not None and await self._table.is_on_its_way(route.probe, but=waiting):
             self._schedule(route)  # it is on its way still: refused for now, or the broker is gone
@@ -243,7 +243,7 @@ class Quarantine:
         self._go_back([route.probe])
         log.debug("route.probed", **names(address), probes=route.probes)
 
-    async def _let_go(self, address: Address, route: Route) -> None:
+    async def _let_go(self, address: Address, route: QuarantinedRoute) -> None:
         rows, is_last = await self._table.let_go(route.id, ROWS_PER_RELEASE)
         self._go_back(rows)
         if is_last:
@@ -255,9 +255,9 @@ class Quarantine:
         for lane, id_ in places:
             first[lane] = min(id_, first.get(lane, id_))
         for lane, id_ in first.items():
-            self._tail.go_back(lane, id_ - 1)
+            self._tail.reread_from(lane, id_ - 1)
 
-    def _schedule(self, route: Route) -> None:
+    def _schedule(self, route: QuarantinedRoute) -> None:
         most = max(PROBE_MAX, len(self._routes) / PROBES_A_SECOND)
         route.probe_at = self._loop.time() + backoff(route.probes + 1, PROBE_INITIAL, most)
 
@@ -266,4 +266,4 @@ class Quarantine:
         if self._timer is not None:
             self._timer.cancel()
         at = min((route.probe_at for route in self._routes.values()), default=None)
-        self._timer = None if at is None else self._loop.call_at(at, self._tail.give_way)
+        self._timer = None if at is None else self._loop.call_at(at, self._tail.interrupt)

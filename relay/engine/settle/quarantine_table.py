@@ -6,7 +6,7 @@ from psycopg.sql import SQL
 
 from relay.engine.row import Key, Row
 from relay.engine.send.routes import Address
-from relay.engine.session.database_retry import Patience, patiently
+from relay.engine.session.database_retry import DatabaseRetry, retried
 from relay.engine.session.session import LaneSession, array_text, places
 
 Place = tuple[int, int]  # lane and id of a row
@@ -113,11 +113,11 @@ class QuarantineTable:
     Those that may find no row to change, most often `set_aside_behind`, are no `write`.
     """
 
-    def __init__(self, session: LaneSession, patience: Patience) -> None:
+    def __init__(self, session: LaneSession, retry: DatabaseRetry) -> None:
         self._session = session
-        self._patience = patience
+        self._retry = retry
 
-    @patiently
+    @retried
     async def routes(self) -> list[tuple[Address, int, str, int]]:
         """Give the routes in quarantine: address, id, reason and how often each was tried."""
         async with self._session.use() as connection:
@@ -127,7 +127,7 @@ class QuarantineTable:
                 for id_, exchange, routing_key, reason, probes in await cursor.fetchall()
             ]
 
-    @patiently
+    @retried
     async def set_aside(self, address: Address, rows: Collection[Row], reason: str) -> tuple[int, int]:
         """Let rows wait for a route, which is entered if it is new; give its id and how often it was tried."""
         entered = {**names(address), "reason": reason}
@@ -137,14 +137,14 @@ class QuarantineTable:
             await connection.execute(self._session.sql(SET_ASIDE), {**places(rows), "route": id_, "reason": reason})
         return id_, probes
 
-    @patiently
+    @retried
     async def set_aside_behind(self, rows: Collection[Row]) -> set[int]:
         """Let those rows wait of whose key an earlier one waits; give their ids."""
         async with self._session.use() as connection:
             cursor = await connection.execute(self._session.sql(SET_ASIDE_BEHIND), places(rows))
             return {id_ for (id_,) in await cursor.fetchall()}
 
-    @patiently
+    @retried
     async def is_on_its_way(self, row: Place, *, but: Collection[Key]) -> bool:
         """Tell whether a row is still to be sent, and has none of these keys."""
         async with self._session.use() as connection:
@@ -152,7 +152,7 @@ class QuarantineTable:
             found = await cursor.fetchone()
         return found is not None and (found[1] is None or (found[0].encode(), found[1].encode()) not in but)
 
-    @patiently
+    @retried
     async def take_probe(self, route: int, *, but: Collection[Key], holding: bool) -> Place | None:
         """Make one row that waits for a route pending, of none of these keys; None when none can go out."""
         async with self._session.use() as connection, connection.transaction():
@@ -170,14 +170,14 @@ class QuarantineTable:
                     return probe
         return None
 
-    @patiently
+    @retried
     async def note_failure(self, row: Row) -> None:
         """Write down how often a row has failed on its own account."""
         async with self._session.use() as connection:
             values = {"lane": row.lane, "id": row.id, "attempts": row.attempts}
             await connection.execute(self._session.sql(NOTE_FAILURE), values)
 
-    @patiently
+    @retried
     async def let_go(self, route: int, rows: int) -> tuple[list[Place], bool]:
         """Make so many rows pending, in order; give them, and whether they were the last: then the route is gone."""
         async with self._session.use() as connection, connection.transaction():
