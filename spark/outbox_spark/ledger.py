@@ -217,7 +217,7 @@ def enter_piece(
         )
     raise BatchError(
         f"{which} was written with {found.row_counts['rows']} rows, and they are not the {piece.rows} that it has now: "
-        "a rerun takes the same options, and the same rows in the same partitions and order"
+        "a rerun takes the same options and types of columns, and the same rows in the same partitions and order"
     )
 
 

@@ -8,6 +8,8 @@ from hashlib import sha256
 from typing import NoReturn
 from uuid import uuid4
 
+from pyspark.sql.types import StructType
+
 from outbox_spark.errors import OptionError
 
 ROWS_PER_INGEST = 50_000
@@ -92,12 +94,14 @@ class WriteOptions(BatchOptions):
     routing_key: str | None
     content_type: str | None
 
-    @property
-    def made_by(self) -> str:
-        """What decides which rows and events the DataFrame becomes."""
+    def made_by(self, schema: StructType) -> str:
+        """Return what decides which rows and events the DataFrame becomes: the options, and its types.
+
+        The types, because the same digits are 1234 as decimal(12,0) and 12.34 as decimal(12,2).
+        """
         named = self.named_columns()
         texts = (self.dbtable, self.aggregate_type, self.event_type, self.exchange, self.routing_key, self.content_type)
-        return json.dumps([texts, self.payload_columns, named])
+        return json.dumps([texts, self.payload_columns, named, schema.simpleString()])
 
     def named_columns(self) -> dict[str, str]:
         """Tell which option names which column."""
