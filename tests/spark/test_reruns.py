@@ -195,6 +195,31 @@ def test_a_stream_that_is_refused_drops_its_own_staging_tables_alone(
     assert connection.execute(WRITTEN).fetchall() == ROWS[0]
 
 
+def test_a_stream_on_an_older_checkpoint_is_refused_and_never_taken_for_written(
+    options: dict[str, str], connection: psycopg.Connection
+) -> None:
+    connection.execute(STEP)
+    named = {**options, "dbtable": "billing.step", "txnAppId": "steps"}
+
+    def commit(number: int, rows: Sequence[Row]) -> None:
+        save = prepare_stream(named, _schema(0), overwrite=False)
+        staged = _write(save.of_micro_batch(number, "a query"), rows, partition=0, attempt=0)
+        OutboxStreamWriter(save).commit([StreamAttempt(staged, "a query")], number)
+
+    for number, digits in ((7, 1), (8, 2), (8, 2)):  # the last one as after a crash before Spark's own note of it
+        commit(number, [("a", digits)])
+
+    with pytest.raises(BatchError) as refused:
+        commit(7, [("a", 3)])
+
+    assert str(refused.value) == (
+        "micro-batch 7 of 'steps' comes after micro-batch 8 was written: its checkpoint is older than the ledger, and "
+        "its rows would be lost; go on with the newest checkpoint, or with a new one under another name (txnAppId or "
+        "app_id)"
+    )
+    assert connection.execute(WRITTEN).fetchall() == [("a", 1), ("a", 2)]
+
+
 @given(st.lists(rows, min_size=1), st.data())
 def test_a_checksum_follows_from_rows_and_order_alone(given: list[Row], data: st.DataObject) -> None:
     whole = _arrow(given)

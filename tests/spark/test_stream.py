@@ -116,6 +116,17 @@ def test_a_name_belongs_to_one_query(connection: psycopg.Connection) -> None:
             take_for_query(connection, "outbox", app_id=app_id, number=7, query=query)
 
 
+def test_foreach_batch_refuses_an_older_checkpoint(connection: psycopg.Connection) -> None:
+    for version in (7, 8):
+        take_for_query(connection, "outbox", app_id=STREAM, number=version, query="a query")
+        name = f"{STREAM}/a query"
+        enter(connection, "outbox", app_id=name, version=version, partitions=1, token=uuid4(), row_counts={})
+    take_for_query(connection, "outbox", app_id=STREAM, number=8, query="a query")
+
+    with pytest.raises(outbox_spark.BatchError, match="its checkpoint is older than the ledger"):
+        take_for_query(connection, "outbox", app_id=STREAM, number=7, query="a query")
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
