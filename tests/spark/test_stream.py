@@ -1,6 +1,7 @@
 """Streams: a micro-batch is a batch of the ledger, and a restart from the checkpoint writes it once."""
 
 import os
+import shutil
 from pathlib import Path
 from uuid import uuid4
 
@@ -77,6 +78,24 @@ def test_a_new_checkpoint_under_an_old_name_is_refused(
 
     assert "a stream without its checkpoint is a new one" in str(outbox_spark.reason(refused.value))
     assert counts(connection) == (20, 20, 1)
+
+
+def test_an_older_checkpoint_is_refused(
+    spark: SparkSession, options: Options, connection: psycopg.Connection, source: Path, tmp_path: Path
+) -> None:
+    _arrive(spark, source, 0)
+    _stream(spark, source, tmp_path / "checkpoint", options)
+    shutil.copytree(tmp_path / "checkpoint", tmp_path / "backup")
+    for number in (1, 2):
+        _arrive(spark, source, number)
+        _stream(spark, source, tmp_path / "checkpoint", options)
+
+    with pytest.raises(PySparkException) as refused:
+        _stream(spark, source, tmp_path / "backup", options)
+
+    words = str(outbox_spark.reason(refused.value))
+    assert words.startswith("micro-batch 1 of 'invoices-stream' comes after micro-batch 2 was written")
+    assert counts(connection) == (60, 60, 3)
 
 
 @pytest.mark.timeout(300)
