@@ -5,7 +5,7 @@ are those that Spark calls for each partition and for the commit.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 
@@ -160,6 +160,51 @@ def test_each_row_is_written_once_or_the_rerun_refused_and_nothing_changed(
         assert staging_tables(connection) == []
 
 
+@given(
+    turns=st.permutations(["first"] * 4 + ["second"] * 4),
+    sizes=st.lists(st.integers(0, 2), min_size=2, max_size=2),
+    in_pieces=st.booleans(),
+    are_alike=st.booleans(),
+)
+@example(  # the first has written one piece when the second commits
+    turns=["first"] * 2 + ["second"] * 4 + ["first"] * 2, sizes=[1, 1], in_pieces=True, are_alike=False
+)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_two_drivers_at_once_write_the_rows_of_one(
+    options: dict[str, str],
+    connection: psycopg.Connection,
+    turns: list[str],
+    sizes: list[int],
+    in_pieces: bool,
+    are_alike: bool,
+) -> None:
+    connection.execute(f"DROP TABLE IF EXISTS billing.step; {STEP}; TRUNCATE outbox.message, outbox.batch")
+    named = _named(options, 2 if in_pieces else None)
+    frames = {
+        driver: [[(f"{place}", digit)] * size for place, size in enumerate(sizes)]
+        for driver, digit in (("first", 1), ("second", 1 if are_alike else 2))
+    }
+    steps = {driver: _steps_of_a_driver(named, rows) for driver, rows in frames.items()}
+    committed: list[str] = []
+    refused: list[str] = []
+    for driver in turns:
+        try:
+            if next(steps[driver], False):
+                committed.append(driver)
+        except BatchError:
+            refused.append(driver)
+
+        written = Counter(connection.execute(WRITTEN).fetchall())
+        assert Counter(connection.execute(DELIVERED).fetchall()) == written
+        for place in range(2):  # whole pieces of one of them
+            piece = Counter({row: count for row, count in written.items() if row[0] == f"{place}"})
+            assert piece in (Counter(), *(Counter(rows[place]) for rows in frames.values()))
+        if committed:
+            assert written == Counter(row for piece in frames[committed[0]] for row in piece)
+    assert committed
+    assert not (refused and are_alike)
+
+
 @pytest.mark.parametrize("in_pieces", [False, True])
 def test_the_slower_of_two_drivers_recognises_the_batch_whose_commit_dropped_its_staging_tables(
     options: dict[str, str], connection: psycopg.Connection, in_pieces: bool
@@ -261,6 +306,20 @@ def _do(given: dict[str, str], run: Run) -> None:
     ]
     if run.commits and len(staged) == len(run.partitions):
         writer.commit([Attempt(each) for each in staged])
+
+
+def _steps_of_a_driver(given: dict[str, str], partitions: Partitions) -> Iterator[bool]:
+    """Run a batch step by step; True when the commit has ended."""
+    save, recognised = prepare(given, _schema(0), overwrite=False)
+    if recognised is not None:
+        return
+    yield False
+    staged: list[Attempt | None] = []
+    for place, rows in enumerate(partitions):
+        staged.append(Attempt(_write(save, rows, partition=place, attempt=place)))
+        yield False
+    OutboxWriter(save, is_recognised=False).commit(staged)
+    yield True
 
 
 def _write(save: Save, rows: Sequence[Row], *, partition: int, attempt: int, cut: int = 1, scale: int = 0) -> Staged:
