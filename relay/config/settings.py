@@ -11,23 +11,24 @@ from enum import StrEnum
 from socket import gethostname
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    SecretStr,
-    StringConstraints,
-    ValidationError,
-    ValidationInfo,
-)
-
 from relay.config.durations import parse_duration, seconds_of
 from relay.config.secret import SecretSource
 from relay.config.sections import Section, ShortString, Takes, short
 from relay.config.topology import TopologySettings
 from relay.config.urls import amqp_urls, libpq_parameters
-from relay.errors import ConfigurationError
+from relay.errors import ConfigurationError, importing
 from relay.memory import memory_limit, window_within
+
+with importing("publisher"):
+    from pydantic import (
+        AfterValidator,
+        BeforeValidator,
+        Field,
+        SecretStr,
+        StringConstraints,
+        ValidationError,
+        ValidationInfo,
+    )
 
 Url = str | SecretStr  # as applications give it; also a SecretSource, which is read again
 
