@@ -15,6 +15,7 @@ with importing("consume"):
 
     from relay.consume import Consumer
     from relay.consume.pool import PartitionedConsumer
+    from relay.http.cached_answer import CachedAnswer
     from relay.http.consumer_metrics import metrics
     from relay.http.server import answering
 
