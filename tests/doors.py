@@ -2,7 +2,7 @@
 
     python -m tests.doors
 
-A file counts when one of its functions runs in each of several passages. What only some passages need is a timer's work.
+A file counts when one of its functions runs in each of several passages. What some need is timers' work.
 """
 
 import asyncio

@@ -198,8 +198,10 @@ class BrokerSettings(Section):
     """for resolving a name, and for a connection to each of its addresses"""
     confirm_timeout: Seconds = 30.0
     """no confirm within this: the outcome is unknown, and the message is sent again"""
-    heartbeat: Annotated[int, Field(ge=1, le=60)] = 5
-    """seconds; the relay leaves a broker that is silent for two of them"""
+    heartbeat: Annotated[
+        int, BeforeValidator(seconds_of), Field(ge=1, le=60), Takes('whole seconds from 1 to 60, or as in "30s"')
+    ] = 5
+    """the relay leaves a broker that is silent for two of them"""
 
     if TYPE_CHECKING:  # the type of the field does not tell that pydantic takes text for it
 
