@@ -37,7 +37,8 @@ async def test_the_readme_leads_from_no_tables_to_applied_messages(
     empty_url = empty_database.url.get_secret_value()
     (tmp_path / "relay.toml").write_text(snippets("README.md", "toml")[0])
     environment = {**os.environ, "RELAY_DATABASE_URL": empty_url, "RELAY_BROKER_URL": broker_url}
-    relay, python = ["env", "--chdir", tmp_path, RELAY], [sys.executable, "-W", "error", "-c"]
+    relay: list[str | Path] = ["env", "--chdir", tmp_path, RELAY]
+    python = [sys.executable, "-W", "error", "-c"]
     async with await psycopg.AsyncConnection.connect(empty_url, autocommit=True) as connection:
         run([*relay, "migrate"], environment=environment)
         await connection.execute(snippets("README.md", "sql")[0].encode())
