@@ -18,7 +18,7 @@ ROWS_PER_INGEST = 50_000
 PENDING_WAIT = 600  # seconds
 STAGING_MAX_AGE = 86_400.0  # seconds; longer than any batch may take
 
-# As the relay's settings take it (relay/config/durations.py; tests/test_durations.py compares), and a bare number of seconds.
+# As the relay's settings take it, and a bare number of seconds (tests/test_durations.py compares the two).
 DURATION = re.compile(r"(\d+(?:\.\d+)?) ?(s|m|h|d|seconds?|minutes?|hours?|days?)?", re.ASCII)
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
