@@ -1,7 +1,7 @@
 """The number of a channel that has ended is not used again at once: the broker may still know the old one."""
 
-from relay.broker import connect
-from relay.settings import BrokerSettings
+from relay.broker.connection import connect
+from relay.config.settings import BrokerSettings
 
 
 async def test_numbers_go_up_and_begin_again_where_the_broker_allows_no_more(broker: BrokerSettings) -> None:
