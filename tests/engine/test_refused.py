@@ -202,7 +202,7 @@ async def test_many_missing_exchanges_cost_channels_and_no_connection(
     async with run_node() as node:
         await eventually(lambda: outbox.are_aside(odd), "they wait for their exchanges")
         await eventually(lambda: is_sent(outbox, fine), "the other is sent")
-        assert node.figures().broker_losses == {}
+        assert node.snapshot().broker_losses == {}
 
 
 @pytest.mark.parametrize("wire", Wire)
