@@ -18,6 +18,7 @@ from psycopg.sql import Identifier
 import relay
 from relay.compatibility import READ_TABLES, note_of, refuse_newer
 from relay.config.loading import load
+from relay.config.settings import DatabaseSettings
 from relay.database import connect, one_line
 from relay.errors import SchemaError, UsageError
 from relay.operate.lock_wait import LockLimits, LockWait
