@@ -108,14 +108,15 @@ async def test_refused_messages_keep_no_other_key_back_also_after_a_restart(
     async with DurablePublisher(file, broker=broker, name="sensors", relay=relay) as sensors:
         assert any("missing" in reason for reason in sensors.state.reasons)
         ids += await publish_all(sensors, range(10, 20))
-        assert first_of_each(await queue.drain(20)) == {"a": ids}
+        # A refusal closes the channel, and what was in flight on it goes out again.
+        assert first_of_each(await queue.drain_different(20)) == {"a": ids}
 
         exchange = await channel.declare_exchange("missing", ExchangeType.FANOUT, durable=True)
         await queue.queue.bind(exchange)
         await eventually(lambda: is_direct(sensors), "all went out", 60)
 
     late = first_of_each(await queue.everything())
-    assert [id_ for key in sorted(late) for id_ in late[key]] == [
+    assert [id_ for key in sorted(late.keys() - {"a"}) for id_ in late[key]] == [
         str(event.message_id) for event in sorted(nowhere, key=lambda event: str(event.aggregate_id))
     ]
 
