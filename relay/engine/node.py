@@ -29,7 +29,7 @@ from relay.engine.session.session import SESSION_LOST, LaneSession
 from relay.engine.settle.mark import Marker
 from relay.engine.settle.parked_keys import ParkedKeys
 from relay.engine.settle.quarantine import Quarantine
-from relay.engine.snapshot import NodeSnapshot
+from relay.engine.snapshot import Delivered, NodeSnapshot
 from relay.errors import AccessError, DatabaseUnavailableError, OutboxError, SchemaError, leaves
 from relay.logger import get_logger
 from relay.memory import return_large_blocks
@@ -132,7 +132,8 @@ class Node:
         for part in ("database", "broker"):
             self._health.expect(part, "not connected yet")
         self._health.expect("lanes", NO_LANES)
-        self._publisher = Publisher(settings.relay)
+        self._publisher = Publisher(settings.relay, may_send=self._holds_its_lanes)
+        self._delivered = Delivered()
         self._broker_link = BrokerLink(
             settings,
             self._publisher,
@@ -141,11 +142,13 @@ class Node:
             topology=settings.topology,
             start_timeout=settings.relay.start_timeout,
         )
-        self._stalls = StallWatch(self._publisher, self._health, settings.relay)
+        self._session: LaneSession | None = None
+        self._stalls = StallWatch(self._publisher, self._delivered, self._health, settings.relay, lambda: self._session)
         self._tail: Tail | None = None
         self._losses: dict[str, int] = Counter()  # of database sessions, by reason
         self._sweep_finds = 0  # of earlier sessions' tails
         self._ready = False
+        self._ours_for = settings.relay.node_timeout * OURS_FOR
         self._former: int | None = None  # the server process of the last session
         self._forwarding: asyncio.Timeout | None = None
         self.drain = asyncio.Event()
@@ -160,16 +163,16 @@ class Node:
 
     def snapshot(self) -> NodeSnapshot:
         """Give what this node knows of itself at this moment."""
-        publisher, session = self._publisher, self._stalls.session
+        publisher, session = self._publisher, self._session
         return NodeSnapshot(
             ready=not self.hindrances(),
             stalled=self._health.is_stalled,
-            lanes=len(session.lanes) if session else 0,
+            lanes=len(session.lanes.held) if session else 0,
             in_flight=publisher.in_flight,
-            published=publisher.published_total,
+            published=self._delivered.total,
             failures=dict(publisher.failures),
             confirm_times=publisher.confirm_times,
-            delivery_times=publisher.delivery_times,
+            delivery_times=self._delivered.times,
             sweep_finds=self._sweep_finds + (self._tail.sweep_finds if self._tail else 0),
             database_losses=self._losses,
             broker_losses=self._broker_link.reconnects,
@@ -210,8 +213,8 @@ class Node:
 
     def unplug(self) -> None:
         """End the database session at once: nothing more is waited for on it."""
-        if (session := self._stalls.session) is not None:
-            session.unplug()
+        if self._session is not None:
+            self._session.unplug()
 
     async def _end_in_time(self, linking: asyncio.Task[None]) -> None:
         """Bound the whole stop: first what is in flight, then the goodbyes to both servers at once."""
@@ -252,7 +255,7 @@ class Node:
             self._health.heal("database")
             try:
                 async with session:
-                    self._stalls.session = session
+                    self._session = session
                     await self._use(session)
             except* SESSION_LOST as group:
                 lost = session.ended_by or _first(group)
@@ -260,7 +263,7 @@ class Node:
                 self._health.degrade("database", f"session lost: {one_line(lost)}")
                 # Sessions that end as soon as they begin are followed by longer and longer waits.
                 failures = failures + 1 if loop.time() - opened_at < RECONNECT_MAX else 1
-            self._stalls.session = None
+            self._session = None
             self._health.expect("lanes", NO_LANES)
             if self.drain.is_set():  # what is in flight still has had its time
                 return
@@ -278,7 +281,16 @@ class Node:
         router = Router.of(self._settings)
         quarantine = Quarantine(session, tail, self._publisher, router, retry=retry, holding=holding)
         behind = held if holding else None
-        marker = Marker(session, tail, self._publisher, behind, quarantine, retry=retry, settings=settings)
+        marker = Marker(
+            session,
+            tail,
+            self._publisher,
+            behind,
+            quarantine,
+            delivered=self._delivered,
+            retry=retry,
+            settings=settings,
+        )
 
         async def learn() -> None:
             if holding:
@@ -291,13 +303,13 @@ class Node:
             settings,
             lanes,
             publisher=self._publisher,
+            delivered=self._delivered,
             broker_link=self._broker_link,
             health=self._health,
             retry=retry,
             former=self._former,
         )
         self._former = session.pid
-        self._publisher.may_send = lambda: session.answered_for() < settings.node_timeout * OURS_FOR
         async with asyncio.TaskGroup() as tasks:
             beside = (
                 tasks.create_task(membership.run(), name="membership"),
@@ -320,11 +332,15 @@ class Node:
                 task.cancel()
         await membership.leave()
 
+    def _holds_its_lanes(self) -> bool:
+        """Whether no other node can have ended the session yet, as far as this one knows."""
+        return self._session is not None and self._session.answered_for() < self._ours_for
+
     async def _announce(self, session: LaneSession, lanes: Lanes) -> None:
         if not self._ready:
             await lanes.held.wait()
             self._ready = True
-            log.info("relay.ready", node=self._settings.relay.node, lanes=session.lanes)
+            log.info("relay.ready", node=self._settings.relay.node, lanes=session.lanes.held)
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -49,15 +49,6 @@ class Direct:
     def in_flight(self) -> int:
         return len(self._under_way) + (self._beside.in_flight if self._beside is not None else 0)
 
-    @property
-    def prober(self) -> Prober | None:
-        return self._beside.prober if self._beside is not None else None
-
-    @prober.setter
-    def prober(self, prober: Prober | None) -> None:
-        if self._beside is not None:
-            self._beside.prober = prober
-
     def send(self, entry: Entry) -> None:
         """Send an entry; only while it `is_open`."""
         assert self._wire is not None, "is_open was asked"  # noqa: S101
@@ -69,6 +60,10 @@ class Direct:
         self._wire = wire
         if self._beside is not None:
             self._beside.attach(wire)
+
+    def attach_prober(self, prober: Prober | None) -> None:
+        if self._beside is not None:
+            self._beside.attach_prober(prober)
 
     def settle(self, settled: Settled) -> None:
         others: list[Row] = []

@@ -71,7 +71,7 @@ class FileBuffer:
             await self._file.write(entries)
         except (sqlite3.Error, OSError) as error:
             raise NotAcceptedError(f"{self._file.path} could not be written: {error}") from error
-        self.publisher.settled.set()
+        self.publisher.wake()
 
     async def left(self) -> Left:
         try:
@@ -146,7 +146,7 @@ class FileBuffer:
         self.publisher.offer([stored.row for stored in fresh])
         if new:
             self._after = new[-1].position
-            self.publisher.settled.set()  # there may be more
+            self.publisher.wake()  # there may be more
 
 
 def _told(stored: Stored, reason: str) -> str:

@@ -188,7 +188,7 @@ def refused_by_broker(monkeypatch: pytest.MonkeyPatch) -> None:
 async def follow(database: DatabaseSettings) -> AsyncIterator[Follow]:
     """`await follow(max_window_rows=...)` starts to read all lanes."""
     async with await LaneSession.open(database) as session:
-        session.lanes = await lock_lanes(session)
+        session.lanes.take(await lock_lanes(session))
         followers: list[tuple[Follower, asyncio.Task[None]]] = []
 
         async def start(**settings: float) -> Follower:

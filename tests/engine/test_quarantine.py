@@ -131,7 +131,7 @@ async def test_a_route_may_have_been_left_and_entered_again_by_others(
 
     settings = RelaySettings()
     async with await LaneSession.open(database) as session:
-        session.lanes = await lock_lanes(session)
+        session.lanes.take(await lock_lanes(session))
         retry = unhurried(session)
         tail, publisher = Tail(session, settings, retry), Publisher(settings)
         quarantine = Quarantine(session, tail, publisher, Router([], "outbox"), retry=retry, holding=True)

@@ -23,6 +23,7 @@ from relay.engine.send.broker_link import BrokerLink
 from relay.engine.send.publisher import Publisher
 from relay.engine.session.database_retry import DatabaseRetry
 from relay.engine.session.session import LANES, LaneSession
+from relay.engine.snapshot import Delivered
 from relay.logger import get_logger
 from relay.silence import Silence
 
@@ -121,6 +122,7 @@ class Membership:
         lanes: Lanes,
         *,
         publisher: Publisher,
+        delivered: Delivered,
         broker_link: BrokerLink,
         health: Health,
         retry: DatabaseRetry,
@@ -130,6 +132,7 @@ class Membership:
         self._settings = settings
         self._lanes = lanes
         self._publisher = publisher
+        self._delivered = delivered
         self._broker_link = broker_link
         self._health = health
         self._retry = retry
@@ -164,8 +167,8 @@ class Membership:
         self._session.nodes_changed.set()
 
     async def leave(self) -> None:
-        """Let the others have our lanes, of which nothing is under way any more."""
-        self._session.lanes = []
+        """Let the other nodes have our lanes, of which no row is under way any more."""
+        self._lanes.release_all()
         await self._beat()
         async with self._session.use() as connection:
             await connection.execute(self._session.sql(LEAVE, nodes=self._session.nodes_channel))
@@ -191,12 +194,12 @@ class Membership:
 
     async def _beat(self) -> list[Peer]:
         """Tell how we are, and see who is there, ourselves among them."""
-        published, can_deliver = self._publisher.published_total, self._broker_link.can_deliver
+        published, can_deliver = self._delivered.total, self._broker_link.can_deliver
         values = {
             "name": self._settings.node,
-            "lanes": self._session.lanes,
+            "lanes": self._session.lanes.held,
             "in_flight": self._publisher.in_flight,
-            "published": published - self._publisher.reported,
+            "published": published - self._delivered.reported,
             "state": self._health.state,
             "reasons": self._health.reasons,
             "version": relay.__version__,
@@ -205,7 +208,7 @@ class Membership:
         }
         async with self._session.write() as connection:
             members = await self._peers(connection, self._beat_statement, values)
-            self._publisher.reported = published
+            self._delivered.note_reported(published)
             if can_deliver is not self._could_deliver:
                 await connection.execute(self._session.sql(TELL, nodes=self._session.nodes_channel))
                 self._could_deliver = can_deliver
@@ -219,7 +222,7 @@ class Membership:
 
     def _aim(self, number: int) -> None:
         self._lanes.aim(number)
-        if number and self._session.lanes:
+        if number and self._session.lanes.held:
             self._health.heal("lanes")
         elif number:
             self._health.expect("lanes", "other nodes hold them still")

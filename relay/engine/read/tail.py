@@ -36,13 +36,13 @@ class Tail:
     """The pending rows of the session's lanes, as windows bounded in rows and bytes.
 
     Attributes:
-        leaving: of the session's lanes, those that are read no more.
         behind: lanes of which the last window has not all that there was, or only the rest of a backlog.
         sweep_finds: rows that no rule foresaw, and that only a sweep has found.
     """
 
     def __init__(self, session: LaneSession, settings: RelaySettings, retry: DatabaseRetry) -> None:
         self._session = session
+        self._lanes = session.lanes
         self._settings = settings
         self._retry = retry
         self._cursor = session.cursor()
@@ -74,7 +74,6 @@ class Tail:
         self._room = asyncio.Event()
         self._give_way = False
         self._clock_offset = 0.0  # microseconds from our monotonic clock to the database's
-        self.leaving: set[int] = set()
         self.behind: set[int] = set()
         self.sweep_finds = 0
 
@@ -85,7 +84,7 @@ class Tail:
                 self._give_way = False
                 return []
             self._session.wake.clear()
-            if self.leaving.issuperset(self._session.lanes):
+            if not self._lanes.staying:
                 await self._session.leave_doorbell()
                 await self._session.rest(self._settings.poll_interval, listen=True)
                 continue
@@ -116,8 +115,14 @@ class Tail:
         self.forget((row, *followers))
 
     def hold_rows(self, window: list[Row]) -> list[Row]:
-        """Give the rows that may be sent now. Offer them at once: in between another may begin to wait."""
+        """Return the rows that may be sent now; the others are left to the table.
+
+        Offer them at once: in between a key may begin to wait, or a lane to leave.
+        """
         free, held = self._backing_off.hold_rows(window, self._read_at)
+        if leaving := self._lanes.leaving:
+            held = [*held, *(row for row in free if row.lane in leaving)]
+            free = [row for row in free if row.lane not in leaving]
         if held:
             self.forget(held)
         return free
@@ -127,16 +132,11 @@ class Tail:
         return self._backing_off.keys()
 
     def enter(self, lanes: Collection[int]) -> None:
-        """These lanes are new in `session.lanes`: read them from the start."""
+        """Read these lanes from the start: they are new in `session.lanes`."""
         self._backing_off.forget(lanes)
         for lane in lanes:
             self._floors[lane], self._far[lane] = 0, None
         self._more = True
-        self.wake()
-
-    def leave(self, lanes: Iterable[int]) -> None:
-        """Read these lanes no more, until they are gone."""
-        self.leaving.update(lanes)
         self.wake()
 
     def is_clear(self, lane: int) -> bool:
@@ -167,7 +167,7 @@ class Tail:
         return self._clock_offset + time.monotonic() * 1e6
 
     def wake(self) -> None:
-        """Let `next_window` look around: there are new lanes, or `until` is set."""
+        """Let `next_window` look around: lanes have come or leave, or `until` is set."""
         self._room.set()
         self._session.wake.set()
 
@@ -178,7 +178,7 @@ class Tail:
         return large is None or self._window.has_room_for(large)
 
     def _lanes_with_room(self) -> list[int]:
-        return [lane for lane in self._session.lanes if lane not in self.leaving and self._window.has_room(lane)]
+        return [lane for lane in self._lanes.staying if self._window.has_room(lane)]
 
     def _readable(self) -> list[int]:
         """Return the lanes with room: of those that are to be read from far back, the first."""
@@ -205,7 +205,7 @@ class Tail:
         if now >= self._due_at or begins_sweep:  # what is merely due is no find of the sweep
             await self._look_for_due(now)
         if begins_sweep:
-            self._unswept, self._sweep_took = list(self._session.lanes), 0.0
+            self._unswept, self._sweep_took = list(self._lanes.held), 0.0
             self._sweep_at = now + self._settings.sweep_interval
         horizon = self._open.horizon(self._known_until)
         known_until = self._session.written_at
@@ -287,7 +287,7 @@ class Tail:
         back = self._open.note(snapshot, horizon)
         if back is None or back >= reach:
             return None
-        for lane in self._session.lanes:
+        for lane in self._lanes.held:
             self.reread_from(lane, back)
         return back
 
@@ -333,9 +333,9 @@ class Tail:
 
     async def _look_for_due(self, now: float) -> None:
         self._looked_at = now
-        held = array_text(chain.from_iterable(map(self._window.ids, self._session.lanes)))
+        held = array_text(chain.from_iterable(map(self._window.ids, self._lanes.held)))
         async with self._session.use() as connection:
             due = await (await connection.execute(self._due, {"held": held}, prepare=True)).fetchall()
         for lane, first in (*due, *self._backing_off.end(now)):
-            if lane in self._session.lanes:
+            if lane in self._lanes.held:
                 self.reread_from(lane, first - 1)

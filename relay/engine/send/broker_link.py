@@ -72,13 +72,9 @@ class Sender(Protocol):
     @property
     def in_flight(self) -> int: ...
 
-    @property
-    def prober(self) -> Prober | None: ...
-
-    @prober.setter
-    def prober(self, prober: Prober | None) -> None: ...
-
     def attach(self, wire: Wire | None) -> None: ...
+
+    def attach_prober(self, prober: Prober | None) -> None: ...
 
     def settle(self, settled: Settled) -> None: ...
 
@@ -187,7 +183,8 @@ class BrokerLink:
     async def _use_until_lost(self, connection: Connection) -> str | None:
         """Publish through one connection until it is lost, and say why it was; None: it was left for other hosts."""
         self._connection, self._confirmed = connection, False
-        prober = self._publisher.prober = Prober(connection, self._wires.on, self._publisher.settle)
+        prober = Prober(connection, self._wires.on, self._publisher.settle)
+        self._publisher.attach_prober(prober)
         end: BaseException | None = None
         try:
             await self._use(connection)
@@ -198,7 +195,7 @@ class BrokerLink:
             end = error
         finally:
             self._publisher.attach(None)
-            self._publisher.prober = None
+            self._publisher.attach_prober(None)
             await prober.close()
             self._blocked_before += connection.blocked_seconds
             self._connection = None

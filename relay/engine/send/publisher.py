@@ -18,7 +18,7 @@ from relay.engine.send.in_flight_keys import InFlightKeys
 from relay.engine.send.probe import Prober
 from relay.engine.send.resend_timer import ResendTimer
 from relay.engine.send.wire import Wire
-from relay.engine.snapshot import CONFIRM_BOUNDS, DELIVERY_BOUNDS
+from relay.engine.snapshot import CONFIRM_BOUNDS
 from relay.observe.histogram import Histogram
 
 REMEMBERED = 50_000  # rows; a window has far fewer
@@ -90,20 +90,17 @@ class Suspects:
 class Publisher:
     """The rows between the table and the broker: offered by the tail, taken over by the marker when settled.
 
+    Args:
+        may_send: whether their lanes are still ours, as far as we know.
     Attributes:
         in_flight: messages handed to a wire or to the prober and not yet settled.
-        leaving: lanes of which no more rows are taken over (`give_back`).
-        may_send: whether the lanes are still ours, as far as we know.
-        prober: sends what is to go out alone; None while there is no connection.
-        published_total: rows confirmed and marked since the start; the marker counts them.
-        reported: of these, how many the node's row in the table tells.
         failures: attempts since the start that ended without a confirm, by outcome.
-        confirm_times, delivery_times: see `snapshot.NodeSnapshot`; the wire and the marker observe them.
+        confirm_times: see `snapshot.NodeSnapshot`; the wire observes them.
         confirmed, faulty: settled rows, for the marker to take (`take_settled`).
         settled: set when there are some.
     """
 
-    def __init__(self, settings: RelaySettings) -> None:
+    def __init__(self, settings: RelaySettings, *, may_send: Callable[[], bool] = lambda: True) -> None:
         self._by_key = settings.ordering is Ordering.KEY
         self._holding = settings.key_policy is KeyPolicy.HOLD
         self._max_in_flight = settings.max_in_flight
@@ -116,18 +113,15 @@ class Publisher:
         self._redelivered: set[int] = set()
         self._taken: list[Row] = []  # confirmed, and being marked
         self._unmarked = Unmarked()
-        self._turned_away: list[Row] = []  # of lanes that are leaving
         self._stopped = False
         self._suspects = Suspects()
         self._alone: set[int] = set()  # to be sent by the prober
         self._probing: set[int] = set()  # sent by it
         self.in_flight = 0
-        self.leaving: set[int] = set()
-        self.may_send: Callable[[], bool] = lambda: True
-        self.prober: Prober | None = None
-        self.published_total = self.reported = 0
+        self._may_send = may_send
+        self._prober: Prober | None = None
         self.failures: dict[Outcome, int] = {outcome: 0 for outcome in Outcome if outcome is not Outcome.CONFIRMED}
-        self.confirm_times, self.delivery_times = Histogram(CONFIRM_BOUNDS), Histogram(DELIVERY_BOUNDS)
+        self.confirm_times = Histogram(CONFIRM_BOUNDS)
         self.confirmed: list[Row] = []
         self.faulty: list[Fault] = []
         self.settled = asyncio.Event()
@@ -144,8 +138,11 @@ class Publisher:
         Args:
             behind: lanes with a backlog. By key, rows of the others go before theirs: they would wait for thousands.
         """
-        if self._unmarked or self.leaving:
-            rows = self._to_send(rows)
+        if self._unmarked:
+            confirmed, rows = self._unmarked.part(rows)
+            self.confirmed += confirmed
+            if confirmed:
+                self.settled.set()
         if behind and self._by_key:
             rows = list(rows)
             if live := [row for row in rows if row.lane not in behind]:
@@ -166,6 +163,10 @@ class Publisher:
         """Send through this wire from now on; None while there is no connection."""
         self._wire = wire
         self.pump()
+
+    def attach_prober(self, prober: Prober | None) -> None:
+        """Send through it what is to go out alone; None while there is no connection."""
+        self._prober = prober
 
     def settle(self, settled: Settled) -> None:
         """Act on an outcome. The wire calls this."""
@@ -238,14 +239,13 @@ class Publisher:
         return self._given_back(self._in_flight_keys.withdraw(matches, with_followers=with_followers))
 
     def give_back(self, lanes: Collection[int]) -> list[Row]:
-        """Give back the rows of lanes that leave, but for those that are in flight or settled."""
+        """Give up the rows of these lanes and return them, but for those that are in flight or settled."""
 
         def is_leaving(row: Row) -> bool:
             return row.lane in lanes
 
         heads = self.withdraw(is_leaving)
-        rows = [*heads, *self.withdraw_waiting(is_leaving, with_followers=True), *self._turned_away]
-        self._turned_away.clear()
+        rows = [*heads, *self.withdraw_waiting(is_leaving, with_followers=True)]
         if self._by_key:
             for row in heads:
                 self._in_flight_keys.pop(key_of(row), None)
@@ -271,6 +271,10 @@ class Publisher:
             await self.settled.wait()
         return True
 
+    def wake(self) -> None:
+        """Set `settled`: whoever waits for it has something else to do."""
+        self.settled.set()
+
     def stop(self) -> None:
         """Send no more. What is in flight is still settled; the rest stays pending in the table."""
         self._stopped = True
@@ -283,38 +287,23 @@ class Publisher:
         What the broker confirmed is remembered: read again, it is marked without being sent again.
         """
         self.stop()
-        if self.prober is not None:
-            self.prober.give_up()
+        if self._prober is not None:
+            self._prober.give_up()
         while self.in_flight:
             self.settled.clear()
             await self.settled.wait()
         self._unmarked.remember((*self._taken, *self.confirmed))
         self.take_settled()
         self._forget_unsent()
-        self.leaving.clear()
         self._in_flight_keys.clear()
         self._suspects.clear()
         self._nacks.clear()
         self._stopped = False
 
-    def _to_send(self, rows: Iterable[Row]) -> Iterable[Row]:
-        """Take out what is confirmed already, and what is not ours for much longer."""
-        if self.leaving:
-            rows = list(rows)
-            self._turned_away += [row for row in rows if row.lane in self.leaving]
-            rows = [row for row in rows if row.lane not in self.leaving]
-        if self._unmarked:
-            confirmed, rows = self._unmarked.part(rows)
-            self.confirmed += confirmed
-            if confirmed:
-                self.settled.set()
-        return rows
-
     def _forget_unsent(self) -> None:
         self._ready.clear()
         self._resends.clear()
         self._alone.clear()
-        self._turned_away.clear()
 
     def _confirm(self, rows: Iterable[Row]) -> None:
         in_flight_keys, ready = self._in_flight_keys, self._ready
@@ -337,12 +326,12 @@ class Publisher:
         self.pump()
 
     def pump(self) -> None:
-        """Send what there is room for; call it when `may_send` is true again."""
+        """Send what there is room for; call it when the lanes are known to be ours again."""
         wire, ready = self._wire, self._ready
-        if wire is None or not ready or self._stopped or not self.may_send():
+        if wire is None or not ready or self._stopped or not self._may_send():
             return
-        if self._alone and self.prober is not None:
-            self._probe(self.prober)
+        if self._alone and self._prober is not None:
+            self._probe(self._prober)
         limit = 1 if self._suspects else self._max_in_flight
         if monotonic() < self._live_until:
             limit = max(1, limit // LIVE_PART)

@@ -6,7 +6,7 @@ node that lost the session can neither read nor mark another row.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
@@ -144,17 +144,47 @@ def _timeouts(connection: AsyncConnection, database: DatabaseSettings) -> dict[s
     return {"names": list(own), "values": list(own.values())}
 
 
+class HeldLanes:
+    """The lanes that a session holds. `nodes.Lanes` takes them and gives them up; all others only read.
+
+    Attributes:
+        held: all of them, ascending.
+        leaving: those that are to be given up: none of their rows is read or sent any more.
+        staying: the others.
+    """
+
+    def __init__(self) -> None:
+        self.held: Sequence[int] = []
+        self.leaving: Sequence[int] = []
+        self.staying: Sequence[int] = []
+
+    def take(self, lanes: Iterable[int]) -> None:
+        """Note that these are locked now."""
+        self._set({*self.held, *lanes}, {*self.leaving})
+
+    def leave(self, lanes: Iterable[int]) -> None:
+        """Begin to give these up."""
+        self._set({*self.held}, {*self.leaving, *lanes})
+
+    def release(self, lanes: Iterable[int]) -> None:
+        """Note that these are held no more."""
+        gone = set(lanes)
+        self._set({*self.held} - gone, {*self.leaving} - gone)
+
+    def _set(self, held: set[int], leaving: set[int]) -> None:
+        self.held, self.leaving, self.staying = sorted(held), sorted(leaving), sorted(held - leaving)
+
+
 class LaneSession:
     """A connection and the lanes that it holds; `async with` closes it, which hands the lanes over.
 
     Attributes:
         host: the server that it is on.
         ended_by: why the server has ended it, where a statement does not fail with that.
-        lanes: the lanes held, ascending (`lanes.Lanes` takes and gives them up).
+        lanes: the lanes held.
         nodes_channel: where nodes notify each other that one has come or gone, or has given up lanes.
         wake: set when someone rings or wants the session; ends `rest`.
         nodes_changed: set when another node has notified.
-        on_routes_changed: called when an operator has changed a route in quarantine.
         written_at: when our last committed change began (monotonic). Its transaction id is above all that were given
             before, so from then on every snapshot names those that still run: a snapshot does not know of running
             transactions above the last one that has ended.
@@ -162,12 +192,12 @@ class LaneSession:
 
     def __init__(self, connection: Connection, database: DatabaseSettings) -> None:
         self.host = Host(connection.info.host, connection.info.port)
-        self.lanes: list[int] = []
+        self.lanes = HeldLanes()
         self.schema = database.schema_name
         self.nodes_channel = nodes_channel(self.schema)
         self.wake = asyncio.Event()
         self.nodes_changed = asyncio.Event()
-        self.on_routes_changed: Callable[[], None] = lambda: None
+        self._routes_changed: Callable[[], None] = lambda: None
         self._answered_at = time.monotonic()
         self.written_at = 0.0
         self._connection = connection
@@ -214,15 +244,19 @@ class LaneSession:
         if channel != self.nodes_channel:
             self.wake.set()
         elif payload == ROUTES_CHANGED:
-            self.on_routes_changed()
+            self._routes_changed()
         elif pid != self.pid:
             self.nodes_changed.set()
 
     def _stir(self) -> None:
         """Something has come while we rest. Whoever is woken runs a statement, which reads it."""
         self.wake.set()
-        if not self.lanes:  # then the tail runs none
+        if not self.lanes.held:  # then the tail runs none
             self.nodes_changed.set()
+
+    def on_routes_changed(self, call: Callable[[], None]) -> None:
+        """Call this whenever an operator has changed a route in quarantine."""
+        self._routes_changed = call
 
     def unplug(self) -> None:
         """End the session at once, whatever is waited for on it: it fails as on a lost connection."""
@@ -294,10 +328,14 @@ class LaneSession:
         started = time.monotonic()
         async with self.use() as connection:
             yield connection
-        self.written_at = started
+        self.note_written(started)
+
+    def note_written(self, began: float) -> None:
+        """Note that a statement that began at that moment (monotonic) has changed some row."""
+        self.written_at = began
 
     def answered_for(self) -> float:
-        """Seconds since the last statement that was answered began: then the locks were ours."""
+        """Return the seconds since the last statement that was answered began: then the locks were ours."""
         return time.monotonic() - self._answered_at
 
     async def rest(self, seconds: float, *, listen: bool) -> None:

@@ -19,6 +19,7 @@ from relay.engine.session.database_retry import DatabaseRetry, retried
 from relay.engine.session.session import LaneSession, places
 from relay.engine.settle.parked_keys import ParkedKeys
 from relay.engine.settle.quarantine import Quarantine
+from relay.engine.snapshot import Delivered
 from relay.logger import get_logger
 
 log = get_logger(__name__)
@@ -73,6 +74,7 @@ class Marker:
         held: ParkedKeys | None,
         quarantine: Quarantine,
         *,
+        delivered: Delivered,
         retry: DatabaseRetry,
         settings: RelaySettings,
     ) -> None:
@@ -81,6 +83,7 @@ class Marker:
         self._publisher = publisher
         self._held = held
         self._quarantine = quarantine
+        self._delivered = delivered
         self._retry = retry
         self._settings = settings
         self._mark_sent = mark_statement(session)
@@ -115,7 +118,7 @@ class Marker:
         if marked != len(rows):
             # Somebody else parked, discarded or deleted them meanwhile; they were sent all the same.
             log.warning("mark.missed", rows=len(rows), marked=marked)
-        self._publisher.published_total += marked
+        self._delivered.add(marked)
         self._tail.forget(rows)
         self._quarantine.note_sent(rows)
         self._note_times(rows)
@@ -126,7 +129,7 @@ class Marker:
         step = -(-len(rows) // TIMED_ROWS)
         for start in range(0, len(rows), step):
             seconds = max(0.0, now - rows[start].created_at) / 1e6
-            self._publisher.delivery_times.observe(seconds, min(step, len(rows) - start))
+            self._delivered.times.observe(seconds, min(step, len(rows) - start))
 
     @retried
     async def _write_sent(self, parameters: dict[str, str]) -> int:
@@ -134,7 +137,7 @@ class Marker:
         async with self._session.use() as connection:
             marked = (await connection.execute(self._mark_sent, parameters, prepare=True)).rowcount
         if marked:  # else it had no transaction id: see LaneSession.write
-            self._session.written_at = began
+            self._session.note_written(began)
         return marked
 
     async def _fault(self, fault: Fault) -> None:

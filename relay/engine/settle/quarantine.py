@@ -69,7 +69,7 @@ class Quarantine:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._load_at = 0.0  # loop time
-        session.on_routes_changed = self._load_soon
+        session.on_routes_changed(self._load_soon)
         # Rows on their way in must not meet rows of their key on their way out; nor is anything offered meanwhile.
         self._turn = asyncio.Lock()
 
@@ -142,7 +142,7 @@ class Quarantine:
         followers = [row for row in waiting if not is_bound_there(row)]
         for row in heads:
             followers += publisher.remove_followers(row)
-        publisher.offer(await self._keep_followers_back(followers))
+        publisher.offer(self._tail.hold_rows(await self._keep_followers_back(followers)))
 
     async def put_back(self, row: Row) -> bool:
         """Let a probe that failed on its own account wait again; tell whether it was one.
@@ -196,7 +196,7 @@ class Quarantine:
         if due:
             async with self._turn:
                 for address, route in due[:ROUTES_AT_A_TIME]:
-                    if not self._session.lanes:
+                    if not self._session.lanes.held:
                         self._schedule(route)
                     elif route.works:
                         await self._let_go(address, route)

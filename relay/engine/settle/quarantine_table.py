@@ -191,7 +191,7 @@ class QuarantineTable:
         return gone, is_last
 
     def _lanes(self) -> str:
-        return array_text(self._session.lanes)
+        return array_text(self._session.lanes.held)
 
 
 def names(address: Address) -> dict[str, str]:
