@@ -11,8 +11,9 @@ import psycopg
 from pydantic import SecretStr
 
 from relay.backoff import backoff, unless_set, wait_for_event
-from relay.config.settings import KeyPolicy, Ordering, Settings
+from relay.config.settings import Settings
 from relay.database import Host, kind_of_loss, one_line
+from relay.engine.delivery_policy import DeliveryPolicy
 from relay.engine.health import Health
 from relay.engine.loop import forward
 from relay.engine.nodes.lanes import Lanes
@@ -132,7 +133,8 @@ class Node:
         for part in ("database", "broker"):
             self._health.expect(part, "not connected yet")
         self._health.expect("lanes", NO_LANES)
-        self._publisher = Publisher(settings.relay, may_send=self._holds_its_lanes)
+        self._policy = DeliveryPolicy.of(settings.relay.ordering, settings.relay.key_policy)
+        self._publisher = Publisher(self._policy, settings.relay.max_in_flight, may_send=self._holds_its_lanes)
         self._delivered = Delivered()
         self._broker_link = BrokerLink(
             settings,
@@ -275,25 +277,24 @@ class Node:
         settings = self._settings.relay
         self._sweep_finds += self._tail.sweep_finds if self._tail else 0
         retry = DatabaseRetry(session, self._health, drain=self.drain)
-        tail = self._tail = Tail(session, settings, retry)
-        holding = settings.key_policy is KeyPolicy.HOLD and settings.ordering is not Ordering.NONE
+        tail = self._tail = Tail(session, settings, self._policy, retry)
         held = ParkedKeys(session, tail, retry)
         router = Router.of(self._settings)
-        quarantine = Quarantine(session, tail, self._publisher, router, retry=retry, holding=holding)
-        behind = held if holding else None
+        quarantine = Quarantine(session, tail, self._publisher, router, self._policy, retry=retry)
         marker = Marker(
             session,
             tail,
             self._publisher,
-            behind,
+            held,
             quarantine,
+            policy=self._policy,
             delivered=self._delivered,
             retry=retry,
             settings=settings,
         )
 
         async def learn() -> None:
-            if holding:
+            if self._policy.put_away_holds_key:
                 await held.load()
             await quarantine.load()
 

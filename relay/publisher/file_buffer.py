@@ -16,6 +16,7 @@ from pathlib import Path
 
 from relay.backoff import backoff, wait_for_event
 from relay.config.settings import KeyPolicy, Ordering, RelaySettings
+from relay.engine.delivery_policy import DeliveryPolicy
 from relay.engine.row import Fault
 from relay.engine.send.publisher import Publisher
 from relay.errors import BufferFileError, NotAcceptedError
@@ -42,8 +43,8 @@ class FileBuffer:
 
     def __init__(self, path: Path, settings: RelaySettings) -> None:
         self._file = File(path)
-        self._settings = settings.model_copy(update={"ordering": Ordering.KEY, "key_policy": KeyPolicy.HOLD})
-        self.publisher = Publisher(self._settings)
+        self._settings = settings
+        self.publisher = Publisher(DeliveryPolicy.of(Ordering.KEY, KeyPolicy.HOLD), settings.max_in_flight)
         self._read: dict[int, Stored] = {}  # under way, by the row's id
         self._after = 0  # up to this position was read what may go
         self._confirmed: list[Stored] = []  # and not yet deleted

@@ -19,7 +19,7 @@ from relay.engine.read.tail import Tail
 from relay.engine.row import Outcome, Settled
 from relay.engine.send.publisher import Publisher
 from relay.engine.session.session import LaneSession
-from tests.engine.follower import Follow, Follower, unhurried
+from tests.engine.follower import IN_ORDER, Follow, Follower, unhurried
 from tests.support.depth import depth
 from tests.support.eventually import eventually
 from tests.support.queues import declare_bound
@@ -192,7 +192,7 @@ async def follow(database: DatabaseSettings) -> AsyncIterator[Follow]:
         followers: list[tuple[Follower, asyncio.Task[None]]] = []
 
         async def start(**settings: float) -> Follower:
-            follower = Follower(Tail(session, RelaySettings(**{**NO_SWEEP, **settings}), unhurried(session)))
+            follower = Follower(Tail(session, RelaySettings(**{**NO_SWEEP, **settings}), IN_ORDER, unhurried(session)))
             followers.append((follower, asyncio.create_task(follower.run())))
             followers.append((follower, asyncio.create_task(follower.write(session))))
             return follower

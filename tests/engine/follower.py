@@ -5,6 +5,8 @@ from typing import Protocol
 
 import psycopg
 
+from relay.config.settings import KeyPolicy, Ordering
+from relay.engine.delivery_policy import DeliveryPolicy
 from relay.engine.health import Health
 from relay.engine.read.tail import Tail
 from relay.engine.row import Row
@@ -16,6 +18,9 @@ INSERT = (
     "INSERT INTO outbox.message (aggregate_type, aggregate_id, event_type, payload)"
     " VALUES ('customer', %s, 'InvoiceIssued', '{}') RETURNING id"
 )
+
+
+IN_ORDER = DeliveryPolicy.of(Ordering.KEY, KeyPolicy.HOLD)  # as by default
 
 
 def unhurried(session: LaneSession) -> DatabaseRetry:

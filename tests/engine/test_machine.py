@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from psycopg.errors import LockNotAvailable
 
 from relay.config.settings import KeyPolicy, RelaySettings
+from relay.engine.delivery_policy import DeliveryPolicy
 from relay.engine.read import open_transactions as running
 from relay.engine.read import tail
 from relay.engine.read.tail import Tail
@@ -74,6 +75,7 @@ class Relaying(RuleBasedStateMachine):
             sweep_interval=5.0,
             node="model",
         )
+        self.policy = DeliveryPolicy.of(self.settings.ordering, policy)
         self.wire = Recorder()
         self.seen = 0  # of wire.sent
         self.first_sent: set[int] = set()
@@ -82,14 +84,14 @@ class Relaying(RuleBasedStateMachine):
         self.loop.do(self._connect())
 
     async def _connect(self) -> None:
-        self.publisher = Publisher(self.settings)
+        self.publisher = Publisher(self.policy, self.settings.max_in_flight)
         self.publisher.attach(self.wire)
         await self._open_session()
 
     async def _open_session(self) -> None:
         self.session = WorldSession(self.world)
         session = cast("LaneSession", self.session)
-        self.tail = Tail(session, self.settings, unhurried(session))
+        self.tail = Tail(session, self.settings, self.policy, unhurried(session))
 
     def teardown(self) -> None:
         if not hasattr(self, "loop"):

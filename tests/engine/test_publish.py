@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relay.config.settings import KeyPolicy, Ordering, RelaySettings
+from relay.config.settings import KeyPolicy, Ordering
+from relay.engine.delivery_policy import DeliveryPolicy
 from relay.engine.row import Outcome, Row, Settled
 from relay.engine.send.publisher import Publisher
 from tests.engine.test_frames import ROW
@@ -54,8 +55,10 @@ def rows(keys: Sequence[int | None]) -> list[Row]:
     ]
 
 
-def attached(**relay: object) -> tuple[Publisher, Recorder]:
-    publisher, wire = Publisher(RelaySettings.model_validate(relay)), Recorder()
+def attached(
+    *, ordering: Ordering = Ordering.KEY, key_policy: KeyPolicy = KeyPolicy.HOLD, max_in_flight: int = 800
+) -> tuple[Publisher, Recorder]:
+    publisher, wire = Publisher(DeliveryPolicy.of(ordering, key_policy), max_in_flight), Recorder()
     publisher.attach(wire)
     return publisher, wire
 

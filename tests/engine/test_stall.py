@@ -11,6 +11,7 @@ from relay.engine.row import Outcome, Settled
 from relay.engine.send.publisher import Publisher
 from relay.engine.session.session import LaneSession
 from relay.engine.snapshot import Delivered
+from tests.engine.follower import IN_ORDER
 from tests.engine.test_publish import Recorder, rows
 
 HOUR = 3600
@@ -21,7 +22,7 @@ class Watched:
 
     def __init__(self) -> None:
         settings = RelaySettings(stall_after=5, heartbeat_interval=1)
-        self.publisher, self.wire, self.health = Publisher(settings), Recorder(), Health()
+        self.publisher, self.wire, self.health = Publisher(IN_ORDER, settings.max_in_flight), Recorder(), Health()
         self.publisher.attach(self.wire)
         self.delivered = Delivered()
         self.session: LaneSession | None = None

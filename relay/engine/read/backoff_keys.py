@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from operator import itemgetter
 
+from relay.engine.delivery_policy import DeliveryPolicy
 from relay.engine.row import Key, Row
 
 wait_of = itemgetter(Row._fields.index("backoff_ms"))
@@ -24,19 +25,15 @@ class Wait:
 
 
 class BackingOff:
-    """The keys that wait, and what is read of them meanwhile.
+    """The keys that wait, and what is read of them meanwhile; a row that holds no key waits alone."""
 
-    Args:
-        holding: whether a row that backs off holds its key; else it waits alone.
-    """
-
-    def __init__(self, *, holding: bool) -> None:
-        self._holding = holding
+    def __init__(self, policy: DeliveryPolicy) -> None:
+        self._policy = policy
         self._waits: dict[Key | None, Wait] = {}  # never of None, which asks for no order
 
     def add(self, row: Row, until: float, followers: Iterable[Row] = ()) -> None:
         """This row backs off; those that were to be sent behind it have lower ids when they came to light late."""
-        if self._holding and row.key is not None:
+        if self._policy.backoff_holds_key and row.key is not None:
             self._waits[row.key] = Wait(row.lane, min(each.id for each in (row, *followers)), until)
 
     def holds(self, row: Row) -> bool:

@@ -16,7 +16,8 @@ from collections.abc import Collection, Iterable
 from itertools import chain, groupby
 from operator import itemgetter
 
-from relay.config.settings import KeyPolicy, Ordering, RelaySettings
+from relay.config.settings import RelaySettings
+from relay.engine.delivery_policy import DeliveryPolicy
 from relay.engine.read.backoff_keys import BackingOff
 from relay.engine.read.open_transactions import OpenTransactions
 from relay.engine.read.pending import DUE, read_statement
@@ -40,7 +41,9 @@ class Tail:
         sweep_finds: rows that no rule foresaw, and that only a sweep has found.
     """
 
-    def __init__(self, session: LaneSession, settings: RelaySettings, retry: DatabaseRetry) -> None:
+    def __init__(
+        self, session: LaneSession, settings: RelaySettings, policy: DeliveryPolicy, retry: DatabaseRetry
+    ) -> None:
         self._session = session
         self._lanes = session.lanes
         self._settings = settings
@@ -58,8 +61,7 @@ class Tail:
         self._sweeping: int | None = None  # the one that the last read has swept
         self._sweep_took = 0.0  # seconds, so far
         self._open = OpenTransactions()
-        holding = settings.ordering is Ordering.KEY and settings.key_policy is KeyPolicy.HOLD
-        self._backing_off = BackingOff(holding=holding)
+        self._backing_off = BackingOff(policy)
         self._read_at = 0.0  # just before the last read
         self._known_until = 0.0  # who had a transaction id by then was named by the last read's snapshot, if running
         self._row_at = 0.0

@@ -12,7 +12,7 @@ from time import monotonic
 from typing import assert_never
 
 from relay.backoff import backoff
-from relay.config.settings import KeyPolicy, Ordering, RelaySettings
+from relay.engine.delivery_policy import DeliveryPolicy
 from relay.engine.row import Fault, Outcome, Row, Settled, key_of
 from relay.engine.send.in_flight_keys import InFlightKeys
 from relay.engine.send.probe import Prober
@@ -91,6 +91,7 @@ class Publisher:
     """The rows between the table and the broker: offered by the tail, taken over by the marker when settled.
 
     Args:
+        max_in_flight: messages that may wait for their confirms.
         may_send: whether their lanes are still ours, as far as we know.
     Attributes:
         in_flight: messages handed to a wire or to the prober and not yet settled.
@@ -100,10 +101,12 @@ class Publisher:
         settled: set when there are some.
     """
 
-    def __init__(self, settings: RelaySettings, *, may_send: Callable[[], bool] = lambda: True) -> None:
-        self._by_key = settings.ordering is Ordering.KEY
-        self._holding = settings.key_policy is KeyPolicy.HOLD
-        self._max_in_flight = settings.max_in_flight
+    def __init__(
+        self, policy: DeliveryPolicy, max_in_flight: int, *, may_send: Callable[[], bool] = lambda: True
+    ) -> None:
+        self._policy = policy
+        self._by_key = policy.one_at_a_time
+        self._max_in_flight = max_in_flight
         self._wire: Wire | None = None
         self._ready: deque[Row] = deque()
         self._in_flight_keys = InFlightKeys()
@@ -209,8 +212,8 @@ class Publisher:
         return self._taken, faulty
 
     def put_off(self, row: Row) -> list[Row]:
-        """A faulty row comes again later: give the rows behind it, which come with it; under `skip` its key goes on."""
-        if self._holding:
+        """Return the rows behind a faulty row that comes again later; they come with it, or its key goes on."""
+        if self._policy.backoff_holds_key:
             return self.remove_followers(row)
         self.release_key(row)
         return []

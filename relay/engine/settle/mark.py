@@ -12,6 +12,7 @@ from psycopg.sql import SQL
 
 from relay.backoff import backoff
 from relay.config.settings import RelaySettings
+from relay.engine.delivery_policy import DeliveryPolicy
 from relay.engine.read.tail import Tail
 from relay.engine.row import FOR_GOOD, OF_ROUTE, Fault, Row
 from relay.engine.send.publisher import Publisher
@@ -71,9 +72,10 @@ class Marker:
         session: LaneSession,
         tail: Tail,
         publisher: Publisher,
-        held: ParkedKeys | None,
+        held: ParkedKeys,
         quarantine: Quarantine,
         *,
+        policy: DeliveryPolicy,
         delivered: Delivered,
         retry: DatabaseRetry,
         settings: RelaySettings,
@@ -83,6 +85,7 @@ class Marker:
         self._publisher = publisher
         self._held = held
         self._quarantine = quarantine
+        self._policy = policy
         self._delivered = delivered
         self._retry = retry
         self._settings = settings
@@ -165,7 +168,7 @@ class Marker:
         log.error("message.parked", id=row.id, attempts=row.attempts, reason=reason)
         self._tail.forget((row,))
         self._quarantine.end_probe(row)
-        if row.key is None or self._held is None:
+        if row.key is None or not self._policy.put_away_holds_key:
             self._publisher.release_key(row)
         else:
             followers = self._publisher.remove_followers(row)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from relay.backoff import backoff
+from relay.engine.delivery_policy import DeliveryPolicy
 from relay.engine.read.tail import Tail
 from relay.engine.row import Fault, Row
 from relay.engine.send.publisher import Publisher
@@ -43,11 +44,7 @@ class QuarantinedRoute:
 
 
 class Quarantine:
-    """The routes in quarantine and the way in and out, for the lanes of one session.
-
-    Args:
-        holding: whether later rows of a waiting row's key wait, too.
-    """
+    """The routes in quarantine and the way in and out, for the lanes of one session."""
 
     def __init__(
         self,
@@ -55,16 +52,16 @@ class Quarantine:
         tail: Tail,
         publisher: Publisher,
         router: Router,
+        policy: DeliveryPolicy,
         *,
         retry: DatabaseRetry,
-        holding: bool,
     ) -> None:
         self._session = session
         self._table = QuarantineTable(session, retry)
         self._tail = tail
         self._publisher = publisher
         self._router = router
-        self._holding = holding
+        self._holding = policy.put_away_holds_key
         self._routes: dict[Address, QuarantinedRoute] = {}
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
