@@ -18,8 +18,7 @@ from psycopg.errors import LockNotAvailable
 
 from relay.config.settings import KeyPolicy, RelaySettings
 from relay.engine.delivery_policy import DeliveryPolicy
-from relay.engine.read import open_transactions as running
-from relay.engine.read import tail
+from relay.engine.read import open_transactions, positions, tail
 from relay.engine.read.tail import Tail
 from relay.engine.row import Key, Outcome, Row, Settled
 from relay.engine.send.publisher import Publisher
@@ -64,7 +63,11 @@ class Relaying(RuleBasedStateMachine):
         self.loop = SteppedLoop(self.world)
         clock = SimpleNamespace(monotonic=self.loop.time)
         # Small ones, so that transactions grow old, and lanes fall far back, within a few rows.
-        self.patches = patch.multiple(tail, time=clock, FAR=3), patch.object(running, "NEAR", 2)
+        self.patches = (
+            patch.multiple(tail, time=clock),
+            patch.object(positions, "FAR", 3),
+            patch.object(open_transactions, "NEAR", 2),
+        )
         for each in self.patches:
             each.start()
         self.settings = RelaySettings(
@@ -136,7 +139,7 @@ class Relaying(RuleBasedStateMachine):
 
     @rule()
     def read(self) -> None:
-        if not self.tail._has_room():
+        if not self.tail._positions.has_room():
             return
         self.world.clock += BETWEEN
         window = self.loop.do(self.tail._next_rows())
@@ -150,7 +153,7 @@ class Relaying(RuleBasedStateMachine):
         """One ends before a read and one just after it: before the next, if the first makes the tail go back."""
         self.world.commit(self._running(which))
         later = self._running(other)
-        if self.tail._has_room():
+        if self.tail._positions.has_room():
             self.session.after_read = lambda: self.world.commit(later)
             self.read()
 
