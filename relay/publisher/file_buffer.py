@@ -124,7 +124,7 @@ class FileBuffer:
         stored = self._read[fault.row.id]
         wait = backoff(stored.attempts + 1, self._settings.backoff_initial, self._settings.backoff_max)
         await self._file.hold(stored, wait, fault.reason)
-        for row in (fault.row, *self.publisher.remove_followers(fault.row)):
+        for row in (fault.row, *self.publisher.queue.remove_followers(fault.row)):
             del self._read[row.id]
         if stored.position not in self._refused:
             log.error("message.held", message_id=fault.row.message_id.decode(), reason=fault.reason)
@@ -143,7 +143,7 @@ class FileBuffer:
         fresh = [stored for stored in (*due, *new) if stored.position not in under_way]
         self._read |= {stored.row.id: stored for stored in fresh}
         for stored in due:
-            self.publisher.send_alone(stored.row.id)
+            self.publisher.queue.send_alone(stored.row.id)
         self.publisher.offer([stored.row for stored in fresh])
         if new:
             self._after = new[-1].position

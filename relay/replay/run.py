@@ -213,7 +213,7 @@ class Replay:
             for row, reason, _ in faulty:
                 log.warning("replay.row_failed", replay=self._job.id, id=row.id, reason=reason)
                 self._ledger.fail(row, reason)
-                self._publisher.release_key(row)
+                self._publisher.queue.release_key(row)
                 self._refused, self._reason = self._refused + 1, reason
             if self._refused >= MOST_FAILURES:
                 self.stop()

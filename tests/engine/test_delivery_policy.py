@@ -72,7 +72,7 @@ async def test_a_row_that_backs_off_takes_its_followers_along_and_keeps_the_next
     publisher.settle(Settled((first,), Outcome.REFUSED, "because"))
     waits = BackingOff(DeliveryPolicy.of(ordering, key_policy))
 
-    followers = publisher.put_off(first)
+    followers = publisher.queue.put_off(first)
     waits.add(first, 10.0, followers)
     free, _ = waits.hold_rows([third], 0.0)
 

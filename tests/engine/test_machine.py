@@ -199,15 +199,15 @@ class Relaying(RuleBasedStateMachine):
             written.attempts += 1
             if written.attempts < MAX_ATTEMPTS:
                 written.due = self.world.clock + 0.5
-                self.tail.back_off(row, written.due, self.publisher.put_off(row))
+                self.tail.back_off(row, written.due, self.publisher.queue.put_off(row))
                 continue
             assert reason == "because"
             self._park([row])
             if self.settings.key_policy is KeyPolicy.HOLD:
                 self.held.add(row.key)
-                self._park(self.publisher.remove_followers(row))
+                self._park(self.publisher.queue.remove_followers(row))
             else:
-                self.publisher.release_key(row)
+                self.publisher.queue.release_key(row)
 
     @rule()
     def lose_the_session(self) -> None:

@@ -91,7 +91,7 @@ async def test_a_row_that_backs_off_for_a_fault_of_its_own_is_none() -> None:
     watched.publisher.offer([faulty, follower])
     watched.settle(Outcome.REFUSED)
     watched.publisher.take_settled()
-    assert watched.publisher.put_off(faulty) == [follower]
+    assert watched.publisher.queue.put_off(faulty) == [follower]
 
     assert watched.passes(60) == "ok"
 

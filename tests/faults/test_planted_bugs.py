@@ -59,9 +59,9 @@ def send_behind_a_nack(patch: pytest.MonkeyPatch) -> None:
     def settle_and_release(self: Publisher, settled: Settled) -> None:
         if settled.outcome is Outcome.NACKED:
             for row in settled.rows:
-                waiting = self._in_flight_keys.get(row.key) if row.key else None
+                waiting = self.queue._in_flight_keys.get(row.key) if row.key else None
                 if waiting:
-                    self._ready.extend(waiting)
+                    self.queue.ready.extend(waiting)
                     waiting.clear()
         settle(self, settled)
 

@@ -154,7 +154,7 @@ class Marker:
         seconds = backoff(row.attempts, self._settings.backoff_initial, self._settings.backoff_max)
         until = await self._write_postponed(row, reason, seconds)
         log.warning("message.postponed", id=row.id, attempts=row.attempts, seconds=round(seconds, 2), reason=reason)
-        self._tail.back_off(row, until, self._publisher.put_off(row))
+        self._tail.back_off(row, until, self._publisher.queue.put_off(row))
 
     @retried
     async def _write_postponed(self, row: Row, reason: str, seconds: float) -> float:
@@ -169,9 +169,9 @@ class Marker:
         self._tail.forget((row,))
         self._quarantine.end_probe(row)
         if row.key is None or not self._policy.put_away_holds_key:
-            self._publisher.release_key(row)
+            self._publisher.queue.release_key(row)
         else:
-            followers = self._publisher.remove_followers(row)
+            followers = self._publisher.queue.remove_followers(row)
             self._held.add(row.key)
             await self._held.park_behind(followers)
 

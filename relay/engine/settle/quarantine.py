@@ -105,7 +105,7 @@ class Quarantine:
             if route is None or route.works:
                 free.append(row)
             elif route.probe == (row.lane, row.id):
-                self._publisher.send_alone(row.id)
+                self._publisher.queue.send_alone(row.id)
                 free.append(row)
             else:
                 by_address.setdefault(address, []).append(row)
@@ -123,23 +123,23 @@ class Quarantine:
                 await self._take(address, [fault.row for fault in own], own[0].reason)
 
     async def _take(self, address: Address, returned: Sequence[Row], reason: str) -> None:
-        publisher = self._publisher
+        queue = self._publisher.queue
 
         def is_bound_there(row: Row) -> bool:
             return self._router.address(row) == address
 
-        waiting = publisher.withdraw_waiting(is_bound_there, with_followers=self._holding)
-        heads = [*returned, *publisher.withdraw(is_bound_there)]
+        withdrawn = queue.withdraw(is_bound_there)
+        heads, waiting = [*returned, *withdrawn.heads], withdrawn.waiting
         await self._set_aside(address, [*heads, *filter(is_bound_there, waiting)], reason)
         if not self._holding:
             for row in heads:
-                publisher.release_key(row)
+                queue.release_key(row)
             return
         # From now on whoever asks for the key of one of these rows finds it waiting in the table.
         followers = [row for row in waiting if not is_bound_there(row)]
         for row in heads:
-            followers += publisher.remove_followers(row)
-        publisher.offer(self._tail.hold_rows(await self._keep_followers_back(followers)))
+            followers += queue.remove_followers(row)
+        self._publisher.offer(self._tail.hold_rows(await self._keep_followers_back(followers)))
 
     async def put_back(self, row: Row) -> bool:
         """Let a probe that failed on its own account wait again; tell whether it was one.
