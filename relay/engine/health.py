@@ -1,6 +1,7 @@
 """What keeps this node from delivering, in words for the operator."""
 
 import time
+from enum import StrEnum
 
 from relay.connection_refusals import ConnectionRefusals
 from relay.logger import get_logger
@@ -12,6 +13,14 @@ TOLD_REASONS = 20  # remembered a part: a reason with a changing number in it mu
 
 # Some messages wait there while the others go out: a reason to look, none to take the node for unable.
 PARTIAL = frozenset({"queues", "routes"})
+
+
+class HealthState(StrEnum):
+    """How a node is, in one word."""
+
+    OK = "ok"
+    DEGRADED = "degraded"  # a part does not work
+    STALLED = "stalled"  # messages wait and none settles
 
 
 class Health:
@@ -86,8 +95,10 @@ class Health:
         return bool(self._stalled)
 
     @property
-    def state(self) -> str:
-        return "stalled" if self._stalled else "degraded" if self._reasons else "ok"
+    def state(self) -> HealthState:
+        if self._stalled:
+            return HealthState.STALLED
+        return HealthState.DEGRADED if self._reasons else HealthState.OK
 
     @property
     def reasons(self) -> list[str]:

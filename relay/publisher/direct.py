@@ -5,7 +5,7 @@ from collections.abc import Callable
 from itertools import takewhile
 from math import inf
 
-from relay.engine.health import Health
+from relay.engine.health import Health, HealthState
 from relay.engine.row import Outcome, Row, Settled
 from relay.engine.send.probe import Prober
 from relay.engine.send.publisher import Publisher
@@ -43,7 +43,7 @@ class Direct:
     @property
     def is_open(self) -> bool:
         """Tell whether the broker takes what it is given, as far as we know."""
-        return self._wire is not None and self._health.state == "ok"
+        return self._wire is not None and self._health.state is HealthState.OK
 
     @property
     def in_flight(self) -> int:

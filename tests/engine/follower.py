@@ -53,7 +53,7 @@ class Follower:
             await asyncio.sleep(0.3)
 
     async def run(self) -> None:
-        while (window := await self.tail.next_window(until=self.drain)) is not None:
+        async for window in self.tail.windows(until=self.drain):
             self.rows.extend(window)
             self.ids.extend(row.id for row in window)
             self.windows.append(len(window))

@@ -5,7 +5,7 @@
 
 import asyncio
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import AsyncIterator, Collection, Iterable
 
 from relay.config.settings import RelaySettings
 from relay.engine.delivery_policy import DeliveryPolicy
@@ -56,12 +56,13 @@ class Tail:
         """The lanes of which the last window has not all that there was, or only the rest of a backlog."""
         return self._positions.behind
 
-    async def next_window(self, *, until: asyncio.Event) -> list[Row] | None:
-        """Wait for pending rows and give them, by lane and id; none after `interrupt`; None when `until` is set."""
+    async def windows(self, *, until: asyncio.Event) -> AsyncIterator[list[Row]]:
+        """Yield pending rows by lane and id as they come, until `until` is set; an empty window after `interrupt`."""
         while not until.is_set():
             if self._give_way:
                 self._give_way = False
-                return []
+                yield []
+                continue
             self._session.wake.clear()
             if not self._lanes.staying:
                 await self._session.leave_doorbell()
@@ -77,9 +78,9 @@ class Tail:
             if rows:
                 self._row_at = time.monotonic()
                 await self._session.hold_doorbell(hold=False)
-                return rows
-            await self._rest()
-        return None
+                yield rows
+            else:
+                await self._rest()
 
     def forget(self, rows: Iterable[Row]) -> None:
         """Let rows go that are settled in the table, or left to it."""
@@ -125,7 +126,7 @@ class Tail:
         self._positions.reread_from(lane, before)
 
     def interrupt(self) -> None:
-        """Let `next_window` return soon, also without rows: something is to be done between two windows."""
+        """Let `windows` yield soon, also without rows: something is to be done between two windows."""
         self._give_way = True
         self.wake()
 
@@ -138,7 +139,7 @@ class Tail:
         return self._clock_offset + time.monotonic() * 1e6
 
     def wake(self) -> None:
-        """Let `next_window` look around: lanes have come or leave, or `until` is set."""
+        """Let `windows` look around: lanes have come or leave, or `until` is set."""
         self._room.set()
         self._session.wake.set()
 

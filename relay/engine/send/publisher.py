@@ -6,7 +6,7 @@ from time import monotonic
 from typing import assert_never
 
 from relay.engine.delivery_policy import DeliveryPolicy
-from relay.engine.row import Fault, Outcome, Row, Settled
+from relay.engine.row import Blame, Fault, Outcome, Row, Settled
 from relay.engine.send.probe import Prober
 from relay.engine.send.send_queue import SendQueue
 from relay.engine.send.wire import Wire
@@ -118,11 +118,15 @@ class Publisher:
                 self.queue.confirm(settled.rows)
                 if self._redelivered:
                     self._redelivered.difference_update(row.id for row in settled.rows)
-            case Outcome.RETURNED | Outcome.BARRED | Outcome.REFUSED | Outcome.REJECTED | Outcome.UNSENDABLE:
-                self.faulty.extend(Fault(row, settled.reason, settled.outcome) for row in settled.rows)
-                if settled.outcome is Outcome.BARRED:  # an earlier one of them may have arrived
-                    self._redelivered.update(row.id for row in settled.rows)
-                self.settled.set()
+            case Outcome.RETURNED:
+                self._blame(settled, Blame.ADDRESS)
+            case Outcome.BARRED:
+                self._blame(settled, Blame.ADDRESS)
+                self._redelivered.update(row.id for row in settled.rows)  # an earlier one of them may have arrived
+            case Outcome.REFUSED:
+                self._blame(settled, Blame.ROW)
+            case Outcome.REJECTED | Outcome.UNSENDABLE:
+                self._blame(settled, Blame.ROW_FOR_GOOD)
             case Outcome.NACKED:
                 self.queue.put_later(settled.rows)
             case Outcome.UNKNOWN | Outcome.SUSPECT:
@@ -134,6 +138,10 @@ class Publisher:
         if self._stopped:
             self.settled.set()
         self.pump()
+
+    def _blame(self, settled: Settled, blame: Blame) -> None:
+        self.faulty.extend(Fault(row, settled.reason, blame) for row in settled.rows)
+        self.settled.set()
 
     def take_settled(self) -> tuple[list[Row], list[Fault]]:
         """Return what is settled since the last call; calling it says that everything before is in the table.

@@ -7,6 +7,7 @@ message_id.
 import asyncio
 import time
 from collections.abc import Sequence
+from typing import assert_never
 
 from psycopg.sql import SQL
 
@@ -14,7 +15,7 @@ from relay.backoff import backoff
 from relay.config.settings import RelaySettings
 from relay.engine.delivery_policy import DeliveryPolicy
 from relay.engine.read.tail import Tail
-from relay.engine.row import FOR_GOOD, OF_ROUTE, Fault, Row
+from relay.engine.row import Blame, Fault, Row
 from relay.engine.send.publisher import Publisher
 from relay.engine.session.database_retry import DatabaseRetry, retried
 from relay.engine.session.session import LaneSession, places
@@ -99,11 +100,10 @@ class Marker:
             confirmed, faulty = self._publisher.take_settled()
             for start in range(0, len(confirmed), ROWS_PER_MARK):
                 await self._sent(confirmed[start : start + ROWS_PER_MARK])
-            if of_routes := [fault for fault in faulty if fault.outcome in OF_ROUTE]:
-                await self._quarantine.take(of_routes)
+            if of_addresses := [fault for fault in faulty if fault.blame is Blame.ADDRESS]:
+                await self._quarantine.take(of_addresses)
             for fault in faulty:
-                if fault.outcome not in OF_ROUTE:
-                    await self._fault(fault)
+                await self._fault(fault)
             confirmed.clear()  # else they stay in memory until the next ones are settled
 
     async def _gather(self) -> None:
@@ -145,10 +145,16 @@ class Marker:
 
     async def _fault(self, fault: Fault) -> None:
         row = fault.row._replace(attempts=fault.row.attempts + 1)
-        if fault.outcome in FOR_GOOD or row.attempts >= self._settings.max_attempts:
-            await self._park(row, fault.reason)
-        elif not await self._quarantine.put_back(row):
-            await self._postpone(row, fault.reason)
+        match fault.blame:
+            case Blame.ADDRESS:
+                pass  # it waits in quarantine, and burns no attempt
+            case Blame.ROW if row.attempts < self._settings.max_attempts:
+                if not await self._quarantine.put_back(row):
+                    await self._postpone(row, fault.reason)
+            case Blame.ROW | Blame.ROW_FOR_GOOD:
+                await self._park(row, fault.reason)
+            case _:
+                assert_never(fault.blame)
 
     async def _postpone(self, row: Row, reason: str) -> None:
         seconds = backoff(row.attempts, self._settings.backoff_initial, self._settings.backoff_max)
