@@ -41,11 +41,11 @@ class Health:
         self._stalled = ""
 
     def expect(self, part: str, reason: str) -> None:
-        """A part is not there yet, and nothing is wrong so far."""
+        """Note that a part is not there yet, and that nothing is wrong so far."""
         self._expected[part] = reason
 
     def degrade(self, part: str, reason: str, *, is_refusal: bool = False, **more: object) -> None:
-        """A part does not work; each reason is logged once, with `more`, until the part works again.
+        """Note that a part does not work; each reason is logged once, with `more`, until the part works again.
 
         Args:
             is_refusal: the server answered, and did not let us in.
@@ -68,18 +68,18 @@ class Health:
             log.info(f"{part}.healed")
 
     def degraded_for(self, part: str) -> float:
-        """Give the seconds for which a part has not worked; 0 when it does."""
+        """Return the seconds for which a part has not worked; 0 when it works."""
         now = time.monotonic()
         return now - self._since.get(part, now)
 
     def stall(self, waiting: int, seconds: float) -> None:
-        """Messages wait, and none has settled for so long."""
+        """Note that messages wait and that none has settled for this long."""
         if not self._stalled:
             log.warning("delivery.stalled", waiting=waiting, seconds=round(seconds, 1))
         self._stalled = f"nothing has settled for {seconds:.0f} s, messages that wait: {waiting}"
 
     def move(self) -> None:
-        """Delivery goes on, or nothing waits any more."""
+        """Note that delivery goes on, or that nothing waits any more."""
         if self._stalled:
             self._stalled = ""
             log.info("delivery.resumed")

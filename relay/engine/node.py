@@ -62,8 +62,8 @@ async def serve(
     """Relay until SIGTERM or SIGINT, then drain; a second signal stops at once, and loses nothing.
 
     Args:
-        beside: what is open from before the start until after the end, such as a server that tells about the node.
-        reload: gives the settings anew, at SIGHUP; those of the start unless given.
+        beside: what is open from before the start until after the end, such as an HTTP server with the node's state.
+        reload: reads the settings again, at SIGHUP; by default they stay those of the start.
     Returns:
         The exit code: 0 after draining, 130 after a second signal.
     Raises:
@@ -156,7 +156,7 @@ class Node:
         self.drain = asyncio.Event()
 
     def is_ready(self) -> bool:
-        """Tell whether there were, at one moment, lanes and both connections."""
+        """Whether there were, at one moment, lanes and both connections."""
         return self._ready
 
     @property
@@ -164,7 +164,7 @@ class Node:
         return self._publisher.in_flight
 
     def snapshot(self) -> NodeSnapshot:
-        """Give what this node knows of itself at this moment."""
+        """Return what this node knows of itself at this moment."""
         publisher, session = self._publisher, self._session
         return NodeSnapshot(
             ready=not self.hindrances(),
@@ -183,7 +183,7 @@ class Node:
         )
 
     def hindrances(self) -> dict[str, str]:
-        """Say what keeps it from delivering at this moment, by part; nothing when it can."""
+        """Return what keeps the node from delivering at this moment, by part; empty when it can deliver."""
         draining = {"relay": "draining: it was told to stop"} if self.drain.is_set() else {}
         return self._health.hindrances | draining
 
@@ -345,6 +345,6 @@ class Node:
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Give the error that an operator should read: one of ours if there is one."""
+    """Return the error that an operator should read: one of ours if there is one."""
     found = list(leaves(group))
     return next((leaf for leaf in found if isinstance(leaf, OutboxError)), found[0])

@@ -76,7 +76,7 @@ async def fetch_rows(cursor: AsyncCursor[Any]) -> list[Any]:
 
 
 def give_rows(cursor: AsyncCursor[Any]) -> None:
-    """Let a cursor for results in binary form give `Row`s, their text undecoded."""
+    """Make a cursor for results in binary form return `Row`s, their text undecoded."""
     cursor.row_factory = lambda _: partial(tuple.__new__, Row)
     raw: dict[str, type[Loader]] = {
         "text": ByteaBinaryLoader,

@@ -1,4 +1,4 @@
-"""What a node knows of itself, for whoever asks; the engine only counts."""
+"""What a node counts and knows of itself, for its metrics and its status."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """The lanes that a node holds: taken when they are free, and given up with nothing of them under way.
 
-A lane is given up in this order: it is read no more; of its rows, what was not sent is left to the table; what is in
-flight is settled and marked; then its lock is released, and the other nodes are told.
+A lane is given up in this order: it is read no more; its rows that were not sent are left to the table; its rows in
+flight are settled and marked; then its lock is released, and the other nodes are notified.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ class Lanes:
     """Holds as many lanes as `aim` says; the only one that changes `session.lanes`.
 
     Args:
-        learn: reads what must be known of the rows that other nodes have put away, before a lane is read.
+        learn: called before a new lane is read, to learn what other nodes have put away.
     Attributes:
         held: set once there was a lane.
     """
@@ -76,7 +76,7 @@ class Lanes:
         self.held = asyncio.Event()
 
     def aim(self, number: int) -> None:
-        """Hold so many lanes from now on. Call it now and then: a lane that was not free may be by now."""
+        """Hold this many lanes from now on. Call it now and then: a lane that was not free may be by now."""
         self._number = number
         self._aimed.set()
 

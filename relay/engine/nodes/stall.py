@@ -1,8 +1,8 @@
-"""Notice what nobody reports: messages wait and none settles, or the database does not answer.
+"""Notice outages that no connection reports: messages wait and none settles, or the database does not answer.
 
-One look a second, at counters that the engine keeps anyway: a message costs nothing. An outage that a connection
-reports is told at once by whoever holds that connection; a peer that only falls silent is told here, long before a
-time-out ends the connection.
+The watch looks once a second at counters that the engine keeps anyway, so a message costs nothing. An outage that a
+connection reports is told at once by the object that holds it. A peer that only falls silent is noticed here, long
+before a time-out ends the connection.
 """
 
 import asyncio

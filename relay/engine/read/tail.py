@@ -42,7 +42,7 @@ class Tail:
         self._positions = Positions(session.lanes, settings, time.monotonic())
         self._backing_off = BackingOff(policy)
         self._read_at = 0.0  # just before the last read
-        self._known_until = 0.0  # who had a transaction id by then was named by the last read's snapshot, if running
+        self._known_until = 0.0  # the last read's snapshot named all running transactions that had an id by then
         self._row_at = 0.0
         self._due_at = 0.0  # when to look for rows that are due
         self._looked_at = 0.0  # for them
@@ -89,7 +89,7 @@ class Tail:
             self._room.set()
 
     def back_off(self, row: Row, until: float, followers: Collection[Row]) -> None:
-        """This row is not to be sent before that moment (time.monotonic), which the table knows; these wait for it."""
+        """Leave a row to the table until that moment (monotonic), with the followers that come back behind it."""
         self._backing_off.add(row, until, followers)
         self._due_at = min(self._due_at, until)
         self.forget((row, *followers))
@@ -108,7 +108,7 @@ class Tail:
         return free
 
     def keys_backing_off(self) -> Collection[Key]:
-        """Give the keys of which nothing is sent for now: their first row backs off."""
+        """Return the keys whose first row backs off: none of their rows is sent for now."""
         return self._backing_off.keys()
 
     def enter(self, lanes: Collection[int]) -> None:
@@ -118,7 +118,7 @@ class Tail:
         self.wake()
 
     def is_clear(self, lane: int) -> bool:
-        """Tell whether no row of the lane is under way. Ask while no read can be: `session.use`."""
+        """Whether no row of the lane is under way. Ask while no read can run: inside `session.use`."""
         return self._positions.is_clear(lane)
 
     def reread_from(self, lane: int, before: int = 0) -> None:
@@ -126,20 +126,20 @@ class Tail:
         self._positions.reread_from(lane, before)
 
     def interrupt(self) -> None:
-        """Let `windows` yield soon, also without rows: something is to be done between two windows."""
+        """Make `windows` yield soon, even an empty window: the loop has something to do between two windows."""
         self._give_way = True
         self.wake()
 
     def go_on(self) -> None:
-        """That is done: read before the next time."""
+        """Withdraw an `interrupt`: what it asked for is done."""
         self._give_way = False
 
     def database_time(self) -> float:
-        """Give the database's time as `Row.created_at` has it, as of the last read and our own clock since then."""
+        """Return the database's time in units of `Row.created_at`: that of the last read, plus our clock since then."""
         return self._clock_offset + time.monotonic() * 1e6
 
     def wake(self) -> None:
-        """Let `windows` look around: lanes have come or leave, or `until` is set."""
+        """Make `windows` check its conditions again: lanes have come or leave, or `until` is set."""
         self._room.set()
         self._session.wake.set()
 
@@ -149,7 +149,7 @@ class Tail:
         idle = time.monotonic() - self._row_at
         doorbell = idle >= DOORBELL_AFTER
         if doorbell and await self._session.hold_doorbell(hold=True):
-            return  # read once more first: whoever committed until now has not rung
+            return  # read once more first: a writer that committed until now has not rung
         # A writer that tested the doorbell while we were busy and commits only now is found by polling:
         # after a tenth of the time that it took.
         until_due = max(0.0, self._due_at - time.monotonic())

@@ -30,7 +30,7 @@ class Unmarked:
     def remember(self, rows: Iterable[Row]) -> None:
         """Remember these, too; earlier ones may not all have been read again."""
         self._message_ids |= {row.id: row.message_id for row in rows}
-        for id_ in list(self._message_ids)[:-REMEMBERED]:  # some had been marked, and nobody asks for them any more
+        for id_ in list(self._message_ids)[:-REMEMBERED]:  # some had been marked, and are not read again
             del self._message_ids[id_]
 
     def part(self, rows: Iterable[Row]) -> tuple[list[Row], list[Row]]:
@@ -167,7 +167,10 @@ class Publisher:
         return rows
 
     async def wait_settled(self) -> bool:
-        """Wait for settled rows, those taken before being in the table; False when stopped and none is to come."""
+        """Wait for settled rows; False: it has stopped, and none will come.
+
+        Calling it says that the rows taken before are in the table.
+        """
         self._taken = []
         while not (self.confirmed or self.faulty):
             if self._stopped and not self.in_flight:
@@ -177,7 +180,7 @@ class Publisher:
         return True
 
     def wake(self) -> None:
-        """Set `settled`: whoever waits for it has something else to do."""
+        """Wake the task that waits for `settled`: it has something else to do."""
         self.settled.set()
 
     def stop(self) -> None:

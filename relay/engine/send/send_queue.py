@@ -20,7 +20,7 @@ LIVE_FOR = 1.0  # seconds after the last row that came beside a backlog
 
 
 class Withdrawn(NamedTuple):
-    """Rows that are to be sent no more."""
+    """Rows that were taken out of the queue."""
 
     heads: list[Row]  # they were next; their keys stay held as those of faulty rows
     waiting: list[Row]  # another row of their key held them
@@ -67,7 +67,7 @@ class SendQueue:
         on_ready: called when a row has become ready by a method that says so, or by a timer.
     Attributes:
         ready: the rows that may go now, in order; the publisher takes them from the left.
-        alone: ids of rows that go out on a channel of their own.
+        alone: ids of rows that go out alone on a channel.
         suspects: rows that go one at a time.
         live_until: until when (monotonic) rows without a backlog have come recently.
     """
@@ -122,11 +122,11 @@ class SendQueue:
         return heads
 
     def send_alone(self, id_: int) -> None:
-        """Let the row of this id, which is offered next, go out on a channel of its own."""
+        """Send the row of this id, which is offered next, alone on a channel."""
         self.alone.add(id_)
 
     def take_alone(self) -> list[Row]:
-        """Take the ready rows that are to go out on a channel of their own."""
+        """Take the ready rows that go out alone on a channel."""
         found = [row for row in self.ready if row.id in self.alone]
         for row in found:
             self.ready.remove(row)
@@ -134,17 +134,17 @@ class SendQueue:
         return found
 
     def put_first(self, rows: Sequence[Row]) -> None:
-        """Let these rows, which were sent, go out again before all others."""
+        """Send these rows again before all others; they were sent, and may not have arrived."""
         self.ready.extendleft(reversed(rows))
 
     def put_later(self, rows: Iterable[Row]) -> None:
-        """Let these rows, which the broker refused for now, go out again after a while, longer with each refusal."""
+        """Send these rows again after a wait that grows with each refusal; the broker refused them for now."""
         for row in rows:
             times = self._nacks[row.id] = self._nacks.get(row.id, 0) + 1
             self._resends.push(backoff(times, NACK_BACKOFF, NACK_BACKOFF_MAX), row)
 
     def confirm(self, rows: Iterable[Row]) -> None:
-        """Let the next row of each of their keys go."""
+        """Make the next row of each of their keys ready."""
         if self._by_key:
             keys, ready = self._in_flight_keys, self.ready
             for key in map(key_of, rows):

@@ -1,6 +1,6 @@
 """The database session that holds the lanes: what is read and marked goes through it, and ends with it.
 
-A lane belongs to whoever holds its session advisory lock. Its rows are read and marked on that very session, so a
+A lane belongs to the session that holds its advisory lock. Its rows are read and marked on that very session, so a
 node that lost the session can neither read nor mark another row.
 """
 
@@ -73,7 +73,7 @@ LANES = 16
 TAKE_DOORBELL = SQL("SELECT pg_advisory_lock_shared(hashtextextended({doorbell}, 0))")
 LEAVE_DOORBELL = SQL("SELECT pg_advisory_unlock_shared(hashtextextended({doorbell}, 0))")
 
-# Whoever parks, retries or discards takes it: a row can then not be parked behind one that is just leaving.
+# Every command that parks, retries or discards takes it: a row can then not be parked behind one that is just leaving.
 # A command that releases many rows holds it for long (relay/engine/session/database_retry.py waits).
 PARK_LOCK = SQL("SELECT pg_advisory_xact_lock(hashtextextended({park}, 0))")
 
@@ -127,13 +127,13 @@ async def prepare(connection: AsyncConnection, database: DatabaseSettings) -> No
 
 
 def _timeouts(connection: AsyncConnection, database: DatabaseSettings) -> dict[str, list[str]]:
-    """Give what the server is to wait for, whatever its defaults are for this role or database.
+    """Return the server's time-outs for this session, whatever its defaults are for this role or database.
 
-    It, too, must notice a peer that died silently: until then the lanes are held by nobody.
+    The server, too, must notice a peer that died silently: until then no live node holds the lanes.
     """
     own = {
         "statement_timeout": f"{max(1, round(database.command_timeout * 1000))}ms",
-        "lock_timeout": "3s",  # whoever waits for somebody's lock says so (relay/engine/session/database_retry.py)
+        "lock_timeout": "3s",  # then the wait for a lock is logged (relay/engine/session/database_retry.py)
         "transaction_timeout": "0",
         "idle_session_timeout": "0",
         "idle_in_transaction_session_timeout": "30s",
@@ -183,7 +183,7 @@ class LaneSession:
         ended_by: why the server has ended it, where a statement does not fail with that.
         lanes: the lanes held.
         nodes_channel: where nodes notify each other that one has come or gone, or has given up lanes.
-        wake: set when someone rings or wants the session; ends `rest`.
+        wake: set when a writer rings, or when the session is wanted; ends `rest`.
         nodes_changed: set when another node has notified.
         written_at: when our last committed change began (monotonic). Its transaction id is above all that were given
             before, so from then on every snapshot names those that still run: a snapshot does not know of running
@@ -249,7 +249,7 @@ class LaneSession:
             self.nodes_changed.set()
 
     def _stir(self) -> None:
-        """Something has come while we rest. Whoever is woken runs a statement, which reads it."""
+        """Wake the tail: something has come on the socket, and its next statement reads it."""
         self.wake.set()
         if not self.lanes.held:  # then the tail runs none
             self.nodes_changed.set()
@@ -285,11 +285,11 @@ class LaneSession:
 
     @asynccontextmanager
     async def use(self) -> AsyncIterator[AsyncConnection]:
-        """Have the connection alone, for statements that answer within the command time-out.
+        """Use the connection exclusively, for statements that answer within the command time-out.
 
         Raises:
             DeadlineError: they did not; the session cannot be used any more.
-            CommitUnknownError: they did, but a failover may undo it; the table is to be read anew.
+            CommitUnknownError: they did, but a failover may undo it; the table must be read again.
             psycopg.OperationalError: the session is lost.
         """
         async with self._alone():
@@ -339,12 +339,12 @@ class LaneSession:
         return time.monotonic() - self._answered_at
 
     async def rest(self, seconds: float, *, listen: bool) -> None:
-        """Sleep until someone notifies (if we `listen`), someone wants the session, or the time is over.
+        """Sleep until a notification comes (if `listen`), the session is wanted, or the time is over.
 
-        Who waits for the doorbell calls it only after a read that was made while the doorbell lock was held: a writer
-        that committed before did not ring.
+        To wait for the doorbell, read once while the doorbell lock is held, then rest: a writer that committed before
+        the lock was held did not ring.
         """
-        # Nobody else waits for the socket meanwhile: `use` wakes us before it takes the lock, and we hold it.
+        # No other task waits for the socket meanwhile: `use` wakes us before it takes the lock, and we hold it.
         async with self._lock:
             if self._wanted:  # since before we had the lock
                 return
@@ -360,7 +360,7 @@ class LaneSession:
                     self._loop.remove_reader(socket)
 
     async def hold_doorbell(self, *, hold: bool) -> bool:
-        """Ask writers to ring from now on, or no more; tell whether that was a change."""
+        """Ask writers to ring from now on, or no more; return whether that was a change."""
         if hold is self._doorbell_held:
             return False
         doorbell = f"{self.schema}.doorbell"
@@ -374,7 +374,7 @@ class LaneSession:
         return True
 
     async def leave_doorbell(self) -> None:
-        """Hear no ring any more: there is no lane to look after."""
+        """Stop listening to the doorbell: there is no lane to read."""
         await self.hold_doorbell(hold=False)
         if self._doorbell_heard:
             async with self.use() as connection:
@@ -386,7 +386,7 @@ class LaneSession:
         await connection.execute(self.sql(PARK_LOCK))
 
     def cursor(self) -> AsyncCursor[Any]:
-        """Give a cursor for results in binary form."""
+        """Return a cursor for results in binary form."""
         return self._connection.cursor(binary=True)
 
 
@@ -396,5 +396,5 @@ def array_text(numbers: Iterable[int]) -> str:
 
 
 def places(rows: Collection[Row]) -> dict[str, str]:
-    """Give the parameters of `GIVEN`."""
+    """Return the parameters of `GIVEN`."""
     return {"lanes": array_text(row.lane for row in rows), "ids": array_text(row.id for row in rows)}

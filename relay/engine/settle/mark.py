@@ -119,7 +119,7 @@ class Marker:
         parameters = places(rows)
         marked = await self._write_sent(parameters)
         if marked != len(rows):
-            # Somebody else parked, discarded or deleted them meanwhile; they were sent all the same.
+            # An operator has parked, discarded or deleted the others meanwhile; they were sent all the same.
             log.warning("mark.missed", rows=len(rows), marked=marked)
         self._delivered.add(marked)
         self._tail.forget(rows)
