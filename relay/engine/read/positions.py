@@ -85,6 +85,22 @@ class Positions:
         large = next((size for lane, size in self._large.items() if lane in lanes), None)
         return large is None or self._window.has_room_for(large)
 
+    @property
+    def settled(self) -> int:
+        """Bytes of all rows that were forgotten."""
+        return self._window.settled
+
+    @property
+    def has_large(self) -> bool:
+        """Whether a row waits that is too large for the room there is."""
+        return bool(self._large)
+
+    def has_room_beside_large(self, settled: int) -> bool:
+        """Whether nothing has settled since that many bytes had, and lanes without a large row can be read."""
+        if self._window.settled > settled or not self._window.is_open:
+            return False
+        return not self._large.keys() >= set(self._readable())
+
     def forget(self, rows: Iterable[Row]) -> None:
         """Let rows go: they are settled, or left to the table."""
         self.has_more |= self._window.forget(rows)  # a lane that was left out until now

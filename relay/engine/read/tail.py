@@ -7,6 +7,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Collection, Iterable
 
+from relay.backoff import wait_for_event
 from relay.config.settings import RelaySettings
 from relay.engine.delivery_policy import DeliveryPolicy
 from relay.engine.read.backoff_keys import BackingOff
@@ -19,6 +20,7 @@ from relay.engine.session.session import LaneSession, array_text
 SHORT_REST = 0.002  # seconds between two reads while rows keep coming
 DOORBELL_AFTER = 0.02  # seconds without a row, after which writers are asked to ring
 DUE_INTERVAL = 0.5  # seconds between two looks for rows that are due, at least
+STUCK_AFTER = 0.1  # seconds in which nothing is settled: a large row that waits for room holds up no others then
 
 
 class Tail:
@@ -68,9 +70,7 @@ class Tail:
                 await self._session.leave_doorbell()
                 await self._session.rest(self._settings.poll_interval, listen=True)
                 continue
-            if not self._positions.has_room():
-                self._room.clear()
-                await self._room.wait()
+            if not self._positions.has_room() and not await self._is_stuck():
                 continue
             if not self._positions.has_more:
                 await asyncio.sleep(self._read_at + SHORT_REST - time.monotonic())
@@ -142,6 +142,17 @@ class Tail:
         """Make `windows` check its conditions again: lanes have come or leave, or `until` is set."""
         self._room.set()
         self._session.wake.set()
+
+    async def _is_stuck(self) -> bool:
+        """Wait for room; return whether a large row waits for rows that do not settle, and other lanes can be read.
+
+        Nothing else is read while it waits, or it would wait for ever beside a backlog. But what is under way may wait
+        for queues that take nothing, and that must not stop every lane.
+        """
+        self._room.clear()
+        settled = self._positions.settled
+        await wait_for_event(self._room, STUCK_AFTER if self._positions.has_large else None)
+        return not self._room.is_set() and self._positions.has_room_beside_large(settled)
 
     async def _rest(self) -> None:
         if self._positions.has_more:
