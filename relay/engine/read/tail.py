@@ -49,7 +49,7 @@ class Tail:
         self._due_at = 0.0  # when to look for rows that are due
         self._looked_at = 0.0  # for them
         self._room = asyncio.Event()
-        self._give_way = False
+        self._is_interrupted = False
         self._clock_offset = 0.0  # microseconds from our monotonic clock to the database's
         self.sweep_finds = 0
 
@@ -61,8 +61,8 @@ class Tail:
     async def windows(self, *, until: asyncio.Event) -> AsyncIterator[list[Row]]:
         """Yield pending rows by lane and id as they come, until `until` is set; an empty window after `interrupt`."""
         while not until.is_set():
-            if self._give_way:
-                self._give_way = False
+            if self._is_interrupted:
+                self._is_interrupted = False
                 yield []
                 continue
             self._session.wake.clear()
@@ -127,12 +127,12 @@ class Tail:
 
     def interrupt(self) -> None:
         """Make `windows` yield soon, even an empty window: the loop has something to do between two windows."""
-        self._give_way = True
+        self._is_interrupted = True
         self.wake()
 
     def go_on(self) -> None:
         """Withdraw an `interrupt`: what it asked for is done."""
-        self._give_way = False
+        self._is_interrupted = False
 
     def database_time(self) -> float:
         """Return the database's time in units of `Row.created_at`: that of the last read, plus our clock since then."""

@@ -95,9 +95,9 @@ class Quarantine:
         if not self._routes and not self._turn.locked():
             return window
         async with self._turn:
-            return await self._keep_back(window)
+            return await self._hold_rows(window)
 
-    async def _keep_back(self, window: list[Row]) -> list[Row]:
+    async def _hold_rows(self, window: list[Row]) -> list[Row]:
         by_address: dict[Address, list[Row]] = {}
         free: list[Row] = []
         for row in window:
@@ -112,7 +112,7 @@ class Quarantine:
                 by_address.setdefault(address, []).append(row)
         for address, rows in by_address.items():
             await self._set_aside(address, rows, self._routes[address].reason)
-        return await self._keep_followers_back(free)
+        return await self._hold_followers(free)
 
     async def take(self, faults: Sequence[Fault]) -> None:
         """Put the addresses of these rows into quarantine, with all their rows that were not sent yet."""
@@ -140,7 +140,7 @@ class Quarantine:
         followers = [row for row in waiting if not is_bound_there(row)]
         for row in heads:
             followers += queue.remove_followers(row)
-        self._publisher.offer(self._tail.hold_rows(await self._keep_followers_back(followers)))
+        self._publisher.offer(self._tail.hold_rows(await self._hold_followers(followers)))
 
     async def put_back(self, row: Row) -> bool:
         """Put a row that failed by itself back into quarantine if it was a probe; return whether it was.
@@ -217,7 +217,7 @@ class Quarantine:
             route.probe = None
         route.id, route.reason, route.works = id_, reason, False
 
-    async def _keep_followers_back(self, rows: list[Row]) -> list[Row]:
+    async def _hold_followers(self, rows: list[Row]) -> list[Row]:
         """Set aside the rows whose key has an earlier row in quarantine, and return the others."""
         if not self._holding or not rows:
             return rows
