@@ -108,25 +108,26 @@ def _from_flags(flags: Mapping[str, str | None]) -> Source:
 
 def _from_environment(environ: Mapping[str, str]) -> Source:
     source = Source()
-    known = {key.variable: key for key in all_keys()}
+    known = {variable for key in all_keys() for variable in key.variables}
     for variable in sorted(environ):
         if not variable.startswith(PREFIX) or variable in OTHER_VARIABLES or KUBERNETES.fullmatch(variable):
             continue
         if variable.removesuffix(FILE_SUFFIX) not in known:
             near = _near(variable, [*known, *(each + FILE_SUFFIX for each in known), *OTHER_VARIABLES])
             source.problems.append(f"unknown variable {variable}{near}")
-        elif key := known.get(variable):
-            _put_text(source, key, environ[variable], f"variable {variable}")
+    for key in all_keys():
+        if given := _variable_given(source, key, environ):
+            _put_text(source, key, environ[given], f"variable {given}")
     return source
 
 
 def _from_secret_files(environ: Mapping[str, str]) -> Source:
     source = Source()
     for key in all_keys():
-        variable = key.variable + FILE_SUFFIX
-        path = environ.get(variable)
-        if path is None:
+        variable = _variable_given(source, key, environ, FILE_SUFFIX)
+        if variable is None:
             continue
+        path = environ[variable]
         if not path:
             source.problems.append(f"variable {variable} is empty; it takes the path of a file")
             continue
@@ -139,6 +140,14 @@ def _from_secret_files(environ: Mapping[str, str]) -> Source:
         except (OSError, UnicodeDecodeError) as error:
             source.problems.append(f"file {path} (variable {variable}) cannot be read: {_reason(error)}")
     return source
+
+
+def _variable_given(source: Source, key: Key, environ: Mapping[str, str], suffix: str = "") -> str | None:
+    """Return which of the key's variables is set; it is a problem of `source` when two are, to different values."""
+    given = [variable + suffix for variable in key.variables if variable + suffix in environ]
+    if len({environ[variable] for variable in given}) > 1:
+        source.problems.append(f"variables {' and '.join(given)} have different values; keep {given[0]} alone")
+    return given[0] if given else None
 
 
 def _put_text(source: Source, key: Key, text: str, origin: str) -> None:
