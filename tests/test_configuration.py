@@ -257,6 +257,58 @@ def test_a_refusal_names_the_source_and_repeats_no_secret(environ: dict[str, str
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("variable", "nearest"),
+    [
+        ("RELAY_NODE_NAME", "RELAY_NODE"),
+        ("RELAY_RELAY_NODE", "RELAY_NODE"),
+        ("RELAY_RELAY__NODENAME", "RELAY_NODE"),
+        ("RELAY_NODE_NAME_FILE", "RELAY_NODE_FILE"),
+        ("RELAY_THE_NAME_OF_THIS_NODE", "RELAY_NODE"),
+        ("RELAY_HTTP__LISTENN", "RELAY_HTTP_LISTEN"),
+        ("RELAY_LISTEN_ADDRESS", "RELAY_HTTP_LISTEN"),
+        ("RELAY_DATABASE__SCHEMA_NAME", "RELAY_DATABASE_SCHEMA"),
+        ("RELAY_DB_SCHEME", "RELAY_DATABASE_SCHEMA"),
+        ("RELAY_LOGLEVEL", "RELAY_LOG_LEVEL"),
+        ("RELAY_CONFIG_FILE", "RELAY_CONFIG"),
+        ("RELAY_OPERATOR_NAME", "RELAY_OPERATOR"),
+        ("RELAY_node", "RELAY_NODE"),
+        ("RELAY_URL", "RELAY_BROKER_URL or RELAY_DATABASE_URL"),
+        ("RELAY_CONNECT_TIMEOUT", "RELAY_BROKER_CONNECT_TIMEOUT or RELAY_DATABASE_CONNECT_TIMEOUT"),
+        ("RELAY_BACKOFF", "RELAY_BACKOFF_MAX or RELAY_BACKOFF_INITIAL"),
+    ],
+)
+def test_an_unknown_variable_names_the_nearest_known_ones(variable: str, nearest: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        load(environ={variable: "hunter2"})
+
+    assert str(refused.value) == f"unknown variable {variable}; did you mean {nearest}?"
+
+
+@pytest.mark.parametrize("variable", ["RELAY_", "RELAY_XYZ", "RELAY__", "RELAY_ÄÖ", "RELAY_" + "PASSWORD_" * 20])
+def test_a_variable_like_no_other_names_a_known_one_all_the_same(variable: str) -> None:
+    known = {each for key in all_keys() for each in (key.variable, key.variable + FILE_SUFFIX)} | {*OTHER_VARIABLES}
+
+    with pytest.raises(ConfigurationError) as refused:
+        load(environ={variable: "x"})
+
+    told = str(refused.value).removeprefix(f"unknown variable {variable}; did you mean ").removesuffix("?")
+    assert known.issuperset(told.split(" or "))
+
+
+@pytest.mark.parametrize("key", all_keys(), ids=lambda key: key.name)
+def test_a_slip_in_any_variable_names_the_right_one(key: Key) -> None:
+    variable = key.variable
+    section = key.path[0].upper()
+    slips = {f"{variable}X", f"RELAY_X_{variable.removeprefix('RELAY_')}", f"RELAY_{variable}", f"{variable}_OF_MINE"}
+    slips |= {f"RELAY_{section}__{key.path[-1].upper()}X", f"RELAY_{section}_{key.path[-1].upper()}__"}
+
+    for slip in slips:
+        with pytest.raises(ConfigurationError) as refused:
+            load(environ={slip: "x"})
+        assert str(refused.value) == f"unknown variable {slip}; did you mean {variable}?"
+
+
 def test_a_secret_file_given_to_another_key_is_not_repeated(tmp_path: Path) -> None:
     file = tmp_path / "secret"
     file.write_text("hunter2\n")
