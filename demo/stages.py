@@ -25,8 +25,8 @@ GIVE_UP_AFTER = 60.0  # seconds in which no message moved
 
 COUNT_MOVED = """
     SELECT
-        (SELECT count(*) FROM outbox.message WHERE state = 'pending'),
-        (SELECT count(*) FROM outbox.message
+        (SELECT messages FROM outbox.message_count WHERE state = 'pending'),
+        (SELECT count(*) FROM outbox.message_state
             WHERE state = 'sent' AND writer = %(app_id)s AND batch_id = %(version)s),
         (SELECT count(*) FROM billing.invoice_projection)
 """

@@ -200,10 +200,10 @@ async def test_a_count_that_fails_is_told_once_and_leaves_no_number(
     monkeypatch.setattr(cached_answer, "SHARE", 0)
     counting = Backlog(database)
     assert await counting.counts() is not None
-    rows.connection.execute("ALTER TABLE outbox.message RENAME TO elsewhere")
+    rows.connection.execute("ALTER VIEW outbox.message_count RENAME TO elsewhere")
 
     failed = [await counting.counts() for _ in range(3)]
-    rows.connection.execute("ALTER TABLE outbox.elsewhere RENAME TO message")
+    rows.connection.execute("ALTER VIEW outbox.elsewhere RENAME TO message_count")
     healed = await counting.counts()
 
     await counting.close()
