@@ -6,16 +6,16 @@ ends a handler has to reach us as an Exception, or as the end of the process.
 
 import asyncio
 import inspect
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Set
 from concurrent import futures
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from relay.errors import HandlerAbortedError, HandlerCancelledError, HandlerResultError
+from relay.errors import ConfigurationError, HandlerAbortedError, HandlerCancelledError, HandlerResultError
 
-# Nothing happens before somebody iterates over it, or it happens elsewhere. Not every iterator: cursors are some.
-UNFINISHED = (Generator, AsyncGenerator, futures.Future, map)
+# Nothing happens before the iterator is read (a generator, a `map`), or it happens elsewhere.
+UNFINISHED = (Iterator, AsyncIterator, futures.Future)
 
 
 def name_of_function(function: Callable[..., Any]) -> str:
@@ -31,6 +31,22 @@ def is_generator(function: Callable[..., Any]) -> bool:
     """Whether calling it runs nothing: it holds a `yield`."""
     code = _code(function)
     return inspect.isgeneratorfunction(code) or inspect.isasyncgenfunction(code)
+
+
+def require_callable(function: Callable[..., Any], kind: str, parameters: Mapping[str, str]) -> None:
+    """Check that calling it with so many arguments runs it; `parameters` says what each is for.
+
+    Raises:
+        ConfigurationError: it is a generator, or takes other arguments.
+    """
+    name = name_of_function(function)
+    if is_generator(function):
+        raise ConfigurationError(f"{name} cannot be a {kind}: calling it runs nothing, because it holds a `yield`")
+    try:
+        inspect.signature(function).bind(*parameters)
+    except TypeError:
+        names, wanted = ", ".join(parameters), ", and one for ".join(parameters.values())
+        raise ConfigurationError(f"{kind} {name} is called with ({names}): give it a parameter for {wanted}") from None
 
 
 def call(function: Callable[..., Any], *arguments: Any) -> None:
@@ -104,10 +120,31 @@ def _as_exception() -> Iterator[None]:
 
 def _require_finished(function: Callable[..., Any], result: object) -> None:
     # What contextlib makes of a generator can be called, as can a class's instance that was to be the handler.
-    if inspect.isawaitable(result) or isinstance(result, UNFINISHED) or callable(result):
-        if inspect.iscoroutine(result):
-            result.close()  # else Python warns that nobody has awaited it
-        raise HandlerResultError(name_of_function(function), type(result).__name__)
+    unfinished = [result] if callable(result) else list(_unfinished(result))
+    for each in unfinished:
+        if inspect.iscoroutine(each):
+            each.close()  # else Python warns that nobody has awaited it
+    if unfinished:
+        raise HandlerResultError(name_of_function(function), type(unfinished[0]).__name__)
+
+
+def _unfinished(result: object) -> Iterator[object]:
+    """Yield what is still to be run of a result: `[save(each) for each in messages]` is a list of coroutines."""
+    if isinstance(result, Mapping):
+        result = list(result.values())
+    if isinstance(result, list | tuple | Set):
+        for each in result:
+            yield from _unfinished(each)
+    elif isinstance(result, asyncio.Future) and result.done():
+        if result.cancelled() or result.exception() is not None:
+            yield result
+        else:
+            yield from _unfinished(result.result())
+    elif isinstance(result, UNFINISHED):
+        if not hasattr(result, "fetchmany"):  # a cursor, or a result of SQLAlchemy: its statement was run
+            yield result
+    elif inspect.isawaitable(result):
+        yield result
 
 
 def _layers(function: Callable[..., Any]) -> Iterator[Callable[..., Any]]:

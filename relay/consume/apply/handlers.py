@@ -10,7 +10,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
-from relay.consume.apply.calls import is_async, is_generator, name_of_function
+from relay.consume.apply.calls import is_async, name_of_function, require_callable
 from relay.consume.message import Message
 from relay.errors import ConfigurationError, InvalidPayloadError
 
@@ -21,6 +21,7 @@ AnyHandler = TypeVar("AnyHandler", bound=Callable[..., Any])
 
 EVERY_OTHER_TYPE = "*"
 MARK = "__outbox_handler__"
+PARAMETERS = {"message": "the message or list", "connection": "the connection or session"}
 
 
 def on(*event_types: str, version: str | int | None = None, batch: bool = False) -> Callable[[AnyHandler], AnyHandler]:
@@ -174,15 +175,7 @@ def collect_handlers(functions: Iterable[AsyncHandler | SyncHandler]) -> Handler
         name = name_of_function(function)
         if not hasattr(function, MARK):
             raise ConfigurationError(f'{name} is no handler; put @on("<event type>") above it')
-        if is_generator(function):
-            raise ConfigurationError(f"{name} cannot be a handler: calling it runs nothing, because it holds a `yield`")
-        try:
-            inspect.signature(function).bind("message", "connection")
-        except TypeError:
-            raise ConfigurationError(
-                f"handler {name} is called with two arguments: give it a parameter for the message or list, and one for"
-                " the connection or session"
-            ) from None
+        require_callable(function, "handler", PARAMETERS)
         event_types, version, takes_batch = getattr(function, MARK)
         handler = Handler(function, takes_batch, read_decode(function, name, takes_batch=takes_batch))
         for event_type in event_types:

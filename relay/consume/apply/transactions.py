@@ -70,7 +70,7 @@ class ConnectionTransactions(Generic[Connection]):
         return self._connection
 
     def _arrived(self, batch: Sequence[Delivery]) -> Parameters:
-        """Give the parameters of `admission.REMEMBER`."""
+        """Give the parameters of `inbox_insert.REMEMBER`."""
         return {
             "consumer": self._inbox.consumer_name,
             "message_ids": [delivery.message.message_id for delivery in batch],

@@ -18,6 +18,7 @@ from typing import TypedDict, Unpack
 
 from relay.backoff import Backoff, unless_set, wait_for_event
 from relay.config.settings import BrokerSettings, Url, settings_of
+from relay.consume.apply.calls import require_callable
 from relay.consume.apply.handlers import AsyncHandler, SyncHandler
 from relay.consume.apply.inbox import Inbox
 from relay.consume.apply.inbox_session import InboxSession
@@ -95,6 +96,8 @@ class PartitionedConsumer:
     ) -> None:
         if not check_in_timeout > 0:
             raise ConfigurationError(f"check_in_timeout ({check_in_timeout}) is more than 0 seconds")
+        for hook in filter(None, (on_assigned, on_revoked)):
+            require_callable(hook, "hook", {"partition": "the partition"})
         inbox.require_connections(CONNECTIONS)
         # A broker has to notice about as soon as the master that a member is frozen.
         broker = settings_of(BrokerSettings, broker)

@@ -59,8 +59,8 @@ BODY_SIZE = SQL("""
 # A row that does not fit into the bytes of its lane is left out: it comes again when there is room. What is stored
 # compressed is unpacked only when the rows up to there fit by their stored sizes (`reach`): 60 MB of headers are 240 KB
 # in the table, and to unpack those of all rows takes longer than a statement may. A row that becomes more than it was
-# counted as (`stored_cost`) is given only as the first of its lane. Of what is too large for any message only the size
-# is read.
+# counted as (`stored_cost`) is given only as the first of its lane, and the next rows as far as they fit beside it. Of
+# what is too large for any message only the size is read.
 # `OFFSET 0` keeps the planner from computing a value once for each place that names it. `least` before a moment is
 # subtracted: neither an infinite one nor one in a month has a difference that fits.
 READ = SQL("""
@@ -105,7 +105,8 @@ READ = SQL("""
         CASE WHEN fits THEN greatest(cost, stored_body::bigint + stored_headers + stored_others) ELSE cost END, NOT fits
     FROM unnest(%(lanes)s::smallint[], %(floors)s::bigint[], %(bytes)s::bigint[]) AS owned (lane, floor, bytes)
     CROSS JOIN LATERAL (
-        SELECT *, reach <= owned.bytes AND (cost <= stored_cost OR reach = stored_cost AND cost <= owned.bytes) AS fits
+        SELECT *, reach <= owned.bytes AND (cost <= stored_cost OR reach = stored_cost)
+            AND sum(cost) OVER (ORDER BY id ROWS UNBOUNDED PRECEDING) <= owned.bytes AS fits
         FROM (
             SELECT *, greatest(
                 stored_cost,

@@ -17,7 +17,7 @@ from relay.consume.failed.copy_publisher import Outgoing
 from relay.consume.pool import Partition, PartitionedConsumer
 from relay.consume.pool.candidate import Candidate
 from relay.database import connect_async
-from relay.errors import QueueUnfitError
+from relay.errors import ConfigurationError, QueueUnfitError
 from tests.consume.effects import QUEUE, QUICK, SOON, Table, count, running, through
 from tests.consume.pool.conftest import candidate
 from tests.consume.pool.partitions import Partitions
@@ -26,6 +26,21 @@ from tests.support.eventually import eventually
 from tests.support.proxy import Act, FaultProxy, Way
 
 KEYS = 50
+
+
+def generator(partition: Partition) -> Any:
+    yield partition
+
+
+@pytest.mark.parametrize("which", ["on_assigned", "on_revoked"])
+@pytest.mark.parametrize(
+    ("hook", "words"), [(generator, "it holds a `yield`"), (lambda: None, r"called with \(partition\)")]
+)
+def test_a_hook_that_cannot_run_is_refused(
+    which: Any, hook: Any, words: str, inbox: Inbox, broker: BrokerSettings
+) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        PartitionedConsumer("billing", [count], inbox=inbox, broker=broker, **{which: hook})
 
 
 class Stand:
