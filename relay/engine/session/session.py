@@ -144,6 +144,9 @@ def _timeouts(connection: AsyncConnection, database: DatabaseSettings) -> dict[s
     return {"names": list(own), "values": list(own.values())}
 
 
+HALF_TIMEOUT = "SELECT set_config('statement_timeout', %(timeout)s, true)"
+
+
 class LaneSession:
     """A connection and the lanes that it holds; `async with` closes it, which hands the lanes over.
 
@@ -346,6 +349,10 @@ class LaneSession:
     async def take_park_lock(self, connection: AsyncConnection) -> None:
         """Keep everyone else from parking, retrying and discarding until the end of this transaction."""
         await connection.execute(self.sql(PARK_LOCK))
+
+    async def halve_timeout(self, connection: AsyncConnection) -> None:
+        """Let the server end a statement of this transaction before the command time-out ends the session."""
+        await connection.execute(HALF_TIMEOUT, {"timeout": f"{max(1, round(self._command_timeout * 500))}ms"})
 
     def cursor(self) -> AsyncCursor[Any]:
         """Give a cursor for results in binary form."""
