@@ -17,7 +17,7 @@ from relay.engine.row import Fault, Outcome, Row, Settled, key_of
 from relay.engine.send.in_flight_keys import InFlightKeys
 from relay.engine.send.probe import Prober
 from relay.engine.send.resend_timer import ResendTimer
-from relay.engine.send.wire import Wire
+from relay.engine.send.wire import Sending
 from relay.engine.snapshot import CONFIRM_BOUNDS, DELIVERY_BOUNDS
 from relay.observe.histogram import Histogram
 
@@ -107,7 +107,7 @@ class Publisher:
         self._by_key = settings.ordering is Ordering.KEY
         self._holding = settings.key_policy is KeyPolicy.HOLD
         self._max_in_flight = settings.max_in_flight
-        self._wire: Wire | None = None
+        self._wire: Sending | None = None
         self._ready: deque[Row] = deque()
         self._in_flight_keys = InFlightKeys()
         self._resends = ResendTimer(self._due)
@@ -162,7 +162,7 @@ class Publisher:
         """Let the row of this id, which is offered next, go out on a channel of its own."""
         self._alone.add(id_)
 
-    def attach(self, wire: Wire | None) -> None:
+    def attach(self, wire: Sending | None) -> None:
         """Send through this wire from now on; None while there is no connection."""
         self._wire = wire
         self.pump()
@@ -346,7 +346,7 @@ class Publisher:
         limit = 1 if self._suspects else self._max_in_flight
         if monotonic() < self._live_until:
             limit = max(1, limit // LIVE_PART)
-        room = min(limit - self.in_flight + len(self._probing), len(ready))
+        room = min(limit - self.in_flight + len(self._probing) + wire.waiting, len(ready))
         if room > 0 and room >= min(len(ready), limit // REFILL):
             self.in_flight += room
             wire.send([ready.popleft() for _ in range(room)], self._redelivered)
