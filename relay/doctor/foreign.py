@@ -21,12 +21,23 @@ FUNCTIONS = (
     "make_day(text, date)", "refuse_foreign_batch()", "ring()", "sent_day_needed(date, bigint, boolean)",
     "sent(timestamp with time zone, timestamp with time zone)",
 )  # fmt: skip
-TRIGGERS = ("ring ON message", "refuse_foreign_batch ON batch")
+TRIGGERS = ("ring ON message", "refuse_foreign_batch ON batch")  # each calls the function of its name
 
 # A day that an operator has detached keeps its name, and is no stranger.
 READ_FOREIGN = """
     WITH relation AS (
         SELECT oid, relname, relkind FROM pg_class WHERE relnamespace = to_regnamespace(quote_ident(%(schema)s))
+    ), ours AS (
+        SELECT oid, proname FROM pg_proc
+        WHERE pronamespace = to_regnamespace(quote_ident(%(schema)s))
+            AND proname || '(' || oidvectortypes(proargtypes) || ')' = ANY (%(functions)s)
+    ), part (classid, objid, tableid) AS (
+        SELECT 'pg_constraint'::regclass, oid, conrelid FROM pg_constraint
+        UNION ALL SELECT 'pg_attrdef'::regclass, oid, adrelid FROM pg_attrdef
+        UNION ALL SELECT 'pg_class'::regclass, indexrelid, indrelid FROM pg_index
+        UNION ALL SELECT 'pg_trigger'::regclass, oid, tgrelid FROM pg_trigger
+        UNION ALL SELECT 'pg_class'::regclass, oid, oid FROM relation -- by the key of its partitions
+        UNION ALL SELECT 'pg_statistic_ext'::regclass, oid, stxrelid FROM pg_statistic_ext
     )
     SELECT 'table or view ' || relname FROM relation
     WHERE relkind IN ('r', 'p', 'v', 'm', 'f') AND relname <> ALL (%(tables)s)
@@ -37,10 +48,20 @@ READ_FOREIGN = """
     UNION ALL
     SELECT 'function ' || oid::regprocedure FROM pg_proc
     WHERE pronamespace = to_regnamespace(quote_ident(%(schema)s))
-        AND proname || '(' || oidvectortypes(proargtypes) || ')' <> ALL (%(functions)s)
+        AND oid NOT IN (SELECT oid FROM ours)
     UNION ALL
-    SELECT 'trigger ' || tgname || ' ON ' || relname FROM pg_trigger JOIN relation ON relation.oid = tgrelid
-    WHERE NOT tgisinternal AND tgname || ' ON ' || relname <> ALL (%(triggers)s)
+    SELECT 'trigger ' || tgname || ' ON ' || relname || ', which calls ' || tgfoid::regprocedure
+    FROM pg_trigger JOIN relation ON relation.oid = tgrelid
+    WHERE NOT tgisinternal AND (
+        tgname || ' ON ' || relname <> ALL (%(triggers)s)
+        OR tgfoid NOT IN (SELECT oid FROM ours WHERE proname = tgname)
+    )
+    UNION ALL -- in a check, a default, an index or a condition; functions of PostgreSQL itself are not noted there
+    SELECT DISTINCT pg_describe_object(refclassid, refobjid, 0) || ' in ' || pg_describe_object(classid, objid, 0)
+    FROM pg_depend JOIN part USING (classid, objid) JOIN relation ON relation.oid = tableid
+    WHERE refclassid IN ('pg_proc'::regclass, 'pg_operator'::regclass, 'pg_opclass'::regclass)
+        AND (refclassid <> 'pg_proc'::regclass OR refobjid NOT IN (SELECT oid FROM ours))
+        AND (classid <> 'pg_trigger'::regclass OR refobjid NOT IN (SELECT tgfoid FROM pg_trigger WHERE oid = objid))
     UNION ALL
     SELECT 'rule ' || rulename || ' ON ' || relname FROM pg_rewrite JOIN relation ON relation.oid = ev_class
     WHERE rulename <> '_RETURN'

@@ -19,6 +19,12 @@ pytestmark = pytest.mark.every_postgres
 
 SCRIPT = (Path(__file__).parents[2] / "config" / "roles.sql").read_bytes()
 ROLES = "outbox_writer, outbox_publisher, outbox_spark, outbox_relay, outbox_retention, outbox_archive, outbox_consumer"
+HELPERS = """
+    CREATE FUNCTION public.steal() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END';
+    CREATE FUNCTION public.steals(text) RETURNS boolean IMMUTABLE LANGUAGE plpgsql AS 'BEGIN RETURN true; END';
+    CREATE FUNCTION public.likes(text, text) RETURNS boolean IMMUTABLE LANGUAGE sql AS 'SELECT true';
+    CREATE OPERATOR public.=~~ (LEFTARG = text, RIGHTARG = text, FUNCTION = public.likes);
+"""
 LOCKS = {
     "outbox.lane": "pg_advisory_lock(hashtext('outbox.lane'), 3)",
     "outbox.node": "pg_advisory_lock(hashtext('outbox.node'), 1)",
@@ -64,7 +70,49 @@ def test_a_migrated_schema_has_what_the_lists_say(database: psycopg.Connection, 
     [
         (
             "CREATE TRIGGER steal BEFORE INSERT ON outbox.processed_message EXECUTE FUNCTION public.steal()",
-            "trigger steal ON processed_message",
+            "trigger steal ON processed_message, which calls steal()",
+        ),
+        (
+            "CREATE OR REPLACE TRIGGER ring AFTER INSERT ON outbox.message EXECUTE FUNCTION public.steal()",
+            "trigger ring ON message, which calls steal()",
+        ),
+        (
+            """
+            CREATE OR REPLACE TRIGGER ring AFTER INSERT ON outbox.message
+            EXECUTE FUNCTION outbox.refuse_foreign_batch()
+            """,
+            "trigger ring ON message, which calls outbox.refuse_foreign_batch()",
+        ),
+        (
+            """
+            CREATE OR REPLACE TRIGGER ring AFTER INSERT ON outbox.message
+            WHEN (public.steals('x')) EXECUTE FUNCTION outbox.ring()
+            """,
+            "function steals(text) in trigger ring on table outbox.message",
+        ),
+        (
+            "ALTER TABLE outbox.processed_message ADD CONSTRAINT steal CHECK (public.steals(business_key))",
+            "function steals(text) in constraint steal on table outbox.processed_message",
+        ),
+        (
+            "ALTER TABLE outbox.processed_message ADD CONSTRAINT steal CHECK (business_key OPERATOR(public.=~~) 'x')",
+            "operator =~~(text,text) in constraint steal on table outbox.processed_message",
+        ),
+        (
+            "ALTER TABLE outbox.processed_message ALTER COLUMN business_key SET DEFAULT public.steals('x')::text",
+            "function steals(text) in default value for column business_key of table outbox.processed_message",
+        ),
+        (
+            "CREATE INDEX steal ON outbox.pool (public.steals('x'))",
+            "function steals(text) in index outbox.steal",
+        ),
+        (
+            "CREATE INDEX steal ON outbox.pool ((1)) WHERE public.steals('x')",
+            "function steals(text) in index outbox.steal",
+        ),
+        (
+            "CREATE STATISTICS outbox.steal ON (public.steals('x')), (1) FROM outbox.pool",
+            "function steals(text) in statistics object outbox.steal",
         ),
         ("CREATE RULE steal AS ON INSERT TO outbox.batch DO INSTEAD NOTHING", "rule steal ON batch"),
         ("CREATE POLICY steal ON outbox.batch USING (true)", "policy steal ON batch"),
@@ -86,7 +134,7 @@ def test_a_migrated_schema_has_what_the_lists_say(database: psycopg.Connection, 
 def test_what_no_migration_made_is_named(
     database: psycopg.Connection, settings: Settings, statement: str, name: str
 ) -> None:
-    database.execute("CREATE FUNCTION public.steal() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'")
+    database.execute(HELPERS)
     database.execute(statement.encode())
 
     (finding,) = look(settings, "database.foreign")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 import psycopg
 import pytest
 
-from relay.config.settings import KeyPolicy, Ordering
+from relay.config.settings import KeyPolicy, Ordering, Settings
 from relay.engine.row import Blame, Fault, Row
 from relay.engine.settle.mark import BYTES_PER_PARK, ROWS_PER_PARK, Marker, _pieces
 from relay.engine.settle.quarantine_table import QuarantineTable
@@ -54,11 +54,12 @@ async def test_a_row_that_is_being_read_as_its_key_comes_to_be_held_waits_too(
     head_is_refused, follower_is_read, head_is_parked = asyncio.Event(), asyncio.Event(), asyncio.Event()
     park, set_aside_behind = Marker._write_parked, QuarantineTable.set_aside_behind
 
-    async def park_late(marker: Marker, faults: Sequence[Fault]) -> None:
+    async def park_late(marker: Marker, faults: Sequence[Fault]) -> bool:
         head_is_refused.set()
         await follower_is_read.wait()
-        await park(marker, faults)
+        is_parked = await park(marker, faults)
         head_is_parked.set()
+        return is_parked
 
     async def set_aside_late(table: QuarantineTable, rows: Collection[Row]) -> set[int]:
         behind = await set_aside_behind(table, rows)
@@ -88,9 +89,9 @@ async def test_many_rows_that_cannot_be_sent_are_parked_by_few_statements(
     parked: list[int] = []
     park = Marker._write_parked
 
-    async def count(marker: Marker, faults: Sequence[Fault]) -> None:
+    async def count(marker: Marker, faults: Sequence[Fault]) -> bool:
         parked.append(len(faults))
-        await park(marker, faults)
+        return await park(marker, faults)
 
     monkeypatch.setattr(Marker, "_write_parked", count)
     await outbox.connection.execute(
@@ -112,6 +113,31 @@ async def test_many_rows_that_cannot_be_sent_are_parked_by_few_statements(
         " AND (attempts <> 1 OR last_error NOT LIKE 'not sent by the relay: header name%')"
     )
     assert wrong.rowcount == 0
+
+
+async def test_rows_that_take_too_long_to_park_are_parked_fewer_at_a_time(
+    outbox: Outbox, queue: Reader, run_node: RunNode, settings: Settings
+) -> None:
+    """They were tried again for ever, and with them everything that was to be marked."""
+    await outbox.connection.execute("""
+        CREATE FUNCTION public.dawdle() RETURNS trigger LANGUAGE plpgsql AS
+            $$ BEGIN PERFORM pg_sleep(0.05); RETURN NEW; END $$;
+        CREATE TRIGGER dawdle BEFORE INSERT ON outbox.message_parked FOR EACH ROW EXECUTE FUNCTION public.dawdle();
+    """)
+    await outbox.connection.execute(
+        "INSERT INTO outbox.message (aggregate_type, aggregate_id, event_type, payload, headers)"
+        " SELECT 'customer', n::text, 'InvoiceIssued', '1', jsonb_build_object(repeat('x', 129), 1)"
+        " FROM generate_series(1, 100) AS n"
+    )
+    database = settings.database.model_copy(update={"command_timeout": 2.0})
+
+    async with run_node(settings.model_copy(update={"database": database})) as node:
+        fine = await outbox.insert("fine")
+        await eventually(outbox.is_empty, "nothing pending")
+        assert node.snapshot().database_losses == {}
+
+    assert len(await outbox.ids("parked")) == 100
+    assert await queue.ids(1) == [fine]
 
 
 def test_what_is_moved_at_once_is_bounded_in_rows_and_bytes() -> None:

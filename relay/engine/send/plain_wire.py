@@ -6,9 +6,11 @@ Several times slower than `FrameWire`; it is there for the day when a release of
 
 import asyncio
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from aiormq.abc import AbstractChannel
 from aiormq.exceptions import AMQPError, DeliveryError, PublishError
+from pamqp.commands import Channel
 from pamqp.header import ContentHeader
 
 from relay.engine.row import Outcome, Row, Settled
@@ -21,6 +23,8 @@ from relay.observe.histogram import Histogram
 
 class PlainWire:
     """See `wire.Wire`, and `wire.FrameWire` for the arguments that both take."""
+
+    waiting = 0
 
     def __init__(
         self,
@@ -41,6 +45,9 @@ class PlainWire:
         self._rows: dict[asyncio.Task[None], Row] = {}
         self._ids: dict[bytes, asyncio.Task[None]] = {}  # message_id -> the last task that sends it
         self._started: dict[asyncio.Task[None], float] = {}
+        self._is_closing = False  # the broker closes the channel
+        self._pass_on = channel.frames.put
+        channel.frames.put = self._take  # type: ignore[method-assign]
 
     @property
     def in_flight(self) -> int:
@@ -76,10 +83,23 @@ class PlainWire:
     def sent_before(self, moment: float) -> list[Row]:
         return [row for task, row in self._rows.items() if self._started[task] < moment]
 
+    async def _take(self, item: tuple[int, Any]) -> None:
+        """Send no more before the channel answers the broker's close.
+
+        The library goes on to publish what waits for its lock, and the broker ends the connection over that.
+        """
+        if type(item[1]) is Channel.Close:
+            self._is_closing = True
+            for task in self._rows:
+                task.cancel()
+        await self._pass_on(item)
+
     async def _publish(self, row: Row, twin: asyncio.Task[None] | None, *, redelivered: bool) -> None:
         # The library finds a returned message by its message_id: two of one id must not be in flight together.
         if twin is not None:
             await asyncio.wait([twin])
+        if self._is_closing:
+            return  # `close` settles it
         try:
             settled = Settled((row,), *await self._outcome(row, redelivered=redelivered))
         # CancelledError as well: the library raises it when the connection goes away under a publish.

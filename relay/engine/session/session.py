@@ -75,6 +75,7 @@ LEAVE_DOORBELL = SQL("SELECT pg_advisory_unlock_shared(hashtextextended({doorbel
 
 # Every command that parks, retries or discards takes it: a row can then not be parked behind one that is just leaving.
 # A command that releases many rows holds it for long (relay/engine/session/database_retry.py waits).
+HALF_TIMEOUT = "SELECT set_config('statement_timeout', %(timeout)s, true)"
 PARK_LOCK = SQL("SELECT pg_advisory_xact_lock(hashtextextended({park}, 0))")
 
 
@@ -384,6 +385,10 @@ class LaneSession:
     async def take_park_lock(self, connection: AsyncConnection) -> None:
         """Keep everyone else from parking, retrying and discarding until the end of this transaction."""
         await connection.execute(self.sql(PARK_LOCK))
+
+    async def halve_timeout(self, connection: AsyncConnection) -> None:
+        """Let the server end a statement of this transaction before the command time-out ends the session."""
+        await connection.execute(HALF_TIMEOUT, {"timeout": f"{max(1, round(self._command_timeout * 500))}ms"})
 
     def cursor(self) -> AsyncCursor[Any]:
         """Return a cursor for results in binary form."""

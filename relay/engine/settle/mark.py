@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import assert_never
 
+import psycopg
 from psycopg.sql import SQL
 
 from relay.backoff import backoff
@@ -181,7 +182,11 @@ class Marker:
         return until
 
     async def _park(self, faults: Sequence[Fault]) -> None:
-        await self._write_parked(faults)
+        if not await self._write_parked(faults):
+            half = len(faults) // 2
+            await self._park(faults[:half])
+            await self._park(faults[half:])
+            return
         queue = self._publisher.queue
         followers: list[Row] = []
         for row, reason, _ in faults:
@@ -196,14 +201,24 @@ class Marker:
         await self._held.park_behind(followers)
 
     @retried
-    async def _write_parked(self, faults: Sequence[Fault]) -> None:
+    async def _write_parked(self, faults: Sequence[Fault]) -> bool:
+        """Park rows; False when that took so long that the server gave it up, and fewer are to be parked at once."""
         parameters = places([fault.row for fault in faults]) | {
             "attempts": [fault.row.attempts for fault in faults],
             "reasons": [fault.reason for fault in faults],
         }
-        async with self._session.use() as connection, connection.transaction():
-            await self._session.take_park_lock(connection)
-            await connection.execute(self._session.sql(PARK), parameters)
+        try:
+            async with self._session.use() as connection, connection.transaction():
+                await self._session.take_park_lock(connection)
+                if len(faults) > 1:  # a single row has all the time that there is
+                    await self._session.halve_timeout(connection)
+                await connection.execute(self._session.sql(PARK), parameters)
+        except psycopg.errors.QueryCanceled:
+            if len(faults) == 1:
+                raise
+            log.warning("park.timed_out", rows=len(faults))
+            return False
+        return True
 
 
 def mark_statement(session: LaneSession) -> bytes:
