@@ -234,7 +234,12 @@ class BrokerLink:
 
     async def _publish(self, connection: Connection, channel: Underlay, checks: ExchangeChecks) -> Verdict:
         """Publish through one channel until it has closed or is of no more use."""
-        wire = self._wires.on(channel, connection, self._settle)
+
+        def settle(settled: Settled) -> None:
+            checks.note(settled)
+            self._settle(settled)
+
+        wire = self._wires.on(channel, connection, settle)
         carrying = asyncio.create_task(wire.run(), name="wire")
         verdict = Verdict.CLOSED
         try:

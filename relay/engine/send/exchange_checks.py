@@ -45,6 +45,8 @@ class ExchangeChecks:
         self._by_topic: set[bytes] = set()  # exchanges of which the broker has refused a topic
         self._tried: dict[Subject, list[Row]] = {}  # -> the rows that wait for the one that tries it, in order
         self._keys: dict[Key, Subject] = {}  # of the rows that try or wait
+        self._on_wire: dict[Key, int] = {}  # rows of the key on the wire
+        self._behind: dict[Key, list[Row]] = {}  # rows that may try an exchange only after those: by another channel
         self._unsent: list[Row] = []  # their exchange works, but there was no channel
         self._redelivered: set[int] = set()
         self.waiting = 0
@@ -59,8 +61,26 @@ class ExchangeChecks:
         return wire if self._barred_at is None else self
 
     def shut(self) -> None:
-        """Use the wire no more."""
+        """Use the wire no more. Settle what waits for its rows first: those come back before it."""
         self._wire = None
+        self._on_wire.clear()
+        self._give_back([row for rows in self._behind.values() for row in rows])
+        self._behind.clear()
+
+    def note(self, settled: Settled) -> None:
+        """Let go what waits for rows that the wire has settled."""
+        if not self._on_wire:
+            return
+        released: list[Row] = []
+        for key in [row.key for row in settled.rows]:
+            if key is None or key not in self._on_wire:
+                continue
+            self._on_wire[key] -= 1
+            if not self._on_wire[key]:
+                del self._on_wire[key]
+                released += self._behind.pop(key, ())
+        self.waiting -= len(released)
+        self.send(released, self._redelivered)
 
     def learn(self, settled: Settled) -> None:
         """Learn which exchange does not work from rows that were in flight when the channel was closed."""
@@ -70,7 +90,7 @@ class ExchangeChecks:
     def end_if_quiet(self) -> bool:
         """Whether rows may be sent untried again, which is told once."""
         is_quiet = self._barred_at is not None and self._clock() - self._barred_at >= QUIET_AFTER
-        if not is_quiet or self._tried or self._unsent:
+        if not is_quiet or self.waiting:
             return False
         self._barred_at = None
         return True
@@ -82,10 +102,19 @@ class ExchangeChecks:
         for row in rows:
             subject, key = self._subject(row), row.key
             ahead = self._keys.get(key) if key is not None else None
+            if key is not None and key in self._behind:
+                self.waiting += 1
+                self._behind[key].append(row)
+                continue
             if ahead is None and (subject in self._working or not self._can_try(row)):
                 free.append(row)
+                if key is not None:
+                    self._on_wire[key] = self._on_wire.get(key, 0) + 1
                 continue
             self.waiting += 1
+            if key is not None and key in self._on_wire:
+                self._behind[key] = [row]
+                continue
             if key is not None and ahead is None:
                 self._keys[key] = subject
             if (waiting := self._tried.get(subject if ahead is None else ahead)) is not None:
@@ -107,6 +136,9 @@ class ExchangeChecks:
         rows = [*self._unsent, *(row for waiting in self._tried.values() for row in waiting)]
         self._unsent = []
         self._tried = {subject: [] for subject in self._tried}
+        self._give_back(rows)
+
+    def _give_back(self, rows: list[Row]) -> None:
         self.waiting -= len(rows)
         if rows:
             self._settle(Settled(rows, Outcome.UNKNOWN, LOST))
