@@ -168,7 +168,7 @@ class _Rows:
         try:
             return make(column)
         except ValueError as error:
-            name = self.name(first_faulty(column, partial(_fails, make)))
+            name = self.name(first_faulty(column, partial(fails, make)))
             raise RowError(f"{name}: column {self._batch.schema.names[place]!r}: {error}") from None
 
     def _headers(self, index: int) -> pa.Array:
@@ -217,7 +217,8 @@ def first_faulty(column: pa.Array, is_faulty: Callable[[pa.Array], bool]) -> int
     return low
 
 
-def _fails(make: Callable[[pa.Array], pa.Array], column: pa.Array) -> bool:
+def fails(make: Callable[[pa.Array], pa.Array], column: pa.Array) -> bool:
+    """Whether nothing can be made of some value."""
     try:
         make(column)
     except ValueError:

@@ -23,9 +23,11 @@ OPTIONS = (
     "eventType",
     "numPartitions",
     "payloadSchema",
+    "mode",
     "failOnDataLoss",
     "outboxSchema",
 )
+MODES = ("PERMISSIVE", "FAILFAST")  # of from_json()
 MOST_PARTITIONS = 100_000
 MAX_ID = 2**63 - 1
 
@@ -46,6 +48,7 @@ class ReadOptions:
     aggregate_id: str | None
     event_type: str | None
     partitions: int | None  # None: by size
+    fails_fast: bool  # when a field of a payload does not fit
     fail_on_data_loss: bool  # of a stream
     outbox_schema: str
 
@@ -80,6 +83,8 @@ def read_options(given: Mapping[str, str], *, of_stream: bool = False) -> ReadOp
 
     if (fails := given.get("failondataloss", "true").lower()) not in {"true", "false"}:
         faults.append(f"option failOnDataLoss takes true or false, not {fails!r}")
+    if (mode := given.get("mode", MODES[0]).upper()) not in MODES:
+        faults.append(f"option mode takes {' or '.join(map(repr, MODES))}, not {given['mode']!r}")
     if "url" not in given:
         faults.append("option url is missing")
     elif not given["url"].startswith(("postgresql://", "postgres://")):
@@ -97,6 +102,7 @@ def read_options(given: Mapping[str, str], *, of_stream: bool = False) -> ReadOp
         aggregate_id=given.get("aggregateid"),
         event_type=given.get("eventtype"),
         partitions=number("numPartitions", 1, MOST_PARTITIONS),
+        fails_fast=mode == "FAILFAST",
         fail_on_data_loss=fails == "true",
         outbox_schema=given.get("outboxschema", "outbox"),
     )

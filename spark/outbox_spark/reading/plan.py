@@ -78,7 +78,7 @@ def plan_read(given: Mapping[str, str], schema: StructType, *, of_stream: bool =
     return Read(
         options=options,
         info=conninfo(options.url, options.user, options.password),
-        select=select(schema, options.outbox_schema).as_string(),
+        select=select(schema, options.outbox_schema, fails_fast=options.fails_fast).as_string(),
         schema=schema,
         conditions=tuple(each.as_string() for each in _selected(options)),
     )

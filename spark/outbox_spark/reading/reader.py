@@ -5,6 +5,7 @@ What only the driver does is imported where it is done, since executors may have
 
 from collections.abc import Iterator
 from contextlib import closing
+from itertools import islice
 
 import pyarrow as pa
 from adbc_driver_postgresql import dbapi
@@ -12,9 +13,10 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from outbox_spark.errors import ReadError
+from outbox_spark.reading.fields import as_fields, refuse_no_object
 from outbox_spark.reading.task import Read, Task
 
-# Times in the payload that name no zone are of UTC. One core of the server for one of Spark's.
+# One core of the server for one of Spark's.
 BEGIN = (
     "BEGIN READ ONLY",
     "SET LOCAL TimeZone = 'UTC'",
@@ -73,7 +75,7 @@ def _rows(read: Read, task: Task) -> Iterator[pa.RecordBatch]:
         cursor.execute(task.statement)
         with cursor.fetch_record_batch() as batches:
             for batch in batches:
-                yield as_planned(batch, schema)
+                yield as_planned(batch, schema, fails_fast=read.options.fails_fast)
         if task.check is not None:
             cursor.execute(task.check)
             if cursor.fetchone() != (True,):
@@ -83,18 +85,23 @@ def _rows(read: Read, task: Task) -> Iterator[pa.RecordBatch]:
                 )
 
 
-def as_planned(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+def as_planned(batch: pa.RecordBatch, schema: pa.Schema, *, fails_fast: bool = False) -> pa.RecordBatch:
     """Give a batch as the database sent it the types that Spark was promised; fields of the payload become one column.
 
+    Args:
+        fails_fast: a payload whose fields do not fit fails the read; else what does not fit is null.
     Raises:
-        ReadError: a value does not fit; the column is named.
+        ReadError: a value does not fit; the column, or the row of the payload, is named.
     """
-    sent = iter(zip(batch.schema.names, batch.columns, strict=True))
+    ids = None
+    if fails_fast and any(pa.types.is_struct(kind) for kind in schema.types):
+        *_, ids, is_no_object = batch.columns
+        refuse_no_object(is_no_object, ids)
+    sent = zip(batch.schema.names, batch.columns, strict=True)
     arrays = []
     for field in schema:
         if pa.types.is_struct(field.type):
-            inner = [_cast(*next(sent), each.type) for each in field.type]
-            arrays.append(pa.StructArray.from_arrays(inner, fields=list(field.type)))
+            arrays.append(as_fields([text for _, text in islice(sent, field.type.num_fields)], field.type, ids))
         else:
             arrays.append(_cast(*next(sent), field.type))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
