@@ -41,6 +41,7 @@ try:
         reason,
     )
     from outbox_spark.identity import message_id
+    from outbox_spark.options import WriteLimits
     from outbox_spark.order import in_order
     from outbox_spark.source import OutboxDataSource
 except ModuleNotFoundError as error:
@@ -63,6 +64,7 @@ __all__ = [
     "ReadError",
     "RowError",
     "TableError",
+    "WriteLimits",
     "committed",
     "foreach_batch",
     "in_order",

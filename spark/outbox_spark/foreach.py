@@ -9,6 +9,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from outbox_spark.errors import OptionError, OutboxWriteError
 from outbox_spark.ledger import take_for_query
+from outbox_spark.options import check_foreach
 from outbox_spark.patience import patiently
 from outbox_spark.session import connect, conninfo
 from outbox_spark.source import QUERY_ID
@@ -50,8 +51,7 @@ def foreach_batch(
     Raises:
         OptionError: the name is empty, or libpq cannot read the URL.
     """
-    if not app_id:
-        raise OptionError("app_id names the stream and cannot be empty")
+    check_foreach(url=url, app_id=app_id, user=user, password=password, outbox_schema=outbox_schema)
     info = conninfo(url, user, password)
 
     def write_named(frame: DataFrame, number: int) -> None:

@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 from outbox_spark.errors import OptionError, OutboxWriteError, one_line
 from outbox_spark.fit import plan_write
 from outbox_spark.ledger import Batch, begin_pieces, read, refuse_begun_in_pieces
-from outbox_spark.options import BatchOptions, WriteOptions, read_options
+from outbox_spark.options import BatchOptions, WriteOptions, write_options
 from outbox_spark.plan import Pieces, Plan, Room, Save, Staging
 from outbox_spark.session import connect, conninfo
 from outbox_spark.staging import drop_aged, drop_attempts, drop_leftovers, make_pattern, name_staging
@@ -37,7 +37,7 @@ def prepare(given: Mapping[str, str], schema: StructType, *, overwrite: bool) ->
         OptionError, TableError, ColumnError: with every fault that was found, by name.
         BatchError: it was begun in pieces, or in others.
     """
-    options = read_options(given)
+    options = write_options(given)
     token = uuid4()
     with _prepared(options, schema, overwrite=overwrite) as (connection, now, plan):
         staging = name_staging(options.staging_schema, now=now, batch_hash=options.batch_hash, token=token)
@@ -51,7 +51,7 @@ def prepare_stream(given: Mapping[str, str], schema: StructType, *, overwrite: b
     Raises:
         OptionError, TableError, ColumnError: with every fault that was found, by name.
     """
-    options = read_options(given, is_stream=True)
+    options = write_options(given, is_stream=True)
     token = uuid4()
     with _prepared(options, schema, overwrite=overwrite) as (_, now, plan):
         staging = name_staging(options.staging_schema, now=now, batch_hash=options.batch_hash, token=token, plan=plan)

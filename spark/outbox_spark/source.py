@@ -60,7 +60,7 @@ class OutboxDataSource(DataSource):  # type: ignore[misc]  # mypy does not follo
         from outbox_spark.reading.plan import plan_read  # noqa: PLC0415
         from outbox_spark.reading.stream import OutboxStreamReader  # noqa: PLC0415
 
-        return OutboxStreamReader(plan_read(self.options, schema, of_stream=True))
+        return OutboxStreamReader(plan_read(self.options, schema, is_stream=True))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> "OutboxStreamWriter":  # noqa: N802  # Spark's name
         """Check as `writer` does. Spark calls it twice a micro-batch: for the tasks, and for the commit."""

@@ -10,8 +10,8 @@ from psycopg.sql import SQL, Composable, Identifier, Literal
 from pyspark.sql.types import StructType
 
 from outbox_spark.errors import ReadError, TableError
+from outbox_spark.options import SENT, ReadOptions, read_options
 from outbox_spark.reading.columns import select
-from outbox_spark.reading.options import SENT, ReadOptions, read_options
 from outbox_spark.reading.task import Read, Task
 from outbox_spark.session import connect, conninfo
 
@@ -68,13 +68,13 @@ class Day:
     bytes: int  # with what is stored out of line
 
 
-def plan_read(given: Mapping[str, str], schema: StructType, *, of_stream: bool = False) -> Read:
+def plan_read(given: Mapping[str, str], schema: StructType, *, is_stream: bool = False) -> Read:
     """Read the options and make the SELECT.
 
     Raises:
         OptionError, ColumnError: with every fault, by name.
     """
-    options = read_options(given, of_stream=of_stream)
+    options = read_options(given, is_stream=is_stream)
     return Read(
         options=options,
         info=conninfo(options.url, options.user, options.password),
