@@ -29,7 +29,7 @@ from jobs.sales import MONEY, Bills, bill, of_days, reached, read_known
 from jobs.sales_tests import DataTestError, Figures, examine
 from jobs.tables import Database
 from outbox_spark import OutboxBatch, WriteLimits
-from outbox_spark.session import connect, conninfo
+from outbox_spark.connection import connect, conninfo
 
 PROGRAM = "daily.py"
 APP_ID = "sales"  # the ledger's name of every run; its version is the number of the run

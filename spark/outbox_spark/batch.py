@@ -17,17 +17,24 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from outbox_spark.commit import commit_batch
+from outbox_spark.connection import connect, conninfo
 from outbox_spark.errors import BatchError, OptionError, OutboxWriteError
 from outbox_spark.events import MakeEvents, made_by
-from outbox_spark.fit import EVENT_FIELDS, EVENT_TEXTS, MESSAGE_KEY, plan_events, plan_rows
+from outbox_spark.fit import EVENT_FIELDS, EVENT_TEXTS, MESSAGE_KEY, describe, plan_events, plan_rows, require_outbox
 from outbox_spark.ledger import Batch, read, refuse_begun_in_pieces
 from outbox_spark.load import load
 from outbox_spark.options import WriteLimits, batch_options
 from outbox_spark.plan import Plan, Save, Staged
-from outbox_spark.prepare import clean_after, clean_before, room_of, say_recognised
-from outbox_spark.session import connect, conninfo
-from outbox_spark.staging import KILLED_WITHIN, drop_attempts, make_pattern, name_staging
-from outbox_spark.tables import describe, require_outbox
+from outbox_spark.prepare import (
+    KILLED_WITHIN,
+    clean_after,
+    clean_before,
+    drop_attempts,
+    make_pattern,
+    name_staging,
+    room_of,
+    say_recognised,
+)
 
 
 class OutboxBatch:
@@ -224,7 +231,7 @@ class OutboxBatch:
     def _give_up(self, saves: Sequence[Save]) -> None:
         with suppress(OutboxWriteError, psycopg.Error), connect(self._info) as connection:  # else they go by age
             for save in saves:
-                drop_attempts(connection, save.staging, patience=KILLED_WITHIN)
+                drop_attempts(connection, save.staging, lock_timeout=KILLED_WITHIN)
 
     def _bounded(self, frame: DataFrame, order_by: Sequence[Column | str] = ()) -> DataFrame:
         most = self._options.num_partitions

@@ -1,18 +1,70 @@
-"""Whether a DataFrame fits the tables, decided on the driver from types alone, before any task runs."""
+"""Which tables are there, and whether a DataFrame fits them: by types alone, on the driver, before any task runs."""
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import cast
 
+import psycopg
+from psycopg.sql import SQL, Identifier, Literal
 from pyspark.sql import types as spark
 
-from outbox_spark.errors import ColumnError
-from outbox_spark.options import WriteOptions
+from outbox_spark.errors import ColumnError, TableError, one_line
+from outbox_spark.options import BatchOptions, WriteOptions
 from outbox_spark.plan import BusinessColumn, EventPlan, Plan
-from outbox_spark.tables import Table, TableColumn
+
+FIND_TABLE = SQL("""
+    SELECT class.oid, space.nspname, class.relname, class.relkind IN ('r', 'p'),
+        has_any_column_privilege(class.oid, 'INSERT')
+    FROM pg_class AS class JOIN pg_namespace AS space ON space.oid = class.relnamespace
+    WHERE class.oid = to_regclass(%(name)s)
+""")
+
+# A domain is looked at as the type beneath it; its own checks run when the row is staged.
+LIST_COLUMNS = SQL("""
+    SELECT col.attname, format_type(col.atttypid, col.atttypmod), base.typname,
+        base.typnamespace = 'pg_catalog'::regnamespace,
+        CASE type.typtype WHEN 'd' THEN type.typtypmod ELSE col.atttypmod END,
+        col.attnotnull, col.atthasdef OR col.attidentity <> '',
+        col.attgenerated <> '' OR col.attidentity = 'a',
+        EXISTS (
+            SELECT FROM pg_index AS index
+            WHERE index.indrelid = col.attrelid AND index.indisunique AND index.indimmediate AND index.indisvalid
+                AND index.indnkeyatts = 1 AND index.indkey[0] = col.attnum AND index.indpred IS NULL
+        ),
+        has_column_privilege(col.attrelid, col.attnum, 'INSERT')
+    FROM pg_attribute AS col
+    JOIN pg_type AS type ON type.oid = col.atttypid
+    JOIN pg_type AS base ON base.oid = CASE type.typtype WHEN 'd' THEN type.typbasetype ELSE type.oid END
+    WHERE col.attrelid = %(table)s AND col.attnum > 0 AND NOT col.attisdropped
+    ORDER BY col.attnum
+""")
+
+LIST_UNIQUE = SQL("""
+    SELECT array_agg(col.attname::text)
+    FROM pg_index AS index JOIN pg_attribute AS col
+        ON col.attrelid = index.indrelid AND col.attnum = ANY ((index.indkey::int2[])[0:index.indnkeyatts - 1])
+    WHERE index.indrelid = %(table)s AND index.indisunique AND index.indimmediate AND index.indisvalid
+        AND index.indpred IS NULL AND index.indexprs IS NULL
+    GROUP BY index.indexrelid
+""")
+
+MAY_UPDATE = SQL("SELECT has_any_column_privilege(%(table)s::oid, 'UPDATE')")
+
+LOOK_AROUND = SQL("""
+    SELECT now(), has_column_privilege(%(ledger)s::regclass, 'row_counts', 'UPDATE'),
+        has_column_privilege(%(message)s::regclass, 'state', 'SELECT')
+""")
+
+MAY_CREATE = SQL("""
+    SELECT to_regnamespace(quote_ident(%(staging)s)) IS NOT NULL
+        AND has_schema_privilege(to_regnamespace(quote_ident(%(staging)s)), 'CREATE')
+""")
 
 INTEGER_DIGITS = {spark.ByteType: 3, spark.ShortType: 5, spark.IntegerType: 10, spark.LongType: 19}
 INTEGER_BYTES = {spark.ByteType: 1, spark.ShortType: 2, spark.IntegerType: 4, spark.LongType: 8}
 INTEGERS = {"int2": 2, "int4": 4, "int8": 8}
+
 # Each of these holds every value of the Spark type. Timestamp is an instant and needs a zone; TimestampNTZ has none.
 EXACT = {
     spark.FloatType: {"float4", "float8"},
@@ -31,6 +83,7 @@ TIME_DIGITS = 6  # after the point of a second, of PostgreSQL and in JSON; Spark
 EVENT_TEXTS = ("aggregate_type", "aggregate_id", "event_type", "exchange", "routing_key", "content_type")
 MESSAGE_KEY = "message_key"  # the column that message ids are made of
 EVENT_FIELDS = ("message_id", *EVENT_TEXTS, "headers", "payload", MESSAGE_KEY)
+
 FIELD_OF_OPTION = {
     "aggregateIdColumn": "aggregate_id",
     "sequenceColumn": MESSAGE_KEY,
@@ -38,8 +91,127 @@ FIELD_OF_OPTION = {
     "headersColumn": "headers",
 }
 AS_KEY = (*INTEGER_BYTES, spark.StringType, spark.DateType, spark.DecimalType)
-
 Fields = dict[str, tuple[int, spark.DataType]]  # by name: the place in the DataFrame, and the type
+
+
+@dataclass(frozen=True, slots=True)
+class TableColumn:
+    """A column of the business table."""
+
+    name: str
+    type: str  # as SQL writes it: numeric(12,2)
+    kind: str  # the name of the type alone: numeric
+    is_builtin: bool
+    modifier: int
+    not_null: bool
+    has_default: bool
+    is_generated: bool
+    is_unique: bool  # by an index on this column alone
+    may_insert: bool
+
+    @property
+    def precision_and_scale(self) -> tuple[int, int] | None:
+        """Digits and digits after the point of a numeric; None when it takes any."""
+        if self.kind != "numeric" or self.modifier < 0:
+            return None
+        scale = (self.modifier - 4) & 0x7FF
+        return (self.modifier - 4) >> 16 & 0xFFFF, scale - 0x800 if scale >= 0x400 else scale
+
+    @property
+    def max_characters(self) -> int | None:
+        """How long a varchar or char may be, also in an array; None when it may be any length."""
+        is_bounded = self.kind.removeprefix("_") in {"varchar", "bpchar"} and self.modifier >= 4
+        return self.modifier - 4 if is_bounded else None
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The business table."""
+
+    schema: str
+    name: str
+    columns: tuple[TableColumn, ...]
+    unique: frozenset[frozenset[str]]  # the columns of each unique index
+    may_update: bool
+
+    def __str__(self) -> str:
+        return f"{self.schema}.{self.name}"
+
+
+def describe(connection: psycopg.Connection, dbtable: str, *, named_by: str = "option dbtable") -> Table:
+    """Describe the business table.
+
+    Raises:
+        TableError: it is missing, is no table, or may not be written by this user.
+    """
+    oid, schema, name = _find(connection, dbtable, named_by)
+    rows = connection.execute(LIST_COLUMNS, {"table": oid}).fetchall()
+    indexes = connection.execute(LIST_UNIQUE, {"table": oid}).fetchall()
+    ((may_update,),) = connection.execute(MAY_UPDATE, {"table": oid}).fetchall()
+    unique = frozenset(frozenset(names) for (names,) in indexes)
+    return Table(schema, name, tuple(TableColumn(*row) for row in rows), unique, may_update)
+
+
+def require_outbox(connection: psycopg.Connection, options: BatchOptions) -> datetime:
+    """Check that outbox and ledger exist and that this batch may use them; return the database's time.
+
+    Raises:
+        TableError: with what is missing and the remedy.
+    """
+    message, ledger = (Identifier(options.outbox_schema, table) for table in ("message", "batch"))
+    for table in (message, ledger):
+        _find(connection, table.as_string(connection), "option outboxSchema", remedy=": run `relay migrate` on it")
+    look = {"message": message.as_string(), "ledger": ledger.as_string()}
+    now, may_note, may_count = connection.execute(LOOK_AROUND, look).fetchall()[0]
+    user = Identifier(connection.info.user)
+    if options.pieces is None:
+        require_staging(connection, options)
+    if options.pieces is not None and not may_note:
+        grant = SQL("GRANT UPDATE (row_counts) ON {} TO {}").format(ledger, user)
+        raise TableError(
+            f"the rows of a partition cannot be noted in {options.outbox_schema}.batch: run what "
+            f"`relay config roles` prints again, or {grant.as_string(connection)}"
+        )
+    if options.max_pending is not None and not may_count:
+        grant = SQL("GRANT SELECT (state) ON {} TO {}").format(message, user)
+        raise TableError(
+            f"option maxPending: the pending rows of {options.outbox_schema}.message cannot be counted: run what "
+            f"`relay config roles` prints again, or {grant.as_string(connection)}"
+        )
+    return cast(datetime, now)
+
+
+def require_staging(connection: psycopg.Connection, options: BatchOptions) -> None:
+    """Check that staging tables can be made.
+
+    Raises:
+        TableError: with the remedy.
+    """
+    ((may_create,),) = connection.execute(MAY_CREATE, {"staging": options.staging_schema}).fetchall()
+    if not may_create:
+        user = Identifier(connection.info.user)
+        grant = SQL("GRANT USAGE, CREATE ON SCHEMA {} TO {}").format(Identifier(options.staging_schema), user)
+        raise TableError(
+            f"staging tables cannot be made in schema {options.staging_schema!r}: create it, or run "
+            f"{grant.as_string(connection)}, or name another with the option stagingSchema"
+        )
+
+
+def _find(connection: psycopg.Connection, name: str, named_by: str, *, remedy: str = "") -> tuple[int, str, str]:
+    try:
+        found = connection.execute(FIND_TABLE, {"name": name}).fetchone()
+    except psycopg.Error as error:
+        # For example "cross-database references are not implemented: a.b.c".
+        raise TableError(f"table {name} of {named_by}: {one_line(error)}") from None
+    if found is None:
+        raise TableError(f"table {name} of {named_by} does not exist in database {connection.info.dbname!r}{remedy}")
+    oid, schema, relation, is_table, may_insert = found
+    if not is_table:
+        raise TableError(f"{schema}.{relation} of {named_by} is no table")
+    if not may_insert:
+        user = Literal(connection.info.user).as_string(connection)
+        raise TableError(f"user {user} may not INSERT into {schema}.{relation} of {named_by}")
+    return oid, schema, relation
 
 
 def plan_write(schema: spark.StructType, table: Table, options: WriteOptions) -> Plan:
@@ -174,7 +346,7 @@ def _business_columns(
 
 
 def _is_json(data_type: spark.DataType) -> bool:
-    """Tell whether a value can be told in JSON, all of it."""
+    """Whether every part of a value has JSON."""
     if isinstance(data_type, spark.StructType):
         return all(_is_json(field.dataType) for field in data_type.fields)
     if isinstance(data_type, spark.ArrayType):
@@ -193,7 +365,7 @@ def _is_headers(data_type: spark.DataType) -> bool:
 
 
 def _takes(field: str) -> tuple[Callable[[spark.DataType], bool], str]:
-    """Tell of a column of an event which types it takes, and in words."""
+    """Return which types a column of an event takes, as a check and in words."""
     if field == "payload":
         return _is_payload, "a string of JSON, or a struct, map or array"
     if field == "headers":
@@ -257,7 +429,7 @@ def _fits(data_type: spark.DataType, column: TableColumn) -> bool:
 
 
 def _time_fits(data_type: spark.DataType, digits: int) -> bool:
-    """Tell whether a time has no more digits than these after the point; no other type is asked."""
+    """Whether a time has at most these digits after the point; true of any other type."""
     return not isinstance(data_type, spark.TimeType) or bool(data_type.precision <= digits)
 
 

@@ -7,11 +7,10 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
+from outbox_spark.connection import connect, conninfo, retried
 from outbox_spark.errors import OptionError, OutboxWriteError
 from outbox_spark.ledger import take_for_query
 from outbox_spark.options import check_foreach
-from outbox_spark.patience import patiently
-from outbox_spark.session import connect, conninfo
 from outbox_spark.source import QUERY_ID
 
 
@@ -56,7 +55,7 @@ def foreach_batch(
 
     def write_named(frame: DataFrame, number: int) -> None:
         query = _query_of(frame.sparkSession)
-        with patiently(lambda: connect(info), OutboxWriteError) as connection:
+        with retried(lambda: connect(info), OutboxWriteError) as connection:
             name = take_for_query(connection, outbox_schema, app_id=app_id, number=number, query=query)
         write(frame, MicroBatch(name, number))
 

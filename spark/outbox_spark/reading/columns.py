@@ -56,7 +56,7 @@ OBJECT = SQL(r"""
 
 
 def schema_of(payload_schema: str | None) -> str:
-    """Give the schema of a read that names none, as DDL, which Spark parses.
+    """Return the schema of a read that names none, as DDL, which Spark parses.
 
     Args:
         payload_schema: the fields of the payload as DDL; None: it stays text.
@@ -68,12 +68,12 @@ def schema_of(payload_schema: str | None) -> str:
 
 
 def expression(name: str) -> Composable:
-    """Give a column as SQL; qualified, since a field of the payload may have the same name."""
+    """Return a column as SQL; qualified, since a field of the payload may have the same name."""
     return COMPUTED.get(name) or Identifier("message", name)
 
 
 def select(schema: spark.StructType, outbox_schema: str, *, fails_fast: bool) -> Composed:
-    """Give `SELECT ... FROM ... WHERE true` for these columns: what is not named is not read.
+    """Return `SELECT ... FROM ... WHERE true` for these columns: what is not named is not read.
 
     Fields of the payload come as columns of text, in its place: the executors make their types.
 

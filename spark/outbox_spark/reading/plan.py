@@ -9,11 +9,11 @@ import psycopg
 from psycopg.sql import SQL, Composable, Identifier, Literal
 from pyspark.sql.types import StructType
 
+from outbox_spark.connection import connect, conninfo
 from outbox_spark.errors import ReadError, TableError
 from outbox_spark.options import SENT, ReadOptions, read_options
 from outbox_spark.reading.columns import select
-from outbox_spark.reading.task import Read, Task
-from outbox_spark.session import connect, conninfo
+from outbox_spark.reading.reader import Read, Task
 
 BYTES_PER_TASK = 128 * 1024 * 1024
 MARKS_MAY_TAKE = 60.0  # seconds
