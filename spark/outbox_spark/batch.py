@@ -20,7 +20,6 @@ from outbox_spark.commit import commit_batch
 from outbox_spark.connection import connect, conninfo
 from outbox_spark.errors import BatchError, OptionError, OutboxWriteError
 from outbox_spark.events import MakeEvents, made_by
-from outbox_spark.fit import EVENT_FIELDS, EVENT_TEXTS, MESSAGE_KEY, describe, plan_events, plan_rows, require_outbox
 from outbox_spark.ledger import Batch, read, refuse_begun_in_pieces
 from outbox_spark.load import load
 from outbox_spark.options import WriteLimits, batch_options
@@ -35,6 +34,7 @@ from outbox_spark.prepare import (
     room_of,
     say_recognised,
 )
+from outbox_spark.tables import EVENT_FIELDS, EVENT_TEXTS, MESSAGE_KEY, describe, plan_events, plan_rows, require_outbox
 
 
 class OutboxBatch:

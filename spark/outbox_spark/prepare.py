@@ -25,10 +25,10 @@ from pyspark.sql.types import StructType
 
 from outbox_spark.connection import connect, conninfo
 from outbox_spark.errors import OptionError, OutboxWriteError, one_line
-from outbox_spark.fit import describe, plan_write, require_outbox, require_staging
 from outbox_spark.ledger import Batch, begin_pieces, read, refuse_begun_in_pieces
 from outbox_spark.options import BatchOptions, WriteOptions, write_options
 from outbox_spark.plan import Pieces, Plan, Room, Save, Staging, of_outbox
+from outbox_spark.tables import describe, plan_write, require_outbox, require_staging
 
 # COPY tells how many rows it was sent, not how many a trigger let pass.
 COUNT_INSERTED = SQL("""

@@ -368,7 +368,7 @@ def json_values(column: pa.Array) -> pa.Array:
     elif pa.types.is_date(kind):
         text = _between_quotes(column.cast(pa.string()))
     elif pa.types.is_time(kind):
-        # Spark hands over nanoseconds, whatever the type's precision; `fit.py` takes none finer than microseconds.
+        # Spark hands over nanoseconds, whatever the type's precision; `tables.py` takes none finer than microseconds.
         text = _between_quotes(column.cast(pa.time64("us")).cast(pa.string()))
     elif pa.types.is_timestamp(kind):
         zone = "" if kind.tz is None else "Z"
