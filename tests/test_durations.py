@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from outbox_spark.errors import OptionError
-from outbox_spark.options import REQUIRED, read_options
+from outbox_spark.options import Use, options_of, write_options
 from relay.config.durations import parse_duration, seconds_of
 from relay.config.keys import all_keys, table_keys
 from relay.config.loading import load
@@ -37,15 +37,17 @@ def test_every_setting_that_is_a_length_of_time_takes_it_in_words(tmp_path: Path
 
 
 def test_an_option_of_spark_takes_what_a_setting_does() -> None:
-    given = dict.fromkeys(REQUIRED, "x") | {"url": "postgresql://h/d"}
+    given = {name: "x" for name, option in options_of(Use.WRITE).items() if option.is_required} | {
+        "url": "postgresql://h/d"
+    }
     for text in ("90s", "90 seconds", "1.5 h", "30m", "1 minute", "2h", "600"):
-        assert read_options({**given, "maxPendingWait": text}).max_pending_wait == float(str(seconds_of(text)))
-    assert read_options({**given, "stagingMaxAge": "14 days"}).staging_max_age == 1_209_600
+        assert write_options({**given, "maxPendingWait": text}).max_pending_wait == float(str(seconds_of(text)))
+    assert write_options({**given, "stagingMaxAge": "14 days"}).staging_max_age == 1_209_600
     for text in ("soon", "2d", "0.5s", "1.5", "99999999999d"):
         with pytest.raises(
             OptionError, match="option maxPendingWait takes whole seconds from 1 to 86400, or as in '2h'"
         ):
-            read_options({**given, "maxPendingWait": text})
+            write_options({**given, "maxPendingWait": text})
 
 
 @pytest.mark.parametrize("text", ["", "5", "s", "-1 s", "14 days ", "2 weeks", "99999999999d"])

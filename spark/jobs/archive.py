@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # spark-submit kno
 from jobs.command import JobError, add_database, check_database, day, refuse, run, session
 from outbox_spark.archiving.archive import archive_day
 from outbox_spark.archiving.ledger import ArchivedDay, archived_days, closed_days, take_lock
-from outbox_spark.session import connect, conninfo
+from outbox_spark.connection import connect, conninfo
 
 PROGRAM = "archive.py"
 PARQUET = {

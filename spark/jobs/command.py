@@ -16,8 +16,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 import outbox_spark
+from outbox_spark.connection import conninfo
 from outbox_spark.errors import one_line
-from outbox_spark.session import conninfo
 
 URL = "RELAY_DATABASE_URL"
 SHUT_DOWN = "SparkContext was shut down"  # what Spark says, or py4j that nobody answers, as the JVM ends

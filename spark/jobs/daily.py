@@ -28,8 +28,8 @@ from jobs.command import JobError, add_database, check_database, day, refuse, ru
 from jobs.sales import MONEY, Bills, bill, of_days, reached, read_known
 from jobs.sales_tests import DataTestError, Figures, examine
 from jobs.tables import Database
-from outbox_spark import OutboxBatch
-from outbox_spark.session import connect, conninfo
+from outbox_spark import OutboxBatch, WriteLimits
+from outbox_spark.connection import connect, conninfo
 
 PROGRAM = "daily.py"
 APP_ID = "sales"  # the ledger's name of every run; its version is the number of the run
@@ -166,7 +166,7 @@ def _write(spark: SparkSession, bills: Bills, note: dict[str, Any], options: arg
         url=options.url,
         app_id=APP_ID,
         version=note["run"],
-        num_partitions=options.partitions,
+        limits=WriteLimits(num_partitions=options.partitions),
         outbox_schema=options.outbox_schema,
     ) as batch:
         batch.rows(spark.createDataFrame([note], RUN), table="sales.run")

@@ -22,8 +22,8 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 import outbox_spark
+from outbox_spark.connection import connect, conninfo
 from outbox_spark.ledger import read
-from outbox_spark.session import connect, conninfo
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # spark-submit knows only the folder of this file
 

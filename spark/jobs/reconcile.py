@@ -27,7 +27,7 @@ from jobs.differences import KINDS, check_keys, differences, joined, sums_by_day
 from jobs.ends import Question, check_days, ends
 from jobs.reconcile_picture import FORMATS, draw
 from outbox_spark import OptionError
-from outbox_spark.session import connect, conninfo
+from outbox_spark.connection import connect, conninfo
 
 PROGRAM = "reconcile.py"
 

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # spark-submit kno
 
 from jobs.command import add_database, check_database, day, run, session
 from outbox_spark.archiving.replay import Wanted, rows_of, write_again
-from outbox_spark.session import connect, conninfo
+from outbox_spark.connection import connect, conninfo
 
 PROGRAM = "replay.py"
 

@@ -11,9 +11,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from outbox_spark.connection import connect, conninfo
 from outbox_spark.errors import TableError, one_line
 from outbox_spark.reading.plan import BYTES_PER_TASK
-from outbox_spark.session import connect, conninfo
 
 # The blocks of a partitioned table are those of its largest partition: a range of blocks is read in each of them.
 MEASURE = SQL("""

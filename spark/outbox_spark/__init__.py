@@ -27,7 +27,7 @@ as well. No part uses RDDs or py4j, so that Spark Connect serves too.
 from typing import TYPE_CHECKING, Any
 
 try:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from outbox_spark.errors import (
         BatchError,
@@ -40,8 +40,7 @@ try:
         TableError,
         reason,
     )
-    from outbox_spark.identity import message_id
-    from outbox_spark.order import in_order
+    from outbox_spark.options import WriteLimits
     from outbox_spark.source import OutboxDataSource
 except ModuleNotFoundError as error:
     raise ImportError(f'{error.name} is not installed: pip install "outbox-relay[spark]"', name=error.name) from error
@@ -50,6 +49,7 @@ if TYPE_CHECKING:
     from outbox_spark.batch import OutboxBatch
     from outbox_spark.foreach import MicroBatch, foreach_batch
     from outbox_spark.ledger import Batch
+    from outbox_spark.rows import message_id
 
 __all__ = [
     "BatchError",
@@ -63,6 +63,7 @@ __all__ = [
     "ReadError",
     "RowError",
     "TableError",
+    "WriteLimits",
     "committed",
     "foreach_batch",
     "in_order",
@@ -78,6 +79,10 @@ def __getattr__(name: str) -> Any:
         from outbox_spark.batch import OutboxBatch  # noqa: PLC0415
 
         return OutboxBatch
+    if name == "message_id":
+        from outbox_spark.rows import message_id  # noqa: PLC0415
+
+        return message_id
     if name in {"MicroBatch", "foreach_batch"}:
         from outbox_spark import foreach  # noqa: PLC0415
 
@@ -92,13 +97,25 @@ def register(spark: SparkSession) -> None:
     spark.createDataFrame([], "nothing int")
 
 
+def in_order(frame: DataFrame, key: str, *sequence: str, partitions: int | None = None) -> DataFrame:
+    """Return the DataFrame with all rows of a key in one partition, and there in the order of `sequence`.
+
+    Written from such a DataFrame, the events of a key have ids, and so reach the broker, in that order. A Python data
+    source cannot ask Spark for an order.
+    """
+    if not sequence:
+        raise ValueError("in_order takes at least one column that tells the order of a key's events")
+    together = frame.repartition(key) if partitions is None else frame.repartition(partitions, key)
+    return together.sortWithinPartitions(key, *sequence)
+
+
 def committed(url: str, app_id: str, version: int, *, outbox_schema: str = "outbox") -> "Batch | None":
-    """Tell the committed batch of that name; None when there is none (yet). On the driver.
+    """Return the committed batch of that name; None when it is not committed. On the driver.
 
     A job asks this first, so that a batch run again costs no work at all.
     """
+    from outbox_spark.connection import connect, conninfo  # noqa: PLC0415
     from outbox_spark.ledger import read  # noqa: PLC0415  # executors import this package and have no psycopg
-    from outbox_spark.session import connect, conninfo  # noqa: PLC0415
 
     with connect(conninfo(url)) as connection:
         return read(connection, outbox_schema, app_id, version)

@@ -17,24 +17,24 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from outbox_spark.commit import commit_batch
+from outbox_spark.connection import connect, conninfo
 from outbox_spark.errors import BatchError, OptionError, OutboxWriteError
 from outbox_spark.events import MakeEvents, made_by
-from outbox_spark.fit import EVENT_FIELDS, EVENT_TEXTS, MESSAGE_KEY, plan_events, plan_rows
 from outbox_spark.ledger import Batch, read, refuse_begun_in_pieces
 from outbox_spark.load import load
-from outbox_spark.options import (
-    MAX_PARTITIONS,
-    MAX_VERSION,
-    PENDING_WAIT,
-    ROWS_PER_INGEST,
-    STAGING_MAX_AGE,
-    BatchOptions,
-)
+from outbox_spark.options import WriteLimits, batch_options
 from outbox_spark.plan import Plan, Save, Staged
-from outbox_spark.prepare import clean_after, clean_before, room_of, say_recognised
-from outbox_spark.session import connect, conninfo
-from outbox_spark.staging import KILLED_WITHIN, drop_attempts, make_pattern, name_staging
-from outbox_spark.tables import describe, require_outbox
+from outbox_spark.prepare import (
+    KILLED_WITHIN,
+    clean_after,
+    clean_before,
+    drop_attempts,
+    make_pattern,
+    name_staging,
+    room_of,
+    say_recognised,
+)
+from outbox_spark.tables import EVENT_FIELDS, EVENT_TEXTS, MESSAGE_KEY, describe, plan_events, plan_rows, require_outbox
 
 
 class OutboxBatch:
@@ -59,52 +59,27 @@ class OutboxBatch:
         version: int,
         user: str | None = None,
         password: str | None = None,
-        num_partitions: int | None = None,
-        batchsize: int = ROWS_PER_INGEST,
-        max_pending: int | None = None,
-        max_pending_wait: int = PENDING_WAIT,
+        limits: WriteLimits = WriteLimits(),  # noqa: B008  # frozen
         outbox_schema: str = "outbox",
         staging_schema: str | None = None,
     ) -> None:
         """Name the batch and its database.
 
         Args:
-            num_partitions: so many tasks connect at a time, at most.
-            max_pending: the transaction waits while more rows than these are pending, up to `max_pending_wait` seconds.
+            limits: how much is written at a time, and when it waits.
         Raises:
             OptionError: it cannot be, with every fault at once.
         """
-        limits = [
-            ("version", version, 0, MAX_VERSION),
-            ("num_partitions", 1 if num_partitions is None else num_partitions, 1, MAX_PARTITIONS),
-            ("batchsize", batchsize, 1, 10_000_000),
-            ("max_pending", 1 if max_pending is None else max_pending, 1, MAX_VERSION),
-            ("max_pending_wait", max_pending_wait, 1, 86_400),
-        ]
-        faults = [
-            f"{name} takes {low} to {high}, not {value!r}"
-            for name, value, low, high in limits
-            if not low <= value <= high
-        ]
-        if not app_id:
-            faults.append("app_id names the batch and cannot be empty")
-        if faults:
-            raise OptionError("; ".join(faults))
         self._spark = spark
-        self._options = BatchOptions(
+        self._options = batch_options(
+            limits,
             url=url,
-            user=user,
-            password=password,
             app_id=app_id,
             version=version,
-            pieces=None,
-            num_partitions=num_partitions,
-            batchsize=batchsize,
-            max_pending=max_pending,
-            max_pending_wait=max_pending_wait,
+            user=user,
+            password=password,
             outbox_schema=outbox_schema,
-            staging_schema=staging_schema or outbox_schema,
-            staging_max_age=STAGING_MAX_AGE,
+            staging_schema=staging_schema,
         )
         self._info = conninfo(url, user, password)
         self._is_open = False
@@ -256,7 +231,7 @@ class OutboxBatch:
     def _give_up(self, saves: Sequence[Save]) -> None:
         with suppress(OutboxWriteError, psycopg.Error), connect(self._info) as connection:  # else they go by age
             for save in saves:
-                drop_attempts(connection, save.staging, patience=KILLED_WITHIN)
+                drop_attempts(connection, save.staging, lock_timeout=KILLED_WITHIN)
 
     def _bounded(self, frame: DataFrame, order_by: Sequence[Column | str] = ()) -> DataFrame:
         most = self._options.num_partitions

@@ -8,6 +8,7 @@ from typing import Any
 import psycopg
 from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
 
+from outbox_spark.connection import connect, retried, wait_for_room
 from outbox_spark.errors import BatchError, CommitUnknownError, OutboxWriteError, one_line
 from outbox_spark.ledger import (
     Batch,
@@ -19,15 +20,13 @@ from outbox_spark.ledger import (
     refuse_other_query,
     take,
 )
-from outbox_spark.patience import patiently, wait_for_room
 from outbox_spark.plan import EventPlan, Pieces, Room, Save, Staged, of_outbox
-from outbox_spark.session import connect
 
 ASK_AGAIN_FOR = 30.0  # seconds, when the connection broke while the commit was under way
 
 # Rows come out of a staging table as they went in: no scan that joins another one midway, no parallel workers.
 # The server looks every 2 s whether this driver is still there, so that a killed one holds no lock for long; and it
-# gives up when a network that died silently keeps the COMMIT from it, so that whoever asks the ledger is answered.
+# gives up when a network that died silently keeps the COMMIT from it: a driver that asks the ledger gets its answer.
 PREPARE = """
     SET LOCAL synchronize_seqscans = off;
     SET LOCAL max_parallel_workers_per_gather = 0;
@@ -59,11 +58,11 @@ def commit_batch(written: Written) -> Batch | None:
 
     Raises:
         BatchError: nothing was written, and why.
-        CommitUnknownError: the connection broke at the commit and nobody answered since.
+        CommitUnknownError: the connection broke at the commit, and the database has not answered since.
     """
     save, _ = written[0]
     try:
-        with patiently(lambda: connect(save.info), OutboxWriteError) as connection:
+        with retried(lambda: connect(save.info), OutboxWriteError) as connection:
             if save.room is not None:
                 _wait_for_room(connection, save.room)
             with connection.transaction():
@@ -88,7 +87,7 @@ def commit_pieces(save: Save, pieces: Pieces, staged: Sequence[Staged]) -> Batch
             is gone, and the batch may be run again.
     """
     try:
-        with patiently(lambda: connect(save.info), OutboxWriteError) as connection:
+        with retried(lambda: connect(save.info), OutboxWriteError) as connection:
             if save.room is not None and not pieces.directly:
                 _wait_for_room(connection, save.room)
             with connection.transaction():
@@ -267,7 +266,7 @@ def _ids_of(save: Save, event: EventPlan, staged: Staged) -> Composed:
 
 
 def _ask_ledger(written: Written, error: psycopg.Error) -> Batch | None:
-    """Tell what the ledger has of the batch once the transaction that broke has ended, one way or the other.
+    """Return what the ledger has of the batch once the transaction that broke has ended, one way or the other.
 
     Reading would not tell: the server may still be at its COMMIT. Entering the batch waits for it.
     """

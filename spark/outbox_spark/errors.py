@@ -41,7 +41,7 @@ class BatchError(OutboxWriteError):
 
 
 class CommitUnknownError(OutboxWriteError):
-    """Nobody answered whether the transaction was committed; the same batch may be run again to find out."""
+    """The database did not answer whether the transaction is committed; run the same batch again to find out."""
 
 
 class ReadError(OutboxWriteError):
@@ -53,7 +53,7 @@ class ArchiveError(OutboxWriteError):
 
 
 def reason(error: BaseException) -> str | None:
-    """Tell in one line what this package said, of an exception that Spark made of it; None when it said nothing."""
+    """Return the one line of this package in an exception of Spark; None when the fault is another."""
     if isinstance(error, OutboxWriteError):
         return str(error)
     found = OURS.search(str(error))
@@ -61,5 +61,5 @@ def reason(error: BaseException) -> str | None:
 
 
 def one_line(error: BaseException) -> str:
-    """Give what an error says without its line breaks."""
+    """Return what an error says without its line breaks."""
     return " ".join(str(error).split())

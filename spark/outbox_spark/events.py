@@ -18,7 +18,7 @@ MakeEvents = Callable[[dict[str, Any]], Event | Iterable[Event] | None]
 
 
 def made_by(function: MakeEvents, frame: DataFrame, fields: Iterable[str]) -> DataFrame:
-    """Give the events that the function makes of each row: one, none (None), or several.
+    """Return the events that the function makes of each row: one, none (None), or several.
 
     It gets the row as a dict, and gives mappings of some of these fields; a payload or headers that are no text become
     JSON. The other fields have the text that a column of the same value has.

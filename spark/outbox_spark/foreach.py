@@ -7,10 +7,10 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
+from outbox_spark.connection import connect, conninfo, retried
 from outbox_spark.errors import OptionError, OutboxWriteError
 from outbox_spark.ledger import take_for_query
-from outbox_spark.patience import patiently
-from outbox_spark.session import connect, conninfo
+from outbox_spark.options import check_foreach
 from outbox_spark.source import QUERY_ID
 
 
@@ -50,13 +50,12 @@ def foreach_batch(
     Raises:
         OptionError: the name is empty, or libpq cannot read the URL.
     """
-    if not app_id:
-        raise OptionError("app_id names the stream and cannot be empty")
+    check_foreach(url=url, app_id=app_id, user=user, password=password, outbox_schema=outbox_schema)
     info = conninfo(url, user, password)
 
     def write_named(frame: DataFrame, number: int) -> None:
         query = _query_of(frame.sparkSession)
-        with patiently(lambda: connect(info), OutboxWriteError) as connection:
+        with retried(lambda: connect(info), OutboxWriteError) as connection:
             name = take_for_query(connection, outbox_schema, app_id=app_id, number=number, query=query)
         write(frame, MicroBatch(name, number))
 

@@ -199,7 +199,7 @@ def enter_piece(
     """Enter a piece in the caller's transaction; False when it is in already, with the same rows.
 
     Raises:
-        BatchError: it is in with other rows, or nobody knows with which.
+        BatchError: it is in with other rows, or the ledger does not say with which.
     """
     entered = _enter(
         connection,
@@ -274,7 +274,7 @@ def take_for_query(connection: psycopg.Connection, schema: str, *, app_id: str, 
 def refuse_other_query(found: Batch, query: str) -> None:
     """Raise BatchError unless this query wrote what is in the ledger under its name."""
     if found.row_counts.get("query") != query:
-        # Numbered from 0 again, its micro-batches would be taken for those of the other: lost, and nobody told.
+        # Numbered from 0 again, its micro-batches would be taken for those of the other: lost without an error.
         raise BatchError(
             f"{found.app_id!r} belongs to another query than this one, in the ledger since "
             f"{found.committed_at:%Y-%m-%d %H:%M:%S%z}: a stream without its checkpoint is a new one, and takes "
@@ -287,7 +287,7 @@ def refuse_older_checkpoint(connection: psycopg.Connection, schema: str, *, app_
     names = {"app_id": app_id, "version": number, "whole_batch": WHOLE_BATCH}
     ((later,),) = connection.execute(FIND_LATER.format(schema=Identifier(schema)), names).fetchall()
     if later is not None:
-        # The number stands for other rows now, and would be taken for written: lost, and nobody told.
+        # The number stands for other rows now, and would be taken for written: lost without an error.
         raise BatchError(
             f"micro-batch {number} of {app_id!r} comes after micro-batch {later} was written: its checkpoint is older "
             "than the ledger, and its rows would be lost; go on with the newest checkpoint, or with a new one under "
@@ -326,6 +326,6 @@ def _enter(connection: psycopg.Connection, schema: str, **values: Any) -> bool:
 def _count_pieces(
     connection: psycopg.Connection, schema: str, app_id: str, version: int
 ) -> tuple[int, int, int] | None:
-    """Tell the number of pieces, how many are written, and their rows; None for a batch that is not in pieces."""
+    """Return the number of pieces, how many are written, and their rows; None when the batch is not in pieces."""
     query = COUNT_PIECES.format(schema=Identifier(schema))
     return connection.execute(query, {"app_id": app_id, "version": version, "in_pieces": IN_PIECES}).fetchone()

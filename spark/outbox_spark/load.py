@@ -9,8 +9,8 @@ from typing import TypeVar
 import pyarrow as pa
 from adbc_driver_postgresql import dbapi
 
+from outbox_spark.connection import connect_task
 from outbox_spark.errors import BatchError, one_line
-from outbox_spark.patience import connect_task
 from outbox_spark.plan import Save, Staged
 from outbox_spark.rows import naming_refused, staging_rows
 
@@ -23,7 +23,7 @@ def load(save: Save, batches: Iterable[pa.RecordBatch], *, partition: int, attem
     """Stage the rows of a partition, in their order.
 
     A partition without rows has no table. On an error nothing is left behind; a killed process may leave the table.
-    Where the pattern is gone the partition is left out: whoever has committed the batch drops what others have staged.
+    If the pattern is gone, the partition is left out: the driver that commits the batch drops what others have staged.
 
     Raises:
         RowError: the database would refuse a value; the message has the row's key.
@@ -68,12 +68,12 @@ def _stage(save: Save, chunks: Iterable[pa.RecordBatch], *, partition: int, atte
 
 def load_each(made: Iterable[Rows], ingest: Callable[[Rows], object]) -> None:
     """Ingest each while the next is made: the server and this process work at the same time."""
-    with ThreadPoolExecutor(max_workers=1) as beside:
+    with ThreadPoolExecutor(max_workers=1) as ingests:
         under_way: Future[object] | None = None
         for rows in made:
             if under_way is not None:
                 under_way.result()
-            under_way = beside.submit(ingest, rows)
+            under_way = ingests.submit(ingest, rows)
         if under_way is not None:
             under_way.result()
 

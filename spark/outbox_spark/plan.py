@@ -76,7 +76,7 @@ class Staging:
         return f"{self.prefix}_{attempt}"
 
     def create(self, attempt: int) -> str:
-        """Give the statement that makes an attempt's table; where there is a pattern, it fails when that is gone.
+        """Return the statement that makes an attempt's table; where there is a pattern, it fails when that is gone.
 
         Unlogged: after a crash of the database it is empty, which the commit notices by its count.
         """
@@ -96,7 +96,7 @@ class Pieces:
     count_inserted: str  # tells how many rows the transaction has put into the business table
 
     def enter(self, partition: int, token: UUID) -> str:
-        """Give the statement that returns a row if the piece was not in yet; it waits for a twin that is at it."""
+        """Return the statement that returns a row if the piece was not in yet; it waits for a twin that is at it."""
         return (
             f"INSERT INTO {self.quoted_ledger} (app_id, version, partition, partitions, token, row_counts) "
             f"VALUES ({self.quoted_batch}, {partition}, {self.number}, '{token}', '{{}}') "
@@ -139,7 +139,7 @@ class Save:
     query: str | None = None  # of a stream: the id of its query, which its checkpoint keeps
 
     def of_micro_batch(self, version: int, query: str | None) -> "Save":
-        """Give the write of one micro-batch of a stream."""
+        """Return the write of one micro-batch of a stream."""
         return replace(self, options=replace(self.options, version=version), query=query)
 
 

@@ -1,23 +1,34 @@
-"""What the driver does before any task runs: read options, tables, columns and ledger, and refuse what cannot be."""
+"""What the driver does before any task runs: read options, tables, columns and ledger, and refuse what cannot be.
+
+It makes the staging tables, too: one for each task attempt that brings rows, filled in one transaction.
+
+A name is `staging_<made at, seconds>_<hash of the batch>_<token of the save>_<attempt id>`. So the commit takes
+exactly the tables that the winning attempts told it, whatever else lies around; a batch that is committed leaves
+nothing of its earlier, killed attempts; and what no rerun ever cleans goes by age.
+
+The same name without an attempt is the pattern of a `save()`, an empty table that its attempts copy. Spark does not
+wait for the tasks that it kills: dropping the pattern first waits for those that load, and the rest find it gone.
+So do the tasks of a slower driver at the same batch, whose commit then finds the batch in the ledger.
+A stream has no pattern, as nothing there could drop it: its next commit drops what its killed attempts leave.
+"""
 
 import logging
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from uuid import UUID, uuid4
 
 import psycopg
-from psycopg.sql import SQL, Identifier, Literal
+from psycopg.sql import SQL, Composed, Identifier, Literal
 from pyspark.sql.types import StructType
 
+from outbox_spark.connection import connect, conninfo
 from outbox_spark.errors import OptionError, OutboxWriteError, one_line
-from outbox_spark.fit import plan_write
 from outbox_spark.ledger import Batch, begin_pieces, read, refuse_begun_in_pieces
-from outbox_spark.options import BatchOptions, WriteOptions, read_options
-from outbox_spark.plan import Pieces, Plan, Room, Save, Staging
-from outbox_spark.session import connect, conninfo
-from outbox_spark.staging import drop_aged, drop_attempts, drop_leftovers, make_pattern, name_staging
-from outbox_spark.tables import describe, require_outbox, require_staging
+from outbox_spark.options import BatchOptions, WriteOptions, write_options
+from outbox_spark.plan import Pieces, Plan, Room, Save, Staging, of_outbox
+from outbox_spark.tables import describe, plan_write, require_outbox, require_staging
 
 # COPY tells how many rows it was sent, not how many a trigger let pass.
 COUNT_INSERTED = SQL("""
@@ -31,15 +42,26 @@ COUNT_PENDING = SQL(
 
 log = logging.getLogger("outbox_spark")
 
+STAGING_NAME = re.compile(r"^staging_(?P<made_at>[0-9]{10})_(?P<batch>[0-9a-f]{12})_(?P<token>[0-9a-f]{10})(_[0-9]+)?$")
+
+# Longer than Spark takes to kill the Python worker of a task (spark.python.task.killTimeout, 2 s).
+KILLED_WITHIN = "10s"
+
+LIST_STAGING = SQL(r"""
+    SELECT class.relname::text FROM pg_class AS class
+    WHERE class.relnamespace = to_regnamespace(quote_ident(%(schema)s)) AND class.relkind = 'r'
+        AND class.relname LIKE 'staging\_%%' AND pg_has_role(class.relowner, 'MEMBER')
+""")
+
 
 def prepare(given: Mapping[str, str], schema: StructType, *, overwrite: bool) -> tuple[Save, Batch | None]:
-    """Give what executors and commit need, and the committed batch of that name when there is one.
+    """Return what executors and commit need, and the committed batch of that name when there is one.
 
     Raises:
         OptionError, TableError, ColumnError: with every fault that was found, by name.
         BatchError: it was begun in pieces, or in others.
     """
-    options = read_options(given)
+    options = write_options(given)
     token = uuid4()
     with _prepared(options, schema, overwrite=overwrite) as (connection, now, plan):
         staging = name_staging(options.staging_schema, now=now, batch_hash=options.batch_hash, token=token)
@@ -48,12 +70,12 @@ def prepare(given: Mapping[str, str], schema: StructType, *, overwrite: bool) ->
 
 
 def prepare_stream(given: Mapping[str, str], schema: StructType, *, overwrite: bool) -> Save:
-    """Give what the executors and commits of a stream need, but for the version that each micro-batch has.
+    """Return what the executors and commits of a stream need, but for the version that each micro-batch has.
 
     Raises:
         OptionError, TableError, ColumnError: with every fault that was found, by name.
     """
-    options = read_options(given, is_stream=True)
+    options = write_options(given, is_stream=True)
     token = uuid4()
     with _prepared(options, schema, overwrite=overwrite) as (_, now, plan):
         staging = name_staging(options.staging_schema, now=now, batch_hash=options.batch_hash, token=token, plan=plan)
@@ -119,7 +141,7 @@ def _pieces(options: WriteOptions, plan: Plan, number: int, made_by: str, *, dir
 
 
 def room_of(options: BatchOptions) -> Room | None:
-    """Give what executors and commit ask before they write, when the number of pending rows is bounded."""
+    """Return what executors and commit ask before they write, when the number of pending rows is bounded."""
     if options.max_pending is None:
         return None
     count = COUNT_PENDING.format(schema=Identifier(options.outbox_schema), limit=options.max_pending + 1)
@@ -135,7 +157,85 @@ def clean_after(save: Save) -> None:
     """Drop what other attempts at the committed batch have staged. A failure is logged: the batch is written."""
     try:
         with connect(save.info) as connection:
-            drop_attempts(connection, save.staging, patience="500ms")
+            drop_attempts(connection, save.staging, lock_timeout="500ms")
             drop_leftovers(connection, save.staging.schema, batch_hash=save.options.batch_hash)
     except (OutboxWriteError, psycopg.Error) as error:
         log.warning("outbox: staging tables of the committed batch are left to go by age: %s", one_line(error))
+
+
+def name_staging(schema: str, *, now: datetime, batch_hash: str, token: UUID, plan: Plan | None = None) -> Staging:
+    """Return the names of one `save()`.
+
+    Args:
+        plan: of a stream, whose tables follow no pattern.
+    """
+    quoted_schema = Identifier(schema).as_string()
+    prefix = f"staging_{int(now.timestamp()):010d}_{batch_hash}_{token.hex[:10]}"
+    columns = f"LIKE {quoted_schema}.{prefix}" if plan is None else _columns(plan).as_string()
+    return Staging(schema, quoted_schema, prefix, columns)
+
+
+def make_pattern(connection: psycopg.Connection, staging: Staging, plan: Plan) -> None:
+    """Make the table that the attempts copy."""
+    pattern = Identifier(staging.schema, staging.prefix)
+    connection.execute(SQL("CREATE UNLOGGED TABLE {} ({})").format(pattern, _columns(plan)))
+
+
+def _columns(plan: Plan) -> Composed:
+    # The types are as format_type() wrote them, hence SQL that needs no quoting.
+    columns = [SQL("{} {}").format(Identifier(column.name), SQL(column.type)) for column in plan.columns]
+    if plan.event is not None:
+        types = {"message_id": "uuid NOT NULL", "payload": "json NOT NULL", "headers": "jsonb"}
+        columns += [
+            SQL("{} {}").format(Identifier(of_outbox(name)), SQL(types.get(name, "text")))
+            for name in plan.event.columns
+        ]
+    return SQL(", ").join(columns)
+
+
+def drop_leftovers(connection: psycopg.Connection, schema: str, *, batch_hash: str) -> list[str]:
+    """Drop every staging table of a committed batch; return their names."""
+    return _drop(connection, schema, lambda name: name["batch"] == batch_hash)
+
+
+def drop_attempts(connection: psycopg.Connection, staging: Staging, *, lock_timeout: str) -> list[str]:
+    """Drop the staging tables of one `save()`; return their names.
+
+    Args:
+        lock_timeout: how long to wait for attempts that still load; those that take longer go by age.
+    """
+    _drop_table(connection, staging.schema, staging.prefix, lock_timeout=lock_timeout)
+    return _drop(connection, staging.schema, lambda name: name[0].startswith(staging.prefix))
+
+
+def drop_tables(connection: psycopg.Connection, schema: str, tables: Iterable[str]) -> None:
+    """Drop these staging tables, but leave those that another session locks: they go by age."""
+    for table in tables:
+        _drop_table(connection, schema, table, lock_timeout="500ms")
+
+
+def drop_aged(connection: psycopg.Connection, schema: str, *, now: datetime, max_age: float) -> list[str]:
+    """Drop the staging tables made longer ago than `max_age` seconds, of any batch; return their names."""
+    return _drop(connection, schema, lambda name: int(name["made_at"]) < now.timestamp() - max_age)
+
+
+def _drop(connection: psycopg.Connection, schema: str, is_dead: Callable[[re.Match[str]], bool]) -> list[str]:
+    dropped = []
+    for (relation,) in connection.execute(LIST_STAGING, {"schema": schema}).fetchall():
+        name = STAGING_NAME.match(relation)
+        if name is None or not is_dead(name):
+            continue
+        if _drop_table(connection, schema, relation, lock_timeout="500ms"):
+            dropped.append(relation)
+    return dropped
+
+
+def _drop_table(connection: psycopg.Connection, schema: str, table: str, *, lock_timeout: str) -> bool:
+    """Drop a table if it is there; False when another session locks it for longer than `lock_timeout`."""
+    try:
+        with connection.transaction():
+            connection.execute("SELECT set_config('lock_timeout', %s, true)", [lock_timeout])
+            connection.execute(SQL("DROP TABLE IF EXISTS {}").format(Identifier(schema, table)))
+    except psycopg.errors.LockNotAvailable:
+        return False
+    return True

@@ -43,7 +43,7 @@ class OutboxDataSource(DataSource):  # type: ignore[misc]  # mypy does not follo
         return OutboxWriter(save, is_recognised=recognised is not None)
 
     def schema(self) -> str:
-        """Give the columns of a read that names none. Spark calls it on the driver."""
+        """Return the columns of a read that names none. Spark calls it on the driver."""
         from outbox_spark.reading.columns import schema_of  # noqa: PLC0415
 
         return schema_of(self.options.get("payloadSchema"))
@@ -60,7 +60,7 @@ class OutboxDataSource(DataSource):  # type: ignore[misc]  # mypy does not follo
         from outbox_spark.reading.plan import plan_read  # noqa: PLC0415
         from outbox_spark.reading.stream import OutboxStreamReader  # noqa: PLC0415
 
-        return OutboxStreamReader(plan_read(self.options, schema, of_stream=True))
+        return OutboxStreamReader(plan_read(self.options, schema, is_stream=True))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> "OutboxStreamWriter":  # noqa: N802  # Spark's name
         """Check as `writer` does. Spark calls it twice a micro-batch: for the tasks, and for the commit."""
@@ -85,8 +85,8 @@ class OutboxWriter(DataSourceArrowWriter):  # type: ignore[misc]  # mypy does no
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Attempt:
         """Stage a partition, or write it; on an executor, and more than once when Spark retries or speculates."""
-        from outbox_spark.direct import write_piece  # noqa: PLC0415
         from outbox_spark.load import load  # noqa: PLC0415
+        from outbox_spark.pieces import write_piece  # noqa: PLC0415
 
         save, context = self._save, TaskContext.get()
         partition = context.partitionId()
@@ -118,11 +118,11 @@ class OutboxWriter(DataSourceArrowWriter):  # type: ignore[misc]  # mypy does no
 
     def abort(self, messages: list[Attempt | None]) -> None:  # noqa: ARG002  # it has None for the failed ones
         """Drop what this `save()` has staged. Pieces that are written stay, and a rerun writes the rest."""
-        from outbox_spark.session import connect  # noqa: PLC0415
-        from outbox_spark.staging import KILLED_WITHIN, drop_attempts  # noqa: PLC0415
+        from outbox_spark.connection import connect  # noqa: PLC0415
+        from outbox_spark.prepare import KILLED_WITHIN, drop_attempts  # noqa: PLC0415
 
         with connect(self._save.info) as connection:
-            drop_attempts(connection, self._save.staging, patience=KILLED_WITHIN)
+            drop_attempts(connection, self._save.staging, lock_timeout=KILLED_WITHIN)
 
 
 @dataclass(frozen=True)
@@ -173,8 +173,8 @@ class OutboxStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # 
 
         Not all of that name: it may be a query that is refused, and the one that has the name is staging.
         """
-        from outbox_spark.session import connect  # noqa: PLC0415
-        from outbox_spark.staging import drop_tables  # noqa: PLC0415
+        from outbox_spark.connection import connect  # noqa: PLC0415
+        from outbox_spark.prepare import drop_tables  # noqa: PLC0415
 
         tables = [message.staged.table for message in messages if message is not None and message.staged.table]
         with connect(self._save.info) as connection:

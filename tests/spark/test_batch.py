@@ -229,7 +229,7 @@ def test_executors_need_no_psycopg() -> None:
     program = """if True:
         import sys
         sys.modules["psycopg"] = None
-        import outbox_spark, outbox_spark.load, outbox_spark.reading.stream
+        import outbox_spark, outbox_spark.load, outbox_spark.pieces, outbox_spark.reading.stream
     """
 
     done = subprocess.run(

@@ -16,8 +16,8 @@ from pyspark.sql import SparkSession
 
 import outbox_spark
 from outbox_spark import commit
-from outbox_spark.direct import write_piece
 from outbox_spark.load import load
+from outbox_spark.pieces import write_piece
 from outbox_spark.plan import Staged
 from outbox_spark.prepare import prepare
 from tests.spark.frames import WAITING_FOR_LOCK, counts, invoices, one, save, staging_tables

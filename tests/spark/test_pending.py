@@ -9,8 +9,8 @@ from pyspark.sql import SparkSession
 
 import outbox_spark
 from outbox_spark.commit import commit_batch
-from outbox_spark.direct import write_piece
 from outbox_spark.load import load
+from outbox_spark.pieces import write_piece
 from outbox_spark.plan import Save
 from outbox_spark.prepare import prepare
 from tests.spark.frames import counts, invoices, one, save

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
 import outbox_spark
-from outbox_spark.direct import write_piece
+from outbox_spark.pieces import write_piece
 from outbox_spark.prepare import prepare
 from tests.spark import faulty
 from tests.spark.frames import (

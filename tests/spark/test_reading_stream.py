@@ -39,7 +39,7 @@ def reader(database_url: str) -> MakeReader:
     """Make a reader of the ids."""
 
     def make(**options: str) -> OutboxStreamReader:
-        return OutboxStreamReader(plan_read({"url": database_url, **options}, ID, of_stream=True))
+        return OutboxStreamReader(plan_read({"url": database_url, **options}, ID, is_stream=True))
 
     return make
 

@@ -10,8 +10,7 @@ from pyspark.sql.types import LongType, StructType
 from outbox_spark.errors import ReadError, TableError
 from outbox_spark.reading import plan
 from outbox_spark.reading.plan import plan_read
-from outbox_spark.reading.reader import OutboxReader
-from outbox_spark.reading.task import Task
+from outbox_spark.reading.reader import OutboxReader, Task
 from tests.spark.frames import one
 from tests.spark.sent import add_sent
 from tests.support.eventually import eventually
@@ -131,13 +130,14 @@ def test_a_day_that_is_not_as_it_was_planned_fails_its_task(
         ids(read, [second])
 
 
-def test_what_the_database_refuses_names_the_day(connection: psycopg.Connection, database_url: str) -> None:
+def test_what_the_database_refuses_names_the_day(connection: psycopg.Connection, reader: MakeReader) -> None:
     add_sent(connection, DAY, 3)
-    schema = StructType().add("payload", StructType().add("invoice_id", LongType()))
-    read = OutboxReader(plan_read({"url": database_url}, schema))
+    read = reader()
+    planned = read.partitions()
+    connection.execute("ALTER SCHEMA outbox RENAME TO elsewhere")
 
-    with pytest.raises(ReadError, match=f"day {DAY} of the outbox could not be read: .*invalid input syntax .*Ü-1"):
-        ids(read)
+    with pytest.raises(ReadError, match=f"day {DAY} of the outbox could not be read: .* does not exist"):
+        ids(read, planned)
 
 
 def test_a_payload_that_is_no_object_has_no_fields(connection: psycopg.Connection, database_url: str) -> None:

@@ -1,6 +1,5 @@
 """What is refused before any task runs, by name; and rows that are refused with their key."""
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from pyspark.sql import functions as f
 
 import outbox_spark
 from outbox_spark.errors import OutboxWriteError
-from outbox_spark.options import OPTIONAL, REQUIRED
+from outbox_spark.options import OPTIONS, Option, Use, options_of
 from outbox_spark.prepare import prepare
 from tests.spark.frames import counts, invoices, save, staging_tables
 
@@ -68,11 +67,34 @@ def test_every_fault_of_the_options_is_told_at_once(spark: SparkSession, options
     assert [word in str(refused.value) for word in ("dbtable", "atomic", "colour")] == [True, True, True]
 
 
-def test_the_documented_options_are_those_that_are_known() -> None:
-    written, _, _ = DOCUMENTATION.read_text().partition("## Reading")
-    rows = [line.split("|")[1] for line in written.splitlines() if line.startswith("| `") and line.count("|") > 3]
+@pytest.mark.parametrize(
+    ("heading", "options"),
+    [
+        ("## Options", options_of(Use.WRITE, Use.WRITE_STREAM)),
+        (
+            "## Reading",
+            {
+                name: option
+                for name, option in options_of(Use.READ, Use.READ_STREAM).items()
+                if Use.WRITE not in option.uses
+            },
+        ),
+    ],
+    ids=["write", "read"],
+)
+def test_the_documented_options_are_those_that_are_known(heading: str, options: dict[str, Option]) -> None:
+    _, _, section = DOCUMENTATION.read_text().partition(heading)
+    _, _, table = section.partition("| Option | Takes | Default |\n|---|---|---|\n")
+    rows, _, _ = table.partition("\n\n")
 
-    assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted([*REQUIRED, *OPTIONAL])
+    known = [f"| `{name}` | {option.takes} | {option.shown_default} |" for name, option in options.items()]
+    assert rows.replace("  ", " ").splitlines() == [row.replace("  ", " ") for row in known]
+
+
+def test_an_option_is_taken_once_by_each_use() -> None:
+    for use in Use:
+        taken = [option.parameter for option in OPTIONS if use in option.uses]
+        assert sorted(set(taken)) == sorted(taken)
 
 
 def test_a_wrong_password_is_never_shown(spark: SparkSession, options: Options) -> None:

@@ -11,8 +11,8 @@ from pyspark.sql import types as spark
 from pyspark.sql.pandas.types import to_arrow_schema
 
 import outbox_spark
-from outbox_spark.direct import write_piece
 from outbox_spark.load import load
+from outbox_spark.pieces import write_piece
 from outbox_spark.plan import Save
 from outbox_spark.prepare import prepare
 

@@ -18,9 +18,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import DecimalType, StringType, StructType
 
 from outbox_spark import BatchError
-from outbox_spark.checksum import Checksum
-from outbox_spark.direct import write_piece
 from outbox_spark.load import load
+from outbox_spark.pieces import Checksum, write_piece
 from outbox_spark.plan import Save, Staged
 from outbox_spark.prepare import prepare, prepare_stream
 from outbox_spark.source import Attempt, OutboxStreamWriter, OutboxWriter, StreamAttempt

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 import outbox_spark
-from outbox_spark import OutboxBatch
+from outbox_spark import OutboxBatch, WriteLimits
 from tests.spark.frames import counts, invoices, one, staging_tables
 
 Options = dict[str, str]
@@ -227,7 +227,7 @@ def test_one_id_in_two_frames_is_refused(
 def test_events_may_be_ordered_over_all_partitions(
     spark: SparkSession, named: dict[str, Any], connection: psycopg.Connection, num_partitions: int | None
 ) -> None:
-    with OutboxBatch(spark, **named, num_partitions=num_partitions) as batch:
+    with OutboxBatch(spark, **named, limits=WriteLimits(num_partitions=num_partitions)) as batch:
         shuffled = invoices(spark, 1000).orderBy(f.rand(1))
         fields = {"aggregate_type": "customer", "event_type": "InvoiceIssued", "payload": f.struct("amount")}
         batch.events(shuffled, order_by=[f.desc("amount")], **fields)
@@ -336,7 +336,7 @@ def test_a_batch_that_is_opened_again_has_no_dataframe_of_the_block_that_failed(
 
 def test_every_fault_of_the_batch_is_told_at_once(spark: SparkSession) -> None:
     with pytest.raises(outbox_spark.OptionError) as refused:
-        OutboxBatch(spark, url="postgresql://", app_id="", version=-1, batchsize=0)
+        OutboxBatch(spark, url="postgresql://", app_id="", version=-1, limits=WriteLimits(batchsize=0))
 
     assert [word in str(refused.value) for word in ("app_id", "version", "batchsize")] == [True, True, True]
 

@@ -7,7 +7,7 @@ from pyspark.sql import SparkSession
 
 from jobs.tables import Database, one_moment, read_table
 from outbox_spark import TableError
-from outbox_spark.session import conninfo
+from outbox_spark.connection import conninfo
 
 pytestmark = pytest.mark.jobs
 

@@ -17,8 +17,7 @@ from pyspark.sql.types import StructType
 
 import outbox_spark
 from outbox_spark import OutboxBatch
-from outbox_spark.fit import plan_rows
-from outbox_spark.tables import describe
+from outbox_spark.tables import describe, plan_rows
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)
 WHOLE = st.integers(-(2**31), 2**31 - 1)

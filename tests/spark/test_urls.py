@@ -2,8 +2,8 @@
 
 import pytest
 
+from outbox_spark.connection import conninfo
 from outbox_spark.errors import OptionError
-from outbox_spark.session import conninfo
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pytest
 from adbc_driver_postgresql import dbapi
 from pydantic import SecretStr
 
-from outbox_spark.session import conninfo as spark_conninfo
+from outbox_spark.connection import conninfo as spark_conninfo
 from relay.config.settings import DatabaseSettings
 from relay.database import connect, connect_async
 from relay.errors import DatabaseUnavailableError
@@ -36,7 +36,7 @@ connect(DatabaseSettings(url=sys.argv[1]))
 """
 BY_SPARK = """
 import sys
-from outbox_spark.session import connect, conninfo
+from outbox_spark.connection import connect, conninfo
 connect(conninfo(sys.argv[1]))
 """
 

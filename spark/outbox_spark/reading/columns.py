@@ -6,6 +6,7 @@ from psycopg.sql import SQL, Composable, Composed, Identifier
 from pyspark.sql import types as spark
 
 from outbox_spark.errors import ColumnError
+from outbox_spark.reading.fields import FIELD_TYPES
 
 TEXT, LONG, SHORT, MOMENT = spark.StringType(), spark.LongType(), spark.ShortType(), spark.TimestampType()
 PAYLOAD = "payload"
@@ -43,29 +44,19 @@ COMPUTED = {
     "sent_day": SQL("(message.sent_at AT TIME ZONE 'UTC')::date"),
 }
 
-# Which a payload need not be: null, a text or a list has no fields, and would fail all of the read.
-OBJECT = SQL("CASE json_typeof(message.payload) WHEN 'object' THEN message.payload END")
-
-# As which type the database takes a field out of the JSON. A decimal comes as it stands there: the executor refuses
-# what does not fit, where numeric(12,2) would round.
-FIELD_TYPES: Mapping[type[spark.DataType], str] = {
-    spark.StringType: "text",
-    spark.BooleanType: "boolean",
-    spark.ByteType: "smallint",
-    spark.ShortType: "smallint",
-    spark.IntegerType: "integer",
-    spark.LongType: "bigint",
-    spark.FloatType: "real",
-    spark.DoubleType: "double precision",
-    spark.DecimalType: "numeric",
-    spark.DateType: "date",
-    spark.TimestampType: "timestamptz",
-    spark.TimestampNTZType: "timestamp",
-}
+# A payload that is a text or a list has no fields. One that holds \u0000 or half of a surrogate pair has none either:
+# json takes both, and json_to_record fails on them, in whichever field they are.
+OBJECT = SQL(r"""
+    CASE WHEN json_typeof(message.payload) = 'object' AND (
+        strpos(message.payload::text, '\u') = 0
+        OR regexp_replace(message.payload::text, '\\\\|\\u[dD][89abAB]..\\u[dD][c-fC-F]..', '', 'g')
+            !~ '\\u(0000|[dD][89a-fA-F])'
+    ) THEN message.payload END
+""")
 
 
 def schema_of(payload_schema: str | None) -> str:
-    """Give the schema of a read that names none, as DDL, which Spark parses.
+    """Return the schema of a read that names none, as DDL, which Spark parses.
 
     Args:
         payload_schema: the fields of the payload as DDL; None: it stays text.
@@ -77,14 +68,17 @@ def schema_of(payload_schema: str | None) -> str:
 
 
 def expression(name: str) -> Composable:
-    """Give a column as SQL; qualified, since a field of the payload may have the same name."""
+    """Return a column as SQL; qualified, since a field of the payload may have the same name."""
     return COMPUTED.get(name) or Identifier("message", name)
 
 
-def select(schema: spark.StructType, table: Identifier) -> Composed:
-    """Give `SELECT ... FROM ... WHERE true` for these columns: what is not named is not read.
+def select(schema: spark.StructType, table: Identifier, *, fails_fast: bool) -> Composed:
+    """Return `SELECT ... FROM ... WHERE true` for these columns: what is not named is not read.
 
-    Fields of the payload come as columns of their own, in its place.
+    Fields of the payload come as columns of text, in its place: the executors make their types.
+
+    Args:
+        fails_fast: add what names a row without fields, its id and whether it is one, behind the last column.
 
     Raises:
         ColumnError: with every column that cannot be, by name.
@@ -100,13 +94,12 @@ def select(schema: spark.StructType, table: Identifier) -> Composed:
             source = SQL("{} CROSS JOIN LATERAL json_to_record({}) AS content ({})").format(
                 source,
                 OBJECT,
-                SQL(", ").join(
-                    SQL("{} {}").format(Identifier(inner.name), SQL(FIELD_TYPES[type(inner.dataType)]))
-                    for inner in field.dataType.fields
-                ),
+                SQL(", ").join(SQL("{} text").format(Identifier(inner.name)) for inner in field.dataType.fields),
             )
         else:
             columns.append(expression(field.name))
+    if fails_fast and any(isinstance(field.dataType, spark.StructType) for field in schema.fields):
+        columns += [expression("id"), SQL("message.payload IS NOT NULL AND ({}) IS NULL").format(OBJECT)]
     return SQL("SELECT {} FROM {} WHERE true").format(SQL(", ").join(columns), source)
 
 

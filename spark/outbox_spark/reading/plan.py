@@ -9,11 +9,11 @@ import psycopg
 from psycopg.sql import SQL, Composable, Identifier, Literal
 from pyspark.sql.types import StructType
 
+from outbox_spark.connection import connect, conninfo
 from outbox_spark.errors import ReadError, TableError
+from outbox_spark.options import SENT, ReadOptions, read_options
 from outbox_spark.reading.columns import select
-from outbox_spark.reading.options import SENT, ReadOptions, read_options
-from outbox_spark.reading.task import Read, Task
-from outbox_spark.session import connect, conninfo
+from outbox_spark.reading.reader import Read, Task
 
 BYTES_PER_TASK = 128 * 1024 * 1024
 MARKS_MAY_TAKE = 60.0  # seconds
@@ -68,19 +68,19 @@ class Day:
     bytes: int  # with what is stored out of line
 
 
-def plan_read(given: Mapping[str, str], schema: StructType, *, of_stream: bool = False) -> Read:
+def plan_read(given: Mapping[str, str], schema: StructType, *, is_stream: bool = False) -> Read:
     """Read the options and make the SELECT.
 
     Raises:
         OptionError, ColumnError: with every fault, by name.
     """
-    options = read_options(given, of_stream=of_stream)
+    options = read_options(given, is_stream=is_stream)
     # Sent rows are read by blocks, and a view has none.
     table = Identifier(options.outbox_schema, "message" if options.state == SENT else "message_state")
     return Read(
         options=options,
         info=conninfo(options.url, options.user, options.password),
-        select=select(schema, table).as_string(),
+        select=select(schema, table, fails_fast=options.fails_fast).as_string(),
         schema=schema,
         conditions=tuple(each.as_string() for each in _selected(options)),
     )

@@ -5,22 +5,53 @@ What only the driver does is imported where it is done, since executors may have
 
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import dataclass
+from itertools import islice
 
 import pyarrow as pa
 from adbc_driver_postgresql import dbapi
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
 
 from outbox_spark.errors import ReadError
-from outbox_spark.reading.task import Read, Task
+from outbox_spark.options import ReadOptions
+from outbox_spark.reading.fields import as_fields, refuse_no_object
 
-# Times in the payload that name no zone are of UTC. One core of the server for one of Spark's.
+# One core of the server for one of Spark's.
 BEGIN = (
     "BEGIN READ ONLY",
     "SET LOCAL TimeZone = 'UTC'",
     "SET LOCAL max_parallel_workers_per_gather = 0",
     "SET LOCAL jit = off",
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """One read."""
+
+    options: ReadOptions
+    info: str  # libpq's connection string; it may hold the password
+    select: str  # ... WHERE true
+    conditions: tuple[str, ...]
+    schema: StructType
+
+    def where(self, *more: str) -> str:
+        """Return the statement under its conditions and these."""
+        return " AND ".join((self.select, *self.conditions, *more))
+
+
+class Task(InputPartition):  # type: ignore[misc]  # mypy does not follow pyspark
+    """A statement that one task runs; Spark pickles it."""
+
+    def __init__(self, statement: str, day: str | None = None, check: str | None = None) -> None:
+        self.statement = statement
+        self.day = day
+        self.check = check  # a statement that tells, after the reading, whether all of it was there; None: it was
+
+    def __str__(self) -> str:
+        return "the outbox" if self.day is None else f"day {self.day} of the outbox"
 
 
 class OutboxReader(DataSourceReader):  # type: ignore[misc]  # mypy does not follow pyspark
@@ -40,7 +71,7 @@ class OutboxReader(DataSourceReader):  # type: ignore[misc]  # mypy does not fol
         return plan_tasks(self._read)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Give the rows of a task; on an executor, and more than once when Spark retries or speculates.
+        """Return the rows of a task; on an executor, and more than once when Spark retries or speculates.
 
         Raises:
             ReadError: the database refuses, or is gone, or the day is not any more what was planned to be read.
@@ -49,7 +80,7 @@ class OutboxReader(DataSourceReader):  # type: ignore[misc]  # mypy does not fol
 
 
 def read_task(read: Read, task: InputPartition) -> Iterator[pa.RecordBatch]:
-    """Give the rows of a task.
+    """Return the rows of a task.
 
     Raises:
         ReadError: the database refuses, or is gone, or the day is not any more what was planned to be read.
@@ -73,7 +104,7 @@ def _rows(read: Read, task: Task) -> Iterator[pa.RecordBatch]:
         cursor.execute(task.statement)
         with cursor.fetch_record_batch() as batches:
             for batch in batches:
-                yield as_planned(batch, schema)
+                yield as_planned(batch, schema, fails_fast=read.options.fails_fast)
         if task.check is not None:
             cursor.execute(task.check)
             if cursor.fetchone() != (True,):
@@ -83,18 +114,23 @@ def _rows(read: Read, task: Task) -> Iterator[pa.RecordBatch]:
                 )
 
 
-def as_planned(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Give a batch as the database sent it the types that Spark was promised; fields of the payload become one column.
+def as_planned(batch: pa.RecordBatch, schema: pa.Schema, *, fails_fast: bool = False) -> pa.RecordBatch:
+    """Return a batch in the types that Spark was promised; fields of the payload become one column.
 
+    Args:
+        fails_fast: a payload whose fields do not fit fails the read; else what does not fit is null.
     Raises:
-        ReadError: a value does not fit; the column is named.
+        ReadError: a value does not fit; the column, or the row of the payload, is named.
     """
-    sent = iter(zip(batch.schema.names, batch.columns, strict=True))
+    ids = None
+    if fails_fast and any(pa.types.is_struct(kind) for kind in schema.types):
+        *_, ids, is_no_object = batch.columns
+        refuse_no_object(is_no_object, ids)
+    sent = zip(batch.schema.names, batch.columns, strict=True)
     arrays = []
     for field in schema:
         if pa.types.is_struct(field.type):
-            inner = [_cast(*next(sent), each.type) for each in field.type]
-            arrays.append(pa.StructArray.from_arrays(inner, fields=list(field.type)))
+            arrays.append(as_fields([text for _, text in islice(sent, field.type.num_fields)], field.type, ids))
         else:
             arrays.append(_cast(*next(sent), field.type))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -16,8 +16,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit
 
 from outbox_spark.errors import ReadError
-from outbox_spark.reading.reader import read_task
-from outbox_spark.reading.task import Read, Task
+from outbox_spark.reading.reader import Read, Task, read_task
 
 if TYPE_CHECKING:
     from outbox_spark.reading.plan import Day
@@ -46,8 +45,8 @@ class OutboxStreamReader(DataSourceStreamReader):  # type: ignore[misc]  # mypy 
         Raises:
             ReadError: the database's clock went back by more than BEHIND, and rows are missed, or would be.
         """
+        from outbox_spark.connection import connect  # noqa: PLC0415
         from outbox_spark.reading.plan import count_sent, settled_moment  # noqa: PLC0415
-        from outbox_spark.session import connect  # noqa: PLC0415
 
         schema, begun = self._read.options.outbox_schema, _moment(start)
 
@@ -98,8 +97,8 @@ class OutboxStreamReader(DataSourceStreamReader):  # type: ignore[misc]  # mypy 
         Raises:
             ReadError: there are none.
         """
+        from outbox_spark.connection import connect  # noqa: PLC0415
         from outbox_spark.reading.plan import list_days  # noqa: PLC0415
-        from outbox_spark.session import connect  # noqa: PLC0415
 
         schema = self._read.options.outbox_schema
         with connect(self._read.info) as connection:

@@ -1,0 +1,128 @@
+"""Connections to PostgreSQL, psycopg on the driver and ADBC on the executors, and what is worth waiting for.
+
+Executors may have no psycopg: what only the driver does imports it itself.
+"""
+
+import logging
+import random
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from adbc_driver_postgresql import dbapi
+
+from outbox_spark.errors import BatchError, OptionError, OutboxWriteError, one_line
+from outbox_spark.plan import Room
+
+if TYPE_CHECKING:
+    import psycopg
+
+# A server that died silently is noticed within about 10 s; the URL's own parameters override.
+DEFAULTS = {
+    "connect_timeout": 10,
+    "keepalives": 1,
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 10_000,
+    "application_name": "outbox-spark",
+    # For an encrypted `sslkey` without `sslpassword`: OpenSSL would ask for the passphrase at the terminal.
+    "sslpassword": "none",
+}
+
+RECONNECT_FOR = 30.0  # seconds; a failover takes less
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 3.0
+log = logging.getLogger("outbox_spark")
+Connected = TypeVar("Connected")
+
+
+def conninfo(url: str, user: str | None = None, password: str | None = None) -> str:
+    """Return the libpq string that driver and executors connect with; it may hold the password.
+
+    Raises:
+        OptionError: libpq cannot read the URL.
+    """
+    import psycopg  # noqa: PLC0415
+    from psycopg.conninfo import conninfo_to_dict, make_conninfo  # noqa: PLC0415
+
+    try:
+        given = conninfo_to_dict(url)
+    except psycopg.ProgrammingError:
+        # libpq quotes the URL in its message, password and all: not repeated here.
+        raise OptionError(
+            "the database URL cannot be read; it takes postgresql://user:password@host:5432/database"
+        ) from None
+    if _is_ambiguous(url, given):
+        raise OptionError(
+            "the database URL can be read in two ways: in a user or password write %40 for @, %2F for /, %3F for ?"
+        )
+    own = {key: value for key, value in (("user", user), ("password", password)) if value is not None}
+    settings: dict[str, Any] = {**DEFAULTS, **given, **own}
+    return make_conninfo(**settings)
+
+
+def _is_ambiguous(url: str, given: dict[str, Any]) -> bool:
+    """Whether libpq has taken a piece of the password for a host, a port or a database: its errors would repeat it."""
+    port = str(given.get("port") or "")
+    if port.strip(",0123456789"):
+        return True
+    _, is_url, rest = url.partition("://")
+    credentials, _, behind = rest.partition("@")
+    behind = rest if "/" in credentials else behind  # libpq looks for a user no further than to the first slash
+    return bool(is_url) and "@" in behind.partition("?")[0]
+
+
+def connect(info: str) -> "psycopg.Connection":
+    """Open a connection in autocommit mode.
+
+    Raises:
+        OutboxWriteError: no host lets us in; libpq's own words tell why.
+    """
+    import psycopg  # noqa: PLC0415
+
+    try:
+        return psycopg.connect(info, autocommit=True)
+    except psycopg.OperationalError as error:
+        raise OutboxWriteError(one_line(error)) from None
+
+
+def retried(connect: Callable[[], Connected], refused: type[Exception]) -> Connected:
+    """Connect, again and again with growing pauses while that is refused, for as long as RECONNECT_FOR.
+
+    Raises:
+        the last refusal.
+    """
+    give_up_at = time.monotonic() + RECONNECT_FOR
+    pause = FIRST_PAUSE
+    while True:
+        try:
+            return connect()
+        except refused:
+            if time.monotonic() + pause > give_up_at:
+                raise
+        time.sleep(pause * random.uniform(0.5, 1))  # noqa: S311  # so that the tasks do not all come at once
+        pause = min(2 * pause, LONGEST_PAUSE)
+
+
+def connect_task(info: str) -> dbapi.Connection:
+    """Connect a task, in autocommit: ADBC would begin a transaction of its own for each ingest."""
+    return retried(lambda: dbapi.connect(info, autocommit=True), dbapi.OperationalError)
+
+
+def wait_for_room(room: Room, count: Callable[[str], int]) -> None:
+    """Return once no more than `room.most` rows are pending. No transaction may be open: it would hold up the relay.
+
+    Raises:
+        BatchError: there were more for as long as `room.wait`.
+    """
+    give_up_at = time.monotonic() + room.wait
+    pause = FIRST_PAUSE
+    while count(room.count) > room.most:
+        if time.monotonic() > give_up_at:
+            raise BatchError(
+                f"more than {room.most} rows (maxPending) have been pending for {room.wait} s (maxPendingWait), and "
+                "nothing more was written: look with `relay status` why, and run the batch again"
+            )
+        log.warning("outbox: more than %s rows are pending: the write waits", room.most)
+        time.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE)
