@@ -23,7 +23,8 @@ from bench.command import BenchmarkError, Count, Positive, main
 from bench.queue import EXCHANGE, depth, purge
 from bench.servers import Servers, private_servers
 from relay.config.settings import BrokerSettings, DatabaseSettings
-from relay.outbox import DurablePublisher, Event
+from relay.outbox import Event
+from relay.publisher import DurablePublisher
 
 PAYLOAD = '{"invoice": "' + "x" * 497 + '"}'  # 512 bytes
 IN_FLIGHT = (1, 100, 1000)

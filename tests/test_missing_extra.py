@@ -10,7 +10,7 @@ import pytest
     ("library", "use", "extra"),
     [
         ("aiormq", "import relay.consume", "consume"),
-        ("aiormq", "from relay.outbox import DurablePublisher", "publisher"),
+        ("aiormq", "from relay.publisher import DurablePublisher", "publisher"),
         ("sqlalchemy", "from relay.outbox import OutboxMessage", "sqlalchemy"),
         ("sqlalchemy", "from relay.consume import Inbox; Inbox(object(), 'projection')", "sqlalchemy"),
         ("prometheus_client", "import relay.http.consumer", "consume"),

@@ -11,7 +11,7 @@ from relay.config.settings import BrokerSettings, DatabaseSettings
 from relay.consume import Consumer, Inbox, Message, on
 from relay.consume.pool import PartitionedConsumer
 from relay.errors import ConfigurationError
-from relay.outbox import DurablePublisher
+from relay.publisher import DurablePublisher
 
 DATABASE = "postgresql://writer:hush@127.0.0.1/shop"
 BROKER = "amqp://consumer:pass@127.0.0.1/"

@@ -20,7 +20,8 @@ from relay.config.loading import load
 from relay.config.settings import Settings
 from relay.errors import NotAcceptedError
 from relay.observe.log import set_up
-from relay.outbox import DurablePublisher, Event
+from relay.outbox import Event
+from relay.publisher import DurablePublisher
 
 log = structlog.get_logger("examples.durable")
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError, Parameter
 
 from relay import __version__
+from relay.cli.exit_code import ExitCode
 from relay.cli.old_spellings import in_new_words
 from relay.cli.printing import complain, guard_stderr
 from relay.errors import (
@@ -29,8 +30,6 @@ REMEDIES: dict[type[UnavailableError], str] = {
     InboxUnavailableError: "check the host, database, user and password that it names",
     BrokerUnavailableError: f"check the host, virtual host, user and password in broker.url {SHOW}",
 }
-INTERRUPTED = 130
-BROKEN_PIPE = 141  # as a program that SIGPIPE ended
 
 # By name, so that `relay healthcheck` loads neither the engine nor the migrations.
 COMMANDS = {
@@ -88,16 +87,16 @@ def run_command(arguments: Sequence[str] | None) -> int:
             code = app()(in_new_words(given), exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
         complain(f"{str(error).rstrip('.')} (see `relay --help`)")
-        return 2
+        return ExitCode.USAGE
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return ExitCode.INTERRUPTED
     except BrokenPipeError:
         # Python flushes stdout once more at its end, and would complain about the same pipe.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return BROKEN_PIPE
+        return ExitCode.BROKEN_PIPE
     except (Exception, BaseExceptionGroup) as error:
         return _end(error)
-    return code if isinstance(code, int) else 0
+    return code if isinstance(code, int) else ExitCode.DONE
 
 
 def _keep_secrets(arguments: Sequence[str]) -> None:
@@ -131,24 +130,24 @@ def _default(value: object) -> object:
     return None if value in (False, "", None) else value
 
 
-def _end(error: BaseException) -> int:
+def _end(error: BaseException) -> ExitCode:
     """Explain errors of ours, also of tasks that failed together; a bug keeps its traceback."""
     errors = list(leaves(error)) if isinstance(error, BaseExceptionGroup) else [error]
     if all(isinstance(each, OutboxError) for each in errors):
         return max(_explain(each) for each in errors)
-    if not _is_logged(repr(error), 1, error):
+    if not _is_logged(repr(error), ExitCode.FAILED, error):
         raise error
-    return 1
+    return ExitCode.FAILED
 
 
-def _explain(error: BaseException) -> int:
+def _explain(error: BaseException) -> ExitCode:
     match error:
         case ConfigurationError() | UsageError():
-            code = 2
+            code = ExitCode.USAGE
         case PartlyDoneError():
-            code = 3
+            code = ExitCode.PARTLY
         case _:
-            code = 1
+            code = ExitCode.FAILED
     remedy = REMEDIES.get(type(error)) if isinstance(error, UnavailableError) else None
     for line in str(error).splitlines():
         words = f"{line.rstrip('.')}; {remedy}" if remedy else line

@@ -5,6 +5,7 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
+from relay.cli.exit_code import ExitCode
 from relay.cli.options import ConfigFile, Options, Output
 from relay.cli.printing import print_json, print_table, say
 from relay.config.keys import all_keys, as_json, as_toml, value_of
@@ -15,15 +16,15 @@ app = App(name="config", help="The settings in use, and files that come with thi
 
 
 @app.command
-def show(*, options: Options | None = None, output: Output = "text") -> int:
+def show(*, options: Options = Options(), output: Output = "text") -> ExitCode:
     """Print every setting with the place where it was found; passwords are hidden."""
-    loaded = (options or Options()).load()
+    loaded = options.load()
     found = [(key.name, value_of(loaded.settings, key), loaded.origins[key.name]) for key in all_keys()]
     if output == "json":
         print_json({name: {"value": as_json(value), "origin": origin} for name, value, origin in found})
     else:
         print_table(("key", "value", "origin"), [(name, as_toml(value), origin) for name, value, origin in found])
-    return 0
+    return ExitCode.DONE
 
 
 @app.command
@@ -32,31 +33,31 @@ def example(
         "relay.toml"
     ),
     /,
-) -> int:
+) -> ExitCode:
     """Print an example; by default a relay.toml with every key and its default, as comments."""
     sys.stdout.write(packaged.example_file(name))
-    return 0
+    return ExitCode.DONE
 
 
 @app.command
-def examples() -> int:
+def examples() -> ExitCode:
     """List the examples that `relay config example` prints."""
     print_table(("name", "what"), packaged.EXAMPLES.items())
-    return 0
+    return ExitCode.DONE
 
 
 @app.command
-def alerts() -> int:
+def alerts() -> ExitCode:
     """Print alerts for Prometheus, for its rule_files."""
     sys.stdout.write(packaged.alerts())
-    return 0
+    return ExitCode.DONE
 
 
 @app.command
-def jobs() -> int:
+def jobs() -> ExitCode:
     """Print the folder of the Spark jobs, for `spark-submit "$(relay config jobs)/archive.py"`."""
     say(str(packaged.JOBS))
-    return 0
+    return ExitCode.DONE
 
 
 @app.command
@@ -67,11 +68,11 @@ def roles(
         str | None,
         Parameter(name=["--schema", "--database-schema"], help="Of the tables, in place of database.schema."),
     ] = None,
-) -> int:
+) -> ExitCode:
     """Print the SQL that makes the roles and grants their rights, for psql; to be run again after an upgrade.
 
     Run it as the owner of the tables, who may also create roles: `relay config roles | psql ...`
     """
     settings = load(config=config, flags={"database.schema": schema}).settings
     sys.stdout.write(packaged.roles(settings.database.schema_name))
-    return 0
+    return ExitCode.DONE

@@ -1,9 +1,12 @@
-"""The rule of every command that destroys: it shows what would go, asks, and keeps who did it, when and why."""
+"""What every command that changes rows or letters keeps in the audit, and the consent that one that destroys needs.
+
+A command that destroys shows what would go, asks, and keeps who did it, when and why.
+"""
 
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -11,6 +14,7 @@ from cyclopts import Parameter
 from relay.cli.options import By
 from relay.cli.printing import Row, aside, say
 from relay.errors import UsageError
+from relay.observe.printable import utc
 from relay.replay.job import operator
 
 EXCERPT = 5  # rows
@@ -29,19 +33,17 @@ class Loss:
         """The excerpt and the oldest, below the counts."""
         lines = ["  ".join(str(value) for value in row) for row in self.excerpt[:EXCERPT]]
         if self.oldest is not None:
-            lines.append(f"the oldest is of {self.oldest.astimezone(UTC):%Y-%m-%d %H:%M:%SZ}")
+            lines.append(f"the oldest is of {utc(self.oldest)}")
         return lines
 
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Consent:
-    """What an operator says to a command that destroys."""
+class Audit:
+    """Who changes something, and why."""
 
-    why: Annotated[str, Parameter(help="Kept in the audit; needed unless it is a dry run.")] = ""
+    why: Annotated[str, Parameter(help="Kept in the audit.")] = ""
     by: By = None
-    yes: Annotated[bool, Parameter(help="Do not ask; needed where nobody can be asked.")] = False
-    dry_run: Annotated[bool, Parameter(help="Change nothing; show what would go.")] = False
 
     @property
     def operator(self) -> str:
@@ -50,8 +52,27 @@ class Consent:
 
     @property
     def reason(self) -> str:
-        """Why it is done."""
+        """Why it is done; empty if nobody said."""
         return self.why.strip()
+
+    def check_reason(self) -> None:
+        """Refuse to go on without a reason.
+
+        Raises:
+            UsageError: there is none.
+        """
+        if not self.reason:
+            raise UsageError("--why is needed: it is kept with who did it and when")
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Consent(Audit):
+    """What an operator says to a command that destroys."""
+
+    why: Annotated[str, Parameter(help="Kept in the audit; needed unless it is a dry run.")] = ""
+    yes: Annotated[bool, Parameter(help="Do not ask; needed where nobody can be asked.")] = False
+    dry_run: Annotated[bool, Parameter(help="Change nothing; show what would go.")] = False
 
     def check(self) -> None:
         """Refuse what lacks a reason or an answer; call it before anything is read.
@@ -61,7 +82,7 @@ class Consent:
         """
         if self.dry_run:
             return
-        check_reason(self.why)
+        self.check_reason()
         if not self.yes and not sys.stdin.isatty():
             raise UsageError("nobody can be asked here: --dry-run shows what would go, and --yes does it unasked")
 
@@ -73,12 +94,6 @@ class Consent:
         show_excerpt(loss)
         aside(f"{loss.what}? [y/N]")
         return sys.stdin.readline().strip().lower() in ("y", "yes")
-
-
-def check_reason(why: str) -> None:
-    """Check that a command which is audited was told why; UsageError when it was not."""
-    if not why.strip():
-        raise UsageError("--why is needed: it is kept with who did it and when")
 
 
 def show_loss(loss: Loss) -> None:

@@ -29,13 +29,9 @@ Output = Annotated[
     Parameter(name=["--output", "-o"], help="A table for people (tab-separated in a pipe), or JSON."),
 ]
 
-
 ConfigFile = Annotated[Path | None, Parameter(help="Path of relay.toml, in place of RELAY_CONFIG.")]
 BrokerUrl = Annotated[
     str | None, Parameter(help="In place of RELAY_BROKER_URL; others on this machine can see its password.")
-]
-InboxUrl = Annotated[
-    str | None, Parameter(help="URL of the inbox's database, else that of the outbox; others can see its password.")
 ]
 By = Annotated[
     str | None,
@@ -44,18 +40,13 @@ By = Annotated[
         help=f"Who does it, for the audit; else {OPERATOR_VARIABLE}, else the system's user and host.",
     ),
 ]
-Why = Annotated[str, Parameter(help="Kept in the audit.")]
 DryRun = Annotated[bool, Parameter(help="Change nothing; print the exact count.")]
-AggregateType = Annotated[str | None, Parameter(help="Of this type.")]
-AggregateId = Annotated[str | None, Parameter(help="Of this key.")]
-EventType = Annotated[str | None, Parameter(help="Of this event.")]
 MessageIds = Annotated[
     UUID, Parameter(name="MESSAGE-ID", help="Message ids; all that the filters select unless given.")
 ]
 LENGTH = "DURATION"  # what the helps call a length of time
 Seconds = Annotated[float, Parameter(converter=_seconds, metavar=LENGTH, show_default=lambda seconds: f"{seconds:g}s")]
 Length = Annotated[str, Parameter(metavar=LENGTH)]
-InboxSchema = Annotated[str | None, Parameter(help="Its schema, in place of database.schema.")]
 
 
 @Parameter(name="*")
@@ -98,11 +89,61 @@ class Options(DatabaseOptions):
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageFilters:
-    """Which rows, by what their writer said."""
+    """Which rows or letters, by what their writer said."""
 
-    aggregate_type: AggregateType = None
-    aggregate_id: AggregateId = None
-    event_type: EventType = None
+    aggregate_type: Annotated[str | None, Parameter(help="Of this type.")] = None
+    aggregate_id: Annotated[str | None, Parameter(help="Of this key.")] = None
+    event_type: Annotated[str | None, Parameter(help="Of this event.")] = None
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InboxOptions:
+    """Where the inbox is."""
+
+    url: Annotated[
+        str | None,
+        Parameter(
+            name="--inbox", help="URL of the inbox's database, else that of the outbox; others can see its password."
+        ),
+    ] = None
+    schema: Annotated[str | None, Parameter(name="--inbox-schema", help="Its schema, in place of database.schema.")] = (
+        None
+    )
+
+    def settings(self, database: DatabaseSettings) -> DatabaseSettings:
+        """Return the settings of the inbox's database: those of `database`, where nothing else is said.
+
+        Raises:
+            UsageError: a flag has a value that cannot be.
+        """
+        given = {"url": self.url and SecretStr(self.url), "schema_name": self.schema}
+        try:
+            return DatabaseSettings.model_validate(
+                {**database.model_dump(), **{name: value for name, value in given.items() if value is not None}}
+            )
+        except ValidationError as error:
+            wrong = {place for each in error.errors() for place in each["loc"]}
+            if "url" in wrong:
+                raise UsageError("--inbox takes a libpq URL, postgresql://user:password@host:5432/database") from None
+            raise UsageError(
+                "--inbox-schema takes at most 40 lower-case letters, digits and _, no digit first"
+            ) from None
+
+
+def check_choice(*, is_filtered: bool, is_all: bool, choices: str) -> None:
+    """Check that a command was told what to change: by ids and filters, or all with --all.
+
+    Args:
+        choices: what the operator can give, for the error.
+
+    Raises:
+        UsageError: neither was given, or both.
+    """
+    if not is_filtered and not is_all:
+        raise UsageError(f"give {choices}")
+    if is_filtered and is_all:
+        raise UsageError("--all and a filter exclude each other")
 
 
 def check_address(exchange: str | None, routing_key: str | None) -> None:
@@ -114,21 +155,3 @@ def check_address(exchange: str | None, routing_key: str | None) -> None:
     for flag, text in (("--to-exchange", exchange), ("--routing-key", routing_key)):
         if text is not None and len(text.encode()) > 255:
             raise UsageError(f"{flag} is longer than the 255 bytes that AMQP allows")
-
-
-def inbox_settings(database: DatabaseSettings, url: str | None, schema: str | None) -> DatabaseSettings:
-    """Give the settings of the database in which an inbox is, as --inbox and --inbox-schema tell.
-
-    Raises:
-        UsageError: what one of them says cannot be.
-    """
-    given = {"url": url and SecretStr(url), "schema_name": schema}
-    try:
-        return DatabaseSettings.model_validate(
-            {**database.model_dump(), **{name: value for name, value in given.items() if value is not None}}
-        )
-    except ValidationError as error:
-        wrong = {place for each in error.errors() for place in each["loc"]}
-        if "url" in wrong:
-            raise UsageError("--inbox takes a libpq URL, postgresql://user:password@host:5432/database") from None
-        raise UsageError("--inbox-schema takes at most 40 lower-case letters, digits and _, no digit first") from None

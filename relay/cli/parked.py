@@ -2,20 +2,19 @@
 
 import base64
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC
 from typing import Annotated
 from uuid import UUID
 
 import psycopg
 from cyclopts import App, Parameter, validators
 
-from relay.cli.consent import EXCERPT, Consent, Loss, show_excerpt
-from relay.cli.options import By, DatabaseOptions, DryRun, MessageFilters, Output, Why
-from relay.cli.printing import aside, complain, print_json, print_pairs, print_table, say
-from relay.errors import UsageError
+from relay.cli.consent import EXCERPT, Audit, Consent, Loss, show_excerpt
+from relay.cli.exit_code import ExitCode, exit_code
+from relay.cli.options import DatabaseOptions, DryRun, MessageFilters, Output, check_choice
+from relay.cli.printing import aside, complain, counted, print_json, print_pairs, print_table, say
+from relay.observe.printable import utc
 from relay.operate.parked import Parked, ParkedMessage, Selection, list_parked, show_parked
 from relay.operate.release import Done, discard, preview, retry
 from relay.operate.session import session
@@ -38,6 +37,7 @@ class Filters(MessageFilters):
     ] = None
 
     def selection(self, named: Sequence[str]) -> Selection:
+        """Return the rows with these ids or message ids, or all, that the filters select."""
         ids = row_ids(named)
         return Selection(
             ids=[each for each in ids if isinstance(each, int)] or None,
@@ -50,35 +50,51 @@ class Filters(MessageFilters):
         )
 
 
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BulkFilters(Filters):
+    """Which rows, for a command that changes them."""
+
+    all_: Annotated[bool, Parameter(name="--all", help="Every parked row; needed when there is no filter.")] = False
+
+    def bulk_selection(self, named: Sequence[str]) -> Selection:
+        """Return the rows to change.
+
+        Raises:
+            UsageError: no row was chosen, and --all was not given; or both were.
+        """
+        selection = self.selection(named)
+        choices = "ids, a filter such as --reason or --event-type, or --all for every parked row"
+        check_choice(is_filtered=not selection.is_everything, is_all=self.all_, choices=choices)
+        return selection
+
+
 Ids = Annotated[str, Parameter(name="ID", help="Ids or message ids; all that the filters select unless given.")]
-All = Annotated[bool, Parameter(name="--all", help="Every parked row; needed when there is no filter.")]
 
 
 @app.command(name="list")
 def list_(
     *ids: Ids,
-    options: DatabaseOptions | None = None,
-    filters: Filters | None = None,
+    options: DatabaseOptions = DatabaseOptions(),
+    filters: Filters = Filters(),
     held: Annotated[bool, Parameter(help="Also rows that only wait behind another one.")] = False,
     output: Output = "text",
-) -> int:
+) -> ExitCode:
     """List parked rows, at most 100 unless --limit says otherwise."""
-    selection = (filters or Filters()).selection(ids)
+    selection = filters.selection(ids)
     if selection.limit is None:
         selection = selection.at_most(100)
-    database = (options or DatabaseOptions()).load().settings.database
+    database = options.load().settings.database
     with session(database) as connection:
         rows, total = list_parked(connection, database.schema_name, selection, with_held=held)
     if output == "json":
         print_json({"total": total, "rows": rows})
-        return 0
-    # `show` tells the message id; on a terminal the reason needs its room.
-    left_out = {"message id"} if sys.stdout.isatty() else set()
-    kept = [index for index, column in enumerate(LIST_COLUMNS) if column not in left_out]
-    print_table([LIST_COLUMNS[index] for index in kept], [[_list_row(row)[index] for index in kept] for row in rows])
+        return ExitCode.DONE
+    # On a terminal the reason needs the room; `show` prints the message id.
+    print_table(LIST_COLUMNS, [_list_row(row) for row in rows], wide={"message id"})
     if total > len(rows):
         aside(f"{total - len(rows)} more: --limit {total} lists them all")
-    return 0
+    return ExitCode.DONE
 
 
 @app.command
@@ -86,58 +102,54 @@ def show(
     row: Annotated[str, Parameter(help="Its id or message id.")],
     /,
     *,
-    options: DatabaseOptions | None = None,
+    options: DatabaseOptions = DatabaseOptions(),
     full: Annotated[bool, Parameter(help="The whole payload, not only its first 1000 characters.")] = False,
     output: Output = "text",
-) -> int:
+) -> ExitCode:
     """Show one parked or discarded row with its payload."""
     (named,) = row_ids([row])
-    database = (options or DatabaseOptions()).load().settings.database
+    database = options.load().settings.database
     with session(database) as connection:
         message = show_parked(connection, database.schema_name, named, length=2**31 - 1 if full else 1000)
     if output == "json":
         print_json(message)
     else:
         print_pairs(_show_rows(message))
-    return 0
+    return ExitCode.DONE
 
 
 @app.command(name="retry")
 def retry_(
     *ids: Ids,
-    options: DatabaseOptions | None = None,
-    filters: Filters | None = None,
-    why: Why = "",
-    by: By = None,
-    all_: All = False,
+    options: DatabaseOptions = DatabaseOptions(),
+    filters: BulkFilters = BulkFilters(),
+    audit: Audit = Audit(),
     dry_run: DryRun = False,
     output: Output = "text",
-) -> int:
+) -> ExitCode:
     """Send rows again, with all their attempts; rows held behind them follow in order."""
-    selection = _bulk(filters, ids, everything=all_)
-    database = (options or DatabaseOptions()).load().settings.database
+    selection = filters.bulk_selection(ids)
+    database = options.load().settings.database
     with session(database, timeout=BULK_TIMEOUT) as connection:
         if dry_run:
             done = preview(connection, database.schema_name, selection)
         else:
-            done = retry(connection, database.schema_name, selection, by=by, why=why.strip() or None)
+            done = retry(connection, database.schema_name, selection, by=audit.operator, why=audit.reason or None)
     return _report("retry", done, output, dry_run=dry_run)
 
 
 @app.command(name="discard")
 def discard_(
     *ids: Ids,
-    options: DatabaseOptions | None = None,
-    filters: Filters | None = None,
-    consent: Consent | None = None,
-    all_: All = False,
+    options: DatabaseOptions = DatabaseOptions(),
+    filters: BulkFilters = BulkFilters(),
+    consent: Consent = Consent(),
     output: Output = "text",
-) -> int:
+) -> ExitCode:
     """Give rows up: they are kept and never sent; rows held behind them go out."""
-    selection = _bulk(filters, ids, everything=all_)
-    consent = consent or Consent()
+    selection = filters.bulk_selection(ids)
     consent.check()
-    database = (options or DatabaseOptions()).load().settings.database
+    database = options.load().settings.database
     schema = database.schema_name
     with session(database, timeout=BULK_TIMEOUT) as connection:
         if consent.dry_run:
@@ -146,7 +158,7 @@ def discard_(
         elif consent.is_given(lambda: _loss(connection, schema, selection, preview(connection, schema, selection))):
             done = discard(connection, schema, selection, by=consent.operator, why=consent.reason)
         else:
-            return 1
+            return ExitCode.FAILED
     return _report("discard", done, output, dry_run=consent.dry_run)
 
 
@@ -160,39 +172,28 @@ def _loss(connection: psycopg.Connection, schema: str, selection: Selection, for
 
 
 def _foreseen(verb: str, done: Done) -> str:
-    rows, behind = ("row", "it") if done.chosen == 1 else ("rows", "them")
-    return f"{verb} {done.chosen} {rows}, and release {done.released} held behind {behind}"
+    return f"{verb} {counted(done.chosen, 'row')}, and release {_behind(done)}"
 
 
-def _bulk(filters: Filters | None, ids: Sequence[str], *, everything: bool) -> Selection:
-    selection = (filters or Filters()).selection(ids)
-    if selection.is_everything and not everything:
-        raise UsageError("give ids, a filter such as --reason or --event-type, or --all for every parked row")
-    if everything and not selection.is_everything:
-        raise UsageError("--all and a filter exclude each other")
-    return selection
+def _behind(done: Done) -> str:
+    return f"{done.released} held behind {'it' if done.chosen == 1 else 'them'}"
 
 
-def _report(verb: str, done: Done, output: Output, *, dry_run: bool) -> int:
-    """Print what was done; 3 when some of the rows named were not there, 1 when none was."""
+def _report(verb: str, done: Done, output: Output, *, dry_run: bool) -> ExitCode:
+    """Print what was done, and return the exit code."""
     if output == "json":
         print_json(done)
+    elif dry_run:
+        say(f"would {_foreseen(verb, done)}")
     else:
-        rows, behind = ("row", "it") if done.chosen == 1 else ("rows", "them")
-        if dry_run:
-            say(f"would {_foreseen(verb, done)}")
-        else:
-            past = {"retry": "retried", "discard": "discarded"}[verb]
-            say(f"{past} {done.chosen} {rows}, and released {done.released} held behind {behind}")
+        past = {"retry": "retried", "discard": "discarded"}[verb]
+        say(f"{past} {counted(done.chosen, 'row')}, and released {_behind(done)}")
     for reason in done.not_found:
         complain(reason)
-    if done.not_found:
-        return 3 if done.chosen else 1
-    return 0
+    return exit_code(done=done.chosen, left=len(done.not_found))
 
 
 def _list_row(row: Parked) -> tuple[object, ...]:
-    parked_at = row.parked_at and row.parked_at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%SZ")
     return (
         row.id,
         row.message_id,
@@ -200,7 +201,7 @@ def _list_row(row: Parked) -> tuple[object, ...]:
         row.aggregate_id,
         row.event_type,
         row.attempts,
-        parked_at,
+        row.parked_at and utc(row.parked_at),
         row.held_behind,
         row.held,
         row.last_error,

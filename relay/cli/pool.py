@@ -2,24 +2,22 @@
 
 import asyncio
 import os
-from datetime import UTC
 from typing import Annotated
 
 from cyclopts import App, Parameter
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from relay.cli.drawing import table
+from relay.cli.exit_code import ExitCode
 from relay.cli.options import DatabaseOptions, Options, Output
-from relay.cli.printing import Row, print_json, print_lines
+from relay.cli.printing import Row, print_json, print_lines, table
 from relay.consume.pool.candidate import Candidate
 from relay.observe import log
-from relay.observe.printable import printable
+from relay.observe.printable import printable, utc
 from relay.operate.pool import MemberStatus, PartitionStatus, PoolsStatus, PoolStatus, read_status
 from relay.operate.session import session
 from relay.stopping import stopped_by_signals
 
-INTERRUPTED = 130
 MEMBER_COLUMNS = ("member", "partitions", "in hand", "last check-in", "")
 PARTITION_COLUMNS = ("partition", "epoch", "member", "wanted by", "since", "ready")
 
@@ -27,9 +25,9 @@ app = App(name="pool", help="Share partitions among consumers; tell who holds wh
 
 
 @app.command
-def run(*, options: DatabaseOptions | None = None) -> int:
+def run(*, options: DatabaseOptions = DatabaseOptions()) -> ExitCode:
     """Be a candidate for the master of the pools, without relaying, until SIGTERM or Ctrl-C; then exit with 0."""
-    settings = (options or DatabaseOptions()).load().settings
+    settings = options.load().settings
     log.set_up(settings.log)
     with session(settings.database):  # tables and login are looked at once, with a remedy in the error
         candidate = Candidate(settings.database, f"{settings.relay.node} ({os.getpid()})")
@@ -41,11 +39,11 @@ def status(
     pools: Annotated[list[str] | None, Parameter(help="The pools; all unless given.")] = None,
     /,
     *,
-    options: Options | None = None,
+    options: Options = Options(),
     output: Output = "text",
-) -> int:
+) -> ExitCode:
     """Tell the members of each pool, and of each partition the holder, the epoch and the lag."""
-    settings = (options or Options()).load().settings
+    settings = options.load().settings
     with session(settings.database):
         seen = asyncio.run(read_status(settings, names=pools or ()))
     console = Console()
@@ -55,17 +53,17 @@ def status(
         console.print(_drawn(seen))
     else:
         _print(seen)
-    return 0
+    return ExitCode.DONE
 
 
-async def _run(candidate: Candidate) -> int:
+async def _run(candidate: Candidate) -> ExitCode:
     running = asyncio.create_task(candidate.run(), name="pool")
     with stopped_by_signals(candidate.stopping.set, running):
         try:
             await running
         except asyncio.CancelledError:
-            return INTERRUPTED
-    return 0
+            return ExitCode.INTERRUPTED
+    return ExitCode.DONE
 
 
 def _drawn(seen: PoolsStatus) -> RenderableType:
@@ -104,7 +102,7 @@ def _partition_row(each: PartitionStatus) -> Row:
         str(each.epoch),
         each.member or "-",
         each.wanted_by or "",
-        f"{each.since.astimezone(UTC):%Y-%m-%d %H:%M:%SZ}",
+        utc(each.since),
         _number(each.ready),
     )
 

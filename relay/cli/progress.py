@@ -27,7 +27,7 @@ Show = Callable[[Seen], None]
 
 @contextmanager
 def shown_progress(settings: LogSettings, title: str, tell: Callable[[Seen], None]) -> Iterator[Show]:
-    """Give what takes note of the progress, and set up the log beside it.
+    """Yield the function that shows the progress, and set up the log.
 
     Args:
         title: of the bar.

@@ -1,83 +1,96 @@
 """`relay reconcile`."""
 
 import asyncio
-from typing import Annotated
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple
 
 import psycopg
 from cyclopts import Parameter, validators
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from relay.cli.options import (
-    DatabaseOptions,
-    InboxSchema,
-    InboxUrl,
-    Length,
-    MessageFilters,
-    MessageIds,
-    Output,
-    inbox_settings,
-)
-from relay.cli.printing import aside, complain, print_json
-from relay.cli.reconcile_drawing import print_report, shown_progress
+from relay.cli.exit_code import ExitCode
+from relay.cli.options import DatabaseOptions, InboxOptions, Length, MessageFilters, MessageIds, Output
+from relay.cli.printing import Row, aside, complain, print_json, print_lines, print_table, say
 from relay.database import refuse_pooler
+from relay.observe.printable import utc
 from relay.operate.reconcile.inbox import Inbox
 from relay.operate.reconcile.interval import Interval
-from relay.operate.reconcile.run import Question
+from relay.operate.reconcile.report import Report
+from relay.operate.reconcile.run import Question, Show
 from relay.operate.reconcile.run import reconcile as compare
 from relay.operate.session import session
-from relay.operate.whereabouts import find_rows
+from relay.operate.whereabouts import Missing, find_rows
 from relay.replay.moment import parse_interval, parse_length
 from relay.replay.selection import Selection, now
 from relay.scrub import redacted
 
 SCAN_TIMEOUT = 3600.0  # seconds for a statement: days of sent rows are read from end to end
+STATES = ("sent", "pending", "quarantined", "parked", "held", "discarded")
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Period:
+    """When the rows that are compared were sent."""
+
+    since: Annotated[str, Parameter(help="Sent at or after 2026-11-21T08:00:00Z, or 2h ago: `2h`.")]
+    until: Annotated[str | None, Parameter(help="Sent before; else until now.")] = None
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Consumers(InboxOptions):
+    """Which consumers should have applied those rows, and how soon."""
+
+    consumer: Annotated[
+        list[str] | None, Parameter(help="Name of a consumer; may be repeated. Else all that the inbox knows.")
+    ] = None
+    grace: Annotated[Length, Parameter(help="What was sent within this need not have been applied yet.")] = "60s"
 
 
 def reconcile(
     *message_ids: MessageIds,
-    since: Annotated[str, Parameter(help="Sent at or after 2026-11-21T08:00:00Z, or 2h ago: `2h`.")],
-    until: Annotated[str | None, Parameter(help="Sent before; else until now.")] = None,
-    inbox: InboxUrl = None,
-    inbox_schema: InboxSchema = None,
-    consumer: Annotated[
-        list[str] | None, Parameter(help="Name of a consumer; may be repeated. Else all that the inbox knows.")
-    ] = None,
-    grace: Annotated[Length, Parameter(help="What was sent within this need not have been applied yet.")] = "60s",
-    filters: MessageFilters | None = None,
+    period: Period,
+    consumers: Consumers = Consumers(),
+    filters: MessageFilters = MessageFilters(),
     unique_business_key: Annotated[
         bool, Parameter(help="A business key that a consumer has applied twice is a difference, too.")
     ] = False,
     limit: Annotated[
         int, Parameter(help="Of each kind, name at most so many.", validator=validators.Number(gte=1))
     ] = 20,
-    options: DatabaseOptions | None = None,
+    options: DatabaseOptions = DatabaseOptions(),
     output: Output = "text",
-) -> int:
+) -> ExitCode:
     """Compare what was sent with what consumers have applied; exit with 1 on a difference, and tell what mends it."""
-    options, filters = options or DatabaseOptions(), filters or MessageFilters()
     database = options.load().settings.database
     asyncio.run(refuse_pooler(database))
-    of_inbox = inbox_settings(database, inbox, inbox_schema)
+    of_inbox = consumers.settings(database)
     with (
         session(database, timeout=SCAN_TIMEOUT) as outbox,
-        Inbox.open(of_inbox, timeout=SCAN_TIMEOUT, is_apart=inbox is not None) as opened,
+        Inbox.open(of_inbox, timeout=SCAN_TIMEOUT, is_apart=consumers.url is not None) as opened,
     ):
         moment = now(outbox)
-        first, end = parse_interval(since, until, moment)
+        first, end = parse_interval(period.since, period.until, moment)
         assert first is not None, "--since is required"  # noqa: S101
         question = Question(
-            interval=Interval(first, min(end or moment, moment), moment, parse_length(grace, "--grace")),
+            interval=Interval(first, min(end or moment, moment), moment, parse_length(consumers.grace, "--grace")),
             selection=Selection(
                 message_ids=list(message_ids) or None,
                 aggregate_type=filters.aggregate_type,
                 aggregate_id=filters.aggregate_id,
                 event_type=filters.event_type,
             ),
-            consumers=sorted(set(consumer)) if consumer else None,
+            consumers=sorted(set(consumers.consumer)) if consumers.consumer else None,
             with_repeated_keys=unique_business_key,
             limit=limit,
             flags=_flags(options),
         )
-        with shown_progress() as show:
+        with _shown_progress() as show:
             report = compare(outbox, database.schema_name, opened, question, show)
         _tell_what_is_not_compared(outbox, database.schema_name, question)
     if report.kept_from is not None and first < report.kept_from:
@@ -85,26 +98,118 @@ def reconcile(
     if output == "json":
         print_json(report)
     else:
-        print_report(report)
+        _print_report(report)
     for difference in report.differences:
         complain(difference)
-    return 1 if report.differences else 0
+    return ExitCode.FAILED if report.differences else ExitCode.DONE
 
 
 def _tell_what_is_not_compared(outbox: psycopg.Connection, schema: str, question: Question) -> None:
-    """Say on stderr where each named message is whose row is not among those that were compared."""
+    """Print on stderr where each named message is whose row was not compared."""
     since, until = question.interval.since, question.interval.until
     for message_id, row in find_rows(outbox, schema, question.selection.message_ids or []).items():
-        if isinstance(row, str):
-            aside(f"{message_id} is not compared: {row}")
-        elif row.sent_at is None or not since <= row.sent_at < until:
+        if isinstance(row, Missing) or row.sent_at is None or not since <= row.sent_at < until:
             aside(f"{message_id} is not compared: {row.words}")
 
 
 def _flags(options: DatabaseOptions) -> tuple[str, ...]:
-    """Give the flags that a command needs to find the same settings, without a password."""
+    """Return the flags with which a command finds the same settings, without a password."""
     given = (
         ("--config", options.config and str(options.config)),
         ("--database-url", options.database_url and redacted(options.database_url)),
     )
     return tuple(word for name, value in given if value for word in (name, value))
+
+
+class _Part(NamedTuple):
+    """A table of the report; its name begins each of its lines in a pipe."""
+
+    name: str
+    title: str
+    columns: tuple[str, ...]
+    rows: list[Row]
+
+
+def _print_report(report: Report) -> None:
+    """Print it on stdout."""
+    parts = _parts(report)
+    if not sys.stdout.isatty():
+        moments = ("since", "until", "expected_until")
+        print_lines([(name, utc(getattr(report, name))) for name in moments])
+        print_lines([(part.name, *row) for part in parts for row in part.rows])
+        print_lines([("mend", report.mend.command)] if report.mend else [])
+        return
+    for part in parts:
+        if part.rows:
+            say(part.title)
+            print_table(part.columns, part.rows)
+    if report.mend is not None:
+        what = "what is missing" if report.mend.is_exact else "all of that time; what was applied has no effect again"
+        say(f"To send {what}:\n\n{report.mend.command}\n")
+    if not report.differences:
+        say(f"no difference in what was sent from {utc(report.since)} to {utc(report.expected_until)}")
+
+
+@contextmanager
+def _shown_progress() -> Iterator[Show]:
+    """Yield the function that shows the progress: in a bar if stderr is a terminal, else nowhere."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda *_: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total)
+
+
+def _parts(report: Report) -> list[_Part]:
+    counts = {(count.day, count.state): count.rows for count in report.rows}
+    days = sorted({day for day, _ in counts})
+    first = "the first of each consumer"
+    return [
+        _Part(
+            "rows",
+            "Rows by day (UTC)",
+            ("day", *STATES),
+            [(day, *(counts.get((day, state), 0) for state in STATES)) for day in days],
+        ),
+        _Part(
+            "consumer",
+            "Messages by consumer",
+            ("consumer", "expected", "applied", "missing", "lost"),
+            [(each.consumer, each.expected, each.applied, each.missing, each.lost) for each in report.consumers],
+        ),
+        _Part(
+            "missing",
+            f"Sent, not applied: {first}",
+            ("consumer", "message id", "id", "sent at"),
+            [
+                (each.consumer, row.message_id, row.id, utc(row.sent_at))
+                for each in report.consumers
+                for row in each.missing_first
+            ],
+        ),
+        _Part(
+            "lost",
+            f"Applied, without a row in the table: {first}",
+            ("consumer", "message id", "processed at"),
+            [
+                (each.consumer, row.message_id, utc(row.processed_at))
+                for each in report.consumers
+                for row in each.lost_first
+            ],
+        ),
+        _Part(
+            "duplicate",
+            "Message ids of several rows: the first",
+            ("message id", "rows"),
+            [(each.message_id, each.rows) for each in report.duplicates_first],
+        ),
+        _Part(
+            "repeated_key",
+            "Business keys applied by several messages: the first",
+            ("consumer", "business key", "messages"),
+            [(each.consumer, each.business_key, each.messages) for each in report.repeated_keys_first],
+        ),
+    ]

@@ -3,8 +3,7 @@
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import UTC
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated
 from uuid import UUID
@@ -14,15 +13,26 @@ import uvloop
 from cyclopts import App, Parameter, validators
 
 from relay.cli.consent import Consent, Loss, show_loss
-from relay.cli.options import By, DatabaseOptions, MessageFilters, MessageIds, Options, Output, check_address
+from relay.cli.exit_code import ExitCode
+from relay.cli.options import (
+    By,
+    DatabaseOptions,
+    MessageFilters,
+    MessageIds,
+    Options,
+    Output,
+    check_address,
+    check_choice,
+)
 from relay.cli.printing import aside, complain, print_json, print_pairs, print_table, say
 from relay.cli.progress import Seen, shown_progress
 from relay.config.settings import Settings
 from relay.database import refuse_pooler
 from relay.errors import BusyError, OutboxError, PartlyDoneError, UsageError
 from relay.logger import get_logger
+from relay.observe.printable import utc
 from relay.operate.session import session
-from relay.operate.whereabouts import find_rows
+from relay.operate.whereabouts import Missing, find_rows
 from relay.replay.job import Job, cancel_job, cancellable, list_failures, list_jobs, make_job, read_job
 from relay.replay.moment import parse_interval
 from relay.replay.run import Progress
@@ -31,7 +41,6 @@ from relay.replay.serve import serve
 from relay.replay.target import check_target
 
 SCAN_TIMEOUT = 3600.0  # seconds for a statement: days of sent rows are read from end to end
-INTERRUPTED = 130
 LIST_COLUMNS = ("id", "state", "made at", "made by", "filter", "selected", "replayed", "failed", "cancelled by")
 
 app = App(name="replay", help="Send again what was sent; list, show, resume and cancel replays.")
@@ -45,9 +54,24 @@ class Filters(MessageFilters):
 
     since: Annotated[str | None, Parameter(help="Sent at or after 2026-11-21T08:00:00Z, or 2h ago: `2h`.")] = None
     until: Annotated[str | None, Parameter(help="Sent before; only the days between the two are read.")] = None
+    all_: Annotated[bool, Parameter(name="--all", help="Every sent row; needed when there is no filter.")] = False
+
+    def check(self, message_ids: Sequence[UUID]) -> None:
+        """Refuse a command that does not say which rows.
+
+        Raises:
+            UsageError: there is no id, no filter and no --all; or --all and one of the others.
+        """
+        choices = "message ids, a filter such as --aggregate-id or --since, or --all for every sent row"
+        is_filtered = bool(message_ids) or replace(self, all_=False) != Filters()
+        check_choice(is_filtered=is_filtered, is_all=self.all_, choices=choices)
 
     def selection(self, connection: psycopg.Connection, message_ids: Sequence[UUID]) -> Selection:
-        """Give the filter, its moments by the database's clock; UsageError when nothing can match it."""
+        """Return the filter, its moments by the database's clock.
+
+        Raises:
+            UsageError: nothing can match it.
+        """
         since, until = parse_interval(self.since, self.until, now(connection))
         return Selection(
             message_ids=list(message_ids) or None,
@@ -59,6 +83,25 @@ class Filters(MessageFilters):
         )
 
 
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Where the rows go."""
+
+    to_exchange: Annotated[str | None, Parameter(help="In place of where they went; '' addresses a queue.")] = None
+    routing_key: Annotated[str | None, Parameter(help="In place of theirs; needs --to-exchange.")] = None
+
+    def check(self) -> None:
+        """Refuse a target that is incomplete, or that AMQP cannot carry.
+
+        Raises:
+            UsageError: says which.
+        """
+        if self.routing_key is not None and self.to_exchange is None:
+            raise UsageError("--routing-key needs --to-exchange: rows of one filter may go to several exchanges")
+        check_address(self.to_exchange, self.routing_key)
+
+
 JobId = Annotated[int, Parameter(help="Its number.")]
 Rate = Annotated[
     float | None, Parameter(help="Messages a second, at most.", validator=validators.Number(gt=0, lt=1_000_000))
@@ -68,28 +111,21 @@ Rate = Annotated[
 @app.default
 def replay(
     *message_ids: MessageIds,
-    options: Options | None = None,
-    filters: Filters | None = None,
-    all_: Annotated[bool, Parameter(name="--all", help="Every sent row; needed when there is no filter.")] = False,
-    to_exchange: Annotated[str | None, Parameter(help="In place of where they went; '' addresses a queue.")] = None,
-    routing_key: Annotated[str | None, Parameter(help="In place of theirs; needs --to-exchange.")] = None,
+    options: Options = Options(),
+    filters: Filters = Filters(),
+    target: Target = Target(),
     rate: Rate = None,
     dry_run: Annotated[bool, Parameter(help="Send nothing; print the exact count, by day.")] = False,
     by: By = None,
     output: Output = "text",
-) -> int:
+) -> ExitCode:
     """Send rows again that were sent before now, in order per key, with their message ids and x-replay-id.
 
     Ctrl-C stops it, and `relay replay resume` goes on. Beside live traffic it goes slowly, unless --rate says how fast.
     """
-    filters = filters or Filters()
-    is_everything = filters == Filters() and not message_ids
-    if is_everything and not all_:
-        raise UsageError("give message ids, a filter such as --aggregate-id or --since, or --all for every sent row")
-    if all_ and not is_everything:
-        raise UsageError("--all and a filter exclude each other")
-    _check_address(to_exchange, routing_key)
-    settings = (options or Options()).load().settings
+    filters.check(message_ids)
+    target.check()
+    settings = options.load().settings
     if not dry_run:
         asyncio.run(refuse_pooler(settings.database))  # before there is a job that would keep days from retention
     with session(settings.database, timeout=SCAN_TIMEOUT) as connection:
@@ -98,17 +134,19 @@ def replay(
         if dry_run:
             _tell_what_is_not_there(connection, schema, selection)
             return _print_count(connection, schema, selection, output)
-        asyncio.run(check_target(settings.broker, to_exchange, routing_key))
-        job = make_job(connection, schema, selection, by=by, to_exchange=to_exchange, routing_key=routing_key)
+        asyncio.run(check_target(settings.broker, target.to_exchange, target.routing_key))
+        job = make_job(
+            connection, schema, selection, by=by, to_exchange=target.to_exchange, routing_key=target.routing_key
+        )
         # Now that the job keeps retention from dropping any day that is still there.
         _tell_what_is_not_there(connection, schema, selection)
     return _run(settings, job, rate, output)
 
 
 @app.command
-def resume(job: JobId, /, *, options: Options | None = None, rate: Rate = None, output: Output = "text") -> int:
+def resume(job: JobId, /, *, options: Options = Options(), rate: Rate = None, output: Output = "text") -> ExitCode:
     """Go on with a replay that was interrupted, behind the last saved row."""
-    settings = (options or Options()).load().settings
+    settings = options.load().settings
     asyncio.run(refuse_pooler(settings.database))
     with session(settings.database) as connection:
         found = _resumable(read_job(connection, settings.database.schema_name, job))
@@ -118,19 +156,19 @@ def resume(job: JobId, /, *, options: Options | None = None, rate: Rate = None, 
 @app.command(name="list")
 def list_(
     *,
-    options: DatabaseOptions | None = None,
+    options: DatabaseOptions = DatabaseOptions(),
     limit: Annotated[int, Parameter(help="At most so many.", validator=validators.Number(gte=1))] = 20,
     output: Output = "text",
-) -> int:
+) -> ExitCode:
     """List replays, the newest first."""
-    database = (options or DatabaseOptions()).load().settings.database
+    database = options.load().settings.database
     with session(database) as connection:
         jobs = list_jobs(connection, database.schema_name, limit=limit)
     if output == "json":
         print_json(jobs)
     else:
         print_table(LIST_COLUMNS, [_list_row(job) for job in jobs])
-    return 0
+    return ExitCode.DONE
 
 
 @app.command
@@ -138,22 +176,22 @@ def show(
     job: JobId,
     /,
     *,
-    options: DatabaseOptions | None = None,
+    options: DatabaseOptions = DatabaseOptions(),
     limit: Annotated[int, Parameter(help="At most so many failed rows.", validator=validators.Number(gte=1))] = 100,
     output: Output = "text",
-) -> int:
+) -> ExitCode:
     """Show one replay and the rows that it could not send."""
-    database = (options or DatabaseOptions()).load().settings.database
+    database = options.load().settings.database
     with session(database) as connection:
         found = read_job(connection, database.schema_name, job)
         failures = list_failures(connection, database.schema_name, job, limit=limit)
     if output == "json":
         print_json({"job": found, "failures": failures})
-        return 0
+        return ExitCode.DONE
     print_pairs([(name.replace("_", " "), getattr(found, name)) for name in Job.__dataclass_fields__])
     if failures:
         print_table(("id", "message id", "reason"), [(each.id, each.message_id, each.reason) for each in failures])
-    return 0
+    return ExitCode.DONE
 
 
 @app.command
@@ -161,34 +199,27 @@ def cancel(
     job: JobId,
     /,
     *,
-    options: DatabaseOptions | None = None,
-    consent: Consent | None = None,
-) -> int:
+    options: DatabaseOptions = DatabaseOptions(),
+    consent: Consent = Consent(),
+) -> ExitCode:
     """End a replay for good; a process that runs it stops within a second, or when its list is made."""
-    consent = consent or Consent()
     consent.check()
-    database = (options or DatabaseOptions()).load().settings.database
+    database = options.load().settings.database
     with session(database) as connection:
         found = cancellable(read_job(connection, database.schema_name, job))
         if consent.dry_run:
             show_loss(_loss(found))
-            return 0
+            return ExitCode.DONE
         if not consent.is_given(lambda: _loss(found)):
-            return 1
+            return ExitCode.FAILED
         ended = cancel_job(connection, database.schema_name, job, by=consent.operator, why=consent.reason)
     say(f"cancelled replay {ended.id}, of which {ended.replayed} rows were replayed")
-    return 0
+    return ExitCode.DONE
 
 
 def _loss(job: Job) -> Loss:
     done = f"{job.replayed + job.failed} of {'uncounted' if job.selected is None else job.selected} rows"
     return Loss(f"end replay {job.id} ({job.state}) for good, after {done}", job.made_at, [_list_row(job)])
-
-
-def _check_address(to_exchange: str | None, routing_key: str | None) -> None:
-    if routing_key is not None and to_exchange is None:
-        raise UsageError("--routing-key needs --to-exchange: rows of one filter may go to several exchanges")
-    check_address(to_exchange, routing_key)
 
 
 def _resumable(job: Job) -> Job:
@@ -200,14 +231,14 @@ def _resumable(job: Job) -> Job:
 
 
 def _tell_what_is_not_there(connection: psycopg.Connection, schema: str, selection: Selection) -> None:
-    """Say on stderr what somebody may look for in vain: rows that are no longer kept, and rows not sent yet."""
+    """Print on stderr which rows are not replayed: those that are no longer kept, and those not sent yet."""
     first = first_day(connection, schema)
     if first is not None and (selection.since is None or selection.since < first):
         aside(f"sent rows are kept from {first:%Y-%m-%d} (UTC) on; nothing older can be replayed")
     if selection.message_ids and selection.since is None and selection.until is None:
         for message_id, row in find_rows(connection, schema, selection.message_ids).items():
-            if isinstance(row, str) or row.state != "sent":
-                aside(f"{message_id} is not replayed: {row if isinstance(row, str) else row.words}")
+            if isinstance(row, Missing) or row.state != "sent":
+                aside(f"{message_id} is not replayed: {row.words}")
         return
     waiting = count_waiting(connection, schema, selection)
     if selection.until is None and waiting.pending:
@@ -216,7 +247,7 @@ def _tell_what_is_not_there(connection: psycopg.Connection, schema: str, selecti
         aside(f"{waiting.parked} more rows match and are parked, never sent: `relay parked retry` sends them")
 
 
-def _print_count(connection: psycopg.Connection, schema: str, selection: Selection, output: Output) -> int:
+def _print_count(connection: psycopg.Connection, schema: str, selection: Selection, output: Output) -> ExitCode:
     days = count_by_day(connection, schema, selection)
     total = sum(day.rows for day in days)
     if output == "json":
@@ -224,10 +255,10 @@ def _print_count(connection: psycopg.Connection, schema: str, selection: Selecti
     else:
         print_table(("day", "rows"), [(day.day, day.rows) for day in days])
         say(f"would replay {total} rows")
-    return 0
+    return ExitCode.DONE
 
 
-def _run(settings: Settings, job: Job, rate: float | None, output: Output) -> int:
+def _run(settings: Settings, job: Job, rate: float | None, output: Output) -> ExitCode:
     started = time.monotonic()
     try:
         with shown_progress(settings.log, f"replay {job.id}", partial(_tell, job)) as show:
@@ -248,12 +279,12 @@ def _run(settings: Settings, job: Job, rate: float | None, output: Output) -> in
     else:
         say(f"replay {job.id} is done: {replayed} rows replayed in {time.monotonic() - started:.1f} s")
     if not end.is_done:
-        return INTERRUPTED
+        return ExitCode.INTERRUPTED
     if gone := (selected or 0) - replayed - failed:
         complain(f"{gone} rows are gone: their days were dropped before they could be read")
     if failed:
         complain(f"{failed} rows could not be sent: `relay replay show {job.id}` tells which, and why")
-    return 1 if failed or gone else 0
+    return ExitCode.FAILED if failed or gone else ExitCode.DONE
 
 
 def _seen(progress: Progress) -> Seen:
@@ -271,9 +302,8 @@ def _how_to_go_on(job: Job) -> str:
 
 def _list_row(job: Job) -> tuple[object, ...]:
     given = ", ".join(f"{name}={_short(value)}" for name, value in job.filter.items()) or "all"
-    made_at = job.made_at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%SZ")
     counts = (job.selected, job.replayed, job.failed)
-    return (job.id, job.state, made_at, job.made_by, given, *counts, job.cancelled_by)
+    return (job.id, job.state, utc(job.made_at), job.made_by, given, *counts, job.cancelled_by)
 
 
 def _short(value: object) -> object:

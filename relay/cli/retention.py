@@ -7,8 +7,9 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from relay.cli.consent import Consent, Loss
-from relay.cli.options import DatabaseOptions, InboxSchema, InboxUrl, Length, Output, inbox_settings
-from relay.cli.printing import aside, complain, print_json, print_table, say
+from relay.cli.exit_code import ExitCode, exit_code
+from relay.cli.options import DatabaseOptions, InboxOptions, Length, Output
+from relay.cli.printing import aside, complain, counted, print_json, print_table, say
 from relay.config.settings import RelaySettings, days_kept
 from relay.errors import UsageError
 from relay.operate.reconcile.inbox import FLAG, of_inbox
@@ -21,34 +22,32 @@ COLUMNS = ("table", "day", "rows", "bytes", "fate", "reason")
 
 def retention(
     *,
-    options: DatabaseOptions | None = None,
+    options: DatabaseOptions = DatabaseOptions(),
     keep: Annotated[Length | None, Parameter(help='In place of relay.retention: "30 days".')] = None,
     keep_inbox: Annotated[Length | None, Parameter(help='In place of relay.inbox_retention: "60 days".')] = None,
-    inbox: InboxUrl = None,
-    inbox_schema: InboxSchema = None,
-    consent: Consent | None = None,
+    inbox: InboxOptions = InboxOptions(),
+    consent: Consent = Consent(),
     output: Output = "text",
-) -> int:
+) -> ExitCode:
     """Drop days of sent rows and of the inbox that are older than is to be kept, as a running relay does each hour.
 
     With --inbox those of this inbox alone.
     """
-    consent = consent or Consent()
-    settings = (options or DatabaseOptions()).load().settings
+    settings = options.load().settings
     keeps = _keeps(settings.relay, keep, keep_inbox)
-    if inbox is not None or inbox_schema is not None:
+    if inbox != InboxOptions():
         keeps.pop(sent_kind(settings.relay), None)
     if not keeps:
         raise UsageError('retention is off: --keep "14 days" tells what to keep')
-    database = inbox_settings(settings.database, inbox, inbox_schema)
+    database = inbox.settings(settings.database)
     consent.check()
-    with of_inbox(FLAG if inbox else "database.url"):
+    with of_inbox(FLAG if inbox.url else "database.url"):
         if consent.dry_run:
             done = look_at_old_days(database, keeps)
         elif consent.is_given(lambda: _loss(look_at_old_days(database, keeps))):
             done = drop_old_days(database, keeps, by=consent.operator, why=consent.reason, tell=_announce)
         else:
-            return 1
+            return ExitCode.FAILED
     postponed = [day for day in done if day.fate is Fate.POSTPONED]
     others = [day for day in done if day.fate is not Fate.POSTPONED]
     if output == "json":
@@ -59,13 +58,11 @@ def retention(
         say(f"{'would drop' if consent.dry_run else 'dropped'} {_total(others)}")
     for reason in dict.fromkeys(day.reason for day in postponed):
         complain(f"postponed {_total(day for day in postponed if day.reason == reason)}: {reason}")
-    if not postponed:
-        return 0
-    return 3 if others else 1
+    return exit_code(done=len(others), left=len(postponed))
 
 
 def _keeps(relay: RelaySettings, keep: str | None, keep_inbox: str | None) -> dict[Kind, int]:
-    """Tell how many days are kept of what is not kept for ever, as the relay does."""
+    """Return for how many days each kind of row is kept, without those that are kept for ever."""
     given = {"retention": ("--keep", keep), "inbox_retention": ("--keep-inbox", keep_inbox)}
     keeps = kept_days(
         relay.model_copy(update={name: _days(flag, text) for name, (flag, text) in given.items() if text is not None})
@@ -79,7 +76,11 @@ def _keeps(relay: RelaySettings, keep: str | None, keep_inbox: str | None) -> di
 
 
 def _days(flag: str, keep: str) -> str:
-    """Give the text, of which `days_kept` makes something."""
+    """Return the text, which `days_kept` can read.
+
+    Raises:
+        UsageError: it cannot.
+    """
     try:
         days_kept(keep)
     except ValueError:
@@ -103,9 +104,9 @@ def _announce(found: list[OldDay]) -> None:
 
 
 def _total(days: Iterable[OldDay]) -> str:
-    counted = list(days)
-    rows, size = sum(day.rows or 0 for day in counted), sum(day.bytes for day in counted)
-    return f"{len(counted)} {'day' if len(counted) == 1 else 'days'}: {rows} rows, {size} bytes"
+    listed = list(days)
+    rows, size = sum(day.rows or 0 for day in listed), sum(day.bytes for day in listed)
+    return f"{counted(len(listed), 'day')}: {rows} rows, {size} bytes"
 
 
 def _as_json(day: OldDay) -> dict[str, object]:

@@ -3,38 +3,33 @@
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING
 
 import uvloop
 
 from relay.cli.options import Options
 from relay.config.settings import Settings
+from relay.consume.pool.candidate import candidate_beside
 from relay.database import refuse_pooler
+from relay.doctor.start import warning
+from relay.engine.node import Node, serve
 from relay.errors import DatabaseUnavailableError
+from relay.http.node import answering_for
 from relay.observe import log, tracing
 from relay.operate.session import session
 from relay.stopping import ending_in_time
 
-if TYPE_CHECKING:
-    from relay.engine.node import Node
 
-
-def run(*, options: Options | None = None) -> int:
+def run(*, options: Options = Options()) -> int:
     """Carry pending rows to the broker until SIGTERM or Ctrl-C, then drain and exit with 0.
 
     At SIGHUP it reads the configuration again and takes over the hosts of `broker.url`.
     """
-    # Here, so that the help of the other commands need not load the engine.
-    from relay.consume.pool.candidate import candidate_beside  # noqa: PLC0415
-    from relay.doctor.start import warning  # noqa: PLC0415
-    from relay.engine.node import serve  # noqa: PLC0415
-    from relay.http.node import answering_for  # noqa: PLC0415
 
     def load() -> Settings:
-        return (options or Options()).load().settings
+        return options.load().settings
 
     @asynccontextmanager
-    async def beside(node: "Node") -> AsyncIterator[None]:
+    async def beside(node: Node) -> AsyncIterator[None]:
         async with (
             ending_in_time(node.drain, settings.relay.drain_timeout),
             answering_for(node, settings),

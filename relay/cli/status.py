@@ -9,9 +9,9 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from relay.cli.drawing import table
+from relay.cli.exit_code import ExitCode
 from relay.cli.options import DatabaseOptions, Output, Seconds
-from relay.cli.printing import Row, complain, print_json, print_lines
+from relay.cli.printing import Row, complain, print_json, print_lines, table
 from relay.config.settings import Settings
 from relay.errors import DatabaseUnavailableError
 from relay.observe.printable import printable
@@ -25,13 +25,13 @@ NODE_COLUMNS = ("relay", "state", "lanes", "in flight", "published", "heartbeat"
 
 def status(
     *,
-    options: DatabaseOptions | None = None,
+    options: DatabaseOptions = DatabaseOptions(),
     watch: Annotated[bool, Parameter(name=["--watch", "-w"], help="Go on until Ctrl-C.")] = False,
     interval: Annotated[Seconds, Parameter(help="Time between two looks.", validator=validators.Number(gte=0.1))] = 2.0,
     output: Output = "text",
-) -> int:
+) -> ExitCode:
     """Tell the backlog, the parked rows and the relays. Exits with 0 whatever the state is."""
-    settings = (options or DatabaseOptions()).load().settings
+    settings = options.load().settings
     console = Console()
     if not watch:
         _print(_read(settings), console, output)
@@ -46,7 +46,7 @@ def status(
                 _print(seen, console, output)
             else:
                 complain(str(seen))
-    return 0
+    return ExitCode.DONE
 
 
 def _read(settings: Settings) -> Status:
@@ -57,7 +57,7 @@ def _read(settings: Settings) -> Status:
 
 
 def _looks(settings: Settings, interval: float) -> Iterator[Status | DatabaseUnavailableError]:
-    """Give a status each `interval` seconds; a database that goes away after the first is waited for."""
+    """Yield a status each `interval` seconds; after the first, the error while the database is away."""
     yield _read(settings)
     while True:
         time.sleep(interval)

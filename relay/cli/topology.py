@@ -7,6 +7,7 @@ from cyclopts import App, Parameter
 
 from relay.broker import topology
 from relay.broker.topology import Declared, Standing, Thing
+from relay.cli.exit_code import ExitCode, exit_code
 from relay.cli.options import BrokerOptions, Output
 from relay.cli.printing import Row, complain, print_json, print_table
 from relay.config.keys import as_toml
@@ -21,10 +22,10 @@ app = App(name="topology", help="The exchanges, queues and bindings that relay.t
 @app.command
 def apply(
     *,
-    options: BrokerOptions | None = None,
+    options: BrokerOptions = BrokerOptions(),
     dry_run: Annotated[bool, Parameter(help="Tell what is missing and what differs, and declare nothing.")] = False,
     output: Output = "text",
-) -> int:
+) -> ExitCode:
     """Declare what is missing and compare the rest; nothing that is there is changed or taken away.
 
     Exits with 1 when something differs or cannot be declared, with 3 when other things were declared nevertheless.
@@ -38,26 +39,25 @@ def apply(
         rows = [(each.standing, each.kind, each.name, _words(each)) for each in results]
         print_table(("standing", "kind", "name", "words"), rows)
     bad = sum(each.standing in topology.BAD for each in results)
-    if not bad:
-        return 0
-    complain(f"{bad} of {len(results)} do not stand as they are listed")
-    return 3 if any(each.standing is Standing.DECLARED for each in results) else 1
+    if bad:
+        complain(f"{bad} of {len(results)} do not stand as they are listed")
+    return exit_code(done=sum(each.standing is Standing.DECLARED for each in results), left=bad)
 
 
 @app.command
-def show(*, options: BrokerOptions | None = None, output: Output = "text") -> int:
+def show(*, options: BrokerOptions = BrokerOptions(), output: Output = "text") -> ExitCode:
     """Print what is listed; as JSON in the form of RabbitMQ's definitions."""
     settings = _load(options)
     if output == "json":
         print_json(definitions(settings))
-        return 0
+        return ExitCode.DONE
     rows = [_row(each) for each in topology.listed(settings.topology)]
     print_table(("kind", "name", "type", "durable", "arguments"), rows)
-    return 0
+    return ExitCode.DONE
 
 
-def _load(options: BrokerOptions | None) -> Settings:
-    settings = (options or BrokerOptions()).load().settings
+def _load(options: BrokerOptions) -> Settings:
+    settings = options.load().settings
     if not topology.listed(settings.topology):
         complain("nothing is listed: `relay config example` shows how, at [[topology.exchanges]]")
     return settings

@@ -29,5 +29,5 @@ class Histogram:
         self.total += other.total
 
     def buckets(self) -> list[tuple[float, int]]:
-        """Give each bound and how many values are at most that; the last is infinity, and so has them all."""
+        """Return each bound and how many values are at most that; the last is infinity, and so has them all."""
         return list(zip((*self._bounds, float("inf")), accumulate(self._counts), strict=True))

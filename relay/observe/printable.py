@@ -5,6 +5,7 @@ line separators, characters without a glyph, and halves of surrogate pairs.
 """
 
 import re
+from datetime import UTC, datetime
 
 UNPRINTABLE = re.compile(r"[^ -~]")
 
@@ -23,6 +24,11 @@ def printable_lines(text: str) -> str:
 def printable_json(document: str) -> str:
     """Return a JSON document in which `printable` would find nothing but line breaks; it says the same."""
     return UNPRINTABLE.sub(_escaped_in_json, document)
+
+
+def utc(moment: datetime) -> str:
+    """Return a moment as commands print it: `2026-11-21 08:00:00Z`."""
+    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%SZ}"
 
 
 def _escaped(found: re.Match[str]) -> str:

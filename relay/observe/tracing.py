@@ -1,4 +1,4 @@
-"""Traces through OpenTelemetry, where somebody asks for them; elsewhere nothing of it is even imported.
+"""Traces through OpenTelemetry, where the environment asks for them; elsewhere OpenTelemetry is not imported.
 
 The engine asks for a `tracer`, and gets one where the process has set OpenTelemetry's API up. `relay run` does so by
 OpenTelemetry's own variables: with the SDK, as the extra `otel` brings it.
@@ -25,7 +25,7 @@ FLUSH_TIMEOUT = 2.0  # seconds at the end: a collector that is away must not out
 
 
 def tracer() -> "Tracer | None":
-    """Give a tracer where OpenTelemetry is set up in this process, else None."""
+    """Return a tracer where OpenTelemetry is set up in this process, else None."""
     api = sys.modules.get("opentelemetry.trace")
     if api is None:
         return None

@@ -18,7 +18,7 @@ from psycopg.sql import SQL, Composed, Identifier
 from relay.engine.session.session import ROUTES_CHANGED, nodes_channel
 from relay.engine.settle.quarantine import PROBE_INITIAL, PROBE_MAX, PROBES_A_SECOND
 from relay.errors import NotFoundError, UsageError
-from relay.operate.whereabouts import RowId, as_parameters, find_rows, whereabouts
+from relay.operate.whereabouts import Missing, RowId, as_parameters, find_rows, whereabouts
 
 PROBE_WAIT, PROBE_POLL = 10.0, 0.1  # seconds: a probe is answered within about five
 
@@ -98,9 +98,8 @@ def route_of(connection: psycopg.Connection, schema: str, named: RowId) -> Quara
         if each.id == named:
             return each
     row = find_rows(connection, schema, [named])[named]
-    if isinstance(row, str) or row.state != "quarantined" or row.quarantine is None:
-        words = row if isinstance(row, str) else row.words
-        raise NotFoundError(f"neither a route nor a row in quarantine has the id {named}: {words}")
+    if isinstance(row, Missing) or row.state != "quarantined" or row.quarantine is None:
+        raise NotFoundError(f"neither a route nor a row in quarantine has the id {named}: {row.words}")
     return read_route(connection, schema, row.quarantine)
 
 

@@ -2,7 +2,8 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
+from enum import StrEnum
 from uuid import UUID
 
 import psycopg
@@ -10,14 +11,12 @@ from psycopg.rows import class_row
 from psycopg.sql import SQL, Identifier
 
 from relay.errors import UsageError
-from relay.observe.printable import printable
+from relay.observe.printable import printable, utc
 
 RowId = int | UUID  # its id, or its message id
 MAX_ID = 2**63 - 1
 
 SENT_TIMEOUT = 20.0  # seconds; the days of sent rows have no index by id, and are read from end to end
-UNKNOWN = "no row of the outbox has this id: it was never committed, or its day was dropped"
-UNREAD = f"it does not wait, and the sent rows could not be searched within {SENT_TIMEOUT:g} s"
 
 # What waits comes first: it is found at once.
 FIND = SQL("""
@@ -28,6 +27,18 @@ FIND = SQL("""
         AND (id = ANY (%(ids)s::bigint[]) OR message_id = ANY (%(message_ids)s::uuid[]))
 """)
 SET_TIMEOUT = SQL("SELECT set_config('statement_timeout', {milliseconds}, true)")
+
+
+class Missing(StrEnum):
+    """Why no row was found, as a command says it."""
+
+    UNKNOWN = "no row of the outbox has this id: it was never committed, or its day was dropped"
+    UNREAD = f"it does not wait, and the sent rows could not be searched within {SENT_TIMEOUT:g} s"
+
+    @property
+    def words(self) -> str:
+        """What a command says of it."""
+        return self.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +60,7 @@ class Found:
         """What a command says of it."""
         match self.state:
             case "sent":
-                return f"it was sent at {_utc(self.sent_at)}"
+                return f"it was sent at {_moment(self.sent_at)}"
             case "parked":
                 behind = f" behind {self.held_behind}" if self.held_behind else ""
                 return f"it is parked{behind}: see `relay parked show {self.id}`"
@@ -65,28 +76,27 @@ class Found:
     def _pending_words(self) -> str:
         if self.quarantine is not None:
             return f", and tries route {self.quarantine} just now"
-        return f", and due at {_utc(self.available_at)}" if self.is_delayed else ""
+        return f", and due at {_moment(self.available_at)}" if self.is_delayed else ""
 
 
-def find_rows(connection: psycopg.Connection, schema: str, wanted: Collection[RowId]) -> dict[RowId, Found | str]:
-    """Return for each id the row that has it, or in words why none was found."""
+def find_rows(connection: psycopg.Connection, schema: str, wanted: Collection[RowId]) -> dict[RowId, Found | Missing]:
+    """Return for each id the row that has it, or why none was found."""
     found = _find(connection, schema, wanted, is_sent=False)
     missing = [each for each in wanted if each not in found]
-    lack = UNKNOWN
+    lack = Missing.UNKNOWN
     if missing:
         try:
             with connection.transaction():
                 connection.execute(SET_TIMEOUT.format(milliseconds=str(round(SENT_TIMEOUT * 1000))))
                 found |= _find(connection, schema, missing, is_sent=True)
         except psycopg.errors.QueryCanceled:
-            lack = UNREAD
+            lack = Missing.UNREAD
     return {each: found.get(each, lack) for each in wanted}
 
 
 def whereabouts(connection: psycopg.Connection, schema: str, wanted: Collection[RowId]) -> dict[RowId, str]:
     """Return in words where each row is: "it was sent at 2026-11-21 08:00:00Z"."""
-    rows = find_rows(connection, schema, wanted)
-    return {each: row if isinstance(row, str) else row.words for each, row in rows.items()}
+    return {each: row.words for each, row in find_rows(connection, schema, wanted).items()}
 
 
 def row_ids(texts: Collection[str]) -> list[RowId]:
@@ -130,5 +140,5 @@ def _row_id(text: str) -> RowId:
     raise UsageError(f"{printable(text)} is no id and no message id")
 
 
-def _utc(moment: datetime | None) -> str:
-    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%SZ}" if moment else "an unknown time"
+def _moment(moment: datetime | None) -> str:
+    return "an unknown time" if moment is None else utc(moment)

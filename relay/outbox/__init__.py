@@ -16,10 +16,8 @@ from relay.outbox.write import add, add_many
 
 if TYPE_CHECKING:
     from relay.outbox.orm import OutboxMessage
-    from relay.publisher import DurablePublisher
 
 __all__ = [
-    "DurablePublisher",
     "Event",
     "EventError",
     "FieldError",
@@ -34,16 +32,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # Only who asks pays: SQLAlchemy costs 0.2 s to import, and the publisher brings the engine.
-    match name:
-        case "OutboxMessage":
-            with importing("sqlalchemy"):
-                from relay.outbox.orm import OutboxMessage  # noqa: PLC0415
+    # SQLAlchemy takes 0.2 s to import, and psycopg alone is enough for `add`.
+    if name != "OutboxMessage":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    with importing("sqlalchemy"):
+        from relay.outbox.orm import OutboxMessage  # noqa: PLC0415
 
-            return OutboxMessage
-        case "DurablePublisher":
-            from relay.publisher import DurablePublisher  # noqa: PLC0415
-
-            return DurablePublisher
-        case _:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return OutboxMessage

@@ -16,7 +16,7 @@ INTEGERS = range(-(2**63), 2**63)
 
 
 def headers_text(event: Event) -> str | None:
-    """Give the headers as JSON text.
+    """Return the headers as JSON text.
 
     Raises:
         HeaderError: AMQP cannot carry one of them, or not as what it was.

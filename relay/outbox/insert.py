@@ -80,13 +80,13 @@ async def copy_async(
 
 
 def statement(row_count: int, schema: str, placeholder: Callable[[str], str]) -> str:
-    """Give the INSERT for that many rows; `placeholder` writes a parameter's name as the driver wants it."""
+    """Return the INSERT for that many rows; `placeholder` writes a parameter's name as the driver wants it."""
     template = INSERT_ONE if row_count == 1 else INSERT_SEVERAL
     return template.format(schema=_quoted(schema), **{column: placeholder(column) for column in Row._fields})
 
 
 def parameters(rows: Sequence[Row]) -> dict[str, Any]:
-    """Give the parameters that `statement` takes for these rows."""
+    """Return the parameters that `statement` takes for these rows."""
     if len(rows) == 1:
         return rows[0]._asdict()
     return dict(zip(Row._fields, map(list, zip(*rows, strict=True)), strict=True))

@@ -15,7 +15,7 @@ from relay.outbox.trace import current_trace_context
 
 
 class JsonText(sa.types.TypeDecorator[str]):
-    """JSON as the text it is: SQLAlchemy's own type would parse it and write it anew."""
+    """JSON as the text it is: SQLAlchemy's own type would parse it and write it again."""
 
     impl = sa.Text
     cache_ok = True

@@ -35,7 +35,7 @@ class Row(NamedTuple):
 
 
 def row_of(event: Event, trace_context: str | None, max_payload_bytes: int = MAX_PAYLOAD_BYTES) -> Row:
-    """Give the row of an event.
+    """Return the row of an event.
 
     Raises:
         EventError: the table would refuse the row, or the relay could never send it.
@@ -96,7 +96,7 @@ def _check_available_at(event: Event) -> None:
 
 
 def _payload(event: Event) -> tuple[str | None, bytes | None]:
-    """Give the values of the columns `payload` and `payload_bytes`, of which one is None."""
+    """Return the values of the columns `payload` and `payload_bytes`, of which one is None."""
     payload = event.payload
     if event.content_type is None or _is_json(event.content_type):
         return _json_text(event), None
@@ -136,7 +136,7 @@ def _json_text(event: Event) -> str:
 
 
 def _checked(event: Event, text: str) -> str:
-    """Give `text` back if it is JSON to PostgreSQL, whose rule is the grammar alone."""
+    """Return `text` if PostgreSQL takes it as JSON: it checks the grammar alone."""
     try:
         orjson.loads(text)
     except orjson.JSONDecodeError:

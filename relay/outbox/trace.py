@@ -1,4 +1,4 @@
-"""The trace that a row was written in, taken along to whoever consumes it."""
+"""The trace that a row was written in, taken along to its consumer."""
 
 import sys
 
@@ -8,9 +8,9 @@ TRACE_FIELDS = ("traceparent", "tracestate")
 
 
 def current_trace_context() -> str | None:
-    """Give the current W3C trace context as JSON text; None where no span is active.
+    """Return the current W3C trace context as JSON text; None where no span is active.
 
-    Baggage stays here: it would reach whoever reads the queue.
+    Baggage stays here: it would reach every reader of the queue.
     """
     # Only code that has imported OpenTelemetry can have started a span; all others are spared the import (20 ms).
     if "opentelemetry.context" not in sys.modules:

@@ -1,6 +1,7 @@
 """Publish events that belong to no transaction, and lose none of them while the broker is away.
 
-from relay.outbox import DurablePublisher, Event
+from relay.outbox import Event
+from relay.publisher import DurablePublisher
 
 async with DurablePublisher("postgresql://...", broker="amqp://...", name="sensors") as publisher:
     await publisher.publish(Event("sensor", "42", "Measured", {"celsius": 21.5}))

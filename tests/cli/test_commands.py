@@ -12,7 +12,7 @@ import pytest
 import relay as product
 from relay.config.keys import all_keys
 from relay.operate.reference import example
-from relay.operate.whereabouts import UNKNOWN
+from relay.operate.whereabouts import Missing
 from relay.replay.job import operator
 from tests.cli.command import PASSWORD, Command
 from tests.operate.rows import Rows
@@ -229,7 +229,7 @@ def test_exit_codes_of_rows_that_are_not_there(relay: Command, rows: Rows) -> No
     shown = relay("parked", "show", "12345")
 
     assert (partly.code, none.code, no_match.code, shown.code) == (3, 1, 0, 1)
-    assert partly.err == none.err == f"relay: 12345 is not parked: {UNKNOWN}\n"
+    assert partly.err == none.err == f"relay: 12345 is not parked: {Missing.UNKNOWN}\n"
     assert rows.states() == {row: ("pending", None)}
 
 

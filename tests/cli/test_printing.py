@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.cli.drawing import draw_checklist
+from relay.cli.doctor import draw_checklist
 from relay.cli.printing import aside, complain, print_json, print_lines, print_pairs, print_table, say, write_traceback
-from relay.doctor.finding import Verdict
+from relay.doctor.finding import Finding, Verdict
 from relay.observe.printable import printable, printable_json, printable_lines
 from tests.observe.test_log import TERMINAL, Terminal
 
@@ -23,7 +23,7 @@ WAYS: dict[str, Callable[[str], None]] = {
     "table": lambda text: print_table(["name"], [[text]]),
     "pairs": lambda text: print_pairs([("name", text)]),
     "json": lambda text: print_json({"name": text.replace("\ud800", ""), "key": [text.replace("\ud800", "")]}),
-    "checklist": lambda text: draw_checklist("relay doctor", [(Verdict.FAILED, "check", text, text)]),
+    "checklist": lambda text: draw_checklist([Finding("relay.check", Verdict.FAILED, text, text)]),
     "traceback": lambda text: write_traceback(RuntimeError, RuntimeError(text), None),
 }
 

@@ -1,5 +1,6 @@
 """One word for one thing in the flags of all commands: an id stands alone, and each flag is one of these."""
 
+import inspect
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,6 +53,14 @@ def test_what_stands_alone_has_no_flag(command: str) -> None:
     alone = [each for each in arguments(command) if each.field_info.is_positional]
 
     assert [name for each in alone for name in each.names if name.startswith("-")] == []
+
+
+@pytest.mark.parametrize("command", TREE)
+def test_its_function_takes_at_most_nine_values(command: str) -> None:
+    function = TREE[command].default_command
+    assert callable(function)
+
+    assert len(inspect.signature(function).parameters) <= 9
 
 
 @pytest.mark.parametrize(

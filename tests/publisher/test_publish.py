@@ -8,8 +8,8 @@ from aio_pika.abc import AbstractChannel
 from pamqp.commands import Basic
 
 from relay.errors import EventError, NotAcceptedError
-from relay.outbox import DurablePublisher, Event
-from relay.publisher import Mode
+from relay.outbox import Event
+from relay.publisher import DurablePublisher, Mode
 from tests.engine.conftest import Reader
 from tests.publisher.conftest import Open
 from tests.publisher.events import first_of_each, is_direct, measured, publish_all

@@ -13,7 +13,8 @@ from yarl import URL
 from relay.broker.connection import connect
 from relay.config.settings import BrokerSettings, DatabaseSettings
 from relay.consume import Consumer, Inbox, Message, on
-from relay.outbox import DurablePublisher, Event, add
+from relay.outbox import Event, add
+from relay.publisher import DurablePublisher
 from tests.cli.command import Command
 from tests.support.certificates import Authority, Certificate
 from tests.support.eventually import eventually

@@ -3,7 +3,8 @@
 import asyncio
 import sys
 
-from relay.outbox import DurablePublisher, Event
+from relay.outbox import Event
+from relay.publisher import DurablePublisher
 
 
 async def publish(database: str, broker: str) -> None:
