@@ -28,7 +28,7 @@ from relay.consume.failed.held_table import NOT_HELD, TAKEN, HeldTable
 from relay.consume.key_queue import KeyQueue
 from relay.consume.message import Delivery, read_delivery
 from relay.consume.receipts import Receipts
-from relay.consume.setup import Order, Setup
+from relay.consume.setup import Setup
 from relay.consume.startup import keep_asking, keep_up
 from relay.consume.worker import Worker
 from relay.database import CANCEL_TIMEOUT
@@ -63,17 +63,17 @@ class ChannelConsumer:
             setup.dead_queue,
             setup.inbox.consumer_name,
             setup.counters,
-            setup.backoff,
+            setup.work.backoff,
             setup.begun_attempts,
             self._receipts.settle,
             self._stopping,
             tasks,
         )
         self._attempts: list[Attempt] = []
-        self._held = self._hold() if setup.order is Order.HOLD else None
+        self._held = self._hold() if setup.failures.holds_keys else None
         self._key_queue = KeyQueue()
         self._repeats = Repeats(setup.inbox, setup.session)
-        self._workers = [self._worker() for _ in range(setup.concurrency)]
+        self._workers = [self._worker() for _ in range(setup.work.concurrency)]
 
     async def begin(self) -> str:
         """Ask for deliveries, and give the consumer's tag.
@@ -117,14 +117,14 @@ class ChannelConsumer:
             asking = keep_asking(self._setup.inbox, self._setup.session, self._stopping)
             beside.append(start(asking, name="consume.ask"))
         await first(self._setup.stop.wait(), self._cancelled.wait(), self._channel.closing, self._cut_off.wait())
-        drain_until = asyncio.get_running_loop().time() + self._setup.drain_timeout
+        drain_until = asyncio.get_running_loop().time() + self._setup.work.drain_timeout
         if self._cut_off.is_set():
             # Before the drain, which takes long without a database: until then the queue gives nobody else anything.
             await close(self._channel)
         if not self._channel.is_closed:
             # A single active consumer that is cancelled makes room for the next one at once, while what it has not
             # settled still waits for the end of its channel: that would come behind what is newer.
-            if self._setup.order is Order.SKIP:
+            if not self._setup.failures.holds_keys:
                 await self._end(tag)
             log.info("consumer.draining", queue=self._setup.queue)
         self._stopping.set()
@@ -187,8 +187,8 @@ class ChannelConsumer:
             self._held or self._copies,
             self._receipts.settle,
             setup.counters,
-            setup.batch_size,
-            setup.poison_limit,
+            setup.work.batch_size,
+            setup.failures.poison_limit,
             self._stopping,
             self._repeats,
         )
@@ -204,9 +204,9 @@ class ChannelConsumer:
             setup.begun_attempts,
             self._unfit_for,
             setup.counters,
-            setup.backoff,
+            setup.work.backoff,
             self._receipts.settle,
-            setup.poison_limit,
+            setup.failures.poison_limit,
             self._stopping,
         )
 
@@ -215,7 +215,7 @@ class ChannelConsumer:
         transactions = open_transactions(
             setup.inbox,
             setup.handlers,
-            pipeline=setup.pipeline and admission is not TAKEN,
+            pipeline=setup.work.pipeline and admission is not TAKEN,
             admission=replace(admission, fence=setup.fence),
         )
         attempt = Attempt(transactions, setup.judge, setup.counters, setup.outages, self._stopping, setup.state)

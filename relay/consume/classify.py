@@ -7,7 +7,6 @@
 Everything else is unclassified, unless the consumer was told what it means: again later, so and so often.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -17,9 +16,8 @@ from typing import assert_never
 import psycopg
 
 from relay.consume.message import Delivery
-from relay.consume.retries import Retries
+from relay.consume.policies import FailurePolicy, Fault
 from relay.errors import (
-    ConfigurationError,
     ExpiredMessageError,
     InvalidPayloadError,
     MessageError,
@@ -50,15 +48,6 @@ class Transient(OutboxError):  # noqa: N818
 
 class Overload(OutboxError):  # noqa: N818
     """Raised by a handler: something that all messages need has too much to do."""
-
-
-class Fault(StrEnum):
-    """The class of a failure."""
-
-    PERMANENT = "permanent"
-    TRANSIENT = "transient"
-    OVERLOAD = "overload"
-    UNCLASSIFIED = "unclassified"
 
 
 class Reason(StrEnum):
@@ -102,18 +91,13 @@ class Failure:
 
 
 class Judge:
-    """Tells what errors mean."""
+    """Decides what an error means, by a consumer's policy."""
 
-    def __init__(
-        self,
-        unclassified: Retries,
-        transient: Retries,
-        *,
-        retry_on: Iterable[type[Exception]] = (),
-        permanent_on: Iterable[type[Exception]] = (),
-        overload_on: Iterable[type[Exception]] = (),
-    ) -> None:
-        self._retries = {Fault.UNCLASSIFIED: unclassified, Fault.TRANSIENT: transient}
+    def __init__(self, policy: FailurePolicy) -> None:
+        self._retries = {
+            Fault.UNCLASSIFIED: policy.retries,
+            Fault.TRANSIENT: policy.transient_retries or policy.retries,
+        }
         self._faults: dict[type, Fault] = {
             Permanent: Fault.PERMANENT,
             Transient: Fault.TRANSIENT,
@@ -122,17 +106,7 @@ class Judge:
             TransactionEndedError: Fault.PERMANENT,  # the next try may be absorbed by an inbox row that it committed
             psycopg.errors.SerializationFailure: Fault.TRANSIENT,
             psycopg.errors.DeadlockDetected: Fault.TRANSIENT,
-        }
-        told: dict[type, Fault] = {}
-        for classes, fault in (
-            (retry_on, Fault.TRANSIENT),
-            (permanent_on, Fault.PERMANENT),
-            (overload_on, Fault.OVERLOAD),
-        ):
-            for each in classes:
-                if told.setdefault(each, fault) is not fault:
-                    raise ConfigurationError(f"{each.__qualname__} cannot be {told[each]} and {fault}: name it once")
-        self._faults |= told
+        } | policy.faults()
 
     @property
     def steps(self) -> list[float]:

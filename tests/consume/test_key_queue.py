@@ -5,7 +5,7 @@ import asyncio
 import psycopg
 
 from relay.config.settings import BrokerSettings
-from relay.consume import Consumer, Inbox, Message, on
+from relay.consume import Consumer, Inbox, Message, WorkPolicy, on
 from relay.consume.key_queue import KeyQueue
 from tests.consume.effects import Queue, Table, count, delivered, running
 from tests.support.eventually import eventually
@@ -27,7 +27,7 @@ async def test_a_slow_key_holds_up_nobody_else(
     for number in range(1, 20):
         await queue.send(number, key=f"key-{number}")
 
-    consumer = Consumer(queue.name, [handle], inbox=inbox, broker=broker, concurrency=2)
+    consumer = Consumer(queue.name, [handle], inbox=inbox, broker=broker, work=WorkPolicy(concurrency=2))
     async with running(consumer):
         await eventually(lambda: consumer.counters.applied == 19, "the others are applied")
         may_end.set()

@@ -11,11 +11,12 @@ from psycopg.transaction import OutOfOrderTransactionNesting
 from relay.consume.apply.inbox_insert import Applied
 from relay.consume.apply.partition_state import PartitionState
 from relay.consume.apply.transactions import Transactions
-from relay.consume.classify import Fault, Judge, first_line, is_outage, name_of, took_too_long
+from relay.consume.classify import Judge, first_line, is_outage, name_of, took_too_long
 from relay.consume.counters import Counters
 from relay.consume.message import Delivery
 from relay.consume.outages import Outages
 from relay.consume.overload import Entry
+from relay.consume.policies import Fault
 from relay.errors import DatabaseUnavailableError, HandlerError, PartitionLostError
 from relay.logger import get_logger
 

@@ -13,10 +13,13 @@ from uuid import UUID
 
 from relay.consume.apply.inbox import Inbox
 from relay.consume.apply.inbox_session import InboxSession
+from relay.consume.policies import LEAST_POISON_LIMIT
 from relay.errors import DatabaseUnavailableError
 
 FIRST = 1  # the first delivery of what comes again: nobody counted it, and it may be what the process died of
-SUSPECT_FROM = 2  # tries that did not end; a suspect is tried alone, so that nobody else dies with it
+SUSPECT_FROM = (
+    LEAST_POISON_LIMIT - 1
+)  # tries that did not end; a suspect is tried alone, so that nobody else dies with it
 
 BEGUN = """
     SELECT message_id, begun FROM {schema}.begun_message

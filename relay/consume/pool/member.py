@@ -1,7 +1,7 @@
 """A member of a pool: it consumes the partitions that the master gives it, and lets them go when it is told to.
 
     member = PartitionedConsumer("billing", [total], inbox=Inbox(database, "billing"), broker=broker,
-                                 on_assigned=load, on_revoked=save)
+                                 pool=PoolPolicy(on_assigned=load, on_revoked=save))
     asyncio.run(member.run())
 
 `billing.partitions` is the exchange to bind. docs/partitioned-consumers.md draws who tells what to whom.
@@ -14,7 +14,6 @@ import socket
 from collections.abc import Iterable
 from contextlib import nullcontext
 from secrets import token_hex
-from typing import TypedDict, Unpack
 
 from relay.backoff import Backoff, unless_set, wait_for_event
 from relay.config.settings import BrokerSettings, Url, settings_of
@@ -24,11 +23,12 @@ from relay.consume.apply.inbox_session import InboxSession
 from relay.consume.consumer import Consumer
 from relay.consume.counters import ConsumerSnapshot, Counters
 from relay.consume.failed.queues import PARTITIONS, partition_queue_name, pool_topology, prepare
+from relay.consume.policies import FailurePolicy, WorkPolicy
 from relay.consume.pool.check_in import CheckIn, Told
 from relay.consume.pool.database_contact import Touch
-from relay.consume.pool.holding import Holding, Hook, Partition
+from relay.consume.pool.holding import Holding
 from relay.consume.pool.member_connection import Link
-from relay.consume.retries import Retries
+from relay.consume.pool.policy import Partition, PoolPolicy
 from relay.consume.startup import check_inbox, keep_up, tell_left_behind
 from relay.errors import ConfigurationError, DatabaseUnavailableError
 from relay.logger import get_logger
@@ -43,20 +43,7 @@ NAMESAKE_INTERVAL = 0.2  # seconds between two looks whether he is gone
 log = get_logger("relay.consume")
 
 
-class Options(TypedDict, total=False):
-    """What a `Consumer` takes, too."""
-
-    batch_size: int
-    pipeline: bool
-    stall_after: float
-    drain_timeout: float
-    backoff: Backoff
-    retries: Retries
-    transient_retries: Retries | None
-    retry_on: Iterable[type[Exception]]
-    permanent_on: Iterable[type[Exception]]
-    overload_on: Iterable[type[Exception]]
-    poison_limit: int
+ONE_AT_A_TIME = WorkPolicy(concurrency=1)
 
 
 class PartitionedConsumer:
@@ -68,15 +55,12 @@ class PartitionedConsumer:
         queue: the name from which those of the exchange and of the queues follow (`pool_topology`).
         broker: its URL, or BrokerSettings.
         inbox: its consumer_name is the name of the pool. In its database the members and the master meet.
-        on_assigned: called before the first message of a partition, to load state, until it succeeds; and again after
-            a transaction that failed, or of which nobody knows, as its handlers may have changed the state. With it a
-            partition has one transaction at a time.
-        on_revoked: called after the last one, to save state. A member that dies does not call it, and one that was
-            taken for dead (`Partition.is_lost`) too late: what must not be lost, handlers write in their transaction.
-        member: the name, one of a kind.
-        check_in_timeout: seconds without a check-in after which a member is taken for dead.
+        pool: how it takes part in the pool.
+        failures: as for `Consumer`; `order` is "hold".
+        work: as for `Consumer`; `concurrency` is 1, for each partition.
         declare: at the start, declare the exchange and the queues where they are missing; else they must be there.
-        options: those of `Consumer`.
+    Raises:
+        ConfigurationError: another `order` or `concurrency`, or what `Consumer` refuses.
     """
 
     def __init__(
@@ -86,32 +70,34 @@ class PartitionedConsumer:
         *,
         inbox: Inbox,
         broker: BrokerSettings | Url,
-        on_assigned: Hook | None = None,
-        on_revoked: Hook | None = None,
-        member: str | None = None,
-        check_in_timeout: float = 0.8,
+        pool: PoolPolicy = PoolPolicy(),  # noqa: B008 (immutable)
+        failures: FailurePolicy = FailurePolicy(),  # noqa: B008 (immutable)
+        work: WorkPolicy = ONE_AT_A_TIME,
         declare: bool = True,
-        **options: Unpack[Options],
     ) -> None:
-        if not check_in_timeout > 0:
-            raise ConfigurationError(f"check_in_timeout ({check_in_timeout}) is more than 0 seconds")
+        if work.concurrency != 1:
+            raise ConfigurationError(
+                f"concurrency ({work.concurrency}) is 1 in a pool: a partition has one worker, give"
+                " WorkPolicy(concurrency=1)"
+            )
+        if not failures.holds_keys:
+            raise ConfigurationError(f"order is 'hold' in a pool, not {failures.order!r}: keys stay in order there")
         inbox.require_connections(CONNECTIONS)
         # A broker has to notice about as soon as the master that a member is frozen.
         broker = settings_of(BrokerSettings, broker)
-        broker = broker.model_copy(update={"heartbeat": min(broker.heartbeat, math.ceil(check_in_timeout))})
+        broker = broker.model_copy(update={"heartbeat": min(broker.heartbeat, math.ceil(pool.check_in_timeout))})
         self.queue = queue
-        self.member = member or f"{socket.gethostname()}-{os.getpid()}-{token_hex(2)}"
-        consumer = Consumer(queue, handlers, inbox=inbox, broker=broker, concurrency=1, declare=declare, **options)
+        self.member = pool.member or f"{socket.gethostname()}-{os.getpid()}-{token_hex(2)}"
+        consumer = Consumer(queue, handlers, inbox=inbox, broker=broker, failures=failures, work=work, declare=declare)
         self._setup = consumer.setup
         self._may_declare = declare
-        self._on_assigned = on_assigned
-        self._on_revoked = on_revoked
-        self._interval = check_in_timeout / CHECK_INS
+        self._policy = pool
+        self._interval = pool.check_in_timeout / CHECK_INS
         # Whoever comes back late from an outage is taken for dead.
         self._backoff = Backoff(self._interval, 2 * self._interval)
         self._session = InboxSession(inbox, self._setup.outages)  # partitions wait for theirs
-        self._check_in = CheckIn(inbox, self._session, queue=queue, member=self.member, timeout=check_in_timeout)
-        self._touch = Touch(check_in_timeout)
+        self._check_in = CheckIn(inbox, self._session, queue=queue, member=self.member, timeout=pool.check_in_timeout)
+        self._touch = Touch(pool.check_in_timeout)
         self._link = Link(broker, f"outbox-consumer {inbox.consumer_name} {self.member}", self._setup.health)
         self._holdings: dict[int, Holding] = {}
         self._ended = Counters()  # of holdings that are no more
@@ -184,7 +170,7 @@ class PartitionedConsumer:
         setup = self._setup
         with at_signals(self.stop) if signals else nullcontext():
             try:
-                async with cut_after(setup.stop, setup.drain_timeout):
+                async with cut_after(setup.stop, setup.work.drain_timeout):
                     await unless_set(setup.stop, self._prepare())
                     async with asyncio.TaskGroup() as tasks:
                         upkeep = tasks.create_task(keep_up(setup.inbox), name="consume.upkeep")
@@ -272,10 +258,9 @@ class PartitionedConsumer:
         holding = Holding(
             self._setup.of(told.fence, queue),
             told.fence,
-            self._link,
-            self._touch,
-            on_assigned=self._on_assigned,
-            on_revoked=self._on_revoked,
+            policy=self._policy,
+            link=self._link,
+            touch=self._touch,
             taken_from=told.taken_from,
         )
         self._holdings[told.fence.partition] = holding

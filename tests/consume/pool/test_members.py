@@ -11,13 +11,13 @@ from pamqp.commands import Basic
 from structlog.testing import capture_logs
 
 from relay.config.settings import BrokerSettings, DatabaseSettings
-from relay.consume import Inbox, Message, Transient, on
+from relay.consume import FailurePolicy, Inbox, Message, Transient, WorkPolicy, on
 from relay.consume.apply.fence import Fence
 from relay.consume.failed.copy_publisher import Outgoing
-from relay.consume.pool import Partition, PartitionedConsumer
+from relay.consume.pool import Partition, PartitionedConsumer, PoolPolicy
 from relay.consume.pool.candidate import Candidate
 from relay.database import connect_async
-from relay.errors import QueueUnfitError
+from relay.errors import ConfigurationError, QueueUnfitError
 from tests.consume.effects import QUEUE, QUICK, SOON, Table, count, running, through
 from tests.consume.pool.conftest import candidate
 from tests.consume.pool.partitions import Partitions
@@ -43,11 +43,13 @@ class Stand:
             [handler],
             inbox=self.inbox,
             broker=self.broker,
-            member=name,
-            backoff=QUICK,
-            on_assigned=lambda partition: self.hooks[name].append(("assigned", partition.number)),
-            on_revoked=lambda partition: self.hooks[name].append(("revoked", partition.number)),
             **options,
+            pool=PoolPolicy(
+                member=name,
+                on_assigned=lambda partition: self.hooks[name].append(("assigned", partition.number)),
+                on_revoked=lambda partition: self.hooks[name].append(("revoked", partition.number)),
+            ),
+            work=WorkPolicy(concurrency=1, backoff=QUICK),
         )
         self.members[name] = member
         return member
@@ -231,7 +233,12 @@ async def test_a_hook_that_fails_is_called_again_before_the_first_message(
 
     await partitions.send(range(10))
     member = PartitionedConsumer(
-        "billing", [count_after], inbox=stand.inbox, broker=stand.broker, on_assigned=load, backoff=QUICK
+        "billing",
+        [count_after],
+        inbox=stand.inbox,
+        broker=stand.broker,
+        pool=PoolPolicy(on_assigned=load),
+        work=WorkPolicy(concurrency=1, backoff=QUICK),
     )
     with capture_logs():  # to draw each traceback takes long
         async with running(member):
@@ -259,7 +266,12 @@ async def test_the_state_is_loaded_anew_after_a_transaction_that_failed(
             raise Transient
 
     member = PartitionedConsumer(
-        "billing", [count_in_memory], inbox=stand.inbox, broker=stand.broker, on_assigned=load, retries=SOON
+        "billing",
+        [count_in_memory],
+        inbox=stand.inbox,
+        broker=stand.broker,
+        pool=PoolPolicy(on_assigned=load),
+        failures=FailurePolicy(retries=SOON),
     )
     async with running(member):
         await partitions.send(range(10))
@@ -274,3 +286,12 @@ async def test_what_is_missing_is_named(stand: Stand) -> None:
 
     with pytest.raises(QueueUnfitError, match=r"queue 'billing\.dead' does not exist: declare it"):
         await member.run(signals=False)
+
+
+def test_more_than_one_worker_a_partition_and_keys_out_of_order_are_refused(
+    inbox: Inbox, broker: BrokerSettings
+) -> None:
+    with pytest.raises(ConfigurationError, match=r"concurrency \(4\) is 1 in a pool"):
+        PartitionedConsumer("billing", [count], inbox=inbox, broker=broker, work=WorkPolicy(batch_size=20))
+    with pytest.raises(ConfigurationError, match="order is 'hold' in a pool, not 'skip'"):
+        PartitionedConsumer("billing", [count], inbox=inbox, broker=broker, failures=FailurePolicy(order="skip"))
