@@ -26,7 +26,7 @@ from relay.consume.failed.envelope import history_of, restored
 from relay.consume.failed.held_messages import HeldMessages
 from relay.consume.failed.held_table import NOT_HELD, TAKEN, HeldTable
 from relay.consume.key_queue import KeyQueue
-from relay.consume.message import Delivery, read_delivery
+from relay.consume.message import Delivery, Unreadable, read_delivery
 from relay.consume.receipts import Receipts
 from relay.consume.setup import Setup
 from relay.consume.startup import keep_asking, keep_up
@@ -58,16 +58,16 @@ class ChannelConsumer:
         channel.on_consumer_cancel_callbacks.add(lambda _: self._cancelled.set())
         self._receipts = Receipts(channel, setup.counters)
         self._copies = Copies(
-            setup.outgoing,
-            setup.queue,
-            setup.dead_queue,
-            setup.inbox.consumer_name,
-            setup.counters,
-            setup.work.backoff,
-            setup.begun_attempts,
-            self._receipts.settle,
-            self._stopping,
-            tasks,
+            outgoing=setup.outgoing,
+            queue=setup.queue,
+            dead_queue=setup.dead_queue,
+            consumer_name=setup.inbox.consumer_name,
+            counters=setup.counters,
+            backoff=setup.work.backoff,
+            begun_attempts=setup.begun_attempts,
+            settle=self._receipts.settle,
+            stopping=self._stopping,
+            tasks=tasks,
         )
         self._attempts: list[Attempt] = []
         self._held = self._hold() if setup.failures.holds_keys else None
@@ -128,8 +128,7 @@ class ChannelConsumer:
                 await self._end(tag)
             log.info("consumer.draining", queue=self._setup.queue)
         self._stopping.set()
-        for _ in self._workers:
-            self._key_queue.stop()
+        self._key_queue.stop()
         if self._held is not None:
             self._held.stop()
         for task in beside:  # each acknowledgement would let in a message that waits here for nothing: at the end, then
@@ -160,9 +159,9 @@ class ChannelConsumer:
                 self._setup.fence.stamp(delivered)
             delivery = read_delivery(delivered, self._setup.inbox.consumer_name)
         except Exception as error:  # the library would only log it, and the message would stay in our hands
-            delivery = f"it cannot be read: {name_of(error)}: {first_line(error)}"
-        if isinstance(delivery, str):
-            self._copies.carry(delivered, unfit(Reason.INVALID, delivery, history_of(delivered)))
+            delivery = Unreadable(f"it cannot be read: {name_of(error)}: {first_line(error)}")
+        if isinstance(delivery, Unreadable):
+            self._copies.carry(delivered, unfit(Reason.INVALID, delivery.reason, history_of(delivered)))
         elif (failure := self._unfit_for(delivery)) is not None:
             self._copies.carry(delivered, failure)
         else:
@@ -179,35 +178,35 @@ class ChannelConsumer:
     def _worker(self) -> Worker:
         setup = self._setup
         return Worker(
-            self._key_queue,
-            self._attempt(EVERYTHING if self._held is None else NOT_HELD),
-            setup.gate,
-            setup.begun_attempts,
-            setup.judge,
-            self._held or self._copies,
-            self._receipts.settle,
-            setup.counters,
-            setup.work.batch_size,
-            setup.failures.poison_limit,
-            self._stopping,
-            self._repeats,
+            key_queue=self._key_queue,
+            attempt=self._attempt(EVERYTHING if self._held is None else NOT_HELD),
+            gate=setup.gate,
+            begun_attempts=setup.begun_attempts,
+            judge=setup.judge,
+            aside=self._held or self._copies,
+            settle=self._receipts.settle,
+            counters=setup.counters,
+            batch_size=setup.work.batch_size,
+            poison_limit=setup.failures.poison_limit,
+            stopping=self._stopping,
+            repeats=self._repeats,
         )
 
     def _hold(self) -> HeldMessages:
         setup = self._setup
         return HeldMessages(
-            HeldTable(setup.inbox, setup.session, setup.fence),
-            self._attempt(TAKEN),
-            setup.gate,
-            setup.judge,
-            self._copies,
-            setup.begun_attempts,
-            self._unfit_for,
-            setup.counters,
-            setup.work.backoff,
-            self._receipts.settle,
-            setup.failures.poison_limit,
-            self._stopping,
+            table=HeldTable(setup.inbox, setup.session, setup.fence),
+            attempt=self._attempt(TAKEN),
+            gate=setup.gate,
+            judge=setup.judge,
+            copies=self._copies,
+            begun_attempts=setup.begun_attempts,
+            unfit_for=self._unfit_for,
+            counters=setup.counters,
+            backoff=setup.work.backoff,
+            settle=self._receipts.settle,
+            poison_limit=setup.failures.poison_limit,
+            stopping=self._stopping,
         )
 
     def _attempt(self, admission: Admission) -> Attempt:
@@ -218,7 +217,14 @@ class ChannelConsumer:
             pipeline=setup.work.pipeline and admission is not TAKEN,
             admission=replace(admission, fence=setup.fence),
         )
-        attempt = Attempt(transactions, setup.judge, setup.counters, setup.outages, self._stopping, setup.state)
+        attempt = Attempt(
+            transactions=transactions,
+            judge=setup.judge,
+            counters=setup.counters,
+            outages=setup.outages,
+            stopping=self._stopping,
+            state=setup.state,
+        )
         self._attempts.append(attempt)
         return attempt
 

@@ -76,7 +76,7 @@ class History:
     first_failed_at: datetime | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
     """The last failure of a message, and what follows from it."""
 
@@ -141,7 +141,16 @@ def _failure(
 ) -> Failure:
     now = datetime.now(UTC)
     first, attempts = history.first_failed_at or now, history.attempts + 1
-    return Failure(attempts, first, now, name_of(error), first_line(error), reason, step, wait)
+    return Failure(
+        attempts=attempts,
+        first_failed_at=first,
+        failed_at=now,
+        exception=name_of(error),
+        words=first_line(error),
+        reason=reason,
+        step=step,
+        wait=wait,
+    )
 
 
 def poisoned(unended: int, history: History) -> Failure:
@@ -152,7 +161,14 @@ def poisoned(unended: int, history: History) -> Failure:
 def unfit(reason: Reason, words: str, history: History) -> Failure:
     """Give the failure of a message that is not tried."""
     now = datetime.now(UTC)
-    return Failure(history.attempts, history.first_failed_at or now, now, "", _writable(words), reason)
+    return Failure(
+        attempts=history.attempts,
+        first_failed_at=history.first_failed_at or now,
+        failed_at=now,
+        exception="",
+        words=_writable(words),
+        reason=reason,
+    )
 
 
 def is_outage(error: BaseException) -> bool:

@@ -32,6 +32,7 @@ from relay.consume.policies import FailurePolicy, WorkPolicy
 from relay.consume.queue_depth import ready_count
 from relay.consume.setup import Setup
 from relay.consume.startup import check_inbox, tell_left_behind
+from relay.consume.stopping import Stopping
 from relay.errors import BrokerUnavailableError, ConfigurationError, QueueMissingError
 from relay.logger import get_logger
 from relay.stopping import at_signals, cut_after
@@ -156,6 +157,8 @@ class Consumer:
                         try:
                             async with self._channel() as channel:
                                 await consume(setup, channel, self._tell_ready)
+                        except Stopping:
+                            break
                         except (BrokerUnavailableError, QueueMissingError, ConfigurationError, *LOST) as error:
                             if self._was_ready:
                                 await self._wait_for_broker(error)
@@ -185,7 +188,7 @@ class Consumer:
         name = f"outbox-consumer {self.setup.inbox.consumer_name}"
         connection = await unless_set(self.setup.stop, connect(broker, name, after=self._connection))
         if connection is None:
-            raise BrokerUnavailableError("it was told to stop while it connected")
+            raise Stopping
         self._connection = connection
         try:
             async with asyncio.timeout(broker.connect_timeout):

@@ -22,7 +22,7 @@ from relay.engine.health import Health
 AHEAD = 16  # deliveries of a partition that wait in its holder, beside those that are worked on
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class Setup:
     """What outlives a channel."""
 

@@ -91,14 +91,14 @@ async def test_a_letter_sent_back_as_soon_as_it_is_there_is_not_lost(
     offer = Copies.offer
     sent_back: list[AbstractIncomingMessage] = []
 
-    async def offer_with_a_late_confirm(copies: Copies, delivered: DeliveredMessage, failure: Failure) -> str | None:
-        refusal = await offer(copies, delivered, failure)
+    async def offer_with_a_late_confirm(copies: Copies, delivered: DeliveredMessage, failure: Failure) -> bool:
+        is_taken = await offer(copies, delivered, failure)
         if failure.reason is not None and not sent_back:
             sent_back.extend(await queue.dead())
             acknowledged = consumer.counters.acknowledged
             await queue.send(0, message_id=sent_back[0].message_id)
             await eventually(lambda: consumer.counters.acknowledged > acknowledged, "the copy is taken for held")
-        return refusal
+        return is_taken
 
     monkeypatch.setattr(Copies, "offer", offer_with_a_late_confirm)
     async with running(consumer):

@@ -16,6 +16,10 @@ from relay.errors import BrokerUnavailableError
 UNSENDABLE = (TypeError, ValueError, OverflowError, struct.error)
 
 
+class CopyRefusedError(Exception):
+    """The broker does not have a copy, or did not confirm it; the words say why."""
+
+
 class Outgoing:
     """Mandatory and confirmed, on a connection of its own, which is opened when it is needed.
 
@@ -28,33 +32,36 @@ class Outgoing:
         self._connection: Connection | None = None
         self._channel: AbstractChannel | None = None
         self._opening = asyncio.Lock()
-        self._key_queue: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    async def publish(self, queue: str, properties: Basic.Properties, body: bytes) -> str | None:
-        """Send to a queue; None: the broker has it. Else the words say why not, or that nobody knows."""
+    async def publish(self, queue: str, properties: Basic.Properties, body: bytes) -> None:
+        """Send a copy to a queue, and return once the broker has it.
+
+        Raises:
+            CopyRefusedError: it has not, or nobody knows.
+        """
         # The library finds a returned message by its message_id: no two of one are on their way together.
-        turn = self._key_queue.setdefault(properties.message_id or "", asyncio.Lock())
+        turn = self._turns.setdefault(properties.message_id or "", asyncio.Lock())
         async with turn:
             try:
                 async with self._opening:
                     connection, channel = await self._open()
             except BrokerUnavailableError as error:
-                return str(error)
+                raise CopyRefusedError(str(error)) from error
             try:
                 await self._confirmed(connection, channel, queue, properties, body)
             except PublishError:
-                return f"queue {queue} does not exist"
+                raise CopyRefusedError(f"queue {queue} does not exist") from None
             except DeliveryError:
-                return f"queue {queue} refused it (basic.nack): it is full, or has no quorum"
+                raise CopyRefusedError(f"queue {queue} refused it (basic.nack): it is full, or has no quorum") from None
             except UNSENDABLE as error:  # by the library, before anything is sent
-                return f"it cannot be encoded: {error}"
+                raise CopyRefusedError(f"it cannot be encoded: {error}") from error
             except (AMQPError, ChannelInvalidStateError, OSError, asyncio.CancelledError) as error:
                 # The library raises CancelledError, too, when the connection goes away under it.
                 await connection.hang_up()
                 if is_told_to_end():
                     raise
-                return f"no confirm, so it may have arrived: {words(error)}"
-            return None
+                raise CopyRefusedError(f"no confirm, so it may have arrived: {words(error)}") from error
 
     async def close(self) -> None:
         if self._connection is not None:

@@ -103,7 +103,7 @@ class Holding:
         self.is_consuming, self.hindrance = True, None
 
     async def _assigned(self) -> bool:
-        """Have the state loaded, however often that takes; False: we are to let go before it is."""
+        """Load the state, however often that takes. Return whether it was loaded before we are to let go."""
         failures = 0
         while not self.setup.stop.is_set():
             if await self._tell(self._policy.on_assigned):

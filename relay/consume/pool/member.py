@@ -223,7 +223,7 @@ class PartitionedConsumer:
                     await outage.wait(error, self._changed)
 
     async def _look(self, tasks: asyncio.TaskGroup) -> bool:
-        """Check in once; True: we have left."""
+        """Check in once, and return whether we have left."""
         is_leaving = self._setup.stop.is_set()
         if not self._check_in.is_member:
             if is_leaving:
@@ -231,9 +231,8 @@ class PartitionedConsumer:
             await self._join()
         in_hand = sum(each.setup.counters.unacknowledged for each in self._holdings.values())
         told = await self._check_in.check_in(leaving=is_leaving, unacknowledged=in_hand)
-        if told is None:
+        if not self._check_in.is_member:
             log.warning("pool.removed", member=self.member, reason="we were taken for dead")
-            told = []
         held = {each.fence: each for each in told}
         for holding in self._holdings.values():
             if holding.fence not in held:

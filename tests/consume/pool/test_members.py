@@ -104,7 +104,7 @@ async def test_members_come_and_go_and_each_key_keeps_its_order(
 async def test_a_copy_that_is_cut_off_leaves_those_of_other_partitions_alone(
     stand: Stand, partitions: Partitions, broker: BrokerSettings
 ) -> None:
-    def publish(outgoing: Outgoing, number: int) -> asyncio.Task[str | None]:
+    def publish(outgoing: Outgoing, number: int) -> asyncio.Task[None]:
         properties = Basic.Properties(message_id=f"{number}")
         return asyncio.create_task(outgoing.publish(f"{QUEUE}.dead", properties, b""))
 
@@ -112,7 +112,8 @@ async def test_a_copy_that_is_cut_off_leaves_those_of_other_partitions_alone(
         stand.broker = through(broker, proxy.port)
         member = stand.member("a")
         one, another = (member._setup.of(Fence(partition, 1), QUEUE).outgoing for partition in (0, 1))
-        assert [await publish(one, 1), await publish(another, 2)] == [None, None]
+        await publish(one, 1)
+        await publish(another, 2)
         proxy.on_frame(Way.DOWN, Basic.Ack, 3, Act.HOLD)
         cut_off = publish(one, 3)
         await proxy.wait_seen(Way.DOWN, Basic.Ack, 3)
@@ -122,11 +123,9 @@ async def test_a_copy_that_is_cut_off_leaves_those_of_other_partitions_alone(
         cut_off.cancel()
         await asyncio.wait([cut_off])
         proxy.release(Way.DOWN)
-        refusal = await left
+        await left  # the broker has it
         await one.close()
         await another.close()
-
-    assert refusal is None
 
 
 async def table_has(table: Table, number: int) -> bool:
