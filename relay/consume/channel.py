@@ -1,9 +1,13 @@
-"""Consume on one channel, until it is lost or we are told to stop; then let the running transactions finish."""
+"""Consume and acknowledge on one channel, until it is lost or the consumer stops.
+
+Then the running transactions get `drain_timeout` to finish.
+"""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from math import inf
 
 from aiormq.abc import AbstractChannel, DeliveredMessage
 from aiormq.exceptions import (
@@ -19,15 +23,15 @@ from relay.broker.connection import answer_within, words
 from relay.consume.apply.attempt import Attempt
 from relay.consume.apply.inbox_insert import EVERYTHING, Admission
 from relay.consume.apply.repeats import Repeats
-from relay.consume.apply.transactions import open_transactions
+from relay.consume.apply.transactions_factory import open_transactions
 from relay.consume.classify import Failure, Reason, first_line, name_of, unfit
+from relay.consume.counters import Counters
 from relay.consume.failed.copies import Copies
 from relay.consume.failed.envelope import history_of, restored
 from relay.consume.failed.held_messages import HeldMessages
 from relay.consume.failed.held_table import NOT_HELD, TAKEN, HeldTable
 from relay.consume.key_queue import KeyQueue
 from relay.consume.message import Delivery, Unreadable, read_delivery
-from relay.consume.receipts import Receipts
 from relay.consume.setup import Setup
 from relay.consume.startup import keep_asking, keep_up
 from relay.consume.worker import Worker
@@ -254,6 +258,60 @@ class ChannelConsumer:
                 await self._setup.begun_attempts.end_all()
                 if self._held is not None:
                     await self._held.let_go()
+
+
+class Receipts:
+    """The deliveries of one channel that are not acknowledged yet.
+
+    An ack that is lost with the connection is no error: the message comes again and the inbox knows it.
+    """
+
+    def __init__(self, channel: AbstractChannel, counters: Counters) -> None:
+        self._channel = channel
+        self._counters = counters
+        self._open: dict[int, None] = {}  # in the order of the tags, as they came in
+        self._settled: list[int] = []
+        self._some = asyncio.Event()
+
+    def expect(self, tag: int) -> None:
+        self._open[tag] = None
+        self._counters.unacknowledged = len(self._open)
+
+    def settle(self, tags: Iterable[int]) -> None:
+        """Have these acknowledged soon."""
+        self._settled.extend(tags)
+        self._some.set()
+
+    async def send(self) -> None:
+        """Acknowledge until cancelled, or the channel is gone."""
+        while not self._channel.is_closed:
+            await self._some.wait()
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Acknowledge what is settled by now."""
+        with suppress(ChannelInvalidStateError, AMQPError):  # gone: see above
+            await self._flush()
+
+    def give_back(self) -> None:
+        """The channel ends: the broker takes back what is still open."""
+        self._counters.given_back += len(self._open)
+        self._counters.unacknowledged = 0
+
+    async def _flush(self) -> None:
+        self._some.clear()
+        tags, self._settled = sorted(self._settled), []
+        for tag in tags:
+            del self._open[tag]
+        self._counters.acknowledged += len(tags)
+        self._counters.unacknowledged = len(self._open)
+        # One frame for all up to the first that is still open: for a quorum queue each ack is a log entry.
+        first_open = next(iter(self._open), inf)
+        below = [tag for tag in tags if tag < first_open]
+        if below:
+            await self._channel.basic_ack(below[-1], multiple=True, wait=False)
+        for tag in tags[len(below) :]:
+            await self._channel.basic_ack(tag, wait=False)
 
 
 async def consume(

@@ -12,18 +12,17 @@ the dead letters. A process that dies leaves unacknowledged what it had not comm
 it had committed is known to the inbox: both come again, and only the first has an effect.
 """
 
-import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, nullcontext
 
 from aiormq.abc import AbstractChannel
 
 from relay.backoff import unless_set
-from relay.broker.connection import Connection, connect, kind_of_end, words
+from relay.broker.connection import Connection, connect, kind_of_end, open_channel, words
 from relay.config.settings import BrokerSettings, Url, settings_of
 from relay.consume.apply.handlers import AsyncHandler, SyncHandler, collect_handlers
 from relay.consume.apply.inbox import Inbox
-from relay.consume.apply.transactions import open_transactions
+from relay.consume.apply.transactions_factory import open_transactions
 from relay.consume.channel import LOST, consume, first
 from relay.consume.classify import Judge
 from relay.consume.counters import ConsumerSnapshot, Counters
@@ -191,11 +190,7 @@ class Consumer:
             raise Stopping
         self._connection = connection
         try:
-            async with asyncio.timeout(broker.connect_timeout):
-                channel = await connection.channel(publisher_confirms=False)
-                # aiormq's own channel: aio-pika would make a second task and a large object of each delivery.
-                underlay = await channel.get_underlay_channel()
-            yield underlay
+            yield await open_channel(connection, broker.connect_timeout)
         except (BrokerUnavailableError, *LOST):
             if connection.loss is None:
                 raise

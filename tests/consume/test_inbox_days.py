@@ -13,7 +13,7 @@ from relay.config.settings import BrokerSettings
 from relay.consume import Consumer, Inbox, Message, WorkPolicy, on
 from relay.consume import startup as upkeep
 from relay.consume.apply.handlers import collect_handlers
-from relay.consume.apply.transactions import open_transactions
+from relay.consume.apply.transactions_factory import open_transactions
 from relay.errors import ExpiredMessageError, SchemaError
 from relay.retention.kind import INBOX
 from relay.retention.rounds import drop_old_days

@@ -16,7 +16,8 @@ from structlog.testing import capture_logs
 from relay.config.settings import BrokerSettings, DatabaseSettings
 from relay.consume import Consumer, Inbox, Message, WorkPolicy, on
 from relay.consume.apply.handlers import collect_handlers
-from relay.consume.apply.transactions import Transactions, open_transactions
+from relay.consume.apply.transactions import Transactions
+from relay.consume.apply.transactions_factory import open_transactions
 from relay.consume.message import Delivery
 from relay.consume.pool import PartitionedConsumer
 from relay.errors import ConfigurationError, DatabaseUnavailableError, InboxUnavailableError

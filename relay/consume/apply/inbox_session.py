@@ -7,7 +7,8 @@ import psycopg
 from psycopg.sql import Composed
 
 from relay.consume.apply.inbox import Inbox
-from relay.consume.apply.transactions import Parameters, Rows, open_transactions
+from relay.consume.apply.transactions import Parameters, Rows
+from relay.consume.apply.transactions_factory import open_transactions
 from relay.consume.outages import Outages
 from relay.consume.stopping import Stopping
 from relay.database import one_line

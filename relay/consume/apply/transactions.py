@@ -16,12 +16,9 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 from psycopg.sql import Composed
 
-from relay.config.settings import DatabaseSettings
-from relay.consume.apply.calls import call, call_async, in_own_task
-from relay.consume.apply.handlers import Handlers
+from relay.consume.apply.handlers import Handlers, call, call_async, in_own_task
 from relay.consume.apply.inbox import Inbox
 from relay.consume.apply.inbox_insert import (
-    EVERYTHING,
     MAKE_DAYS,
     Admission,
     Applied,
@@ -35,7 +32,7 @@ from relay.consume.apply.inbox_insert import (
 from relay.consume.classify import cause_of
 from relay.consume.message import Delivery, Message
 from relay.database import CANCEL_TIMEOUT, connect, connect_async, one_line, unplug
-from relay.errors import ConfigurationError, HandlerTransactionError, InboxUnavailableError, TransactionEndedError
+from relay.errors import HandlerTransactionError, InboxUnavailableError, TransactionEndedError
 
 Connection = TypeVar("Connection", psycopg.Connection, psycopg.AsyncConnection)
 Parameters = Mapping[str, Any]
@@ -365,22 +362,3 @@ class ThreadTransactions(ConnectionTransactions[psycopg.Connection]):
             for values in parameters or NOTHING:
                 cursor.execute(statement, values)
             return cursor.fetchall() if cursor.description else []
-
-
-def open_transactions(
-    inbox: Inbox, handlers: Handlers | None = None, *, pipeline: bool = False, admission: Admission = EVERYTHING
-) -> Transactions:
-    """Give transactions, not yet connected; without handlers to `execute` what is ours alone.
-
-    Raises:
-        ConfigurationError: inbox, handlers and pipeline do not fit together.
-    """
-    if not isinstance(inbox.target, DatabaseSettings):
-        from relay.consume.apply.sqlalchemy import open_alchemy  # noqa: PLC0415  # SQLAlchemy: only who uses it pays
-
-        return open_alchemy(inbox, handlers, pipeline=pipeline, admission=admission)
-    if handlers is None or handlers.is_async:
-        return AsyncTransactions(inbox, handlers or Handlers({}, is_async=True), admission, pipeline)
-    if pipeline:
-        raise ConfigurationError("pipeline needs `async def` handlers")
-    return ThreadTransactions(inbox, handlers, admission)

@@ -8,7 +8,7 @@ from aiormq.abc import AbstractChannel
 from aiormq.exceptions import AMQPError, ChannelInvalidStateError, DeliveryError, PublishError
 from pamqp.commands import Basic
 
-from relay.broker.connection import Connection, connect, is_told_to_end, words
+from relay.broker.connection import Connection, connect, is_told_to_end, open_channel, words
 from relay.config.settings import BrokerSettings
 from relay.consume.failed.envelope import folded
 from relay.errors import BrokerUnavailableError
@@ -75,12 +75,10 @@ class Outgoing:
             await self._connection.hang_up()
         self._connection = await connect(self._broker, self._name)
         try:
-            async with asyncio.timeout(self._broker.connect_timeout):
-                opened = await self._connection.channel(publisher_confirms=True, on_return_raises=True)
-                self._channel = await opened.get_underlay_channel()
-        except (AMQPError, OSError) as error:
+            self._channel = await open_channel(self._connection, self._broker.connect_timeout, confirms=True)
+        except BrokerUnavailableError:
             await self._connection.hang_up()
-            raise BrokerUnavailableError(f"no channel: {words(error)}") from error
+            raise
         return self._connection, self._channel
 
     async def _confirmed(
