@@ -144,7 +144,7 @@ class ChannelConsumer:
         self._receipts.give_back()  # also what came until then
 
     def why_it_ended(self) -> BrokerUnavailableError | None:
-        """Tell what a consumer that was not told to stop has to wait for."""
+        """Return what a consumer that was not told to stop has to wait for."""
         if self._setup.stop.is_set():
             return None
         if self._cancelled.is_set():

@@ -110,16 +110,16 @@ class Judge:
 
     @property
     def steps(self) -> list[float]:
-        """Give every wait between two tries, ascending, each once."""
+        """Return every wait between two tries, ascending, each once."""
         return sorted({step for retries in self._retries.values() for step in retries.steps()})
 
     def fault_of(self, error: BaseException) -> Fault:
-        """Give the class of an error: that of its own class, or of the nearest one above that is known."""
+        """Return the class of an error: that of its own class, or of the nearest one above that is known."""
         kinds = (*type(error).__mro__, *type(cause_of(error)).__mro__)
         return next((self._faults[each] for each in kinds if each in self._faults), Fault.UNCLASSIFIED)
 
     def failure(self, error: BaseException, history: History) -> Failure:
-        """Tell what follows from an error that is no overload."""
+        """Return what follows from an error that is no overload."""
         attempts = history.attempts + 1
         fault = self.fault_of(error)
         match fault:
@@ -154,12 +154,12 @@ def _failure(
 
 
 def poisoned(unended: int, history: History) -> Failure:
-    """Give the failure of a message that so many processes have died of, or may have."""
+    """Return the failure of a message that so many processes have died of, or may have."""
     return unfit(Reason.POISONED, f"{unended} tries did not end", history)
 
 
 def unfit(reason: Reason, words: str, history: History) -> Failure:
-    """Give the failure of a message that is not tried."""
+    """Return the failure of a message that is not tried."""
     now = datetime.now(UTC)
     return Failure(
         attempts=history.attempts,
@@ -172,31 +172,31 @@ def unfit(reason: Reason, words: str, history: History) -> Failure:
 
 
 def is_outage(error: BaseException) -> bool:
-    """Tell whether the database could not, whoever asked it: then nobody's message has failed."""
+    """Whether the database could not, whoever asked it: then nobody's message has failed."""
     cause = cause_of(error)
     return isinstance(cause, psycopg.Error) and (cause.sqlstate or "").startswith(OUTAGES)
 
 
 def took_too_long(error: BaseException) -> bool:
-    """Tell whether the server ended the session because the transaction took too long: the same would come again."""
+    """Whether the server ended the session because the transaction took too long: the same would come again."""
     cause = cause_of(error)
     return isinstance(cause, psycopg.Error) and cause.sqlstate in TOO_LONG
 
 
 def cause_of(error: BaseException) -> BaseException:
-    """Give the driver's error, where SQLAlchemy has wrapped it."""
+    """Return the driver's error, where SQLAlchemy has wrapped it."""
     cause = getattr(error, "orig", None)
     return cause if isinstance(cause, BaseException) else error
 
 
 def name_of(error: BaseException) -> str:
-    """Give the name of its class, with its module where that is not Python's own."""
+    """Return the name of its class, with its module where that is not Python's own."""
     kind = type(error)
     return _writable(kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}")
 
 
 def first_line(error: BaseException) -> str:
-    """Give the first line of what it says, not too long: PostgreSQL shows values on the ones that follow."""
+    """Return the first line of what it says, not too long: PostgreSQL shows values on the ones that follow."""
     try:
         words = str(error)
     except Exception as broken:  # the application's own classes: what they raise here would end the worker
@@ -205,7 +205,7 @@ def first_line(error: BaseException) -> str:
 
 
 def _writable(words: str) -> str:
-    """Give the beginning of it: PostgreSQL's texts hold no NUL, and nothing in UTF-8 has a half of a surrogate pair."""
+    """Return its beginning: PostgreSQL's texts hold no NUL, and UTF-8 has no half of a surrogate pair."""
     shown = words[:LONGEST_WORDS].replace("\0", r"\x00")
     return shown.encode(errors="backslashreplace").decode()[:LONGEST_WORDS]
 

@@ -97,7 +97,7 @@ class Consumer:
         return self.setup.counters
 
     def hindrances(self) -> dict[str, str]:
-        """Say what keeps it from its work at this moment, by part ("broker", "database", ...); nothing when it can."""
+        """Return what keeps it from its work now, by part ("broker", "database", ...); empty when nothing does."""
         setup, connection = self.setup, self._connection
         ill = setup.health.hindrances
         told = {
@@ -114,7 +114,7 @@ class Consumer:
         return {part: reason for part, reason in told.items() if reason}
 
     def snapshot(self) -> ConsumerSnapshot:
-        """Tell what it has done since it was made, and has in hand now."""
+        """Return what it has done since it was made, and has in hand now."""
         setup = self.setup
         setup.gate.count()
         return ConsumerSnapshot(

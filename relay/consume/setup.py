@@ -63,7 +63,7 @@ class Setup:
         return self.work.concurrency * self.work.batch_size + ahead
 
     def of(self, fence: Fence, queue: str) -> "Setup":
-        """Give what consumes one partition: with counters and an end of its own, and what a process has once."""
+        """Return what consumes one partition: with counters and an end of its own, and what a process has once."""
         own = replace(
             self,
             queue=queue,

@@ -45,7 +45,7 @@ LEFT_BEHIND = """
 
 
 async def check_inbox(inbox: Inbox) -> None:
-    """See that the inbox is there.
+    """Check that the inbox is there.
 
     Raises:
         DatabaseUnavailableError: no host of the URL lets us in.

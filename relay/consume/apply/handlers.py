@@ -77,7 +77,7 @@ UNFINISHED = (Generator, AsyncGenerator, futures.Future, map)
 
 
 def read_decode(function: Callable[..., Any], name: str, *, takes_batch: bool) -> Decode | None:
-    """Give what decodes the messages of this handler; None when it takes their bodies as they are.
+    """Return what decodes the messages of this handler; None when it takes their bodies as they are.
 
     Raises:
         ConfigurationError: the annotation cannot be read, or is of something that nothing can be decoded into.
@@ -155,7 +155,7 @@ class Handlers:
         return self._handler_of(message) is not None
 
     def calls(self, messages: Iterable[Message]) -> Iterator[tuple[Callable[..., Any], Message | list[Message]]]:
-        """Give the calls (function, first argument) that apply messages of which `takes` said yes, in order.
+        """Return the calls (function, first argument) that apply messages of which `takes` said yes, in order.
 
         Raises:
             InvalidPayloadError: the body of the next one does not fit its handler.
@@ -309,7 +309,7 @@ def _require_finished(function: Callable[..., Any], result: object) -> None:
 
 
 def _layers(function: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
-    """Give its code, and that of what it wraps (functools.wraps)."""
+    """Return its code, and that of what it wraps (functools.wraps)."""
     layer: Any = function
     while layer is not None:
         yield _code(layer)
@@ -317,7 +317,7 @@ def _layers(function: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
 
 
 def _code(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give the function behind a partial or a callable object."""
+    """Return the function behind a partial or a callable object."""
     function = _without_partials(function)
     return function if inspect.isroutine(function) else type(function).__call__
 

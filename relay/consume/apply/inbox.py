@@ -61,7 +61,7 @@ class Inbox:
         return self._settings.command_timeout
 
     def require_connections(self, count: int) -> None:
-        """See that so many connections can be open at once; raises ConfigurationError where a pool has fewer."""
+        """Check that so many connections can be open at once; raises ConfigurationError where a pool has fewer."""
         if not isinstance(self.target, DatabaseSettings):
             from relay.consume.apply.sqlalchemy_engine import require_connections  # noqa: PLC0415  # as above
 

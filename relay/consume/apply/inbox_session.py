@@ -40,7 +40,7 @@ class InboxSession:
         return 0.0 if self._asked_at is None else monotonic() - self._asked_at
 
     async def check(self) -> None:
-        """See that the tables are there, and ours to use.
+        """Check that the tables are there, and ours to use.
 
         Raises:
             DatabaseUnavailableError: no connection.

@@ -11,7 +11,7 @@ UNLIMITED = -1  # `max_overflow` of a pool
 
 
 def engine_of(target: object) -> Engine | AsyncEngine:
-    """Give the engine of what an inbox was made with.
+    """Return the engine of what an inbox was made with.
 
     Raises:
         ConfigurationError: it has none, or one of another database or driver.
@@ -34,7 +34,7 @@ def engine_of(target: object) -> Engine | AsyncEngine:
 
 
 def require_connections(target: object, count: int) -> None:
-    """See that the engine of an inbox may open so many connections at once.
+    """Check that the engine of an inbox may open so many connections at once.
 
     Raises:
         ConfigurationError: its pool has fewer, and who asks for the last would wait for ever.

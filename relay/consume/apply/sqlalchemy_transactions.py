@@ -35,7 +35,7 @@ LOOK = "SELECT 1"
 def open_alchemy(
     inbox: Inbox, handlers: Handlers | None, *, pipeline: bool, admission: Admission
 ) -> "AlchemyAsync | AlchemyThread":
-    """Give transactions, not yet connected.
+    """Return transactions, not yet connected.
 
     Raises:
         ConfigurationError: the handlers are of the other kind, or they ask for a pipeline.

@@ -67,7 +67,7 @@ class ConnectionTransactions(Generic[Connection]):
         return self._connection
 
     def _arrived(self, batch: Sequence[Delivery]) -> Parameters:
-        """Give the parameters of `admission.REMEMBER`."""
+        """Return the parameters of `admission.REMEMBER`."""
         return {
             "consumer": self._inbox.consumer_name,
             "message_ids": [delivery.message.message_id for delivery in batch],
@@ -79,7 +79,7 @@ class ConnectionTransactions(Generic[Connection]):
     def _calls(
         self, batch: Sequence[Delivery], remembered: Sequence[tuple[Any, ...]]
     ) -> Iterator[tuple[Callable[..., Any], Message | list[Message]]]:
-        """Give the handlers' calls for the messages that were not known, in order, each once.
+        """Return the handlers' calls for the messages that were not known, in order, each once.
 
         Raises:
             PartitionLostError: they are somebody else's by now.
@@ -95,7 +95,7 @@ class ConnectionTransactions(Generic[Connection]):
 
     @contextmanager
     def _in_handlers(self, connection: Connection, remembered: Sequence[tuple[Any, ...]]) -> Iterator[None]:
-        """See that handlers leave the transaction as it was; else they have failed, and it is no outage.
+        """Check that handlers leave the transaction as it was; else they have failed, and it is no outage.
 
         Raises:
             HandlerTransactionError: they have closed the connection, ended the transaction, or left it in no state to
@@ -139,7 +139,7 @@ class ConnectionTransactions(Generic[Connection]):
 
 
 def _require_open(connection: psycopg.Connection | psycopg.AsyncConnection) -> None:
-    """See that there is something to commit: else COMMIT rolls back, and the server calls it no error."""
+    """Check that there is something to commit: else COMMIT rolls back, and the server calls it no error."""
     status = connection.info.transaction_status
     if status is TransactionStatus.INERROR:
         raise HandlerTransactionError(
@@ -156,7 +156,7 @@ def _fresh(remembered: Sequence[tuple[Any, ...]]) -> set[UUID]:
 
 
 def _take(batch: Sequence[Delivery], fresh: set[UUID]) -> Iterator[Message]:
-    """Give the messages to apply, in order, each once: a batch may hold one twice."""
+    """Return the messages to apply, in order, each once: a batch may hold one twice."""
     for delivery in batch:
         if delivery.message.message_id in fresh:
             fresh.remove(delivery.message.message_id)
@@ -183,7 +183,7 @@ class Transactions(Protocol):
 
     @property
     def is_lost(self) -> bool:
-        """Tell whether the connection is gone: then an error of `apply` is not the handler's fault."""
+        """Whether the connection is gone: then an error of `apply` is not the handler's fault."""
 
     @property
     def is_free(self) -> bool:

@@ -68,7 +68,7 @@ class Outgoing:
             await self._connection.hang_up()
 
     async def _open(self) -> tuple[Connection, AbstractChannel]:
-        """Give a channel that is open; raises BrokerUnavailableError."""
+        """Return a channel that is open; raises BrokerUnavailableError."""
         if self._connection is not None and self._channel is not None:
             if not (self._connection.is_lost or self._channel.is_closed):
                 return self._connection, self._channel

@@ -141,13 +141,13 @@ class HeldMessages:
             raise
 
     def _verdict(self, head: Head) -> Failure | None:
-        """Tell why it is not tried, if it is not."""
+        """Return the failure for which it is not tried; None: it is tried."""
         if head.dead is None and head.unended >= self.poison_limit:
             return poisoned(head.unended, head.history)
         return head.dead or self.unfit_for(head.delivery)
 
     async def _is_buried(self, head: Head, failure: Failure) -> bool:
-        """Tell whether it is a dead letter now; else it is tried again, or buried again, later."""
+        """Whether it is a dead letter now; else it is tried again, or buried again, later."""
         if failure.reason is None:
             await self.table.postpone(head, failure, failure.wait)
             self._count(failure)

@@ -232,7 +232,7 @@ class HeldTable:
             return None
 
     async def next_due(self) -> float | None:
-        """Tell in how many seconds the next head is due; None: none waits for its time."""
+        """Return the seconds until the next head is due; None: no head waits for its time."""
         rows = await self._run(NEXT_DUE)
         return float(rows[0][0]) if rows else None
 

@@ -119,7 +119,7 @@ class PartitionedConsumer:
         return counters
 
     def snapshot(self) -> ConsumerSnapshot:
-        """Tell what it has done since it was made, and has in hand now."""
+        """Return what it has done since it was made, and has in hand now."""
         self._setup.gate.count()
         return ConsumerSnapshot(
             consumer=self._setup.inbox.consumer_name,
@@ -133,13 +133,13 @@ class PartitionedConsumer:
         )
 
     async def ready_count(self) -> int | None:
-        """Tell how many messages wait in the queues of its partitions; None: nobody knows."""
+        """Return how many messages wait in the queues of its partitions; None: nobody knows."""
         counts = [await self._link.ready_count(each.setup.queue) for each in list(self._holdings.values())]
         known = [count for count in counts if count is not None]
         return sum(known) if len(known) == len(counts) else None
 
     def hindrances(self) -> dict[str, str]:
-        """Say what keeps it from its work at this moment, by part; nothing when it can, though it hold no partition."""
+        """Return what keeps it from its work now, by part; empty when nothing does, even if it holds no partition."""
         setup = self._setup
         told = {
             "broker": self._link.hindrance if self._holdings else None,

@@ -51,7 +51,7 @@ class Link:
         return connection
 
     async def ready_count(self, queue: str) -> int | None:
-        """Tell how many messages of a queue are with nobody; None: nobody knows."""
+        """Return how many messages of a queue are with nobody; None: nobody knows."""
         if self._connection is None or self._connection.is_lost:
             return None
         return await ready_count(self._connection, queue, self._broker.connect_timeout)
