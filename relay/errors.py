@@ -161,7 +161,10 @@ class QueueMissingError(ConsumerError):
     """The queue to consume from does not exist; consumers do not declare it."""
 
     def __init__(self, queue: str) -> None:
-        super().__init__(f"queue {queue!r} does not exist; create it and bind it, a consumer does not declare it")
+        super().__init__(
+            f"queue {queue!r} does not exist, and a consumer does not declare it: list it and its binding in relay.toml"
+            " (`relay config example invoices/relay.toml` is one) and run `relay topology apply`"
+        )
         self.queue = queue
 
 
@@ -279,7 +282,9 @@ def importing(extra: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        first = error.__cause__ or error  # cyclopts raises its own from that of a command's module
+        first: BaseException = error
+        while isinstance(first.__cause__, ImportError):  # an inner block's, and cyclopts' own from a command's module
+            first = first.__cause__
         library = (first.name or "").partition(".")[0] if isinstance(first, ModuleNotFoundError) else ""
         if library in ("", "relay"):  # a fault that no extra mends
             raise

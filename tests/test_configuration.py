@@ -154,7 +154,7 @@ def test_all_that_is_wrong_is_told_at_once_with_key_source_and_what_it_takes(tom
             f"relay (file {file}) is no table; it takes [relay] with keys below",
             f"unknown key broker.exchnge (file {file}); did you mean broker.exchange?",
             f"unknown key broker.ordering (file {file}); did you mean relay.ordering?",
-            f"broker.heartbeat = 99 (file {file}): it takes a whole number from 1 to 60",
+            f'broker.heartbeat = 99 (file {file}): it takes whole seconds from 1 to 60, or as in "30s"',
             "relay.ordering = 'keyy' (variable RELAY_RELAY__ORDERING): it takes one of key, pipelined, none",
             f"relay.node = '{'ü' * 128}' (variable RELAY_RELAY__NODE): it takes text of 1 to 255 bytes",
             (

@@ -4,9 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from relay.config.durations import parse_duration
+from outbox_spark.errors import OptionError
+from outbox_spark.options import REQUIRED, read_options
+from relay.config.durations import parse_duration, seconds_of
+from relay.config.keys import all_keys, table_keys
 from relay.config.loading import load
 from relay.config.settings import days_kept
+from relay.config.topology import Queue
 from relay.errors import ConfigurationError
 from relay.replay.moment import parse_length
 from tests.cli.command import Command
@@ -21,6 +25,27 @@ def test_what_it_says(text: str, seconds: float) -> None:
 
     assert parse_duration(text).total_seconds() == parse_length(text, "--grace").total_seconds() == seconds
     assert settings.relay.start_timeout == seconds
+
+
+def test_every_setting_that_is_a_length_of_time_takes_it_in_words(tmp_path: Path) -> None:
+    told = [key.takes for key in (*all_keys(), *table_keys(Queue))]
+    (tmp_path / "relay.toml").write_text('[[topology.queues]]\nname = "q"\nmessage_ttl = "14d"\n')
+    settings = load(config=tmp_path / "relay.toml", environ={"RELAY_BROKER__HEARTBEAT": "30s"}).settings
+
+    assert (settings.broker.heartbeat, settings.topology.queues[0].message_ttl) == (30, 1_209_600)
+    assert [each for each in told if "second" in each and "or as in" not in each] == []
+
+
+def test_an_option_of_spark_takes_what_a_setting_does() -> None:
+    given = dict.fromkeys(REQUIRED, "x") | {"url": "postgresql://h/d"}
+    for text in ("90s", "90 seconds", "1.5 h", "30m", "1 minute", "2h", "600"):
+        assert read_options({**given, "maxPendingWait": text}).max_pending_wait == float(str(seconds_of(text)))
+    assert read_options({**given, "stagingMaxAge": "14 days"}).staging_max_age == 1_209_600
+    for text in ("soon", "2d", "0.5s", "1.5", "99999999999d"):
+        with pytest.raises(
+            OptionError, match="option maxPendingWait takes whole seconds from 1 to 86400, or as in '2h'"
+        ):
+            read_options({**given, "maxPendingWait": text})
 
 
 @pytest.mark.parametrize("text", ["", "5", "s", "-1 s", "14 days ", "2 weeks", "99999999999d"])

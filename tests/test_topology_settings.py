@@ -134,7 +134,10 @@ def test_what_is_shown_can_be_read_again(tmp_path: Path) -> None:
         ),
         (
             "[[topology.queues]]\nname = 'q'\nmessage_ttl = 0",
-            "topology.queues[0].message_ttl = 0 (file FILE): it takes seconds, from 0.001 to 4294967.295",
+            (
+                "topology.queues[0].message_ttl = 0 (file FILE): it takes seconds, from 0.001 to 4294967.295, or as in "
+                '"2h"'
+            ),
         ),
         (
             "[[topology.queues]]\nname = 'q'\ndead_letter_routing_key = 'k'",

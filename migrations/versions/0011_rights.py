@@ -47,6 +47,18 @@ BEGIN
         SELECT 'rule ' || rulename || ' on ' || ev_class::regclass
         FROM pg_rewrite JOIN pg_class ON pg_class.oid = ev_class
         WHERE relnamespace = '{schema}'::regnamespace AND relowner = retention AND relkind IN ('r', 'p')
+        UNION ALL
+        SELECT 'policy ' || polname || ' on ' || polrelid::regclass
+        FROM pg_policy JOIN pg_class ON pg_class.oid = polrelid
+        WHERE relnamespace = '{schema}'::regnamespace AND relowner = retention
+        UNION ALL -- in a check, a default or an index; functions of PostgreSQL itself are not noted there
+        SELECT 'call of ' || refobjid::regprocedure || ' in ' || pg_describe_object(classid, pg_depend.objid, objsubid)
+        FROM pg_depend JOIN (
+            SELECT oid, conrelid FROM pg_constraint UNION ALL SELECT oid, adrelid FROM pg_attrdef
+            UNION ALL SELECT indexrelid, indrelid FROM pg_index
+        ) AS part (objid, tableid) USING (objid) JOIN pg_class ON pg_class.oid = tableid
+        WHERE refclassid = 'pg_proc'::regclass AND relnamespace = '{schema}'::regnamespace AND relowner = retention
+            AND classid IN ('pg_constraint'::regclass, 'pg_attrdef'::regclass, 'pg_class'::regclass)
     ) AS found (name);
     IF planted IS NOT NULL THEN
         RAISE EXCEPTION 'role outbox_retention has made what is none of the outbox''s: %', planted

@@ -5,10 +5,12 @@ The AMQP library ends the connection over a frame that it cannot decode. The bro
 
 import asyncio
 import struct
+from itertools import chain
 from typing import Any
 
 import aiormq
 from aio_pika.abc import UnderlayConnection
+from aiormq.abc import AbstractChannel
 from aiormq.connection import FrameReceiver, ReceivedFrame
 from aiormq.exceptions import AMQPConnectionError, InvalidFrameError
 from pamqp import frame
@@ -18,6 +20,7 @@ from yarl import URL
 
 from relay.broker.content_header import RAW_HEADER, RAW_METHOD, decode_header, mark, shown
 
+MOST_CHANNELS = 65535  # where the broker sets no limit
 START = struct.Struct(">BHI")  # type, channel, size
 DELIVER = struct.pack(">HH", 60, 60)  # class and method
 TAG_AND_MARK = struct.Struct(">QB")
@@ -42,7 +45,23 @@ class UnderlayFactory(UnderlayConnection):
 
 
 class Underlay(aiormq.Connection):
-    """The library's connection, which reads with a `FrameReader` once it is open."""
+    """The library's connection, which reads with a `FrameReader` once it is open, and uses channel numbers in turn."""
+
+    async def channel(self, channel_number: int | None = None, *args: Any, **kwargs: Any) -> AbstractChannel:
+        return await super().channel(channel_number or self._next_number(), *args, **kwargs)
+
+    def _next_number(self) -> int:
+        """Return the number of a new channel.
+
+        The library would take one that the broker has just closed, and may open it before its own `channel.close-ok`
+        is written. The broker ends the connection over that.
+        """
+        most = self.connection_tune.channel_max or MOST_CHANNELS
+        numbers = chain(range(self._last_number + 1, most + 1), range(1, self._last_number + 1))
+        self._last_number = next((each for each in numbers if each not in self.channels), most + 1)
+        return self._last_number
+
+    _last_number = 0
 
     async def _Connection__reader(self, receiver: FrameReceiver) -> None:  # noqa: N802  (private to the library)
         await super()._Connection__reader(FrameReader(receiver.reader))  # type: ignore[misc]

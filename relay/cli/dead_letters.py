@@ -34,7 +34,7 @@ from relay.operate.dead_letters.change import Change, Done, queues_of
 from relay.operate.dead_letters.document import document
 from relay.operate.dead_letters.export import export, written_whole
 from relay.operate.dead_letters.letter import Held, Selection
-from relay.operate.dead_letters.read import Read, list_letters, read_letters, show_letter
+from relay.operate.dead_letters.read import Read, list_command, list_letters, read_letters, show_letter
 from relay.operate.session import session
 from relay.replay.job import operator
 from relay.replay.moment import parse_interval
@@ -269,7 +269,7 @@ def _report(entry: Entry, done: Done, output: Output, *, dry_run: bool) -> int:
     for message_id, reason in done.refused:
         complain(f"{message_id or 'a letter without a message id'} stays: {reason}")
     for message_id in done.not_found:
-        complain(f"{message_id} is not there, or is with another consumer: see `relay dead-letters list`")
+        complain(f"{message_id} is not there, or is with another consumer: see {list_command(done.queue)}")
     _warn(done)
     if done.refused or done.not_found:
         return 3 if done.done else 1

@@ -35,10 +35,10 @@ def migrate(
     force: Annotated[bool, Parameter(help="Downgrade also while relays run on the tables.")] = False,
     lock_timeout: Annotated[
         Seconds,
-        Parameter(help="Seconds to wait for the locks of one try; writers wait behind them.", validator=POSITIVE),
+        Parameter(help="How long one try waits for its locks; writers wait behind it.", validator=POSITIVE),
     ] = LOCK_TIMEOUT,
     wait: Annotated[
-        Seconds, Parameter(help="Seconds of tries to get the locks for one version.", validator=POSITIVE)
+        Seconds, Parameter(help="How long to try again for the locks of one version.", validator=POSITIVE)
     ] = WAIT,
 ) -> int:
     """Bring the outbox tables to the version of this release. Several may run at once.

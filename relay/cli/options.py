@@ -52,7 +52,9 @@ EventType = Annotated[str | None, Parameter(help="Of this event.")]
 MessageIds = Annotated[
     UUID, Parameter(name="MESSAGE-ID", help="Message ids; all that the filters select unless given.")
 ]
-Seconds = Annotated[float, Parameter(converter=_seconds)]
+LENGTH = "DURATION"  # what the helps call a length of time
+Seconds = Annotated[float, Parameter(converter=_seconds, metavar=LENGTH, show_default=lambda seconds: f"{seconds:g}s")]
+Length = Annotated[str, Parameter(metavar=LENGTH)]
 InboxSchema = Annotated[str | None, Parameter(help="Its schema, in place of database.schema.")]
 
 

@@ -3,9 +3,19 @@
 import asyncio
 from typing import Annotated
 
+import psycopg
 from cyclopts import Parameter, validators
 
-from relay.cli.options import DatabaseOptions, InboxSchema, InboxUrl, MessageFilters, MessageIds, Output, inbox_settings
+from relay.cli.options import (
+    DatabaseOptions,
+    InboxSchema,
+    InboxUrl,
+    Length,
+    MessageFilters,
+    MessageIds,
+    Output,
+    inbox_settings,
+)
 from relay.cli.printing import aside, complain, print_json
 from relay.cli.reconcile_drawing import print_report, shown_progress
 from relay.database import refuse_pooler
@@ -14,6 +24,7 @@ from relay.operate.reconcile.interval import Interval
 from relay.operate.reconcile.run import Question
 from relay.operate.reconcile.run import reconcile as compare
 from relay.operate.session import session
+from relay.operate.whereabouts import find_rows
 from relay.replay.moment import parse_interval, parse_length
 from relay.replay.selection import Selection, now
 from relay.scrub import redacted
@@ -30,7 +41,7 @@ def reconcile(
     consumer: Annotated[
         list[str] | None, Parameter(help="Name of a consumer; may be repeated. Else all that the inbox knows.")
     ] = None,
-    grace: Annotated[str, Parameter(help="What was sent within this need not have been applied yet.")] = "60s",
+    grace: Annotated[Length, Parameter(help="What was sent within this need not have been applied yet.")] = "60s",
     filters: MessageFilters | None = None,
     unique_business_key: Annotated[
         bool, Parameter(help="A business key that a consumer has applied twice is a difference, too.")
@@ -68,6 +79,7 @@ def reconcile(
         )
         with shown_progress() as show:
             report = compare(outbox, database.schema_name, opened, question, show)
+        _tell_what_is_not_compared(outbox, database.schema_name, question)
     if report.kept_from is not None and first < report.kept_from:
         aside(f"sent rows are kept from {report.kept_from:%Y-%m-%d} (UTC) on; nothing older can be compared")
     if output == "json":
@@ -77,6 +89,16 @@ def reconcile(
     for difference in report.differences:
         complain(difference)
     return 1 if report.differences else 0
+
+
+def _tell_what_is_not_compared(outbox: psycopg.Connection, schema: str, question: Question) -> None:
+    """Say on stderr where each named message is whose row is not among those that were compared."""
+    since, until = question.interval.since, question.interval.until
+    for message_id, row in find_rows(outbox, schema, question.selection.message_ids or []).items():
+        if isinstance(row, str):
+            aside(f"{message_id} is not compared: {row}")
+        elif row.sent_at is None or not since <= row.sent_at < until:
+            aside(f"{message_id} is not compared: {row.words}")
 
 
 def _flags(options: DatabaseOptions) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from relay.cli.consent import Consent, Loss
-from relay.cli.options import DatabaseOptions, InboxSchema, InboxUrl, Output, inbox_settings
+from relay.cli.options import DatabaseOptions, InboxSchema, InboxUrl, Length, Output, inbox_settings
 from relay.cli.printing import aside, complain, print_json, print_table, say
 from relay.config.settings import RelaySettings, days_kept
 from relay.errors import UsageError
@@ -22,8 +22,8 @@ COLUMNS = ("table", "day", "rows", "bytes", "fate", "reason")
 def retention(
     *,
     options: DatabaseOptions | None = None,
-    keep: Annotated[str | None, Parameter(help='In place of relay.retention: "30 days".')] = None,
-    keep_inbox: Annotated[str | None, Parameter(help='In place of relay.inbox_retention: "60 days".')] = None,
+    keep: Annotated[Length | None, Parameter(help='In place of relay.retention: "30 days".')] = None,
+    keep_inbox: Annotated[Length | None, Parameter(help='In place of relay.inbox_retention: "60 days".')] = None,
     inbox: InboxUrl = None,
     inbox_schema: InboxSchema = None,
     consent: Consent | None = None,

@@ -27,9 +27,7 @@ def status(
     *,
     options: DatabaseOptions | None = None,
     watch: Annotated[bool, Parameter(name=["--watch", "-w"], help="Go on until Ctrl-C.")] = False,
-    interval: Annotated[
-        Seconds, Parameter(help="Seconds between two looks.", validator=validators.Number(gte=0.1))
-    ] = 2.0,
+    interval: Annotated[Seconds, Parameter(help="Time between two looks.", validator=validators.Number(gte=0.1))] = 2.0,
     output: Output = "text",
 ) -> int:
     """Tell the backlog, the parked rows and the relays. Exits with 0 whatever the state is."""

@@ -14,16 +14,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
-
-from relay.config.keys import Key, all_keys, table_keys
-from relay.config.secret import SecretFile, SecretSource, read_file, read_value
-from relay.config.settings import Settings
-from relay.errors import ConfigurationError
+from relay.errors import ConfigurationError, importing
 from relay.scrub import redacted
+
+with importing("relay"):
+    from pydantic import ValidationError
+    from pydantic.fields import FieldInfo
+    from pydantic_core import ErrorDetails
+    from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
+
+    from relay.config.keys import Key, all_keys, table_keys
+    from relay.config.secret import SecretFile, SecretSource, read_file, read_value
+    from relay.config.settings import Settings
 
 PREFIX = "RELAY_"
 CONFIG_VARIABLE = "RELAY_CONFIG"

@@ -8,7 +8,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from pydantic import SecretStr
+from relay.errors import importing
+
+with importing("publisher"):
+    from pydantic import SecretStr
 
 PIPE_TIMEOUT = 10.0  # seconds in which another process must have written it and closed it
 

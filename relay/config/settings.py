@@ -11,23 +11,24 @@ from enum import StrEnum
 from socket import gethostname
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    SecretStr,
-    StringConstraints,
-    ValidationError,
-    ValidationInfo,
-)
-
 from relay.config.durations import parse_duration, seconds_of
 from relay.config.secret import SecretSource
 from relay.config.sections import Section, ShortString, Takes, short
 from relay.config.topology import TopologySettings
 from relay.config.urls import amqp_urls, libpq_parameters
-from relay.errors import ConfigurationError
+from relay.errors import ConfigurationError, importing
 from relay.memory import memory_limit, window_within
+
+with importing("publisher"):
+    from pydantic import (
+        AfterValidator,
+        BeforeValidator,
+        Field,
+        SecretStr,
+        StringConstraints,
+        ValidationError,
+        ValidationInfo,
+    )
 
 Url = str | SecretStr  # as applications give it; also a SecretSource, which is read again
 
@@ -197,8 +198,10 @@ class BrokerSettings(Section):
     """for resolving a name, and for a connection to each of its addresses"""
     confirm_timeout: Seconds = 30.0
     """no confirm within this: the outcome is unknown, and the message is sent again"""
-    heartbeat: Annotated[int, Field(ge=1, le=60)] = 5
-    """seconds; the relay leaves a broker that is silent for two of them"""
+    heartbeat: Annotated[
+        int, BeforeValidator(seconds_of), Field(ge=1, le=60), Takes('whole seconds from 1 to 60, or as in "30s"')
+    ] = 5
+    """the relay leaves a broker that is silent for two of them"""
 
     if TYPE_CHECKING:  # the type of the field does not tell that pydantic takes text for it
 

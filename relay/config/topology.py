@@ -9,8 +9,9 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
+from relay.config.durations import seconds_of
 from relay.config.sections import Section, ShortString, Takes
 
 # RabbitMQ takes other names, too, and exchanges of up to 255 bytes. The AMQP library declares none of these.
@@ -101,7 +102,12 @@ Arguments = Annotated[
     Takes("a table of AMQP arguments: text, whole numbers, true or false, lists and tables of them"),
 ]
 Count = Annotated[int | None, Field(ge=0, le=MAX_INTEGER), Takes("a whole number, at least 0")]
-Ttl = Annotated[float | None, Field(ge=0.001, le=MAX_MILLISECONDS / 1000), Takes("seconds, from 0.001 to 4294967.295")]
+Ttl = Annotated[
+    float | None,
+    BeforeValidator(seconds_of),
+    Field(ge=0.001, le=MAX_MILLISECONDS / 1000),
+    Takes('seconds, from 0.001 to 4294967.295, or as in "2h"'),
+]
 
 
 class Exchange(Section):

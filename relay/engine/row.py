@@ -41,7 +41,7 @@ class Row(NamedTuple):
     attempts: int
     backoff_ms: int  # how long it still has to wait; 0: it is due
     excess: bytes | None  # why it was not read whole: no message can be made of it
-    cost: int  # bytes of a lane's share by which it can be read, as the server counts them
+    cost: int  # bytes that it takes of a lane's share, or moves when it is parked, as the server counts them
     left_out: bool = False  # it does not fit for now: payload and headers were not read
 
     @property

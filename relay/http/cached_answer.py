@@ -23,7 +23,7 @@ class CachedAnswer(Generic[Answer]):
     async def answer(self) -> Answer | None:
         """Give an answer, a few seconds old at most unless asking takes longer; None when the last try had none."""
         if self._asking is None and asyncio.get_running_loop().time() >= self._due_at:
-            self._asking = asyncio.create_task(self._renew(), name="seldom")
+            self._asking = asyncio.create_task(self._renew(), name="cached_answer")
         if self._asking is not None:
             await asyncio.wait([self._asking], timeout=PATIENCE)
         return self._last

@@ -8,13 +8,16 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 
-from prometheus_client.core import Metric
+from relay.errors import importing
 
-from relay.consume import Consumer
-from relay.consume.pool import PartitionedConsumer
-from relay.http.cached_answer import CachedAnswer
-from relay.http.consumer_metrics import metrics
-from relay.http.server import answering
+with importing("consume"):
+    from prometheus_client.core import Metric
+
+    from relay.consume import Consumer
+    from relay.consume.pool import PartitionedConsumer
+    from relay.http.cached_answer import CachedAnswer
+    from relay.http.consumer_metrics import metrics
+    from relay.http.server import answering
 
 
 @asynccontextmanager

@@ -6,12 +6,14 @@ import sys
 from collections.abc import Mapping
 from typing import TextIO
 
-import structlog
-from structlog.types import EventDict, Processor, WrappedLogger
-
 from relay.config.settings import LogFormat, LogSettings
+from relay.errors import importing
 from relay.observe.printable import printable, printable_lines
 from relay.scrub import scrub
+
+with importing("publisher"):
+    import structlog
+    from structlog.types import EventDict, Processor, WrappedLogger
 
 # At debug and info the libraries tell every frame, payloads included.
 LIBRARIES_FROM = logging.WARNING

@@ -181,7 +181,8 @@ class LockWait:
     def _bound(self, connection: psycopg.Connection) -> None:
         waits, pid = self._waits, {"pid": self._pid}
         waits.update(connection.execute(WAITED, pid).fetchall())
-        if sum(waits.values()) > self._limits.lock_timeout:
+        # A single wait ends by itself: to cancel it as well, in that moment, may hit the next try.
+        if len(waits) > 1 and sum(waits.values()) > self._limits.lock_timeout:
             waits.clear()
             self._gave_way = True
             connection.execute(GIVE_WAY, pid)

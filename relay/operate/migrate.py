@@ -19,12 +19,16 @@ import relay
 from relay.compatibility import READ_TABLES, note_of, refuse_newer
 from relay.config.loading import load
 from relay.config.settings import DatabaseSettings
-from relay.database import connect
+from relay.database import connect, one_line
 from relay.errors import SchemaError, UsageError
 from relay.operate.lock_wait import LockLimits, LockWait
 from relay.operate.revision import SCRIPTS, head_revision
 
 VERSION_TABLE = "migration"
+NEEDS_OWNER = (
+    "; run it as the role that owns the tables, which for the first migration needs CREATE on the database;"
+    " `relay config roles` prints the roles of all others"
+)
 OWN_ALEMBIC = (
     "if this database has Alembic migrations of its own, add the hooks of relay.alembic to their env.py"
     " (docs/database.md): autogenerate then leaves the outbox alone"
@@ -227,8 +231,10 @@ def _refusals_named() -> Iterator[None]:
     try:
         yield
     except sa.exc.DBAPIError as error:
+        cause = error.orig or error
+        remedy = NEEDS_OWNER if isinstance(cause, psycopg.errors.InsufficientPrivilege) else ""
         raise SchemaError(
-            f"the migration stopped, and what it had not finished is undone: {' '.join(str(error.orig).split())}"
+            f"the migration stopped, and what it had not finished is undone: {one_line(cause)}{remedy}"
         ) from error
     except CommandError as error:
         raise SchemaError(f"{error}; this is release {relay.__version__}, which goes to {head_revision()}") from error

@@ -61,7 +61,8 @@ def in_words(connection: psycopg.Connection, lack: str, seconds: float, *, url: 
         ) from error
     except errors.InsufficientPrivilege as error:
         raise AccessError(
-            f"{error.diag.message_primary}: grant it to role {connection.info.user}, or name another in {url}"
+            f"{error.diag.message_primary}: grant it to role {connection.info.user} (`relay config roles` prints the"
+            f" roles to grant), or name another in {url}"
         ) from error
     except errors.ReadOnlySqlTransaction as error:
         raise AccessError(

@@ -10,6 +10,7 @@ import stat
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 from uuid import UUID
@@ -31,8 +32,10 @@ BEHIND = 2**62  # `due` of a row that waits behind another one of its key
 
 # Bytes of its volume that events never take: to delete a row takes room, too. SQLite's log has 4 MB before it goes into
 # the file, and 500 deleted rows add 3 MB to it at most (measured: keys and order by chance, 1 B to 20 kB a row).
+# To change a row writes all of it, into the log and then into the file: as much as the largest row is kept twice.
 RESERVE = 8 * 1024 * 1024
 FORGOTTEN_AT_ONCE = 500  # rows
+CHANGED_AT_ONCE, CHANGED_BYTES = 200, 1024 * 1024  # rows of a key, and what they carry
 
 TABLE = f"""
     BEGIN;
@@ -59,6 +62,7 @@ WRITE = f"""
     ) THEN {BEHIND} ELSE 0 END)
 """
 
+SIZE = " + ".join(f"coalesce(length(CAST({name} AS BLOB)), 0)" for name in ("payload", "payload_bytes", "headers"))
 COLUMNS = f"position, attempts, accepted_at, {', '.join(Row._fields)}"
 # No clock goes on from one process to the next: what was refused is tried at once.
 RESUME = f"UPDATE message SET due = 1 WHERE due BETWEEN 2 AND {BEHIND - 1}"
@@ -69,19 +73,32 @@ READ_HELD = f"SELECT {COLUMNS}, reason FROM message WHERE due BETWEEN 1 AND {BEH
 
 FORGET = "DELETE FROM message WHERE position = ?"
 
-# The row waits, and with it all of its key, wherever they are bound for.
-HOLD = f"""
-    UPDATE message
-    SET due = CASE position WHEN :position THEN :due ELSE {BEHIND} END,
-        attempts = CASE position WHEN :position THEN attempts + 1 ELSE attempts END,
-        reason = CASE position WHEN :position THEN :reason END
-    WHERE position = :position OR (aggregate_type = :aggregate_type AND aggregate_id = :aggregate_id)
+# The row waits, and with it all of its key, wherever they are bound for. A key may be as large as the volume: its
+# rows follow their head in pieces (`_move`), each within RESERVE.
+HOLD = "UPDATE message SET due = :due, attempts = :attempts, reason = :reason WHERE position = :position"
+MOVE = "UPDATE message SET due = ? WHERE position = ?"
+OF_KEY = f"""
+    SELECT position, {SIZE} FROM message
+    WHERE aggregate_type = ? AND aggregate_id = ? AND due = ? ORDER BY position
 """
-LET_GO = f"UPDATE message SET due = 0 WHERE aggregate_type = ? AND aggregate_id = ? AND due = {BEHIND}"
+# What a process that was killed between two pieces has left: keys with a head, and keys without one that still wait.
+HEADS = (
+    f"SELECT aggregate_type, aggregate_id FROM message WHERE due BETWEEN 1 AND {BEHIND - 1} AND aggregate_id NOTNULL"
+)
+HEADLESS = f"""
+    SELECT DISTINCT aggregate_type, aggregate_id FROM message AS row
+    WHERE due = {BEHIND} AND NOT EXISTS (
+        SELECT 1 FROM message AS head
+        WHERE head.aggregate_type = row.aggregate_type AND head.aggregate_id = row.aggregate_id
+            AND head.due BETWEEN 1 AND {BEHIND - 1}
+    )
+"""
+LARGEST = f"SELECT coalesce(max({SIZE}), 0) FROM message"
 
 LEFT = "SELECT count(*) FILTER (WHERE due = 0), count(*) FILTER (WHERE due > 0) FROM message"
 
 Answer = TypeVar("Answer")
+Key = tuple[str, str]  # aggregate type and id
 
 
 class Stored(NamedTuple):
@@ -100,6 +117,7 @@ class File:
         self.path = path
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="buffer")
         self._database: sqlite3.Connection | None = None
+        self._largest = 0  # bytes of a row
 
     async def open(self) -> None:
         """Open it; a new one is made.
@@ -110,6 +128,7 @@ class File:
         """
         try:
             self._database = await self._do(lambda: _opened(self.path))
+            (self._largest,) = await self._do(lambda: self._connected().execute(LARGEST).fetchone())
         except BaseException:
             self._thread.shutdown(wait=False)
             raise
@@ -134,7 +153,10 @@ class File:
             }
             for entry in entries
         ]
-        await self._do(lambda: self._require_room(sum(entry.row.size for entry in entries)))
+        sizes = [entry.row.size for entry in entries]
+        largest = max(self._largest, *sizes)
+        await self._do(lambda: self._require_room(sum(sizes), largest))
+        self._largest = largest
         await self._change((WRITE, values))
 
     async def read(self, after: int, most: int, most_bytes: int) -> list[Stored]:
@@ -154,35 +176,33 @@ class File:
         values = {
             "position": stored.position,
             "due": _milliseconds() + round(seconds * 1000),
+            "attempts": stored.attempts + 1,
             "reason": reason,
-            "aggregate_type": stored.row.aggregate_type.decode(),
-            "aggregate_id": None if stored.row.aggregate_id is None else stored.row.aggregate_id.decode(),
         }
         await self._change((HOLD, [values]))
+        if (key := _key(stored)) is not None:
+            await self._do(lambda: _move(self._connected(), key, 0, BEHIND))
 
     async def forget(self, sent: Sequence[Stored]) -> None:
         """These are confirmed: delete them, and let go what waited behind those that were refused before."""
         for first in range(0, len(sent), FORGOTTEN_AT_ONCE):
-            some = sent[first : first + FORGOTTEN_AT_ONCE]
-            keys = [
-                (each.row.aggregate_type.decode(), each.row.aggregate_id.decode())
-                for each in some
-                if each.attempts and each.row.aggregate_id is not None
-            ]
-            await self._change((FORGET, [(each.position,) for each in some]), (LET_GO, keys))
+            await self._change((FORGET, [(each.position,) for each in sent[first : first + FORGOTTEN_AT_ONCE]]))
+        for key in filter(None, (_key(each) for each in sent if each.attempts)):
+            await self._do(partial(_move, self._connected(), key, BEHIND, 0))
 
     async def left(self) -> Left:
         """Count the rows."""
         return Left(*await self._do(lambda: self._connected().execute(LEFT).fetchone()))
 
-    def _require_room(self, size: int) -> None:
+    def _require_room(self, size: int, largest: int) -> None:
         volume = os.statvfs(self.path.parent)
         free = volume.f_bavail * volume.f_frsize
-        needed = RESERVE + 2 * size  # in the log, and then in the file
+        kept = RESERVE + 2 * largest
+        needed = kept + 2 * size  # in the log, and then in the file
         if free < needed:
             raise NotAcceptedError(
                 f"{self.path} could not be written: its volume has {free:,} bytes free and {needed:,} are needed,"
-                f" of which {RESERVE:,} are kept to send what is in it: make room, or let the broker take it"
+                f" of which {kept:,} are kept to send what is in it: make room, or let the broker take it"
             )
 
     async def _change(self, *changes: tuple[str, Sequence[object]]) -> None:
@@ -212,6 +232,26 @@ class File:
             size += row.size
             rows.append(Stored(position, attempts, row, *reason))
         return rows
+
+
+def _key(stored: Stored) -> Key | None:
+    row = stored.row
+    return None if row.aggregate_id is None else (row.aggregate_type.decode(), row.aggregate_id.decode())
+
+
+def _move(database: sqlite3.Connection, key: Key, here: int, there: int) -> None:
+    """Make the rows of a key that are due `here` due `there`, in order, in pieces for which the reserve has room."""
+    while True:
+        piece, size = [], 0
+        for position, bytes_of_row in database.execute(OF_KEY, (*key, here)):
+            piece.append((there, position))
+            size += bytes_of_row
+            if len(piece) == CHANGED_AT_ONCE or size >= CHANGED_BYTES:
+                break
+        if not piece:
+            return
+        with database:
+            database.executemany(MOVE, piece)
 
 
 def _milliseconds() -> int:
@@ -274,3 +314,6 @@ def _prepare(database: sqlite3.Connection, path: Path) -> None:
         )
     with database:
         database.execute(RESUME)
+    for statement, here, there in ((HEADS, 0, BEHIND), (HEADLESS, BEHIND, 0)):
+        for key in database.execute(statement).fetchall():
+            _move(database, key, here, there)

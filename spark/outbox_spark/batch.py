@@ -107,12 +107,15 @@ class OutboxBatch:
             staging_max_age=STAGING_MAX_AGE,
         )
         self._info = conninfo(url, user, password)
-        self._token = uuid4()
-        self._frames: list[tuple[DataFrame, Plan]] = []
         self._is_open = False
         self.recognised: Batch | None = None
 
     def __enter__(self) -> "OutboxBatch":
+        if self._is_open:
+            raise BatchError("the batch is open already: its block is written when it ends, and takes no other inside")
+        # Of a block that failed nothing is left: opened again, it would write its DataFrames twice.
+        self._token = uuid4()
+        self._frames: list[tuple[DataFrame, Plan]] = []
         options = self._options
         with connect(self._info) as connection:
             self._now = require_outbox(connection, options)

@@ -9,7 +9,16 @@ import psycopg
 from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
 
 from outbox_spark.errors import BatchError, CommitUnknownError, OutboxWriteError, one_line
-from outbox_spark.ledger import Batch, complete_pieces, enter, enter_piece, read, refuse_other_query, take
+from outbox_spark.ledger import (
+    Batch,
+    complete_pieces,
+    enter,
+    enter_piece,
+    read,
+    refuse_older_checkpoint,
+    refuse_other_query,
+    take,
+)
 from outbox_spark.patience import patiently, wait_for_room
 from outbox_spark.plan import EventPlan, Pieces, Room, Save, Staged, of_outbox
 from outbox_spark.session import connect
@@ -171,11 +180,11 @@ def _enter_ledger(connection: psycopg.Connection, written: Written) -> Batch | N
         token=save.token,
         row_counts=row_counts,
     )
-    if entered:
-        return None
-    found = read(connection, options.outbox_schema, options.app_id, options.version)
-    if found is not None and save.query is not None:
-        refuse_other_query(found, save.query)
+    found = None if entered else read(connection, options.outbox_schema, options.app_id, options.version)
+    if save.query is not None:
+        if found is not None:
+            refuse_other_query(found, save.query)
+        refuse_older_checkpoint(connection, options.outbox_schema, app_id=options.app_id, number=options.version)
     return found
 
 

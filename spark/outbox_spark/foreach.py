@@ -44,7 +44,8 @@ def foreach_batch(
         invoices.writeStream.foreachBatch(outbox_spark.foreach_batch(write, url=url, app_id="invoices-stream"))
 
     The query fails with BatchError when another query has used `app_id`: without its checkpoint a stream is a new one,
-    whose numbers begin at 0 and whose rows may have been written.
+    whose numbers begin at 0 and whose rows may have been written. It fails, too, when its checkpoint is older than the
+    batches that are written.
 
     Raises:
         OptionError: the name is empty, or libpq cannot read the URL.
@@ -56,8 +57,8 @@ def foreach_batch(
     def write_named(frame: DataFrame, number: int) -> None:
         query = _query_of(frame.sparkSession)
         with patiently(lambda: connect(info), OutboxWriteError) as connection:
-            take_for_query(connection, outbox_schema, app_id=app_id, number=number, query=query)
-        write(frame, MicroBatch(f"{app_id}/{query}", number))
+            name = take_for_query(connection, outbox_schema, app_id=app_id, number=number, query=query)
+        write(frame, MicroBatch(name, number))
 
     return write_named
 

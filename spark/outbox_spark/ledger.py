@@ -54,6 +54,11 @@ FIND_FOREIGN = SQL("""
                     AND grantee = to_regrole(quote_ident(written_as))))
 """)
 
+FIND_LATER = SQL("""
+    SELECT max(version) FROM {schema}.batch
+    WHERE app_id = %(app_id)s AND version > %(version)s AND partition = %(whole_batch)s
+""")
+
 COUNT_PIECES = SQL("""
     SELECT begun.partitions, count(piece), coalesce(sum((piece.row_counts->>'rows')::bigint), 0)::bigint
     FROM {schema}.batch AS begun LEFT JOIN {schema}.batch AS piece
@@ -217,7 +222,7 @@ def enter_piece(
         )
     raise BatchError(
         f"{which} was written with {found.row_counts['rows']} rows, and they are not the {piece.rows} that it has now: "
-        "a rerun takes the same options, and the same rows in the same partitions and order"
+        "a rerun takes the same options and types of columns, and the same rows in the same partitions and order"
     )
 
 
@@ -247,11 +252,11 @@ def complete_pieces(
     )
 
 
-def take_for_query(connection: psycopg.Connection, schema: str, *, app_id: str, number: int, query: str) -> None:
-    """Let one query alone have a name, for as long as the ledger lasts.
+def take_for_query(connection: psycopg.Connection, schema: str, *, app_id: str, number: int, query: str) -> str:
+    """Let one query alone have a name, for as long as the ledger lasts; return the name of its micro-batches.
 
     Raises:
-        BatchError: another query has it, or the micro-batch was written under the name itself.
+        BatchError: another query has it, the micro-batch was written under the name itself, or later ones are written.
         TableError: there is no ledger.
     """
     found = read(connection, schema, app_id, number)
@@ -261,6 +266,9 @@ def take_for_query(connection: psycopg.Connection, schema: str, *, app_id: str, 
         found = _find(connection, schema, app_id, 0, OF_QUERY)
     if found is not None:
         refuse_other_query(found, query)
+    name = f"{app_id}/{query}"
+    refuse_older_checkpoint(connection, schema, app_id=name, number=number)
+    return name
 
 
 def refuse_other_query(found: Batch, query: str) -> None:
@@ -270,6 +278,19 @@ def refuse_other_query(found: Batch, query: str) -> None:
         raise BatchError(
             f"{found.app_id!r} belongs to another query than this one, in the ledger since "
             f"{found.committed_at:%Y-%m-%d %H:%M:%S%z}: a stream without its checkpoint is a new one, and takes "
+            "another name (txnAppId or app_id)"
+        )
+
+
+def refuse_older_checkpoint(connection: psycopg.Connection, schema: str, *, app_id: str, number: int) -> None:
+    """Raise BatchError when later micro-batches are written: Spark repeats none but the last."""
+    names = {"app_id": app_id, "version": number, "whole_batch": WHOLE_BATCH}
+    ((later,),) = connection.execute(FIND_LATER.format(schema=Identifier(schema)), names).fetchall()
+    if later is not None:
+        # The number stands for other rows now, and would be taken for written: lost, and nobody told.
+        raise BatchError(
+            f"micro-batch {number} of {app_id!r} comes after micro-batch {later} was written: its checkpoint is older "
+            "than the ledger, and its rows would be lost; go on with the newest checkpoint, or with a new one under "
             "another name (txnAppId or app_id)"
         )
 

@@ -1,18 +1,26 @@
 """The options of a write, in the words of Spark's JDBC source and of Delta."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from difflib import get_close_matches
 from hashlib import sha256
 from typing import NoReturn
 from uuid import uuid4
+
+from pyspark.sql.types import StructType
 
 from outbox_spark.errors import OptionError
 
 ROWS_PER_INGEST = 50_000
 PENDING_WAIT = 600  # seconds
 STAGING_MAX_AGE = 86_400.0  # seconds; longer than any batch may take
+
+# As the relay's settings take it, and a bare number of seconds (tests/test_durations.py compares the two).
+DURATION = re.compile(r"(\d+(?:\.\d+)?) ?(s|m|h|d|seconds?|minutes?|hours?|days?)?", re.ASCII)
+UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 REQUIRED = ("url", "dbtable", "aggregateType", "aggregateIdColumn", "eventType")
 OPTIONAL = (
@@ -92,12 +100,14 @@ class WriteOptions(BatchOptions):
     routing_key: str | None
     content_type: str | None
 
-    @property
-    def made_by(self) -> str:
-        """What decides which rows and events the DataFrame becomes."""
+    def made_by(self, schema: StructType) -> str:
+        """Return what decides which rows and events the DataFrame becomes: the options, and its types.
+
+        The types, because the same digits are 1234 as decimal(12,0) and 12.34 as decimal(12,2).
+        """
         named = self.named_columns()
         texts = (self.dbtable, self.aggregate_type, self.event_type, self.exchange, self.routing_key, self.content_type)
-        return json.dumps([texts, self.payload_columns, named])
+        return json.dumps([texts, self.payload_columns, named, schema.simpleString()])
 
     def named_columns(self) -> dict[str, str]:
         """Tell which option names which column."""
@@ -139,6 +149,15 @@ def read_options(given: Mapping[str, str], *, is_stream: bool = False) -> WriteO
             return default
         return int(value)
 
+    def seconds(name: str, default: int, low: int, high: int) -> int:
+        value = text(name)
+        if value is None:
+            return default
+        if (found := _seconds(value)) is None or not low <= found <= high:
+            faults.append(f"option {name} takes whole seconds from {low} to {high}, or as in '2h', not {value!r}")
+            return default
+        return found
+
     if not str(text("url") or "postgresql://").startswith(("postgresql://", "postgres://")):
         faults.append("option url takes a libpq URL: postgresql://user@host:5432/database")
     num_partitions = number("numPartitions", 0, 1, MAX_PARTITIONS) or None
@@ -172,11 +191,11 @@ def read_options(given: Mapping[str, str], *, is_stream: bool = False) -> WriteO
         pieces=1 if single_task == "true" else num_partitions if atomic == "partition" else None,
         num_partitions=num_partitions,
         max_pending=number("maxPending", 0, 1, MAX_VERSION) or None,
-        max_pending_wait=number("maxPendingWait", PENDING_WAIT, 1, 86_400),
+        max_pending_wait=seconds("maxPendingWait", PENDING_WAIT, 1, 86_400),
         batchsize=number("batchsize", ROWS_PER_INGEST, 1, 10_000_000),
         outbox_schema=outbox_schema,
         staging_schema=text("stagingSchema") or outbox_schema,
-        staging_max_age=number("stagingMaxAge", int(STAGING_MAX_AGE), 60, 10**9),
+        staging_max_age=seconds("stagingMaxAge", int(STAGING_MAX_AGE), 60, 10**9),
     )
     for name, value in (("exchange", options.exchange), ("routingKey", options.routing_key)):
         if value is not None and len(value.encode()) > 255:
@@ -184,6 +203,14 @@ def read_options(given: Mapping[str, str], *, is_stream: bool = False) -> WriteO
     if faults:
         _refuse(faults)
     return options
+
+
+def _seconds(text: str) -> int | None:
+    """Return the whole seconds of a length of time; None when it is none."""
+    if not (found := DURATION.fullmatch(text)):
+        return None
+    number = Decimal(found[1]) * UNITS[(found[2] or "s")[0]]
+    return int(number) if number == int(number) else None
 
 
 def unknown_options(given: Mapping[str, str], names: Sequence[str]) -> list[str]:

@@ -90,7 +90,7 @@ class Pieces:
 
     number: int
     directly: bool  # by the tasks; else they stage what is missing, and the driver writes it when all is compared
-    made_by: str  # the options that decide what a row of the DataFrame becomes
+    made_by: str  # the options and types that decide what a row of the DataFrame becomes
     quoted_ledger: str
     quoted_batch: str  # its app_id and version
     count_inserted: str  # tells how many rows the transaction has put into the business table

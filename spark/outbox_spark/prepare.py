@@ -41,7 +41,7 @@ def prepare(given: Mapping[str, str], schema: StructType, *, overwrite: bool) ->
     token = uuid4()
     with _prepared(options, schema, overwrite=overwrite) as (connection, now, plan):
         staging = name_staging(options.staging_schema, now=now, batch_hash=options.batch_hash, token=token)
-        recognised, pieces = _begin(connection, options, plan, staging, token)
+        recognised, pieces = _begin(connection, options, plan, staging, token, made_by=options.made_by(schema))
     return Save(token, _info(options), options, plan, staging, pieces, room_of(options)), recognised
 
 
@@ -83,7 +83,7 @@ def _info(options: WriteOptions) -> str:
 
 
 def _begin(
-    connection: psycopg.Connection, options: WriteOptions, plan: Plan, staging: Staging, token: UUID
+    connection: psycopg.Connection, options: WriteOptions, plan: Plan, staging: Staging, token: UUID, *, made_by: str
 ) -> tuple[Batch | None, Pieces | None]:
     schema, app_id, version, number = options.outbox_schema, options.app_id, options.version, options.pieces
     recognised, pieces = None, None
@@ -97,19 +97,19 @@ def _begin(
             recognised = begun
         else:
             # Of one piece all is written or nothing: a rerun has none to compare with.
-            pieces = _pieces(options, plan, number, directly=begun == token or number == 1)
+            pieces = _pieces(options, plan, number, made_by, directly=begun == token or number == 1)
     if recognised is None and not (pieces and pieces.directly):
         require_staging(connection, options)
         make_pattern(connection, staging, plan)
     return recognised, pieces
 
 
-def _pieces(options: WriteOptions, plan: Plan, number: int, *, directly: bool) -> Pieces:
+def _pieces(options: WriteOptions, plan: Plan, number: int, made_by: str, *, directly: bool) -> Pieces:
     assert plan.table is not None, "a save() has a table"  # noqa: S101
     return Pieces(
         number,
         directly,
-        options.made_by,
+        made_by,
         quoted_ledger=Identifier(options.outbox_schema, "batch").as_string(),
         quoted_batch=SQL("{}, {}").format(Literal(options.app_id), Literal(options.version)).as_string(),
         count_inserted=COUNT_INSERTED.format(table=Literal(Identifier(*plan.table).as_string())).as_string(),

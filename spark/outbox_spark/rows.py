@@ -101,9 +101,9 @@ class _Rows:
 
     def check(self) -> None:
         for name, column in zip(self._batch.schema.names, self._batch.columns, strict=True):
-            self._refuse_any(column, _is_invalid, f"column {name!r} holds text that is not UTF-8")
+            for is_faulty, fault in UNREADABLE:
+                self._refuse_any(column, is_faulty, f"column {name!r} {fault}")
             self._refuse_any(column, _has_nul, f"column {name!r} holds a NUL character")
-            self._refuse_any(column, _is_of_no_year, f"column {name!r} holds a time outside of the years 1 to 9999")
         for business in self._plan.columns:
             column = self._batch.column(business.index)
             if business.not_null:
@@ -168,7 +168,7 @@ class _Rows:
         try:
             return make(column)
         except ValueError as error:
-            name = self.name(_first(column, partial(_fails, make)))
+            name = self.name(first_faulty(column, partial(_fails, make)))
             raise RowError(f"{name}: column {self._batch.schema.names[place]!r}: {error}") from None
 
     def _headers(self, index: int) -> pa.Array:
@@ -190,7 +190,7 @@ class _Rows:
     def _refuse_any(self, column: pa.Array, is_faulty: Callable[[pa.Array], bool], fault: str) -> None:
         """Refuse the first row whose value in this column is faulty, or has one inside that is."""
         if is_faulty(column):
-            raise RowError(f"{self.name(_first(column, is_faulty))}: {fault}")
+            raise RowError(f"{self.name(first_faulty(column, is_faulty))}: {fault}")
 
     def name(self, place: int) -> str:
         names = self._batch.schema.names
@@ -204,7 +204,7 @@ def _shown(text: pa.Scalar) -> str:
     return repr(value if value is None else value.decode(errors="replace"))
 
 
-def _first(column: pa.Array, is_faulty: Callable[[pa.Array], bool]) -> int:
+def first_faulty(column: pa.Array, is_faulty: Callable[[pa.Array], bool]) -> int:
     """Find the first row that is faulty; there is one."""
     low, high = 0, len(column)
     while high - low > 1:
@@ -252,7 +252,8 @@ def _uuid(value: str) -> bytes:
         raise ValueError(f"{value!r} is no UUID") from None
 
 
-def _is_invalid(column: pa.Array) -> bool:
+def is_invalid(column: pa.Array) -> bool:
+    """Whether it holds text that is not UTF-8."""
     try:
         column.validate(full=True)
     except pa.ArrowInvalid:
@@ -268,7 +269,8 @@ def _is_longer(most: int, column: pa.Array) -> bool:
     return any(_any(pc.greater(pc.utf8_length(leaf), most)) for leaf in _leaves(column))
 
 
-def _is_of_no_year(column: pa.Array) -> bool:
+def is_of_no_year(column: pa.Array) -> bool:
+    """Whether it holds a date or a timestamp that neither Python nor the database has."""
     for leaf in _leaves(column):
         if pa.types.is_date(leaf.type):
             days, unit = leaf.cast(pa.int32()), 1
@@ -298,3 +300,10 @@ def _is_text(kind: pa.DataType) -> bool:
 
 def _any(found: pa.Array) -> bool:
     return bool(pc.any(found, min_count=0).as_py())
+
+
+# What no value of Python can be made of.
+UNREADABLE: tuple[tuple[Callable[[pa.Array], bool], str], ...] = (
+    (is_invalid, "holds text that is not UTF-8"),
+    (is_of_no_year, "holds a time outside of the years 1 to 9999"),
+)

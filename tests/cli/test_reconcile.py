@@ -9,8 +9,9 @@ import psycopg
 import pytest
 
 from relay.config.settings import DatabaseSettings
+from relay.operate.whereabouts import UNKNOWN
 from tests.cli.command import PASSWORD, Command
-from tests.operate.inboxes import Ends
+from tests.operate.inboxes import HOUR, Ends
 from tests.support import pgbouncer
 from tests.support.pgbouncer import PgBouncer, PoolMode
 from tests.support.postgres import PostgresServer
@@ -39,6 +40,7 @@ KEYS = {
     "repeated_keys_first": {"consumer", "business_key", "messages"},
     "mend": {"command", "is_exact"},
 }
+MESSAGE_ID = "SELECT message_id FROM outbox.message WHERE id = %s"
 SCRIPT = Path(__file__).parents[2] / "config" / "roles.sql"
 ROLES = "outbox_writer, outbox_spark, outbox_relay, outbox_consumer"
 
@@ -84,6 +86,24 @@ def test_a_difference_exits_with_1_and_tells_the_command(relay: Command, ends: E
     assert lines[-1][0] == "mend"
     assert lines[-1][1].startswith("relay replay --since ")
     assert lines[-1][1].endswith(f" {sent[0]}")
+
+
+def test_it_says_where_a_named_message_is_that_is_not_compared(relay: Command, ends: Ends) -> None:
+    (compared,), (earlier,), unknown = ends.send(), ends.send(ago=3 * HOUR), uuid4()
+    ends.apply([compared])
+    parked = ends.rows.parked()
+    message_id = ends.rows.connection.execute(MESSAGE_ID, [parked]).fetchone()
+
+    ended = relay("reconcile", "--since", "2h", *map(str, (compared, earlier, unknown, *(message_id or ()))))
+
+    told = {line.partition(" is not compared: ")[0]: line for line in ended.err.splitlines() if "compared: " in line}
+    assert set(told) == {str(earlier), str(unknown), *map(str, message_id or ())}
+    assert sorted(words.partition("compared: ")[2][:15] for words in told.values()) == [
+        "it is parked: s",
+        "it was sent at ",
+        "no row of the o",
+    ]
+    assert told[str(unknown)].endswith(UNKNOWN)
 
 
 def test_json_keeps_its_keys(relay: Command, ends: Ends) -> None:

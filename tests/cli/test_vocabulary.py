@@ -80,7 +80,8 @@ def test_old_spellings_and_none_are_in_no_help_and_defaults_are(tmp_path: Path) 
     assert all(f"{old} " not in told for old in ("--note", "--key", "--type", "--id", "--message-id"))
     assert "None" not in told
     assert "[default: text]" in told
-    assert "[default: 2.0]" in waits
+    assert "--interval DURATION" in waits
+    assert "[default: 2s]" in waits
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

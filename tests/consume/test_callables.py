@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import gc
+import itertools
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
@@ -14,7 +15,8 @@ from hypothesis import strategies as st
 
 from relay.config.settings import BrokerSettings
 from relay.consume import Consumer, FailurePolicy, Inbox, Message, WorkPolicy, on
-from relay.consume.apply.handlers import call, call_async, call_in_thread, collect_handlers, in_own_task, is_async
+from relay.consume.apply.calls import call, call_async, call_in_thread, in_own_task, is_async
+from relay.consume.apply.handlers import collect_handlers
 from relay.consume.apply.inbox_insert import Applied
 from relay.consume.apply.transactions_factory import open_transactions
 from relay.errors import ConfigurationError, HandlerResultError
@@ -124,6 +126,11 @@ LAYERS: list[Callable[[Function], Function]] = [
     lambda function: contextmanager(generator(function)),
     lambda function: asynccontextmanager(async_generator(function)),
     lambda function: lambda *arguments: map(function, arguments),
+    lambda function: lambda *arguments: filter(function, arguments),
+    lambda function: lambda *arguments: itertools.starmap(function, [arguments]),
+    lambda function: lambda *arguments: zip(generator(function)(*arguments), strict=True),
+    lambda function: lambda *arguments: [function(*arguments)],
+    lambda function: lambda *arguments: {"one": function(*arguments)},
     lambda function: lambda *arguments: functools.partial(function, *arguments),
     lambda function: lambda *arguments: POOL.submit(function, *arguments),
     lambda function: lambda *arguments: asyncio.ensure_future(function(*arguments)),
@@ -133,7 +140,7 @@ LAYERS: list[Callable[[Function], Function]] = [
 ENDINGS: list[Callable[[], Any]] = [
     lambda: None,
     lambda: 42,
-    lambda: iter(()),
+    lambda: [1, "two"],
     ValueError,
     StopIteration,
     StopAsyncIteration,
@@ -179,6 +186,12 @@ def lost() -> Iterator[None]:
 @example(kind="run", ending=asyncio.CancelledError, layers=[], is_hook=False)
 @example(kind="run_async", ending=ENDINGS[0], layers=[passed_on], is_hook=False)
 @example(kind="run_async", ending=ENDINGS[0], layers=[functools.singledispatch], is_hook=False)
+@example(
+    kind="run_async",
+    ending=ENDINGS[0],
+    layers=[lambda function: lambda *arguments: [function(*arguments)]],
+    is_hook=False,
+)
 @example(kind="cancel_itself", ending=ENDINGS[0], layers=[], is_hook=False)
 def test_what_comes_back_has_run_to_its_end(
     kind: str, ending: Callable[[], Any], layers: list[Callable[[Function], Function]], is_hook: bool
@@ -226,8 +239,15 @@ async def apply(inbox: Inbox, handler: Function) -> Applied:
         await transactions.close()
 
 
+async def write_in_tasks(message: Message, connection: Any) -> list[Any]:
+    tasks = [asyncio.create_task(write_async(message, connection))]
+    await asyncio.wait(tasks)
+    return tasks
+
+
 FINISHED: list[Function] = [
     write,
+    write_in_tasks,
     passed_on(write),
     Callee(write),
     write_async,
@@ -239,6 +259,12 @@ UNFINISHED: list[Function] = [
     Callee(write_async),
     contextmanager(generator(write)),
     never_called(write),
+    lambda *arguments: [write_async(*arguments)],
+    lambda *arguments: (write_async(*arguments),),
+    lambda *arguments: {"one": write_async(*arguments)},
+    lambda *arguments: filter(functools.partial(write, arguments[0]), arguments[1:]),
+    lambda *arguments: itertools.starmap(write, [arguments]),
+    lambda *arguments: itertools.chain(generator(write)(*arguments)),
 ]
 
 

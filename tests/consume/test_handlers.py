@@ -61,7 +61,7 @@ def test_a_handler_takes_each_of_its_types_and_no_other() -> None:
         ([project_2, notify_2], "'InvoiceIssued' of version 2 has two handlers, project_2 and notify_2"),
         ([project, archive], "not both"),
         ([unmarked], "unmarked is no handler; put @on"),
-        ([settle], "handler settle is called with two arguments"),
+        ([settle], "handler settle is called with (message, connection)"),
     ],
 )
 def test_handlers_that_cannot_work_together_are_refused(functions: list[object], words: str) -> None:

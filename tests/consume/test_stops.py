@@ -1,4 +1,4 @@
-"""A consumer that is told to stop beside a silent database ends in its time, and its message comes again."""
+"""A consumer that is told to stop beside a silent server ends in its time, and its message comes again."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -13,7 +13,7 @@ from yarl import URL
 
 from relay.config.settings import BrokerSettings, DatabaseSettings
 from relay.consume import Consumer, Inbox, Message, WorkPolicy, on
-from tests.consume.effects import CONSUMER, Queue, Table
+from tests.consume.effects import CONSUMER, Queue, Table, through
 from tests.consume.sqlalchemy_stand import engine_url
 from tests.support.eventually import eventually
 from tests.support.proxy import FaultProxy, Way
@@ -61,6 +61,26 @@ async def test_a_stop_beside_a_silent_database_takes_its_time_and_no_more(
         consumer.stop()
         await eventually(running.done, "it ends", SOON)
         await engine.dispose()
+
+    running.result()
+    await eventually(lambda: _has_one(queue), "the message is in the queue again")
+    assert await table.inbox_count() == 0
+
+
+async def test_a_stop_beside_a_silent_broker_takes_its_time_and_no_more(
+    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+) -> None:
+    await queue.send(1)
+    async with FaultProxy("127.0.0.1", URL(broker.url.get_secret_value()).port or 0) as proxy:
+        consumer = Consumer(
+            queue.name, [slowly], inbox=inbox, broker=through(broker, proxy.port), work=WorkPolicy(drain_timeout=0.1)
+        )
+        running = asyncio.create_task(consumer.run(signals=False))
+        await eventually(lambda: _runs(table), "the handler's statement runs")
+        proxy.hold(Way.DOWN)
+
+        consumer.stop()
+        await eventually(running.done, "it ends", SOON)
 
     running.result()
     await eventually(lambda: _has_one(queue), "the message is in the queue again")

@@ -96,7 +96,9 @@ async def test_retry_prints_what_it_did_and_what_stays(
 
     assert (dry.code, dry.out) == (0, f"would retry 2 letters of {DEAD} into {QUEUE}\n")
     assert (partly.code, partly.out) == (3, f"sent 1 letter of {DEAD} into {QUEUE}\n")
-    assert partly.err == "relay: gone is not there, or is with another consumer: see `relay dead-letters list`\n"
+    assert partly.err == (
+        f"relay: gone is not there, or is with another consumer: see `relay dead-letters list {DEAD}`\n"
+    )
     assert (rest.code, json.loads(rest.out)["done"]) == (0, 1)
     assert [message.message_id for message in await letters.consumed()] == ["one", "two"]
     done_by = audit.execute("SELECT done_by FROM outbox.dead_letter_audit ORDER BY id").fetchall()

@@ -138,7 +138,7 @@ async def test_a_user_who_may_not_read_is_told_what_he_needs(letters: Letters, r
 
 
 async def test_a_letter_that_is_not_there_is_named(letters: Letters) -> None:
-    with pytest.raises(NotFoundError, match=r"no letter of billing\.dead has the message id gone"):
+    with pytest.raises(NotFoundError, match=r"has the message id gone: see `relay dead-letters list billing\.dead`"):
         await show_letter(letters.broker, DEAD, "gone")
 
 

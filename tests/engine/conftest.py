@@ -109,15 +109,25 @@ class Reader:
 
     async def drain(self, number: int, within: float = 60) -> list[AbstractIncomingMessage]:
         """Take what is in the queue, which must become exactly `number` messages."""
+        messages = await self._take(len, number, within)
+        assert len(messages) == number
+        return messages
+
+    async def drain_different(self, number: int, within: float = 60) -> list[AbstractIncomingMessage]:
+        """Take messages until `number` different ones have come. Repeats are among them, and may follow."""
+        return await self._take(lambda messages: len({each.message_id for each in messages}), number, within)
+
+    async def _take(
+        self, count: Callable[[list[AbstractIncomingMessage]], int], number: int, within: float
+    ) -> list[AbstractIncomingMessage]:
         messages: list[AbstractIncomingMessage] = []
 
         async def take(message: AbstractIncomingMessage) -> None:
             messages.append(message)
 
         tag = await self.queue.consume(take, no_ack=True)
-        await eventually(lambda: len(messages) >= number, f"{number} messages in the queue", within)
+        await eventually(lambda: count(messages) >= number, f"{number} messages in the queue", within)
         await self.queue.cancel(tag)
-        assert len(messages) == number
         return messages
 
     async def everything(self) -> list[AbstractIncomingMessage]:

@@ -1,18 +1,19 @@
 """What happens to a key whose row is parked, and how it comes back."""
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 import psycopg
 import pytest
 
 from relay.config.settings import KeyPolicy, Ordering
-from relay.engine.row import Row
-from relay.engine.settle.mark import Marker
+from relay.engine.row import Fault, Outcome, Row
+from relay.engine.settle.mark import BYTES_PER_PARK, ROWS_PER_PARK, Marker, _pieces
 from relay.engine.settle.quarantine_table import QuarantineTable
 from relay.operate.parked import Selection
 from relay.operate.release import Done, discard, retry
 from tests.engine.conftest import Outbox, Reader, RunNode
+from tests.engine.test_frames import ROW
 from tests.support.eventually import eventually
 
 Change = Callable[[psycopg.Connection], Done]
@@ -53,10 +54,10 @@ async def test_a_row_that_is_being_read_as_its_key_comes_to_be_held_waits_too(
     head_is_refused, follower_is_read, head_is_parked = asyncio.Event(), asyncio.Event(), asyncio.Event()
     park, set_aside_behind = Marker._write_parked, QuarantineTable.set_aside_behind
 
-    async def park_late(marker: Marker, row: Row, reason: str) -> None:
+    async def park_late(marker: Marker, faults: Sequence[Fault]) -> None:
         head_is_refused.set()
         await follower_is_read.wait()
-        await park(marker, row, reason)
+        await park(marker, faults)
         head_is_parked.set()
 
     async def set_aside_late(table: QuarantineTable, rows: Collection[Row]) -> set[int]:
@@ -78,6 +79,49 @@ async def test_a_row_that_is_being_read_as_its_key_comes_to_be_held_waits_too(
 
     assert await outbox.ids("parked") == [head, follower]
     assert await queue.everything() == []
+
+
+async def test_many_rows_that_cannot_be_sent_are_parked_by_few_statements(
+    outbox: Outbox, queue: Reader, run_node: RunNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One by one they kept the rows of others waiting: 20,000 of them for half a minute."""
+    parked: list[int] = []
+    park = Marker._write_parked
+
+    async def count(marker: Marker, faults: Sequence[Fault]) -> None:
+        parked.append(len(faults))
+        await park(marker, faults)
+
+    monkeypatch.setattr(Marker, "_write_parked", count)
+    await outbox.connection.execute(
+        "INSERT INTO outbox.message (aggregate_type, aggregate_id, event_type, payload, headers)"
+        " SELECT 'customer', n::text, 'InvoiceIssued', '1', jsonb_build_object(repeat('x', 129 + n %% 2), 1)"
+        " FROM generate_series(1, %s) AS n",
+        [1000],
+    )
+    fine = await outbox.insert("fine")
+
+    async with run_node():
+        await eventually(outbox.is_empty, "nothing pending")
+
+    assert sum(parked) == len(await outbox.ids("parked")) == 1000
+    assert len(parked) <= 50
+    assert await queue.ids(1) == [fine]
+    wrong = await outbox.connection.execute(
+        "SELECT FROM outbox.message WHERE state = 'parked'"
+        " AND (attempts <> 1 OR last_error NOT LIKE 'not sent by the relay: header name%')"
+    )
+    assert wrong.rowcount == 0
+
+
+def test_what_is_moved_at_once_is_bounded_in_rows_and_bytes() -> None:
+    def pieces(*sizes: int) -> list[int]:
+        faults = [Fault(ROW._replace(cost=size), "too large", Outcome.UNSENDABLE) for size in sizes]
+        return [len(piece) for piece in _pieces(faults)]
+
+    assert pieces() == []
+    assert pieces(*[0] * (2 * ROWS_PER_PARK + 1)) == [ROWS_PER_PARK, ROWS_PER_PARK, 1]
+    assert pieces(1, BYTES_PER_PARK + 1, 1, BYTES_PER_PARK - 1, 1) == [1, 1, 2, 1]
 
 
 async def test_a_held_key_is_still_held_after_a_restart(outbox: Outbox, queue: Reader, run_node: RunNode) -> None:

@@ -10,7 +10,7 @@ from relay.config.settings import DatabaseSettings, RelaySettings
 from relay.engine.read.pending import DUE
 from relay.engine.read.tail import Tail
 from relay.engine.session.session import LaneSession, array_text
-from relay.engine.settle.mark import PARK, POSTPONE, mark_statement
+from relay.engine.settle.mark import PARK, POSTPONE, ROWS_PER_PARK, mark_statement
 from relay.engine.settle.parked_keys import PARK_BEHIND
 from relay.engine.settle.quarantine_table import LET_GO, SET_ASIDE, SET_ASIDE_BEHIND
 from tests.engine.conftest import Outbox
@@ -21,6 +21,10 @@ pytestmark = pytest.mark.every_postgres
 
 LANES = list(range(16))
 ROW = {"lane": 3, "id": 7, "attempts": 1, "reason": "", "seconds": 1.0}
+FAULTS = {
+    "lanes": array_text([3] * ROWS_PER_PARK), "ids": array_text(range(100_000, 100_000 + ROWS_PER_PARK)),
+    "attempts": [1] * ROWS_PER_PARK, "reasons": [""] * ROWS_PER_PARK,
+}  # fmt: skip
 
 
 @pytest.fixture(params=["before the rows", "while they were written"])
@@ -57,7 +61,7 @@ async def test_no_hot_statement_scans_more_than_the_pending_index(session: LaneS
         "due": (session.sql(DUE), {"held": held}),
         "mark": (mark_statement(session), ids),
         "postpone": (session.sql(POSTPONE), ROW),
-        "park": (session.sql(PARK), ROW),
+        "park": (session.sql(PARK), FAULTS),
         "park behind": (session.sql(PARK_BEHIND), ids),
         "set aside": (session.sql(SET_ASIDE), {**ids, "route": 1, "reason": ""}),
         "set aside behind": (session.sql(SET_ASIDE_BEHIND), ids),

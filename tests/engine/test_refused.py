@@ -60,6 +60,25 @@ async def test_headers_that_only_postgresql_takes_are_parked_and_stop_nobody(
     await assert_parked_at_once(outbox, odd)
 
 
+@pytest.mark.parametrize("column", ["writer", "trace_context"])
+async def test_what_is_large_and_not_sent_is_parked_too(
+    outbox: Outbox, queue: Reader, run_node: RunNode, column: str
+) -> None:
+    """A mark moves the whole row: a few of hundreds of megabytes took longer than a statement may, again and again."""
+    digits = "SELECT string_agg(md5(n::text), '') FROM generate_series(1, 4000) AS n"
+    large = await (await outbox.connection.execute(f"SELECT to_json(({digits}))::text".encode())).fetchone()
+    assert large is not None
+    odd = await outbox.insert("1", **{column: large[0]})
+    fine = await outbox.insert("2", **{column: '"small"'})
+
+    async with run_node():
+        await eventually(outbox.is_empty, "nothing pending")
+
+    assert await queue.ids(1) == [fine]
+    await assert_parked_at_once(outbox, odd)
+    assert "writer and trace_context of 1" in await outbox.column("last_error", odd)
+
+
 async def assert_parked_at_once(outbox: Outbox, id_: int) -> None:
     """It says that no broker has seen it, and no second try was made."""
     assert await outbox.ids("parked") == [id_]
@@ -173,6 +192,19 @@ async def test_however_a_missing_exchange_is_called_its_rows_alone_wait_for_it(
     assert await outbox.ids("sent") == fine
 
 
+async def test_many_missing_exchanges_cost_channels_and_no_connection(
+    outbox: Outbox, queue: Reader, run_node: RunNode
+) -> None:
+    """Probes open channels meanwhile, and one of them took the number of a channel that the broker had just closed."""
+    odd = [await outbox.insert(f"odd-{n}", exchange=f"missing-{n}") for n in range(100)]
+    fine = await outbox.insert("fine")
+
+    async with run_node() as node:
+        await eventually(lambda: outbox.are_aside(odd), "they wait for their exchanges")
+        await eventually(lambda: is_sent(outbox, fine), "the other is sent")
+        assert node.snapshot().broker_losses == {}
+
+
 @pytest.mark.parametrize("wire", Wire)
 async def test_a_row_whose_exchange_a_broker_cannot_name_is_parked(
     outbox: Outbox, queue: Reader, run_node: RunNode, wire: Wire
@@ -239,6 +271,10 @@ async def test_a_retry_takes_its_backoff_along_over_a_restart(outbox: Outbox, qu
 
     assert await queue.ids(2) == [first, second]
     assert await outbox.column("attempts", first) >= 1
+
+
+async def is_sent(outbox: Outbox, id_: int) -> bool:
+    return bool(await outbox.column("state", id_) == "sent")
 
 
 async def attempts(outbox: Outbox, id_: int) -> bool:

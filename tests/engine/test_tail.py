@@ -124,7 +124,7 @@ async def test_a_long_transaction_that_ends_while_it_goes_back_for_another_is_re
             first.commit()
             reread_from(lane, before)
 
-        monkeypatch.setattr(follower.tail, "go_back", commit_and_go_back)
+        monkeypatch.setattr(follower.tail, "reread_from", commit_and_go_back)
         await writer.commit()
 
         await follower.has(late, id_)

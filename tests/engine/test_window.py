@@ -211,6 +211,37 @@ async def test_rows_that_are_stuck_keep_no_large_row_waiting(outbox: Outbox, fol
     await follower.has(large, small)
 
 
+async def test_a_very_large_row_that_waits_for_stuck_ones_stops_no_other_lane(outbox: Outbox, follow: Follow) -> None:
+    await outbox.insert_many(40, keys=1, payload=json_of(10_000))
+    follower = await follow(max_window_bytes=1_000_000)
+    await follower.counts(40)  # which hold more than a quarter of the window
+
+    large = await outbox.insert("0", payload=json_of(900_000))
+    small = [await outbox.insert(key) for key in await keys_of_other_lanes(outbox)]
+
+    await follower.has(*small)
+    assert large not in follower.ids
+    await settle(outbox, follower)
+    await follower.has(large)
+
+
+async def test_what_comes_with_a_row_that_grows_fits_beside_it(outbox: Outbox, follow: Follow) -> None:
+    """The headers of the first row are 600 bytes in the table, and 131 KB in a message."""
+    zeros = ", ".join(["1." + "0" * 16383] * 8)
+    await outbox.connection.execute(
+        "INSERT INTO outbox.message (aggregate_type, aggregate_id, event_type, payload, headers)"
+        " SELECT 'customer', '1', 'InvoiceIssued', to_json(repeat('x', 10000)), CASE n WHEN 1 THEN %s::jsonb END"
+        " FROM generate_series(1, 20) AS n",
+        [f'{{"h": [{zeros}]}}'],
+    )
+
+    follower = await follow(max_window_bytes=1 << 20)
+    await follower.counts(20)
+
+    assert follower.windows[0] == 1
+    assert len(set(follower.ids)) == 20
+
+
 async def test_what_is_too_large_for_any_message_is_not_read(outbox: Outbox, follow: Follow) -> None:
     await outbox.connection.execute(
         "INSERT INTO outbox.message (aggregate_type, event_type, payload, headers, trace_context) SELECT 'customer',"

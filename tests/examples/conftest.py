@@ -10,11 +10,12 @@ from relay.broker import topology
 from relay.config.loading import load
 from relay.config.settings import Settings
 from relay.database import connect_async
-from tests.engine.conftest import channel, run_node
+from tests.engine.conftest import run_node
 from tests.examples.invoices import DOWNSTREAM, EXAMPLE, TABLES, Stand
+from tests.migrations.conftest import empty_database
 from tests.support.rabbitmq import RabbitServer
 
-__all__ = ["channel", "run_node"]
+__all__ = ["empty_database", "run_node"]
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The Python programs in README.md run as they are copied, and those in the docs pass mypy strict."""
+"""The commands and programs in README.md run as they are copied, and those in the docs pass mypy strict."""
 
 import os
 import re
@@ -7,12 +7,11 @@ import sys
 from pathlib import Path
 
 import psycopg
-from aio_pika.abc import AbstractChannel
 
-from tests.engine.conftest import RunNode
+from relay.config.settings import DatabaseSettings
+from tests.cli.command import RELAY
 from tests.support.eventually import eventually
 from tests.support.process import Process, run
-from tests.support.queues import declare_bound
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ["README.md", "docs/configuration.md", "docs/consumer.md", "docs/metrics.md", "docs/partitioned-consumers.md"]
@@ -30,27 +29,34 @@ def snippets(page: str, language: str = "python") -> list[str]:
     return [each for each in found if "outbox_spark" not in each]
 
 
-async def test_the_programs_of_the_readme_run_as_they_are(
-    channel: AbstractChannel, run_node: RunNode, database_url: str, broker_url: str, tmp_path: Path
+async def test_the_readme_leads_from_no_tables_to_applied_messages(
+    empty_database: DatabaseSettings, broker_url: str, tmp_path: Path
 ) -> None:
-    await declare_bound(channel, "invoices")
+    """With what the page says, top to bottom, and nothing else: no exchange, queue or table is there before."""
     by_psycopg, by_alchemy, publisher, consumer = snippets("README.md")
-    environment = {**os.environ, "RELAY_DATABASE_URL": database_url, "RELAY_BROKER_URL": broker_url}
+    empty_url = empty_database.url.get_secret_value()
+    (tmp_path / "relay.toml").write_text(snippets("README.md", "toml")[0])
+    environment = {**os.environ, "RELAY_DATABASE_URL": empty_url, "RELAY_BROKER_URL": broker_url}
+    relay: list[str | Path] = ["env", "--chdir", tmp_path, RELAY]
     python = [sys.executable, "-W", "error", "-c"]
-    async with await psycopg.AsyncConnection.connect(database_url, autocommit=True) as connection:
+    async with await psycopg.AsyncConnection.connect(empty_url, autocommit=True) as connection:
+        run([*relay, "migrate"], environment=environment)
         await connection.execute(snippets("README.md", "sql")[0].encode())
-
         printed = [run([*python, each], environment=environment) for each in (by_psycopg, by_alchemy, publisher)]
-        log = tmp_path / "consumer"
-        consuming = Process([*python, consumer], log=log, environment=environment)
-        try:
-            async with run_node():
-                await eventually(lambda: has_applied(connection, [42, 43, 44]), "each invoice is applied", 30)
-        finally:
-            consuming.stop(signal.SIGTERM)
+        run([*relay, "topology", "apply"], environment=environment)
 
-    assert (consuming.returncode, log.read_text()) == (0, "")
-    assert printed == ["", "", ""]
+        started = [
+            Process([RELAY, "run"], log=tmp_path / "relay", folder=tmp_path, environment=environment),
+            Process([*python, consumer], log=tmp_path / "consumer", environment=environment),
+        ]
+        try:
+            await eventually(lambda: has_applied(connection, [42, 43, 44]), "each invoice is applied", 30)
+        finally:
+            for each in started:
+                each.stop(signal.SIGTERM)
+
+    assert [each.returncode for each in started] == [0, 0]
+    assert (printed, (tmp_path / "consumer").read_text()) == (["", "", ""], "")
 
 
 async def has_applied(connection: psycopg.AsyncConnection, invoices: list[int]) -> bool:

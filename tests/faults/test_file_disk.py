@@ -2,6 +2,7 @@
 
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -20,11 +21,11 @@ from tests.support.proxy import FaultProxy
 from tests.support.volume import fill
 
 
-async def publish_until_refused(sensors: DurablePublisher, size: int) -> list[str]:
+async def publish_until_refused(sensors: DurablePublisher, size: int, keys: Sequence[str] = "012") -> list[str]:
     """Publish events of this size until one is not accepted; give the ids of the others."""
     ids: list[str] = []
     while True:
-        event = Event("sensor", str(len(ids) % 3), "Measured", {"padding": "x" * size})
+        event = Event("sensor", keys[len(ids) % len(keys)], "Measured", {"padding": "x" * size})
         try:
             await sensors.publish(event)
         except NotAcceptedError:
@@ -76,6 +77,25 @@ async def test_a_disk_that_the_file_has_filled_is_enough_to_send_what_is_in_it(
             await eventually(lambda: is_direct(sensors), "the file is empty", 60)
 
     assert sorted(str(message.message_id) for message in await queue.everything()) == sorted(ids)
+
+
+@pytest.mark.parametrize("volume", ["40m"], indirect=True)
+async def test_a_disk_that_the_file_has_filled_is_enough_to_hold_the_key_of_a_refused_message(
+    volume: Path, broker: BrokerSettings, queue: Reader
+) -> None:
+    file = volume / "buffer.sqlite"
+    async with FaultProxy("127.0.0.1", URL(broker.url.get_secret_value()).port or 5672) as proxy:
+        proxy.refusing = True
+        async with DurablePublisher(file, broker=through(broker, proxy.port), name="sensors") as sensors:
+            await sensors.publish(measured(0, exchange="", routing_key="late"))
+            ids = [id_ for size in (40_000, 400) for id_ in await publish_until_refused(sensors, size, keys=["a"])]
+
+            proxy.refusing = False
+            await eventually(lambda: any("NO_ROUTE" in reason for reason in sensors.state.reasons), "it is refused", 60)
+            await queue.channel.declare_queue("late", durable=True)
+            await eventually(lambda: is_direct(sensors), "the file is empty", 60)
+
+    assert first_of_each(await queue.everything())["a"] == ids
 
 
 @pytest.mark.parametrize("volume", ["12m"], indirect=True)

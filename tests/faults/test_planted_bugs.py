@@ -54,7 +54,7 @@ def skip_by_position(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(Tail, "_select", select_above_the_floors)
     patch.setattr(Tail, "_note_ended", lambda *_: None)
-    patch.setattr(Tail, "go_back", lambda *_: None)
+    patch.setattr(Tail, "reread_from", lambda *_: None)
 
 
 def send_behind_a_nack(patch: pytest.MonkeyPatch) -> None:

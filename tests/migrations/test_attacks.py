@@ -34,6 +34,8 @@ ATTIC = """
     GRANT INSERT ON attic.loot TO PUBLIC;
     CREATE FUNCTION attic.steal() RETURNS trigger LANGUAGE plpgsql AS
         $$ BEGIN INSERT INTO attic.loot VALUES (current_user); RETURN NEW; END $$;
+    CREATE FUNCTION attic.steal_row() RETURNS boolean LANGUAGE plpgsql AS
+        $$ BEGIN INSERT INTO attic.loot VALUES (current_user); RETURN true; END $$;
 """
 TAKE_OVER: list[LiteralString] = [
     *(
@@ -223,6 +225,9 @@ def test_what_an_earlier_script_gave_away_comes_back(
         ),
         "CREATE TRIGGER steal BEFORE INSERT ON outbox.processed_message FOR EACH ROW EXECUTE FUNCTION attic.steal()",
         "CREATE RULE steal AS ON INSERT TO outbox.message_sent DO INSTEAD NOTHING",
+        "CREATE POLICY steal ON outbox.processed_message USING (true)",
+        "ALTER TABLE outbox.processed_message ADD CONSTRAINT steal CHECK (attic.steal_row())",
+        "ALTER TABLE outbox.processed_message ALTER COLUMN business_key SET DEFAULT attic.steal_row()::text",
     ],
 )
 def test_code_that_the_former_owner_left_gets_no_rights_of_the_new_one(

@@ -9,6 +9,7 @@ from pydantic import SecretStr
 
 from relay.config.settings import DatabaseSettings
 from relay.errors import BusyError
+from relay.operate import lock_wait
 from relay.operate.lock_wait import LockLimits
 from relay.operate.migrate import current_revision, downgrade, is_at_head, migrate
 from relay.operate.revision import head_revision
@@ -133,6 +134,18 @@ def test_another_migration_is_waited_for_within_limits_and_named(empty_database:
 
     assert "another relay migrate" in str(refused.value)
     assert current_revision(empty_database) is None
+
+
+def test_a_wait_that_ends_at_its_own_limit_is_not_cancelled_as_well(
+    empty_database: DatabaseSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looked at all the time, some of the tries are seen waiting in the moment in which their limit ends them."""
+    monkeypatch.setattr(lock_wait, "LOOK_INTERVAL", 0)
+    with psycopg.connect(url_of(empty_database), autocommit=True) as other:
+        other.execute("SELECT pg_advisory_lock(hashtextextended('outbox.migrate', 0))")
+
+        with pytest.raises(BusyError, match="is held by session"):
+            migrate(empty_database, limits=LockLimits(lock_timeout=0.01, wait=5))
 
 
 def test_a_role_without_a_second_connection_migrates_all_the_same(

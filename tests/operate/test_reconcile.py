@@ -193,7 +193,7 @@ def test_rows_are_counted_by_day_and_state(ends: Ends) -> None:
     assert report.differences == [
         "1 parked: see `relay parked list`",
         "2 held behind parked rows: `relay parked retry` or `discard` lets them go",
-        "1 in quarantine, for a route that does not work: see `relay status`",
+        "1 in quarantine, for a route that does not work: see `relay quarantine list`",
     ]
 
 

@@ -5,15 +5,17 @@ are those that Spark calls for each partition and for the commit.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 
 import psycopg
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from pyspark.sql.types import IntegerType, StringType, StructType
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import DecimalType, StringType, StructType
 
 from outbox_spark import BatchError
 from outbox_spark.checksum import Checksum
@@ -25,14 +27,13 @@ from outbox_spark.source import Attempt, OutboxStreamWriter, OutboxWriter, Strea
 from tests.spark.frames import staging_tables
 
 Row = tuple[str | None, int | None]
+Value = tuple[str | None, Decimal | None]
 Partitions = Sequence[Sequence[Row]]
 STEP = (
-    "CREATE TABLE billing.step (customer_id text, number integer)"  # without a key, which would refuse repeats itself
+    "CREATE TABLE billing.step (customer_id text, number numeric)"  # without a key, which would refuse repeats itself
 )
-SCHEMA = StructType().add("customer_id", StringType()).add("number", IntegerType())
-ARROW = pa.schema([("customer_id", pa.string()), ("number", pa.int32())])
 WRITTEN = "SELECT customer_id, number FROM billing.step"
-DELIVERED = "SELECT aggregate_id, (payload->>'number')::int FROM outbox.message ORDER BY id"
+DELIVERED = "SELECT aggregate_id, (payload->>'number')::numeric FROM outbox.message ORDER BY id"
 
 ROWS: list[list[Row]] = [[("a", 1), ("a", 2)], [("b", 1)]]
 rows = st.tuples(st.sampled_from(["a", "b", None]), st.sampled_from([1, 2, None]))
@@ -46,17 +47,34 @@ class Run:
     cut: int
     ended: frozenset[int]  # the partitions whose tasks end; when it is not all of them, the driver dies, too
     commits: bool
+    lost: Mapping[int, Sequence[Row]] = field(default_factory=dict)  # of attempts that end, and Spark tries again
+    scale: int = 0  # of the decimals; another one makes other numbers of the same digits
+
+    def rows(self, partition: int) -> list[Value]:
+        return self._numbers(self.partitions[partition])
+
+    def lost_rows(self, partition: int) -> list[Value]:
+        return self._numbers(self.lost[partition])
+
+    def _numbers(self, rows: Sequence[Row]) -> list[Value]:
+        return [(key, None if digits is None else Decimal(digits).scaleb(-self.scale)) for key, digits in rows]
 
 
 @st.composite
 def batches(draw: st.DrawFn) -> list[Run]:
-    """Runs of one batch; in each a row may be at another place, in another partition, or another one."""
+    """Runs of one batch; in each a row may be at another place, in another partition, or another one.
+
+    So may the rows of an attempt that Spark tries again in the same run.
+    """
     first = draw(st.lists(st.lists(rows, max_size=3), min_size=1, max_size=3))
     partitions, runs = first, []
     for _ in range(draw(st.integers(2, 3))):
         every = frozenset(range(len(partitions)))
         ended = draw(st.just(every) | st.sets(st.sampled_from(sorted(every))).map(frozenset))
-        runs.append(Run(partitions, draw(st.integers(1, 3)), ended, draw(st.booleans())))
+        others = st.just(partitions) | _changed(partitions)
+        lost = {place: draw(others)[place] for place in draw(st.just(()) | st.sets(st.sampled_from(sorted(every))))}
+        scale = draw(st.sampled_from([0, 0, 0, 1]))
+        runs.append(Run(partitions, draw(st.integers(1, 3)), ended, draw(st.booleans()), lost, scale))
         partitions = draw(st.just(first) | st.just(partitions) | _changed(partitions))
     return runs
 
@@ -76,7 +94,7 @@ class Model:
     """What the tables must have: each piece as it was written first, or the whole batch at once."""
 
     in_pieces: bool
-    written: dict[int, Sequence[Row]] = field(default_factory=dict)
+    written: dict[int, tuple[int, list[Value]]] = field(default_factory=dict)  # with the scale of its decimals
     is_complete: bool = False
 
     def run(self, run: Run, *, is_first: bool) -> bool:
@@ -84,19 +102,22 @@ class Model:
         if self.is_complete:
             return True
         if self.in_pieces and (is_first or len(run.partitions) == 1):
+            for place in run.lost:
+                self.written.setdefault(place, (run.scale, run.lost_rows(place)))
             for place in run.ended:
-                self.written.setdefault(place, run.partitions[place])
+                self.written.setdefault(place, (run.scale, run.rows(place)))
         if not run.commits or len(run.ended) < len(run.partitions):
             return True
-        if any(run.partitions[place] != rows for place, rows in self.written.items()):
+        every = {place: (run.scale, run.rows(place)) for place in range(len(run.partitions))}
+        if any(every[place] != piece for place, piece in self.written.items()):
             return False
-        self.written = dict(enumerate(run.partitions))
+        self.written = every
         self.is_complete = True
         return True
 
     @property
-    def rows(self) -> list[Row]:
-        return [row for place in self.written for row in self.written[place]]
+    def rows(self) -> list[Value]:
+        return [row for place in self.written for row in self.written[place][1]]
 
 
 @given(runs=batches(), in_pieces=st.booleans())
@@ -104,6 +125,13 @@ class Model:
     runs=[
         Run([[("a", 1)], [("a", 2)]], 1, frozenset({0}), commits=False),
         Run([[("a", 2)], [("a", 1)]], 1, frozenset({0, 1}), commits=True),
+    ],
+    in_pieces=True,
+)
+@example(  # the same digits, of which another type makes other numbers
+    runs=[
+        Run([[("a", 1)], [("a", 2)]], 1, frozenset({0}), commits=False),
+        Run([[("a", 1)], [("a", 2)]], 1, frozenset({0, 1}), commits=True, scale=1),
     ],
     in_pieces=True,
 )
@@ -120,7 +148,7 @@ def test_each_row_is_written_once_or_the_rerun_refused_and_nothing_changed(
         if is_written:
             _do(named, run)
         else:
-            with pytest.raises(BatchError, match="a rerun takes the same options, and the same rows in the same"):
+            with pytest.raises(BatchError, match="a rerun takes the same options and types of columns, and the same"):
                 _do(named, run)
 
         assert Counter(connection.execute(WRITTEN).fetchall()) == Counter(model.rows)
@@ -132,6 +160,51 @@ def test_each_row_is_written_once_or_the_rerun_refused_and_nothing_changed(
         assert staging_tables(connection) == []
 
 
+@given(
+    turns=st.permutations(["first"] * 4 + ["second"] * 4),
+    sizes=st.lists(st.integers(0, 2), min_size=2, max_size=2),
+    in_pieces=st.booleans(),
+    are_alike=st.booleans(),
+)
+@example(  # the first has written one piece when the second commits
+    turns=["first"] * 2 + ["second"] * 4 + ["first"] * 2, sizes=[1, 1], in_pieces=True, are_alike=False
+)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_two_drivers_at_once_write_the_rows_of_one(
+    options: dict[str, str],
+    connection: psycopg.Connection,
+    turns: list[str],
+    sizes: list[int],
+    in_pieces: bool,
+    are_alike: bool,
+) -> None:
+    connection.execute(f"DROP TABLE IF EXISTS billing.step; {STEP}; TRUNCATE outbox.message, outbox.batch")
+    named = _named(options, 2 if in_pieces else None)
+    frames = {
+        driver: [[(f"{place}", digit)] * size for place, size in enumerate(sizes)]
+        for driver, digit in (("first", 1), ("second", 1 if are_alike else 2))
+    }
+    steps = {driver: _steps_of_a_driver(named, rows) for driver, rows in frames.items()}
+    committed: list[str] = []
+    refused: list[str] = []
+    for driver in turns:
+        try:
+            if next(steps[driver], False):
+                committed.append(driver)
+        except BatchError:
+            refused.append(driver)
+
+        written = Counter(connection.execute(WRITTEN).fetchall())
+        assert Counter(connection.execute(DELIVERED).fetchall()) == written
+        for place in range(2):  # whole pieces of one of them
+            piece = Counter({row: count for row, count in written.items() if row[0] == f"{place}"})
+            assert piece in (Counter(), *(Counter(rows[place]) for rows in frames.values()))
+        if committed:
+            assert written == Counter(row for piece in frames[committed[0]] for row in piece)
+    assert committed
+    assert not (refused and are_alike)
+
+
 @pytest.mark.parametrize("in_pieces", [False, True])
 def test_the_slower_of_two_drivers_recognises_the_batch_whose_commit_dropped_its_staging_tables(
     options: dict[str, str], connection: psycopg.Connection, in_pieces: bool
@@ -139,7 +212,7 @@ def test_the_slower_of_two_drivers_recognises_the_batch_whose_commit_dropped_its
     connection.execute(STEP)
     named = _named(options, 2 if in_pieces else None)
     _do(named, Run(ROWS, 1, frozenset(), commits=False))  # in pieces: the two that follow are reruns
-    slower, _ = prepare(named, SCHEMA, overwrite=False)
+    slower, _ = prepare(named, _schema(0), overwrite=False)
     staged = [_write(slower, ROWS[0], partition=0, attempt=0)]
 
     _do(named, Run(ROWS, 1, frozenset({0, 1}), commits=True))
@@ -155,7 +228,7 @@ def test_a_stream_that_is_refused_drops_its_own_staging_tables_alone(
 ) -> None:
     connection.execute(STEP)
     named = {**options, "dbtable": "billing.step", "txnAppId": "steps"}
-    running, refused = (prepare_stream(named, SCHEMA, overwrite=False) for _ in range(2))
+    running, refused = (prepare_stream(named, _schema(0), overwrite=False) for _ in range(2))
     mine, other = (
         _write(save.of_micro_batch(7, "a query"), ROWS[0], partition=0, attempt=0) for save in (running, refused)
     )
@@ -165,6 +238,31 @@ def test_a_stream_that_is_refused_drops_its_own_staging_tables_alone(
     assert staging_tables(connection) == [mine.table]
     OutboxStreamWriter(running).commit([StreamAttempt(mine, "a query")], 7)
     assert connection.execute(WRITTEN).fetchall() == ROWS[0]
+
+
+def test_a_stream_on_an_older_checkpoint_is_refused_and_never_taken_for_written(
+    options: dict[str, str], connection: psycopg.Connection
+) -> None:
+    connection.execute(STEP)
+    named = {**options, "dbtable": "billing.step", "txnAppId": "steps"}
+
+    def commit(number: int, rows: Sequence[Row]) -> None:
+        save = prepare_stream(named, _schema(0), overwrite=False)
+        staged = _write(save.of_micro_batch(number, "a query"), rows, partition=0, attempt=0)
+        OutboxStreamWriter(save).commit([StreamAttempt(staged, "a query")], number)
+
+    for number, digits in ((7, 1), (8, 2), (8, 2)):  # the last one as after a crash before Spark's own note of it
+        commit(number, [("a", digits)])
+
+    with pytest.raises(BatchError) as refused:
+        commit(7, [("a", 3)])
+
+    assert str(refused.value) == (
+        "micro-batch 7 of 'steps' comes after micro-batch 8 was written: its checkpoint is older than the ledger, and "
+        "its rows would be lost; go on with the newest checkpoint, or with a new one under another name (txnAppId or "
+        "app_id)"
+    )
+    assert connection.execute(WRITTEN).fetchall() == [("a", 1), ("a", 2)]
 
 
 @given(st.lists(rows, min_size=1), st.data())
@@ -196,17 +294,36 @@ def test_a_checksum_is_the_same_in_every_release_and_on_every_machine() -> None:
 
 
 def _do(given: dict[str, str], run: Run) -> None:
-    save, recognised = prepare(given, SCHEMA, overwrite=False)
+    save, recognised = prepare(given, _schema(run.scale), overwrite=False)
     writer = OutboxWriter(save, is_recognised=recognised is not None)
     if recognised is not None:
         return
-    staged = [_write(save, run.partitions[at], partition=at, attempt=at, cut=run.cut) for at in sorted(run.ended)]
+    for at in sorted(run.lost):
+        _write(save, run.lost[at], partition=at, attempt=100 + at, cut=run.cut, scale=run.scale)
+    staged = [
+        _write(save, run.partitions[at], partition=at, attempt=at, cut=run.cut, scale=run.scale)
+        for at in sorted(run.ended)
+    ]
     if run.commits and len(staged) == len(run.partitions):
         writer.commit([Attempt(each) for each in staged])
 
 
-def _write(save: Save, rows: Sequence[Row], *, partition: int, attempt: int, cut: int = 1) -> Staged:
-    whole = _arrow(rows)
+def _steps_of_a_driver(given: dict[str, str], partitions: Partitions) -> Iterator[bool]:
+    """Run a batch step by step; True when the commit has ended."""
+    save, recognised = prepare(given, _schema(0), overwrite=False)
+    if recognised is not None:
+        return
+    yield False
+    staged: list[Attempt | None] = []
+    for place, rows in enumerate(partitions):
+        staged.append(Attempt(_write(save, rows, partition=place, attempt=place)))
+        yield False
+    OutboxWriter(save, is_recognised=False).commit(staged)
+    yield True
+
+
+def _write(save: Save, rows: Sequence[Row], *, partition: int, attempt: int, cut: int = 1, scale: int = 0) -> Staged:
+    whole = _arrow(rows, scale)
     batches = [whole[at : at + cut] for at in range(0, len(whole), cut)]
     if save.pieces is None:
         return load(save, batches, partition=partition, attempt=attempt)
@@ -218,8 +335,17 @@ def _named(options: dict[str, str], pieces: int | None) -> dict[str, str]:
     return named if pieces is None else {**named, "atomic": "partition", "numPartitions": str(pieces)}
 
 
-def _arrow(rows: Sequence[Row]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist([{"customer_id": key, "number": number} for key, number in rows], ARROW)
+def _schema(scale: int) -> StructType:
+    return StructType().add("customer_id", StringType()).add("number", DecimalType(10, scale))
+
+
+def _arrow(rows: Sequence[Row], scale: int = 0) -> pa.RecordBatch:
+    schema = to_arrow_schema(_schema(scale))
+    named = [
+        {"customer_id": key, "number": None if digits is None else Decimal(digits).scaleb(-scale)}
+        for key, digits in rows
+    ]
+    return pa.RecordBatch.from_pylist(named, schema)
 
 
 def _checksum(batches: Sequence[pa.RecordBatch]) -> str:

@@ -62,10 +62,12 @@ def test_upsert_updates_the_rows_that_are_there(
 
     with OutboxBatch(spark, **{**named, "version": 8}) as batch:
         dearer = invoices(spark).withColumn("amount", f.expr("CAST(amount + 1 AS decimal(12, 2))"))
-        batch.rows(dearer, table="billing.invoice", mode="upsert", key_columns=["invoice_id"])
+        for frame in (invoices(spark, 120), dearer):  # the later call updates the rows of the earlier one
+            batch.rows(frame, table="billing.invoice", mode="upsert", key_columns=["invoice_id"])
 
-    assert counts(connection) == (100, 0, 2)
-    assert one(connection, "SELECT sum(amount) FROM billing.invoice") == sum(range(1, 101)) + 11
+    assert counts(connection) == (120, 0, 2)
+    updated = "SELECT sum(amount) FROM billing.invoice WHERE ltrim(invoice_id, 'INV-')::int < 100"
+    assert one(connection, updated) == sum(range(1, 101)) + 11
 
 
 def test_upsert_takes_each_key_once_and_no_null(
@@ -308,6 +310,28 @@ def test_what_would_write_nothing_is_refused(
         batch.events(_events(invoices(spark)))
 
     assert counts(connection) == (0, 0, 0)
+
+
+def test_a_batch_that_is_opened_again_has_no_dataframe_of_the_block_that_failed(
+    spark: SparkSession, named: dict[str, Any], connection: psycopg.Connection
+) -> None:
+    connection.execute("ALTER TABLE billing.invoice DROP CONSTRAINT invoice_pkey")  # which would refuse repeats itself
+    batch = OutboxBatch(spark, **named)
+
+    def write() -> None:
+        with batch:
+            batch.rows(invoices(spark), table="billing.invoice")
+            batch.events(_events(invoices(spark)))
+
+    connection.execute("ALTER TABLE billing.invoice ADD CONSTRAINT none CHECK (quantity > 1000) NOT VALID")
+    with pytest.raises(outbox_spark.BatchError, match="nothing of the batch was written"):
+        write()
+    connection.execute("ALTER TABLE billing.invoice DROP CONSTRAINT none")
+    write()
+
+    assert counts(connection) == (100, 100, 1)
+    with pytest.raises(outbox_spark.BatchError, match="is open already"), batch, batch:
+        pass
 
 
 def test_every_fault_of_the_batch_is_told_at_once(spark: SparkSession) -> None:

@@ -1,6 +1,7 @@
 """Streams: a micro-batch is a batch of the ledger, and a restart from the checkpoint writes it once."""
 
 import os
+import shutil
 from pathlib import Path
 from uuid import uuid4
 
@@ -79,6 +80,24 @@ def test_a_new_checkpoint_under_an_old_name_is_refused(
     assert counts(connection) == (20, 20, 1)
 
 
+def test_an_older_checkpoint_is_refused(
+    spark: SparkSession, options: Options, connection: psycopg.Connection, source: Path, tmp_path: Path
+) -> None:
+    _arrive(spark, source, 0)
+    _stream(spark, source, tmp_path / "checkpoint", options)
+    shutil.copytree(tmp_path / "checkpoint", tmp_path / "backup")
+    for number in (1, 2):
+        _arrive(spark, source, number)
+        _stream(spark, source, tmp_path / "checkpoint", options)
+
+    with pytest.raises(PySparkException) as refused:
+        _stream(spark, source, tmp_path / "backup", options)
+
+    words = str(outbox_spark.reason(refused.value))
+    assert words.startswith("micro-batch 1 of 'invoices-stream' comes after micro-batch 2 was written")
+    assert counts(connection) == (60, 60, 3)
+
+
 @pytest.mark.timeout(300)
 def test_foreach_batch_writes_as_everywhere_and_refuses_another_checkpoint(
     spark: SparkSession, options: Options, connection: psycopg.Connection, source: Path, tmp_path: Path
@@ -114,6 +133,17 @@ def test_a_name_belongs_to_one_query(connection: psycopg.Connection) -> None:
     for app_id, query in ((STREAM, "another"), ("old", "a query")):
         with pytest.raises(outbox_spark.BatchError, match=f"'{app_id}' belongs to another query than this one"):
             take_for_query(connection, "outbox", app_id=app_id, number=7, query=query)
+
+
+def test_foreach_batch_refuses_an_older_checkpoint(connection: psycopg.Connection) -> None:
+    for version in (7, 8):
+        take_for_query(connection, "outbox", app_id=STREAM, number=version, query="a query")
+        name = f"{STREAM}/a query"
+        enter(connection, "outbox", app_id=name, version=version, partitions=1, token=uuid4(), row_counts={})
+    take_for_query(connection, "outbox", app_id=STREAM, number=8, query="a query")
+
+    with pytest.raises(outbox_spark.BatchError, match="its checkpoint is older than the ledger"):
+        take_for_query(connection, "outbox", app_id=STREAM, number=7, query="a query")
 
 
 @pytest.mark.parametrize(

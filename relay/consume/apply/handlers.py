@@ -1,16 +1,8 @@
-"""Which function applies which message, and how it is called to its end.
+"""Which function applies which message."""
 
-A message is acknowledged when its handler has come back. So nothing may come back that is still to be run, and whatever
-ends a handler, or a hook of a pool, has to reach us as an Exception, or as the end of the process.
-"""
-
-import asyncio
 import inspect
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterable, Iterator
-from concurrent import futures
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import groupby
 from types import SimpleNamespace
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
@@ -18,15 +10,9 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
-from relay.broker.connection import is_told_to_end
+from relay.consume.apply.calls import is_async, name_of_function, require_callable
 from relay.consume.message import Message
-from relay.errors import (
-    ConfigurationError,
-    HandlerAbortedError,
-    HandlerCancelledError,
-    HandlerResultError,
-    InvalidPayloadError,
-)
+from relay.errors import ConfigurationError, InvalidPayloadError
 
 # What they get beside the message is up to the inbox.
 AsyncHandler = Callable[[Message[Any], Any], Awaitable[None]] | Callable[[list[Message[Any]], Any], Awaitable[None]]
@@ -35,6 +21,7 @@ AnyHandler = TypeVar("AnyHandler", bound=Callable[..., Any])
 
 EVERY_OTHER_TYPE = "*"
 MARK = "__outbox_handler__"
+PARAMETERS = {"message": "the message or list", "connection": "the connection or session"}
 
 
 def on(*event_types: str, version: str | int | None = None, batch: bool = False) -> Callable[[AnyHandler], AnyHandler]:
@@ -71,9 +58,6 @@ def on(*event_types: str, version: str | int | None = None, batch: bool = False)
 Decode = Callable[[Message], Message[Any]]
 
 FAULTS_TOLD = 3
-
-# Nothing happens before somebody iterates over it, or it happens elsewhere. Not every iterator: cursors are some.
-UNFINISHED = (Generator, AsyncGenerator, futures.Future, map)
 
 
 def read_decode(function: Callable[..., Any], name: str, *, takes_batch: bool) -> Decode | None:
@@ -191,15 +175,7 @@ def collect_handlers(functions: Iterable[AsyncHandler | SyncHandler]) -> Handler
         name = name_of_function(function)
         if not hasattr(function, MARK):
             raise ConfigurationError(f'{name} is no handler; put @on("<event type>") above it')
-        if is_generator(function):
-            raise ConfigurationError(f"{name} cannot be a handler: calling it runs nothing, because it holds a `yield`")
-        try:
-            inspect.signature(function).bind("message", "connection")
-        except TypeError:
-            raise ConfigurationError(
-                f"handler {name} is called with two arguments: give it a parameter for the message or list, and one for"
-                " the connection or session"
-            ) from None
+        require_callable(function, "handler", PARAMETERS)
         event_types, version, takes_batch = getattr(function, MARK)
         handler = Handler(function, takes_batch, read_decode(function, name, takes_batch=takes_batch))
         for event_type in event_types:
@@ -215,114 +191,3 @@ def collect_handlers(functions: Iterable[AsyncHandler | SyncHandler]) -> Handler
     if len(kinds) == 2:
         raise ConfigurationError("the handlers of one consumer are all `async def` or all plain functions, not both")
     return Handlers(by_type, kinds.pop())
-
-
-def name_of_function(function: Callable[..., Any]) -> str:
-    return getattr(function, "__qualname__", repr(function))
-
-
-def is_async(function: Callable[..., Any]) -> bool:
-    """Whether it is an `async def`, or a callable object, partial or decorator's wrapper around one."""
-    return any(map(inspect.iscoroutinefunction, _layers(function)))
-
-
-def is_generator(function: Callable[..., Any]) -> bool:
-    """Whether calling it runs nothing: it holds a `yield`."""
-    code = _code(function)
-    return inspect.isgeneratorfunction(code) or inspect.isasyncgenfunction(code)
-
-
-def call(function: Callable[..., Any], *arguments: Any) -> None:
-    """Call a plain function.
-
-    Raises:
-        HandlerResultError: it returned what is still to be run.
-        HandlerCancelledError, HandlerAbortedError: it raised what is no Exception, or what no thread can hand on.
-        Exception: what it raised.
-    """
-    try:
-        _require_finished(function, _called(function, *arguments))
-    except asyncio.CancelledError:
-        raise HandlerCancelledError from None
-
-
-async def call_async(function: Callable[..., Any], *arguments: Any) -> None:
-    """Call a function, and await what it returns. Raises as `call` does, within `in_own_task`."""
-    await _finish(function, _called(function, *arguments))
-
-
-async def call_in_thread(function: Callable[..., Any], *arguments: Any) -> None:
-    """Call a function in a thread, and await here what it returns: an `async def` only begins there."""
-    await _finish(function, await asyncio.to_thread(_called, function, *arguments))
-
-
-async def in_own_task(calls: Coroutine[Any, Any, None]) -> None:
-    """Await calls in a task of their own: what cancels the current task in there does not end ours.
-
-    Raises:
-        HandlerCancelledError: they were cancelled, and not by us.
-    """
-    try:
-        await asyncio.create_task(calls, name="consume.call")
-    except asyncio.CancelledError:
-        # Some libraries raise it when their own connection is lost (aio-pika does); nobody cancelled us.
-        if is_told_to_end():
-            raise
-        raise HandlerCancelledError from None
-
-
-def _called(function: Callable[..., Any], *arguments: Any) -> Any:
-    with _as_exception():
-        return function(*arguments)
-
-
-async def _finish(function: Callable[..., Any], result: Any) -> None:
-    with _as_exception():
-        while inspect.isawaitable(result):
-            result = await result
-    _require_finished(function, result)
-
-
-@contextmanager
-def _as_exception() -> Iterator[None]:
-    """Turn what no task and no thread outlives into an error; what means the process or our own task stays."""
-    try:
-        yield
-    except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
-        raise
-    except futures.CancelledError:  # from a thread it would arrive as asyncio's, and end the task that waits there
-        raise HandlerCancelledError from None
-    except StopIteration as error:  # no Future takes it: the task would wait for the thread for ever
-        raise HandlerAbortedError(error) from error
-    except Exception:
-        raise
-    except BaseException as error:
-        raise HandlerAbortedError(error) from error
-
-
-def _require_finished(function: Callable[..., Any], result: object) -> None:
-    # What contextlib makes of a generator can be called, as can a class's instance that was to be the handler.
-    if inspect.isawaitable(result) or isinstance(result, UNFINISHED) or callable(result):
-        if inspect.iscoroutine(result):
-            result.close()  # else Python warns that nobody has awaited it
-        raise HandlerResultError(name_of_function(function), type(result).__name__)
-
-
-def _layers(function: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
-    """Return its code, and that of what it wraps (functools.wraps)."""
-    layer: Any = function
-    while layer is not None:
-        yield _code(layer)
-        layer = getattr(_without_partials(layer), "__wrapped__", None)
-
-
-def _code(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function behind a partial or a callable object."""
-    function = _without_partials(function)
-    return function if inspect.isroutine(function) else type(function).__call__
-
-
-def _without_partials(function: Callable[..., Any]) -> Callable[..., Any]:
-    while isinstance(function, partial):
-        function = function.func
-    return function

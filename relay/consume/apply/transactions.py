@@ -16,7 +16,8 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 from psycopg.sql import Composed
 
-from relay.consume.apply.handlers import Handlers, call, call_async, in_own_task
+from relay.consume.apply.calls import call, call_async, in_own_task
+from relay.consume.apply.handlers import Handlers
 from relay.consume.apply.inbox import Inbox
 from relay.consume.apply.inbox_insert import (
     MAKE_DAYS,
@@ -67,7 +68,7 @@ class ConnectionTransactions(Generic[Connection]):
         return self._connection
 
     def _arrived(self, batch: Sequence[Delivery]) -> Parameters:
-        """Return the parameters of `admission.REMEMBER`."""
+        """Return the parameters of `inbox_insert.REMEMBER`."""
         return {
             "consumer": self._inbox.consumer_name,
             "message_ids": [delivery.message.message_id for delivery in batch],

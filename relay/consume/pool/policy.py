@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from relay.consume.apply.calls import require_callable
 from relay.errors import ConfigurationError
 
 
@@ -37,7 +38,7 @@ class PoolPolicy:
         member: the name, unique in the pool; None: made of host, process and a random part.
         check_in_timeout: seconds without a check-in after which a member is taken for dead.
     Raises:
-        ConfigurationError: `check_in_timeout` is not above 0.
+        ConfigurationError: `check_in_timeout` is not above 0, or a hook cannot be called with a partition.
     """
 
     on_assigned: Hook | None = None
@@ -48,3 +49,5 @@ class PoolPolicy:
     def __post_init__(self) -> None:
         if not self.check_in_timeout > 0:
             raise ConfigurationError(f"check_in_timeout ({self.check_in_timeout}) is more than 0 seconds")
+        for hook in filter(None, (self.on_assigned, self.on_revoked)):
+            require_callable(hook, "hook", {"partition": "the partition"})

@@ -38,6 +38,8 @@ MEMBERS = SQL("""
         AND lock.database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """)
 
+# `published_total` grows here, not with each mark, which would be exact after a kill, too: under an old snapshot each
+# mark would walk over the versions of the row that the marks before have left (0.15 ms became 1 ms after 40,000).
 # Gives the members, too, as of just before: one round trip, for this is most of what an idle node costs.
 BEAT = SQL("""
     WITH beat AS (

@@ -19,6 +19,7 @@ PACKED_COST = 64  # bytes for each one that is stored compressed: it may become 
 MOST_PACKED_COST = 2 * 1024 * 1024  # of headers: more than the share of a lane, and no more than a read of a new window
 TOO_DEEP = MAX_HEADER_DEPTH + 1  # levels: without a bound, a path into 11,000 levels overflows the server's stack
 TRACE_BYTES = 8192
+MOST_OTHER_BYTES = 64 * 1024  # of `writer` and `trace_context` as stored: a mark moves those of thousands of rows
 SIZE_SLACK = 8  # the server counts the header of a value, too
 
 DUE_FAR = 86_400_000  # ms: a later row's delay may be too large a number, or infinite
@@ -58,8 +59,8 @@ BODY_SIZE = SQL("""
 # A row that does not fit into the bytes of its lane is left out: it comes again when there is room. What is stored
 # compressed is unpacked only when the rows up to there fit by their stored sizes (`reach`): 60 MB of headers are 240 KB
 # in the table, and to unpack those of all rows takes longer than a statement may. A row that becomes more than it was
-# counted as (`stored_cost`) is given only as the first of its lane. Of what is too large for any message only the size
-# is read.
+# counted as (`stored_cost`) is given only as the first of its lane, and the next rows as far as they fit beside it. Of
+# what is too large for any message only the size is read.
 # `OFFSET 0` keeps the planner from computing a value once for each place that names it. `least` before a moment is
 # subtracted: neither an infinite one nor one in a month has a difference that fits.
 READ = SQL("""
@@ -91,6 +92,8 @@ READ = SQL("""
             THEN NULL
             WHEN body_size > {body_bytes}
             THEN body_size || ' bytes are more than max_message_bytes (' || {max_message_bytes} || ')'
+            WHEN stored_others > {most_others}
+            THEN 'writer and trace_context of ' || stored_others || ' bytes are more than ' || {most_others}
             WHEN header_size > {header_bytes}
             THEN 'headers of ' || header_size || ' bytes as jsonb are more than ' || {header_bytes}
             WHEN header_size > 0 AND written.headers IS NULL
@@ -99,10 +102,11 @@ READ = SQL("""
             WHEN octet_length(written.headers) > {text_bytes}
             THEN 'headers of ' || octet_length(written.headers) || ' bytes as text are more than ' || {text_bytes}
         END,
-        cost, NOT fits
+        CASE WHEN fits THEN greatest(cost, stored_body::bigint + stored_headers + stored_others) ELSE cost END, NOT fits
     FROM unnest(%(lanes)s::smallint[], %(floors)s::bigint[], %(bytes)s::bigint[]) AS owned (lane, floor, bytes)
     CROSS JOIN LATERAL (
-        SELECT *, reach <= owned.bytes AND (cost <= stored_cost OR reach = stored_cost AND cost <= owned.bytes) AS fits
+        SELECT *, reach <= owned.bytes AND (cost <= stored_cost OR reach = stored_cost)
+            AND sum(cost) OVER (ORDER BY id ROWS UNBOUNDED PRECEDING) <= owned.bytes AS fits
         FROM (
             SELECT *, greatest(
                 stored_cost,
@@ -134,6 +138,8 @@ READ = SQL("""
                             END::integer AS backoff_ms,
                             coalesce(octet_length(payload_bytes), pg_column_size(payload)) AS stored_body,
                             coalesce(pg_column_size(headers), 0) AS stored_headers,
+                            coalesce(pg_column_size(writer), 0) + coalesce(pg_column_size(trace_context), 0)
+                                AS stored_others,
                             CASE
                                 WHEN coalesce(octet_length(payload_bytes), pg_column_size(payload)) > {body_bytes}
                                 THEN 0
@@ -191,6 +197,7 @@ def read_statement(session: "LaneSession", max_message_bytes: int) -> bytes:
         max_depth=MAX_HEADER_DEPTH,
         text_bytes=MAX_HEADER_TEXT_BYTES,
         trace_bytes=TRACE_BYTES,
+        most_others=MOST_OTHER_BYTES,
         traceparent=MAX_TRACEPARENT + 1,
         tracestate=MAX_TRACESTATE + 1,
         max_message_bytes=max_message_bytes,

@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterable
 from itertools import chain, groupby
 from operator import itemgetter
 
+from relay.backoff import wait_for_event
 from relay.config.settings import KeyPolicy, Ordering, RelaySettings
 from relay.engine.read.backoff_keys import BackingOff
 from relay.engine.read.open_transactions import OpenTransactions
@@ -29,6 +30,7 @@ SHORT_REST = 0.002  # seconds between two reads while rows keep coming
 DOORBELL_AFTER = 0.02  # seconds without a row, after which writers are asked to ring
 DUE_INTERVAL = 0.5  # seconds between two looks for rows that are due, at least
 SWEEP_SHARE = 50  # a sweep takes at most this part of the time
+STUCK_AFTER = 0.1  # seconds in which nothing is settled: a large row that waits for room holds up no others then
 FAR = 100_000  # ids; a read that starts so far behind the last one may have to pass many dead rows
 
 
@@ -89,9 +91,7 @@ class Tail:
                 await self._session.leave_doorbell()
                 await self._session.rest(self._settings.poll_interval, listen=True)
                 continue
-            if not self._has_room():
-                self._room.clear()
-                await self._room.wait()
+            if not self._has_room() and not await self._is_stuck():
                 continue
             if not self._more:
                 await asyncio.sleep(self._read_at + SHORT_REST - time.monotonic())
@@ -176,6 +176,19 @@ class Tail:
             return False
         large = next((size for lane, size in self._large.items() if lane in lanes), None)
         return large is None or self._window.has_room_for(large)
+
+    async def _is_stuck(self) -> bool:
+        """Wait for room; return whether a large row waits for rows that do not settle, and other lanes can be read.
+
+        Nothing else is read while it waits, or it would wait for ever beside a backlog. But what is under way may wait
+        for queues that take nothing, and that must not stop every lane.
+        """
+        self._room.clear()
+        settled = self._window.settled
+        await wait_for_event(self._room, STUCK_AFTER if self._large else None)
+        if self._room.is_set() or self._window.settled > settled or not self._window.is_open:
+            return False
+        return not self._large.keys() >= set(self._readable())
 
     def _lanes_with_room(self) -> list[int]:
         return [lane for lane in self._session.lanes if lane not in self.leaving and self._window.has_room(lane)]

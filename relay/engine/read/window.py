@@ -21,6 +21,7 @@ class Window:
 
     Attributes:
         lane_quota: rows that one lane may hold.
+        settled: bytes that have left it.
     """
 
     def __init__(self, settings: RelaySettings) -> None:
@@ -28,7 +29,7 @@ class Window:
         self._largest = settings.max_message_bytes
         self._max_bytes = min(START_BYTES, self._most_bytes)  # grows
         self._sizes = defaultdict[int, dict[int, int]](dict)  # lane -> id -> bytes
-        self._rows = self._bytes = 0
+        self._rows = self._bytes = self.settled = 0
         self.lane_quota = max(1, settings.max_window_rows // LANE_SHARE)
 
     @property
@@ -45,11 +46,7 @@ class Window:
         return len(self._sizes[lane]) <= self.lane_quota * 3 // 4
 
     def has_room_for(self, size: int) -> bool:
-        """Whether a row of so many bytes may be read. One larger than the window goes when little else is under way.
-
-        Others do not wait for that: nothing is read meanwhile, and what is under way may wait for queues that take
-        nothing.
-        """
+        """Whether a row of so many bytes may be read. One larger than a quarter goes when little else is under way."""
         if size <= self._max_bytes // READ_SHARE:
             return self._bytes + size <= self._max_bytes
         return self._bytes <= beside(size, self._max_bytes, self._largest)
@@ -76,5 +73,6 @@ class Window:
                 settled += size
                 opened |= len(of_lane) == self.lane_quota * 3 // 4
         self._bytes -= settled
+        self.settled += settled
         self._max_bytes = min(self._max_bytes + settled, self._most_bytes)
         return opened

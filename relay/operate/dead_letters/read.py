@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from shlex import quote
 
 from relay.config.settings import BrokerSettings
 from relay.errors import NotFoundError
@@ -47,6 +48,11 @@ async def list_letters(broker: BrokerSettings, queue: str, selection: Selection)
     return letters, await read_letters(broker, queue, selection, lambda held: letters.append(held.letter))
 
 
+def list_command(queue: str) -> str:
+    """Return the command that lists the letters of a queue, for a message."""
+    return f"`relay dead-letters list {quote(queue)}`"
+
+
 async def show_letter(broker: BrokerSettings, queue: str, message_id: str) -> Held:
     """Give the first letter of this id.
 
@@ -56,5 +62,5 @@ async def show_letter(broker: BrokerSettings, queue: str, message_id: str) -> He
     found: list[Held] = []
     await read_letters(broker, queue, Selection(message_ids=frozenset({message_id}), limit=1), found.append)
     if not found:
-        raise NotFoundError(f"no letter of {queue} has the message id {message_id}: see `relay dead-letters list`")
+        raise NotFoundError(f"no letter of {queue} has the message id {message_id}: see {list_command(queue)}")
     return found[0]

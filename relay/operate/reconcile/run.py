@@ -139,7 +139,7 @@ def _differences(report: Report) -> Iterable[str]:
     if held := report.rows_of("held"):
         yield f"{held} held behind parked rows: `relay parked retry` or `discard` lets them go"
     if quarantined := report.rows_of("quarantined"):
-        yield f"{quarantined} in quarantine, for a route that does not work: see `relay status`"
+        yield f"{quarantined} in quarantine, for a route that does not work: see `relay quarantine list`"
     if report.duplicates:
         yield f"message ids on several rows: {report.duplicates}; an inbox lets one row of each through"
     if report.repeated_keys:

@@ -28,6 +28,21 @@ from tests.support.proxy import Act, FaultProxy, Way
 KEYS = 50
 
 
+def generator(partition: Partition) -> Any:
+    yield partition
+
+
+@pytest.mark.parametrize("which", ["on_assigned", "on_revoked"])
+@pytest.mark.parametrize(
+    ("hook", "words"), [(generator, "it holds a `yield`"), (lambda: None, r"called with \(partition\)")]
+)
+def test_a_hook_that_cannot_run_is_refused(
+    which: Any, hook: Any, words: str, inbox: Inbox, broker: BrokerSettings
+) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        PartitionedConsumer("billing", [count], inbox=inbox, broker=broker, pool=PoolPolicy(**{which: hook}))
+
+
 class Stand:
     """Starts members in this process."""
 
