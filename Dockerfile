@@ -86,7 +86,7 @@ ENV PATH=/opt/relay/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 # By number, so that a platform sees that it is not root. Nothing is written: the root may be read-only.
 USER 10001:10001
 # /livez, /readyz and /metrics, for whoever can reach the container.
-ENV RELAY_HTTP__LISTEN=0.0.0.0:8080
+ENV RELAY_HTTP_LISTEN=0.0.0.0:8080
 EXPOSE 8080
 # Alive, not ready: while the broker is away the relay waits, and a restart would help nobody.
 HEALTHCHECK --interval=10s --timeout=10s --start-period=30s --retries=3 CMD ["relay", "healthcheck"]

@@ -85,11 +85,12 @@ soak: setup ## 2,000 messages a second for 5 minutes, MINUTES=60 for an hour: fa
 	@PYTHON=$(PYTHON) tests/support/packages bench
 	$(BIN)/python -m bench.soak --minutes $(MINUTES) --check
 
-lint: setup ## ruff, mypy strict, import contracts
+lint: setup ## ruff, mypy strict, import contracts, the prose
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m tests.prose
 
 lock: setup ## renew the locks from pyproject.toml
 	requirements/renew

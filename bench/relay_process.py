@@ -60,9 +60,9 @@ def start_relay(
         **os.environ,
         "RELAY_DATABASE_URL": database_url,
         "RELAY_BROKER_URL": broker_url,
-        "RELAY_RELAY__ORDERING": ordering.value,
-        "RELAY_LOG__FORMAT": "json",
-        **({"RELAY_RELAY__NODE": node} if node else {}),
+        "RELAY_ORDERING": ordering.value,
+        "RELAY_LOG_FORMAT": "json",
+        **({"RELAY_NODE": node} if node else {}),
     }
     log.write_text("")
     return Process(_command(profile, confirms), log=log, environment=environment)

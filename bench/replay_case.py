@@ -165,7 +165,7 @@ def running_replay(servers: Servers, rate: float | None = None) -> Iterator[Proc
         **os.environ,
         "RELAY_DATABASE_URL": servers.database_url,
         "RELAY_BROKER_URL": servers.broker_url,
-        "RELAY_LOG__FORMAT": "json",
+        "RELAY_LOG_FORMAT": "json",
     }
     command = [str(Path(sys.executable).with_name("relay")), "replay", "--all"]
     replaying = Process([*command, *(["--rate", f"{rate:g}"] if rate else [])], log=log, environment=environment)

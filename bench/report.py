@@ -16,7 +16,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from relay.config.keys import all_keys
+
 RESULTS = Path(__file__).parent / "results"
+VARIABLES = [variable for key in all_keys() if key.path[0] == "relay" for variable in key.variables]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,7 @@ def write_json(name: str, figures: dict[str, Any]) -> Path:
             "python": platform.python_version(),
         },
         # What was tried out: the relay takes these from the caller's environment.
-        "settings": {key: value for key, value in os.environ.items() if key.startswith("RELAY_RELAY__")},
+        "settings": {variable: os.environ[variable] for variable in VARIABLES if variable in os.environ},
     }
     file.write_text(json.dumps({**about, **figures}, indent=2) + "\n")
     return file

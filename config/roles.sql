@@ -46,6 +46,7 @@ GRANT USAGE ON SEQUENCE outbox.message_id_seq TO outbox_writer;
 -- are left. One that runs a relay in its process needs the relay's roles, too.
 GRANT outbox_writer TO outbox_publisher;
 GRANT INSERT (created_at), SELECT (state, writer, created_at) ON outbox.message TO outbox_publisher;
+GRANT SELECT (state, writer, created_at) ON outbox.message_state TO outbox_publisher;
 
 -- Spark: writes as writers do, with the ledger; its staging tables have a schema of their own, which jobs name
 -- by the option stagingSchema. The business table is yours to grant. The column written_as of the ledger is for nobody to
@@ -54,16 +55,17 @@ GRANT outbox_writer TO outbox_spark;
 REVOKE INSERT ON outbox.batch FROM outbox_spark;
 GRANT SELECT, INSERT (app_id, version, partition, partitions, token, row_counts), UPDATE (row_counts)
     ON outbox.batch TO outbox_spark;
-GRANT SELECT (state) ON outbox.message TO outbox_spark; -- to wait while many are pending
+GRANT SELECT (state) ON outbox.message TO outbox_spark;
+GRANT SELECT (state) ON outbox.message_state TO outbox_spark; -- to wait while many are pending
 CREATE SCHEMA IF NOT EXISTS outbox_staging;
 GRANT USAGE, CREATE ON SCHEMA outbox_staging TO outbox_spark;
 
 -- Archive: reads the outbox, and notes which days it has written elsewhere.
-GRANT SELECT ON outbox.message TO outbox_archive;
+GRANT SELECT ON outbox.message, outbox.message_count, outbox.message_state TO outbox_archive;
 GRANT SELECT, INSERT, DELETE ON outbox.archived_day TO outbox_archive;
 
 -- The relay and its operators: read, mark, park, retry, reroute; what an event says is not theirs to change.
-GRANT SELECT ON outbox.message TO outbox_relay;
+GRANT SELECT ON outbox.message, outbox.message_count, outbox.message_state TO outbox_relay;
 GRANT UPDATE (state, attempts, available_at, last_error, held_behind, parked_at, sent_at, quarantine)
     ON outbox.message TO outbox_relay;
 GRANT UPDATE (exchange, routing_key) ON outbox.message TO outbox_relay; -- relay quarantine reroute

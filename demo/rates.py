@@ -13,8 +13,8 @@ READ_CLOCK = "SELECT clock_timestamp()"
 
 # From the first to the last commit of the stage in this run.
 SPAN_OF_SENDING = """
-    SELECT count(*), extract(epoch FROM max(sent_at) - min(sent_at))::float8 FROM outbox.message
-    WHERE state = 'sent' AND sent_at >= %(since)s AND writer = %(app_id)s AND batch_id = %(version)s
+    SELECT count(*), extract(epoch FROM max(sent_at) - min(sent_at))::float8
+    FROM outbox.sent(%(since)s, 'infinity') WHERE writer = %(app_id)s AND batch_id = %(version)s
 """
 SPAN_OF_PROJECTING = """
     SELECT count(*), extract(epoch FROM max(processed_at) - min(processed_at))::float8 FROM outbox.processed_message

@@ -35,7 +35,7 @@ COUNT_TABLES = """
         SELECT count(*) AS written,
             count(*) FILTER (WHERE state = 'sent') AS sent,
             count(*) FILTER (WHERE state IN ('parked', 'discarded')) AS parked
-        FROM outbox.message WHERE writer = %(app_id)s AND batch_id = %(version)s AND event_type = 'InvoiceIssued'
+        FROM outbox.message_state WHERE writer = %(app_id)s AND batch_id = %(version)s AND event_type = 'InvoiceIssued'
     ) AS event
 """
 

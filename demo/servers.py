@@ -19,7 +19,7 @@ DATABASE = "demo"
 DATABASE_URL = "RELAY_DATABASE_URL"
 BROKER_URL = "RELAY_BROKER_URL"
 # What the demo counts in and waits for, whatever the reader has set for another relay.
-FIXED = {"RELAY_DATABASE__SCHEMA": "outbox", "RELAY_LOG__LEVEL": "info"}
+FIXED = {"RELAY_DATABASE_SCHEMA": "outbox", "RELAY_LOG_LEVEL": "info"}
 
 
 @contextmanager

@@ -25,8 +25,8 @@ GIVE_UP_AFTER = 60.0  # seconds in which no message moved
 
 COUNT_MOVED = """
     SELECT
-        (SELECT count(*) FROM outbox.message WHERE state = 'pending'),
-        (SELECT count(*) FROM outbox.message
+        (SELECT messages FROM outbox.message_count WHERE state = 'pending'),
+        (SELECT count(*) FROM outbox.message_state
             WHERE state = 'sent' AND writer = %(app_id)s AND batch_id = %(version)s),
         (SELECT count(*) FROM billing.invoice_projection)
 """
@@ -36,7 +36,7 @@ BUSIEST_CUSTOMER = "SELECT customer_id FROM billing.invoice GROUP BY 1 ORDER BY 
 @contextmanager
 def running_relay(environment: Mapping[str, str]) -> Iterator[Process]:
     """Run `relay run`; at the end it drains."""
-    environment = {**environment, "RELAY_RELAY__NODE": NODE, "RELAY_LOG__FORMAT": "json"}
+    environment = {**environment, "RELAY_NODE": NODE, "RELAY_LOG_FORMAT": "json"}
     with _running("relay", [COMMANDS / "relay", "run"], environment) as relay:
         relay.wait_until(lambda: '"relay.ready"' in relay.log_end(), 30)
         yield relay
@@ -47,7 +47,7 @@ def running_consumer(environment: Mapping[str, str]) -> Iterator[Process]:
     """Run demo/consumer.py; at the end it finishes its transactions and leaves its counts."""
     _counts_file().unlink(missing_ok=True)
     command: list[Path | str] = [sys.executable, "-m", "demo.consumer", _counts_file()]
-    with _running("consumer", command, {**environment, "RELAY_LOG__FORMAT": "json"}) as consumer:
+    with _running("consumer", command, {**environment, "RELAY_LOG_FORMAT": "json"}) as consumer:
         yield consumer
 
 
@@ -117,7 +117,7 @@ def replay_a_customer(database_url: str, environment: Mapping[str, str], process
     (customer,) = found
     absorbed_before = consumer_counts()["duplicates"]
     command = [COMMANDS / "relay", "replay", "--aggregate-type", "customer", "--aggregate-id", customer]
-    with _running("replay", [*command, "--output", "json"], {**environment, "RELAY_LOG__FORMAT": "json"}) as replay:
+    with _running("replay", [*command, "--output", "json"], {**environment, "RELAY_LOG_FORMAT": "json"}) as replay:
         while replay.is_running():
             time.sleep(LOOK_EVERY)
     if replay.returncode:

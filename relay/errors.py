@@ -121,7 +121,7 @@ class ListenError(OutboxError):
 
     def __init__(self, address: str, reason: str) -> None:
         super().__init__(
-            f"http.listen = {address}: {reason}; name another address (RELAY_HTTP__LISTEN), or an empty one for none"
+            f"http.listen = {address}: {reason}; name another address (RELAY_HTTP_LISTEN), or an empty one for none"
         )
         self.address = address
 

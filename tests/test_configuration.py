@@ -1,12 +1,13 @@
 """Where a setting comes from, and what is said when it cannot be used."""
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from relay.config.keys import Key, all_keys
-from relay.config.loading import load
+from relay.config.loading import FILE_SUFFIX, KUBERNETES, OTHER_VARIABLES, load
 from relay.config.settings import Ordering, Settings
 from relay.errors import ConfigurationError
 from relay.operate.reference import UNFIXED_EXAMPLES
@@ -80,7 +81,7 @@ def test_a_pipe_is_read_once_and_no_default_takes_its_place() -> None:
 def test_keys_of_one_section_may_come_from_different_sources(toml: Write) -> None:
     file = toml('[relay]\nordering = "none"\nmax_attempts = 3')
 
-    loaded = load(config=file, environ={"RELAY_RELAY__ORDERING": "pipelined", "RELAY_DATABASE__SCHEMA": "billing"})
+    loaded = load(config=file, environ={"RELAY_ORDERING": "pipelined", "RELAY_DATABASE_SCHEMA": "billing"})
 
     assert loaded.settings.relay.ordering is Ordering.PIPELINED
     assert loaded.settings.relay.max_attempts == 3
@@ -97,6 +98,60 @@ def test_every_key_can_be_a_variable(key: Key, tmp_path: Path) -> None:
 
     assert as_variable.origins[name] == f"variable {variable}"
     assert as_file.origins[name].endswith(f"of {variable}_FILE")
+
+
+@pytest.mark.parametrize(
+    ("name", "variable"),
+    [
+        ("relay.node", "RELAY_NODE"),
+        ("relay.max_window_rows", "RELAY_MAX_WINDOW_ROWS"),
+        ("http.listen", "RELAY_HTTP_LISTEN"),
+        ("database.url", "RELAY_DATABASE_URL"),
+        ("database.connect_timeout", "RELAY_DATABASE_CONNECT_TIMEOUT"),
+        ("topology.queues", "RELAY_TOPOLOGY_QUEUES"),
+        ("routes", "RELAY_ROUTES"),
+    ],
+)
+def test_a_variable_names_section_and_key_and_leaves_out_the_section_relay(name: str, variable: str) -> None:
+    assert [key.variable for key in all_keys() if key.name == name] == [variable]
+
+
+def test_no_variable_means_two_things() -> None:
+    of_keys = [variable for key in all_keys() for variable in key.variables]
+    every = [*of_keys, *(variable + FILE_SUFFIX for variable in of_keys), *OTHER_VARIABLES]
+
+    assert [variable for variable, meanings in Counter(every).items() if meanings > 1] == []
+    assert [variable for variable in every if KUBERNETES.fullmatch(variable)] == []
+
+
+DOUBLED = [key for key in all_keys() if len(key.path) > 1 and not key.is_secret]
+
+
+@pytest.mark.parametrize("key", DOUBLED, ids=lambda key: key.name)
+def test_two_underscores_behind_the_section_are_accepted(key: Key, tmp_path: Path) -> None:
+    variable = "RELAY_" + "__".join(key.path).upper()
+    value = UNFIXED_EXAMPLES.get(key.name, key.default).strip('"')
+
+    as_variable = load(environ={variable: value})
+    as_file = load(environ={f"{variable}_FILE": secret(tmp_path, value)})
+
+    assert as_variable.settings == as_file.settings == load(environ={key.variable: value}).settings
+    assert as_variable.origins[key.name] == f"variable {variable}"
+    assert as_file.origins[key.name].endswith(f"of {variable}_FILE")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [("RELAY_NODE", "RELAY_RELAY__NODE"), ("RELAY_NODE_FILE", "RELAY_RELAY__NODE_FILE")]
+)
+def test_two_variables_of_a_key_must_agree(one: str, other: str, tmp_path: Path) -> None:
+    value = secret(tmp_path, "hunter2")
+
+    agreed = load(environ={one: value, other: value})
+    with pytest.raises(ConfigurationError) as refused:
+        load(environ={one: value, other: value + "2"})
+
+    assert agreed.origins["relay.node"].endswith(one)
+    assert str(refused.value) == f"variables {one} and {other} have different values; keep {one} alone"
 
 
 def test_the_file_is_named_by_the_flag_then_the_variable_then_the_folder(toml: Write, tmp_path: Path) -> None:
@@ -136,11 +191,11 @@ def test_all_that_is_wrong_is_told_at_once_with_key_source_and_what_it_takes(tom
     )
     environ = {
         "RELAY_DATABSE_URL": "x",
-        "RELAY_RELAY__ORDERING": "keyy",
-        "RELAY_DATABASE__SCHEMA": "Robert'); DROP",
+        "RELAY_ORDERING": "keyy",
+        "RELAY_DATABASE_SCHEMA": "Robert'); DROP",
         "RELAY_DATABASE_URL": "",
         "RELAY_BROKER_URL_FILE": "/does/not/exist",
-        "RELAY_RELAY__NODE": "ü" * 128,
+        "RELAY_NODE": "ü" * 128,
     }
 
     with pytest.raises(ConfigurationError) as refused:
@@ -155,10 +210,10 @@ def test_all_that_is_wrong_is_told_at_once_with_key_source_and_what_it_takes(tom
             f"unknown key broker.exchnge (file {file}); did you mean broker.exchange?",
             f"unknown key broker.ordering (file {file}); did you mean relay.ordering?",
             f'broker.heartbeat = 99 (file {file}): it takes whole seconds from 1 to 60, or as in "30s"',
-            "relay.ordering = 'keyy' (variable RELAY_RELAY__ORDERING): it takes one of key, pipelined, none",
-            f"relay.node = '{'ü' * 128}' (variable RELAY_RELAY__NODE): it takes text of 1 to 255 bytes",
+            "relay.ordering = 'keyy' (variable RELAY_ORDERING): it takes one of key, pipelined, none",
+            f"relay.node = '{'ü' * 128}' (variable RELAY_NODE): it takes text of 1 to 255 bytes",
             (
-                'database.schema = "Robert\'); DROP" (variable RELAY_DATABASE__SCHEMA): it takes at most 40 lower-case'
+                'database.schema = "Robert\'); DROP" (variable RELAY_DATABASE_SCHEMA): it takes at most 40 lower-case'
                 " letters, digits and _, no digit first"
             ),
             (
@@ -183,10 +238,10 @@ def test_all_that_is_wrong_is_told_at_once_with_key_source_and_what_it_takes(tom
         ({"RELAY_CONFIG": "/none.toml"}, "file /none.toml (variable RELAY_CONFIG) cannot be read: No such file"),
         ({"RELAY_DATABASE__URL": "x"}, "unknown variable RELAY_DATABASE__URL; did you mean RELAY_DATABASE_URL?"),
         ({"RELAY_XYZ": "x"}, "unknown variable RELAY_XYZ"),
-        ({"RELAY_LOG__LEVEL": "loud"}, "log.level = 'loud' (variable RELAY_LOG__LEVEL): it takes one of debug, info"),
-        ({"RELAY_RELAY__BACKOFF_MAX": "inf"}, "relay.backoff_max = 'inf'"),
+        ({"RELAY_LOG_LEVEL": "loud"}, "log.level = 'loud' (variable RELAY_LOG_LEVEL): it takes one of debug, info"),
+        ({"RELAY_BACKOFF_MAX": "inf"}, "relay.backoff_max = 'inf'"),
         ({"RELAY_DATABASE_URL_FILE": ""}, "variable RELAY_DATABASE_URL_FILE is empty; it takes the path of a file"),
-        ({"RELAY_DATABASE__SCHEMA": "amqp://me:hunter2@h/"}, "database.schema = 'amqp://me:***@h/' (variable"),
+        ({"RELAY_DATABASE_SCHEMA": "amqp://me:hunter2@h/"}, "database.schema = 'amqp://me:***@h/' (variable"),
         (
             {"RELAY_ROUTES": '[{"exchange": "%s amqp://me:hunter2@h/"}]' % ("x" * 255)},
             f"routes[0].exchange = '{'x' * 255} amqp://me:***@h/' (variable RELAY_ROUTES): it takes",
@@ -202,15 +257,67 @@ def test_a_refusal_names_the_source_and_repeats_no_secret(environ: dict[str, str
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("variable", "nearest"),
+    [
+        ("RELAY_NODE_NAME", "RELAY_NODE"),
+        ("RELAY_RELAY_NODE", "RELAY_NODE"),
+        ("RELAY_RELAY__NODENAME", "RELAY_NODE"),
+        ("RELAY_NODE_NAME_FILE", "RELAY_NODE_FILE"),
+        ("RELAY_THE_NAME_OF_THIS_NODE", "RELAY_NODE"),
+        ("RELAY_HTTP__LISTENN", "RELAY_HTTP_LISTEN"),
+        ("RELAY_LISTEN_ADDRESS", "RELAY_HTTP_LISTEN"),
+        ("RELAY_DATABASE__SCHEMA_NAME", "RELAY_DATABASE_SCHEMA"),
+        ("RELAY_DB_SCHEME", "RELAY_DATABASE_SCHEMA"),
+        ("RELAY_LOGLEVEL", "RELAY_LOG_LEVEL"),
+        ("RELAY_CONFIG_FILE", "RELAY_CONFIG"),
+        ("RELAY_OPERATOR_NAME", "RELAY_OPERATOR"),
+        ("RELAY_node", "RELAY_NODE"),
+        ("RELAY_URL", "RELAY_BROKER_URL or RELAY_DATABASE_URL"),
+        ("RELAY_CONNECT_TIMEOUT", "RELAY_BROKER_CONNECT_TIMEOUT or RELAY_DATABASE_CONNECT_TIMEOUT"),
+        ("RELAY_BACKOFF", "RELAY_BACKOFF_MAX or RELAY_BACKOFF_INITIAL"),
+    ],
+)
+def test_an_unknown_variable_names_the_nearest_known_ones(variable: str, nearest: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        load(environ={variable: "hunter2"})
+
+    assert str(refused.value) == f"unknown variable {variable}; did you mean {nearest}?"
+
+
+@pytest.mark.parametrize("variable", ["RELAY_", "RELAY_XYZ", "RELAY__", "RELAY_ÄÖ", "RELAY_" + "PASSWORD_" * 20])
+def test_a_variable_like_no_other_names_a_known_one_all_the_same(variable: str) -> None:
+    known = {each for key in all_keys() for each in (key.variable, key.variable + FILE_SUFFIX)} | {*OTHER_VARIABLES}
+
+    with pytest.raises(ConfigurationError) as refused:
+        load(environ={variable: "x"})
+
+    told = str(refused.value).removeprefix(f"unknown variable {variable}; did you mean ").removesuffix("?")
+    assert known.issuperset(told.split(" or "))
+
+
+@pytest.mark.parametrize("key", all_keys(), ids=lambda key: key.name)
+def test_a_slip_in_any_variable_names_the_right_one(key: Key) -> None:
+    variable = key.variable
+    section = key.path[0].upper()
+    slips = {f"{variable}X", f"RELAY_X_{variable.removeprefix('RELAY_')}", f"RELAY_{variable}", f"{variable}_OF_MINE"}
+    slips |= {f"RELAY_{section}__{key.path[-1].upper()}X", f"RELAY_{section}_{key.path[-1].upper()}__"}
+
+    for slip in slips:
+        with pytest.raises(ConfigurationError) as refused:
+            load(environ={slip: "x"})
+        assert str(refused.value) == f"unknown variable {slip}; did you mean {variable}?"
+
+
 def test_a_secret_file_given_to_another_key_is_not_repeated(tmp_path: Path) -> None:
     file = tmp_path / "secret"
     file.write_text("hunter2\n")
 
     with pytest.raises(ConfigurationError) as refused:
-        load(environ={"RELAY_RELAY__ORDERING_FILE": str(file)})
+        load(environ={"RELAY_ORDERING_FILE": str(file)})
 
     assert str(refused.value) == (
-        f"relay.ordering (file {file} of RELAY_RELAY__ORDERING_FILE): it takes one of key, pipelined, none"
+        f"relay.ordering (file {file} of RELAY_ORDERING_FILE): it takes one of key, pipelined, none"
     )
 
 

@@ -21,7 +21,7 @@ from tests.cli.command import Command
     [("90s", 90), ("90 seconds", 90), ("1.5 h", 5400), ("30m", 1800), ("1 minute", 60), ("14d", 1_209_600)],
 )
 def test_what_it_says(text: str, seconds: float) -> None:
-    settings = load(environ={"RELAY_RELAY__START_TIMEOUT": text}).settings
+    settings = load(environ={"RELAY_START_TIMEOUT": text}).settings
 
     assert parse_duration(text).total_seconds() == parse_length(text, "--grace").total_seconds() == seconds
     assert settings.relay.start_timeout == seconds
@@ -30,7 +30,7 @@ def test_what_it_says(text: str, seconds: float) -> None:
 def test_every_setting_that_is_a_length_of_time_takes_it_in_words(tmp_path: Path) -> None:
     told = [key.takes for key in (*all_keys(), *table_keys(Queue))]
     (tmp_path / "relay.toml").write_text('[[topology.queues]]\nname = "q"\nmessage_ttl = "14d"\n')
-    settings = load(config=tmp_path / "relay.toml", environ={"RELAY_BROKER__HEARTBEAT": "30s"}).settings
+    settings = load(config=tmp_path / "relay.toml", environ={"RELAY_BROKER_HEARTBEAT": "30s"}).settings
 
     assert (settings.broker.heartbeat, settings.topology.queues[0].message_ttl) == (30, 1_209_600)
     assert [each for each in told if "second" in each and "or as in" not in each] == []
@@ -62,7 +62,7 @@ def test_days_are_kept(text: str, days: int | None) -> None:
 @pytest.mark.parametrize("text", ["0d", "36h", "100000 days"])
 def test_only_whole_days_are_kept(text: str) -> None:
     with pytest.raises(ConfigurationError, match="it takes days as in"):
-        load(environ={"RELAY_RELAY__RETENTION": text})
+        load(environ={"RELAY_RETENTION": text})
 
 
 def test_a_flag_takes_both_and_says_so(tmp_path: Path) -> None:

@@ -57,10 +57,10 @@ def test_every_key_of_a_queue_is_an_argument(tmp_path: Path) -> None:
 
 
 def test_the_lists_may_be_variables() -> None:
-    loaded = load(environ={"RELAY_TOPOLOGY__BINDINGS": '[{"exchange": "a", "to_exchange": "b", "queue": null}]'})
+    loaded = load(environ={"RELAY_TOPOLOGY_BINDINGS": '[{"exchange": "a", "to_exchange": "b", "queue": null}]'})
 
     assert loaded.settings.topology.bindings == (Binding(exchange="a", to_exchange="b"),)
-    assert loaded.origins["topology.bindings"] == "variable RELAY_TOPOLOGY__BINDINGS"
+    assert loaded.origins["topology.bindings"] == "variable RELAY_TOPOLOGY_BINDINGS"
 
 
 def test_what_is_shown_can_be_read_again(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 The projection's row and the inbox row (`outbox.processed_message`) are one transaction, and the message is acknowledged
 after its commit. Servers are found as those of `relay run` (RELAY_DATABASE_URL, RELAY_BROKER_URL, RELAY_CONFIG); probes
-and metrics are where RELAY_HTTP__LISTEN says.
+and metrics are where RELAY_HTTP_LISTEN says.
 """
 
 import asyncio

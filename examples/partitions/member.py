@@ -5,7 +5,7 @@ member may keep what it knows of its customers in memory: it loads that when it 
 the partition goes. The table is written in the transaction of the message, and is what counts.
 
 Servers are found as those of `relay run` (RELAY_DATABASE_URL, RELAY_BROKER_URL, RELAY_CONFIG); probes and metrics are
-where RELAY_HTTP__LISTEN says.
+where RELAY_HTTP_LISTEN says.
 """
 
 import asyncio

@@ -17,8 +17,6 @@ from relay.config.sections import Section, Takes
 from relay.config.settings import Settings
 from relay.scrub import redacted, scrub
 
-# Shorter than the scheme gives (RELAY_DATABASE__URL), because these two are set by everyone.
-SHORT_VARIABLES = {"database.url": "RELAY_DATABASE_URL", "broker.url": "RELAY_BROKER_URL"}
 UNFIXED_DEFAULTS = {
     "relay.node": "the host's name",
     "relay.max_window_bytes": "64 MiB, or less by the memory limit (docs/container.md)",
@@ -32,7 +30,6 @@ class Key:
     """One key of relay.toml: `relay.ordering`, or `routes`, which is a list of tables."""
 
     name: str
-    variable: str
     takes: str
     default: str  # as TOML, or in words where each machine has its own
     about: str
@@ -46,6 +43,18 @@ class Key:
     @property
     def path(self) -> tuple[str, ...]:
         return tuple(self.name.split("."))
+
+    @property
+    def variable(self) -> str:
+        """Return `RELAY_<KEY>` for the section `[relay]`, and `RELAY_<SECTION>_<KEY>` for the others."""
+        return "RELAY_" + self.name.removeprefix("relay.").upper().replace(".", "_")
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """Return all that are accepted: `variable`, then the older `RELAY_<SECTION>__<KEY>`, which no page mentions."""
+        if len(self.path) == 1 or self.is_secret:  # the URLs never had it
+            return (self.variable,)
+        return self.variable, "RELAY_" + "__".join(self.path).upper()
 
     @property
     def flag(self) -> str:
@@ -114,7 +123,6 @@ def _key(name: str, field: FieldInfo) -> Key:
         default = default.get_secret_value()  # one that everyone may know
     return Key(
         name=name,
-        variable=SHORT_VARIABLES.get(name, "RELAY_" + name.upper().replace(".", "__")),
         takes="tables with the keys " + ", ".join(each for each, _ in _fields(table)) if table else _words(field),
         default=_default(name, field, default),
         about=(field.description or "").replace("\n", " "),

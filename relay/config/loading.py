@@ -9,7 +9,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ OPERATOR_VARIABLE = "RELAY_OPERATOR"  # who gives commands that are audited; no 
 OTHER_VARIABLES = (CONFIG_VARIABLE, OPERATOR_VARIABLE)
 FILE_SUFFIX = "_FILE"
 USUAL_FILE = Path("relay.toml")
+NEAREST = 3  # variables that are named for an unknown one
 
 # Kubernetes gives every container such variables for each Service of its namespace; a Service named `relay`
 # must not keep the relay from starting.
@@ -108,25 +109,26 @@ def _from_flags(flags: Mapping[str, str | None]) -> Source:
 
 def _from_environment(environ: Mapping[str, str]) -> Source:
     source = Source()
-    known = {key.variable: key for key in all_keys()}
+    known = {variable for key in all_keys() for variable in key.variables}
     for variable in sorted(environ):
         if not variable.startswith(PREFIX) or variable in OTHER_VARIABLES or KUBERNETES.fullmatch(variable):
             continue
         if variable.removesuffix(FILE_SUFFIX) not in known:
-            near = _near(variable, [*known, *(each + FILE_SUFFIX for each in known), *OTHER_VARIABLES])
-            source.problems.append(f"unknown variable {variable}{near}")
-        elif key := known.get(variable):
-            _put_text(source, key, environ[variable], f"variable {variable}")
+            nearest = " or ".join(_nearest_variables(variable))
+            source.problems.append(f"unknown variable {variable}; did you mean {nearest}?")
+    for key in all_keys():
+        if given := _variable_given(source, key, environ):
+            _put_text(source, key, environ[given], f"variable {given}")
     return source
 
 
 def _from_secret_files(environ: Mapping[str, str]) -> Source:
     source = Source()
     for key in all_keys():
-        variable = key.variable + FILE_SUFFIX
-        path = environ.get(variable)
-        if path is None:
+        variable = _variable_given(source, key, environ, FILE_SUFFIX)
+        if variable is None:
             continue
+        path = environ[variable]
         if not path:
             source.problems.append(f"variable {variable} is empty; it takes the path of a file")
             continue
@@ -139,6 +141,30 @@ def _from_secret_files(environ: Mapping[str, str]) -> Source:
         except (OSError, UnicodeDecodeError) as error:
             source.problems.append(f"file {path} (variable {variable}) cannot be read: {_reason(error)}")
     return source
+
+
+def _nearest_variables(unknown: str) -> list[str]:
+    """Return the known variables that share most words with `unknown`, or the one spelled most alike if none does."""
+    suffix = FILE_SUFFIX if unknown.endswith(FILE_SUFFIX) else ""
+    known = {name: _words(name) for name in (*(key.variable + suffix for key in all_keys()), *OTHER_VARIABLES)}
+    vocabulary = {word for words in known.values() for word in words}
+    words = [near[0] if (near := get_close_matches(word, vocabulary, n=1)) else word for word in _words(unknown)]
+    likeness = {name: SequenceMatcher(None, words, its_words).ratio() for name, its_words in known.items()}
+    most = max(likeness.values())
+    alike = sorted(known, key=lambda name: SequenceMatcher(None, unknown, name).ratio(), reverse=True)
+    return [name for name in alike if likeness[name] == most][: NEAREST if most else 1]
+
+
+def _words(variable: str) -> list[str]:
+    return [word for word in variable.removeprefix(PREFIX).upper().split("_") if word]
+
+
+def _variable_given(source: Source, key: Key, environ: Mapping[str, str], suffix: str = "") -> str | None:
+    """Return which of the key's variables is set; it is a problem of `source` when two are, to different values."""
+    given = [variable + suffix for variable in key.variables if variable + suffix in environ]
+    if len({environ[variable] for variable in given}) > 1:
+        source.problems.append(f"variables {' and '.join(given)} have different values; keep {given[0]} alone")
+    return given[0] if given else None
 
 
 def _put_text(source: Source, key: Key, text: str, origin: str) -> None:

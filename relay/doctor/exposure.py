@@ -108,7 +108,8 @@ def _sslmode(used: Mapping[str, Any], *, is_said: bool) -> str:
 
 
 def _secret_files(urls: list[URL], environ: Mapping[str, str], file: Path | None) -> Iterator[Finding]:
-    named = [environ[key.variable + FILE_SUFFIX] for key in all_keys() if key.variable + FILE_SUFFIX in environ]
+    variables = [variable + FILE_SUFFIX for key in all_keys() for variable in key.variables]
+    named = [environ[variable] for variable in variables if variable in environ]
     keys = [url.query["keyfile"] for url in urls if "keyfile" in url.query]  # libpq itself refuses an open sslkey
     paths = [Path(path) for path in dict.fromkeys([*named, *keys])]
     if file is not None and _holds_password(file):

@@ -11,14 +11,15 @@ from relay.operate.holders import foreign_locks
 # What the migrations make; tests/doctor/test_foreign.py compares.
 TABLES = (
     "archived_day", "batch", "begun_message", "dead_letter_audit", "held_message", "inbox_memory", "message",
-    "message_discarded", "message_parked", "message_pending", "message_quarantined", "message_sent", "migration",
-    "node", "operator_audit", "pool", "pool_master", "pool_member", "pool_partition", "processed_message",
-    "processed_message_undated", "quarantine", "replay", "replay_failure",
+    "message_count", "message_discarded", "message_parked", "message_pending", "message_quarantined", "message_sent",
+    "message_state", "migration", "node", "operator_audit", "pool", "pool_master", "pool_member", "pool_partition",
+    "processed_message", "processed_message_undated", "quarantine", "replay", "replay_failure",
 )  # fmt: skip
 FUNCTIONS = (
     "attached_day(text, date)", "drop_inbox_day(date, boolean)", "drop_sent_day(date, boolean, boolean)",
     "ensure_inbox_days(date, integer)", "ensure_sent_days(date, integer)", "lock_holders(regclass[])",
     "make_day(text, date)", "refuse_foreign_batch()", "ring()", "sent_day_needed(date, bigint, boolean)",
+    "sent(timestamp with time zone, timestamp with time zone)",
 )  # fmt: skip
 TRIGGERS = ("ring ON message", "refuse_foreign_batch ON batch")
 
@@ -59,7 +60,7 @@ READ_OWNERS = """
         array_agg(name ORDER BY name)
     FROM (
         SELECT relowner AS owner, relname::text AS name FROM pg_class
-        WHERE relnamespace = to_regnamespace(quote_ident(%(schema)s)) AND relkind IN ('r', 'p')
+        WHERE relnamespace = to_regnamespace(quote_ident(%(schema)s)) AND relkind IN ('r', 'p', 'v')
             AND (relname = ANY (%(tables)s) OR relname ~ '^(message_sent|processed_message)_[0-9]{8}$')
         UNION ALL
         SELECT proowner, proname::text FROM pg_proc

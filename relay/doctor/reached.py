@@ -28,14 +28,11 @@ READ_SENT = SQL("""
     SELECT aggregate_type, event_type, exchange, max(sent_at)
     FROM (
         (SELECT aggregate_type, event_type, exchange, sent_at
-         FROM {schema}.message
-         WHERE state = 'sent' AND sent_at >= date_trunc('day', now(), 'UTC')
+         FROM {schema}.sent(date_trunc('day', now(), 'UTC'), 'infinity')
          LIMIT {looked_at})
         UNION ALL
         (SELECT aggregate_type, event_type, exchange, sent_at
-         FROM {schema}.message
-         WHERE state = 'sent' AND sent_at >= date_trunc('day', now() - interval '24 hours', 'UTC')
-             AND sent_at < date_trunc('day', now(), 'UTC')
+         FROM {schema}.sent(date_trunc('day', now() - interval '24 hours', 'UTC'), date_trunc('day', now(), 'UTC'))
          LIMIT {looked_at})
     ) AS sent
     GROUP BY aggregate_type, event_type, exchange

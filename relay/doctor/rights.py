@@ -41,6 +41,8 @@ GRANTS = (
     Grant("SELECT", "TABLE", "message"),
     Grant("UPDATE", "TABLE", "message", MARKED),
     Grant("UPDATE", "TABLE", "message", ADDRESS, command="quarantine"),
+    Grant("SELECT", "TABLE", "message_count", command="status"),
+    Grant("SELECT", "TABLE", "message_state", command="status"),
     Grant("SELECT", "TABLE", "message_pending"),
     Grant("DELETE", "TABLE", "message_pending"),
     Grant("INSERT", "TABLE", "message_sent"),

@@ -1,6 +1,7 @@
 """What keeps this node from delivering, in words for the operator."""
 
 import time
+from enum import StrEnum
 
 from relay.connection_refusals import ConnectionRefusals
 from relay.logger import get_logger
@@ -12,6 +13,14 @@ TOLD_REASONS = 20  # remembered a part: a reason with a changing number in it mu
 
 # Some messages wait there while the others go out: a reason to look, none to take the node for unable.
 PARTIAL = frozenset({"queues", "routes"})
+
+
+class HealthState(StrEnum):
+    """How a node is, in one word."""
+
+    OK = "ok"
+    DEGRADED = "degraded"  # a part does not work
+    STALLED = "stalled"  # messages wait and none settles
 
 
 class Health:
@@ -32,11 +41,11 @@ class Health:
         self._stalled = ""
 
     def expect(self, part: str, reason: str) -> None:
-        """A part is not there yet, and nothing is wrong so far."""
+        """Note that a part is not there yet, and that nothing is wrong so far."""
         self._expected[part] = reason
 
     def degrade(self, part: str, reason: str, *, is_refusal: bool = False, **more: object) -> None:
-        """A part does not work; each reason is logged once, with `more`, until the part works again.
+        """Note that a part does not work; each reason is logged once, with `more`, until the part works again.
 
         Args:
             is_refusal: the server answered, and did not let us in.
@@ -59,18 +68,18 @@ class Health:
             log.info(f"{part}.healed")
 
     def degraded_for(self, part: str) -> float:
-        """Give the seconds for which a part has not worked; 0 when it does."""
+        """Return the seconds for which a part has not worked; 0 when it works."""
         now = time.monotonic()
         return now - self._since.get(part, now)
 
     def stall(self, waiting: int, seconds: float) -> None:
-        """Messages wait, and none has settled for so long."""
+        """Note that messages wait and that none has settled for this long."""
         if not self._stalled:
             log.warning("delivery.stalled", waiting=waiting, seconds=round(seconds, 1))
         self._stalled = f"nothing has settled for {seconds:.0f} s, messages that wait: {waiting}"
 
     def move(self) -> None:
-        """Delivery goes on, or nothing waits any more."""
+        """Note that delivery goes on, or that nothing waits any more."""
         if self._stalled:
             self._stalled = ""
             log.info("delivery.resumed")
@@ -86,8 +95,10 @@ class Health:
         return bool(self._stalled)
 
     @property
-    def state(self) -> str:
-        return "stalled" if self._stalled else "degraded" if self._reasons else "ok"
+    def state(self) -> HealthState:
+        if self._stalled:
+            return HealthState.STALLED
+        return HealthState.DEGRADED if self._reasons else HealthState.OK
 
     @property
     def reasons(self) -> list[str]:

@@ -32,7 +32,7 @@ async def forward(
     """
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(marker.run(), name="mark")
-        while (window := await tail.next_window(until=drain)) is not None:  # sleeps while idle, waits for room
+        async for window in tail.windows(until=drain):  # sleeps while idle, waits for room
             rows = await quarantine.hold_rows(await held.hold_rows(window))
             while held.holds_any(rows):  # since a moment ago: a row was parked while the table was asked
                 rows = await quarantine.hold_rows(await held.hold_rows(rows))

@@ -11,8 +11,9 @@ import psycopg
 from pydantic import SecretStr
 
 from relay.backoff import backoff, unless_set, wait_for_event
-from relay.config.settings import KeyPolicy, Ordering, Settings
+from relay.config.settings import Settings
 from relay.database import Host, kind_of_loss, one_line
+from relay.engine.delivery_policy import DeliveryPolicy
 from relay.engine.health import Health
 from relay.engine.loop import forward
 from relay.engine.nodes.lanes import Lanes
@@ -29,7 +30,7 @@ from relay.engine.session.session import SESSION_LOST, LaneSession
 from relay.engine.settle.mark import Marker
 from relay.engine.settle.parked_keys import ParkedKeys
 from relay.engine.settle.quarantine import Quarantine
-from relay.engine.snapshot import NodeSnapshot
+from relay.engine.snapshot import Delivered, NodeSnapshot
 from relay.errors import AccessError, DatabaseUnavailableError, OutboxError, SchemaError, leaves
 from relay.logger import get_logger
 from relay.memory import return_large_blocks
@@ -61,8 +62,8 @@ async def serve(
     """Relay until SIGTERM or SIGINT, then drain; a second signal stops at once, and loses nothing.
 
     Args:
-        beside: what is open from before the start until after the end, such as a server that tells about the node.
-        reload: gives the settings anew, at SIGHUP; those of the start unless given.
+        beside: what is open from before the start until after the end, such as an HTTP server with the node's state.
+        reload: reads the settings again, at SIGHUP; by default they stay those of the start.
     Returns:
         The exit code: 0 after draining, 130 after a second signal.
     Raises:
@@ -132,7 +133,9 @@ class Node:
         for part in ("database", "broker"):
             self._health.expect(part, "not connected yet")
         self._health.expect("lanes", NO_LANES)
-        self._publisher = Publisher(settings.relay)
+        self._policy = DeliveryPolicy.of(settings.relay.ordering, settings.relay.key_policy)
+        self._publisher = Publisher(self._policy, settings.relay.max_in_flight, may_send=self._holds_its_lanes)
+        self._delivered = Delivered()
         self._broker_link = BrokerLink(
             settings,
             self._publisher,
@@ -141,17 +144,19 @@ class Node:
             topology=settings.topology,
             start_timeout=settings.relay.start_timeout,
         )
-        self._stalls = StallWatch(self._publisher, self._health, settings.relay)
+        self._session: LaneSession | None = None
+        self._stalls = StallWatch(self._publisher, self._delivered, self._health, settings.relay, lambda: self._session)
         self._tail: Tail | None = None
         self._losses: dict[str, int] = Counter()  # of database sessions, by reason
         self._sweep_finds = 0  # of earlier sessions' tails
         self._ready = False
+        self._ours_for = settings.relay.node_timeout * OURS_FOR
         self._former: int | None = None  # the server process of the last session
         self._forwarding: asyncio.Timeout | None = None
         self.drain = asyncio.Event()
 
     def is_ready(self) -> bool:
-        """Tell whether there were, at one moment, lanes and both connections."""
+        """Whether there were, at one moment, lanes and both connections."""
         return self._ready
 
     @property
@@ -159,17 +164,17 @@ class Node:
         return self._publisher.in_flight
 
     def snapshot(self) -> NodeSnapshot:
-        """Give what this node knows of itself at this moment."""
-        publisher, session = self._publisher, self._stalls.session
+        """Return what this node knows of itself at this moment."""
+        publisher, session = self._publisher, self._session
         return NodeSnapshot(
             ready=not self.hindrances(),
             stalled=self._health.is_stalled,
-            lanes=len(session.lanes) if session else 0,
+            lanes=len(session.lanes.held) if session else 0,
             in_flight=publisher.in_flight,
-            published=publisher.published_total,
+            published=self._delivered.total,
             failures=dict(publisher.failures),
             confirm_times=publisher.confirm_times,
-            delivery_times=publisher.delivery_times,
+            delivery_times=self._delivered.times,
             sweep_finds=self._sweep_finds + (self._tail.sweep_finds if self._tail else 0),
             database_losses=self._losses,
             broker_losses=self._broker_link.reconnects,
@@ -178,7 +183,7 @@ class Node:
         )
 
     def hindrances(self) -> dict[str, str]:
-        """Say what keeps it from delivering at this moment, by part; nothing when it can."""
+        """Return what keeps the node from delivering at this moment, by part; empty when it can deliver."""
         draining = {"relay": "draining: it was told to stop"} if self.drain.is_set() else {}
         return self._health.hindrances | draining
 
@@ -210,8 +215,8 @@ class Node:
 
     def unplug(self) -> None:
         """End the database session at once: nothing more is waited for on it."""
-        if (session := self._stalls.session) is not None:
-            session.unplug()
+        if self._session is not None:
+            self._session.unplug()
 
     async def _end_in_time(self, linking: asyncio.Task[None]) -> None:
         """Bound the whole stop: first what is in flight, then the goodbyes to both servers at once."""
@@ -252,7 +257,7 @@ class Node:
             self._health.heal("database")
             try:
                 async with session:
-                    self._stalls.session = session
+                    self._session = session
                     await self._use(session)
             except* SESSION_LOST as group:
                 lost = session.ended_by or _first(group)
@@ -260,7 +265,7 @@ class Node:
                 self._health.degrade("database", f"session lost: {one_line(lost)}")
                 # Sessions that end as soon as they begin are followed by longer and longer waits.
                 failures = failures + 1 if loop.time() - opened_at < RECONNECT_MAX else 1
-            self._stalls.session = None
+            self._session = None
             self._health.expect("lanes", NO_LANES)
             if self.drain.is_set():  # what is in flight still has had its time
                 return
@@ -272,16 +277,24 @@ class Node:
         settings = self._settings.relay
         self._sweep_finds += self._tail.sweep_finds if self._tail else 0
         retry = DatabaseRetry(session, self._health, drain=self.drain)
-        tail = self._tail = Tail(session, settings, retry)
-        holding = settings.key_policy is KeyPolicy.HOLD and settings.ordering is not Ordering.NONE
+        tail = self._tail = Tail(session, settings, self._policy, retry)
         held = ParkedKeys(session, tail, retry)
         router = Router.of(self._settings)
-        quarantine = Quarantine(session, tail, self._publisher, router, retry=retry, holding=holding)
-        behind = held if holding else None
-        marker = Marker(session, tail, self._publisher, behind, quarantine, retry=retry, settings=settings)
+        quarantine = Quarantine(session, tail, self._publisher, router, self._policy, retry=retry)
+        marker = Marker(
+            session,
+            tail,
+            self._publisher,
+            held,
+            quarantine,
+            policy=self._policy,
+            delivered=self._delivered,
+            retry=retry,
+            settings=settings,
+        )
 
         async def learn() -> None:
-            if holding:
+            if self._policy.put_away_holds_key:
                 await held.load()
             await quarantine.load()
 
@@ -291,13 +304,13 @@ class Node:
             settings,
             lanes,
             publisher=self._publisher,
+            delivered=self._delivered,
             broker_link=self._broker_link,
             health=self._health,
             retry=retry,
             former=self._former,
         )
         self._former = session.pid
-        self._publisher.may_send = lambda: session.answered_for() < settings.node_timeout * OURS_FOR
         async with asyncio.TaskGroup() as tasks:
             beside = (
                 tasks.create_task(membership.run(), name="membership"),
@@ -320,14 +333,18 @@ class Node:
                 task.cancel()
         await membership.leave()
 
+    def _holds_its_lanes(self) -> bool:
+        """Whether no other node can have ended the session yet, as far as this one knows."""
+        return self._session is not None and self._session.answered_for() < self._ours_for
+
     async def _announce(self, session: LaneSession, lanes: Lanes) -> None:
         if not self._ready:
             await lanes.held.wait()
             self._ready = True
-            log.info("relay.ready", node=self._settings.relay.node, lanes=session.lanes)
+            log.info("relay.ready", node=self._settings.relay.node, lanes=session.lanes.held)
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Give the error that an operator should read: one of ours if there is one."""
+    """Return the error that an operator should read: one of ours if there is one."""
     found = list(leaves(group))
     return next((leaf for leaf in found if isinstance(leaf, OutboxError)), found[0])

@@ -1,7 +1,7 @@
 """A row of the outbox as the engine carries it, and what can become of it."""
 
 from collections.abc import Callable, Sequence
-from enum import StrEnum
+from enum import Enum, StrEnum, auto
 from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -76,7 +76,7 @@ async def fetch_rows(cursor: AsyncCursor[Any]) -> list[Any]:
 
 
 def give_rows(cursor: AsyncCursor[Any]) -> None:
-    """Let a cursor for results in binary form give `Row`s, their text undecoded."""
+    """Make a cursor for results in binary form return `Row`s, their text undecoded."""
     cursor.row_factory = lambda _: partial(tuple.__new__, Row)
     raw: dict[str, type[Loader]] = {
         "text": ByteaBinaryLoader,
@@ -109,13 +109,17 @@ class Settled(NamedTuple):
     reason: str = ""
 
 
-OF_ROUTE = frozenset({Outcome.RETURNED, Outcome.BARRED})  # the row itself may be fine
-FOR_GOOD = frozenset({Outcome.REJECTED, Outcome.UNSENDABLE})  # no further try can help
+class Blame(Enum):
+    """What is wrong when a row is refused."""
+
+    ADDRESS = auto()  # the row itself may be fine
+    ROW = auto()  # it may go out at another attempt
+    ROW_FOR_GOOD = auto()  # no further attempt can help
 
 
 class Fault(NamedTuple):
-    """A row that the broker or the relay refuses, on its own account or on that of its address."""
+    """A row that the broker or the relay refuses."""
 
     row: Row
     reason: str
-    outcome: Outcome
+    blame: Blame

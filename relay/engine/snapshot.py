@@ -1,4 +1,4 @@
-"""What a node knows of itself, for whoever asks; the engine only counts."""
+"""What a node counts and knows of itself, for its metrics and its status."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,6 +10,28 @@ from relay.observe.histogram import Histogram
 CONFIRM_BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 # From what a woken relay needs to what an outage of hours leaves behind.
 DELIVERY_BOUNDS = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200)
+
+
+class Delivered:
+    """The rows that a node has delivered since its start, over all its sessions: confirmed by the broker and marked.
+
+    Attributes:
+        total: rows, as the marker counts them.
+        reported: how many of these the node's row in the table tells.
+        times: see `NodeSnapshot.delivery_times`.
+    """
+
+    def __init__(self) -> None:
+        self.total = self.reported = 0
+        self.times = Histogram(DELIVERY_BOUNDS)
+
+    def add(self, rows: int) -> None:
+        """Count marked rows."""
+        self.total += rows
+
+    def note_reported(self, total: int) -> None:
+        """Note that the node's row in the table tells this total."""
+        self.reported = total
 
 
 @dataclass(frozen=True, slots=True)

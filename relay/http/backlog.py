@@ -19,7 +19,7 @@ log = get_logger(__name__)
 
 COUNT_QUARANTINED = SQL("""
     SELECT (SELECT count(*) FROM {schema}.quarantine),
-        (SELECT count(*) FROM {schema}.message WHERE state = 'quarantined')
+        (SELECT messages FROM {schema}.message_count WHERE state = 'quarantined')
 """)
 
 

@@ -17,7 +17,7 @@ from relay.errors import NotFoundError
 from relay.operate.whereabouts import RowId, as_parameters, whereabouts
 
 IS_HEAD = SQL("""(row.held_behind IS NULL OR NOT EXISTS (
-        SELECT FROM {schema}.message AS before WHERE before.state = 'parked' AND before.id = row.held_behind))""")
+        SELECT FROM {schema}.message_state AS before WHERE before.state = 'parked' AND before.id = row.held_behind))""")
 
 MATCHES = SQL("""row.state = 'parked'
         AND (%(ids)s::bigint[] IS NULL OR row.id = ANY (%(ids)s::bigint[]))
@@ -97,15 +97,17 @@ class ParkedMessage:
 LIST_PARKED = SQL("""
     SELECT row.id, row.message_id, row.aggregate_type, row.aggregate_id, row.event_type, row.attempts,
            row.created_at, row.parked_at, row.last_error, row.held_behind,
-           (SELECT count(*) FROM {schema}.message AS held
+           (SELECT count(*) FROM {schema}.message_state AS held
             WHERE held.state = 'parked' AND held.aggregate_type = row.aggregate_type
               AND held.aggregate_id = row.aggregate_id AND held.held_behind = row.id) AS held
-    FROM {schema}.message AS row
+    FROM {schema}.message_state AS row
     WHERE {matches} AND (%(with_held)s OR {is_head})
     ORDER BY row.id
     LIMIT %(limit)s
 """)
-COUNT_PARKED = SQL("SELECT count(*) FROM {schema}.message AS row WHERE {matches} AND (%(with_held)s OR {is_head})")
+COUNT_PARKED = SQL("""
+    SELECT count(*) FROM {schema}.message_state AS row WHERE {matches} AND (%(with_held)s OR {is_head})
+""")
 
 
 def list_parked(
@@ -129,7 +131,7 @@ SHOW_PARKED = SQL("""
            left(payload::text, %(length)s) AS payload,
            substring(payload_bytes FROM 1 FOR %(length)s) AS payload_bytes,
            coalesce(octet_length(payload::text), octet_length(payload_bytes)) AS payload_size
-    FROM {schema}.message
+    FROM {schema}.message_state
     WHERE state IN ('parked', 'discarded')
         AND (id = ANY (%(ids)s::bigint[]) OR message_id = ANY (%(message_ids)s::uuid[]))
 """)

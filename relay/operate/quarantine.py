@@ -38,7 +38,7 @@ READ_ROUTES = SQL("""
     FROM {schema}.quarantine AS route
     CROSS JOIN LATERAL (
         SELECT count(*) AS rows, count(*) FILTER (WHERE {is_behind}) AS behind, min(created_at) AS oldest
-        FROM {schema}.message
+        FROM {schema}.message_state
         WHERE state = 'quarantined' AND quarantine = route.id
     ) AS waiting
     ORDER BY route.since, route.id
@@ -106,7 +106,7 @@ def route_of(connection: psycopg.Connection, schema: str, named: RowId) -> Quara
 
 READ_ROWS = SQL("""
     SELECT id, message_id, aggregate_type, aggregate_id, event_type, created_at, attempts, last_error
-    FROM {schema}.message
+    FROM {schema}.message_state
     WHERE {which}
     ORDER BY id
     LIMIT %(limit)s
@@ -248,7 +248,7 @@ def discard(
     )
 
 
-COUNT_CHOSEN = SQL("SELECT count(*), min(created_at) FROM {schema}.message WHERE {chosen}")
+COUNT_CHOSEN = SQL("SELECT count(*), min(created_at) FROM {schema}.message_state WHERE {chosen}")
 
 
 def count_chosen(
@@ -271,11 +271,11 @@ def probe(connection: psycopg.Connection, schema: str, routes: Sequence[int]) ->
 
 LOCK_ROUTE = SQL("SELECT FROM {schema}.quarantine WHERE id = %(route)s FOR UPDATE")
 PROBES_ON_THEIR_WAY = SQL("""
-    SELECT id FROM {schema}.message
+    SELECT id FROM {schema}.message_state
     WHERE state = 'pending' AND quarantine = %(route)s
         AND (%(all)s OR id = ANY (%(ids)s::bigint[]) OR message_id = ANY (%(message_ids)s::uuid[]))
 """)
-READ_CHOSEN = SQL("SELECT id, message_id FROM {schema}.message WHERE {chosen} AND NOT %(all)s")
+READ_CHOSEN = SQL("SELECT id, message_id FROM {schema}.message_state WHERE {chosen} AND NOT %(all)s")
 RING = SQL("SELECT pg_notify(%(channel)s, %(word)s)")
 
 

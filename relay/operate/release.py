@@ -33,9 +33,9 @@ FATES = SQL("""
         SELECT row.id, row.held_behind, {is_head} AS is_head,
                min(row.id) FILTER (WHERE {is_head} AND row.id <> ALL (%(heads)s::bigint[]))
                    OVER (PARTITION BY row.aggregate_type, row.aggregate_id) AS remaining
-        FROM {schema}.message AS row
+        FROM {schema}.message_state AS row
         JOIN (SELECT DISTINCT aggregate_type, aggregate_id
-              FROM {schema}.message
+              FROM {schema}.message_state
               WHERE state = 'parked' AND id = ANY (%(heads)s::bigint[])) AS key
             ON row.aggregate_type = key.aggregate_type AND row.aggregate_id = key.aggregate_id
         WHERE row.state = 'parked'
@@ -55,7 +55,7 @@ class Done:
 
 
 READ_HEADS = SQL("""
-    SELECT row.id FROM {schema}.message AS row
+    SELECT row.id FROM {schema}.message_state AS row
     WHERE {matches} AND {is_head} AND row.id > %(after)s
       AND coalesce(row.parked_at, row.created_at) <= %(until)s::timestamptz
     ORDER BY row.id
@@ -181,7 +181,7 @@ def _change(
 READ_NOT_FOUND = SQL("""
     SELECT given.id, given.message_id, row.held_behind
     FROM unnest(%(ids)s::bigint[], %(message_ids)s::uuid[]) AS given (id, message_id)
-    LEFT JOIN {schema}.message AS row
+    LEFT JOIN {schema}.message_state AS row
         ON row.state = 'parked' AND (row.id = given.id OR row.message_id = given.message_id)
     WHERE row.id IS NULL OR NOT {is_head}
 """)

@@ -33,12 +33,12 @@ READ_NODES = SQL("""
 
 COUNT_PUBLISHED = SQL("SELECT coalesce(sum(published_total), 0)::bigint FROM {schema}.node")
 
-COUNT_PENDING = SQL("SELECT count(*) FROM {schema}.message WHERE state = 'pending'")
+COUNT_PENDING = SQL("SELECT messages FROM {schema}.message_count WHERE state = 'pending'")
 COUNT_PARKED = SQL("""
-    SELECT count(*), count(*) FILTER (WHERE held_behind IS NULL) FROM {schema}.message WHERE state = 'parked'
+    SELECT count(*), count(*) FILTER (WHERE held_behind IS NULL) FROM {schema}.message_state WHERE state = 'parked'
 """)
 COUNT_NOT_SENT = SQL(
-    "SELECT count(*) FROM {schema}.message WHERE state = 'parked' AND starts_with(last_error, {words})"
+    "SELECT count(*) FROM {schema}.message_state WHERE state = 'parked' AND starts_with(last_error, {words})"
 )
 
 # A row scheduled for next week must not look like one that has waited since last week: a row waits since it
@@ -50,13 +50,13 @@ OLDEST_PENDING = SQL("""
          FROM generate_series(0, {lanes} - 1) AS lane (number)
          CROSS JOIN LATERAL (
              SELECT row.created_at
-             FROM {schema}.message AS row
+             FROM {schema}.message_state AS row
              WHERE row.state = 'pending' AND row.lane = lane.number::smallint AND row.available_at IS NULL
              ORDER BY row.id
              LIMIT 1
          ) AS front),
         (SELECT min(row.available_at)
-         FROM {schema}.message AS row
+         FROM {schema}.message_state AS row
          WHERE row.state = 'pending' AND row.available_at IS NOT NULL AND row.available_at <= now())
     ))::float8
 """)
@@ -64,7 +64,7 @@ OLDEST_PENDING = SQL("""
 # Refused rows that wait for their next attempt; and of these, those for which it is not overdue.
 COUNT_REFUSED = SQL("""
     SELECT count(*), count(*) FILTER (WHERE available_at > now() - {stalled_after} * interval '1 second')
-    FROM {schema}.message
+    FROM {schema}.message_state
     WHERE state = 'pending' AND available_at IS NOT NULL AND attempts > 0
 """)
 

@@ -23,7 +23,7 @@ UNREAD = f"it does not wait, and the sent rows could not be searched within {SEN
 FIND = SQL("""
     SELECT id, message_id, state, sent_at, available_at > now() AS is_delayed, available_at, held_behind, quarantine,
            substring(last_error FROM '^waits behind message (\\d+)')::bigint AS waits_behind
-    FROM {schema}.message
+    FROM {schema}.message_state
     WHERE state IN ({states})
         AND (id = ANY (%(ids)s::bigint[]) OR message_id = ANY (%(message_ids)s::uuid[]))
 """)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from itertools import takewhile
 from math import inf
 
-from relay.engine.health import Health
+from relay.engine.health import Health, HealthState
 from relay.engine.row import Outcome, Row, Settled
 from relay.engine.send.probe import Prober
 from relay.engine.send.publisher import Publisher
@@ -43,20 +43,11 @@ class Direct:
     @property
     def is_open(self) -> bool:
         """Tell whether the broker takes what it is given, as far as we know."""
-        return self._wire is not None and self._health.state == "ok"
+        return self._wire is not None and self._health.state is HealthState.OK
 
     @property
     def in_flight(self) -> int:
         return len(self._under_way) + (self._beside.in_flight if self._beside is not None else 0)
-
-    @property
-    def prober(self) -> Prober | None:
-        return self._beside.prober if self._beside is not None else None
-
-    @prober.setter
-    def prober(self, prober: Prober | None) -> None:
-        if self._beside is not None:
-            self._beside.prober = prober
 
     def send(self, entry: Entry) -> None:
         """Send an entry; only while it `is_open`."""
@@ -69,6 +60,10 @@ class Direct:
         self._wire = wire
         if self._beside is not None:
             self._beside.attach(wire)
+
+    def attach_prober(self, prober: Prober | None) -> None:
+        if self._beside is not None:
+            self._beside.attach_prober(prober)
 
     def settle(self, settled: Settled) -> None:
         others: list[Row] = []

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from relay.backoff import backoff, wait_for_event
 from relay.config.settings import KeyPolicy, Ordering, RelaySettings
+from relay.engine.delivery_policy import DeliveryPolicy
 from relay.engine.row import Fault
 from relay.engine.send.publisher import Publisher
 from relay.errors import BufferFileError, NotAcceptedError
@@ -42,8 +43,8 @@ class FileBuffer:
 
     def __init__(self, path: Path, settings: RelaySettings) -> None:
         self._file = File(path)
-        self._settings = settings.model_copy(update={"ordering": Ordering.KEY, "key_policy": KeyPolicy.HOLD})
-        self.publisher = Publisher(self._settings)
+        self._settings = settings
+        self.publisher = Publisher(DeliveryPolicy.of(Ordering.KEY, KeyPolicy.HOLD), settings.max_in_flight)
         self._read: dict[int, Stored] = {}  # under way, by the row's id
         self._after = 0  # up to this position was read what may go
         self._confirmed: list[Stored] = []  # and not yet deleted
@@ -71,7 +72,7 @@ class FileBuffer:
             await self._file.write(entries)
         except (sqlite3.Error, OSError) as error:
             raise NotAcceptedError(f"{self._file.path} could not be written: {error}") from error
-        self.publisher.settled.set()
+        self.publisher.wake()
 
     async def left(self) -> Left:
         try:
@@ -123,7 +124,7 @@ class FileBuffer:
         stored = self._read[fault.row.id]
         wait = backoff(stored.attempts + 1, self._settings.backoff_initial, self._settings.backoff_max)
         await self._file.hold(stored, wait, fault.reason)
-        for row in (fault.row, *self.publisher.remove_followers(fault.row)):
+        for row in (fault.row, *self.publisher.queue.remove_followers(fault.row)):
             del self._read[row.id]
         if stored.position not in self._refused:
             log.error("message.held", message_id=fault.row.message_id.decode(), reason=fault.reason)
@@ -142,11 +143,11 @@ class FileBuffer:
         fresh = [stored for stored in (*due, *new) if stored.position not in under_way]
         self._read |= {stored.row.id: stored for stored in fresh}
         for stored in due:
-            self.publisher.send_alone(stored.row.id)
+            self.publisher.queue.send_alone(stored.row.id)
         self.publisher.offer([stored.row for stored in fresh])
         if new:
             self._after = new[-1].position
-            self.publisher.settled.set()  # there may be more
+            self.publisher.wake()  # there may be more
 
 
 def _told(stored: Stored, reason: str) -> str:

@@ -38,7 +38,7 @@ MAY_WRITE = SQL("""
 # asked with pauses that are long beside it (relay/publisher/delivery_path.py).
 LEFT = SQL("""
     SELECT count(*) FILTER (WHERE state = 'pending'), count(*) FILTER (WHERE state <> 'pending')
-    FROM {schema}.message
+    FROM {schema}.message_state
     WHERE state IN ('pending', 'quarantined', 'parked') AND writer = %(writer)s
 """)
 

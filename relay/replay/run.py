@@ -17,7 +17,8 @@ from typing import NamedTuple, TypeVar
 import psycopg
 
 from relay.backoff import backoff, unless_set, wait_for_event
-from relay.config.settings import Ordering, Settings
+from relay.config.settings import KeyPolicy, Ordering, Settings
+from relay.engine.delivery_policy import DeliveryPolicy
 from relay.engine.health import Health
 from relay.engine.read.window import READ_SHARE
 from relay.engine.row import Row
@@ -65,14 +66,14 @@ class Replay:
         relay = settings.relay
         self._settings = settings.model_copy(
             update={
-                "relay": relay.model_copy(update={"ordering": Ordering.KEY, "node": f"replay {job.id}, {relay.node}"}),
+                "relay": relay.model_copy(update={"node": f"replay {job.id}, {relay.node}"}),
                 "broker": settings.broker.model_copy(update={"declare": False}),
             }
         )
         self._job = job
         self._show = show
         self._health = Health()
-        self._publisher = Publisher(self._settings.relay)
+        self._publisher = Publisher(DeliveryPolicy.of(Ordering.KEY, KeyPolicy.SKIP), relay.max_in_flight)
         stamp: dict[str, str | int] = {REPLAY_ID: job.id, REPLAYED_AT: datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}
         self._link = BrokerLink(self._settings, self._publisher, self._health, stamp)
         self._ledger = Ledger(job.position)
@@ -212,7 +213,7 @@ class Replay:
             for row, reason, _ in faulty:
                 log.warning("replay.row_failed", replay=self._job.id, id=row.id, reason=reason)
                 self._ledger.fail(row, reason)
-                self._publisher.release_key(row)
+                self._publisher.queue.release_key(row)
                 self._refused, self._reason = self._refused + 1, reason
             if self._refused >= MOST_FAILURES:
                 self.stop()

@@ -50,14 +50,11 @@ class Selection:
         ]
         return SQL(" AND ").join(parts)
 
-    def sent_before(self, moment: datetime) -> Composed:
-        """Give the conditions for sent rows; constants, so that the planner leaves out the days that are not meant."""
+    def times_before(self, moment: datetime) -> dict[str, Composed]:
+        """Return `since` and `until` as SQL; constants, so that the planner leaves out the days that are not meant."""
         until = moment if self.until is None else min(self.until, moment)
-        return SQL(
-            "state = 'sent' AND sent_at >= {since}::timestamptz AND sent_at < {until}::timestamptz AND {rest}"
-        ).format(
-            since=Literal((self.since or FOREVER).isoformat()), until=Literal(until.isoformat()), rest=self.conditions()
-        )
+        times = {"since": self.since or FOREVER, "until": until}
+        return {name: SQL("{}::timestamptz").format(Literal(time.isoformat())) for name, time in times.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +75,8 @@ class Waiting:
 
 COUNT_BY_DAY = SQL("""
     SELECT (sent_at AT TIME ZONE 'UTC')::date AS day, count(*)
-    FROM {schema}.message
-    WHERE {selected}
+    FROM {schema}.sent({since}, {until})
+    WHERE {conditions}
     GROUP BY day
     ORDER BY day
 """)
@@ -87,13 +84,20 @@ COUNT_BY_DAY = SQL("""
 
 def count_by_day(connection: psycopg.Connection, schema: str, selection: Selection) -> list[Day]:
     """Count the rows that a replay made now would select."""
-    statement = COUNT_BY_DAY.format(schema=Identifier(schema), selected=selection.sent_before(now(connection)))
+    statement = count_statement(schema, selection, now(connection))
     return [Day(day, rows) for day, rows in connection.execute(statement)]
+
+
+def count_statement(schema: str, selection: Selection, moment: datetime) -> Composed:
+    """Return the SELECT of what was sent before the moment, by day."""
+    return COUNT_BY_DAY.format(
+        schema=Identifier(schema), conditions=selection.conditions(), **selection.times_before(moment)
+    )
 
 
 COUNT_WAITING = SQL("""
     SELECT count(*) FILTER (WHERE state = 'pending'), count(*) FILTER (WHERE state = 'parked')
-    FROM {schema}.message
+    FROM {schema}.message_state
     WHERE state IN ('pending', 'parked') AND {conditions}
 """)
 

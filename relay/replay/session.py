@@ -42,7 +42,7 @@ PLACES = SQL("""
     SELECT id, (sent_at AT TIME ZONE 'UTC')::date AS day, ctid::text,
         {size} AS size
     FROM {schema}.message
-    WHERE {selected} AND id > {after}
+    WHERE state = 'sent' AND sent_at >= {since} AND sent_at < {until} AND {conditions} AND id > {after}
     ORDER BY id
 """)
 UNLIST = SQL("CLOSE ALL")
@@ -81,7 +81,7 @@ SAVE = SQL("""
 # A row that is to go out tomorrow is in nobody's way today.
 LOOK = SQL("""
     SELECT last_value, EXISTS (
-        SELECT FROM {schema}.message WHERE state = 'pending' AND (available_at IS NULL OR available_at <= now())
+        SELECT FROM {schema}.message_state WHERE state = 'pending' AND (available_at IS NULL OR available_at <= now())
     )
     FROM {schema}.message_id_seq
 """)
@@ -249,8 +249,8 @@ class ReplaySession:
 
 def places_statement(schema: str, job: Job, after: int) -> Composed:
     """Give the SELECT of the places of a job's rows with an id above `after`."""
-    selected = job.selection.sent_before(job.made_at)
-    return PLACES.format(schema=Identifier(schema), selected=selected, after=Literal(after), size=BODY_SIZE)
+    selected = {"conditions": job.selection.conditions(), **job.selection.times_before(job.made_at)}
+    return PLACES.format(schema=Identifier(schema), **selected, after=Literal(after), size=BODY_SIZE)
 
 
 def read_statement(schema: str, job: Job) -> Composed:

@@ -25,7 +25,9 @@ COUNT_INSERTED = SQL("""
     FROM (SELECT {table}::regclass::oid UNION SELECT relid FROM pg_partition_tree({table}::regclass)) AS every (part)
 """)
 
-COUNT_PENDING = SQL("SELECT count(*) FROM (SELECT FROM {message} WHERE state = 'pending' LIMIT {limit}) AS pending")
+COUNT_PENDING = SQL(
+    "SELECT count(*) FROM (SELECT FROM {schema}.message_state WHERE state = 'pending' LIMIT {limit}) AS pending"
+)
 
 log = logging.getLogger("outbox_spark")
 
@@ -120,7 +122,7 @@ def room_of(options: BatchOptions) -> Room | None:
     """Give what executors and commit ask before they write, when the number of pending rows is bounded."""
     if options.max_pending is None:
         return None
-    count = COUNT_PENDING.format(message=Identifier(options.outbox_schema, "message"), limit=options.max_pending + 1)
+    count = COUNT_PENDING.format(schema=Identifier(options.outbox_schema), limit=options.max_pending + 1)
     return Room(options.max_pending, options.max_pending_wait, count.as_string())
 
 

@@ -50,7 +50,7 @@ MAY_UPDATE = SQL("SELECT has_any_column_privilege(%(table)s::oid, 'UPDATE')")
 
 LOOK_AROUND = SQL("""
     SELECT now(), has_column_privilege(%(ledger)s::regclass, 'row_counts', 'UPDATE'),
-        has_column_privilege(%(message)s::regclass, 'state', 'SELECT')
+        has_column_privilege(to_regclass(%(states)s), 'state', 'SELECT')
 """)
 
 MAY_CREATE = SQL("""
@@ -123,10 +123,11 @@ def require_outbox(connection: psycopg.Connection, options: BatchOptions) -> dat
     Raises:
         TableError: with what is missing and the remedy.
     """
-    message, ledger = (Identifier(options.outbox_schema, table) for table in ("message", "batch"))
+    names = ("message", "message_state", "batch")
+    message, states, ledger = (Identifier(options.outbox_schema, name) for name in names)
     for table in (message, ledger):
         _find(connection, table.as_string(connection), "option outboxSchema", remedy=": run `relay migrate` on it")
-    look = {"message": message.as_string(), "ledger": ledger.as_string()}
+    look = {"states": states.as_string(), "ledger": ledger.as_string()}
     now, may_note, may_count = connection.execute(LOOK_AROUND, look).fetchall()[0]
     user = Identifier(connection.info.user)
     if options.pieces is None:
@@ -138,7 +139,7 @@ def require_outbox(connection: psycopg.Connection, options: BatchOptions) -> dat
             f"`relay config roles` prints again, or {grant.as_string(connection)}"
         )
     if options.max_pending is not None and not may_count:
-        grant = SQL("GRANT SELECT (state) ON {} TO {}").format(message, user)
+        grant = SQL("GRANT SELECT (state) ON {} TO {}").format(states, user)
         raise TableError(
             f"option maxPending: the pending rows of {options.outbox_schema}.message cannot be counted: run what "
             f"`relay config roles` prints again, or {grant.as_string(connection)}"

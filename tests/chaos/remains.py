@@ -9,7 +9,7 @@ LAST_LINES = 25  # of each log
 
 REMAINS = """
     SELECT format('%s rows are %s, lanes %s, ids %s to %s', count(*), state, array_agg(DISTINCT lane), min(id), max(id))
-    FROM outbox.message
+    FROM outbox.message_state
     WHERE state <> 'sent'
     GROUP BY state
     UNION ALL

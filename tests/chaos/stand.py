@@ -35,10 +35,10 @@ MAX_MESSAGE_BYTES = 65536  # a larger one is poison
 
 # Faults come in seconds, so what comes after them must not take minutes.
 IMPATIENT = {
-    "RELAY_RELAY__MAX_MESSAGE_BYTES": str(MAX_MESSAGE_BYTES),
-    "RELAY_RELAY__MAX_ATTEMPTS": "3",
-    "RELAY_RELAY__BACKOFF_INITIAL": "0.2",
-    "RELAY_LOG__FORMAT": "json",
+    "RELAY_MAX_MESSAGE_BYTES": str(MAX_MESSAGE_BYTES),
+    "RELAY_MAX_ATTEMPTS": "3",
+    "RELAY_BACKOFF_INITIAL": "0.2",
+    "RELAY_LOG_FORMAT": "json",
 }
 
 
@@ -141,8 +141,8 @@ async def _relay(proxies: AsyncExitStack, stand: Stand, name: str, logs: Path, v
         **IMPATIENT,
         "RELAY_DATABASE_URL": servers.database_url.replace(f":{servers.postgres.port}/", f":{database.port}/"),
         "RELAY_BROKER_URL": str(broker_url.with_port(broker.port)),
-        "RELAY_RELAY__NODE": name,
-        "RELAY_HTTP__LISTEN": http,
+        "RELAY_NODE": name,
+        "RELAY_HTTP_LISTEN": http,
         **variables,
     }
     command: list[str | Path] = [Path(sys.executable).parent / "relay", "run"]

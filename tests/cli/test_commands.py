@@ -116,7 +116,7 @@ def test_watch_outlives_a_lost_database(relay: Command, rows: Rows, postgres: Po
 def test_migrate_makes_checks_and_drops_the_tables(
     relay: Command, rows: Rows, postgres: PostgresServer, database_url: str
 ) -> None:
-    elsewhere = {"RELAY_DATABASE__SCHEMA": "billing"}
+    elsewhere = {"RELAY_DATABASE_SCHEMA": "billing"}
 
     before = relay("migrate", "--check", **elsewhere)
     done = relay("migrate", **elsewhere)
@@ -239,7 +239,7 @@ def test_config_show_tells_values_and_origins_without_passwords(tmp_path: Path) 
     relay = Command(
         tmp_path,
         RELAY_BROKER_URL_FILE="secret",
-        RELAY_DATABASE__SCHEMA="billing",
+        RELAY_DATABASE_SCHEMA="billing",
         RELAY_DATABASE_URL=f"postgresql://u:{PASSWORD}@h/d",
     )
 
@@ -248,7 +248,7 @@ def test_config_show_tells_values_and_origins_without_passwords(tmp_path: Path) 
 
     lines = {line.split("\t")[0]: line.split("\t")[1:] for line in plain.out.splitlines()}
     assert lines["database.url"] == ['"postgresql://v:***@h/d?password=***"', "flag --database-url"]
-    assert lines["database.schema"] == ['"billing"', "variable RELAY_DATABASE__SCHEMA"]
+    assert lines["database.schema"] == ['"billing"', "variable RELAY_DATABASE_SCHEMA"]
     assert lines["broker.url"] == ['"amqp://u:***@one/,amqp://u:***@two/v"', "file secret of RELAY_BROKER_URL_FILE"]
     assert lines["relay.ordering"] == ['"none"', "file relay.toml"]
     assert lines["log.level"] == ['"info"', "default"]
@@ -287,7 +287,7 @@ def test_healthcheck(arguments: list[str], code: int, words: str, relay: Command
 def test_healthcheck_asks_for_the_node_of_the_settings(relay: Command, rows: Rows) -> None:
     rows.node("fine")
 
-    assert relay("healthcheck", RELAY_RELAY__NODE="fine").code == 0
+    assert relay("healthcheck", RELAY_NODE="fine").code == 0
 
 
 def test_run_says_when_it_is_ready_and_drains_on_sigterm(relay: Command, broker_url: str) -> None:

@@ -37,7 +37,7 @@ def test_roles_are_the_script_of_this_release(tmp_path: Path) -> None:
 
 
 def test_roles_are_for_the_schema_that_is_configured_or_named(tmp_path: Path) -> None:
-    relay = Command(tmp_path, RELAY_DATABASE__SCHEMA="events")
+    relay = Command(tmp_path, RELAY_DATABASE_SCHEMA="events")
 
     assert "\n) ON events.message TO events_writer;" in relay("config", "roles").out
     assert "\n) ON billing.message TO billing_writer;" in relay("config", "roles", "--schema", "billing").out

@@ -88,7 +88,7 @@ def test_a_host_that_cannot_be_reached(host: str, arguments: list[str], tmp_path
 
 def test_run_without_a_database(tmp_path: Path, broker_url: str) -> None:
     url = f"postgresql://u:{PASSWORD}@127.0.0.1:{free_port()}/d"
-    relay = Command(tmp_path, RELAY_DATABASE_URL=url, RELAY_BROKER_URL=broker_url, RELAY_RELAY__START_TIMEOUT="1")
+    relay = Command(tmp_path, RELAY_DATABASE_URL=url, RELAY_BROKER_URL=broker_url, RELAY_START_TIMEOUT="1")
 
     result = relay.process("run")
 
@@ -116,9 +116,7 @@ def test_run_with_tables_that_are_behind(relay: Command, rows: Rows, broker_url:
 def test_run_without_a_broker(relay: Command) -> None:
     port = free_port()
 
-    result = relay.process(
-        "run", RELAY_BROKER_URL=f"amqp://u:{PASSWORD}@127.0.0.1:{port}/", RELAY_RELAY__START_TIMEOUT="1"
-    )
+    result = relay.process("run", RELAY_BROKER_URL=f"amqp://u:{PASSWORD}@127.0.0.1:{port}/", RELAY_START_TIMEOUT="1")
 
     assert result.code == 1
     assert f"127.0.0.1:{port}" in failure(result)
@@ -133,7 +131,7 @@ def test_run_with_a_virtual_host_or_password_that_the_broker_refuses(
     if change == "password":
         url = f"amqp://guest:{PASSWORD}@{url.rpartition('@')[2]}"
 
-    result = relay.process("run", RELAY_BROKER_URL=url, RELAY_RELAY__START_TIMEOUT="1")
+    result = relay.process("run", RELAY_BROKER_URL=url, RELAY_START_TIMEOUT="1")
 
     assert result.code == 1
     assert "broker.url" in failure(result)
@@ -141,7 +139,7 @@ def test_run_with_a_virtual_host_or_password_that_the_broker_refuses(
 
 def test_run_on_a_console_ends_with_a_line_for_people(relay: Command, empty_database: str, broker_url: str) -> None:
     result = relay.process(
-        "run", RELAY_DATABASE_URL=empty_database, RELAY_BROKER_URL=broker_url, RELAY_LOG__FORMAT="console"
+        "run", RELAY_DATABASE_URL=empty_database, RELAY_BROKER_URL=broker_url, RELAY_LOG_FORMAT="console"
     )
 
     assert result.code == 1

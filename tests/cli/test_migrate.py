@@ -72,7 +72,7 @@ def test_flags_of_a_downgrade_go_with_it_alone(relay: Command, flag: str) -> Non
 @pytest.fixture
 def running(database_url: str, broker_url: str, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A relay that holds lanes."""
-    command = Command(tmp_path, RELAY_DATABASE_URL=database_url, RELAY_BROKER_URL=broker_url, RELAY_RELAY__NODE="first")
+    command = Command(tmp_path, RELAY_DATABASE_URL=database_url, RELAY_BROKER_URL=broker_url, RELAY_NODE="first")
     with (
         subprocess.Popen(
             [RELAY, "run"], env=command.environment({}), cwd=tmp_path, stderr=subprocess.PIPE, text=True

@@ -72,7 +72,7 @@ def test_a_discard_is_foreseen_and_done(relay: Command, rows: Rows) -> None:
 def test_what_cannot_be(arguments: list[str], code: int, words: str, relay: Command, rows: Rows) -> None:
     rows.quarantined("gone")
 
-    result = relay("quarantine", *arguments, RELAY_BROKER__ALLOWED_EXCHANGES="outbox")
+    result = relay("quarantine", *arguments, RELAY_BROKER_ALLOWED_EXCHANGES="outbox")
 
     assert (result.code, words in result.err) == (code, True)
 

@@ -56,8 +56,8 @@ def test_it_says_what_it_is_about_to_drop_and_drops_it(relay: Command, days: Day
 def test_keep_goes_before_the_setting(relay: Command, days: Days) -> None:
     days.add(3, 5)
 
-    kept = relay("retention", *DROP, "--keep", "3 days", RELAY_RELAY__RETENTION="1 day")
-    dropped = relay("retention", *DROP, RELAY_RELAY__RETENTION="2 days")
+    kept = relay("retention", *DROP, "--keep", "3 days", RELAY_RETENTION="1 day")
+    dropped = relay("retention", *DROP, RELAY_RETENTION="2 days")
 
     assert "dropped 0 days" in kept.out
     assert "dropped 1 day: 5 rows" in dropped.out
@@ -141,7 +141,7 @@ def test_an_inbox_remembers_for_as_long_as_sent_rows_are_kept(relay: Command, in
     inbox.add(50, 2)
 
     refused = relay("retention", *DROP, "--keep", "20 days", "--keep-inbox", "10 days")
-    setting = relay("retention", *DROP, RELAY_RELAY__INBOX_RETENTION="10 days")
+    setting = relay("retention", *DROP, RELAY_INBOX_RETENTION="10 days")
     kept = relay("retention", *DROP, "--keep", "60 days")
 
     assert (refused.code, setting.code, kept.code) == (2, 2, 0)
@@ -159,19 +159,17 @@ def test_nonsense_is_refused(relay: Command, keep: str) -> None:
 
 
 def test_nonsense_in_the_settings_is_refused_by_name(relay: Command) -> None:
-    result = relay("retention", *DROP, RELAY_RELAY__RETENTION="a fortnight")
+    result = relay("retention", *DROP, RELAY_RETENTION="a fortnight")
 
     assert result.code == 2
-    assert result.err.startswith(
-        "relay: relay.retention = 'a fortnight' (variable RELAY_RELAY__RETENTION): it takes days"
-    )
+    assert result.err.startswith("relay: relay.retention = 'a fortnight' (variable RELAY_RETENTION): it takes days")
 
 
 def test_off_needs_a_keep(relay: Command, days: Days) -> None:
     days.add(OLD, 3)
 
-    off = relay("retention", *DROP, RELAY_RELAY__RETENTION="off")
-    kept = relay("retention", *DROP, "--keep", "14 days", RELAY_RELAY__RETENTION="off")
+    off = relay("retention", *DROP, RELAY_RETENTION="off")
+    kept = relay("retention", *DROP, "--keep", "14 days", RELAY_RETENTION="off")
 
     assert (off.code, kept.code) == (2, 0)
     assert "retention is off" in off.err
@@ -192,7 +190,7 @@ def test_while_a_relay_drops_it_does_nothing(relay: Command, days: Days, databas
 def test_another_schema_has_days_of_its_own(relay: Command, days: Days) -> None:
     days.add(OLD, 3)
 
-    result = relay("retention", *DROP, RELAY_DATABASE__SCHEMA="elsewhere")
+    result = relay("retention", *DROP, RELAY_DATABASE_SCHEMA="elsewhere")
 
     assert result.code == 1
     assert "run `relay migrate`" in result.err

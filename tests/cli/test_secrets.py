@@ -191,8 +191,8 @@ def test_a_relay_logs_it_nowhere(
         tmp_path,
         RELAY_DATABASE_URL=database,
         RELAY_BROKER_URL=broker,
-        RELAY_RELAY__START_TIMEOUT="1",
-        RELAY_LOG__LEVEL=level,
+        RELAY_START_TIMEOUT="1",
+        RELAY_LOG_LEVEL=level,
     )
 
     result = relay.process("run")
@@ -207,7 +207,7 @@ def run(folder: Path, arguments: list[str], database: str, broker: str) -> Resul
         folder,
         RELAY_DATABASE_URL=database,
         RELAY_BROKER_URL=broker,
-        RELAY_DATABASE__CONNECT_TIMEOUT="2",
-        RELAY_BROKER__CONNECT_TIMEOUT="1",
+        RELAY_DATABASE_CONNECT_TIMEOUT="2",
+        RELAY_BROKER_CONNECT_TIMEOUT="1",
     )
     return relay(*arguments)

@@ -49,7 +49,7 @@ def test_sigterm_during_the_imports_ends_it_with_0(
 
 
 def test_sighup_during_the_imports_does_not_end_it(relay: Command) -> None:
-    unfit = Command(relay.folder, RELAY_RELAY__DRAIN_TIMEOUT="soon")
+    unfit = Command(relay.folder, RELAY_DRAIN_TIMEOUT="soon")
 
     told = _told_at("cyclopts", signal.SIGHUP, ("run",), (), unfit)
 

@@ -39,7 +39,7 @@ class Relay:
         name = f"relay-{secrets.token_hex(4)}"
         self._started.append(name)
         site = Site(f"127.0.0.1:{free_port()}")  # the port that the image has is taken on some machine
-        variables = {"RELAY_HTTP__LISTEN": site.address, **variables}
+        variables = {"RELAY_HTTP_LISTEN": site.address, **variables}
         options = [*self._options, *limits, *_variables(variables), f"--name={name}", f"--hostname={name}"]
         self._podman.do("run", "--detach", *options, self._image, *arguments)
         return Container(self._podman, name, site)

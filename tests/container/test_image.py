@@ -105,7 +105,7 @@ def test_it_is_ready_soon(relay: Relay, capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_the_health_check_follows_the_relay(relay: Relay, empty_database_url: str) -> None:
-    alone = relay("healthcheck", RELAY_RELAY__NODE="nobody")
+    alone = relay("healthcheck", RELAY_NODE="nobody")
     assert (alone.code, alone.out) == (1, "")
     assert "run `relay migrate`" in alone.err
 
@@ -186,7 +186,7 @@ def test_it_says_what_it_is_and_has_nothing_to_build_with(
     assert found == "[]"
     assert about["Config"]["User"] == "10001:10001"
     assert about["Healthcheck"]["Test"] == ["CMD", "relay", "healthcheck"]
-    assert "RELAY_HTTP__LISTEN=0.0.0.0:8080" in about["Config"]["Env"]
+    assert "RELAY_HTTP_LISTEN=0.0.0.0:8080" in about["Config"]["Env"]
     assert list(about["Config"]["ExposedPorts"]) == ["8080/tcp"]
     assert labels["org.opencontainers.image.title"] == "outbox-relay"
     assert labels["org.opencontainers.image.licenses"] == "Apache-2.0"

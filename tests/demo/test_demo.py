@@ -108,7 +108,7 @@ def test_it_adds_up_on_the_reader_s_own_servers_and_leaves_them_full(
     place: Path, database_url: str, broker_url: str
 ) -> None:
     own = {"RELAY_DATABASE_URL": database_url, "RELAY_BROKER_URL": broker_url}
-    settings_of_a_relay = {"RELAY_DATABASE__SCHEMA": "events", "RELAY_LOG__LEVEL": "error"}
+    settings_of_a_relay = {"RELAY_DATABASE_SCHEMA": "events", "RELAY_LOG_LEVEL": "error"}
     with start(place, **own, **settings_of_a_relay) as demo:
         said = demo.communicate()[0]
     with start(place, "--fresh", **own) as fresh:

@@ -50,7 +50,7 @@ def test_without_a_database_its_checks_are_skipped_and_the_broker_is_looked_at(r
 
 
 def test_an_empty_database_fails_with_the_remedy(relay: Command, settings: Settings) -> None:
-    result = relay("doctor", RELAY_DATABASE__SCHEMA="elsewhere")
+    result = relay("doctor", RELAY_DATABASE_SCHEMA="elsewhere")
 
     assert result.code == 1
     assert (

@@ -110,13 +110,14 @@ def of_broker(url: str) -> Finding:
     return found
 
 
+@pytest.mark.parametrize("variable", ["RELAY_BROKER_URL_FILE", "RELAY_NODE_FILE", "RELAY_RELAY__NODE_FILE"])
 @pytest.mark.parametrize(("mode", "verdict"), [(0o600, OK), (0o640, OK), (0o644, WARNING), (0o602, WARNING)])
-def test_a_secret_in_a_file(tmp_path: Path, mode: int, verdict: str) -> None:
+def test_a_secret_in_a_file(tmp_path: Path, mode: int, verdict: str, variable: str) -> None:
     file = tmp_path / "broker-url"
     file.write_text("amqps://relay:hunter2@rabbit/")
     file.chmod(mode)
 
-    *_, finding = exposure(Settings(), {"RELAY_BROKER_URL_FILE": str(file)})
+    *_, finding = exposure(Settings(), {variable: str(file)})
 
     assert finding.verdict == verdict
     assert (str(file) in finding.words) is (verdict == WARNING)

@@ -19,7 +19,7 @@ from relay.engine.read.tail import Tail
 from relay.engine.row import Outcome, Settled
 from relay.engine.send.publisher import Publisher
 from relay.engine.session.session import LaneSession
-from tests.engine.follower import Follow, Follower, unhurried
+from tests.engine.follower import IN_ORDER, Follow, Follower, unhurried
 from tests.support.depth import depth
 from tests.support.eventually import eventually
 from tests.support.queues import declare_bound
@@ -198,11 +198,11 @@ def refused_by_broker(monkeypatch: pytest.MonkeyPatch) -> None:
 async def follow(database: DatabaseSettings) -> AsyncIterator[Follow]:
     """`await follow(max_window_rows=...)` starts to read all lanes."""
     async with await LaneSession.open(database) as session:
-        session.lanes = await lock_lanes(session)
+        session.lanes.take(await lock_lanes(session))
         followers: list[tuple[Follower, asyncio.Task[None]]] = []
 
         async def start(**settings: float) -> Follower:
-            follower = Follower(Tail(session, RelaySettings(**{**NO_SWEEP, **settings}), unhurried(session)))
+            follower = Follower(Tail(session, RelaySettings(**{**NO_SWEEP, **settings}), IN_ORDER, unhurried(session)))
             followers.append((follower, asyncio.create_task(follower.run())))
             followers.append((follower, asyncio.create_task(follower.write(session))))
             return follower

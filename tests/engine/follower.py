@@ -5,6 +5,8 @@ from typing import Protocol
 
 import psycopg
 
+from relay.config.settings import KeyPolicy, Ordering
+from relay.engine.delivery_policy import DeliveryPolicy
 from relay.engine.health import Health
 from relay.engine.read.tail import Tail
 from relay.engine.row import Row
@@ -16,6 +18,9 @@ INSERT = (
     "INSERT INTO outbox.message (aggregate_type, aggregate_id, event_type, payload)"
     " VALUES ('customer', %s, 'InvoiceIssued', '{}') RETURNING id"
 )
+
+
+IN_ORDER = DeliveryPolicy.of(Ordering.KEY, KeyPolicy.HOLD)  # as by default
 
 
 def unhurried(session: LaneSession) -> DatabaseRetry:
@@ -48,7 +53,7 @@ class Follower:
             await asyncio.sleep(0.3)
 
     async def run(self) -> None:
-        while (window := await self.tail.next_window(until=self.drain)) is not None:
+        async for window in self.tail.windows(until=self.drain):
             self.rows.extend(window)
             self.ids.extend(row.id for row in window)
             self.windows.append(len(window))

@@ -4,6 +4,7 @@ import pytest
 
 from relay.engine.read.backoff_keys import BackingOff
 from tests.engine.conftest import Outbox, Reader, RunNode
+from tests.engine.follower import IN_ORDER
 from tests.engine.test_frames import ROW
 from tests.support.eventually import eventually
 
@@ -80,7 +81,7 @@ async def test_rows_of_another_session_wait_out_their_backoff(outbox: Outbox, qu
 
 def test_a_row_that_came_to_light_behind_a_later_one_is_read_again_with_it() -> None:
     late, refused = ROW._replace(id=1), ROW._replace(id=5)
-    waits = BackingOff(holding=True)
+    waits = BackingOff(IN_ORDER)
 
     waits.add(refused, 10.0, [late])
 

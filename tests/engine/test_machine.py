@@ -17,8 +17,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from psycopg.errors import LockNotAvailable
 
 from relay.config.settings import KeyPolicy, RelaySettings
-from relay.engine.read import open_transactions as running
-from relay.engine.read import tail
+from relay.engine.delivery_policy import DeliveryPolicy
+from relay.engine.read import open_transactions, positions, tail
 from relay.engine.read.tail import Tail
 from relay.engine.row import Key, Outcome, Row, Settled
 from relay.engine.send.publisher import Publisher
@@ -63,7 +63,11 @@ class Relaying(RuleBasedStateMachine):
         self.loop = SteppedLoop(self.world)
         clock = SimpleNamespace(monotonic=self.loop.time)
         # Small ones, so that transactions grow old, and lanes fall far back, within a few rows.
-        self.patches = patch.multiple(tail, time=clock, FAR=3), patch.object(running, "NEAR", 2)
+        self.patches = (
+            patch.multiple(tail, time=clock),
+            patch.object(positions, "FAR", 3),
+            patch.object(open_transactions, "NEAR", 2),
+        )
         for each in self.patches:
             each.start()
         self.settings = RelaySettings(
@@ -74,6 +78,7 @@ class Relaying(RuleBasedStateMachine):
             sweep_interval=5.0,
             node="model",
         )
+        self.policy = DeliveryPolicy.of(self.settings.ordering, policy)
         self.wire = Recorder()
         self.seen = 0  # of wire.sent
         self.first_sent: set[int] = set()
@@ -82,14 +87,14 @@ class Relaying(RuleBasedStateMachine):
         self.loop.do(self._connect())
 
     async def _connect(self) -> None:
-        self.publisher = Publisher(self.settings)
+        self.publisher = Publisher(self.policy, self.settings.max_in_flight)
         self.publisher.attach(self.wire)
         await self._open_session()
 
     async def _open_session(self) -> None:
         self.session = WorldSession(self.world)
         session = cast("LaneSession", self.session)
-        self.tail = Tail(session, self.settings, unhurried(session))
+        self.tail = Tail(session, self.settings, self.policy, unhurried(session))
 
     def teardown(self) -> None:
         if not hasattr(self, "loop"):
@@ -134,7 +139,7 @@ class Relaying(RuleBasedStateMachine):
 
     @rule()
     def read(self) -> None:
-        if not self.tail._has_room():
+        if not self.tail._positions.has_room():
             return
         self.world.clock += BETWEEN
         window = self.loop.do(self.tail._next_rows())
@@ -148,7 +153,7 @@ class Relaying(RuleBasedStateMachine):
         """One ends before a read and one just after it: before the next, if the first makes the tail go back."""
         self.world.commit(self._running(which))
         later = self._running(other)
-        if self.tail._has_room():
+        if self.tail._positions.has_room():
             self.session.after_read = lambda: self.world.commit(later)
             self.read()
 
@@ -194,15 +199,15 @@ class Relaying(RuleBasedStateMachine):
             written.attempts += 1
             if written.attempts < MAX_ATTEMPTS:
                 written.due = self.world.clock + 0.5
-                self.tail.back_off(row, written.due, self.publisher.put_off(row))
+                self.tail.back_off(row, written.due, self.publisher.queue.put_off(row))
                 continue
             assert reason == "because"
             self._park([row])
             if self.settings.key_policy is KeyPolicy.HOLD:
                 self.held.add(row.key)
-                self._park(self.publisher.remove_followers(row))
+                self._park(self.publisher.queue.remove_followers(row))
             else:
-                self.publisher.release_key(row)
+                self.publisher.queue.release_key(row)
 
     @rule()
     def lose_the_session(self) -> None:

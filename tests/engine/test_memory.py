@@ -27,7 +27,7 @@ async def test_it_drains_large_rows_within_its_limit(
         **os.environ,
         "RELAY_DATABASE_URL": database_url,
         "RELAY_BROKER_URL": broker_url,
-        "RELAY_LOG__FORMAT": "json",
+        "RELAY_LOG_FORMAT": "json",
     }
     # A real limit of this process alone; that of a control group takes root (tests/container/test_memory.py).
     command = ["prlimit", f"--as={LIMIT + RESERVED}", str(RELAY), "run"]

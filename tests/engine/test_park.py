@@ -7,7 +7,7 @@ import psycopg
 import pytest
 
 from relay.config.settings import KeyPolicy, Ordering
-from relay.engine.row import Fault, Outcome, Row
+from relay.engine.row import Blame, Fault, Row
 from relay.engine.settle.mark import BYTES_PER_PARK, ROWS_PER_PARK, Marker, _pieces
 from relay.engine.settle.quarantine_table import QuarantineTable
 from relay.operate.parked import Selection
@@ -116,7 +116,7 @@ async def test_many_rows_that_cannot_be_sent_are_parked_by_few_statements(
 
 def test_what_is_moved_at_once_is_bounded_in_rows_and_bytes() -> None:
     def pieces(*sizes: int) -> list[int]:
-        faults = [Fault(ROW._replace(cost=size), "too large", Outcome.UNSENDABLE) for size in sizes]
+        faults = [Fault(ROW._replace(cost=size), "too large", Blame.ROW_FOR_GOOD) for size in sizes]
         return [len(piece) for piece in _pieces(faults)]
 
     assert pieces() == []

@@ -14,7 +14,7 @@ from relay.engine.settle.mark import PARK, POSTPONE, ROWS_PER_PARK, mark_stateme
 from relay.engine.settle.parked_keys import PARK_BEHIND
 from relay.engine.settle.quarantine_table import LET_GO, SET_ASIDE, SET_ASIDE_BEHIND
 from tests.engine.conftest import Outbox
-from tests.engine.follower import unhurried
+from tests.engine.follower import IN_ORDER, unhurried
 from tests.support.days import make_days
 
 pytestmark = pytest.mark.every_postgres
@@ -51,7 +51,7 @@ async def session(
 
 
 async def test_no_hot_statement_scans_more_than_the_pending_index(session: LaneSession) -> None:
-    tail = Tail(session, RelaySettings(), unhurried(session))
+    tail = Tail(session, RelaySettings(), IN_ORDER, unhurried(session))
     ids = {"lanes": array_text([3] * 1000), "ids": array_text(range(100_000, 101_000))}
     held = array_text(range(5000))
     reading = {"lanes": LANES, "floors": [0] * 16, "held": held, "rows": 500}

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relay.config.settings import KeyPolicy, Ordering, RelaySettings
+from relay.config.settings import KeyPolicy, Ordering
+from relay.engine.delivery_policy import DeliveryPolicy
 from relay.engine.row import Outcome, Row, Settled
 from relay.engine.send.publisher import Publisher
 from tests.engine.test_frames import ROW
@@ -54,8 +55,10 @@ def rows(keys: Sequence[int | None]) -> list[Row]:
     ]
 
 
-def attached(**relay: object) -> tuple[Publisher, Recorder]:
-    publisher, wire = Publisher(RelaySettings.model_validate(relay)), Recorder()
+def attached(
+    *, ordering: Ordering = Ordering.KEY, key_policy: KeyPolicy = KeyPolicy.HOLD, max_in_flight: int = 800
+) -> tuple[Publisher, Recorder]:
+    publisher, wire = Publisher(DeliveryPolicy.of(ordering, key_policy), max_in_flight), Recorder()
     publisher.attach(wire)
     return publisher, wire
 
@@ -126,7 +129,7 @@ async def test_a_row_that_is_put_off_takes_its_followers_along() -> None:
     publisher.settle(Settled((first,), Outcome.REFUSED, "406"))
     publisher.offer([third])
 
-    assert publisher.put_off(first) == [second, third]
+    assert publisher.queue.put_off(first) == [second, third]
 
     publisher.offer([first, second, third])
     assert wire.open == [first]
@@ -139,7 +142,7 @@ async def test_with_skip_a_row_that_is_put_off_is_passed_by_its_key_and_comes_ba
     wire.open.clear()
     publisher.settle(Settled((first,), Outcome.REFUSED, "406"))
 
-    assert publisher.put_off(first) == []
+    assert publisher.queue.put_off(first) == []
     assert wire.open == [second]
 
     publisher.offer([third, first])
@@ -166,7 +169,8 @@ async def test_rows_of_a_lane_without_a_backlog_do_not_wait_for_that_of_others(o
 
 async def test_a_backlog_leaves_room_at_the_broker_while_live_rows_come(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr("relay.engine.send.publisher.monotonic", lambda: now)
+    for module in ("publisher", "send_queue"):
+        monkeypatch.setattr(f"relay.engine.send.{module}.monotonic", lambda: now)
     publisher, wire = attached(max_in_flight=12)
     live = ROW._replace(id=100, lane=ROW.lane + 1, aggregate_id=b"live")
 

@@ -20,7 +20,7 @@ from relay.engine.settle.quarantine_table import Place, QuarantineTable
 from relay.operate.quarantine import Changed, discard, list_routes, probe, reroute
 from relay.operate.session import session
 from tests.engine.conftest import Outbox, Reader, RunNode
-from tests.engine.follower import unhurried
+from tests.engine.follower import IN_ORDER, unhurried
 from tests.support.eventually import eventually
 from tests.support.rabbitmq import RabbitServer
 
@@ -131,10 +131,10 @@ async def test_a_route_may_have_been_left_and_entered_again_by_others(
 
     settings = RelaySettings()
     async with await LaneSession.open(database) as session:
-        session.lanes = await lock_lanes(session)
+        session.lanes.take(await lock_lanes(session))
         retry = unhurried(session)
-        tail, publisher = Tail(session, settings, retry), Publisher(settings)
-        quarantine = Quarantine(session, tail, publisher, Router([], "outbox"), retry=retry, holding=True)
+        tail, publisher = Tail(session, settings, IN_ORDER, retry), Publisher(IN_ORDER, settings.max_in_flight)
+        quarantine = Quarantine(session, tail, publisher, Router([], "outbox"), IN_ORDER, retry=retry)
         await enter()
         await quarantine.load()
         await enter()

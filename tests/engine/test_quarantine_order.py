@@ -5,7 +5,7 @@ import pytest
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 
 from relay.config.settings import KeyPolicy, Ordering
-from relay.engine.read import tail
+from relay.engine.read import positions
 from relay.engine.row import Outcome
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.support.eventually import eventually
@@ -78,7 +78,7 @@ async def test_many_rows_for_it_hide_no_others_and_each_key_follows_in_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Lane by lane: the rows of a key come in several windows, and some of them while others are set aside.
-    monkeypatch.setattr(tail, "FAR", 0)
+    monkeypatch.setattr(positions, "FAR", 0)
     # Every third row of each key is for the route that does not work.
     await outbox.connection.execute(
         "INSERT INTO outbox.message (aggregate_type, aggregate_id, event_type, payload, exchange, routing_key)"

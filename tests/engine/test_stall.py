@@ -10,6 +10,8 @@ from relay.engine.nodes.stall import StallWatch
 from relay.engine.row import Outcome, Settled
 from relay.engine.send.publisher import Publisher
 from relay.engine.session.session import LaneSession
+from relay.engine.snapshot import Delivered
+from tests.engine.follower import IN_ORDER
 from tests.engine.test_publish import Recorder, rows
 
 HOUR = 3600
@@ -20,21 +22,23 @@ class Watched:
 
     def __init__(self) -> None:
         settings = RelaySettings(stall_after=5, heartbeat_interval=1)
-        self.publisher, self.wire, self.health = Publisher(settings), Recorder(), Health()
+        self.publisher, self.wire, self.health = Publisher(IN_ORDER, settings.max_in_flight), Recorder(), Health()
         self.publisher.attach(self.wire)
-        self.watch = StallWatch(self.publisher, self.health, settings)
+        self.delivered = Delivered()
+        self.session: LaneSession | None = None
+        self.watch = StallWatch(self.publisher, self.delivered, self.health, settings, lambda: self.session)
         self.now = time.monotonic()
         self.open_session()
 
     def open_session(self) -> None:
-        self.watch.session = cast(LaneSession, SimpleNamespace(written_at=self.now))
+        self.session = cast(LaneSession, SimpleNamespace(written_at=self.now))
 
     def passes(self, seconds: float, *, answering: bool = True) -> str:
         """Let time pass, with a look each half second; give the state then."""
         for _ in range(int(seconds * 2)):
             self.now += 0.5
-            if answering and self.watch.session is not None:
-                self.watch.session.written_at = self.now
+            if answering and self.session is not None:
+                self.session.written_at = self.now
             self.watch.look(self.now)
         return self.health.state
 
@@ -46,7 +50,7 @@ class Watched:
         """As the marker does."""
         await self.publisher.wait_settled()
         confirmed, _ = self.publisher.take_settled()
-        self.publisher.published_total += len(confirmed)
+        self.delivered.add(len(confirmed))
         self.publisher.stop()
         await self.publisher.wait_settled()
 
@@ -87,7 +91,7 @@ async def test_a_row_that_backs_off_for_a_fault_of_its_own_is_none() -> None:
     watched.publisher.offer([faulty, follower])
     watched.settle(Outcome.REFUSED)
     watched.publisher.take_settled()
-    assert watched.publisher.put_off(faulty) == [follower]
+    assert watched.publisher.queue.put_off(faulty) == [follower]
 
     assert watched.passes(60) == "ok"
 
@@ -111,7 +115,7 @@ async def test_rows_of_a_lost_session_still_wait_also_while_sessions_come_and_go
     await watched.publisher.abandon()
 
     for _ in range(6):
-        watched.watch.session = None
+        watched.session = None
         watched.passes(0.5)
         watched.open_session()
         watched.passes(0.5)

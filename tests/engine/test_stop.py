@@ -43,8 +43,8 @@ async def test_what_is_not_confirmed_when_it_stops_stays_pending_and_goes_out_ag
         variables = {
             "RELAY_DATABASE_URL": database_url,
             "RELAY_BROKER_URL": through(broker, proxy.port).url.get_secret_value(),
-            "RELAY_RELAY__DRAIN_TIMEOUT": drain_timeout,
-            "RELAY_LOG__FORMAT": "json",
+            "RELAY_DRAIN_TIMEOUT": drain_timeout,
+            "RELAY_LOG_FORMAT": "json",
         }
         log = tmp_path / "relay.log"
         relay = Process([RELAY, "run"], log=log, environment=Command(tmp_path).environment(variables))

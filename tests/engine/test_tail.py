@@ -6,7 +6,7 @@ from itertools import accumulate
 import psycopg
 import pytest
 
-from relay.engine.read import tail
+from relay.engine.read import positions
 from relay.engine.settle.quarantine_table import QuarantineTable
 from tests.engine.conftest import Outbox
 from tests.engine.follower import INSERT, Follow, insert, unhurried
@@ -108,7 +108,7 @@ async def test_a_long_transaction_that_ends_while_it_goes_back_for_another_is_re
     outbox: Outbox, database_url: str, writer: psycopg.AsyncConnection, follow: Follow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     follower = await follow(max_window_rows=40_000)
-    running, reread_from = follower.tail._open, follower.tail.reread_from
+    running, reread_from = follower.tail._positions._open, follower.tail._positions.reread_from
     with psycopg.connect(database_url) as first:  # plain: it commits within a call
         (id_, xid) = first.execute(f"{INSERT}, pg_current_xact_id()::text::bigint", ["1"]).fetchone() or (0, 0)
         await eventually(lambda: xid in running._since, "the first is known")
@@ -124,7 +124,7 @@ async def test_a_long_transaction_that_ends_while_it_goes_back_for_another_is_re
             first.commit()
             reread_from(lane, before)
 
-        monkeypatch.setattr(follower.tail, "reread_from", commit_and_go_back)
+        monkeypatch.setattr(follower.tail._positions, "reread_from", commit_and_go_back)
         await writer.commit()
 
         await follower.has(late, id_)
@@ -186,7 +186,7 @@ async def test_what_no_rule_foresees_is_found_by_the_sweep(outbox: Outbox, follo
     follower = await follow(sweep_interval=0.2)
     await outbox.insert_many(10)
     await eventually(lambda: len(follower.ids) == 10, "the others read")
-    await eventually(lambda: follower.tail._open.horizon(0.0) > row[0], "each read looks back less far")
+    await eventually(lambda: follower.tail._positions._open.horizon(0.0) > row[0], "each read looks back less far")
 
     late = await outbox.insert("1", id=row[0])
 
@@ -200,13 +200,13 @@ async def test_a_lane_without_room_neither_ends_the_sweeps_nor_the_rest(outbox: 
     follower = await follow(sweep_interval=0.2, max_window_rows=64)
     await outbox.insert_many(40, keys=1)
     await eventually(lambda: len(follower.ids) >= 13, "the lane is full")
-    await eventually(lambda: follower.tail._open.horizon(0.0) > taken, "each read looks back less far")
+    await eventually(lambda: follower.tail._positions._open.horizon(0.0) > taken, "each read looks back less far")
     await asyncio.sleep(0.5)  # some sweeps, which cannot read that lane
 
     late = await outbox.insert("free", id=taken)
 
     await follower.has(late)
-    await eventually(lambda: not follower.tail._more, "it rests")
+    await eventually(lambda: not follower.tail._positions.has_more, "it rests")
 
 
 async def test_a_rolled_back_row_is_never_read(outbox: Outbox, writer: psycopg.AsyncConnection, follow: Follow) -> None:
@@ -226,7 +226,7 @@ async def test_what_lies_far_back_is_read_lane_by_lane(
     outbox: Outbox, follow: Follow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No statement may walk over the dead rows of all lanes at once."""
-    monkeypatch.setattr(tail, "FAR", 50)
+    monkeypatch.setattr(positions, "FAR", 50)
     await outbox.insert_many(200, keys=200)
 
     follower = await follow()

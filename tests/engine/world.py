@@ -12,6 +12,7 @@ from psycopg.errors import LockNotAvailable
 
 from relay.engine.read.pending import DUE_FAR
 from relay.engine.row import Row
+from relay.engine.session.session import HeldLanes
 from tests.engine.test_frames import ROW
 
 LANES = 3
@@ -120,7 +121,8 @@ class WorldSession:
     """What the tail needs of a session; it refuses statements once `answers` is 0; `after_read` is called once."""
 
     def __init__(self, world: World) -> None:
-        self.lanes = list(range(LANES))
+        self.lanes = HeldLanes()
+        self.lanes.take(range(LANES))
         self.wake = asyncio.Event()
         self.written_at = 0.0
         self.adapters = SimpleNamespace(register_loader=lambda *_: None)

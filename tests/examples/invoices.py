@@ -89,8 +89,8 @@ class Stand:
             **os.environ,
             "RELAY_DATABASE_URL": _through(self.settings.database.url, database),
             "RELAY_BROKER_URL": _through(self.settings.broker.url, broker),
-            "RELAY_HTTP__LISTEN": self.site.address,
-            "RELAY_LOG__FORMAT": "json",
+            "RELAY_HTTP_LISTEN": self.site.address,
+            "RELAY_LOG_FORMAT": "json",
         }
         command = [sys.executable, "-m", "examples.invoices.worker", "--concurrency", str(concurrency)]
         self._hired = Victim("worker", command, environment, "consumer.ready", self._logs)

@@ -43,7 +43,7 @@ class Example:
             "RELAY_DATABASE_URL": database_url,
             "RELAY_BROKER_URL": broker.add_vhost(self._vhost),
             "RELAY_CONFIG": str(TOPOLOGY),
-            "RELAY_LOG__FORMAT": "json",
+            "RELAY_LOG_FORMAT": "json",
         }
         self._ledger = folder / "accepted.txt"
         produce = [sys.executable, "-m", "examples.durable.producer", str(self._ledger), *buffer]

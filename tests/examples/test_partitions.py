@@ -46,7 +46,7 @@ def member(settings: Settings, logs: Path, name: str) -> Iterator[Process]:
         **os.environ,
         "RELAY_DATABASE_URL": settings.database.url.get_secret_value(),
         "RELAY_BROKER_URL": settings.broker.url.get_secret_value(),
-        "RELAY_HTTP__LISTEN": "",
+        "RELAY_HTTP_LISTEN": "",
     }
     command = [sys.executable, "-m", "examples.partitions.member"]
     process = Process(command, log=logs / name, environment=environment)

@@ -15,7 +15,7 @@ from tests.support.process import Process, run
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ["README.md", "docs/configuration.md", "docs/consumer.md", "docs/metrics.md", "docs/partitioned-consumers.md"]
-PAGES += ["docs/publisher.md"]
+PAGES += ["docs/publisher.md", "docs/write.md"]
 
 # Of a user's, who has not this project's configuration.
 STRICT = ["--strict", "--config-file=", f"--cache-dir={ROOT / '.mypy_cache' / 'snippets'}", "--follow-imports=silent"]
@@ -32,8 +32,9 @@ def snippets(page: str, language: str = "python") -> list[str]:
 async def test_the_readme_leads_from_no_tables_to_applied_messages(
     empty_database: DatabaseSettings, broker_url: str, tmp_path: Path
 ) -> None:
-    """With what the page says, top to bottom, and nothing else: no exchange, queue or table is there before."""
-    by_psycopg, by_alchemy, publisher, consumer = snippets("README.md")
+    """With what it and the pages behind it say, and nothing else: no exchange, queue or table is there before."""
+    by_psycopg, consumer = snippets("README.md")
+    (by_alchemy,), (publisher,) = snippets("docs/write.md"), snippets("docs/publisher.md")
     empty_url = empty_database.url.get_secret_value()
     (tmp_path / "relay.toml").write_text(snippets("README.md", "toml")[0])
     environment = {**os.environ, "RELAY_DATABASE_URL": empty_url, "RELAY_BROKER_URL": broker_url}

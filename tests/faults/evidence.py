@@ -20,10 +20,10 @@ ROWS = """
     SELECT id, message_id, aggregate_type || '/' || aggregate_id, state, attempts, held_behind IS NOT NULL,
         coalesce(available_at > now(), false), extract(epoch FROM sent_at)::float8,
         encode(sha256(coalesce(payload_bytes, convert_to(payload::text, 'UTF8'))), 'hex')
-    FROM outbox.message
+    FROM outbox.message_state
 """
 
-WAITING = "SELECT FROM outbox.message WHERE state <> ALL (%s) LIMIT 1"
+WAITING = "SELECT FROM outbox.message_state WHERE state <> ALL (%s) LIMIT 1"
 
 GIVEN_UP = {"parked", "discarded"}  # where an operator sees it
 SETTLED = {"sent", *GIVEN_UP}

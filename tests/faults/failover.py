@@ -88,13 +88,13 @@ async def failover(
             **os.environ,
             "RELAY_DATABASE_URL": database_url,
             "RELAY_BROKER_URL": cluster.urls(vhost, first=first),
-            "RELAY_RELAY__MAX_IN_FLIGHT": str(MAX_IN_FLIGHT),
-            "RELAY_LOG__FORMAT": "json",
+            "RELAY_MAX_IN_FLIGHT": str(MAX_IN_FLIGHT),
+            "RELAY_LOG_FORMAT": "json",
             **variables,
         }
         command: list[str | Path] = [Path(sys.executable).parent / "relay", "run"]
         victims = [
-            Victim(name, command, {**environment, "RELAY_RELAY__NODE": name}, "relay.ready", logs)
+            Victim(name, command, {**environment, "RELAY_NODE": name}, "relay.ready", logs)
             for name in (f"relay-{number + 1}" for number in range(relays))
         ]
         try:

@@ -16,9 +16,9 @@ LANES = 16
 STEP = 150  # messages by which relays come on
 # Peers notice a silent node soon, and a node its silent broker, so that a drill takes seconds.
 QUICK = {
-    "RELAY_RELAY__NODE_TIMEOUT": "2",
-    "RELAY_RELAY__HEARTBEAT_INTERVAL": "0.2",
-    "RELAY_BROKER__HEARTBEAT": "2",
+    "RELAY_NODE_TIMEOUT": "2",
+    "RELAY_HEARTBEAT_INTERVAL": "0.2",
+    "RELAY_BROKER_HEARTBEAT": "2",
 }
 ALL = (*SENDING, Invariant.ONE_OWNER)
 

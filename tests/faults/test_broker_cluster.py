@@ -53,7 +53,7 @@ async def test_a_leader_s_links_are_cut(cluster: Cluster, database_url: str, tmp
 async def test_a_queue_whose_only_node_is_gone_stops_no_other(
     cluster: Cluster, database_url: str, tmp_path: Path
 ) -> None:
-    async with failover(cluster, database_url, tmp_path, RELAY_BROKER__CONFIRM_TIMEOUT="5") as scene:
+    async with failover(cluster, database_url, tmp_path, RELAY_BROKER_CONFIRM_TIMEOUT="5") as scene:
         holder = scene.followers[1]
         async with await aio_pika.connect(holder.url(scene.vhost)) as connection:
             channel = await connection.channel()

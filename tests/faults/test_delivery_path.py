@@ -58,10 +58,10 @@ def victim(stage: Scene, http: str, logs: Path) -> Victim:
         **os.environ,
         "RELAY_DATABASE_URL": stage.settings.database.url.get_secret_value(),
         "RELAY_BROKER_URL": stage.settings.broker.url.get_secret_value(),
-        "RELAY_BROKER__CONFIRM_TIMEOUT": "5",
-        "RELAY_RELAY__STALL_AFTER": "5",
-        "RELAY_HTTP__LISTEN": http,
-        "RELAY_LOG__FORMAT": "json",
+        "RELAY_BROKER_CONFIRM_TIMEOUT": "5",
+        "RELAY_STALL_AFTER": "5",
+        "RELAY_HTTP_LISTEN": http,
+        "RELAY_LOG_FORMAT": "json",
     }
     return Victim("relay", [Path(sys.executable).parent / "relay", "run"], environment, "relay.ready", logs)
 

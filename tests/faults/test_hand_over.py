@@ -18,7 +18,7 @@ from tests.support.eventually import eventually
 from tests.support.proxy import Way
 
 # Nobody is to give up a broker that says nothing for as long as the drill lasts.
-PATIENT = {"RELAY_BROKER__HEARTBEAT": "60", "RELAY_RELAY__STALL_AFTER": "60"}
+PATIENT = {"RELAY_BROKER_HEARTBEAT": "60", "RELAY_STALL_AFTER": "60"}
 LOOKED_ON = 1.0  # seconds; five heartbeats
 
 JOINED = "SELECT FROM outbox.node WHERE name = 'two' AND can_deliver AND heartbeat_at > now() - interval '1 s'"

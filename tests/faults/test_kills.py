@@ -117,8 +117,8 @@ async def victims(database_url: str, broker: URL, recorder: int, logs: Path) -> 
         **os.environ,
         "RELAY_DATABASE_URL": database_url,
         "RELAY_BROKER_URL": str(broker),
-        "RELAY_RELAY__NODE": "victim",
-        "RELAY_LOG__FORMAT": "json",
+        "RELAY_NODE": "victim",
+        "RELAY_LOG_FORMAT": "json",
     }
     programs = Path(sys.executable).parent
     recorded = environment | {"RELAY_BROKER_URL": str(broker.with_port(recorder))}

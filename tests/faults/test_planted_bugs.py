@@ -14,7 +14,8 @@ from pamqp.commands import Basic
 from pamqp.common import FieldTable
 
 from relay.config.settings import Settings
-from relay.engine.read.tail import Tail
+from relay.engine.read.open_transactions import OpenTransactions
+from relay.engine.read.positions import Positions
 from relay.engine.row import Outcome, Row, Settled
 from relay.engine.send.publisher import Publisher
 from relay.engine.send.wire import FrameWire
@@ -47,14 +48,9 @@ def ignore_returns(patch: pytest.MonkeyPatch) -> None:
 
 def skip_by_position(patch: pytest.MonkeyPatch) -> None:
     """Never go back: what commits behind a higher id is not seen."""
-    select = Tail._select
-
-    async def select_above_the_floors(self: Tail, _: int) -> tuple[Row, list[Row]]:
-        return await select(self, 1 << 62)
-
-    patch.setattr(Tail, "_select", select_above_the_floors)
-    patch.setattr(Tail, "_note_ended", lambda *_: None)
-    patch.setattr(Tail, "reread_from", lambda *_: None)
+    patch.setattr(OpenTransactions, "floor", lambda *_: 1 << 62)
+    patch.setattr(Positions, "plan_again", lambda *_: None)
+    patch.setattr(Positions, "reread_from", lambda *_: None)
 
 
 def send_behind_a_nack(patch: pytest.MonkeyPatch) -> None:
@@ -63,9 +59,9 @@ def send_behind_a_nack(patch: pytest.MonkeyPatch) -> None:
     def settle_and_release(self: Publisher, settled: Settled) -> None:
         if settled.outcome is Outcome.NACKED:
             for row in settled.rows:
-                waiting = self._in_flight_keys.get(row.key) if row.key else None
+                waiting = self.queue._in_flight_keys.get(row.key) if row.key else None
                 if waiting:
-                    self._ready.extend(waiting)
+                    self.queue.ready.extend(waiting)
                     waiting.clear()
         settle(self, settled)
 

@@ -64,7 +64,7 @@ def configure(tmp_path: Path, settings: Settings) -> Configure:
 
 @pytest.fixture
 def relay(tmp_path: Path) -> Iterator[Relay]:
-    variables = {"RELAY_CONFIG": str(tmp_path / "relay.toml"), "RELAY_LOG__FORMAT": "json"}
+    variables = {"RELAY_CONFIG": str(tmp_path / "relay.toml"), "RELAY_LOG_FORMAT": "json"}
     relay = Relay("relay", [RELAY, "run"], Command(tmp_path).environment(variables), "relay.ready", tmp_path)
     yield relay
     relay.stop(signal.SIGKILL)

@@ -68,8 +68,8 @@ async def test_a_relay_is_refused_says_so_and_goes_on(
     end: str, logins: Logins, start_relay: StartRelay, outbox: Outbox, queue: Reader
 ) -> None:
     relay = start_relay(
-        RELAY_LOG__FORMAT="json",
-        RELAY_RELAY__STALL_AFTER=str(TOLD_AFTER),
+        RELAY_LOG_FORMAT="json",
+        RELAY_STALL_AFTER=str(TOLD_AFTER),
         **{f"RELAY_{name.upper()}_URL_FILE": str(login.file) for name, login in logins.items()},
         without=("RELAY_DATABASE_URL", "RELAY_BROKER_URL"),
     )

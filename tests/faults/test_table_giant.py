@@ -98,7 +98,7 @@ async def relay(settings: Settings, tmp_path: Path) -> AsyncIterator[Victim]:
         **os.environ,
         "RELAY_DATABASE_URL": settings.database.url.get_secret_value(),
         "RELAY_BROKER_URL": settings.broker.url.get_secret_value(),
-        "RELAY_LOG__FORMAT": "json",
+        "RELAY_LOG_FORMAT": "json",
     }
     relay = Victim("relay", [Path(sys.executable).parent / "relay", "run"], environment, "relay.ready", tmp_path)
     await relay.start()

@@ -72,6 +72,6 @@ def relay_victim(database_url: str, broker_url: str, logs: Path) -> Victim:
         **os.environ,
         "RELAY_DATABASE_URL": database_url,
         "RELAY_BROKER_URL": broker_url,
-        "RELAY_LOG__FORMAT": "json",
+        "RELAY_LOG_FORMAT": "json",
     }
     return Victim("relay", [Path(sys.executable).parent / "relay", "run"], environment, "relay.ready", logs)

@@ -76,7 +76,7 @@ def start_relay(tmp_path: Path, settings: Settings) -> Iterator[StartRelay]:
         environment |= {
             "RELAY_DATABASE_URL": settings.database.url.get_secret_value(),
             "RELAY_BROKER_URL": settings.broker.url.get_secret_value(),
-            "RELAY_HTTP__LISTEN": address,
+            "RELAY_HTTP_LISTEN": address,
             **variables,
         }
         environment = {name: value for name, value in environment.items() if name not in without}

@@ -91,7 +91,7 @@ async def test_unready_while_it_drains(
     settings: Settings, rabbitmq: RabbitServer, rows: Rows, start_relay: StartRelay
 ) -> None:
     async with FaultProxy("127.0.0.1", rabbitmq.port) as proxy:
-        relay = start_relay(RELAY_BROKER_URL=through(proxy, settings.broker, rabbitmq), RELAY_RELAY__DRAIN_TIMEOUT="60")
+        relay = start_relay(RELAY_BROKER_URL=through(proxy, settings.broker, rabbitmq), RELAY_DRAIN_TIMEOUT="60")
         await relay.wait_for_log("relay.ready")
         assert (await relay.site.get("/readyz")).status == 200
         proxy.hold(Way.DOWN)
@@ -164,30 +164,28 @@ def test_a_taken_port_is_one_clear_error(tmp_path: Path, database_url: str, brok
     with socket.create_server(("127.0.0.1", 0)) as other:
         address = f"127.0.0.1:{other.getsockname()[1]}"
 
-        ended = relay.process("run", RELAY_HTTP__LISTEN=address)
+        ended = relay.process("run", RELAY_HTTP_LISTEN=address)
 
     assert (ended.code, ended.out) == (1, "")
     (told,) = [json.loads(line) for line in ended.err.splitlines()]
     assert (told["event"], told["exit_code"]) == ("relay.failed", 1)
     assert told["error"] == (
-        f"http.listen = {address}: Address already in use; name another address (RELAY_HTTP__LISTEN),"
+        f"http.listen = {address}: Address already in use; name another address (RELAY_HTTP_LISTEN),"
         " or an empty one for none"
     )
 
 
 @pytest.mark.parametrize("address", ["8080", ":8080", "0.0.0.0", "0.0.0.0:0", "0.0.0.0:65536", "http://h:80", "::1:80"])
 def test_what_is_no_address_is_refused(address: str, tmp_path: Path) -> None:
-    ended = Command(tmp_path)("run", RELAY_HTTP__LISTEN=address)
+    ended = Command(tmp_path)("run", RELAY_HTTP_LISTEN=address)
 
     assert ended.code == 2
-    assert ended.err.startswith(
-        f"relay: http.listen = '{address}' (variable RELAY_HTTP__LISTEN): it takes address:port"
-    )
+    assert ended.err.startswith(f"relay: http.listen = '{address}' (variable RELAY_HTTP_LISTEN): it takes address:port")
 
 
 async def test_it_listens_where_it_is_told(start_relay: StartRelay) -> None:
     port = free_port()
-    relay = start_relay(RELAY_HTTP__LISTEN=f"[::1]:{port}")
+    relay = start_relay(RELAY_HTTP_LISTEN=f"[::1]:{port}")
     await relay.wait_for_log("http.listening")
 
     assert (await Site(f"[::1]:{port}").get("/livez")).status == 200

@@ -42,7 +42,7 @@ async def test_it_gives_up_in_the_end(settings: Settings, rabbitmq: RabbitServer
     async with FaultProxy("127.0.0.1", rabbitmq.port) as broker:
         broker.refusing = True
         url = settings.broker.url.get_secret_value().replace(f":{rabbitmq.port}/", f":{broker.port}/")
-        relay = start_relay(RELAY_BROKER_URL=url, RELAY_RELAY__START_TIMEOUT="1")
+        relay = start_relay(RELAY_BROKER_URL=url, RELAY_START_TIMEOUT="1")
 
         assert await relay.wait_for_end() == 1
 

@@ -15,6 +15,8 @@ DESCRIPTION = """
     SELECT format('%%s: %%s %%s', relname, conname, pg_get_constraintdef(pg_constraint.oid))
     FROM tables JOIN pg_constraint ON conrelid = tables.oid
     UNION ALL
+    SELECT format('%%s: %%s', relname, pg_get_viewdef(oid)) FROM tables WHERE relkind = 'v'
+    UNION ALL
     SELECT pg_get_indexdef(indexrelid) FROM tables JOIN pg_index ON indrelid = tables.oid
     UNION ALL
     SELECT pg_get_triggerdef(pg_trigger.oid) FROM tables JOIN pg_trigger ON tgrelid = tables.oid AND NOT tgisinternal
@@ -26,6 +28,6 @@ DESCRIPTION = """
 
 
 def description(url: str, schema: str = "outbox") -> list[str]:
-    """Give tables, columns, constraints, indexes, triggers and functions of a schema."""
+    """Give tables, columns, constraints, views, indexes, triggers and functions of a schema."""
     with psycopg.connect(url) as connection:
         return [text for (text,) in connection.execute(DESCRIPTION, {"schema": schema})]

@@ -120,6 +120,8 @@ def test_a_writer_can_do_nothing_but_write(connection: Connection) -> None:
         inserted("created_at", "now()"),
         "SELECT 1 FROM outbox.message",
         "SELECT payload FROM outbox.message_pending",
+        "SELECT state FROM outbox.message_state",
+        "SELECT state FROM outbox.message_count",
         "UPDATE outbox.message SET state = 'sent', sent_at = now()",
         "DELETE FROM outbox.message",
         "TRUNCATE outbox.message",
@@ -138,11 +140,13 @@ def test_a_publisher_writes_the_time_and_sees_whose_rows_are_left_and_no_more(co
     may: list[LiteralString] = [
         inserted("writer, created_at", "'sensors', now()"),
         "SELECT 1 FROM outbox.message WHERE state = 'pending' AND writer = 'sensors' AND created_at <= now()",
+        "SELECT 1 FROM outbox.message_state WHERE state = 'pending' AND writer = 'sensors' AND created_at <= now()",
     ]
     may_not: list[LiteralString] = [
         inserted("state", "'parked'"),
         inserted("id", "1"),
         "SELECT payload FROM outbox.message",
+        "SELECT payload FROM outbox.message_state",
         "UPDATE outbox.message SET writer = 'mine'",
         "DELETE FROM outbox.message",
         "SELECT 1 FROM outbox.node",
@@ -163,11 +167,13 @@ def test_spark_writes_a_batch_and_its_ledger_row(connection: Connection) -> None
         "SELECT * FROM outbox.batch",
         "UPDATE outbox.batch SET row_counts = '{\"rows\": 1}'",
         "SELECT count(*) FROM outbox.message WHERE state = 'pending'",
+        "SELECT count(*) FROM outbox.message_state WHERE state = 'pending'",
     ]
     refused: list[LiteralString] = [
         "UPDATE outbox.batch SET version = 8",
         "DELETE FROM outbox.batch",
         "SELECT payload FROM outbox.message",
+        "SELECT payload FROM outbox.message_state",
         "CREATE TABLE outbox.mine ()",
     ]
 
@@ -177,6 +183,9 @@ def test_spark_writes_a_batch_and_its_ledger_row(connection: Connection) -> None
 def test_the_relay_can_do_its_work(connection: Connection) -> None:
     statements: list[LiteralString] = [
         "SELECT * FROM outbox.message",
+        "SELECT state, messages FROM outbox.message_count",
+        "SELECT * FROM outbox.message_state",
+        "SELECT * FROM outbox.sent('-infinity', 'infinity')",
         "SELECT 1 FROM outbox.message FOR UPDATE SKIP LOCKED",
         "UPDATE outbox.message SET state = 'sent', sent_at = now()",
         "UPDATE outbox.message SET state = 'parked', parked_at = now(), last_error = 'x', attempts = 8",
@@ -205,6 +214,7 @@ def test_the_relay_changes_no_event(connection: Connection) -> None:
         "UPDATE outbox.message SET payload = '2'",
         "UPDATE outbox.message SET aggregate_id = 'x'",
         "DELETE FROM outbox.message",
+        "DELETE FROM outbox.message_state",
         "DROP TABLE outbox.message",
         "UPDATE outbox.migration SET version_num = '9999'",
         "UPDATE outbox.dead_letter_audit SET why = 'another'",

@@ -73,9 +73,7 @@ class Commands:
 
 @pytest.fixture
 def relay(tmp_path: Path, database_url: str, broker_url: str) -> Iterator[Commands]:
-    commands = Commands(
-        tmp_path, RELAY_DATABASE_URL=database_url, RELAY_BROKER_URL=broker_url, RELAY_LOG__FORMAT="json"
-    )
+    commands = Commands(tmp_path, RELAY_DATABASE_URL=database_url, RELAY_BROKER_URL=broker_url, RELAY_LOG_FORMAT="json")
     yield commands
     commands.kill()
 

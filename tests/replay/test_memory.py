@@ -31,7 +31,7 @@ async def test_large_rows_are_read_a_few_at_a_time(relay: Commands, sent: SentRo
     await copies.channel.declare_queue("nowhere", durable=True)
     await sent.add(300, pad=1024 * 1024)
 
-    bound = {"RELAY_RELAY__MAX_WINDOW_BYTES": str(8 * 1024 * 1024)}
+    bound = {"RELAY_MAX_WINDOW_BYTES": str(8 * 1024 * 1024)}
     large = await peak(relay, relay.start("replay", "--all", *QUEUE, **bound))
 
     assert await sent.value("SELECT max(replayed) FROM outbox.replay WHERE id = 2") == 300

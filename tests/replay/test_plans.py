@@ -8,7 +8,7 @@ import pytest
 from psycopg.sql import SQL, Composed
 
 from relay.replay.job import make_job
-from relay.replay.selection import COUNT_BY_DAY, Selection
+from relay.replay.selection import Selection, count_statement
 from relay.replay.session import places_statement, read_statement
 from tests.engine.test_plans import nodes
 from tests.support.days import make_days
@@ -52,8 +52,7 @@ def test_only_the_days_of_the_time_range_are_read(
     job = make_job(connection, "outbox", Selection(since=first, until=end, aggregate_id="7"))
 
     listed = scanned(explain(connection, places_statement("outbox", job, 0)))
-    selected = job.selection.sent_before(job.made_at)
-    counted = scanned(explain(connection, COUNT_BY_DAY.format(schema=SQL("outbox"), selected=selected)))
+    counted = scanned(explain(connection, count_statement("outbox", job.selection, job.made_at)))
 
     assert listed == counted == {partition(today - timedelta(days=ago)) for ago in days}
 

@@ -85,7 +85,7 @@ async def test_a_replay_beside_a_silent_database_ends_in_its_time(
     await sent.add(8000, keys=300)
     url = URL(settings.database.url.get_secret_value())
     async with FaultProxy("127.0.0.1", url.port or 0, amqp=False) as proxy:
-        to_proxy = {"RELAY_DATABASE_URL": str(url.with_port(proxy.port)), "RELAY_RELAY__DRAIN_TIMEOUT": "0.3"}
+        to_proxy = {"RELAY_DATABASE_URL": str(url.with_port(proxy.port)), "RELAY_DRAIN_TIMEOUT": "0.3"}
         replaying = relay.start("replay", "--all", "--rate", "400", **to_proxy)
         await copies.has(20)
         proxy.hold(Way.DOWN)

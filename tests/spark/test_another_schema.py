@@ -41,10 +41,10 @@ async def test_every_part_finds_the_tables_in_a_schema_of_another_name(
     relay = Command(
         tmp_path,
         RELAY_DATABASE_URL=database.url.get_secret_value(),
-        RELAY_DATABASE__SCHEMA="events",
+        RELAY_DATABASE_SCHEMA="events",
         RELAY_BROKER_URL=broker.url.get_secret_value(),
-        RELAY_RELAY__MAX_ATTEMPTS="1",
-        RELAY_RELAY__MAX_MESSAGE_BYTES="4096",
+        RELAY_MAX_ATTEMPTS="1",
+        RELAY_MAX_MESSAGE_BYTES="4096",
     )
 
     async def told(*arguments: str) -> Result:

@@ -1,7 +1,7 @@
 """The lanes that a node holds: taken when they are free, and given up with nothing of them under way.
 
-A lane is given up in this order: it is read no more; of its rows, what was not sent is left to the table; what is in
-flight is settled and marked; then its lock is released, and the other nodes are told.
+A lane is given up in this order: it is read no more; its rows that were not sent are left to the table; its rows in
+flight are settled and marked; then its lock is released, and the other nodes are notified.
 """
 
 import asyncio
@@ -37,8 +37,8 @@ LEAVING_INTERVAL = 0.01  # seconds between two looks at what is still under way
 
 
 async def lock_lanes(session: LaneSession, number: int = LANES) -> list[int]:
-    """Lock so many of the lanes that are free, and give them; they are not among `session.lanes` yet."""
-    others = [lane for lane in range(LANES) if lane not in session.lanes]
+    """Lock up to `number` free lanes and return them; `session.lanes` does not have them yet."""
+    others = [lane for lane in range(LANES) if lane not in session.lanes.held]
     async with session.use() as connection:
         statement = LOCK.format(schema=Literal(session.schema))
         cursor = await connection.execute(statement, {"lanes": array_text(others), "number": number})
@@ -46,10 +46,10 @@ async def lock_lanes(session: LaneSession, number: int = LANES) -> list[int]:
 
 
 class Lanes:
-    """Holds as many lanes as `aim` says.
+    """Holds as many lanes as `aim` says; the only one that changes `session.lanes`.
 
     Args:
-        learn: reads what must be known of the rows that other nodes have put away, before a lane is read.
+        learn: called before a new lane is read, to learn what other nodes have put away.
     Attributes:
         held: set once there was a lane.
     """
@@ -65,9 +65,9 @@ class Lanes:
         learn: Callable[[], Awaitable[None]],
     ) -> None:
         self._session = session
+        self._lanes = session.lanes
         self._tail = tail
         self._publisher = publisher
-        publisher.leaving = tail.leaving  # one set: what is read no more is not taken over any more
         self._health = health
         self._retry = retry
         self._learn = learn
@@ -76,25 +76,29 @@ class Lanes:
         self.held = asyncio.Event()
 
     def aim(self, number: int) -> None:
-        """Hold so many lanes from now on. Call it now and then: a lane that was not free may be by now."""
+        """Hold this many lanes from now on. Call it now and then: a lane that was not free may be by now."""
         self._number = number
         self._aimed.set()
+
+    def release_all(self) -> None:
+        """Hold no lane any more: none of their rows is under way, and the session is about to unlock them."""
+        self._lanes.release(self._lanes.held)
 
     async def run(self) -> None:
         """Take and give up lanes until cancelled."""
         while True:
             self._aimed.clear()
             await self._take_or_leave()
-            if self._tail.leaving:
+            if self._lanes.leaving:
                 await self._give_up()
-            await wait_for_event(self._aimed, LEAVING_INTERVAL if self._tail.leaving else None)
+            await wait_for_event(self._aimed, LEAVING_INTERVAL if self._lanes.leaving else None)
 
     async def _take_or_leave(self) -> None:
-        # One that has begun to leave must go: some of its rows may be read again, behind others that still wait here.
-        staying = [lane for lane in self._session.lanes if lane not in self._tail.leaving]
-        missing = self._number - len(staying)
+        # A lane that is leaving must go: some of its rows may be read again, behind others that still wait here.
+        missing = self._number - len(self._lanes.staying)
         if missing < 0:
-            self._tail.leave(staying[missing:])
+            self._lanes.leave(self._lanes.staying[missing:])
+            self._tail.wake()
         elif missing:
             await self._take(missing)
 
@@ -102,20 +106,19 @@ class Lanes:
         taken = await lock_lanes(self._session, number)
         if taken:
             await self._retry.run(self._learn)
-            self._session.lanes = sorted([*self._session.lanes, *taken])
+            self._lanes.take(taken)
             self._tail.enter(taken)
             self._health.heal("lanes")
             self.held.set()
             log.info("lanes.taken", lanes=sorted(taken))
 
     async def _give_up(self) -> None:
-        self._tail.forget(self._publisher.give_back(self._tail.leaving))
+        self._tail.forget(self._publisher.give_back(self._lanes.leaving))
         async with self._session.use() as connection:  # no read is under way meanwhile
-            settled = [lane for lane in self._tail.leaving if self._tail.is_clear(lane)]
+            settled = [lane for lane in self._lanes.leaving if self._tail.is_clear(lane)]
             if not settled:
                 return
             names = {"schema": Literal(self._session.schema), "nodes": Literal(self._session.nodes_channel)}
             await connection.execute(UNLOCK.format(**names), {"lanes": array_text(settled)})
-        self._session.lanes = [lane for lane in self._session.lanes if lane not in settled]
-        self._tail.leaving.difference_update(settled)
-        log.info("lanes.given_up", lanes=sorted(settled))
+        self._lanes.release(settled)
+        log.info("lanes.given_up", lanes=settled)

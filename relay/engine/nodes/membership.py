@@ -1,7 +1,7 @@
-"""This node among the others: it tells that it lives, sees who else does, and ends the session of one that is frozen.
+"""Keep a node among the others: give heartbeats, see the other nodes, end the session of a node that is frozen.
 
-A node is a member while its session holds the advisory lock of its name. So a killed one is gone in the moment in
-which the server ends its session, and no clock has to be right.
+A node is a member while its session holds the advisory lock of its name. So a killed node is gone as soon as the server
+ends its session, and no clock has to be right.
 """
 
 import time
@@ -23,6 +23,7 @@ from relay.engine.send.broker_link import BrokerLink
 from relay.engine.send.publisher import Publisher
 from relay.engine.session.database_retry import DatabaseRetry
 from relay.engine.session.session import LANES, LaneSession
+from relay.engine.snapshot import Delivered
 from relay.logger import get_logger
 from relay.silence import Silence
 
@@ -87,10 +88,10 @@ class Peer(NamedTuple):
 
 
 def share(name: str, members: Iterable[Peer]) -> int:
-    """Tell how many lanes a node is to hold when these are all there are, itself among them.
+    """Return how many lanes a node should hold when these are all members, the node included.
 
-    The shares differ by one at most. All lanes are shared by those who can deliver and do not stand by; if there is
-    none, by the standbys that can deliver; if nobody can, they stay with whoever does not stand by.
+    The shares differ by one at most. The nodes that can deliver and do not stand by share all lanes; if there are none,
+    the standbys that can deliver; if no node can deliver, the nodes that do not stand by.
     """
     serving = [member.name for member in _serving(list(members))]
     if name not in serving:
@@ -113,7 +114,7 @@ class Membership:
     """Keeps one session's node among the others.
 
     Args:
-        former: the server process of our session before this one, which the server may not know to be gone.
+        former: the server process of this node's last session, which the server may not know to be gone.
     """
 
     def __init__(
@@ -123,6 +124,7 @@ class Membership:
         lanes: Lanes,
         *,
         publisher: Publisher,
+        delivered: Delivered,
         broker_link: BrokerLink,
         health: Health,
         retry: DatabaseRetry,
@@ -132,6 +134,7 @@ class Membership:
         self._settings = settings
         self._lanes = lanes
         self._publisher = publisher
+        self._delivered = delivered
         self._broker_link = broker_link
         self._health = health
         self._retry = retry
@@ -147,7 +150,7 @@ class Membership:
         self._stands_by = False
 
     async def run(self) -> None:
-        """Live among the others until cancelled."""
+        """Join, and give heartbeats until cancelled."""
         await self._join()
         while True:
             self._session.nodes_changed.clear()
@@ -162,18 +165,18 @@ class Membership:
             await wait_for_event(self._session.nodes_changed, pause)
 
     def hurry(self) -> None:
-        """Look at once: something has changed with us."""
+        """Give the next heartbeat at once: something has changed here."""
         self._session.nodes_changed.set()
 
     async def leave(self) -> None:
-        """Let the others have our lanes, of which nothing is under way any more."""
-        self._session.lanes = []
+        """Let the other nodes have our lanes, of which no row is under way any more."""
+        self._lanes.release_all()
         await self._beat()
         async with self._session.use() as connection:
             await connection.execute(self._session.sql(LEAVE, nodes=self._session.nodes_channel))
 
     async def _join(self) -> None:
-        """Wait until no other session has our name."""
+        """Wait until no other session has this node's name."""
         name = self._settings.node
         while not await self._is_joined():
             self._session.nodes_changed.clear()
@@ -192,13 +195,13 @@ class Membership:
             return await cursor.fetchone() == (True,)
 
     async def _beat(self) -> list[Peer]:
-        """Tell how we are, and see who is there, ourselves among them."""
-        published, can_deliver = self._publisher.published_total, self._broker_link.can_deliver
+        """Write the node's heartbeat, and return all members, this node included."""
+        published, can_deliver = self._delivered.total, self._broker_link.can_deliver
         values = {
             "name": self._settings.node,
-            "lanes": self._session.lanes,
+            "lanes": self._session.lanes.held,
             "in_flight": self._publisher.in_flight,
-            "published": published - self._publisher.reported,
+            "published": published - self._delivered.reported,
             "state": self._health.state,
             "reasons": self._health.reasons,
             "version": relay.__version__,
@@ -207,7 +210,7 @@ class Membership:
         }
         async with self._session.write() as connection:
             members = await self._peers(connection, self._beat_statement, values)
-            self._publisher.reported = published
+            self._delivered.note_reported(published)
             if can_deliver is not self._could_deliver:
                 await connection.execute(self._session.sql(TELL, nodes=self._session.nodes_channel))
                 self._could_deliver = can_deliver
@@ -221,7 +224,7 @@ class Membership:
 
     def _aim(self, number: int) -> None:
         self._lanes.aim(number)
-        if number and self._session.lanes:
+        if number and self._session.lanes.held:
             self._health.heal("lanes")
         elif number:
             self._health.expect("lanes", "other nodes hold them still")
@@ -234,7 +237,7 @@ class Membership:
         self._stands_by = number == 0
 
     async def _end(self, peer: Peer) -> None:
-        """End the session of a node that is frozen, or that nobody has any more: its lanes are free then."""
+        """End the session of a node that is frozen or gone: its lanes are free then."""
         told = {"node": peer.name, "pid": peer.pid}
         try:
             async with self._session.use() as connection:

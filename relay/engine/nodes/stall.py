@@ -1,32 +1,46 @@
-"""Notice what nobody reports: messages wait and none settles, or the database does not answer.
+"""Notice outages that no connection reports: messages wait and none settles, or the database does not answer.
 
-One look a second, at counters that the engine keeps anyway: a message costs nothing. An outage that a connection
-reports is told at once by whoever holds that connection; a peer that only falls silent is told here, long before a
-time-out ends the connection.
+The watch looks once a second at counters that the engine keeps anyway, so a message costs nothing. An outage that a
+connection reports is told at once by the object that holds it. A peer that only falls silent is noticed here, long
+before a time-out ends the connection.
 """
 
 import asyncio
 import time
+from collections.abc import Callable
 
 from relay.backoff import until_tick
 from relay.config.settings import RelaySettings
 from relay.engine.health import Health
 from relay.engine.send.publisher import Publisher
 from relay.engine.session.session import LaneSession
+from relay.engine.snapshot import Delivered
 
 LOOK_INTERVAL = 1.0  # seconds
 SESSION_SETTLES = 2.0  # seconds after which a new session has read again what waits
 
 
 class StallWatch:
-    """Watches a node; `session` is the one that it works with, None between two."""
+    """Watches a node.
 
-    def __init__(self, publisher: Publisher, health: Health, settings: RelaySettings) -> None:
+    Args:
+        session: returns the session that the node works with; None between two.
+    """
+
+    def __init__(
+        self,
+        publisher: Publisher,
+        delivered: Delivered,
+        health: Health,
+        settings: RelaySettings,
+        session: Callable[[], LaneSession | None],
+    ) -> None:
         self._publisher = publisher
+        self._delivered = delivered
         self._health = health
         self._stall_after = settings.stall_after
         self._answers_within = settings.stall_after + settings.heartbeat_interval
-        self.session: LaneSession | None = None
+        self._session = session
         self._watched: LaneSession | None = None
         self._waiting = 0
         self._settled = 0
@@ -40,30 +54,32 @@ class StallWatch:
             await asyncio.sleep(until_tick(LOOK_INTERVAL))
 
     def look(self, now: float) -> None:
-        if self.session is not self._watched:
-            self._watched, self._session_at, self._answered_at = self.session, now, now
+        session = self._session()
+        if session is not self._watched:
+            self._watched, self._session_at, self._answered_at = session, now, now
         self._look_at_database(now)
         self._look_at_delivery(now)
 
     def _look_at_database(self, now: float) -> None:
         # Each heartbeat is a write, so an idle session answers too.
-        if self.session is None or self.session.written_at != self._written_at:
-            self._written_at = self.session.written_at if self.session else 0.0
+        session = self._watched
+        if session is None or session.written_at != self._written_at:
+            self._written_at = session.written_at if session else 0.0
             self._answered_at = now
         if now - self._answered_at > self._answers_within:
             self._is_silent = True
             self._health.degrade("database", f"it has not answered for more than {self._answers_within:g} s")
         elif self._is_silent:
             self._is_silent = False
-            if self.session is not None:  # else the session was lost at last, and its end was told
+            if session is not None:  # else the session was lost at last, and its end was told
                 self._health.heal("database")
 
     def _look_at_delivery(self, now: float) -> None:
         waiting = self._publisher.waiting
         # A lost session takes the rows out of memory, not out of the table: they still wait.
-        if waiting or (self.session is not None and now - self._session_at > SESSION_SETTLES):
+        if waiting or (self._watched is not None and now - self._session_at > SESSION_SETTLES):
             self._waiting = waiting
-        settled = self._publisher.published_total
+        settled = self._delivered.total
         if settled != self._settled or not self._waiting:
             self._settled, self._settled_at = settled, now
         if now - self._settled_at > self._stall_after:

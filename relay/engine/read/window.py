@@ -39,7 +39,7 @@ class Window:
 
     @property
     def is_open(self) -> bool:
-        """Tell whether a quarter is free: a read costs a statement, and a few rows are not worth it while many wait."""
+        """Whether a quarter is free: a read costs a statement, and a few rows are not worth it while many wait."""
         return self._rows <= self._max_rows * 3 // 4 and self._bytes <= self._max_bytes * 3 // 4
 
     def has_room(self, lane: int) -> bool:
@@ -62,7 +62,7 @@ class Window:
         self._bytes += sum(sizes.values())
 
     def forget(self, rows: Iterable[Row]) -> bool:
-        """Let rows go; tell whether a lane has room again that had none."""
+        """Forget rows; return whether a lane that had no room has some again."""
         opened = False
         settled = 0
         for row in rows:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, auto
 from math import isinf
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from aiormq.abc import AbstractChannel as Underlay
 from aiormq.exceptions import AMQPError
@@ -64,6 +64,13 @@ class Verdict(Enum):
     LEFT = auto()  # its host is not among those that are configured now
 
 
+class Ended(NamedTuple):
+    """How a connection came to its end."""
+
+    was_left: bool  # for other hosts; else it was lost
+    reason: str = ""  # of a loss
+
+
 class Sender(Protocol):
     """What a link serves: the engine's publisher, or whoever else sends rows by a wire."""
 
@@ -72,13 +79,9 @@ class Sender(Protocol):
     @property
     def in_flight(self) -> int: ...
 
-    @property
-    def prober(self) -> Prober | None: ...
-
-    @prober.setter
-    def prober(self, prober: Prober | None) -> None: ...
-
     def attach(self, wire: Wire | None) -> None: ...
+
+    def attach_prober(self, prober: Prober | None) -> None: ...
 
     def settle(self, settled: Settled) -> None: ...
 
@@ -156,11 +159,11 @@ class BrokerLink:
                 connected_at = loop.time()
                 if self._broker is not chosen:
                     await self._leave_unlisted(connection)
-                end = await self._use_until_lost(connection)
-                if end is None:
+                ended = await self._use_to_the_end(connection)
+                if ended.was_left:
                     lost = None
                     continue
-                lost, reason, is_refusal = connection, end, False
+                lost, reason, is_refusal = connection, ended.reason, False
                 if self._confirmed or loop.time() - connected_at >= HELD_AFTER:
                     failures = 0
             if not self.up.is_set() and loop.time() >= give_up_at:
@@ -184,10 +187,11 @@ class BrokerLink:
         if not await is_listed(connection.host, broker_urls(self._broker), self._broker.connect_timeout):
             self._left = connection
 
-    async def _use_until_lost(self, connection: Connection) -> str | None:
-        """Publish through one connection until it is lost, and say why it was; None: it was left for other hosts."""
+    async def _use_to_the_end(self, connection: Connection) -> Ended:
+        """Publish through one connection until it is lost, or left for other hosts."""
         self._connection, self._confirmed = connection, False
-        prober = self._publisher.prober = Prober(connection, self._wires.on, self._publisher.settle)
+        prober = Prober(connection, self._wires.on, self._publisher.settle)
+        self._publisher.attach_prober(prober)
         end: BaseException | None = None
         try:
             await self._use(connection)
@@ -198,7 +202,7 @@ class BrokerLink:
             end = error
         finally:
             self._publisher.attach(None)
-            self._publisher.prober = None
+            self._publisher.attach_prober(None)
             await prober.close()
             self._blocked_before += connection.blocked_seconds
             self._connection = None
@@ -208,10 +212,10 @@ class BrokerLink:
         if is_told_to_end():  # while it closed, which takes its time when the broker is mute
             raise asyncio.CancelledError
         if end is None and self._left is connection:
-            return None
+            return Ended(was_left=True)
         kind = kind_of_end(end)
         self.reconnects[kind] += 1
-        return f"connection lost: {kind if end is None else words(end)}"
+        return Ended(was_left=False, reason=f"connection lost: {kind if end is None else words(end)}")
 
     async def _use(self, connection: Connection) -> None:
         await declare_at_start(connection, self._undeclared)  # nothing on a reconnect: it is empty by then

@@ -1,12 +1,12 @@
 """The database session that holds the lanes: what is read and marked goes through it, and ends with it.
 
-A lane belongs to whoever holds its session advisory lock. Its rows are read and marked on that very session, so a
+A lane belongs to the session that holds its advisory lock. Its rows are read and marked on that very session, so a
 node that lost the session can neither read nor mark another row.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
@@ -73,7 +73,7 @@ LANES = 16
 TAKE_DOORBELL = SQL("SELECT pg_advisory_lock_shared(hashtextextended({doorbell}, 0))")
 LEAVE_DOORBELL = SQL("SELECT pg_advisory_unlock_shared(hashtextextended({doorbell}, 0))")
 
-# Whoever parks, retries or discards takes it: a row can then not be parked behind one that is just leaving.
+# Every command that parks, retries or discards takes it: a row can then not be parked behind one that is just leaving.
 # A command that releases many rows holds it for long (relay/engine/session/database_retry.py waits).
 PARK_LOCK = SQL("SELECT pg_advisory_xact_lock(hashtextextended({park}, 0))")
 
@@ -127,13 +127,13 @@ async def prepare(connection: AsyncConnection, database: DatabaseSettings) -> No
 
 
 def _timeouts(connection: AsyncConnection, database: DatabaseSettings) -> dict[str, list[str]]:
-    """Give what the server is to wait for, whatever its defaults are for this role or database.
+    """Return the server's time-outs for this session, whatever its defaults are for this role or database.
 
-    It, too, must notice a peer that died silently: until then the lanes are held by nobody.
+    The server, too, must notice a peer that died silently: until then no live node holds the lanes.
     """
     own = {
         "statement_timeout": f"{max(1, round(database.command_timeout * 1000))}ms",
-        "lock_timeout": "3s",  # whoever waits for somebody's lock says so (relay/engine/session/database_retry.py)
+        "lock_timeout": "3s",  # then the wait for a lock is logged (relay/engine/session/database_retry.py)
         "transaction_timeout": "0",
         "idle_session_timeout": "0",
         "idle_in_transaction_session_timeout": "30s",
@@ -144,17 +144,47 @@ def _timeouts(connection: AsyncConnection, database: DatabaseSettings) -> dict[s
     return {"names": list(own), "values": list(own.values())}
 
 
+class HeldLanes:
+    """The lanes that a session holds. `nodes.Lanes` takes them and gives them up; all others only read.
+
+    Attributes:
+        held: all of them, ascending.
+        leaving: those that are to be given up: none of their rows is read or sent any more.
+        staying: the others.
+    """
+
+    def __init__(self) -> None:
+        self.held: Sequence[int] = []
+        self.leaving: Sequence[int] = []
+        self.staying: Sequence[int] = []
+
+    def take(self, lanes: Iterable[int]) -> None:
+        """Note that these are locked now."""
+        self._set({*self.held, *lanes}, {*self.leaving})
+
+    def leave(self, lanes: Iterable[int]) -> None:
+        """Begin to give these up."""
+        self._set({*self.held}, {*self.leaving, *lanes})
+
+    def release(self, lanes: Iterable[int]) -> None:
+        """Note that these are held no more."""
+        gone = set(lanes)
+        self._set({*self.held} - gone, {*self.leaving} - gone)
+
+    def _set(self, held: set[int], leaving: set[int]) -> None:
+        self.held, self.leaving, self.staying = sorted(held), sorted(leaving), sorted(held - leaving)
+
+
 class LaneSession:
     """A connection and the lanes that it holds; `async with` closes it, which hands the lanes over.
 
     Attributes:
         host: the server that it is on.
         ended_by: why the server has ended it, where a statement does not fail with that.
-        lanes: the lanes held, ascending (`lanes.Lanes` takes and gives them up).
+        lanes: the lanes held.
         nodes_channel: where nodes notify each other that one has come or gone, or has given up lanes.
-        wake: set when someone rings or wants the session; ends `rest`.
+        wake: set when a writer rings, or when the session is wanted; ends `rest`.
         nodes_changed: set when another node has notified.
-        on_routes_changed: called when an operator has changed a route in quarantine.
         written_at: when our last committed change began (monotonic). Its transaction id is above all that were given
             before, so from then on every snapshot names those that still run: a snapshot does not know of running
             transactions above the last one that has ended.
@@ -162,12 +192,12 @@ class LaneSession:
 
     def __init__(self, connection: Connection, database: DatabaseSettings) -> None:
         self.host = Host(connection.info.host, connection.info.port)
-        self.lanes: list[int] = []
+        self.lanes = HeldLanes()
         self.schema = database.schema_name
         self.nodes_channel = nodes_channel(self.schema)
         self.wake = asyncio.Event()
         self.nodes_changed = asyncio.Event()
-        self.on_routes_changed: Callable[[], None] = lambda: None
+        self._routes_changed: Callable[[], None] = lambda: None
         self._answered_at = time.monotonic()
         self.written_at = 0.0
         self._connection = connection
@@ -214,15 +244,19 @@ class LaneSession:
         if channel != self.nodes_channel:
             self.wake.set()
         elif payload == ROUTES_CHANGED:
-            self.on_routes_changed()
+            self._routes_changed()
         elif pid != self.pid:
             self.nodes_changed.set()
 
     def _stir(self) -> None:
-        """Something has come while we rest. Whoever is woken runs a statement, which reads it."""
+        """Wake the tail: something has come on the socket, and its next statement reads it."""
         self.wake.set()
-        if not self.lanes:  # then the tail runs none
+        if not self.lanes.held:  # then the tail runs none
             self.nodes_changed.set()
+
+    def on_routes_changed(self, call: Callable[[], None]) -> None:
+        """Call this whenever an operator has changed a route in quarantine."""
+        self._routes_changed = call
 
     def unplug(self) -> None:
         """End the session at once, whatever is waited for on it: it fails as on a lost connection."""
@@ -251,11 +285,11 @@ class LaneSession:
 
     @asynccontextmanager
     async def use(self) -> AsyncIterator[AsyncConnection]:
-        """Have the connection alone, for statements that answer within the command time-out.
+        """Use the connection exclusively, for statements that answer within the command time-out.
 
         Raises:
             DeadlineError: they did not; the session cannot be used any more.
-            CommitUnknownError: they did, but a failover may undo it; the table is to be read anew.
+            CommitUnknownError: they did, but a failover may undo it; the table must be read again.
             psycopg.OperationalError: the session is lost.
         """
         async with self._alone():
@@ -294,19 +328,23 @@ class LaneSession:
         started = time.monotonic()
         async with self.use() as connection:
             yield connection
-        self.written_at = started
+        self.note_written(started)
+
+    def note_written(self, began: float) -> None:
+        """Note that a statement that began at that moment (monotonic) has changed some row."""
+        self.written_at = began
 
     def answered_for(self) -> float:
-        """Seconds since the last statement that was answered began: then the locks were ours."""
+        """Return the seconds since the last statement that was answered began: then the locks were ours."""
         return time.monotonic() - self._answered_at
 
     async def rest(self, seconds: float, *, listen: bool) -> None:
-        """Sleep until someone notifies (if we `listen`), someone wants the session, or the time is over.
+        """Sleep until a notification comes (if `listen`), the session is wanted, or the time is over.
 
-        Who waits for the doorbell calls it only after a read that was made while the doorbell lock was held: a writer
-        that committed before did not ring.
+        To wait for the doorbell, read once while the doorbell lock is held, then rest: a writer that committed before
+        the lock was held did not ring.
         """
-        # Nobody else waits for the socket meanwhile: `use` wakes us before it takes the lock, and we hold it.
+        # No other task waits for the socket meanwhile: `use` wakes us before it takes the lock, and we hold it.
         async with self._lock:
             if self._wanted:  # since before we had the lock
                 return
@@ -322,7 +360,7 @@ class LaneSession:
                     self._loop.remove_reader(socket)
 
     async def hold_doorbell(self, *, hold: bool) -> bool:
-        """Ask writers to ring from now on, or no more; tell whether that was a change."""
+        """Ask writers to ring from now on, or no more; return whether that was a change."""
         if hold is self._doorbell_held:
             return False
         doorbell = f"{self.schema}.doorbell"
@@ -336,7 +374,7 @@ class LaneSession:
         return True
 
     async def leave_doorbell(self) -> None:
-        """Hear no ring any more: there is no lane to look after."""
+        """Stop listening to the doorbell: there is no lane to read."""
         await self.hold_doorbell(hold=False)
         if self._doorbell_heard:
             async with self.use() as connection:
@@ -348,7 +386,7 @@ class LaneSession:
         await connection.execute(self.sql(PARK_LOCK))
 
     def cursor(self) -> AsyncCursor[Any]:
-        """Give a cursor for results in binary form."""
+        """Return a cursor for results in binary form."""
         return self._connection.cursor(binary=True)
 
 
@@ -358,5 +396,5 @@ def array_text(numbers: Iterable[int]) -> str:
 
 
 def places(rows: Collection[Row]) -> dict[str, str]:
-    """Give the parameters of `GIVEN`."""
+    """Return the parameters of `GIVEN`."""
     return {"lanes": array_text(row.lane for row in rows), "ids": array_text(row.id for row in rows)}

@@ -7,18 +7,21 @@ message_id.
 import asyncio
 import time
 from collections.abc import Iterator, Sequence
+from typing import assert_never
 
 from psycopg.sql import SQL
 
 from relay.backoff import backoff
 from relay.config.settings import RelaySettings
+from relay.engine.delivery_policy import DeliveryPolicy
 from relay.engine.read.tail import Tail
-from relay.engine.row import FOR_GOOD, OF_ROUTE, Fault, Row
+from relay.engine.row import Blame, Fault, Row
 from relay.engine.send.publisher import Publisher
 from relay.engine.session.database_retry import DatabaseRetry, retried
 from relay.engine.session.session import LaneSession, places
 from relay.engine.settle.parked_keys import ParkedKeys
 from relay.engine.settle.quarantine import Quarantine
+from relay.engine.snapshot import Delivered
 from relay.logger import get_logger
 
 log = get_logger(__name__)
@@ -77,9 +80,11 @@ class Marker:
         session: LaneSession,
         tail: Tail,
         publisher: Publisher,
-        held: ParkedKeys | None,
+        held: ParkedKeys,
         quarantine: Quarantine,
         *,
+        policy: DeliveryPolicy,
+        delivered: Delivered,
         retry: DatabaseRetry,
         settings: RelaySettings,
     ) -> None:
@@ -88,6 +93,8 @@ class Marker:
         self._publisher = publisher
         self._held = held
         self._quarantine = quarantine
+        self._policy = policy
+        self._delivered = delivered
         self._retry = retry
         self._settings = settings
         self._mark_sent = mark_statement(session)
@@ -100,9 +107,9 @@ class Marker:
             confirmed, faulty = self._publisher.take_settled()
             for start in range(0, len(confirmed), ROWS_PER_MARK):
                 await self._sent(confirmed[start : start + ROWS_PER_MARK])
-            if of_routes := [fault for fault in faulty if fault.outcome in OF_ROUTE]:
-                await self._quarantine.take(of_routes)
-            await self._faults([fault for fault in faulty if fault.outcome not in OF_ROUTE])
+            if of_addresses := [fault for fault in faulty if fault.blame is Blame.ADDRESS]:
+                await self._quarantine.take(of_addresses)
+            await self._faults(faulty)
             confirmed.clear()  # else they stay in memory until the next ones are settled
 
     async def _gather(self) -> None:
@@ -118,9 +125,9 @@ class Marker:
         parameters = places(rows)
         marked = await self._write_sent(parameters)
         if marked != len(rows):
-            # Somebody else parked, discarded or deleted them meanwhile; they were sent all the same.
+            # An operator has parked, discarded or deleted the others meanwhile; they were sent all the same.
             log.warning("mark.missed", rows=len(rows), marked=marked)
-        self._publisher.published_total += marked
+        self._delivered.add(marked)
         self._tail.forget(rows)
         self._quarantine.note_sent(rows)
         self._note_times(rows)
@@ -131,7 +138,7 @@ class Marker:
         step = -(-len(rows) // TIMED_ROWS)
         for start in range(0, len(rows), step):
             seconds = max(0.0, now - rows[start].created_at) / 1e6
-            self._publisher.delivery_times.observe(seconds, min(step, len(rows) - start))
+            self._delivered.times.observe(seconds, min(step, len(rows) - start))
 
     @retried
     async def _write_sent(self, parameters: dict[str, str]) -> int:
@@ -139,17 +146,23 @@ class Marker:
         async with self._session.use() as connection:
             marked = (await connection.execute(self._mark_sent, parameters, prepare=True)).rowcount
         if marked:  # else it had no transaction id: see LaneSession.write
-            self._session.written_at = began
+            self._session.note_written(began)
         return marked
 
     async def _faults(self, faults: Sequence[Fault]) -> None:
         given_up: list[Fault] = []
         for fault in faults:
             row = fault.row._replace(attempts=fault.row.attempts + 1)
-            if fault.outcome in FOR_GOOD or row.attempts >= self._settings.max_attempts:
-                given_up.append(fault._replace(row=row))
-            elif not await self._quarantine.put_back(row):
-                await self._postpone(row, fault.reason)
+            match fault.blame:
+                case Blame.ADDRESS:
+                    pass  # it waits in quarantine, and burns no attempt
+                case Blame.ROW if row.attempts < self._settings.max_attempts:
+                    if not await self._quarantine.put_back(row):
+                        await self._postpone(row, fault.reason)
+                case Blame.ROW | Blame.ROW_FOR_GOOD:
+                    given_up.append(fault._replace(row=row))
+                case _:
+                    assert_never(fault.blame)
         for piece in _pieces(given_up):
             await self._park(piece)
 
@@ -157,7 +170,7 @@ class Marker:
         seconds = backoff(row.attempts, self._settings.backoff_initial, self._settings.backoff_max)
         until = await self._write_postponed(row, reason, seconds)
         log.warning("message.postponed", id=row.id, attempts=row.attempts, seconds=round(seconds, 2), reason=reason)
-        self._tail.back_off(row, until, self._publisher.put_off(row))
+        self._tail.back_off(row, until, self._publisher.queue.put_off(row))
 
     @retried
     async def _write_postponed(self, row: Row, reason: str, seconds: float) -> float:
@@ -169,18 +182,18 @@ class Marker:
 
     async def _park(self, faults: Sequence[Fault]) -> None:
         await self._write_parked(faults)
+        queue = self._publisher.queue
         followers: list[Row] = []
         for row, reason, _ in faults:
             log.error("message.parked", id=row.id, attempts=row.attempts, reason=reason)
             self._quarantine.end_probe(row)
-            if row.key is None or self._held is None:
-                self._publisher.release_key(row)
+            if row.key is None or not self._policy.put_away_holds_key:
+                queue.release_key(row)
             else:
-                followers += self._publisher.remove_followers(row)
+                followers += queue.remove_followers(row)
                 self._held.add(row.key)
         self._tail.forget([fault.row for fault in faults])
-        if self._held is not None:
-            await self._held.park_behind(followers)
+        await self._held.park_behind(followers)
 
     @retried
     async def _write_parked(self, faults: Sequence[Fault]) -> None:

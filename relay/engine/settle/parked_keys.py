@@ -1,7 +1,7 @@
 """Keys that wait behind a parked row (`key_policy = "hold"`).
 
-Their later rows are parked behind it, out of the hot partition, and follow in order when an operator retries or
-discards the parked one. The table decides: what is kept in memory only saves the question for all other keys.
+Their later rows are parked behind it, out of the hot partition. They follow in order when an operator retries or
+discards the parked row. The table decides; the keys in memory only save the question for all other keys.
 """
 
 from collections.abc import Sequence
@@ -55,7 +55,7 @@ class ParkedKeys:
         self._keys: set[Key] = set()
 
     async def load(self) -> None:
-        """Learn the held keys from the table."""
+        """Learn from the table which keys have a parked row."""
         self._keys |= await self._read_keys()
 
     def add(self, key: Key) -> None:
@@ -65,7 +65,7 @@ class ParkedKeys:
         return bool(self._keys) and any(row.key in self._keys for row in rows)
 
     async def hold_rows(self, window: list[Row]) -> list[Row]:
-        """Park the rows of held keys; give the others."""
+        """Park the rows of held keys, and return the others."""
         if not self._keys:
             return window
         free: list[Row] = []
@@ -78,8 +78,8 @@ class ParkedKeys:
     async def park_behind(self, rows: Sequence[Row]) -> None:
         """Park rows behind the parked one of their key.
 
-        Where there is none any more, an operator has released the key: its rows are read anew, in order with those
-        that he put back. Or the row itself has gone, and its key is held as before.
+        If no row of the key is parked any more, an operator has released the key: its rows are read again, in order
+        with those that the operator put back. Or the row itself has gone, and its key stays held.
         """
         if not rows:
             return

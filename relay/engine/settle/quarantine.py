@@ -1,10 +1,11 @@
 """Routes that do not work, and the rows that wait for them.
 
-Nothing bound for a routing key, a missing or a forbidden exchange, a queue that has taken nothing for long: that is a
-fault of the address and not of the row. Rows for such an address burn no attempt; they wait in a partition of their
-own, where they are in nobody's way. Now and then one of them goes out as a probe, on a channel of its own, and once
-the broker takes it the others follow in order.
-With `key_policy = "hold"` the later rows of a waiting row's key wait with it, wherever they are bound for.
+Nothing is bound for a routing key, an exchange is missing or forbidden, a queue has taken nothing for long: that is a
+fault of the address, not of the row. Rows for such an address burn no attempt. They wait in a separate partition, where
+they delay no other row. Now and then one of them goes out as a probe, alone on a channel; once the broker takes it, the
+others follow in order.
+Where a row that is put away holds its key (`DeliveryPolicy`), the later rows of the key wait with it, whatever their
+address.
 """
 
 import asyncio
@@ -12,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from relay.backoff import backoff
+from relay.engine.delivery_policy import DeliveryPolicy
 from relay.engine.read.tail import Tail
 from relay.engine.row import Fault, Row
 from relay.engine.send.publisher import Publisher
@@ -43,11 +45,7 @@ class QuarantinedRoute:
 
 
 class Quarantine:
-    """The routes in quarantine and the way in and out, for the lanes of one session.
-
-    Args:
-        holding: whether later rows of a waiting row's key wait, too.
-    """
+    """The routes in quarantine and the way in and out, for the lanes of one session."""
 
     def __init__(
         self,
@@ -55,28 +53,28 @@ class Quarantine:
         tail: Tail,
         publisher: Publisher,
         router: Router,
+        policy: DeliveryPolicy,
         *,
         retry: DatabaseRetry,
-        holding: bool,
     ) -> None:
         self._session = session
         self._table = QuarantineTable(session, retry)
         self._tail = tail
         self._publisher = publisher
         self._router = router
-        self._holding = holding
+        self._holding = policy.put_away_holds_key
         self._routes: dict[Address, QuarantinedRoute] = {}
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._load_at = 0.0  # loop time
-        session.on_routes_changed = self._load_soon
+        session.on_routes_changed(self._load_soon)
         # Rows on their way in must not meet rows of their key on their way out; nor is anything offered meanwhile.
         self._turn = asyncio.Lock()
 
     async def load(self) -> None:
         """Learn from the table which routes are in quarantine.
 
-        A route that is new to us is tried at once. So is one whose tries are counted from zero again: an operator has
+        A route that is new here is tried at once. So is a route whose probes count from zero again: an operator has
         asked for it.
         """
         self._load_at = self._loop.time() + LOAD_INTERVAL
@@ -93,13 +91,13 @@ class Quarantine:
         self._tail.interrupt()
 
     async def hold_rows(self, window: list[Row]) -> list[Row]:
-        """Set aside the rows that have to wait; give the others."""
+        """Set aside the rows that have to wait, and return the others."""
         if not self._routes and not self._turn.locked():
             return window
         async with self._turn:
-            return await self._keep_back(window)
+            return await self._hold_rows(window)
 
-    async def _keep_back(self, window: list[Row]) -> list[Row]:
+    async def _hold_rows(self, window: list[Row]) -> list[Row]:
         by_address: dict[Address, list[Row]] = {}
         free: list[Row] = []
         for row in window:
@@ -108,13 +106,13 @@ class Quarantine:
             if route is None or route.works:
                 free.append(row)
             elif route.probe == (row.lane, row.id):
-                self._publisher.send_alone(row.id)
+                self._publisher.queue.send_alone(row.id)
                 free.append(row)
             else:
                 by_address.setdefault(address, []).append(row)
         for address, rows in by_address.items():
             await self._set_aside(address, rows, self._routes[address].reason)
-        return await self._keep_followers_back(free)
+        return await self._hold_followers(free)
 
     async def take(self, faults: Sequence[Fault]) -> None:
         """Put the addresses of these rows into quarantine, with all their rows that were not sent yet."""
@@ -126,28 +124,28 @@ class Quarantine:
                 await self._take(address, [fault.row for fault in own], own[0].reason)
 
     async def _take(self, address: Address, returned: Sequence[Row], reason: str) -> None:
-        publisher = self._publisher
+        queue = self._publisher.queue
 
         def is_bound_there(row: Row) -> bool:
             return self._router.address(row) == address
 
-        waiting = publisher.withdraw_waiting(is_bound_there, with_followers=self._holding)
-        heads = [*returned, *publisher.withdraw(is_bound_there)]
+        withdrawn = queue.withdraw(is_bound_there)
+        heads, waiting = [*returned, *withdrawn.heads], withdrawn.waiting
         await self._set_aside(address, [*heads, *filter(is_bound_there, waiting)], reason)
         if not self._holding:
             for row in heads:
-                publisher.release_key(row)
+                queue.release_key(row)
             return
-        # From now on whoever asks for the key of one of these rows finds it waiting in the table.
+        # From now on `set_aside_behind` finds the keys of these rows waiting in the table.
         followers = [row for row in waiting if not is_bound_there(row)]
         for row in heads:
-            followers += publisher.remove_followers(row)
-        publisher.offer(await self._keep_followers_back(followers))
+            followers += queue.remove_followers(row)
+        self._publisher.offer(self._tail.hold_rows(await self._hold_followers(followers)))
 
     async def put_back(self, row: Row) -> bool:
-        """Let a probe that failed on its own account wait again; tell whether it was one.
+        """Put a row that failed by itself back into quarantine if it was a probe; return whether it was.
 
-        That says nothing about its route: another row is tried at once, and this one later if there is no other.
+        Such a failure says nothing about the route. Another row is tried at once; this one later, if there is no other.
         """
         if (address := self.end_probe(row, at_once=row.attempts == 1)) is None:
             return False
@@ -158,7 +156,7 @@ class Quarantine:
         return True
 
     def end_probe(self, row: Row, *, at_once: bool = True) -> Address | None:
-        """When a row is a route's probe, which will not tell anything, let another be tried; give the address."""
+        """If a row is the probe of a route, and tells nothing about it, try another; return the route's address."""
         for address, route in self._routes.items():
             if route.probe == (row.lane, row.id):
                 route.probe = None
@@ -169,7 +167,7 @@ class Quarantine:
         return None
 
     def note_sent(self, rows: Iterable[Row]) -> None:
-        """These rows are confirmed and marked: a route whose probe is among them works again."""
+        """Learn that these rows are confirmed and marked: a route whose probe is among them works again."""
         probed = {route.probe: (address, route) for address, route in self._routes.items() if route.probe}
         if not probed:
             return
@@ -183,10 +181,10 @@ class Quarantine:
         self._arm()
 
     async def tend(self) -> None:
-        """Do what is due: send a probe, or let rows go whose route works.
+        """Send the probes that are due, and release rows whose route works.
 
-        Call it between two windows, when nothing is read and not yet offered: a row that comes back is then read
-        before all later ones of its key.
+        Call it between two windows, when every row that was read is offered: a row that comes back is then read before
+        all later ones of its key.
         """
         now = self._loop.time()
         if now >= self._load_at and (self._routes or not self._load_at):
@@ -196,7 +194,7 @@ class Quarantine:
         if due:
             async with self._turn:
                 for address, route in due[:ROUTES_AT_A_TIME]:
-                    if not self._session.lanes:
+                    if not self._session.lanes.held:
                         self._schedule(route)
                     elif route.works:
                         await self._let_go(address, route)
@@ -219,8 +217,8 @@ class Quarantine:
             route.probe = None
         route.id, route.reason, route.works = id_, reason, False
 
-    async def _keep_followers_back(self, rows: list[Row]) -> list[Row]:
-        """Set aside the rows of keys of which an earlier row waits; give the others."""
+    async def _hold_followers(self, rows: list[Row]) -> list[Row]:
+        """Set aside the rows whose key has an earlier row in quarantine, and return the others."""
         if not self._holding or not rows:
             return rows
         behind = await self._table.set_aside_behind(rows)
@@ -262,7 +260,7 @@ class Quarantine:
         route.probe_at = self._loop.time() + backoff(route.probes + 1, PROBE_INITIAL, most)
 
     def _arm(self) -> None:
-        """Let the tail give way when something is due."""
+        """Interrupt the tail when the next probe is due."""
         if self._timer is not None:
             self._timer.cancel()
         at = min((route.probe_at for route in self._routes.values()), default=None)

@@ -119,7 +119,7 @@ class QuarantineTable:
 
     @retried
     async def routes(self) -> list[tuple[Address, int, str, int]]:
-        """Give the routes in quarantine: address, id, reason and how often each was tried."""
+        """Return the routes in quarantine: address, id, reason, number of probes."""
         async with self._session.use() as connection:
             cursor = await connection.execute(self._session.sql(LOAD))
             return [
@@ -129,7 +129,7 @@ class QuarantineTable:
 
     @retried
     async def set_aside(self, address: Address, rows: Collection[Row], reason: str) -> tuple[int, int]:
-        """Let rows wait for a route, which is entered if it is new; give its id and how often it was tried."""
+        """Let rows wait for a route, which is entered if it is new; return its id and its number of probes."""
         entered = {**names(address), "reason": reason}
         async with self._session.write() as connection, connection.transaction():
             cursor = await connection.execute(self._session.sql(ENTER), entered)
@@ -139,14 +139,14 @@ class QuarantineTable:
 
     @retried
     async def set_aside_behind(self, rows: Collection[Row]) -> set[int]:
-        """Let those rows wait of whose key an earlier one waits; give their ids."""
+        """Set aside those rows whose key has an earlier row in quarantine; return their ids."""
         async with self._session.use() as connection:
             cursor = await connection.execute(self._session.sql(SET_ASIDE_BEHIND), places(rows))
             return {id_ for (id_,) in await cursor.fetchall()}
 
     @retried
     async def is_on_its_way(self, row: Place, *, but: Collection[Key]) -> bool:
-        """Tell whether a row is still to be sent, and has none of these keys."""
+        """Whether a row is still pending and has none of these keys."""
         async with self._session.use() as connection:
             cursor = await connection.execute(self._session.sql(KEY_OF_PENDING), {"lane": row[0], "id": row[1]})
             found = await cursor.fetchone()
@@ -154,7 +154,7 @@ class QuarantineTable:
 
     @retried
     async def take_probe(self, route: int, *, but: Collection[Key], holding: bool) -> Place | None:
-        """Make one row that waits for a route pending, of none of these keys; None when none can go out."""
+        """Make one row that waits for a route pending, but none of these keys; return its place if there is one."""
         async with self._session.use() as connection, connection.transaction():
             values = {
                 "route": route,
@@ -172,14 +172,14 @@ class QuarantineTable:
 
     @retried
     async def note_failure(self, row: Row) -> None:
-        """Write down how often a row has failed on its own account."""
+        """Write the number of attempts of a row that failed by itself."""
         async with self._session.use() as connection:
             values = {"lane": row.lane, "id": row.id, "attempts": row.attempts}
             await connection.execute(self._session.sql(NOTE_FAILURE), values)
 
     @retried
     async def let_go(self, route: int, rows: int) -> tuple[list[Place], bool]:
-        """Make so many rows pending, in order; give them, and whether they were the last: then the route is gone."""
+        """Make up to `rows` rows pending, in order; return them, and whether they were the last: the route is gone."""
         async with self._session.use() as connection, connection.transaction():
             await connection.execute(self._session.sql(LOCK), {"route": route})
             values = {"route": route, "lanes": self._lanes(), "rows": rows}
@@ -191,9 +191,9 @@ class QuarantineTable:
         return gone, is_last
 
     def _lanes(self) -> str:
-        return array_text(self._session.lanes)
+        return array_text(self._session.lanes.held)
 
 
 def names(address: Address) -> dict[str, str]:
-    """Give an address as text, for a statement or a log line."""
+    """Return an address as text, for a statement or a log line."""
     return {"exchange": address.exchange.decode(), "routing_key": address.routing_key.decode()}

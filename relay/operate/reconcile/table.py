@@ -34,13 +34,12 @@ ROWS = SQL("""
     FROM (
         SELECT message_id, id, state, (sent_at AT TIME ZONE 'UTC')::date AS day, sent_at,
             (sent_at >= {since}::timestamptz AND sent_at < {until}::timestamptz AND {conditions}) IS TRUE AS is_meant
-        FROM {schema}.message
-        WHERE state = 'sent' AND sent_at >= {first}::timestamptz AND sent_at < {end}::timestamptz
+        FROM {schema}.sent({first}::timestamptz, {end}::timestamptz)
         UNION ALL
         SELECT message_id, id, CASE WHEN state = 'parked' AND held_behind IS NOT NULL THEN 'held' ELSE state END,
             (created_at AT TIME ZONE 'UTC')::date, NULL,
             (created_at >= {since}::timestamptz AND created_at < {until}::timestamptz AND {conditions}) IS TRUE
-        FROM {schema}.message
+        FROM {schema}.message_state
         WHERE state <> 'sent'
     ) AS row
     ORDER BY row.message_id
@@ -89,7 +88,7 @@ def listed(connection: psycopg.Connection, name: str, statement: Composed) -> It
 
 
 # The days have no index on message_id: each call reads the whole table once, against a hash table of the ids.
-FIND = SQL("SELECT DISTINCT message_id::text FROM {schema}.message WHERE message_id = ANY (%(ids)s::uuid[])")
+FIND = SQL("SELECT DISTINCT message_id::text FROM {schema}.message_state WHERE message_id = ANY (%(ids)s::uuid[])")
 
 
 def find_ids(connection: psycopg.Connection, schema: str, message_ids: Sequence[str]) -> set[str]:

@@ -28,9 +28,7 @@ HALF = 30  # bits
 SUM_UP = SQL("""
     SELECT event_type, count(*),
         sum(('x' || left(encode(sha256(convert_to({row}, 'UTF8')), 'hex'), 15))::bit(60)::bigint)
-    FROM {schema}.message
-    WHERE state = 'sent' AND sent_at >= {day}::date::timestamp AT TIME ZONE 'UTC'
-        AND sent_at < ({day}::date + 1)::timestamp AT TIME ZONE 'UTC'
+    FROM {schema}.sent({day}::date::timestamp AT TIME ZONE 'UTC', ({day}::date + 1)::timestamp AT TIME ZONE 'UTC')
     GROUP BY event_type
 """)
 

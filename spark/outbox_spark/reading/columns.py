@@ -81,7 +81,7 @@ def expression(name: str) -> Composable:
     return COMPUTED.get(name) or Identifier("message", name)
 
 
-def select(schema: spark.StructType, outbox_schema: str) -> Composed:
+def select(schema: spark.StructType, table: Identifier) -> Composed:
     """Give `SELECT ... FROM ... WHERE true` for these columns: what is not named is not read.
 
     Fields of the payload come as columns of their own, in its place.
@@ -93,7 +93,7 @@ def select(schema: spark.StructType, outbox_schema: str) -> Composed:
     if faults:
         raise ColumnError("; ".join(faults))
     columns: list[Composable] = []
-    source: Composable = SQL("{} AS message").format(Identifier(outbox_schema, "message"))
+    source: Composable = SQL("{} AS message").format(table)
     for field in schema.fields:
         if isinstance(field.dataType, spark.StructType):
             columns += [SQL("content.{}").format(Identifier(inner.name)) for inner in field.dataType.fields]

@@ -46,7 +46,7 @@ class Stand:
             **os.environ,
             "RELAY_DATABASE_URL": database.url.get_secret_value(),
             "RELAY_BROKER_URL": broker.url.get_secret_value(),
-            "RELAY_HTTP__LISTEN": "",
+            "RELAY_HTTP_LISTEN": "",
         }
 
     @asynccontextmanager
@@ -55,7 +55,7 @@ class Stand:
             yield connection
 
     def start_node(self, name: str) -> None:
-        environment = {**self._environment, "RELAY_RELAY__NODE": name}
+        environment = {**self._environment, "RELAY_NODE": name}
         self.nodes[name] = Process(RELAY, log=self._log(name), environment=environment)
 
     def start_member(self, name: str) -> None:

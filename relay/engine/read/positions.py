@@ -1,0 +1,271 @@
+"""How far each lane is read, and what the next read asks for: decisions only, no statement and no waiting.
+
+Ids are given before commit, so a row may become visible behind a higher id. The positions remember for each lane how
+far it was read (its floor). They go back when a transaction that was running during an earlier read has ended: to the
+position at which that transaction was first seen. All decisions about what was missed go by the snapshot of the read
+itself. What no rule foresees (an id taken long before its row was inserted) is caught by the sweep, which reads from
+zero: the row's state, not its position, is the truth.
+
+A read from far back walks over every dead row that cannot be vacuumed yet, and there may be tens of millions: so only
+one lane at a time is read in that way.
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from itertools import chain, groupby
+from operator import itemgetter
+
+from relay.config.settings import RelaySettings
+from relay.engine.read.open_transactions import OpenTransactions
+from relay.engine.read.window import Window
+from relay.engine.row import Row
+from relay.engine.session.session import HeldLanes
+
+SWEEP_SHARE = 50  # a sweep takes at most this part of the time
+FAR = 100_000  # ids; a read that starts so far behind the last one may have to pass many dead rows
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One read of the table.
+
+    Attributes:
+        lanes: those that it reads.
+        floors: for each of them, the id above which it reads.
+        held: ids above these floors that were read before and are still under way.
+        rows: how many a lane may bring.
+        bytes: by lane, how many it may bring.
+        sweeping: the lane that it reads from zero for the sweep.
+        horizon: the highest id that was taken before the transactions that its snapshot names.
+        floor: the id above which every lane must be read for transactions that run now.
+        reach: the lowest id above which this read, or the one that it repeats, was asked to read.
+    """
+
+    lanes: list[int]
+    floors: list[int]
+    held: list[int]
+    rows: int
+    bytes: dict[int, int]
+    sweeping: int | None
+    horizon: int
+    floor: int
+    reach: int
+
+
+class Positions:
+    """The floors of the lanes that a session holds, and the window of rows that are under way.
+
+    A read is: `plan`; as long as `plan_again` gives a longer one, that; then `take`. Times are monotonic.
+
+    Attributes:
+        has_more: whether a lane may have more rows than were read of it.
+        behind: lanes of which the last read has not brought all that there was, or only the rest of a backlog.
+    """
+
+    def __init__(self, lanes: HeldLanes, settings: RelaySettings, now: float) -> None:
+        self._lanes = lanes
+        self._window = Window(settings)
+        self._floors: dict[int, int] = {}  # lane -> everything visible at or below was read
+        self._far: dict[int, None] = {}  # lanes that are to be read from far back, in the order of their turn
+        self._large: dict[int, int] = {}  # lane -> cost of its next row, which did not fit, in the order of their turn
+        self._gone_back: dict[int, int] = {}  # lane -> how far, since the last read began
+        self._open = OpenTransactions()
+        self._sweep_interval = settings.sweep_interval
+        self._sweep_at = now + settings.sweep_interval
+        self._sweep_took = 0.0  # seconds, so far
+        self._unswept: list[int] = []  # lanes whose turn in the sweep is to come
+        self._lagging: set[int] = set()  # lanes whose last read has not brought all
+        self.has_more = True
+        self.behind: set[int] = set()
+
+    def has_room(self) -> bool:
+        """Whether enough rows have been settled for another read."""
+        if not self._window.is_open or not (lanes := self._readable()):
+            return False
+        large = next((size for lane, size in self._large.items() if lane in lanes), None)
+        return large is None or self._window.has_room_for(large)
+
+    @property
+    def settled(self) -> int:
+        """Bytes of all rows that were forgotten."""
+        return self._window.settled
+
+    @property
+    def has_large(self) -> bool:
+        """Whether a row waits that is too large for the room there is."""
+        return bool(self._large)
+
+    def has_room_beside_large(self, settled: int) -> bool:
+        """Whether nothing has settled since that many bytes had, and lanes without a large row can be read."""
+        if self._window.settled > settled or not self._window.is_open:
+            return False
+        return not self._large.keys() >= set(self._readable())
+
+    def forget(self, rows: Iterable[Row]) -> None:
+        """Let rows go: they are settled, or left to the table."""
+        self.has_more |= self._window.forget(rows)  # a lane that was left out until now
+
+    def is_clear(self, lane: int) -> bool:
+        """Whether no row of the lane is under way."""
+        return not self._window.ids(lane)
+
+    def under_way(self) -> Iterable[int]:
+        """Return the ids of all rows that were read and not forgotten."""
+        return chain.from_iterable(map(self._window.ids, self._lanes.held))
+
+    def enter(self, lanes: Iterable[int]) -> None:
+        """Read these lanes from the start."""
+        for lane in lanes:
+            self._floors[lane], self._far[lane] = 0, None
+        self.has_more = True
+
+    def reread_from(self, lane: int, before: int = 0) -> None:
+        """Read a lane again from the first id above `before`; what is under way is not read twice."""
+        floor = self._floors.get(lane, 0)
+        if floor > before:
+            self._floors[lane] = before
+        if floor > before + FAR:
+            self._far[lane] = None
+        self._gone_back[lane] = min(self._gone_back.get(lane, before), before)
+        self.has_more = True
+
+    def is_sweep_due(self, now: float) -> bool:
+        return now >= self._sweep_at
+
+    def begin_sweep(self, now: float) -> None:
+        """Read every lane from zero once, one lane a read."""
+        self._unswept, self._sweep_took = list(self._lanes.held), 0.0
+        self._sweep_at = now + self._sweep_interval
+
+    def plan(self, known_until: float) -> Plan:
+        """Return the next read.
+
+        Args:
+            known_until: the snapshot of the last read named all running transactions that had an id by then.
+        """
+        horizon = self._open.horizon(known_until)
+        floor = self._open.floor(horizon)
+        return self._plan(horizon, floor, reach=floor)
+
+    def plan_again(self, plan: Plan, snapshot: bytes) -> Plan | None:
+        """Learn from the snapshot of a read who runs; return a read that goes further back, None if this one did.
+
+        A long transaction has ended: its rows belong before what was just read. Another may end meanwhile.
+        """
+        back = self._open.note(snapshot, plan.horizon)
+        if back is None or back >= plan.reach:
+            return None
+        for lane in self._lanes.held:
+            self.reread_from(lane, back)
+        return self._plan(plan.horizon, plan.floor, reach=back)
+
+    def found_by_sweep(self, plan: Plan, rows: Iterable[Row]) -> list[Row]:
+        """Return the rows of a read that only its sweep has found. Ask before `take`."""
+        if plan.sweeping is None or plan.reach != plan.floor:
+            return []
+        read_to = min(plan.floor, self._floors[plan.sweeping])
+        return [row for row in rows if row.lane == plan.sweeping and row.id <= read_to]
+
+    def take(self, plan: Plan, rows: list[Row], position: int, *, began: float, ended: float) -> list[Row]:
+        """Note what a read has brought, and return it without the rows whose payload has to wait for room.
+
+        Args:
+            position: the highest id that was given when it was made.
+        """
+        self.has_more = False
+        for lane in plan.lanes:
+            self._far.pop(lane, None)
+            self._large.pop(lane, None)
+        waiting = {row.lane: row for row in reversed(rows) if row.left_out}  # the first of its lane
+        if waiting:
+            rows = [row for row in rows if row.lane not in waiting or row.id < waiting[row.lane].id]
+            self._large |= {lane: row.cost for lane, row in waiting.items() if row.cost > plan.bytes[lane]}
+        self._move_floors(plan, rows, waiting, position)
+        # A lane without room waits for its turn until it has some: `forget` says so.
+        self.has_more |= any(
+            lane in self._far or lane in self._unswept or lane in self._large for lane in self._lanes_with_room()
+        )
+        if position <= FAR:  # how far a new lane is shows with the first read
+            self._far.clear()
+        for lane, before in self._gone_back.items():  # while we read
+            self.reread_from(lane, before)
+        for lane in self._floors:
+            if lane not in plan.bytes:  # what has become visible there is still to be read
+                self._floors[lane] = min(self._floors[lane], plan.floor)
+        if plan.sweeping is not None:
+            self._sweep_took += ended - began
+            self._sweep_at = ended + max(self._sweep_interval, self._sweep_took * SWEEP_SHARE)
+        self._open.note_read(ended, position)
+        return rows
+
+    def _move_floors(self, plan: Plan, rows: list[Row], waiting: dict[int, Row], position: int) -> None:
+        if plan.sweeping is not None:
+            self._unswept.remove(plan.sweeping)
+        ended = set(plan.lanes)
+        for lane, group in groupby(rows, itemgetter(0)):
+            of_lane = list(group)
+            self._window.add(lane, of_lane)
+            last = of_lane[-1].id
+            if len(of_lane) >= plan.rows:
+                self._floors[lane] = last
+                self.has_more = True
+                ended.discard(lane)
+        for lane, row in waiting.items():
+            self._floors[lane] = row.id - 1
+            self.has_more = True
+            ended.discard(lane)
+        for lane in ended:
+            self._floors[lane] = position
+        lagging = set(plan.lanes) - ended
+        self.behind = lagging | self._lagging
+        self._lagging = lagging | self._lagging.difference(plan.lanes)
+
+    def _plan(self, horizon: int, floor: int, *, reach: int) -> Plan:
+        for lane in self._lanes_with_room():
+            if lane not in self._floors:
+                self._floors[lane], self._far[lane] = 0, None
+        lanes = self._readable()
+        is_far = any(lane in self._far for lane in lanes)
+        room, room_bytes = self._window.room
+        shares = self._share(lanes, room_bytes)
+        sweeping = None if is_far else next((lane for lane in self._unswept if lane in lanes), None)
+        if sweeping not in shares:
+            sweeping = None
+        lanes = [lane for lane in lanes if lane in shares]
+        floors = [0 if lane == sweeping else min(self._floors[lane], floor) for lane in lanes]
+        most = max(1, room // max(1, len(lanes)))  # no lane when the last of them has begun to leave
+        self._gone_back.clear()
+        return Plan(
+            lanes,
+            floors,
+            [id_ for lane, above in zip(lanes, floors, strict=True) for id_ in self._window.ids(lane) if id_ > above],
+            min(most, max(1, self._window.lane_quota // 4)),
+            shares,
+            sweeping,
+            horizon,
+            floor,
+            reach,
+        )
+
+    def _share(self, lanes: Collection[int], room: int) -> dict[int, int]:
+        """Return how many bytes each lane may bring; a lane whose large row has to wait is left out.
+
+        The large rows go first, by turns. The other lanes have the rest, and a little in any case: a backlog of large
+        rows must not keep them waiting.
+        """
+        left, shares = room, dict[int, int]()
+        for lane, size in self._large.items():
+            if lane in lanes and (size <= left if shares else self._window.has_room_for(size)):
+                shares[lane] = size
+                left -= size
+        others = [lane for lane in lanes if lane not in self._large]
+        return shares | dict.fromkeys(others, max(1, max(left, room // 4) // max(1, len(others))))
+
+    def _lanes_with_room(self) -> list[int]:
+        return [lane for lane in self._lanes.staying if self._window.has_room(lane)]
+
+    def _readable(self) -> list[int]:
+        """Return the lanes with room: of those that are to be read from far back, the first."""
+        lanes = self._lanes_with_room()
+        far = next((lane for lane in self._far if lane in lanes), None)
+        return [lane for lane in lanes if lane == far or lane not in self._far]
