@@ -19,7 +19,7 @@ from pydantic import SecretStr
 
 from bench.queue import QUEUE
 from relay.config.settings import BrokerSettings, DatabaseSettings, LogSettings
-from relay.consume import Consumer, Inbox, Message, on
+from relay.consume import Consumer, Inbox, Message, WorkPolicy, on
 from relay.observe.log import set_up
 
 DATABASE_URL, BROKER_URL = "CONSUMER_DATABASE_URL", "CONSUMER_BROKER_URL"
@@ -69,9 +69,9 @@ async def run(kind: Kind) -> None:
         [project_all if kind is Kind.LISTS else project],
         inbox=inbox,
         broker=BrokerSettings(url=SecretStr(os.environ[BROKER_URL])),
-        concurrency=CONCURRENCY,
-        batch_size=1 if kind is Kind.SINGLE else BATCH,
-        pipeline=kind is Kind.PIPELINED,
+        work=WorkPolicy(
+            concurrency=CONCURRENCY, batch_size=1 if kind is Kind.SINGLE else BATCH, pipeline=kind is Kind.PIPELINED
+        ),
     )
     await consumer.run()
 

@@ -14,7 +14,7 @@ import psycopg
 
 from demo.queue import QUEUE
 from relay.config.loading import load
-from relay.consume import Consumer, Inbox, Message, on
+from relay.consume import Consumer, Inbox, Message, WorkPolicy, on
 from relay.observe.log import set_up
 
 NAME = "demo"
@@ -43,8 +43,8 @@ def main(counts_file: Path) -> None:
         [project],
         inbox=Inbox(settings.database, NAME),
         broker=settings.broker,
-        batch_size=1000,  # one transaction for as many as have come, which costs one sync to disk
-        pipeline=True,
+        # One transaction for as many as have come, which costs one sync to disk.
+        work=WorkPolicy(batch_size=1000, pipeline=True),
     )
     asyncio.run(_consume(consumer, counts_file))
 

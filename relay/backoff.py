@@ -13,12 +13,21 @@ PHASE = random.random()  # noqa: S311  (nothing to do with secrets)
 
 
 def backoff(attempt: int, initial: float, maximum: float) -> float:
-    """Give the seconds to wait after the `attempt`-th failure (1, 2, ...): doubling, bounded, with full jitter.
+    """Return the seconds to wait after the `attempt`-th failure (1, 2, ...): doubling, bounded, with jitter.
 
     At least half of the step, so that a burst of failures neither returns at once nor all together.
     """
-    step = min(maximum, initial * 2.0 ** min(attempt - 1, 30))
-    return step * random.uniform(0.5, 1.0)  # noqa: S311  (nothing to do with secrets)
+    return longest_wait(attempt, initial, maximum) * random.uniform(0.5, 1.0)  # noqa: S311  (nothing to do with secrets)
+
+
+def longest_wait(attempt: int, initial: float, maximum: float, *, multiplier: float = 2.0) -> float:
+    """Return the step from which chance takes some: `multiplier` times as long after each failure, bounded."""
+    step = initial
+    for _ in range(attempt - 1):
+        if step >= maximum:
+            break
+        step *= multiplier
+    return min(step, maximum)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field
 from relay.backoff import backoff
 from relay.config.loading import load
 from relay.config.settings import Settings
-from relay.consume import Consumer, Inbox, Message, on
+from relay.consume import Consumer, Inbox, Message, WorkPolicy, on
 from relay.errors import BrokerUnavailableError, DatabaseUnavailableError
 from relay.http.consumer import answering_for
 from relay.observe.log import set_up
@@ -75,7 +75,7 @@ async def work(settings: Settings, concurrency: int) -> None:
             [project],
             inbox=Inbox(settings.database, "invoices"),
             broker=settings.broker,
-            concurrency=concurrency,
+            work=WorkPolicy(concurrency=concurrency),
             declare=False,  # `relay topology apply` has made the queue of the dead letters
         )
         try:

@@ -21,7 +21,7 @@ from pydantic import BaseModel
 from relay.config.loading import load
 from relay.config.settings import DatabaseSettings
 from relay.consume import Inbox, Message, Permanent, on
-from relay.consume.pool import Partition, PartitionedConsumer
+from relay.consume.pool import Partition, PartitionedConsumer, PoolPolicy
 from relay.database import connect_async
 from relay.http.consumer import answering_for
 from relay.observe.log import set_up
@@ -89,8 +89,7 @@ def main() -> None:
         [add],
         inbox=Inbox(settings.database, "totals"),
         broker=settings.broker,
-        on_assigned=partial(load_totals, settings.database),
-        on_revoked=forget_totals,
+        pool=PoolPolicy(on_assigned=partial(load_totals, settings.database), on_revoked=forget_totals),
     )
     asyncio.run(work(member, settings.http.listen))
 

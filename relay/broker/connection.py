@@ -259,7 +259,7 @@ async def connect_to(host: Host, broker: BrokerSettings, name: str) -> Connectio
         reason = words(cause)
     except asyncio.CancelledError:
         # The library raises it, too, when the peer resets the connection during the handshake.
-        if (task := asyncio.current_task()) is None or task.cancelling():
+        if is_told_to_end():
             raise
         reason = "the connection was reset"
     else:
@@ -276,14 +276,39 @@ async def close_channel(channel: Underlay) -> None:
     await channel.connection.write_queue.put(ChannelFrame.marshall(channel.number, [frame]))
 
 
+async def open_channel(connection: Connection, within: float, *, confirms: bool = False) -> Underlay:
+    """Open a channel of aiormq's own: aio-pika would make a second task and a large object of each delivery.
+
+    Args:
+        confirms: what it publishes is confirmed, and an unroutable message raises.
+    Raises:
+        BrokerUnavailableError: the connection was lost, or the broker did not answer within so many seconds.
+    """
+    try:
+        async with answer_within("open a channel", within):
+            opened = await connection.channel(publisher_confirms=confirms, on_return_raises=confirms)
+            return await opened.get_underlay_channel()
+    except (AMQPError, OSError, RuntimeError) as error:
+        raise BrokerUnavailableError(connection.loss or words(error)) from error
+
+
 @asynccontextmanager
 async def answer_within(what: str, within: float) -> AsyncIterator[None]:
-    """Wait for the broker's answer; raises TimeoutError, which says `what` had none within so many seconds."""
+    """Wait for the broker's answer.
+
+    Raises:
+        TimeoutError: `what` had no answer within so many seconds.
+        ConnectionResetError: the connection went away meanwhile, which the library says by a CancelledError.
+    """
     try:
         async with asyncio.timeout(within):
             yield
     except TimeoutError:
         raise TimeoutError(f"{what}: no answer within {within:g} s") from None
+    except asyncio.CancelledError:
+        if is_told_to_end():
+            raise
+        raise ConnectionResetError(f"{what}: the connection was lost") from None
     if is_told_to_end():
         # The library swallows a cancellation while it closes a channel; who asked for it would wait for ever.
         raise asyncio.CancelledError

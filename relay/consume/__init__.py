@@ -10,17 +10,19 @@ with importing("consume"):
     from relay.consume.consumer import Consumer
     from relay.consume.counters import Counters
     from relay.consume.message import Message
-    from relay.consume.retries import Retries
+    from relay.consume.policies import FailurePolicy, Retries, WorkPolicy
 
 __all__ = [
     "Backoff",
     "Consumer",
     "Counters",
+    "FailurePolicy",
     "Inbox",
     "Message",
     "Overload",
     "Permanent",
     "Retries",
     "Transient",
+    "WorkPolicy",
     "on",
 ]

@@ -1,9 +1,13 @@
-"""Consume on one channel, until it is lost or we are told to stop; then let the running transactions finish."""
+"""Consume and acknowledge on one channel, until it is lost or the consumer stops.
+
+Then the running transactions get `drain_timeout` to finish.
+"""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from math import inf
 
 from aiormq.abc import AbstractChannel, DeliveredMessage
 from aiormq.exceptions import (
@@ -19,16 +23,16 @@ from relay.broker.connection import answer_within, words
 from relay.consume.apply.attempt import Attempt
 from relay.consume.apply.inbox_insert import EVERYTHING, Admission
 from relay.consume.apply.repeats import Repeats
-from relay.consume.apply.transactions import open_transactions
+from relay.consume.apply.transactions_factory import open_transactions
 from relay.consume.classify import Failure, Reason, first_line, name_of, unfit
+from relay.consume.counters import Counters
 from relay.consume.failed.copies import Copies
 from relay.consume.failed.envelope import history_of, restored
 from relay.consume.failed.held_messages import HeldMessages
 from relay.consume.failed.held_table import NOT_HELD, TAKEN, HeldTable
 from relay.consume.key_queue import KeyQueue
-from relay.consume.message import Delivery, read_delivery
-from relay.consume.receipts import Receipts
-from relay.consume.setup import Order, Setup
+from relay.consume.message import Delivery, Unreadable, read_delivery
+from relay.consume.setup import Setup
 from relay.consume.startup import keep_asking, keep_up
 from relay.consume.worker import Worker
 from relay.database import CANCEL_TIMEOUT
@@ -58,22 +62,22 @@ class ChannelConsumer:
         channel.on_consumer_cancel_callbacks.add(lambda _: self._cancelled.set())
         self._receipts = Receipts(channel, setup.counters)
         self._copies = Copies(
-            setup.outgoing,
-            setup.queue,
-            setup.dead_queue,
-            setup.inbox.consumer_name,
-            setup.counters,
-            setup.backoff,
-            setup.begun_attempts,
-            self._receipts.settle,
-            self._stopping,
-            tasks,
+            outgoing=setup.outgoing,
+            queue=setup.queue,
+            dead_queue=setup.dead_queue,
+            consumer_name=setup.inbox.consumer_name,
+            counters=setup.counters,
+            backoff=setup.work.backoff,
+            begun_attempts=setup.begun_attempts,
+            settle=self._receipts.settle,
+            stopping=self._stopping,
+            tasks=tasks,
         )
         self._attempts: list[Attempt] = []
-        self._held = self._hold() if setup.order is Order.HOLD else None
+        self._held = self._hold() if setup.failures.holds_keys else None
         self._key_queue = KeyQueue()
         self._repeats = Repeats(setup.inbox, setup.session)
-        self._workers = [self._worker() for _ in range(setup.concurrency)]
+        self._workers = [self._worker() for _ in range(setup.work.concurrency)]
 
     async def begin(self) -> str:
         """Ask for deliveries, and give the consumer's tag.
@@ -117,19 +121,18 @@ class ChannelConsumer:
             asking = keep_asking(self._setup.inbox, self._setup.session, self._stopping)
             beside.append(start(asking, name="consume.ask"))
         await first(self._setup.stop.wait(), self._cancelled.wait(), self._channel.closing, self._cut_off.wait())
-        drain_until = asyncio.get_running_loop().time() + self._setup.drain_timeout
+        drain_until = asyncio.get_running_loop().time() + self._setup.work.drain_timeout
         if self._cut_off.is_set():
             # Before the drain, which takes long without a database: until then the queue gives nobody else anything.
             await close(self._channel)
         if not self._channel.is_closed:
             # A single active consumer that is cancelled makes room for the next one at once, while what it has not
             # settled still waits for the end of its channel: that would come behind what is newer.
-            if self._setup.order is Order.SKIP:
+            if not self._setup.failures.holds_keys:
                 await self._end(tag)
             log.info("consumer.draining", queue=self._setup.queue)
         self._stopping.set()
-        for _ in self._workers:
-            self._key_queue.stop()
+        self._key_queue.stop()
         if self._held is not None:
             self._held.stop()
         for task in beside:  # each acknowledgement would let in a message that waits here for nothing: at the end, then
@@ -141,7 +144,7 @@ class ChannelConsumer:
         self._receipts.give_back()  # also what came until then
 
     def why_it_ended(self) -> BrokerUnavailableError | None:
-        """Tell what a consumer that was not told to stop has to wait for."""
+        """Return what a consumer that was not told to stop has to wait for."""
         if self._setup.stop.is_set():
             return None
         if self._cancelled.is_set():
@@ -160,9 +163,9 @@ class ChannelConsumer:
                 self._setup.fence.stamp(delivered)
             delivery = read_delivery(delivered, self._setup.inbox.consumer_name)
         except Exception as error:  # the library would only log it, and the message would stay in our hands
-            delivery = f"it cannot be read: {name_of(error)}: {first_line(error)}"
-        if isinstance(delivery, str):
-            self._copies.carry(delivered, unfit(Reason.INVALID, delivery, history_of(delivered)))
+            delivery = Unreadable(f"it cannot be read: {name_of(error)}: {first_line(error)}")
+        if isinstance(delivery, Unreadable):
+            self._copies.carry(delivered, unfit(Reason.INVALID, delivery.reason, history_of(delivered)))
         elif (failure := self._unfit_for(delivery)) is not None:
             self._copies.carry(delivered, failure)
         else:
@@ -179,35 +182,35 @@ class ChannelConsumer:
     def _worker(self) -> Worker:
         setup = self._setup
         return Worker(
-            self._key_queue,
-            self._attempt(EVERYTHING if self._held is None else NOT_HELD),
-            setup.gate,
-            setup.begun_attempts,
-            setup.judge,
-            self._held or self._copies,
-            self._receipts.settle,
-            setup.counters,
-            setup.batch_size,
-            setup.poison_limit,
-            self._stopping,
-            self._repeats,
+            key_queue=self._key_queue,
+            attempt=self._attempt(EVERYTHING if self._held is None else NOT_HELD),
+            gate=setup.gate,
+            begun_attempts=setup.begun_attempts,
+            judge=setup.judge,
+            aside=self._held or self._copies,
+            settle=self._receipts.settle,
+            counters=setup.counters,
+            batch_size=setup.work.batch_size,
+            poison_limit=setup.failures.poison_limit,
+            stopping=self._stopping,
+            repeats=self._repeats,
         )
 
     def _hold(self) -> HeldMessages:
         setup = self._setup
         return HeldMessages(
-            HeldTable(setup.inbox, setup.session, setup.fence),
-            self._attempt(TAKEN),
-            setup.gate,
-            setup.judge,
-            self._copies,
-            setup.begun_attempts,
-            self._unfit_for,
-            setup.counters,
-            setup.backoff,
-            self._receipts.settle,
-            setup.poison_limit,
-            self._stopping,
+            table=HeldTable(setup.inbox, setup.session, setup.fence),
+            attempt=self._attempt(TAKEN),
+            gate=setup.gate,
+            judge=setup.judge,
+            copies=self._copies,
+            begun_attempts=setup.begun_attempts,
+            unfit_for=self._unfit_for,
+            counters=setup.counters,
+            backoff=setup.work.backoff,
+            settle=self._receipts.settle,
+            poison_limit=setup.failures.poison_limit,
+            stopping=self._stopping,
         )
 
     def _attempt(self, admission: Admission) -> Attempt:
@@ -215,10 +218,17 @@ class ChannelConsumer:
         transactions = open_transactions(
             setup.inbox,
             setup.handlers,
-            pipeline=setup.pipeline and admission is not TAKEN,
+            pipeline=setup.work.pipeline and admission is not TAKEN,
             admission=replace(admission, fence=setup.fence),
         )
-        attempt = Attempt(transactions, setup.judge, setup.counters, setup.outages, self._stopping, setup.state)
+        attempt = Attempt(
+            transactions=transactions,
+            judge=setup.judge,
+            counters=setup.counters,
+            outages=setup.outages,
+            stopping=self._stopping,
+            state=setup.state,
+        )
         self._attempts.append(attempt)
         return attempt
 
@@ -248,6 +258,60 @@ class ChannelConsumer:
                 await self._setup.begun_attempts.end_all()
                 if self._held is not None:
                     await self._held.let_go()
+
+
+class Receipts:
+    """The deliveries of one channel that are not acknowledged yet.
+
+    An ack that is lost with the connection is no error: the message comes again and the inbox knows it.
+    """
+
+    def __init__(self, channel: AbstractChannel, counters: Counters) -> None:
+        self._channel = channel
+        self._counters = counters
+        self._open: dict[int, None] = {}  # in the order of the tags, as they came in
+        self._settled: list[int] = []
+        self._some = asyncio.Event()
+
+    def expect(self, tag: int) -> None:
+        self._open[tag] = None
+        self._counters.unacknowledged = len(self._open)
+
+    def settle(self, tags: Iterable[int]) -> None:
+        """Have these acknowledged soon."""
+        self._settled.extend(tags)
+        self._some.set()
+
+    async def send(self) -> None:
+        """Acknowledge until cancelled, or the channel is gone."""
+        while not self._channel.is_closed:
+            await self._some.wait()
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Acknowledge what is settled by now."""
+        with suppress(ChannelInvalidStateError, AMQPError):  # gone: see above
+            await self._flush()
+
+    def give_back(self) -> None:
+        """The channel ends: the broker takes back what is still open."""
+        self._counters.given_back += len(self._open)
+        self._counters.unacknowledged = 0
+
+    async def _flush(self) -> None:
+        self._some.clear()
+        tags, self._settled = sorted(self._settled), []
+        for tag in tags:
+            del self._open[tag]
+        self._counters.acknowledged += len(tags)
+        self._counters.unacknowledged = len(self._open)
+        # One frame for all up to the first that is still open: for a quorum queue each ack is a log entry.
+        first_open = next(iter(self._open), inf)
+        below = [tag for tag in tags if tag < first_open]
+        if below:
+            await self._channel.basic_ack(below[-1], multiple=True, wait=False)
+        for tag in tags[len(below) :]:
+            await self._channel.basic_ack(tag, wait=False)
 
 
 async def consume(

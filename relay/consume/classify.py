@@ -7,7 +7,6 @@
 Everything else is unclassified, unless the consumer was told what it means: again later, so and so often.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -17,9 +16,8 @@ from typing import assert_never
 import psycopg
 
 from relay.consume.message import Delivery
-from relay.consume.retries import Retries
+from relay.consume.policies import FailurePolicy, Fault
 from relay.errors import (
-    ConfigurationError,
     ExpiredMessageError,
     InvalidPayloadError,
     MessageError,
@@ -52,15 +50,6 @@ class Overload(OutboxError):  # noqa: N818
     """Raised by a handler: something that all messages need has too much to do."""
 
 
-class Fault(StrEnum):
-    """The class of a failure."""
-
-    PERMANENT = "permanent"
-    TRANSIENT = "transient"
-    OVERLOAD = "overload"
-    UNCLASSIFIED = "unclassified"
-
-
 class Reason(StrEnum):
     """Why a message is a dead letter."""
 
@@ -87,7 +76,7 @@ class History:
     first_failed_at: datetime | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
     """The last failure of a message, and what follows from it."""
 
@@ -102,18 +91,13 @@ class Failure:
 
 
 class Judge:
-    """Tells what errors mean."""
+    """Decides what an error means, by a consumer's policy."""
 
-    def __init__(
-        self,
-        unclassified: Retries,
-        transient: Retries,
-        *,
-        retry_on: Iterable[type[Exception]] = (),
-        permanent_on: Iterable[type[Exception]] = (),
-        overload_on: Iterable[type[Exception]] = (),
-    ) -> None:
-        self._retries = {Fault.UNCLASSIFIED: unclassified, Fault.TRANSIENT: transient}
+    def __init__(self, policy: FailurePolicy) -> None:
+        self._retries = {
+            Fault.UNCLASSIFIED: policy.retries,
+            Fault.TRANSIENT: policy.transient_retries or policy.retries,
+        }
         self._faults: dict[type, Fault] = {
             Permanent: Fault.PERMANENT,
             Transient: Fault.TRANSIENT,
@@ -122,30 +106,20 @@ class Judge:
             TransactionEndedError: Fault.PERMANENT,  # the next try may be absorbed by an inbox row that it committed
             psycopg.errors.SerializationFailure: Fault.TRANSIENT,
             psycopg.errors.DeadlockDetected: Fault.TRANSIENT,
-        }
-        told: dict[type, Fault] = {}
-        for classes, fault in (
-            (retry_on, Fault.TRANSIENT),
-            (permanent_on, Fault.PERMANENT),
-            (overload_on, Fault.OVERLOAD),
-        ):
-            for each in classes:
-                if told.setdefault(each, fault) is not fault:
-                    raise ConfigurationError(f"{each.__qualname__} cannot be {told[each]} and {fault}: name it once")
-        self._faults |= told
+        } | policy.faults()
 
     @property
     def steps(self) -> list[float]:
-        """Give every wait between two tries, ascending, each once."""
+        """Return every wait between two tries, ascending, each once."""
         return sorted({step for retries in self._retries.values() for step in retries.steps()})
 
     def fault_of(self, error: BaseException) -> Fault:
-        """Give the class of an error: that of its own class, or of the nearest one above that is known."""
+        """Return the class of an error: that of its own class, or of the nearest one above that is known."""
         kinds = (*type(error).__mro__, *type(cause_of(error)).__mro__)
         return next((self._faults[each] for each in kinds if each in self._faults), Fault.UNCLASSIFIED)
 
     def failure(self, error: BaseException, history: History) -> Failure:
-        """Tell what follows from an error that is no overload."""
+        """Return what follows from an error that is no overload."""
         attempts = history.attempts + 1
         fault = self.fault_of(error)
         match fault:
@@ -167,46 +141,62 @@ def _failure(
 ) -> Failure:
     now = datetime.now(UTC)
     first, attempts = history.first_failed_at or now, history.attempts + 1
-    return Failure(attempts, first, now, name_of(error), first_line(error), reason, step, wait)
+    return Failure(
+        attempts=attempts,
+        first_failed_at=first,
+        failed_at=now,
+        exception=name_of(error),
+        words=first_line(error),
+        reason=reason,
+        step=step,
+        wait=wait,
+    )
 
 
 def poisoned(unended: int, history: History) -> Failure:
-    """Give the failure of a message that so many processes have died of, or may have."""
+    """Return the failure of a message that so many processes have died of, or may have."""
     return unfit(Reason.POISONED, f"{unended} tries did not end", history)
 
 
 def unfit(reason: Reason, words: str, history: History) -> Failure:
-    """Give the failure of a message that is not tried."""
+    """Return the failure of a message that is not tried."""
     now = datetime.now(UTC)
-    return Failure(history.attempts, history.first_failed_at or now, now, "", _writable(words), reason)
+    return Failure(
+        attempts=history.attempts,
+        first_failed_at=history.first_failed_at or now,
+        failed_at=now,
+        exception="",
+        words=_writable(words),
+        reason=reason,
+    )
 
 
 def is_outage(error: BaseException) -> bool:
-    """Tell whether the database could not, whoever asked it: then nobody's message has failed."""
+    """Whether the database could not, whoever asked it: then nobody's message has failed."""
     cause = cause_of(error)
     return isinstance(cause, psycopg.Error) and (cause.sqlstate or "").startswith(OUTAGES)
 
 
 def took_too_long(error: BaseException) -> bool:
-    """Tell whether the server ended the session because the transaction took too long: the same would come again."""
+    """Whether the server ended the session because the transaction took too long: the same would come again."""
     cause = cause_of(error)
     return isinstance(cause, psycopg.Error) and cause.sqlstate in TOO_LONG
 
 
 def cause_of(error: BaseException) -> BaseException:
-    """Give the driver's error, where SQLAlchemy has wrapped it."""
+    """Return the driver's error, where SQLAlchemy has wrapped it."""
     cause = getattr(error, "orig", None)
     return cause if isinstance(cause, BaseException) else error
 
 
 def name_of(error: BaseException) -> str:
-    """Give the name of its class, with its module where that is not Python's own."""
+    """Return the name of its class, with its module where that is not Python's own."""
     kind = type(error)
     return _writable(kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}")
 
 
 def first_line(error: BaseException) -> str:
-    """Give the first line of what it says, not too long: PostgreSQL shows values on the ones that follow."""
+    """Return the first line of what it says, not too long: PostgreSQL shows values on the ones that follow."""
     try:
         words = str(error)
     except Exception as broken:  # the application's own classes: what they raise here would end the worker
@@ -215,7 +205,7 @@ def first_line(error: BaseException) -> str:
 
 
 def _writable(words: str) -> str:
-    """Give the beginning of it: PostgreSQL's texts hold no NUL, and nothing in UTF-8 has a half of a surrogate pair."""
+    """Return its beginning: PostgreSQL's texts hold no NUL, and UTF-8 has no half of a surrogate pair."""
     shown = words[:LONGEST_WORDS].replace("\0", r"\x00")
     return shown.encode(errors="backslashreplace").decode()[:LONGEST_WORDS]
 

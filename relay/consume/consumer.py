@@ -12,36 +12,31 @@ the dead letters. A process that dies leaves unacknowledged what it had not comm
 it had committed is known to the inbox: both come again, and only the first has an effect.
 """
 
-import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, nullcontext
-from typing import Literal
 
 from aiormq.abc import AbstractChannel
 
-from relay.backoff import Backoff, unless_set
-from relay.broker.connection import Connection, connect, kind_of_end, words
+from relay.backoff import unless_set
+from relay.broker.connection import Connection, connect, kind_of_end, open_channel, words
 from relay.config.settings import BrokerSettings, Url, settings_of
 from relay.consume.apply.handlers import AsyncHandler, SyncHandler, collect_handlers
 from relay.consume.apply.inbox import Inbox
-from relay.consume.apply.transactions import open_transactions
+from relay.consume.apply.transactions_factory import open_transactions
 from relay.consume.channel import LOST, consume, first
 from relay.consume.classify import Judge
 from relay.consume.counters import ConsumerSnapshot, Counters
-from relay.consume.failed.poison import SUSPECT_FROM
 from relay.consume.failed.queues import dead_queue, dead_queue_name, prepare, retry_queues
+from relay.consume.policies import FailurePolicy, WorkPolicy
 from relay.consume.queue_depth import ready_count
-from relay.consume.retries import Retries
-from relay.consume.setup import Order, Setup
+from relay.consume.setup import Setup
 from relay.consume.startup import check_inbox, tell_left_behind
+from relay.consume.stopping import Stopping
 from relay.errors import BrokerUnavailableError, ConfigurationError, QueueMissingError
 from relay.logger import get_logger
 from relay.stopping import at_signals, cut_after
 
-MAX_PREFETCH = 65535  # AMQP has 16 bits for it
-RETRIES = Retries()
 BESIDE_THE_WORKERS = 3  # database connections: for statements of the consumer, for held messages and for days
-LEAST_POISON_LIMIT = SUSPECT_FROM + 1  # a suspect must have been alone when it killed, before it is judged
 
 log = get_logger("relay.consume")
 
@@ -51,24 +46,10 @@ class Consumer:
 
     Args:
         broker: its URL, or BrokerSettings.
-        concurrency: transactions at the same time, each on a database connection of its own. Messages of one key
-            (aggregate type and id) are never in two of them, and stay in order.
-        batch_size: messages in one transaction, at most. When one of them fails, the batch is rolled back and done
-            again one by one, so what a handler does outside of the database may be done twice.
-        pipeline: send the handlers' statements without waiting for each answer (psycopg's pipeline mode). An error
-            then shows at a later statement or at the end, and `rowcount` is unknown before a fetch.
-        stall_after: seconds; when messages are in hand and none settles for so long, the consumer is not ready.
-        drain_timeout: seconds that running transactions get when the consumer is stopped.
-        backoff: waits for a lost database or broker, for a queue that refuses, and between the probes of an overload.
-        order: what a message that failed means for the later ones of its key. "hold": it waits in the table
-            `held_message` for its next try, and they wait behind it; "skip": it waits in a retry queue, and they pass.
-        retries, transient_retries: when it is tried again, and how often; for `Transient` and what `retry_on` names the
-            second, which is as the first unless given. Then it goes to the queue's dead letters.
-        retry_on, permanent_on, overload_on: classes of exceptions that mean `Transient`, `Permanent` and `Overload`.
-            The nearest class of an exception decides.
-        poison_limit: processes that may die while they work on a message; then it is a dead letter.
-        declare: at the start, declare `<queue>.dead` and, for "skip", the retry queues where they are missing; else
-            they must be there.
+        failures: what happens to a message that failed.
+        work: how much is worked on at once, and how long it may take.
+        declare: at the start, declare `<queue>.dead` and, for order="skip", the retry queues where they are missing;
+            else they must be there.
 
     docs/consumer.md tells what becomes of which message.
     """
@@ -80,40 +61,14 @@ class Consumer:
         *,
         inbox: Inbox,
         broker: BrokerSettings | Url,
-        concurrency: int = 4,
-        batch_size: int = 1,
-        pipeline: bool = False,
-        stall_after: float = 5.0,
-        drain_timeout: float = 8.0,
-        backoff: Backoff = Backoff(),  # noqa: B008 (immutable)
-        order: Literal["hold", "skip"] = "hold",
-        retries: Retries = RETRIES,
-        transient_retries: Retries | None = None,
-        retry_on: Iterable[type[Exception]] = (),
-        permanent_on: Iterable[type[Exception]] = (),
-        overload_on: Iterable[type[Exception]] = (),
-        poison_limit: int = 5,
+        failures: FailurePolicy = FailurePolicy(),  # noqa: B008 (immutable)
+        work: WorkPolicy = WorkPolicy(),  # noqa: B008 (immutable)
         declare: bool = True,
     ) -> None:
-        if concurrency < 1 or batch_size < 1 or concurrency * batch_size > MAX_PREFETCH:
-            raise ConfigurationError(
-                f"concurrency ({concurrency}) and batch_size ({batch_size}) are at least 1,"
-                f" and their product at most {MAX_PREFETCH}"
-            )
-        if poison_limit < LEAST_POISON_LIMIT:
-            raise ConfigurationError(f"poison_limit ({poison_limit}) is at least {LEAST_POISON_LIMIT}")
-        if order not in tuple(Order):
-            raise ConfigurationError(f"order is {' or '.join(map(repr, map(str, Order)))}, not {order!r}")
-        inbox.require_connections(concurrency + BESIDE_THE_WORKERS)
+        inbox.require_connections(work.concurrency + BESIDE_THE_WORKERS)
         found = collect_handlers(handlers)
-        open_transactions(inbox, found, pipeline=pipeline)  # refuses now what does not fit together
-        judge = Judge(
-            retries,
-            transient_retries or retries,
-            retry_on=retry_on,
-            permanent_on=permanent_on,
-            overload_on=overload_on,
-        )
+        open_transactions(inbox, found, pipeline=work.pipeline)  # refuses now what does not fit together
+        judge = Judge(failures)
         self.queue = queue
         self.setup = Setup(
             queue=queue,
@@ -121,17 +76,11 @@ class Consumer:
             handlers=found,
             inbox=inbox,
             broker=settings_of(BrokerSettings, broker),
-            order=Order(order),
-            concurrency=concurrency,
-            batch_size=batch_size,
-            pipeline=pipeline,
-            poison_limit=poison_limit,
-            drain_timeout=drain_timeout,
-            stall_after=stall_after,
-            backoff=backoff,
+            failures=failures,
+            work=work,
             judge=judge,
         )
-        steps = judge.steps if order == "skip" else []
+        steps = [] if failures.holds_keys else judge.steps
         self._beside = [*retry_queues(queue, steps), dead_queue(queue)]
         self._may_declare = declare
         self._was_ready = False
@@ -148,7 +97,7 @@ class Consumer:
         return self.setup.counters
 
     def hindrances(self) -> dict[str, str]:
-        """Say what keeps it from its work at this moment, by part ("broker", "database", ...); nothing when it can."""
+        """Return what keeps it from its work now, by part ("broker", "database", ...); empty when nothing does."""
         setup, connection = self.setup, self._connection
         ill = setup.health.hindrances
         told = {
@@ -160,12 +109,12 @@ class Consumer:
             "delivery": setup.stalls.reason,
             "consumer": "draining: it was told to stop" if setup.stop.is_set() else None,
         }
-        if (seconds := setup.session.silent_for) > setup.stall_after:
+        if (seconds := setup.session.silent_for) > setup.work.stall_after:
             told["database"] = f"it has not answered for {seconds:.0f} s"
         return {part: reason for part, reason in told.items() if reason}
 
     def snapshot(self) -> ConsumerSnapshot:
-        """Tell what it has done since it was made, and has in hand now."""
+        """Return what it has done since it was made, and has in hand now."""
         setup = self.setup
         setup.gate.count()
         return ConsumerSnapshot(
@@ -201,12 +150,14 @@ class Consumer:
         setup = self.setup
         with at_signals(self.stop) if signals else nullcontext():
             try:
-                async with cut_after(setup.stop, setup.drain_timeout):
+                async with cut_after(setup.stop, setup.work.drain_timeout):
                     await unless_set(setup.stop, self._prepare())
                     while not setup.stop.is_set():
                         try:
                             async with self._channel() as channel:
                                 await consume(setup, channel, self._tell_ready)
+                        except Stopping:
+                            break
                         except (BrokerUnavailableError, QueueMissingError, ConfigurationError, *LOST) as error:
                             if self._was_ready:
                                 await self._wait_for_broker(error)
@@ -221,7 +172,7 @@ class Consumer:
         setup = self.setup
         await check_inbox(setup.inbox)
         await setup.session.check()
-        await tell_left_behind(setup.inbox, setup.session, holds=setup.order is Order.HOLD)
+        await tell_left_behind(setup.inbox, setup.session, holds=setup.failures.holds_keys)
         await prepare(
             setup.broker,
             setup.inbox.consumer_name,
@@ -236,14 +187,10 @@ class Consumer:
         name = f"outbox-consumer {self.setup.inbox.consumer_name}"
         connection = await unless_set(self.setup.stop, connect(broker, name, after=self._connection))
         if connection is None:
-            raise BrokerUnavailableError("it was told to stop while it connected")
+            raise Stopping
         self._connection = connection
         try:
-            async with asyncio.timeout(broker.connect_timeout):
-                channel = await connection.channel(publisher_confirms=False)
-                # aiormq's own channel: aio-pika would make a second task and a large object of each delivery.
-                underlay = await channel.get_underlay_channel()
-            yield underlay
+            yield await open_channel(connection, broker.connect_timeout)
         except (BrokerUnavailableError, *LOST):
             if connection.loss is None:
                 raise
@@ -255,7 +202,7 @@ class Consumer:
         self._was_ready, self._failures = True, 0
         setup = self.setup
         setup.health.heal("broker")
-        log.info("consumer.ready", queue=self.queue, prefetch=setup.prefetch, concurrency=setup.concurrency)
+        log.info("consumer.ready", queue=self.queue, prefetch=setup.prefetch, concurrency=setup.work.concurrency)
 
     async def _wait_for_broker(self, error: Exception) -> None:
         self._failures += 1
@@ -263,4 +210,4 @@ class Consumer:
             self.setup.counters.broker_losses[kind_of_end(error.__cause__)] += 1
         is_refusal = isinstance(error, BrokerUnavailableError) and error.is_refusal
         self.setup.health.degrade("broker", words(error), is_refusal=is_refusal)
-        await first(self.setup.stop.wait(), within=self.setup.backoff.seconds(self._failures))
+        await first(self.setup.stop.wait(), within=self.setup.work.backoff.seconds(self._failures))

@@ -36,7 +36,7 @@ class Counters:
     times: Histogram = field(default_factory=lambda: Histogram(SECONDS))  # seconds of each transaction
 
     def copy(self) -> Self:
-        """Give them as they are now: to be read elsewhere while these go on."""
+        """Return a copy: to be read elsewhere while these go on."""
         return deepcopy(self)
 
     def add(self, other: "Counters") -> None:
@@ -51,14 +51,14 @@ class Counters:
                 setattr(self, each.name, ours + theirs)
 
     def ended(self) -> Self:
-        """Give what stays counted when a part of a consumer has ended: nothing of it is in hand any more."""
+        """Return what stays counted when a part of a consumer has ended: nothing of it is in hand any more."""
         left = self.copy()
         left.held = left.unacknowledged = left.in_flight = 0
         left.last_age = None
         return left
 
     def told(self) -> dict[str, Any]:
-        """Give them for a line of the log."""
+        """Return them for a line of the log."""
         values = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in OF_THE_MOMENT}
         return {name: dict(value) if isinstance(value, Counter) else value for name, value in values.items()}
 

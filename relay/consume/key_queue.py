@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from relay.consume.message import Delivery
+from relay.consume.stopping import Stopping
 
 
 class KeyQueue:
@@ -16,7 +17,8 @@ class KeyQueue:
 
     def __init__(self) -> None:
         self._waiting: dict[str, deque[Delivery]] = {}  # of every key that waits or is worked on
-        self._free: asyncio.Queue[str | None] = asyncio.Queue()  # keys that wait and nobody works on; None: we stop
+        self._free: asyncio.Queue[str | None] = asyncio.Queue()  # keys that wait and nobody works on; None: `stop`
+        self._is_stopped = False
 
     def put(self, delivery: Delivery) -> None:
         waiting = self._waiting.get(delivery.key)
@@ -27,9 +29,12 @@ class KeyQueue:
             waiting.append(delivery)
 
     async def take(self, most: int) -> list[Delivery]:
-        """Wait for deliveries, and take at most so many, in the order in which they came; none: we are to stop.
+        """Wait for deliveries, and take at most so many, in the order in which they came.
 
-        Nobody else gets one of their keys before they are handed to `done`.
+        No other worker gets one of their keys before they are handed to `done`.
+
+        Raises:
+            Stopping: `stop` was called.
         """
         batch: list[Delivery] = []
         key = await self._free.get()
@@ -40,6 +45,9 @@ class KeyQueue:
             if len(batch) == most or self._free.empty():
                 break
             key = self._free.get_nowait()
+        if self._is_stopped:
+            self._free.put_nowait(None)  # lets the next one go
+            raise Stopping
         if len(batch) > 1:
             batch.sort(key=lambda delivery: delivery.tag)
         return batch
@@ -58,5 +66,6 @@ class KeyQueue:
                 del self._waiting[key]
 
     def stop(self) -> None:
-        """Let one who waits in `take` go."""
+        """Let all who wait in `take` go."""
+        self._is_stopped = True
         self._free.put_nowait(None)

@@ -69,16 +69,23 @@ class Delivery:
     delivered: DeliveredMessage  # as it came, for a copy of it
 
 
-def read_delivery(delivered: DeliveredMessage, consumer_name: str) -> Delivery | str:
-    """Take a delivery apart; a text tells why it cannot be a message of the outbox."""
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A delivery that cannot be a message of the outbox."""
+
+    reason: str
+
+
+def read_delivery(delivered: DeliveredMessage, consumer_name: str) -> Delivery | Unreadable:
+    """Take a delivery apart."""
     properties = delivered.header.properties
     headers = properties.headers or {}
     if UNDECODABLE in headers:
-        return f"it cannot be decoded: {_text(headers[UNDECODABLE])}"
+        return Unreadable(f"it cannot be decoded: {_text(headers[UNDECODABLE])}")
     try:
         message_id = UUID(properties.message_id or "")
     except ValueError:
-        return f"its message_id {properties.message_id!r} is no UUID"
+        return Unreadable(f"its message_id {properties.message_id!r} is no UUID")
     message = Message(
         message_id=message_id,
         type=properties.message_type or "",
@@ -103,9 +110,9 @@ def read_delivery(delivered: DeliveredMessage, consumer_name: str) -> Delivery |
         ("routing key", message.routing_key),
     ):
         if "\0" in text:
-            return f"its {what} {text!r} holds a NUL"
+            return Unreadable(f"its {what} {text!r} holds a NUL")
     if (size := len(key.encode())) > LONGEST_KEY:
-        return f"its key has {size} bytes; the table of held messages takes {LONGEST_KEY}"
+        return Unreadable(f"its key has {size} bytes; the table of held messages takes {LONGEST_KEY}")
     return Delivery(delivered.delivery_tag or 0, key, message, delivered)
 
 

@@ -7,9 +7,15 @@ from dataclasses import dataclass, field
 
 from relay.backoff import Backoff, wait_for_event
 from relay.consume.counters import Counters
+from relay.consume.stopping import raise_if_set
 from relay.logger import get_logger
 
 log = get_logger("relay.consume")
+
+
+@dataclass(frozen=True, slots=True)
+class Overloaded:
+    """What became of an attempt that ended by an overload: nothing was applied, and no attempt counts."""
 
 
 @dataclass(slots=True)
@@ -49,8 +55,8 @@ class OverloadGate:
     _door: asyncio.Lock = field(default_factory=asyncio.Lock)  # fair, so that whoever wants to be alone gets his turn
 
     @asynccontextmanager
-    async def enter(self, stopping: asyncio.Event, *, alone: bool = False) -> AsyncIterator[Entry | None]:
-        """Wait for the turn; None: we are to stop, and no handler may be called."""
+    async def enter(self, stopping: asyncio.Event, *, alone: bool = False) -> AsyncIterator[Entry]:
+        """Wait for the turn. Raises Stopping: no handler may be called any more."""
         async with self._door:
             if self.overloads:
                 await wait_for_event(stopping, self._due - asyncio.get_running_loop().time())
@@ -59,11 +65,13 @@ class OverloadGate:
                 while self._inside and not stopping.is_set():
                     self._empty.clear()
                     await self._empty.wait()
-                yield None if stopping.is_set() else Entry(self, self.overloads)
+                raise_if_set(stopping)
+                yield Entry(self, self.overloads)
                 return
+            raise_if_set(stopping)
             self._inside += 1
         try:
-            yield None if stopping.is_set() else Entry(self, 0)
+            yield Entry(self, 0)
         finally:
             self._inside -= 1
             self._empty.set()

@@ -2,9 +2,7 @@
 
 import asyncio
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 
-from relay.backoff import Backoff
 from relay.config.settings import BrokerSettings
 from relay.consume.apply.fence import Fence
 from relay.consume.apply.handlers import Handlers
@@ -17,20 +15,14 @@ from relay.consume.failed.copy_publisher import Outgoing
 from relay.consume.failed.poison import BegunAttempts
 from relay.consume.outages import Outages
 from relay.consume.overload import OverloadGate
+from relay.consume.policies import FailurePolicy, WorkPolicy
 from relay.consume.stall import StallWatch
 from relay.engine.health import Health
 
 AHEAD = 16  # deliveries of a partition that wait in its holder, beside those that are worked on
 
 
-class Order(StrEnum):
-    """What a message that failed means for its followers."""
-
-    HOLD = "hold"  # they wait behind it
-    SKIP = "skip"  # they pass it
-
-
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class Setup:
     """What outlives a channel."""
 
@@ -39,14 +31,8 @@ class Setup:
     handlers: Handlers
     inbox: Inbox
     broker: BrokerSettings
-    order: Order
-    concurrency: int
-    batch_size: int
-    pipeline: bool
-    poison_limit: int
-    drain_timeout: float
-    stall_after: float
-    backoff: Backoff
+    failures: FailurePolicy
+    work: WorkPolicy
     judge: Judge
     fence: Fence | None = None  # around the partition that is consumed
     state: PartitionState | None = None  # of that partition
@@ -62,10 +48,10 @@ class Setup:
     outgoing: Outgoing = field(init=False)
 
     def __post_init__(self) -> None:
-        self.gate = OverloadGate(self.backoff, self.counters)
-        self.stalls = StallWatch(self.counters, self.gate, self.stall_after)
-        self.health = Health(self.stall_after)
-        self.outages = Outages(self.backoff, self.counters, self.health)
+        self.gate = OverloadGate(self.work.backoff, self.counters)
+        self.stalls = StallWatch(self.counters, self.gate, self.work.stall_after)
+        self.health = Health(self.work.stall_after)
+        self.outages = Outages(self.work.backoff, self.counters, self.health)
         self.session = InboxSession(self.inbox, self.outages)
         self.begun_attempts = BegunAttempts(self.inbox, self.session)
         self.outgoing = Outgoing(self.broker, f"outbox-consumer {self.inbox.consumer_name} copies")
@@ -74,10 +60,10 @@ class Setup:
     def prefetch(self) -> int:
         # Nobody but the holder of a partition could work on what it has not begun.
         ahead = 0 if self.fence is None else AHEAD
-        return self.concurrency * self.batch_size + ahead
+        return self.work.concurrency * self.work.batch_size + ahead
 
     def of(self, fence: Fence, queue: str) -> "Setup":
-        """Give what consumes one partition: with counters and an end of its own, and what a process has once."""
+        """Return what consumes one partition: with counters and an end of its own, and what a process has once."""
         own = replace(
             self,
             queue=queue,
@@ -87,7 +73,7 @@ class Setup:
             stop_at_once=asyncio.Event(),
         )
         own.gate, own.outages, own.session = self.gate, self.outages, self.session
-        own.stalls = StallWatch(own.counters, own.gate, own.stall_after)
+        own.stalls = StallWatch(own.counters, own.gate, own.work.stall_after)
         own.health = self.health
         own.begun_attempts = BegunAttempts(own.inbox, own.session)
         return own

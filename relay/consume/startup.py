@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import psycopg
 from psycopg import errors
@@ -11,7 +11,9 @@ from relay.backoff import wait_for_event
 from relay.consume.apply.fence import NO_PARTITION
 from relay.consume.apply.inbox import Inbox
 from relay.consume.apply.inbox_session import InboxSession
-from relay.consume.apply.transactions import Transactions, open_transactions
+from relay.consume.apply.transactions import Transactions
+from relay.consume.apply.transactions_factory import open_transactions
+from relay.consume.stopping import Stopping
 from relay.database import one_line
 from relay.errors import DeadlineError, OutboxError, SchemaError
 from relay.logger import get_logger
@@ -43,7 +45,7 @@ LEFT_BEHIND = """
 
 
 async def check_inbox(inbox: Inbox) -> None:
-    """See that the inbox is there.
+    """Check that the inbox is there.
 
     Raises:
         DatabaseUnavailableError: no host of the URL lets us in.
@@ -86,10 +88,11 @@ async def keep_up(inbox: Inbox) -> None:
 
 
 async def keep_asking(inbox: Inbox, session: InboxSession, stopping: asyncio.Event) -> None:
-    """Ask the database now and then: who has nothing to do is to know as well that it is gone."""
-    while not stopping.is_set():
-        await session.insist(stopping, inbox.statement(ASK))
-        await wait_for_event(stopping, ASK_INTERVAL)
+    """Ask the database now and then, so that an idle consumer learns as well that it is gone."""
+    with suppress(Stopping):
+        while True:
+            await session.insist(stopping, inbox.statement(ASK))
+            await wait_for_event(stopping, ASK_INTERVAL)
 
 
 @asynccontextmanager

@@ -22,9 +22,10 @@ from relay.consume.failed.poison import SUSPECT_FROM, BegunAttempts
 from relay.consume.key_queue import KeyQueue
 from relay.consume.message import Delivery
 from relay.consume.overload import OverloadGate
+from relay.consume.stopping import Stopping, raise_if_set
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class Worker:
     """One transaction at a time, of at most `batch_size` messages."""
 
@@ -42,25 +43,26 @@ class Worker:
     repeats: Repeats
 
     async def run(self) -> None:
-        """Work until we are to stop; being cancelled rolls the running transaction back.
+        """Work until the consumer stops; being cancelled rolls the running transaction back.
 
         The running transaction is finished; what was not begun stays unacknowledged and comes again.
         """
         try:
-            while not self.stopping.is_set():
+            while True:
                 if self.repeats.expected:
                     await self._absorb()
-                elif (batch := await self.key_queue.take(self.batch_size)) and not self.stopping.is_set():
+                else:
+                    batch = await self.key_queue.take(self.batch_size)
                     await self._work(batch)
                     self.key_queue.done(batch)
+        except Stopping:
+            pass
         finally:
             await self.attempt.close()
 
     async def _work(self, batch: Sequence[Delivery]) -> None:
         again = {delivery.message.message_id for delivery in batch if delivery.message.redelivered}
         unended = await self.begun_attempts.unended(again, self.stopping) if again else {}
-        if unended is None:
-            return
         most = max((unended[message_id] for message_id in again), default=0)
         if most < SUSPECT_FROM:
             await self._apply(batch, unended, alone=False)
@@ -79,8 +81,6 @@ class Worker:
                 return
             batch = await self.key_queue.take(LOOKED_UP_AT_ONCE)
             known = await self.repeats.known(batch, self.stopping)
-            if known is None:
-                return
             # A redelivered one is worked on, too: `BegunAttempts` has to forget it.
             rest = [each for each in batch if each.message.redelivered or each.message.message_id not in known]
             self.repeats.expected = not rest
@@ -92,13 +92,14 @@ class Worker:
 
     async def _work_one_by_one(self, batch: Sequence[Delivery]) -> None:
         for delivery in batch:
-            if self.stopping.is_set():
-                return
+            raise_if_set(self.stopping)
             await self._work([delivery])
 
     async def _apply(self, batch: Sequence[Delivery], unended: dict[UUID, int], *, alone: bool) -> None:
         try:
             applied = await self._try(batch, unended, alone=alone)
+        except Stopping:
+            raise
         except Exception as error:  # a handler may raise anything, and this task must go on with the others
             if len(batch) > 1:
                 # Somebody in a batch that was rolled back is to blame; its neighbours are innocent.
@@ -106,23 +107,20 @@ class Worker:
             else:
                 await self._fail(batch[0], error)
             return
-        if applied is not None:
-            self.repeats.expected = not applied.count and not applied.left
-            await self.begun_attempts.end(unended)
-            left = [delivery for delivery in batch if delivery.message.message_id in applied.left]
-            self.settle(delivery.tag for delivery in batch if delivery.message.message_id not in applied.left)
-            if left:
-                await self.aside.put_behind(left)
+        self.repeats.expected = not applied.count and not applied.left
+        await self.begun_attempts.end(unended)
+        left = [delivery for delivery in batch if delivery.message.message_id in applied.left]
+        self.settle(delivery.tag for delivery in batch if delivery.message.message_id not in applied.left)
+        if left:
+            await self.aside.put_behind(left)
 
-    async def _try(self, batch: Sequence[Delivery], unended: dict[UUID, int], *, alone: bool) -> Applied | None:
-        """Apply, however many overloads it takes; None: we are to stop, and nothing was applied."""
-        while not self.stopping.is_set():
+    async def _try(self, batch: Sequence[Delivery], unended: dict[UUID, int], *, alone: bool) -> Applied:
+        """Apply, however many overloads it takes. Raises Stopping: nothing was applied."""
+        while True:
             async with self.gate.enter(self.stopping, alone=alone) as entry:
-                if entry is None or not await self.begun_attempts.begin(unended, self.stopping):
-                    return None
-                if (applied := await self.attempt.apply(batch, entry)) is not None:
+                await self.begun_attempts.begin(unended, self.stopping)
+                if isinstance(applied := await self.attempt.apply(batch, entry), Applied):
                     return applied
-        return None
 
     async def _fail(self, delivery: Delivery, error: Exception) -> None:
         failure = self.judge.failure(error, history_of(delivery.delivered))

@@ -12,7 +12,7 @@ import structlog
 from pydantic import SecretStr
 
 from relay.config.settings import BrokerSettings, DatabaseSettings
-from relay.consume import Consumer, Inbox, Message, Retries, on
+from relay.consume import Consumer, FailurePolicy, Inbox, Message, Retries, WorkPolicy, on
 from tests.consume.effects import CONSUMER, QUEUE, QUICK, count
 
 POISON = 666  # whoever applies this number dies
@@ -42,10 +42,12 @@ def main() -> None:
     structlog.configure(processors=[structlog.processors.JSONRenderer()])
     inbox = Inbox(DatabaseSettings(url=SecretStr(os.environ["TEST_DATABASE_URL"])), CONSUMER)
     broker = BrokerSettings(url=SecretStr(os.environ["TEST_BROKER_URL"]))
-    options = {"concurrency": 1, **json.loads(os.environ["TEST_OPTIONS"])}
+    options = json.loads(os.environ["TEST_OPTIONS"])
     if "retries" in options:
         options["retries"] = Retries(**options["retries"])
-    asyncio.run(Consumer(QUEUE, [count_or_die], inbox=inbox, broker=broker, backoff=QUICK, **options).run())
+    work = WorkPolicy(concurrency=options.pop("concurrency", 1), batch_size=options.pop("batch_size", 1), backoff=QUICK)
+    failures = FailurePolicy(**options)
+    asyncio.run(Consumer(QUEUE, [count_or_die], inbox=inbox, broker=broker, failures=failures, work=work).run())
 
 
 if __name__ == "__main__":

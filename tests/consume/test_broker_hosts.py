@@ -4,7 +4,7 @@ from pamqp.commands import Basic, Exchange
 from pamqp.commands import Queue as Methods
 
 from relay.config.settings import Settings
-from relay.consume import Consumer, Inbox
+from relay.consume import Consumer, Inbox, WorkPolicy
 from tests.consume.effects import QUICK, Queue, Table, count, running
 from tests.faults.hosts import to_hosts, two_hosts
 from tests.support.eventually import eventually
@@ -38,7 +38,7 @@ async def test_after_a_loss_the_next_host_comes_first_and_nothing_is_declared(
     async with two_hosts(settings) as (first, second):
         # Who tried the lost host first would wait for its greeting until the test is over.
         patient = to_hosts(settings, first, second, connect_timeout=600.0).broker
-        consumer = Consumer(queue.name, [count], inbox=inbox, broker=patient, backoff=QUICK)
+        consumer = Consumer(queue.name, [count], inbox=inbox, broker=patient, work=WorkPolicy(backoff=QUICK))
         async with running(consumer):
             await eventually(lambda: consumer.counters.acknowledged == 1, "it is settled")
             assert second.connections == 0
@@ -60,7 +60,9 @@ async def test_what_was_in_hand_when_a_host_was_lost_takes_effect_once(
 ) -> None:
     async with two_hosts(settings) as (first, second):
         hosts = to_hosts(settings, first, second).broker
-        consumer = Consumer(queue.name, [count], inbox=inbox, broker=hosts, backoff=QUICK, concurrency=4)
+        consumer = Consumer(
+            queue.name, [count], inbox=inbox, broker=hosts, work=WorkPolicy(backoff=QUICK, concurrency=4)
+        )
         async with running(consumer):
             for number in range(200):
                 await queue.send(number, key=f"key-{number % 7}")

@@ -14,11 +14,11 @@ from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from relay.config.settings import BrokerSettings
-from relay.consume import Consumer, Inbox, Message, on
+from relay.consume import Consumer, FailurePolicy, Inbox, Message, WorkPolicy, on
 from relay.consume.apply.calls import call, call_async, call_in_thread, in_own_task, is_async
 from relay.consume.apply.handlers import collect_handlers
 from relay.consume.apply.inbox_insert import Applied
-from relay.consume.apply.transactions import open_transactions
+from relay.consume.apply.transactions_factory import open_transactions
 from relay.errors import ConfigurationError, HandlerResultError
 from tests.consume.effects import SEVERAL_MINUTES, Queue, Table, delivered, running
 from tests.support.eventually import eventually
@@ -310,7 +310,12 @@ async def test_a_handler_ends_no_worker(
     await queue.send(1, key="b")
 
     consumer = Consumer(
-        queue.name, [on("Counted")(handler)], inbox=inbox, broker=broker, concurrency=1, retries=SEVERAL_MINUTES
+        queue.name,
+        [on("Counted")(handler)],
+        inbox=inbox,
+        broker=broker,
+        failures=FailurePolicy(retries=SEVERAL_MINUTES),
+        work=WorkPolicy(concurrency=1),
     )
     async with running(consumer):
         await eventually(lambda: consumer.counters.applied == 1, "the one behind it is applied")

@@ -1,22 +1,21 @@
 """Each message takes effect once, in order per key, and is acknowledged after the commit."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import psycopg
 import pytest
 from structlog.testing import capture_logs
 
 from relay.config.settings import BrokerSettings
-from relay.consume import Consumer, Inbox, Message, on
+from relay.consume import Consumer, Inbox, Message, WorkPolicy, on
 from tests.consume.effects import QUICK, Queue, Table, count, count_together, running
 from tests.support.eventually import eventually
 
 SHAPES = [
-    pytest.param({"concurrency": 1, "batch_size": 1}, id="one"),
-    pytest.param({"concurrency": 4, "batch_size": 1}, id="four"),
-    pytest.param({"concurrency": 1, "batch_size": 50}, id="batch"),
-    pytest.param({"concurrency": 3, "batch_size": 20, "pipeline": True}, id="pipelined-batches"),
+    pytest.param(WorkPolicy(concurrency=1, batch_size=1), id="one"),
+    pytest.param(WorkPolicy(concurrency=4, batch_size=1), id="four"),
+    pytest.param(WorkPolicy(concurrency=1, batch_size=50), id="batch"),
+    pytest.param(WorkPolicy(concurrency=3, batch_size=20, pipeline=True), id="pipelined-batches"),
 ]
 
 
@@ -28,14 +27,14 @@ def count_in_thread(message: Message, connection: psycopg.Connection) -> None:
     )
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("work", SHAPES)
 async def test_each_message_takes_effect_once_and_in_order_per_key(
-    shape: dict[str, Any], queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+    work: WorkPolicy, queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
 ) -> None:
     for number in range(40):
         await queue.send_all([number], key=f"key-{number % 5}")
 
-    consumer = Consumer(queue.name, [count], inbox=inbox, broker=broker, **shape)
+    consumer = Consumer(queue.name, [count], inbox=inbox, broker=broker, work=work)
     async with running(consumer):
         await eventually(lambda: consumer.counters.applied == 40, "all are applied")
 
@@ -67,7 +66,9 @@ async def test_a_batch_handler_gets_neighbours_together_and_each_message_once(
     await queue.send(0, message_id=repeated)
     await queue.send_all(range(4, 20))
 
-    consumer = Consumer(queue.name, [note, between], inbox=inbox, broker=broker, concurrency=1, batch_size=100)
+    consumer = Consumer(
+        queue.name, [note, between], inbox=inbox, broker=broker, work=WorkPolicy(concurrency=1, batch_size=100)
+    )
     async with running(consumer):
         await eventually(lambda: consumer.counters.applied == 21, "all are applied")
 
@@ -82,7 +83,9 @@ async def test_plain_functions_work_in_threads(
 ) -> None:
     await queue.send_all(range(20))
 
-    consumer = Consumer(queue.name, [count_in_thread], inbox=inbox, broker=broker, concurrency=2, batch_size=6)
+    consumer = Consumer(
+        queue.name, [count_in_thread], inbox=inbox, broker=broker, work=WorkPolicy(concurrency=2, batch_size=6)
+    )
     async with running(consumer):
         await eventually(lambda: consumer.counters.applied == 20, "all are applied")
 
@@ -90,16 +93,16 @@ async def test_plain_functions_work_in_threads(
     assert await queue.drained()
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("work", SHAPES)
 async def test_a_repeat_is_acknowledged_without_effect_and_counted(
-    shape: dict[str, Any], queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+    work: WorkPolicy, queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
 ) -> None:
     message_id = await queue.send(1)
     await queue.send(1, message_id=message_id)
     await queue.send(2)
     await queue.send(1, message_id=message_id)
 
-    consumer = Consumer(queue.name, [count], inbox=inbox, broker=broker, **shape)
+    consumer = Consumer(queue.name, [count], inbox=inbox, broker=broker, work=work)
     async with running(consumer):
         await eventually(lambda: consumer.counters.applied + consumer.counters.duplicates == 4, "all are settled")
 
@@ -133,7 +136,9 @@ async def test_prefetch_is_what_can_be_worked_on(
     async with await psycopg.AsyncConnection.connect(inbox.database.url.get_secret_value()) as other:
         await other.execute("LOCK TABLE effect IN EXCLUSIVE MODE")  # the handlers wait
 
-        consumer = Consumer(queue.name, [count], inbox=inbox, broker=broker, concurrency=2, batch_size=4)
+        consumer = Consumer(
+            queue.name, [count], inbox=inbox, broker=broker, work=WorkPolicy(concurrency=2, batch_size=4)
+        )
         async with running(consumer):
 
             async def twelve_wait() -> bool:
@@ -167,7 +172,7 @@ async def test_messages_without_a_key_are_applied_too(
     for number in range(10):
         await queue.send(number, key=None)
 
-    consumer = Consumer(queue.name, [count], inbox=inbox, broker=broker, concurrency=3)
+    consumer = Consumer(queue.name, [count], inbox=inbox, broker=broker, work=WorkPolicy(concurrency=3))
     async with running(consumer):
         await eventually(lambda: consumer.counters.applied == 10, "all are applied")
 
@@ -186,7 +191,7 @@ async def test_a_handler_for_every_other_type_takes_what_no_other_takes(
     await queue.send(1)
     await queue.send(2, event_type="Renamed")
 
-    consumer = Consumer(queue.name, [count, note], inbox=inbox, broker=broker, backoff=QUICK)
+    consumer = Consumer(queue.name, [count, note], inbox=inbox, broker=broker, work=WorkPolicy(backoff=QUICK))
     async with running(consumer):
         await eventually(lambda: consumer.counters.applied == 2, "both are applied")
 

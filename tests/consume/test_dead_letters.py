@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from relay.config.settings import BrokerSettings
-from relay.consume import Consumer, Inbox, Message, Permanent, on
+from relay.consume import Consumer, FailurePolicy, Inbox, Message, Permanent, WorkPolicy, on
 from tests.consume.effects import QUICK, SOON, Queue, Stumbling, Table, count, running
 from tests.consume.test_outages import attempts_in
 from tests.support.eventually import eventually
@@ -25,7 +25,7 @@ async def test_a_permanent_failure_is_a_dead_letter_at_once(
     message_id = await queue.send(1)
     handler = Stumbling({1: 1}, Permanent("the invoice was cancelled\nwith secrets"))
 
-    consumer = Consumer(queue.name, [handler.handle], inbox=inbox, broker=broker, **order)
+    consumer = Consumer(queue.name, [handler.handle], inbox=inbox, broker=broker, failures=FailurePolicy(**order))
     async with running(consumer):
         await eventually(lambda: consumer.counters.dead_letters["permanent"] == 1, "it is a dead letter")
         await eventually(lambda: consumer.counters.acknowledged == 1, "it is acknowledged")
@@ -54,7 +54,9 @@ async def test_it_is_a_dead_letter_when_it_has_failed_as_often_as_it_may(
     await queue.send(1)
     handler = Stumbling({1: 100})
 
-    consumer = Consumer(queue.name, [handler.handle], inbox=inbox, broker=broker, retries=SOON, **order)
+    consumer = Consumer(
+        queue.name, [handler.handle], inbox=inbox, broker=broker, failures=FailurePolicy(retries=SOON, **order)
+    )
     async with running(consumer):
         await eventually(lambda: consumer.counters.dead_letters["exhausted"] == 1, "it is a dead letter")
 
@@ -97,7 +99,7 @@ async def test_a_message_that_nobody_can_apply_stops_nobody(
     message_id = await queue.send(1, **sent)
     await queue.send(2)
 
-    consumer = Consumer(queue.name, [count, take_text], inbox=inbox, broker=broker, **order)
+    consumer = Consumer(queue.name, [count, take_text], inbox=inbox, broker=broker, failures=FailurePolicy(**order))
     async with running(consumer):
         await eventually(lambda: consumer.counters.dead_letters[reason] == 1, "it is a dead letter")
         await eventually(lambda: consumer.counters.applied == 1, "the other is applied")
@@ -115,7 +117,9 @@ async def test_a_dead_letter_sent_back_is_tried_anew(
     await queue.send(1)
     handler = Stumbling({1: 5})
 
-    consumer = Consumer(queue.name, [handler.handle], inbox=inbox, broker=broker, order="skip", retries=SOON)
+    consumer = Consumer(
+        queue.name, [handler.handle], inbox=inbox, broker=broker, failures=FailurePolicy(order="skip", retries=SOON)
+    )
     async with running(consumer):
         await eventually(lambda: consumer.counters.dead_letters["exhausted"] == 1, "it is a dead letter")
         (letter,) = await queue.dead()
@@ -140,7 +144,14 @@ async def test_while_the_dead_letters_refuse_nothing_is_dropped_and_others_go_on
 
     await fill()
     handler = Stumbling({0: 1, 1: 1}, Permanent("no"))
-    consumer = Consumer(queue.name, [handler.handle], inbox=inbox, broker=broker, backoff=QUICK, concurrency=3, **order)
+    consumer = Consumer(
+        queue.name,
+        [handler.handle],
+        inbox=inbox,
+        broker=broker,
+        failures=FailurePolicy(**order),
+        work=WorkPolicy(backoff=QUICK, concurrency=3),
+    )
     with capture_logs() as events:
         async with running(consumer):
             await queue.send(0, key="a")
@@ -191,7 +202,13 @@ async def test_a_handlers_database_error_shows_no_values(
         await count(message, connection)
 
     await queue.send(1_234_567_890)  # which is in no random id
-    consumer = Consumer(queue.name, [twice], inbox=inbox, broker=broker, permanent_on=[psycopg.errors.UniqueViolation])
+    consumer = Consumer(
+        queue.name,
+        [twice],
+        inbox=inbox,
+        broker=broker,
+        failures=FailurePolicy(permanent_on=[psycopg.errors.UniqueViolation]),
+    )
     with capture_logs() as events:
         async with running(consumer):
             await eventually(lambda: consumer.counters.dead_letters["permanent"] == 1, "it is a dead letter")

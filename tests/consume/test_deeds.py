@@ -6,7 +6,7 @@ import psycopg
 import pytest
 
 from relay.config.settings import BrokerSettings
-from relay.consume import Consumer, Inbox, Message, Retries, on
+from relay.consume import Consumer, FailurePolicy, Inbox, Message, Retries, WorkPolicy, on
 from tests.consume.effects import CONSUMER, QUICK, Queue, Table, running
 from tests.support.eventually import eventually
 
@@ -104,10 +104,8 @@ async def test_a_message_is_applied_or_a_dead_letter_and_the_others_go_on(
         [handler],
         inbox=Inbox(targets["async session"], CONSUMER) if handler is by_session else inbox,
         broker=broker,
-        concurrency=1,
-        batch_size=batch_size,
-        backoff=QUICK,
-        retries=Retries(attempts=2, initial=0.02),
+        failures=FailurePolicy(retries=Retries(attempts=2, initial=0.02)),
+        work=WorkPolicy(concurrency=1, batch_size=batch_size, backoff=QUICK),
     )
     async with running(consumer):
         await eventually(lambda: settled(consumer) == 2 * len(DEEDS), "each has come to its end")

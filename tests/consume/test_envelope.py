@@ -13,8 +13,19 @@ from relay.consume.classify import Failure, History, Reason
 from relay.consume.failed.envelope import dead_letter, history_of, pack, restored, retry_copy, unpack
 
 AT = datetime(2026, 11, 22, 9, 30, 0, 123_000, tzinfo=UTC)
-LATER = Failure(2, AT, AT, "builtins.ValueError", "no", None, step=2.0, wait=1.25)
-DEAD = Failure(5, AT, AT, "ValueError", "no", Reason.EXHAUSTED)
+LATER = Failure(
+    attempts=2,
+    first_failed_at=AT,
+    failed_at=AT,
+    exception="builtins.ValueError",
+    words="no",
+    reason=None,
+    step=2.0,
+    wait=1.25,
+)
+DEAD = Failure(
+    attempts=5, first_failed_at=AT, failed_at=AT, exception="ValueError", words="no", reason=Reason.EXHAUSTED
+)
 HEADERS = {
     "x-aggregate-id": "17",
     "number": 7,

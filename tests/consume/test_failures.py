@@ -8,28 +8,35 @@ import psycopg
 import pytest
 
 from relay.config.settings import BrokerSettings
-from relay.consume import Consumer, Inbox, Message, Retries, on
+from relay.consume import Consumer, FailurePolicy, Inbox, Message, Retries, WorkPolicy, on
 from relay.consume.classify import Reason
 from tests.consume.effects import SEVERAL_MINUTES, SOON, Queue, Stumbling, Table, count, count_together, running
 from tests.support.eventually import eventually
 
 SHAPES = [
-    pytest.param({"concurrency": 2}, id="two"),
-    pytest.param({"concurrency": 1, "batch_size": 50}, id="batch"),
-    pytest.param({"concurrency": 1, "batch_size": 50, "pipeline": True}, id="pipelined-batch"),
-    pytest.param({"concurrency": 2, "order": "skip"}, id="skip"),
+    pytest.param("hold", WorkPolicy(concurrency=2), id="two"),
+    pytest.param("hold", WorkPolicy(concurrency=1, batch_size=50), id="batch"),
+    pytest.param("hold", WorkPolicy(concurrency=1, batch_size=50, pipeline=True), id="pipelined-batch"),
+    pytest.param("skip", WorkPolicy(concurrency=2), id="skip"),
 ]
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("order", "work"), SHAPES)
 async def test_a_failed_message_is_tried_again_until_it_works(
-    shape: dict[str, Any], queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+    order: Any, work: WorkPolicy, queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
 ) -> None:
     handler = Stumbling({3: 2})
     for number in range(6):
         await queue.send(number, key=f"key-{number}")
 
-    consumer = Consumer(queue.name, [handler.handle], inbox=inbox, broker=broker, retries=SOON, **shape)
+    consumer = Consumer(
+        queue.name,
+        [handler.handle],
+        inbox=inbox,
+        broker=broker,
+        work=work,
+        failures=FailurePolicy(order=order, retries=SOON),
+    )
     async with running(consumer):
         await eventually(lambda: consumer.counters.applied == 6, "all are applied")
 
@@ -39,14 +46,21 @@ async def test_a_failed_message_is_tried_again_until_it_works(
     assert await queue.drained()
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("order", "work"), SHAPES)
 async def test_a_failed_message_leaves_nothing_behind_and_takes_no_place_of_the_prefetch(
-    shape: dict[str, Any], queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+    order: Any, work: WorkPolicy, queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
 ) -> None:
     handler = Stumbling({1: 1})
     await queue.send(1)
 
-    consumer = Consumer(queue.name, [handler.handle], inbox=inbox, broker=broker, retries=SEVERAL_MINUTES, **shape)
+    consumer = Consumer(
+        queue.name,
+        [handler.handle],
+        inbox=inbox,
+        broker=broker,
+        work=work,
+        failures=FailurePolicy(order=order, retries=SEVERAL_MINUTES),
+    )
     async with running(consumer):
         await eventually(lambda: consumer.counters.acknowledged == 1, "it is safe elsewhere")
         assert await table.numbers() == []
@@ -66,7 +80,12 @@ async def test_many_failed_messages_do_not_stop_the_others(
         await queue.send(number, key=f"key-{number}")
 
     consumer = Consumer(
-        queue.name, [handler.handle], inbox=inbox, broker=broker, retries=SEVERAL_MINUTES, concurrency=2
+        queue.name,
+        [handler.handle],
+        inbox=inbox,
+        broker=broker,
+        failures=FailurePolicy(retries=SEVERAL_MINUTES),
+        work=WorkPolicy(concurrency=2),
     )
     async with running(consumer):
         await eventually(lambda: consumer.counters.applied == 20, "the others are applied")
@@ -75,16 +94,23 @@ async def test_many_failed_messages_do_not_stop_the_others(
     assert await table.held_count() == 20
 
 
-@pytest.mark.parametrize("shape", SHAPES[:3])
+@pytest.mark.parametrize(("order", "work"), SHAPES[:3])
 async def test_what_comes_behind_a_failed_message_of_its_key_waits_and_other_keys_go_on(
-    shape: dict[str, Any], queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+    order: Any, work: WorkPolicy, queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
 ) -> None:
     """In the meantime more comes of both keys, and is kept apart in the same way."""
     handler = Stumbling({0: 3})
     for number in range(8):
         await queue.send(number, key="ab"[number % 2])
 
-    consumer = Consumer(queue.name, [handler.handle], inbox=inbox, broker=broker, retries=SOON, **shape)
+    consumer = Consumer(
+        queue.name,
+        [handler.handle],
+        inbox=inbox,
+        broker=broker,
+        work=work,
+        failures=FailurePolicy(order=order, retries=SOON),
+    )
     async with running(consumer):
         await eventually(lambda: consumer.counters.applied == 8, "all are applied")
 
@@ -102,7 +128,12 @@ async def test_a_message_that_always_fails_is_not_tried_in_a_tight_loop(
     await queue.send_all(range(1, 201), key="other")
 
     consumer = Consumer(
-        queue.name, [handler.handle], inbox=inbox, broker=broker, retries=SEVERAL_MINUTES, concurrency=2
+        queue.name,
+        [handler.handle],
+        inbox=inbox,
+        broker=broker,
+        failures=FailurePolicy(retries=SEVERAL_MINUTES),
+        work=WorkPolicy(concurrency=2),
     )
     async with running(consumer):
         await eventually(lambda: consumer.counters.applied == 200, "the others are applied")
@@ -117,7 +148,7 @@ async def test_a_handler_that_is_cancelled_from_inside_has_failed(
     handler = Stumbling({1: 1}, asyncio.CancelledError())
     await queue.send(1)
 
-    consumer = Consumer(queue.name, [handler.handle], inbox=inbox, broker=broker, retries=SOON)
+    consumer = Consumer(queue.name, [handler.handle], inbox=inbox, broker=broker, failures=FailurePolicy(retries=SOON))
     async with running(consumer):
         await eventually(lambda: consumer.counters.applied == 1, "it is applied")
 
@@ -132,7 +163,9 @@ async def test_a_handler_may_not_commit(queue: Queue, table: Table, inbox: Inbox
 
     await queue.send(1)
 
-    consumer = Consumer(queue.name, [commit], inbox=inbox, broker=broker, retries=SEVERAL_MINUTES)
+    consumer = Consumer(
+        queue.name, [commit], inbox=inbox, broker=broker, failures=FailurePolicy(retries=SEVERAL_MINUTES)
+    )
     async with running(consumer):
         await eventually(lambda: consumer.counters.failed == 1, "it failed")
 
@@ -147,7 +180,12 @@ async def test_a_batch_handler_that_fails_is_called_again_with_one_message_at_a_
         await queue.send(number, key=f"key-{number}")
 
     consumer = Consumer(
-        queue.name, [count_together], inbox=inbox, broker=broker, retries=SEVERAL_MINUTES, concurrency=1, batch_size=8
+        queue.name,
+        [count_together],
+        inbox=inbox,
+        broker=broker,
+        failures=FailurePolicy(retries=SEVERAL_MINUTES),
+        work=WorkPolicy(concurrency=1, batch_size=8),
     )
     async with running(consumer):
         await eventually(lambda: consumer.counters.applied == 7 and consumer.counters.failed == 1, "all are tried")
@@ -155,15 +193,22 @@ async def test_a_batch_handler_that_fails_is_called_again_with_one_message_at_a_
     assert await table.numbers() == [0, 1, 3, 4, 5, 6, 7]
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("order", "work"), SHAPES)
 async def test_a_statement_that_the_database_refuses_fails_only_its_own_message(
-    shape: dict[str, Any], queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+    order: Any, work: WorkPolicy, queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
 ) -> None:
     await table.connection.execute("ALTER TABLE effect ADD CHECK (number <> 2)")
     for number in range(4):
         await queue.send(number, key=f"key-{number}")
 
-    consumer = Consumer(queue.name, [count], inbox=inbox, broker=broker, retries=SEVERAL_MINUTES, **shape)
+    consumer = Consumer(
+        queue.name,
+        [count],
+        inbox=inbox,
+        broker=broker,
+        work=work,
+        failures=FailurePolicy(order=order, retries=SEVERAL_MINUTES),
+    )
     async with running(consumer):
         await eventually(lambda: consumer.counters.applied == 3 and consumer.counters.failed == 1, "all are tried")
 
@@ -204,7 +249,13 @@ async def test_a_message_whose_transaction_takes_longer_than_the_server_allows_f
     for number in range(5):
         await queue.send(number, key=f"key-{number}")
 
-    consumer = Consumer(queue.name, [handler], inbox=inbox, broker=broker, retries=Retries(attempts=2, initial=0.02))
+    consumer = Consumer(
+        queue.name,
+        [handler],
+        inbox=inbox,
+        broker=broker,
+        failures=FailurePolicy(retries=Retries(attempts=2, initial=0.02)),
+    )
     async with running(consumer):
         await eventually(lambda: consumer.counters.dead_letters[Reason.EXHAUSTED] == 1, "the one is a dead letter")
         await eventually(lambda: consumer.counters.applied == 4, "the others are applied")

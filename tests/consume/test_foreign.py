@@ -17,7 +17,7 @@ from psycopg.sql import SQL
 from structlog.testing import capture_logs
 
 from relay.config.settings import BrokerSettings
-from relay.consume import Consumer, Inbox, Message, Retries, on
+from relay.consume import Consumer, FailurePolicy, Inbox, Message, Retries, WorkPolicy, on
 from relay.consume import channel as consuming
 from relay.consume.apply.inbox_session import InboxSession
 from relay.consume.counters import Counters
@@ -62,7 +62,12 @@ async def test_an_exception_may_say_anything(
     await queue.send(2, key="b")
 
     consumer = Consumer(
-        queue.name, [handler.handle], inbox=inbox, broker=broker, concurrency=1, retries=TWICE, backoff=QUICK, **order
+        queue.name,
+        [handler.handle],
+        inbox=inbox,
+        broker=broker,
+        failures=FailurePolicy(retries=TWICE, **order),
+        work=WorkPolicy(concurrency=1, backoff=QUICK),
     )
     async with running(consumer):
         await eventually(lambda: consumer.counters.applied == 1, "the next one is applied")
@@ -87,7 +92,14 @@ async def test_a_name_in_a_payload_may_be_anything(
     await queue.send(rb'{"x\u0000y": "one"}', event_type="Typed", key="a")
     await queue.send(2, key="b")
 
-    consumer = Consumer(queue.name, [count, take_numbers], inbox=inbox, broker=broker, concurrency=1, **order)
+    consumer = Consumer(
+        queue.name,
+        [count, take_numbers],
+        inbox=inbox,
+        broker=broker,
+        failures=FailurePolicy(**order),
+        work=WorkPolicy(concurrency=1),
+    )
     async with running(consumer):
         await eventually(lambda: consumer.counters.applied == 1, "the next one is applied")
         await eventually(lambda: consumer.counters.dead_letters["invalid"] == 1, "it is a dead letter")
@@ -125,7 +137,12 @@ async def test_what_no_table_can_hold_is_a_dead_letter(
     async def all_others(message: Message, connection: psycopg.AsyncConnection) -> None: ...
 
     consumer = Consumer(
-        queue.name, [handler.handle, all_others], inbox=inbox, broker=broker, concurrency=1, backoff=QUICK, **order
+        queue.name,
+        [handler.handle, all_others],
+        inbox=inbox,
+        broker=broker,
+        failures=FailurePolicy(**order),
+        work=WorkPolicy(concurrency=1, backoff=QUICK),
     )
     async with running(consumer):
         await eventually(lambda: consumer.counters.applied == 1, "the next one is applied")
@@ -158,7 +175,14 @@ async def test_what_the_library_would_not_send_is_tried_again(
         await send_through(queue, exchange, b"1", headers={"x-aggregate-id": "a"}, **sent)
     handler = Stumbling({1: 1})
 
-    consumer = Consumer(queue.name, [handler.handle], inbox=inbox, broker=broker, retries=SOON, backoff=QUICK, **order)
+    consumer = Consumer(
+        queue.name,
+        [handler.handle],
+        inbox=inbox,
+        broker=broker,
+        failures=FailurePolicy(retries=SOON, **order),
+        work=WorkPolicy(backoff=QUICK),
+    )
     async with running(consumer):
         await eventually(lambda: consumer.counters.applied == 1, "it is applied")
 
@@ -186,7 +210,7 @@ async def test_a_delivery_that_cannot_be_read_is_a_dead_letter(
     monkeypatch.setattr(consuming, "read_delivery", read)
     await queue.send_all([1, 2])
 
-    consumer = Consumer(queue.name, [count], inbox=inbox, broker=broker, **order)
+    consumer = Consumer(queue.name, [count], inbox=inbox, broker=broker, failures=FailurePolicy(**order))
     async with running(consumer):
         await eventually(lambda: consumer.counters.applied == 1, "the next one is applied")
         await eventually(lambda: consumer.counters.dead_letters["invalid"] == 1, "it is a dead letter")
@@ -201,13 +225,17 @@ async def test_a_held_message_that_cannot_be_read_is_put_off_and_told(
 ) -> None:
     handler = Stumbling({1: 1})
     await queue.send(1, key="a")
-    consumer = Consumer(queue.name, [handler.handle], inbox=inbox, broker=broker, retries=SEVERAL_MINUTES)
+    consumer = Consumer(
+        queue.name, [handler.handle], inbox=inbox, broker=broker, failures=FailurePolicy(retries=SEVERAL_MINUTES)
+    )
     async with running(consumer):
         await eventually(lambda: consumer.counters.held == 1, "it is held")
     await table.connection.execute("UPDATE outbox.held_message SET envelope = 'no header', due_at = now()")
     await queue.send(2, key="b")
 
-    consumer = Consumer(queue.name, [Stumbling({2: 1}).handle], inbox=inbox, broker=broker, retries=SOON)
+    consumer = Consumer(
+        queue.name, [Stumbling({2: 1}).handle], inbox=inbox, broker=broker, failures=FailurePolicy(retries=SOON)
+    )
     with capture_logs() as events:
         async with running(consumer):
             await eventually(lambda: consumer.counters.applied == 1, "another that was held is applied")

@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 
 from relay.config.settings import BrokerSettings
-from relay.consume import Consumer, Inbox
+from relay.consume import Consumer, FailurePolicy, Inbox, WorkPolicy
 from relay.operate.dead_letters.document import document
 from relay.operate.dead_letters.read import show_letter
 from tests.consume.effects import QUICK, Queue, Stumbling, Table, count, running
@@ -67,7 +67,7 @@ async def test_what_cannot_be_decoded_is_a_dead_letter_with_its_frame(
         assert await client.publish(raw[-1], b"%d" % number, exchange=b"foreign", routing_key=routing_key)
         await queue.send(number)
 
-    consumer = Consumer(queue.name, [count], inbox=inbox, broker=broker, backoff=QUICK)
+    consumer = Consumer(queue.name, [count], inbox=inbox, broker=broker, work=WorkPolicy(backoff=QUICK))
     async with running(consumer):
         await eventually(lambda: consumer.counters.applied == len(raw), "the others are applied")
         await eventually(lambda: consumer.counters.dead_letters["invalid"] == len(raw), "they are dead letters")
@@ -100,7 +100,14 @@ async def test_a_message_whose_headers_fill_a_frame_is_tried_again_and_a_dead_le
         assert await client.publish(filled(given, headers), b"1" if message_id == FAILS else b"2")
     handler = Stumbling({1: 1, 2: 100})
 
-    consumer = Consumer(queue.name, [handler.handle], inbox=inbox, broker=broker, retries=TWICE, backoff=QUICK, **order)
+    consumer = Consumer(
+        queue.name,
+        [handler.handle],
+        inbox=inbox,
+        broker=broker,
+        failures=FailurePolicy(retries=TWICE, **order),
+        work=WorkPolicy(backoff=QUICK),
+    )
     async with running(consumer):
         await eventually(lambda: consumer.counters.applied == 1, "one is applied")
         await eventually(lambda: consumer.counters.dead_letters["exhausted"] == 1, "the other is a dead letter")
@@ -125,7 +132,14 @@ async def test_a_key_that_no_index_can_hold_is_a_dead_letter(
     await queue.send(2)
     handler = Stumbling({1: 100})
 
-    consumer = Consumer(queue.name, [handler.handle], inbox=inbox, broker=broker, retries=TWICE, backoff=QUICK)
+    consumer = Consumer(
+        queue.name,
+        [handler.handle],
+        inbox=inbox,
+        broker=broker,
+        failures=FailurePolicy(retries=TWICE),
+        work=WorkPolicy(backoff=QUICK),
+    )
     async with running(consumer):
         await eventually(lambda: consumer.counters.applied == 1, "the next one is applied")
         await eventually(lambda: consumer.counters.dead_letters["invalid"] == 1, "it is a dead letter")

@@ -7,7 +7,7 @@ import psycopg
 import pytest
 
 from relay.config.settings import BrokerSettings, DatabaseSettings
-from relay.consume import Consumer, Inbox, Message, on
+from relay.consume import Consumer, Inbox, Message, WorkPolicy, on
 from relay.consume.apply.handlers import AsyncHandler, collect_handlers
 from relay.errors import ConfigurationError
 from tests.consume.effects import received
@@ -126,11 +126,11 @@ def test_a_prefetch_that_amqp_cannot_carry_is_refused(options: dict[str, int], w
     inbox = Inbox(DatabaseSettings(), "projection")
 
     with pytest.raises(ConfigurationError, match=words):
-        Consumer("billing", [project], inbox=inbox, broker=BrokerSettings(), **options)  # type: ignore[arg-type]
+        Consumer("billing", [project], inbox=inbox, broker=BrokerSettings(), work=WorkPolicy(**options))  # type: ignore[arg-type]
 
 
 def test_a_pipeline_needs_async_handlers() -> None:
     inbox = Inbox(DatabaseSettings(), "projection")
 
     with pytest.raises(ConfigurationError, match="pipeline needs `async def` handlers"):
-        Consumer("billing", [archive], inbox=inbox, broker=BrokerSettings(), pipeline=True)
+        Consumer("billing", [archive], inbox=inbox, broker=BrokerSettings(), work=WorkPolicy(pipeline=True))

@@ -11,7 +11,7 @@ from aiormq.abc import DeliveredMessage
 from structlog.testing import capture_logs
 
 from relay.config.settings import BrokerSettings
-from relay.consume import Consumer, Inbox, Message, Permanent, on
+from relay.consume import Consumer, FailurePolicy, Inbox, Message, Permanent, WorkPolicy, on
 from relay.consume.classify import Failure
 from relay.consume.failed.copies import Copies
 from relay.consume.failed.held_table import HeldTable
@@ -29,7 +29,14 @@ async def test_followers_that_come_later_wait_behind_the_held_one_and_follow_in_
     queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
 ) -> None:
     handler = Stumbling({0: 1})
-    consumer = Consumer(queue.name, [handler.handle], inbox=inbox, broker=broker, retries=SEVERAL_MINUTES, batch_size=4)
+    consumer = Consumer(
+        queue.name,
+        [handler.handle],
+        inbox=inbox,
+        broker=broker,
+        failures=FailurePolicy(retries=SEVERAL_MINUTES),
+        work=WorkPolicy(batch_size=4),
+    )
     async with running(consumer):
         await queue.send(0, key="a")
         await eventually(lambda: consumer.counters.acknowledged == 1, "the first is held")
@@ -53,7 +60,14 @@ async def test_after_a_dead_letter_its_followers_go_on(
     handler = Stumbling({0: 100})
     await queue.send_all(range(10), key="a")
 
-    consumer = Consumer(queue.name, [handler.handle], inbox=inbox, broker=broker, retries=SOON, concurrency=1)
+    consumer = Consumer(
+        queue.name,
+        [handler.handle],
+        inbox=inbox,
+        broker=broker,
+        failures=FailurePolicy(retries=SOON),
+        work=WorkPolicy(concurrency=1),
+    )
     async with running(consumer):
         await eventually(lambda: consumer.counters.applied == 9, "the others are applied")
 
@@ -73,18 +87,18 @@ async def test_a_letter_sent_back_as_soon_as_it_is_there_is_not_lost(
     monkeypatch: pytest.MonkeyPatch,
     handler: Stumbling,
 ) -> None:
-    consumer = Consumer(queue.name, [handler.handle], inbox=inbox, broker=broker, retries=SOON)
+    consumer = Consumer(queue.name, [handler.handle], inbox=inbox, broker=broker, failures=FailurePolicy(retries=SOON))
     offer = Copies.offer
     sent_back: list[AbstractIncomingMessage] = []
 
-    async def offer_with_a_late_confirm(copies: Copies, delivered: DeliveredMessage, failure: Failure) -> str | None:
-        refusal = await offer(copies, delivered, failure)
+    async def offer_with_a_late_confirm(copies: Copies, delivered: DeliveredMessage, failure: Failure) -> bool:
+        is_taken = await offer(copies, delivered, failure)
         if failure.reason is not None and not sent_back:
             sent_back.extend(await queue.dead())
             acknowledged = consumer.counters.acknowledged
             await queue.send(0, message_id=sent_back[0].message_id)
             await eventually(lambda: consumer.counters.acknowledged > acknowledged, "the copy is taken for held")
-        return refusal
+        return is_taken
 
     monkeypatch.setattr(Copies, "offer", offer_with_a_late_confirm)
     async with running(consumer):
@@ -109,7 +123,7 @@ async def test_a_handler_sees_a_held_message_as_it_came(
             raise RuntimeError("not today")
 
     await queue.send(1)
-    consumer = Consumer(queue.name, [note], inbox=inbox, broker=broker, retries=SOON)
+    consumer = Consumer(queue.name, [note], inbox=inbox, broker=broker, failures=FailurePolicy(retries=SOON))
     async with running(consumer):
         await eventually(lambda: consumer.counters.applied == 1, "it is applied")
 
@@ -133,7 +147,14 @@ async def test_plain_functions_are_tried_again_too(
             raise failures.pop()
 
     await queue.send_all(range(5))
-    consumer = Consumer(queue.name, [fail_once], inbox=inbox, broker=broker, retries=SOON, concurrency=1)
+    consumer = Consumer(
+        queue.name,
+        [fail_once],
+        inbox=inbox,
+        broker=broker,
+        failures=FailurePolicy(retries=SOON),
+        work=WorkPolicy(concurrency=1),
+    )
     async with running(consumer):
         await eventually(lambda: consumer.counters.applied == 5, "all are applied")
 
@@ -158,7 +179,7 @@ async def test_a_crash_keeps_what_is_held_and_another_process_goes_on(
 
     await queue.send(3, key="a")
     await table.connection.execute(DUE)
-    consumer = Consumer(queue.name, [count], inbox=inbox, broker=broker, retries=SOON)
+    consumer = Consumer(queue.name, [count], inbox=inbox, broker=broker, failures=FailurePolicy(retries=SOON))
     async with running(consumer):
         await eventually(lambda: consumer.counters.applied == 4, "all are applied")
 
@@ -170,7 +191,14 @@ async def test_several_processes_apply_each_held_message_once(
 ) -> None:
     handler = Stumbling(dict.fromkeys(range(40), 1))
     consumers = [
-        Consumer(queue.name, [handler.handle], inbox=inbox, broker=broker, retries=SOON, concurrency=2)
+        Consumer(
+            queue.name,
+            [handler.handle],
+            inbox=inbox,
+            broker=broker,
+            failures=FailurePolicy(retries=SOON),
+            work=WorkPolicy(concurrency=2),
+        )
         for _ in range(3)
     ]
     async with running(consumers[0]), running(consumers[1]), running(consumers[2]):
@@ -191,7 +219,9 @@ async def test_a_repeat_of_a_held_message_is_acknowledged_and_held_once(
 ) -> None:
     handler = Stumbling({1: 1})
     message_id = await queue.send(1)
-    consumer = Consumer(queue.name, [handler.handle], inbox=inbox, broker=broker, retries=SEVERAL_MINUTES)
+    consumer = Consumer(
+        queue.name, [handler.handle], inbox=inbox, broker=broker, failures=FailurePolicy(retries=SEVERAL_MINUTES)
+    )
     async with running(consumer):
         await eventually(lambda: consumer.counters.acknowledged == 1, "it is held")
         await queue.send(1, message_id=message_id)
@@ -208,7 +238,9 @@ async def test_a_failed_try_of_a_held_message_leaves_it_held(
 ) -> None:
     handler = Stumbling({1: 2})
     await queue.send(1)
-    consumer = Consumer(queue.name, [handler.handle], inbox=inbox, broker=broker, retries=SEVERAL_MINUTES)
+    consumer = Consumer(
+        queue.name, [handler.handle], inbox=inbox, broker=broker, failures=FailurePolicy(retries=SEVERAL_MINUTES)
+    )
     async with running(consumer):
         await eventually(lambda: consumer.counters.acknowledged == 1, "it is held")
         await table.connection.execute(DUE)
@@ -227,7 +259,9 @@ async def test_a_claim_keeps_others_away_for_ten_seconds_at_most(
     """A process that dies leaves it behind, and so long its key waits."""
     handler = Stumbling({1: 1})
     await queue.send(1)
-    consumer = Consumer(queue.name, [handler.handle], inbox=inbox, broker=broker, retries=SEVERAL_MINUTES)
+    consumer = Consumer(
+        queue.name, [handler.handle], inbox=inbox, broker=broker, failures=FailurePolicy(retries=SEVERAL_MINUTES)
+    )
     async with running(consumer):
         await eventually(lambda: consumer.counters.acknowledged == 1, "it is held")
     await table.connection.execute(DUE)
@@ -249,7 +283,12 @@ async def test_nothing_stays_claimed_while_there_is_no_connection_to_try_it(
     async with to_database(inbox.database) as (proxy, proxied):
         behind = Inbox(proxied, CONSUMER)
         consumer = Consumer(
-            queue.name, [handler.handle], inbox=behind, broker=broker, retries=SEVERAL_MINUTES, backoff=QUICK
+            queue.name,
+            [handler.handle],
+            inbox=behind,
+            broker=broker,
+            failures=FailurePolicy(retries=SEVERAL_MINUTES),
+            work=WorkPolicy(backoff=QUICK),
         )
         async with running(consumer):
             await eventually(lambda: consumer.counters.acknowledged == 1, "it is held")
@@ -280,7 +319,14 @@ async def test_what_is_stopped_in_the_middle_is_given_back_and_counts_nothing(
         await asyncio.sleep(600)
 
     await queue.send(1)
-    consumer = Consumer(queue.name, [hang], inbox=inbox, broker=broker, retries=SOON, drain_timeout=0.1)
+    consumer = Consumer(
+        queue.name,
+        [hang],
+        inbox=inbox,
+        broker=broker,
+        failures=FailurePolicy(retries=SOON),
+        work=WorkPolicy(drain_timeout=0.1),
+    )
     with capture_logs():
         async with running(consumer):
             await asyncio.wait_for(begun.wait(), 20)

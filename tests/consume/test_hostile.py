@@ -23,8 +23,8 @@ from structlog.testing import capture_logs
 
 from relay.broker.content_header import RAW_HEADER, decode_header
 from relay.config.settings import BrokerSettings
-from relay.consume import Consumer, Inbox, Message, on
-from relay.consume.pool import PartitionedConsumer
+from relay.consume import Consumer, FailurePolicy, Inbox, Message, WorkPolicy, on
+from relay.consume.pool import PartitionedConsumer, PoolPolicy
 from relay.consume.pool.candidate import Candidate
 from relay.operate.dead_letters.letter import Held, Selection
 from relay.operate.dead_letters.read import read_letters
@@ -218,7 +218,17 @@ async def test_no_message_of_a_client_stops_the_others(
     exchange = await queue.channel.declare_exchange("foreign", "fanout")
     await (await queue.channel.get_queue(queue.name)).bind(exchange)
     stand = Stand(client, queue, table, broker, b"foreign", queue.send)
-    await try_all(stand, Consumer(QUEUE, handlers(), inbox=inbox, broker=broker, backoff=QUICK, retries=TWICE, **order))
+    await try_all(
+        stand,
+        Consumer(
+            QUEUE,
+            handlers(),
+            inbox=inbox,
+            broker=broker,
+            failures=FailurePolicy(retries=TWICE, **order),
+            work=WorkPolicy(backoff=QUICK),
+        ),
+    )
 
 
 async def test_no_message_of_a_client_stops_a_partition(
@@ -234,6 +244,12 @@ async def test_no_message_of_a_client_stops_a_partition(
     await try_all(
         stand,
         PartitionedConsumer(
-            QUEUE, handlers(), inbox=inbox, broker=broker, backoff=QUICK, retries=TWICE, check_in_timeout=10
+            QUEUE,
+            handlers(),
+            inbox=inbox,
+            broker=broker,
+            pool=PoolPolicy(check_in_timeout=10),
+            failures=FailurePolicy(retries=TWICE),
+            work=WorkPolicy(concurrency=1, backoff=QUICK),
         ),
     )

@@ -10,10 +10,10 @@ from pydantic import SecretStr
 from structlog.testing import capture_logs
 
 from relay.config.settings import BrokerSettings
-from relay.consume import Consumer, Inbox, Message, on
+from relay.consume import Consumer, Inbox, Message, WorkPolicy, on
 from relay.consume import startup as upkeep
 from relay.consume.apply.handlers import collect_handlers
-from relay.consume.apply.transactions import open_transactions
+from relay.consume.apply.transactions_factory import open_transactions
 from relay.errors import ExpiredMessageError, SchemaError
 from relay.retention.kind import INBOX
 from relay.retention.rounds import drop_old_days
@@ -31,8 +31,8 @@ DROP_DAYS = """
 """
 PARTITIONS = "SELECT count(*) FROM pg_inherits WHERE inhparent = 'outbox.processed_message'::regclass"
 SHAPES = [
-    pytest.param({"concurrency": 4}, id="four"),
-    pytest.param({"concurrency": 2, "batch_size": 20, "pipeline": True}, id="pipelined-batches"),
+    pytest.param(WorkPolicy(concurrency=4), id="four"),
+    pytest.param(WorkPolicy(concurrency=2, batch_size=20, pipeline=True), id="pipelined-batches"),
 ]
 
 
@@ -48,9 +48,9 @@ async def days_in(table: Table) -> list[date]:
     return [day for (day,) in await (await table.connection.execute(DAYS)).fetchall()]
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("work", SHAPES)
 async def test_messages_of_any_day_take_effect_once(
-    shape: dict[str, Any], queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+    work: WorkPolicy, queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
 ) -> None:
     moments = [None, NOW, NOW - timedelta(days=1), NOW - timedelta(days=390), NOW + timedelta(days=5)]
     for round_ in range(2):
@@ -59,7 +59,7 @@ async def test_messages_of_any_day_take_effect_once(
         if round_ == 0:
             await table.connection.execute(DROP_DAYS)
 
-    consumer = Consumer(queue.name, [count], inbox=inbox, broker=broker, **shape)
+    consumer = Consumer(queue.name, [count], inbox=inbox, broker=broker, work=work)
     async with running(consumer):
         await eventually(lambda: consumer.counters.applied + consumer.counters.duplicates == 10, "all are settled")
 
@@ -75,7 +75,9 @@ async def test_plain_functions_have_their_days_made_too(
     for number in range(6):
         await queue.send(number, timestamp=NOW - timedelta(days=number))
 
-    consumer = Consumer(queue.name, [count_in_thread], inbox=inbox, broker=broker, concurrency=2, batch_size=4)
+    consumer = Consumer(
+        queue.name, [count_in_thread], inbox=inbox, broker=broker, work=WorkPolicy(concurrency=2, batch_size=4)
+    )
     async with running(consumer):
         await eventually(lambda: consumer.counters.applied == 6, "all are applied")
 
@@ -102,14 +104,18 @@ async def test_what_the_inbox_has_forgotten_is_not_applied_and_named(
 ) -> None:
     written = NOW - timedelta(days=40)
     message_id = await queue.send(1, timestamp=written)
-    consumer = Consumer(queue.name, [count], inbox=inbox, broker=broker, concurrency=1, batch_size=10, backoff=QUICK)
+    consumer = Consumer(
+        queue.name, [count], inbox=inbox, broker=broker, work=WorkPolicy(concurrency=1, batch_size=10, backoff=QUICK)
+    )
     async with running(consumer):
         await eventually(lambda: consumer.counters.applied == 1, "it is applied")
     await drop_old_days(inbox.database, {INBOX: 30})
     await queue.send(2, key="b", timestamp=NOW)
     await queue.send(1, timestamp=written, message_id=message_id)
 
-    consumer = Consumer(queue.name, [count], inbox=inbox, broker=broker, concurrency=1, batch_size=10, backoff=QUICK)
+    consumer = Consumer(
+        queue.name, [count], inbox=inbox, broker=broker, work=WorkPolicy(concurrency=1, batch_size=10, backoff=QUICK)
+    )
     with capture_logs() as events:
         async with running(consumer):
             await eventually(lambda: consumer.counters.applied == 1, "the other one is applied")
@@ -133,7 +139,9 @@ async def test_days_of_no_clock_are_dead_letters_and_make_no_partitions(
     await queue.send(4, key="c", timestamp=NOW)
     before = await (await table.connection.execute(PARTITIONS)).fetchone()
 
-    consumer = Consumer(queue.name, [count], inbox=inbox, broker=broker, concurrency=2, batch_size=10, backoff=QUICK)
+    consumer = Consumer(
+        queue.name, [count], inbox=inbox, broker=broker, work=WorkPolicy(concurrency=2, batch_size=10, backoff=QUICK)
+    )
     with capture_logs() as events:
         async with running(consumer):
             await eventually(lambda: consumer.counters.applied == 1, "the one of today is applied")

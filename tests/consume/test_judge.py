@@ -3,8 +3,9 @@
 import psycopg
 import pytest
 
-from relay.consume import Overload, Permanent, Retries, Transient
-from relay.consume.classify import Fault, History, Judge, Reason, first_line, is_outage
+from relay.consume import FailurePolicy, Overload, Permanent, Retries, Transient
+from relay.consume.classify import History, Judge, Reason, first_line, is_outage
+from relay.consume.policies import Fault
 from relay.errors import ConfigurationError
 
 
@@ -16,11 +17,11 @@ class RefusedForEverError(RefusedError): ...
 
 def test_the_nearest_class_that_is_known_decides() -> None:
     judge = Judge(
-        Retries(),
-        Retries(),
-        retry_on=[RefusedError, psycopg.OperationalError],
-        permanent_on=[RefusedForEverError],
-        overload_on=[psycopg.errors.TooManyConnections],
+        FailurePolicy(
+            retry_on=[RefusedError, psycopg.OperationalError],
+            permanent_on=[RefusedForEverError],
+            overload_on=[psycopg.errors.TooManyConnections],
+        )
     )
 
     assert judge.fault_of(RefusedError()) is Fault.TRANSIENT
@@ -37,11 +38,11 @@ def test_the_nearest_class_that_is_known_decides() -> None:
 
 def test_a_class_has_one_meaning() -> None:
     with pytest.raises(ConfigurationError, match="RefusedError cannot be transient and permanent"):
-        Judge(Retries(), Retries(), retry_on=[RefusedError], permanent_on=[RefusedError])
+        FailurePolicy(retry_on=[RefusedError], permanent_on=[RefusedError])
 
 
 def test_a_message_fails_so_and_so_often_and_then_for_good() -> None:
-    judge = Judge(Retries(attempts=2), Retries(attempts=3))
+    judge = Judge(FailurePolicy(retries=Retries(attempts=2), transient_retries=Retries(attempts=3)))
 
     assert judge.failure(ValueError(), History(0)).reason is None
     assert judge.failure(ValueError(), History(1)).reason is Reason.EXHAUSTED
@@ -55,7 +56,8 @@ def test_waits_grow_to_the_maximum_and_chance_only_shortens_them() -> None:
 
     assert retries.steps() == [1.0, 3.0, 9.0, 10.0, 10.0]
     assert all(7.2 <= retries.wait(3) <= 9.0 for _ in range(100))
-    assert Judge(retries, Retries(attempts=3, initial=3.0)).steps == [1.0, 3.0, 6.0, 9.0, 10.0]
+    policy = FailurePolicy(retries=retries, transient_retries=Retries(attempts=3, initial=3.0))
+    assert Judge(policy).steps == [1.0, 3.0, 6.0, 9.0, 10.0]
 
 
 @pytest.mark.parametrize(

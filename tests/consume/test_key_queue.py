@@ -3,10 +3,12 @@
 import asyncio
 
 import psycopg
+import pytest
 
 from relay.config.settings import BrokerSettings
-from relay.consume import Consumer, Inbox, Message, on
+from relay.consume import Consumer, Inbox, Message, WorkPolicy, on
 from relay.consume.key_queue import KeyQueue
+from relay.consume.stopping import Stopping
 from tests.consume.effects import Queue, Table, count, delivered, running
 from tests.support.eventually import eventually
 
@@ -27,7 +29,7 @@ async def test_a_slow_key_holds_up_nobody_else(
     for number in range(1, 20):
         await queue.send(number, key=f"key-{number}")
 
-    consumer = Consumer(queue.name, [handle], inbox=inbox, broker=broker, concurrency=2)
+    consumer = Consumer(queue.name, [handle], inbox=inbox, broker=broker, work=WorkPolicy(concurrency=2))
     async with running(consumer):
         await eventually(lambda: consumer.counters.applied == 19, "the others are applied")
         may_end.set()
@@ -90,11 +92,14 @@ async def test_nothing_is_kept_of_a_key_that_is_done() -> None:
     assert not key_queue._waiting
 
 
-async def test_one_who_waits_is_let_go_when_all_stops() -> None:
+async def test_all_who_wait_and_all_who_come_are_let_go_when_all_stops() -> None:
     key_queue = KeyQueue()
-    waiting = asyncio.create_task(key_queue.take(1))
+    waiting = [asyncio.create_task(key_queue.take(1)) for _ in range(3)]
     await asyncio.sleep(0)
 
     key_queue.stop()
+    key_queue.put(delivered(1))
 
-    assert await waiting == []
+    for each in (*waiting, key_queue.take(1)):
+        with pytest.raises(Stopping):
+            await each

@@ -6,8 +6,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from relay.config.settings import BrokerSettings
-from relay.consume import Consumer, Inbox
-from relay.consume.pool import PartitionedConsumer
+from relay.consume import Consumer, FailurePolicy, Inbox
+from relay.consume.pool import PartitionedConsumer, PoolPolicy
 from tests.consume.effects import QUEUE, SEVERAL_MINUTES, Queue, Stumbling, Table, count, running
 from tests.support.eventually import eventually
 
@@ -21,11 +21,13 @@ def holding(inbox: Inbox, broker: BrokerSettings) -> Consumer:
 
 
 def skipping(inbox: Inbox, broker: BrokerSettings) -> Consumer:
-    return Consumer(QUEUE, [count], inbox=inbox, broker=broker, order="skip", retries=SEVERAL_MINUTES)
+    return Consumer(
+        QUEUE, [count], inbox=inbox, broker=broker, failures=FailurePolicy(order="skip", retries=SEVERAL_MINUTES)
+    )
 
 
 def pooled(inbox: Inbox, broker: BrokerSettings) -> PartitionedConsumer:
-    return PartitionedConsumer("other", [count], inbox=inbox, broker=broker, member="a")
+    return PartitionedConsumer("other", [count], inbox=inbox, broker=broker, pool=PoolPolicy(member="a"))
 
 
 @pytest.mark.parametrize(
@@ -50,7 +52,9 @@ async def test_what_this_kind_of_consumer_does_not_try_is_told(
 ) -> None:
     failing = Stumbling({0: 1})
     await queue.send(0)
-    first = Consumer(QUEUE, [failing.handle], inbox=inbox, broker=broker, retries=SEVERAL_MINUTES)
+    first = Consumer(
+        QUEUE, [failing.handle], inbox=inbox, broker=broker, failures=FailurePolicy(retries=SEVERAL_MINUTES)
+    )
     async with running(first):
         await eventually(lambda: first.counters.acknowledged == 1, "it is held")
     if of_partition:

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from yarl import URL
 
 from relay.config.settings import BrokerSettings
-from relay.consume import Consumer, Inbox, Message, on
+from relay.consume import Consumer, Inbox, Message, WorkPolicy, on
 from tests.consume.effects import CONSUMER, QUICK, Queue, Table, count, running, through
 from tests.consume.process import environment
 from tests.support.eventually import eventually
@@ -61,7 +61,11 @@ async def test_a_lost_ack_is_a_duplicate_and_no_error(
         await queue.send_all(range(5))
 
         consumer = Consumer(
-            queue.name, [count], inbox=inbox, broker=through(broker, proxy.port), concurrency=1, backoff=QUICK
+            queue.name,
+            [count],
+            inbox=inbox,
+            broker=through(broker, proxy.port),
+            work=WorkPolicy(concurrency=1, backoff=QUICK),
         )
         async with running(consumer):
             await eventually(lambda: sum_of(consumer) == 6, "all are settled")
@@ -98,7 +102,7 @@ async def test_a_transaction_that_outlives_the_drain_is_rolled_back_and_comes_ag
     await queue.send(1)
     async with await psycopg.AsyncConnection.connect(inbox.database.url.get_secret_value()) as other:
         await other.execute("LOCK TABLE effect IN EXCLUSIVE MODE")
-        consumer = Consumer(queue.name, [count], inbox=inbox, broker=broker, drain_timeout=0.1)
+        consumer = Consumer(queue.name, [count], inbox=inbox, broker=broker, work=WorkPolicy(drain_timeout=0.1))
         async with running(consumer):
             await eventually(lambda: has_waiting_handler(table), "the handler waits for the lock")
         await other.rollback()
@@ -113,7 +117,7 @@ async def test_a_second_stop_does_not_wait_for_the_running_transaction(
     await queue.send(1)
     async with await psycopg.AsyncConnection.connect(inbox.database.url.get_secret_value()) as other:
         await other.execute("LOCK TABLE effect IN EXCLUSIVE MODE")
-        consumer = Consumer(queue.name, [count], inbox=inbox, broker=broker, drain_timeout=600)
+        consumer = Consumer(queue.name, [count], inbox=inbox, broker=broker, work=WorkPolicy(drain_timeout=600))
         async with running(consumer) as task:
             await eventually(lambda: has_waiting_handler(table), "the handler waits for the lock")
             consumer.stop()
@@ -130,7 +134,7 @@ async def test_connections_closed_by_the_broker_are_opened_again(
     await queue.send_all(range(300))
 
     with capture_logs() as events:
-        consumer = Consumer(queue.name, [count], inbox=inbox, broker=broker, backoff=QUICK)
+        consumer = Consumer(queue.name, [count], inbox=inbox, broker=broker, work=WorkPolicy(backoff=QUICK))
         async with running(consumer):
             await eventually(lambda: consumer.counters.applied > 20, "some are applied")
             # Not by rabbitmqctl, which would take longer to start than the consumer needs for all of them.
@@ -148,7 +152,11 @@ async def test_a_broker_that_is_away_is_waited_for(
     await queue.send(1)
     async with FaultProxy("127.0.0.1", port_of(broker)) as proxy:
         consumer = Consumer(
-            queue.name, [count], inbox=inbox, broker=through(broker, proxy.port), concurrency=1, backoff=QUICK
+            queue.name,
+            [count],
+            inbox=inbox,
+            broker=through(broker, proxy.port),
+            work=WorkPolicy(concurrency=1, backoff=QUICK),
         )
         with capture_logs() as events:
             async with running(consumer):
@@ -168,7 +176,7 @@ async def test_a_queue_that_was_deleted_is_waited_for(
     queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
 ) -> None:
     await queue.send(1)
-    consumer = Consumer(queue.name, [count], inbox=inbox, broker=broker, backoff=QUICK)
+    consumer = Consumer(queue.name, [count], inbox=inbox, broker=broker, work=WorkPolicy(backoff=QUICK))
     async with running(consumer):
         await eventually(lambda: consumer.counters.applied == 1, "the first is applied")
         with capture_logs() as events:
@@ -184,7 +192,7 @@ async def test_database_sessions_that_are_ended_are_opened_again(
 ) -> None:
     await queue.send_all(range(300))
 
-    consumer = Consumer(queue.name, [count], inbox=inbox, broker=broker, batch_size=7, backoff=QUICK)
+    consumer = Consumer(queue.name, [count], inbox=inbox, broker=broker, work=WorkPolicy(batch_size=7, backoff=QUICK))
     async with running(consumer):
         await eventually(lambda: consumer.counters.applied > 20, "some are applied")
         await table.connection.execute(END_SESSIONS)
@@ -200,7 +208,9 @@ async def test_a_database_that_is_away_is_told_once_by_all_connections_together(
     url = URL(inbox.database.url.get_secret_value())
     async with FaultProxy("127.0.0.1", url.port or 5432, amqp=False) as proxy:
         far = inbox.database.model_copy(update={"url": SecretStr(str(url.with_port(proxy.port)))})
-        consumer = Consumer(queue.name, [count], inbox=Inbox(far, CONSUMER), broker=broker, backoff=QUICK)
+        consumer = Consumer(
+            queue.name, [count], inbox=Inbox(far, CONSUMER), broker=broker, work=WorkPolicy(backoff=QUICK)
+        )
         with capture_logs() as events:
             async with running(consumer):
                 await queue.send_all(range(8))
@@ -235,7 +245,11 @@ async def test_an_unanswered_commit_is_repeated_and_takes_effect_once(
 
         silenced = asyncio.Event()
         consumer = Consumer(
-            queue.name, [then_silence], inbox=Inbox(far, inbox.consumer_name), broker=broker, backoff=QUICK
+            queue.name,
+            [then_silence],
+            inbox=Inbox(far, inbox.consumer_name),
+            broker=broker,
+            work=WorkPolicy(backoff=QUICK),
         )
         with capture_logs() as events:
             async with running(consumer):
@@ -265,7 +279,11 @@ async def test_a_delivery_that_is_taken_back_from_a_running_handler_takes_effect
 
     async with FaultProxy("127.0.0.1", port_of(broker)) as proxy:
         first = Consumer(
-            queue.name, [slow], inbox=inbox, broker=through(broker, proxy.port), backoff=QUICK, drain_timeout=60
+            queue.name,
+            [slow],
+            inbox=inbox,
+            broker=through(broker, proxy.port),
+            work=WorkPolicy(backoff=QUICK, drain_timeout=60),
         )
         second = Consumer(queue.name, [count], inbox=inbox, broker=broker)
         async with running(first):

@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from relay.config.settings import BrokerSettings
-from relay.consume import Consumer, Inbox, Message, Overload, Retries, on
+from relay.consume import Consumer, FailurePolicy, Inbox, Message, Overload, Retries, WorkPolicy, on
 from relay.consume.apply.fence import Fence
 from tests.consume.effects import QUEUE, QUICK, Queue, Stumbling, Table, count, running, through
 from tests.consume.test_outages import attempts_in, port_of
@@ -56,10 +56,8 @@ async def test_one_at_a_time_asks_and_its_success_resumes_all(
         [service.handle],
         inbox=inbox,
         broker=broker,
-        concurrency=5,
-        backoff=QUICK,
-        order=order,
-        retries=ONCE,  # one attempt burnt would be a dead letter
+        failures=FailurePolicy(order=order, retries=ONCE),  # one attempt burnt would be a dead letter
+        work=WorkPolicy(concurrency=5, backoff=QUICK),
     )
     with capture_logs() as events:
         async with running(consumer):
@@ -93,9 +91,8 @@ async def test_an_overloads_messages_that_come_again_burn_nothing(
             [service.handle],
             inbox=inbox,
             broker=through(broker, proxy.port),
-            backoff=QUICK,
-            retries=ONCE,
-            poison_limit=3,
+            failures=FailurePolicy(retries=ONCE, poison_limit=3),
+            work=WorkPolicy(backoff=QUICK),
         )
         async with running(consumer):
             for times in range(1, 7):
@@ -116,7 +113,14 @@ async def test_a_held_head_asks_too_when_nothing_else_comes(
     handler = Stumbling({1: 1})
     await queue.send(1)
     soon = Retries(attempts=2, initial=0.02, maximum=0.02)
-    consumer = Consumer(queue.name, [handler.handle], inbox=inbox, broker=broker, retries=soon, backoff=QUICK)
+    consumer = Consumer(
+        queue.name,
+        [handler.handle],
+        inbox=inbox,
+        broker=broker,
+        failures=FailurePolicy(retries=soon),
+        work=WorkPolicy(backoff=QUICK),
+    )
     async with running(consumer):
         await eventually(lambda: consumer.counters.acknowledged == 1, "it is held")
         handler._error, handler.failures[1] = Overload("429"), 5
@@ -131,7 +135,9 @@ async def test_a_consumer_that_is_paused_stops_at_once(
 ) -> None:
     service = Service()
     await queue.send_all(range(5))
-    consumer = Consumer(queue.name, [service.handle], inbox=inbox, broker=broker, backoff=QUICK, drain_timeout=600)
+    consumer = Consumer(
+        queue.name, [service.handle], inbox=inbox, broker=broker, work=WorkPolicy(backoff=QUICK, drain_timeout=600)
+    )
     async with running(consumer) as task:
         await eventually(lambda: consumer.counters.overloads >= 3, "it is paused")
         consumer.stop()
@@ -145,7 +151,14 @@ async def test_an_outage_that_a_handler_runs_into_burns_nothing(
 ) -> None:
     handler = Stumbling({1: 3}, psycopg.errors.DiskFull("no space left on device"))
     await queue.send(1)
-    consumer = Consumer(queue.name, [handler.handle], inbox=inbox, broker=broker, backoff=QUICK, retries=ONCE)
+    consumer = Consumer(
+        queue.name,
+        [handler.handle],
+        inbox=inbox,
+        broker=broker,
+        failures=FailurePolicy(retries=ONCE),
+        work=WorkPolicy(backoff=QUICK),
+    )
     async with running(consumer):
         await eventually(lambda: consumer.counters.applied == 1, "it is applied")
 
@@ -160,7 +173,14 @@ async def test_a_database_that_takes_no_writes_is_waited_for(
     await queue.send_all(range(5))
     name = inbox.database.url.get_secret_value().rpartition("/")[2].partition("?")[0]
     with capture_logs() as events:
-        consumer = Consumer(queue.name, [count], inbox=inbox, broker=broker, backoff=QUICK, retries=ONCE)
+        consumer = Consumer(
+            queue.name,
+            [count],
+            inbox=inbox,
+            broker=broker,
+            failures=FailurePolicy(retries=ONCE),
+            work=WorkPolicy(backoff=QUICK),
+        )
         async with running(consumer):
             await eventually(lambda: consumer.counters.applied == 5, "it works")
             await table.connection.execute(f'ALTER DATABASE "{name}" SET default_transaction_read_only = on')
@@ -183,7 +203,7 @@ async def test_a_database_that_takes_no_writes_is_waited_for(
 
 
 async def test_a_pause_of_a_pool_is_no_stall_of_its_partitions(inbox: Inbox, broker: BrokerSettings) -> None:
-    setup = Consumer(QUEUE, [Service().handle], inbox=inbox, broker=broker, stall_after=30).setup
+    setup = Consumer(QUEUE, [Service().handle], inbox=inbox, broker=broker, work=WorkPolicy(stall_after=30)).setup
     partition = setup.of(Fence(0, 1), f"{QUEUE}.00")
     partition.counters.in_flight = 1
     partition.stalls.look(0)

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from typing_extensions import TypedDict
 
 from relay.config.settings import BrokerSettings
-from relay.consume import Consumer, Inbox, Message, on
+from relay.consume import Consumer, Inbox, Message, WorkPolicy, on
 from relay.consume.apply.handlers import collect_handlers
 from relay.errors import ConfigurationError, InvalidPayloadError
 from tests.consume.effects import QUICK, Queue, Table, received, running
@@ -192,7 +192,9 @@ async def test_what_fits_is_applied_and_what_does_not_is_a_failed_try_alone(
     await queue.send(b'{"invoice": "secret", "amount": 1}', key="b")
     await queue.send(BODY)
 
-    consumer = Consumer(queue.name, [note], inbox=inbox, broker=broker, concurrency=1, batch_size=10, backoff=QUICK)
+    consumer = Consumer(
+        queue.name, [note], inbox=inbox, broker=broker, work=WorkPolicy(concurrency=1, batch_size=10, backoff=QUICK)
+    )
     with capture_logs() as events:
         async with running(consumer):
             await eventually(lambda: consumer.counters.applied == 1, "the one that fits is applied")

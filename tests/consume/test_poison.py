@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from relay.config.settings import BrokerSettings, DatabaseSettings
-from relay.consume import Consumer, Inbox, Message, on
+from relay.consume import Consumer, FailurePolicy, Inbox, Message, WorkPolicy, on
 from relay.errors import ConfigurationError
 from tests.consume.effects import QUICK, SEVERAL_MINUTES, Queue, Stumbling, Table, count, running, through
 from tests.consume.process import POISON, environment
@@ -95,7 +95,9 @@ async def test_a_held_message_that_its_process_dies_of_is_found_too(
     await queue.send(1)
     await queue.send(2)
     handler = Stumbling({1: 1})
-    consumer = Consumer(queue.name, [handler.handle], inbox=inbox, broker=broker, retries=SEVERAL_MINUTES)
+    consumer = Consumer(
+        queue.name, [handler.handle], inbox=inbox, broker=broker, failures=FailurePolicy(retries=SEVERAL_MINUTES)
+    )
     async with running(consumer):
         await eventually(lambda: consumer.counters.acknowledged == 2, "both are held")
     await table.connection.execute("UPDATE outbox.held_message SET body = %s WHERE attempts > 0", [b"%d" % POISON])
@@ -141,9 +143,8 @@ async def test_lost_connections_are_nobodys_death(
             [slow],
             inbox=inbox,
             broker=through(broker, proxy.port),
-            backoff=QUICK,
-            drain_timeout=0.05,
-            poison_limit=LIMIT,
+            failures=FailurePolicy(poison_limit=LIMIT),
+            work=WorkPolicy(backoff=QUICK, drain_timeout=0.05),
         )
         async with running(consumer):
             for _ in range(LIMIT + 2):
@@ -172,13 +173,18 @@ async def test_stopping_a_running_handler_is_nobodys_death(
     for _ in range(LIMIT + 2):
         begun.clear()
         hanging = Consumer(
-            queue.name, [hang], inbox=inbox, broker=broker, drain_timeout=0.05, poison_limit=LIMIT, concurrency=1
+            queue.name,
+            [hang],
+            inbox=inbox,
+            broker=broker,
+            failures=FailurePolicy(poison_limit=LIMIT),
+            work=WorkPolicy(drain_timeout=0.05, concurrency=1),
         )
         async with running(hanging):
             await asyncio.wait_for(begun.wait(), 20)
         assert await table.begun_count() == 0
 
-    consumer = Consumer(queue.name, [count], inbox=inbox, broker=broker, poison_limit=LIMIT)
+    consumer = Consumer(queue.name, [count], inbox=inbox, broker=broker, failures=FailurePolicy(poison_limit=LIMIT))
     async with running(consumer):
         await eventually(lambda: consumer.counters.applied == 1, "it is applied")
 
@@ -212,7 +218,7 @@ async def test_what_comes_for_the_first_time_pays_nothing(
     """)
     await queue.send_all(range(20))
 
-    consumer = Consumer(queue.name, [count], inbox=inbox, broker=broker, batch_size=5)
+    consumer = Consumer(queue.name, [count], inbox=inbox, broker=broker, work=WorkPolicy(batch_size=5))
     async with running(consumer):
         await eventually(lambda: consumer.counters.applied == 20, "all are applied")
 
@@ -223,4 +229,4 @@ def test_a_limit_that_would_blame_neighbours_is_refused() -> None:
     inbox = Inbox(DatabaseSettings(), "projection")
 
     with pytest.raises(ConfigurationError, match=r"poison_limit \(2\) is at least 3"):
-        Consumer("billing", [count], inbox=inbox, broker=BrokerSettings(), poison_limit=2)
+        Consumer("billing", [count], inbox=inbox, broker=BrokerSettings(), failures=FailurePolicy(poison_limit=2))

@@ -1,7 +1,7 @@
 """Repeats of what was applied, as a replay sends them, are acknowledged many at once; what is new keeps its place."""
 
 from relay.config.settings import BrokerSettings
-from relay.consume import Consumer, Inbox
+from relay.consume import Consumer, Inbox, WorkPolicy
 from tests.consume.effects import CONSUMER, Queue, Table, count, running
 from tests.support.eventually import eventually
 
@@ -20,7 +20,7 @@ async def test_repeats_take_few_transactions_and_what_is_new_among_them_keeps_it
     applied = [message_id for number, message_id in sent.items() if number not in NEW]
     await table.connection.execute(APPLIED, [CONSUMER, applied])
 
-    consumer = Consumer(queue.name, [count], inbox=inbox, broker=broker, concurrency=5)
+    consumer = Consumer(queue.name, [count], inbox=inbox, broker=broker, work=WorkPolicy(concurrency=5))
     async with running(consumer):
         await eventually(lambda: consumer.counters.acknowledged == ALL, "all are acknowledged")
 

@@ -13,7 +13,7 @@ from pamqp.commands import Basic
 from structlog.testing import capture_logs
 
 from relay.config.settings import BrokerSettings
-from relay.consume import Consumer, Inbox, Message, Retries, Transient, on
+from relay.consume import Consumer, FailurePolicy, Inbox, Message, Retries, Transient, WorkPolicy, on
 from relay.errors import QueueUnfitError
 from tests.consume.effects import QUICK, SOON, Queue, Stumbling, Table, count, running, through
 from tests.consume.process import BURDEN, environment
@@ -59,7 +59,14 @@ async def test_it_comes_back_as_it_was_and_its_followers_pass(
             ),
             "counter.Counted",
         )
-    consumer = Consumer(queue.name, [note], inbox=inbox, broker=broker, concurrency=1, order="skip", retries=ONE_STEP)
+    consumer = Consumer(
+        queue.name,
+        [note],
+        inbox=inbox,
+        broker=broker,
+        failures=FailurePolicy(order="skip", retries=ONE_STEP),
+        work=WorkPolicy(concurrency=1),
+    )
     async with running(consumer):
         await eventually(lambda: consumer.counters.applied == 2, "both are applied")
 
@@ -85,7 +92,9 @@ async def test_many_come_back_within_the_longest_wait_of_their_step(
     for number in range(100):
         await queue.send(number, key=f"key-{number}")
 
-    consumer = Consumer(queue.name, [handler.handle], inbox=inbox, broker=broker, order="skip", retries=SOON)
+    consumer = Consumer(
+        queue.name, [handler.handle], inbox=inbox, broker=broker, failures=FailurePolicy(order="skip", retries=SOON)
+    )
     async with running(consumer):
         await eventually(lambda: consumer.counters.applied == 100, "all are applied")
 
@@ -106,9 +115,8 @@ async def test_a_confirm_that_is_lost_makes_two_copies_and_one_effect(
             [handler.handle],
             inbox=inbox,
             broker=through(broker, proxy.port),
-            order="skip",
-            retries=ONE_STEP,
-            backoff=QUICK,
+            failures=FailurePolicy(order="skip", retries=ONE_STEP),
+            work=WorkPolicy(backoff=QUICK),
         )
         with capture_logs() as events:
             async with running(consumer):
@@ -133,7 +141,13 @@ async def test_killed_between_the_copys_confirm_and_the_ack_it_takes_effect_once
         process.stop(signal.SIGKILL)
         proxy.cut()
 
-    consumer = Consumer(queue.name, [count], inbox=inbox, broker=broker, order="skip", retries=Retries(initial=2.0))
+    consumer = Consumer(
+        queue.name,
+        [count],
+        inbox=inbox,
+        broker=broker,
+        failures=FailurePolicy(order="skip", retries=Retries(initial=2.0)),
+    )
     async with running(consumer):
         await eventually(lambda: consumer.counters.duplicates == 1, "the original and the copy have come")
 
@@ -146,7 +160,12 @@ async def test_a_retry_queue_that_is_gone_is_waited_for(
 ) -> None:
     handler = Stumbling({1: 1})
     consumer = Consumer(
-        queue.name, [handler.handle], inbox=inbox, broker=broker, order="skip", retries=ONE_STEP, backoff=QUICK
+        queue.name,
+        [handler.handle],
+        inbox=inbox,
+        broker=broker,
+        failures=FailurePolicy(order="skip", retries=ONE_STEP),
+        work=WorkPolicy(backoff=QUICK),
     )
     async with running(consumer):
         await queue.send(0)
@@ -207,9 +226,8 @@ async def test_queues_are_declared_at_the_start_and_not_at_a_reconnect(
             [count],
             inbox=inbox,
             broker=through(broker, proxy.port),
-            order="skip",
-            retries=ONE_STEP,
-            backoff=QUICK,
+            failures=FailurePolicy(order="skip", retries=ONE_STEP),
+            work=WorkPolicy(backoff=QUICK),
         )
         with capture_logs() as events:
             async with running(consumer):
@@ -228,7 +246,14 @@ async def test_queues_are_declared_at_the_start_and_not_at_a_reconnect(
 async def test_without_declaring_a_missing_queue_is_told_with_its_arguments(
     queue: Queue, inbox: Inbox, broker: BrokerSettings
 ) -> None:
-    consumer = Consumer(queue.name, [count], inbox=inbox, broker=broker, order="skip", retries=ONE_STEP, declare=False)
+    consumer = Consumer(
+        queue.name,
+        [count],
+        inbox=inbox,
+        broker=broker,
+        failures=FailurePolicy(order="skip", retries=ONE_STEP),
+        declare=False,
+    )
 
     with pytest.raises(QueueUnfitError, match=r"'billing.retry.50' does not exist: .*'x-message-ttl': 50.*") as told:
         await asyncio.wait_for(consumer.run(signals=False), 20)
@@ -240,7 +265,9 @@ async def test_a_retry_queue_with_other_arguments_is_refused(
     queue: Queue, inbox: Inbox, broker: BrokerSettings
 ) -> None:
     await queue.channel.declare_queue("billing.retry.50", durable=True)
-    consumer = Consumer(queue.name, [count], inbox=inbox, broker=broker, order="skip", retries=ONE_STEP)
+    consumer = Consumer(
+        queue.name, [count], inbox=inbox, broker=broker, failures=FailurePolicy(order="skip", retries=ONE_STEP)
+    )
 
     with pytest.raises(QueueUnfitError, match=r"billing\.retry\.50.*PRECONDITION_FAILED.*declare it, durable"):
         await asyncio.wait_for(consumer.run(signals=False), 20)

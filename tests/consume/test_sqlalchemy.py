@@ -14,9 +14,10 @@ from sqlalchemy.orm import Session, sessionmaker
 from structlog.testing import capture_logs
 
 from relay.config.settings import BrokerSettings, DatabaseSettings
-from relay.consume import Consumer, Inbox, Message, on
+from relay.consume import Consumer, Inbox, Message, WorkPolicy, on
 from relay.consume.apply.handlers import collect_handlers
-from relay.consume.apply.transactions import Transactions, open_transactions
+from relay.consume.apply.transactions import Transactions
+from relay.consume.apply.transactions_factory import open_transactions
 from relay.consume.message import Delivery
 from relay.consume.pool import PartitionedConsumer
 from relay.errors import ConfigurationError, DatabaseUnavailableError, InboxUnavailableError
@@ -60,7 +61,11 @@ async def test_each_message_takes_effect_once(
     await queue.send_all(range(1, 20))
 
     consumer = Consumer(
-        queue.name, [HANDLERS[kind]], inbox=Inbox(targets[kind], CONSUMER), broker=broker, batch_size=batch_size
+        queue.name,
+        [HANDLERS[kind]],
+        inbox=Inbox(targets[kind], CONSUMER),
+        broker=broker,
+        work=WorkPolicy(batch_size=batch_size),
     )
     async with running(consumer):
         await eventually(lambda: consumer.counters.applied + consumer.counters.duplicates == 21, "all are settled")
@@ -90,7 +95,9 @@ async def test_a_lost_connection_is_not_the_handlers_fault_and_is_opened_again(
     kind: str, queue: Queue, table: Table, targets: dict[str, Any], broker: BrokerSettings
 ) -> None:
     inbox = Inbox(targets[kind], CONSUMER)
-    consumer = Consumer(queue.name, [HANDLERS[kind]], inbox=inbox, broker=broker, concurrency=1, backoff=QUICK)
+    consumer = Consumer(
+        queue.name, [HANDLERS[kind]], inbox=inbox, broker=broker, work=WorkPolicy(concurrency=1, backoff=QUICK)
+    )
     with capture_logs() as events:
         async with running(consumer):
             for number in range(4):
@@ -250,7 +257,9 @@ def test_handlers_of_the_other_kind_are_refused(no_server: sa.Engine) -> None:
     with pytest.raises(ConfigurationError, match="an inbox with AsyncEngine takes `async def` handlers"):
         Consumer("q", [by_connection], inbox=Inbox(async_engine, "c"), broker=settings)
     with pytest.raises(ConfigurationError, match="pipeline is psycopg's"):
-        Consumer("q", [by_async_connection], inbox=Inbox(async_engine, "c"), broker=settings, pipeline=True)
+        Consumer(
+            "q", [by_async_connection], inbox=Inbox(async_engine, "c"), broker=settings, work=WorkPolicy(pipeline=True)
+        )
 
 
 def test_a_pool_with_too_few_connections_is_refused() -> None:
@@ -264,8 +273,8 @@ def test_a_pool_with_too_few_connections_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="needs 35"):
         PartitionedConsumer("q", [by_connection], inbox=small, broker=BrokerSettings())
 
-    Consumer("q", [by_connection], inbox=small, broker=BrokerSettings(), concurrency=3)
-    Consumer("q", [by_connection], inbox=endless, broker=BrokerSettings(), concurrency=100)
+    Consumer("q", [by_connection], inbox=small, broker=BrokerSettings(), work=WorkPolicy(concurrency=3))
+    Consumer("q", [by_connection], inbox=endless, broker=BrokerSettings(), work=WorkPolicy(concurrency=100))
 
 
 def test_what_has_no_transaction_of_psycopg_is_refused(no_server: sa.Engine) -> None:

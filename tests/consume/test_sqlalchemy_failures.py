@@ -7,7 +7,7 @@ import pytest
 import sqlalchemy as sa
 
 from relay.config.settings import BrokerSettings
-from relay.consume import Consumer, Inbox, Message, on
+from relay.consume import Consumer, FailurePolicy, Inbox, Message, on
 from tests.consume.effects import CONSUMER, SOON, Queue, Table, running
 from tests.consume.sqlalchemy_stand import HANDLERS, KINDS
 from tests.support.eventually import eventually
@@ -42,7 +42,9 @@ async def test_a_held_message_is_applied_before_its_followers(
     await queue.send_all(range(5))
 
     handler = stumbling(kind, over=1, failures=2)
-    consumer = Consumer(queue.name, [handler], inbox=Inbox(targets[kind], CONSUMER), broker=broker, retries=SOON)
+    consumer = Consumer(
+        queue.name, [handler], inbox=Inbox(targets[kind], CONSUMER), broker=broker, failures=FailurePolicy(retries=SOON)
+    )
     async with running(consumer):
         await eventually(lambda: consumer.counters.applied == 5, "all are applied")
 
@@ -62,7 +64,7 @@ async def test_the_drivers_error_decides_what_a_failure_means(
         [stumbling(kind, over=0, failures=1)],
         inbox=Inbox(targets[kind], CONSUMER),
         broker=broker,
-        permanent_on=[psycopg.errors.DivisionByZero],
+        failures=FailurePolicy(permanent_on=[psycopg.errors.DivisionByZero]),
     )
     async with running(consumer):
         await eventually(lambda: consumer.counters.dead_letters["permanent"] == 1, "it is a dead letter")

@@ -7,7 +7,7 @@ from pydantic import SecretStr
 from yarl import URL
 
 from relay.config.settings import BrokerSettings, DatabaseSettings
-from relay.consume import Consumer, Inbox
+from relay.consume import Consumer, FailurePolicy, Inbox
 from relay.errors import (
     BrokerUnavailableError,
     ConfigurationError,
@@ -22,7 +22,7 @@ from tests.support.rabbitmq import RabbitServer
 
 def test_an_order_that_is_none_is_refused(inbox: Inbox) -> None:
     with pytest.raises(ConfigurationError, match="order is 'hold' or 'skip', not 'strict'"):
-        Consumer("q", [count], inbox=inbox, broker=BrokerSettings(), order="strict")  # type: ignore[arg-type]
+        Consumer("q", [count], inbox=inbox, broker=BrokerSettings(), failures=FailurePolicy(order="strict"))  # type: ignore[arg-type]
 
 
 async def test_a_missing_queue_is_told_at_the_start(inbox: Inbox, broker: BrokerSettings) -> None:

@@ -7,7 +7,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from relay.config.settings import BrokerSettings
-from relay.consume import Consumer, Inbox, Message, on
+from relay.consume import Consumer, Inbox, Message, WorkPolicy, on
 from tests.consume.effects import Queue, Table, count, running
 from tests.support.eventually import eventually
 
@@ -30,7 +30,7 @@ async def test_a_stop_lets_nobody_pass_what_it_has_in_hand(
         await may_end.wait()
         await count(message, connection)
 
-    active = Consumer(single.name, [slow], inbox=inbox, broker=broker, concurrency=4)
+    active = Consumer(single.name, [slow], inbox=inbox, broker=broker, work=WorkPolicy(concurrency=4))
     standby = Consumer(single.name, [count], inbox=inbox, broker=broker)
     with capture_logs() as events:
         async with running(active) as ending:
@@ -67,7 +67,7 @@ async def test_it_takes_in_nothing_new_for_what_it_finishes(
 
     for number in range(6):
         await queue.send(number, key="ab"[number % 2])
-    consumer = Consumer(queue.name, [slow], inbox=inbox, broker=broker, concurrency=2)
+    consumer = Consumer(queue.name, [slow], inbox=inbox, broker=broker, work=WorkPolicy(concurrency=2))
     async with running(consumer) as ending:
         await eventually(lambda: len(begun) == 2, "it works on two")
         with capture_logs() as events:

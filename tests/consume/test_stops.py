@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from yarl import URL
 
 from relay.config.settings import BrokerSettings, DatabaseSettings
-from relay.consume import Consumer, Inbox, Message, on
+from relay.consume import Consumer, Inbox, Message, WorkPolicy, on
 from tests.consume.effects import CONSUMER, Queue, Table, through
 from tests.consume.sqlalchemy_stand import engine_url
 from tests.support.eventually import eventually
@@ -53,7 +53,7 @@ async def test_a_stop_beside_a_silent_database_takes_its_time_and_no_more(
     async with to_database(database) as (proxy, proxied):
         engine = create_async_engine(engine_url(proxied.url.get_secret_value()))
         inbox = Inbox(engine if handler is slowly_by_sqlalchemy else proxied, CONSUMER)
-        consumer = Consumer(queue.name, [handler], inbox=inbox, broker=broker, drain_timeout=0.1)
+        consumer = Consumer(queue.name, [handler], inbox=inbox, broker=broker, work=WorkPolicy(drain_timeout=0.1))
         running = asyncio.create_task(consumer.run(signals=False))
         await eventually(lambda: _runs(table), "the handler's statement runs")
         proxy.hold(Way.DOWN)
@@ -72,7 +72,9 @@ async def test_a_stop_beside_a_silent_broker_takes_its_time_and_no_more(
 ) -> None:
     await queue.send(1)
     async with FaultProxy("127.0.0.1", URL(broker.url.get_secret_value()).port or 0) as proxy:
-        consumer = Consumer(queue.name, [slowly], inbox=inbox, broker=through(broker, proxy.port), drain_timeout=0.1)
+        consumer = Consumer(
+            queue.name, [slowly], inbox=inbox, broker=through(broker, proxy.port), work=WorkPolicy(drain_timeout=0.1)
+        )
         running = asyncio.create_task(consumer.run(signals=False))
         await eventually(lambda: _runs(table), "the handler's statement runs")
         proxy.hold(Way.DOWN)

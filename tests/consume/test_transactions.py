@@ -9,7 +9,8 @@ import pytest
 
 from relay.consume import Inbox, Message, on
 from relay.consume.apply.handlers import collect_handlers
-from relay.consume.apply.transactions import Transactions, open_transactions
+from relay.consume.apply.transactions import Transactions
+from relay.consume.apply.transactions_factory import open_transactions
 from relay.consume.message import Delivery
 from relay.errors import HandlerTransactionError, TransactionEndedError
 from tests.consume.effects import Table, delivered

@@ -67,7 +67,14 @@ class Letters:
             body=b"%d" % number if body is None else body,
             channel=self.channel,
         )
-        failure = Failure(5, FAILED_AT, failed_at, exception, "not today", reason)
+        failure = Failure(
+            attempts=5,
+            first_failed_at=FAILED_AT,
+            failed_at=failed_at,
+            exception=exception,
+            words="not today",
+            reason=reason,
+        )
         sent = dead_letter(delivered, failure, consumer)
         await self.channel.basic_publish(delivered.body, routing_key=DEAD, properties=sent, mandatory=True)
         return message_id

@@ -9,7 +9,7 @@ from psycopg.types.json import Json
 
 from relay.broker.content_header import RAW_HEADER, RAW_METHOD, UNDECODABLE
 from relay.config.settings import BrokerSettings, DatabaseSettings
-from relay.consume import Consumer, Inbox, Message, Permanent, Retries, on
+from relay.consume import Consumer, FailurePolicy, Inbox, Message, Permanent, Retries, on
 from relay.consume.apply.fence import EPOCH, PARTITION
 from relay.consume.failed.envelope import FOLDED, OF_FAILURES, ORIGINAL_EXCHANGE, ORIGINAL_ROUTING_KEY, THE_BROKERS
 from relay.consume.failed.queues import retry_queue_name
@@ -114,8 +114,7 @@ async def test_the_documented_headers_of_consumers_are_those_of_their_copies(
         [fail, refuse],
         inbox=Inbox(database, "copies"),
         broker=broker,
-        order="skip",
-        retries=Retries(attempts=3, initial=600.0, maximum=600.0, jitter=0),
+        failures=FailurePolicy(order="skip", retries=Retries(attempts=3, initial=600.0, maximum=600.0, jitter=0)),
     )
     async with run_node(), running(consumer):
         await eventually(lambda: consumer.counters.acknowledged == 2, "both are carried on")

@@ -5,7 +5,7 @@ import asyncio
 import psycopg
 
 from relay.config.loading import load
-from relay.consume import Consumer, Inbox, Message, on
+from relay.consume import Consumer, Inbox, Message, WorkPolicy, on
 from relay.observe.log import set_up
 
 QUEUE = "projector"
@@ -24,7 +24,11 @@ def main() -> None:
     set_up(settings.log)
     inbox = Inbox(settings.database, "projector")
     consumer = Consumer(
-        QUEUE, [project], inbox=inbox, broker=settings.broker, concurrency=3, batch_size=20, pipeline=True
+        QUEUE,
+        [project],
+        inbox=inbox,
+        broker=settings.broker,
+        work=WorkPolicy(concurrency=3, batch_size=20, pipeline=True),
     )
     asyncio.run(consumer.run())
 

@@ -11,7 +11,7 @@ from pydantic import SecretStr
 
 from relay.config.settings import BrokerSettings, Settings
 from relay.config.topology import Binding, Exchange, Queue, TopologySettings
-from relay.consume import Consumer, Inbox
+from relay.consume import Consumer, Inbox, WorkPolicy
 from tests.consume.effects import QUICK, Table, running
 from tests.consume.effects import Queue as Consumed
 from tests.engine.conftest import Outbox, RunNode
@@ -113,7 +113,11 @@ async def test_a_consumer_has_its_queues_and_messages_back_and_what_it_had_in_ha
             await queue.send(number, key=str(number % 4))
     broker = BrokerSettings(url=SecretStr(url))
     consumer = Consumer(
-        queue.name, [hanging.handle], inbox=inbox, broker=broker, concurrency=4, backoff=QUICK, drain_timeout=600
+        queue.name,
+        [hanging.handle],
+        inbox=inbox,
+        broker=broker,
+        work=WorkPolicy(concurrency=4, backoff=QUICK, drain_timeout=600),
     )
     async with running(consumer):
         await eventually(lambda: consumer.counters.in_flight > 0, "handlers run")

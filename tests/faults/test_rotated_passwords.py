@@ -13,7 +13,7 @@ from psycopg import sql
 
 from relay.config.secret import SecretFile
 from relay.config.settings import BrokerSettings, DatabaseSettings, RelaySettings
-from relay.consume import Consumer, Inbox
+from relay.consume import Consumer, Inbox, WorkPolicy
 from relay.consume.pool import PartitionedConsumer
 from relay.outbox import Event
 from relay.publisher import DurablePublisher
@@ -125,11 +125,19 @@ async def test_a_consumer_is_refused_says_so_and_goes_on(
     consumer: Consumer | PartitionedConsumer
     if kind == "alone":
         consumer = Consumer(
-            consumed.name, [count], inbox=inbox, broker=renewed_broker, backoff=QUICK, stall_after=TOLD_AFTER
+            consumed.name,
+            [count],
+            inbox=inbox,
+            broker=renewed_broker,
+            work=WorkPolicy(backoff=QUICK, stall_after=TOLD_AFTER),
         )
     else:
         consumer = PartitionedConsumer(
-            partitions.name, [count], inbox=inbox, broker=renewed_broker, backoff=QUICK, stall_after=TOLD_AFTER
+            partitions.name,
+            [count],
+            inbox=inbox,
+            broker=renewed_broker,
+            work=WorkPolicy(concurrency=1, backoff=QUICK, stall_after=TOLD_AFTER),
         )
 
     async def send(number: int) -> None:

@@ -9,7 +9,7 @@ import pytest
 from relay import __version__
 from relay.broker.connection import connect
 from relay.config.settings import BrokerSettings
-from relay.consume import Consumer, Inbox, Overload, Permanent, Retries
+from relay.consume import Consumer, FailurePolicy, Inbox, Overload, Permanent, Retries, WorkPolicy
 from relay.consume.queue_depth import ready_count
 from relay.http import cached_answer
 from tests.consume.effects import CONSUMER, QUEUE, QUICK, SEVERAL_MINUTES, Queue, Stumbling, Table, count
@@ -82,7 +82,9 @@ async def test_what_is_in_hand_and_what_waits_is_told_apart(
     hanging = Hanging()
     for number in range(10):
         await queue.send(number, key=str(number))
-    consumer = Consumer(queue.name, [hanging.handle], inbox=inbox, broker=broker, concurrency=2, batch_size=2)
+    consumer = Consumer(
+        queue.name, [hanging.handle], inbox=inbox, broker=broker, work=WorkPolicy(concurrency=2, batch_size=2)
+    )
     async with serving(consumer) as site:
         await eventually(lambda: consumer.counters.in_flight > 0, "handlers run")
         await eventually(lambda: is_told(site, 6, "queue_ready_messages"), "six wait")
@@ -101,7 +103,9 @@ async def test_retries_are_counted_by_step_and_dead_letters_by_reason(
 ) -> None:
     stumbling = Stumbling({1: 2})
     await queue.send(1)
-    consumer = Consumer(queue.name, [stumbling.handle], inbox=inbox, broker=broker, order=order, retries=TWICE)
+    consumer = Consumer(
+        queue.name, [stumbling.handle], inbox=inbox, broker=broker, failures=FailurePolicy(order=order, retries=TWICE)
+    )
     async with serving(consumer) as site:
         await eventually(site.is_ready, "ready")
         assert of(await site.metrics(), "retries_total", step="0.05") is not None  # before the first
@@ -118,7 +122,9 @@ async def test_held_messages_are_told_until_they_are_applied(
 ) -> None:
     stumbling = Stumbling({0: 1})
     await queue.send_all(range(3))
-    consumer = Consumer(queue.name, [stumbling.handle], inbox=inbox, broker=broker, retries=SEVERAL_MINUTES)
+    consumer = Consumer(
+        queue.name, [stumbling.handle], inbox=inbox, broker=broker, failures=FailurePolicy(retries=SEVERAL_MINUTES)
+    )
     async with serving(consumer) as site:
         await eventually(lambda: is_told(site, 3, "held_messages"), "one is held, and two behind it")
         await table.connection.execute(DUE)
@@ -131,7 +137,9 @@ async def test_a_dead_letter_is_counted_though_nothing_was_tried_again(
     stumbling = Stumbling({1: 1}, Permanent("cancelled"))
     await queue.send(1)
     await queue.send(2, event_type="Unknown")
-    consumer = Consumer(queue.name, [stumbling.handle], inbox=inbox, broker=broker, order="skip")
+    consumer = Consumer(
+        queue.name, [stumbling.handle], inbox=inbox, broker=broker, failures=FailurePolicy(order="skip")
+    )
     async with serving(consumer) as site:
         await eventually(lambda: is_told(site, 1, "dead_letters_total", reason="permanent"), "the one")
         await eventually(lambda: is_told(site, 1, "dead_letters_total", reason="unhandled"), "the other")
@@ -143,7 +151,7 @@ async def test_a_pause_is_told_while_it_lasts_and_its_seconds_grow(
 ) -> None:
     stumbling = Stumbling({1: 1_000_000}, Overload("429"))
     await queue.send(1)
-    consumer = Consumer(queue.name, [stumbling.handle], inbox=inbox, broker=broker, backoff=QUICK)
+    consumer = Consumer(queue.name, [stumbling.handle], inbox=inbox, broker=broker, work=WorkPolicy(backoff=QUICK))
     async with serving(consumer) as site:
         await eventually(lambda: is_told(site, 1, "paused"), "it pauses")
         seconds = of(await site.metrics(), "paused_seconds_total") or 0.0
@@ -163,7 +171,11 @@ async def test_lost_connections_are_counted_by_end_and_reason_and_what_they_took
     hanging = Hanging()
     await queue.send(1)
     consumer = Consumer(
-        queue.name, [hanging.handle], inbox=inbox, broker=broker, backoff=QUICK, concurrency=1, drain_timeout=0.1
+        queue.name,
+        [hanging.handle],
+        inbox=inbox,
+        broker=broker,
+        work=WorkPolicy(backoff=QUICK, concurrency=1, drain_timeout=0.1),
     )
     async with serving(consumer) as site:
         await eventually(lambda: consumer.counters.in_flight == 1, "a handler runs")

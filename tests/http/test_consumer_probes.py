@@ -10,7 +10,7 @@ from yarl import URL
 
 import relay.http.server as served
 from relay.config.settings import BrokerSettings
-from relay.consume import Consumer, Inbox, Message, Overload, on, stall
+from relay.consume import Consumer, FailurePolicy, Inbox, Message, Overload, WorkPolicy, on, stall
 from relay.consume import startup as upkeep
 from relay.consume.failed import held_messages as held_keys
 from relay.http.consumer import answering_for
@@ -52,7 +52,9 @@ async def test_ready_once_it_consumes(queue: Queue, inbox: Inbox, broker: Broker
 async def test_a_lost_broker_makes_it_unready_and_not_dead(queue: Queue, inbox: Inbox, broker: BrokerSettings) -> None:
     async with FaultProxy("127.0.0.1", port_of(broker)) as proxy:
         near = through(broker, proxy.port)
-        async with serving(Consumer(queue.name, [count], inbox=inbox, broker=near, backoff=QUICK)) as site:
+        async with serving(
+            Consumer(queue.name, [count], inbox=inbox, broker=near, work=WorkPolicy(backoff=QUICK))
+        ) as site:
             await eventually(site.is_ready, "ready")
 
             proxy.refusing = True
@@ -71,7 +73,9 @@ async def test_a_broker_that_is_lost_makes_it_unready_while_the_last_handlers_en
     await queue.send(1)
     async with FaultProxy("127.0.0.1", port_of(broker)) as proxy:
         near = through(broker, proxy.port)
-        consumer = Consumer(queue.name, [hanging.handle], inbox=inbox, broker=near, backoff=QUICK, drain_timeout=600)
+        consumer = Consumer(
+            queue.name, [hanging.handle], inbox=inbox, broker=near, work=WorkPolicy(backoff=QUICK, drain_timeout=600)
+        )
         async with serving(consumer) as site:
             await eventually(lambda: consumer.counters.in_flight == 1, "a handler runs")
             proxy.cut()
@@ -81,7 +85,9 @@ async def test_a_broker_that_is_lost_makes_it_unready_while_the_last_handlers_en
 
 
 async def test_a_queue_that_was_deleted_makes_it_unready(queue: Queue, inbox: Inbox, broker: BrokerSettings) -> None:
-    async with serving(Consumer(queue.name, [count], inbox=inbox, broker=broker, backoff=QUICK)) as site:
+    async with serving(
+        Consumer(queue.name, [count], inbox=inbox, broker=broker, work=WorkPolicy(backoff=QUICK))
+    ) as site:
         await eventually(site.is_ready, "ready")
 
         await queue.channel.queue_delete(queue.name)
@@ -94,7 +100,9 @@ async def test_a_queue_that_was_deleted_makes_it_unready(queue: Queue, inbox: In
 async def test_a_mute_broker_makes_it_unready(queue: Queue, inbox: Inbox, broker: BrokerSettings) -> None:
     async with FaultProxy("127.0.0.1", port_of(broker)) as proxy:
         near = through(broker, proxy.port).model_copy(update={"heartbeat": 1})
-        async with serving(Consumer(queue.name, [count], inbox=inbox, broker=near, backoff=QUICK)) as site:
+        async with serving(
+            Consumer(queue.name, [count], inbox=inbox, broker=near, work=WorkPolicy(backoff=QUICK))
+        ) as site:
             await eventually(site.is_ready, "ready")
 
             proxy.hold(Way.DOWN)
@@ -112,7 +120,12 @@ async def test_a_lost_database_makes_an_idle_consumer_unready(
     async with FaultProxy("127.0.0.1", url.port or 5432, amqp=False) as proxy:
         far = inbox.database.model_copy(update={"url": SecretStr(str(url.with_port(proxy.port)))})
         consumer = Consumer(
-            queue.name, [count], inbox=Inbox(far, "projection"), broker=broker, backoff=QUICK, order=order
+            queue.name,
+            [count],
+            inbox=Inbox(far, "projection"),
+            broker=broker,
+            failures=FailurePolicy(order=order),
+            work=WorkPolicy(backoff=QUICK),
         )
         async with serving(consumer) as site:
             await eventually(site.is_ready, "ready")
@@ -134,7 +147,12 @@ async def test_a_silent_database_makes_an_idle_consumer_unready(
     async with FaultProxy("127.0.0.1", url.port or 5432, amqp=False) as proxy:
         far = inbox.database.model_copy(update={"url": SecretStr(str(url.with_port(proxy.port)))})
         consumer = Consumer(
-            queue.name, [count], inbox=Inbox(far, "projection"), broker=broker, order=order, stall_after=0.3
+            queue.name,
+            [count],
+            inbox=Inbox(far, "projection"),
+            broker=broker,
+            failures=FailurePolicy(order=order),
+            work=WorkPolicy(stall_after=0.3),
         )
         async with serving(consumer) as site:
             await eventually(site.is_ready, "ready")
@@ -151,7 +169,11 @@ async def test_a_handler_that_hangs_is_a_stall(
 ) -> None:
     hanging = Hanging()
     consumer = Consumer(
-        queue.name, [hanging.handle], inbox=inbox, broker=broker, concurrency=2, stall_after=0.2, drain_timeout=600
+        queue.name,
+        [hanging.handle],
+        inbox=inbox,
+        broker=broker,
+        work=WorkPolicy(concurrency=2, stall_after=0.2, drain_timeout=600),
     )
     async with serving(consumer) as site:
         await eventually(site.is_ready, "ready")
@@ -180,7 +202,12 @@ async def test_a_held_message_whose_handler_hangs_is_a_stall_too(
 
     await queue.send(1)
     consumer = Consumer(
-        queue.name, [fail_then_hang], inbox=inbox, broker=broker, retries=SEVERAL_MINUTES, stall_after=0.2
+        queue.name,
+        [fail_then_hang],
+        inbox=inbox,
+        broker=broker,
+        failures=FailurePolicy(retries=SEVERAL_MINUTES),
+        work=WorkPolicy(stall_after=0.2),
     )
     async with serving(consumer) as site:
         await eventually(lambda: consumer.counters.held == 1, "it is held")
@@ -196,7 +223,9 @@ async def test_a_held_message_whose_handler_hangs_is_a_stall_too(
 async def test_a_dead_letter_that_is_refused_is_a_stall_once_nothing_else_settles(
     queue: Queue, inbox: Inbox, broker: BrokerSettings
 ) -> None:
-    consumer = Consumer(queue.name, [count], inbox=inbox, broker=broker, backoff=QUICK, stall_after=0.2)
+    consumer = Consumer(
+        queue.name, [count], inbox=inbox, broker=broker, work=WorkPolicy(backoff=QUICK, stall_after=0.2)
+    )
     async with serving(consumer) as site:
         await eventually(site.is_ready, "ready")
         await queue.channel.queue_delete("billing.dead")
@@ -215,7 +244,7 @@ async def test_a_long_idle_is_fine(
     monkeypatch.setattr(stall, "LOOK_INTERVAL", 0.01)
     looks = 0
     await queue.send(1)
-    consumer = Consumer(queue.name, [count], inbox=inbox, broker=broker, stall_after=0.2)
+    consumer = Consumer(queue.name, [count], inbox=inbox, broker=broker, work=WorkPolicy(stall_after=0.2))
     async with serving(consumer) as site:
         await eventually(lambda: consumer.counters.acknowledged == 1, "it is settled")
         await eventually(site.is_ready, "ready")
@@ -233,7 +262,9 @@ async def test_an_overload_makes_it_unready_and_is_no_stall(
     queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
 ) -> None:
     stumbling = Stumbling({1: 1_000_000}, Overload("429 from the tax office"))
-    consumer = Consumer(queue.name, [stumbling.handle], inbox=inbox, broker=broker, backoff=QUICK, stall_after=0.2)
+    consumer = Consumer(
+        queue.name, [stumbling.handle], inbox=inbox, broker=broker, work=WorkPolicy(backoff=QUICK, stall_after=0.2)
+    )
     async with serving(consumer) as site:
         await queue.send(1)
 
@@ -250,7 +281,7 @@ async def test_an_overload_makes_it_unready_and_is_no_stall(
 async def test_unready_while_it_drains(queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings) -> None:
     hanging = Hanging()
     await queue.send(1)
-    consumer = Consumer(queue.name, [hanging.handle], inbox=inbox, broker=broker, drain_timeout=600)
+    consumer = Consumer(queue.name, [hanging.handle], inbox=inbox, broker=broker, work=WorkPolicy(drain_timeout=600))
     async with serving(consumer) as site:
         await eventually(lambda: consumer.counters.in_flight == 1, "a handler runs")
         assert await site.is_ready()

@@ -13,7 +13,7 @@ import pytest
 from pydantic import SecretStr
 
 from relay.config.settings import BrokerSettings, DatabaseSettings
-from relay.consume import Consumer, Inbox, Message, on
+from relay.consume import Consumer, Inbox, Message, WorkPolicy, on
 from tests.cli.command import Command, Result
 from tests.consume.effects import QUICK, running
 from tests.operate.inboxes import Ends
@@ -52,7 +52,7 @@ async def test_what_a_consumer_has_forgotten_is_named_and_the_command_brings_it(
     async with await aio_pika.connect(broker_url) as connection:
         await declare_bound(await connection.channel(), "billing")
     inbox = Inbox(DatabaseSettings(url=SecretStr(inbox_url)), "billing")
-    consumer = Consumer("billing", [take], inbox=inbox, broker=broker, backoff=QUICK)
+    consumer = Consumer("billing", [take], inbox=inbox, broker=broker, work=WorkPolicy(backoff=QUICK))
     async with running(consumer):
         async with delivering(relay):
             for number in range(MESSAGES):

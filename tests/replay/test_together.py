@@ -8,7 +8,7 @@ import pytest
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 
 from relay.config.settings import DatabaseSettings, Settings
-from relay.consume import Consumer, Inbox, Message, on
+from relay.consume import Consumer, Inbox, Message, WorkPolicy, on
 from relay.errors import BusyError
 from relay.operate.session import session as operator_session
 from relay.replay.job import make_job
@@ -87,7 +87,9 @@ async def test_a_replay_that_races_the_original_takes_effect_once(
     queue = await copies.channel.declare_queue("effects", durable=True, arguments={"x-queue-type": "quorum"})
     await queue.bind("outbox", "#")
     inbox = Inbox(settings.database, "projection")
-    consumer = Consumer("effects", [count], inbox=inbox, broker=settings.broker, concurrency=4, batch_size=20)
+    consumer = Consumer(
+        "effects", [count], inbox=inbox, broker=settings.broker, work=WorkPolicy(concurrency=4, batch_size=20)
+    )
     live = relay.start("run")
 
     async with running(consumer):

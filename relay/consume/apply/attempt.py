@@ -11,11 +11,13 @@ from psycopg.transaction import OutOfOrderTransactionNesting
 from relay.consume.apply.inbox_insert import Applied
 from relay.consume.apply.partition_state import PartitionState
 from relay.consume.apply.transactions import Transactions
-from relay.consume.classify import Fault, Judge, first_line, is_outage, name_of, took_too_long
+from relay.consume.classify import Judge, first_line, is_outage, name_of, took_too_long
 from relay.consume.counters import Counters
 from relay.consume.message import Delivery
 from relay.consume.outages import Outages
-from relay.consume.overload import Entry
+from relay.consume.overload import Entry, Overloaded
+from relay.consume.policies import Fault
+from relay.consume.stopping import Stopping
 from relay.errors import DatabaseUnavailableError, HandlerError, PartitionLostError
 from relay.logger import get_logger
 
@@ -25,7 +27,7 @@ BY_HANDLER = (HandlerError, OutOfOrderTransactionNesting)
 log = get_logger("relay.consume")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Attempt:
     """Tries on one database connection."""
 
@@ -36,13 +38,12 @@ class Attempt:
     stopping: asyncio.Event
     state: PartitionState | None = None
 
-    async def apply(self, batch: Sequence[Delivery], entry: Entry) -> Applied | None:
+    async def apply(self, batch: Sequence[Delivery], entry: Entry) -> Applied | Overloaded:
         """Apply in one transaction.
 
-        Returns:
-            None: something is overloaded, or we are to stop before the database is there again, or since the
-            partition is somebody else's. Nothing was applied, unless the answer to a commit was lost; no try counts.
         Raises:
+            Stopping: the consumer stops, before the database is there again or because another member has the
+                partition. Nothing was applied, unless the answer to a commit was lost; no attempt counts.
             Exception: what a handler raised; nothing was applied.
         """
         with self.outages.begin() as outage:
@@ -51,8 +52,8 @@ class Attempt:
                 try:
                     applied = await self._apply(batch)
                 except PartitionLostError:
-                    await self.stopping.wait()  # whoever checks in is told, too, and stops us
-                    return None
+                    await self.stopping.wait()  # the next check-in learns it, too, and stops us
+                    raise Stopping from None
                 except Exception as error:  # by a handler: anything
                     is_outage = self._is_outage(error)
                     if is_outage or isinstance(error, BY_HANDLER):
@@ -64,14 +65,14 @@ class Attempt:
                         raise
                     self.counters.overloads += 1
                     entry.overloaded(f"{name_of(error)}: {first_line(error)}")
-                    return None
+                    return Overloaded()
                 outage.end()
                 self.counters.times.observe(monotonic() - begun_at)
                 self._count(batch, applied)
                 if applied.count:
                     entry.succeeded()
                 return applied
-        return None
+        raise Stopping
 
     async def connect(self) -> None:
         """Connect unless it is connected; raises DatabaseUnavailableError."""

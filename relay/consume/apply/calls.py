@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+from relay.broker.connection import is_told_to_end
 from relay.errors import ConfigurationError, HandlerAbortedError, HandlerCancelledError, HandlerResultError
 
 # Nothing happens before the iterator is read (a generator, a `map`), or it happens elsewhere.
@@ -79,12 +80,11 @@ async def in_own_task(calls: Coroutine[Any, Any, None]) -> None:
     Raises:
         HandlerCancelledError: they were cancelled, and not by us.
     """
-    ours = asyncio.current_task()
     try:
         await asyncio.create_task(calls, name="consume.call")
     except asyncio.CancelledError:
         # Some libraries raise it when their own connection is lost (aio-pika does); nobody cancelled us.
-        if ours is None or ours.cancelling():
+        if is_told_to_end():
             raise
         raise HandlerCancelledError from None
 
@@ -148,7 +148,7 @@ def _unfinished(result: object) -> Iterator[object]:
 
 
 def _layers(function: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
-    """Give its code, and that of what it wraps (functools.wraps)."""
+    """Return its code, and that of what it wraps (functools.wraps)."""
     layer: Any = function
     while layer is not None:
         yield _code(layer)
@@ -156,7 +156,7 @@ def _layers(function: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
 
 
 def _code(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give the function behind a partial or a callable object."""
+    """Return the function behind a partial or a callable object."""
     function = _without_partials(function)
     return function if inspect.isroutine(function) else type(function).__call__
 

@@ -25,7 +25,7 @@ FENCED_OUT: LiteralString = "UNION ALL SELECT NULL, NULL WHERE NOT EXISTS (SELEC
 
 
 def lock_space(schema: str, pool: str) -> Composed:
-    """Give the first of the two numbers of the advisory locks of a pool's partitions; the second is the partition."""
+    """Return the first of the two numbers of the advisory locks of a pool's partitions; the second is the partition."""
     return SQL("hashtext({})").format(Literal(f"{schema}.pool {pool}"))
 
 
@@ -37,7 +37,7 @@ class Fence:
     epoch: int
 
     def held(self, inbox: Inbox) -> Composed:
-        """Give the common table expression `fence`, which is empty when another one holds the partition."""
+        """Return the common table expression `fence`, which is empty when another one holds the partition."""
         return SQL(HELD).format(
             schema=Identifier(inbox.schema),
             space=lock_space(inbox.schema, inbox.consumer_name),

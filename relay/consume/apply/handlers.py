@@ -61,7 +61,7 @@ FAULTS_TOLD = 3
 
 
 def read_decode(function: Callable[..., Any], name: str, *, takes_batch: bool) -> Decode | None:
-    """Give what decodes the messages of this handler; None when it takes their bodies as they are.
+    """Return what decodes the messages of this handler; None when it takes their bodies as they are.
 
     Raises:
         ConfigurationError: the annotation cannot be read, or is of something that nothing can be decoded into.
@@ -139,7 +139,7 @@ class Handlers:
         return self._handler_of(message) is not None
 
     def calls(self, messages: Iterable[Message]) -> Iterator[tuple[Callable[..., Any], Message | list[Message]]]:
-        """Give the calls (function, first argument) that apply messages of which `takes` said yes, in order.
+        """Return the calls (function, first argument) that apply messages of which `takes` said yes, in order.
 
         Raises:
             InvalidPayloadError: the body of the next one does not fit its handler.

@@ -40,7 +40,7 @@ class Inbox:
             object.__setattr__(self, "target", settings_of(DatabaseSettings, self.target))  # it is frozen
         if not isinstance(self.target, DatabaseSettings):
             with importing("sqlalchemy"):
-                from relay.consume.apply.sqlalchemy import engine_of  # noqa: PLC0415  # only who uses it pays
+                from relay.consume.apply.sqlalchemy_engine import engine_of  # noqa: PLC0415  # only who uses it pays
 
             engine_of(self.target)
 
@@ -61,9 +61,9 @@ class Inbox:
         return self._settings.command_timeout
 
     def require_connections(self, count: int) -> None:
-        """See that so many connections can be open at once; raises ConfigurationError where a pool has fewer."""
+        """Check that so many connections can be open at once; raises ConfigurationError where a pool has fewer."""
         if not isinstance(self.target, DatabaseSettings):
-            from relay.consume.apply.sqlalchemy import require_connections  # noqa: PLC0415  # as above
+            from relay.consume.apply.sqlalchemy_engine import require_connections  # noqa: PLC0415  # as above
 
             require_connections(self.target, count)
 

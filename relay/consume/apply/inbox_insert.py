@@ -78,7 +78,7 @@ class Applied:
 
 
 def mark_of(connection: psycopg.Connection | psycopg.AsyncConnection) -> str | None:
-    """Give the setting by which `REMEMBER` has marked its transaction.
+    """Return the setting by which `REMEMBER` has marked its transaction.
 
     The server reports each change with the answer to the statement that made it, so nobody has to ask. Behind a proxy
     that keeps the reports to itself it never changes.
@@ -104,13 +104,13 @@ LAST_DAY = "inbox_last_day"  # the name that ensure_inbox_days gives to its boun
 
 
 def lacks_day(error: errors.CheckViolation, schema: str) -> bool:
-    """Tell whether it is our INSERT that has found no partition, and not a constraint of somebody's table."""
+    """Whether it is our INSERT that has found no partition, and not a constraint of somebody's table."""
     diag = error.diag
     return (diag.schema_name, diag.table_name, diag.constraint_name) == (schema, "processed_message", None)
 
 
 def days_of(batch: Sequence[Delivery]) -> list[date]:
-    """Give the days for which there may be no partition yet."""
+    """Return the days for which there may be no partition yet."""
     return sorted({delivery.message.day for delivery in batch} - {NO_DAY})
 
 

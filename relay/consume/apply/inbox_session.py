@@ -7,8 +7,10 @@ import psycopg
 from psycopg.sql import Composed
 
 from relay.consume.apply.inbox import Inbox
-from relay.consume.apply.transactions import Parameters, Rows, open_transactions
+from relay.consume.apply.transactions import Parameters, Rows
+from relay.consume.apply.transactions_factory import open_transactions
 from relay.consume.outages import Outages
+from relay.consume.stopping import Stopping
 from relay.database import one_line
 from relay.errors import DatabaseUnavailableError, SchemaError
 
@@ -38,7 +40,7 @@ class InboxSession:
         return 0.0 if self._asked_at is None else monotonic() - self._asked_at
 
     async def check(self) -> None:
-        """See that the tables are there, and ours to use.
+        """Check that the tables are there, and ours to use.
 
         Raises:
             DatabaseUnavailableError: no connection.
@@ -65,8 +67,8 @@ class InboxSession:
         except (psycopg.Error, TimeoutError) as error:
             raise DatabaseUnavailableError(one_line(error) or "no answer in time") from error
 
-    async def insist(self, stopping: asyncio.Event, statement: Composed, *parameters: Parameters) -> Rows | None:
-        """Do as `run`, as often as it takes; None: we are to stop, and it may be undone."""
+    async def insist(self, stopping: asyncio.Event, statement: Composed, *parameters: Parameters) -> Rows:
+        """Do as `run`, as often as it takes. Raises Stopping: it may be undone."""
         with self._outages.begin() as outage:
             while not stopping.is_set():
                 try:
@@ -76,7 +78,7 @@ class InboxSession:
                 else:
                     outage.end()
                     return rows
-        return None
+        raise Stopping
 
     async def close(self) -> None:
         await self._transactions.close()

@@ -13,7 +13,7 @@ class PartitionState:
     """The state of one partition, loaded before its first message.
 
     Args:
-        load: False: it failed.
+        load: returns whether it was loaded.
     """
 
     load: Callable[[], Awaitable[bool]]

@@ -41,12 +41,12 @@ class Repeats:
         self._session = session
         self._known = inbox.statement(KNOWN)
 
-    async def known(self, deliveries: Sequence[Delivery], stopping: asyncio.Event) -> set[UUID] | None:
-        """Return the ids of those that were applied and committed; None: we are to stop."""
+    async def known(self, deliveries: Sequence[Delivery], stopping: asyncio.Event) -> set[UUID]:
+        """Return the ids of those that were applied and committed. Raises Stopping."""
         parameters = {
             "consumer": self._consumer,
             "message_ids": [delivery.message.message_id for delivery in deliveries],
             "days": [delivery.message.day for delivery in deliveries],
         }
         rows = await self._session.insist(stopping, self._known, parameters)
-        return None if rows is None else {message_id for (message_id,) in rows}
+        return {message_id for (message_id,) in rows}

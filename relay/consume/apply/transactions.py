@@ -16,12 +16,10 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 from psycopg.sql import Composed
 
-from relay.config.settings import DatabaseSettings
 from relay.consume.apply.calls import call, call_async, in_own_task
 from relay.consume.apply.handlers import Handlers
 from relay.consume.apply.inbox import Inbox
 from relay.consume.apply.inbox_insert import (
-    EVERYTHING,
     MAKE_DAYS,
     Admission,
     Applied,
@@ -35,7 +33,7 @@ from relay.consume.apply.inbox_insert import (
 from relay.consume.classify import cause_of
 from relay.consume.message import Delivery, Message
 from relay.database import CANCEL_TIMEOUT, connect, connect_async, one_line, unplug
-from relay.errors import ConfigurationError, HandlerTransactionError, InboxUnavailableError, TransactionEndedError
+from relay.errors import HandlerTransactionError, InboxUnavailableError, TransactionEndedError
 
 Connection = TypeVar("Connection", psycopg.Connection, psycopg.AsyncConnection)
 Parameters = Mapping[str, Any]
@@ -70,7 +68,7 @@ class ConnectionTransactions(Generic[Connection]):
         return self._connection
 
     def _arrived(self, batch: Sequence[Delivery]) -> Parameters:
-        """Give the parameters of `inbox_insert.REMEMBER`."""
+        """Return the parameters of `inbox_insert.REMEMBER`."""
         return {
             "consumer": self._inbox.consumer_name,
             "message_ids": [delivery.message.message_id for delivery in batch],
@@ -82,7 +80,7 @@ class ConnectionTransactions(Generic[Connection]):
     def _calls(
         self, batch: Sequence[Delivery], remembered: Sequence[tuple[Any, ...]]
     ) -> Iterator[tuple[Callable[..., Any], Message | list[Message]]]:
-        """Give the handlers' calls for the messages that were not known, in order, each once.
+        """Return the handlers' calls for the messages that were not known, in order, each once.
 
         Raises:
             PartitionLostError: they are somebody else's by now.
@@ -98,7 +96,7 @@ class ConnectionTransactions(Generic[Connection]):
 
     @contextmanager
     def _in_handlers(self, connection: Connection, remembered: Sequence[tuple[Any, ...]]) -> Iterator[None]:
-        """See that handlers leave the transaction as it was; else they have failed, and it is no outage.
+        """Check that handlers leave the transaction as it was; else they have failed, and it is no outage.
 
         Raises:
             HandlerTransactionError: they have closed the connection, ended the transaction, or left it in no state to
@@ -142,7 +140,7 @@ class ConnectionTransactions(Generic[Connection]):
 
 
 def _require_open(connection: psycopg.Connection | psycopg.AsyncConnection) -> None:
-    """See that there is something to commit: else COMMIT rolls back, and the server calls it no error."""
+    """Check that there is something to commit: else COMMIT rolls back, and the server calls it no error."""
     status = connection.info.transaction_status
     if status is TransactionStatus.INERROR:
         raise HandlerTransactionError(
@@ -159,7 +157,7 @@ def _fresh(remembered: Sequence[tuple[Any, ...]]) -> set[UUID]:
 
 
 def _take(batch: Sequence[Delivery], fresh: set[UUID]) -> Iterator[Message]:
-    """Give the messages to apply, in order, each once: a batch may hold one twice."""
+    """Return the messages to apply, in order, each once: a batch may hold one twice."""
     for delivery in batch:
         if delivery.message.message_id in fresh:
             fresh.remove(delivery.message.message_id)
@@ -186,7 +184,7 @@ class Transactions(Protocol):
 
     @property
     def is_lost(self) -> bool:
-        """Tell whether the connection is gone: then an error of `apply` is not the handler's fault."""
+        """Whether the connection is gone: then an error of `apply` is not the handler's fault."""
 
     @property
     def is_free(self) -> bool:
@@ -365,22 +363,3 @@ class ThreadTransactions(ConnectionTransactions[psycopg.Connection]):
             for values in parameters or NOTHING:
                 cursor.execute(statement, values)
             return cursor.fetchall() if cursor.description else []
-
-
-def open_transactions(
-    inbox: Inbox, handlers: Handlers | None = None, *, pipeline: bool = False, admission: Admission = EVERYTHING
-) -> Transactions:
-    """Give transactions, not yet connected; without handlers to `execute` what is ours alone.
-
-    Raises:
-        ConfigurationError: inbox, handlers and pipeline do not fit together.
-    """
-    if not isinstance(inbox.target, DatabaseSettings):
-        from relay.consume.apply.sqlalchemy import open_alchemy  # noqa: PLC0415  # SQLAlchemy: only who uses it pays
-
-        return open_alchemy(inbox, handlers, pipeline=pipeline, admission=admission)
-    if handlers is None or handlers.is_async:
-        return AsyncTransactions(inbox, handlers or Handlers({}, is_async=True), admission, pipeline)
-    if pipeline:
-        raise ConfigurationError("pipeline needs `async def` handlers")
-    return ThreadTransactions(inbox, handlers, admission)

@@ -14,7 +14,7 @@ from aiormq.abc import DeliveredMessage
 from relay.backoff import Backoff, wait_for_event
 from relay.consume.classify import Failure, Reason
 from relay.consume.counters import Counters
-from relay.consume.failed.copy_publisher import Outgoing
+from relay.consume.failed.copy_publisher import CopyRefusedError, Outgoing
 from relay.consume.failed.envelope import dead_letter, retry_copy
 from relay.consume.failed.poison import BegunAttempts
 from relay.consume.failed.queues import retry_queue_name
@@ -36,7 +36,7 @@ class Aside(Protocol):
         """Take over what is not admitted, because its key is held."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Copies:
     """Copies of messages, each carried by a task: a queue that refuses holds up nobody but its own.
 
@@ -69,20 +69,22 @@ class Copies:
         self.under_way.add(task)
         task.add_done_callback(self.under_way.discard)
 
-    async def offer(self, delivered: DeliveredMessage, failure: Failure) -> str | None:
-        """Try once; None: the broker has the copy. Else the words say why it has not, or may not have it."""
+    async def offer(self, delivered: DeliveredMessage, failure: Failure) -> bool:
+        """Whether the broker has the copy after one attempt; else the log says why it has not, or may not have it."""
         if failure.reason is None:
             name = retry_queue_name(self.queue, failure.step)
             properties = retry_copy(delivered, failure)
         else:
             name = self.dead_queue
             properties = dead_letter(delivered, failure, self.consumer_name)
-        if refusal := await self.outgoing.publish(name, properties, delivered.body):
-            log.warning("copy.refused", queue=name, message_id=properties.message_id, error=refusal)
-            return refusal
+        try:
+            await self.outgoing.publish(name, properties, delivered.body)
+        except CopyRefusedError as error:
+            log.warning("copy.refused", queue=name, message_id=properties.message_id, error=str(error))
+            return False
         if failure.reason is None:
             self.counters.retried[failure.step] += 1
-            return None
+            return True
         self.counters.dead_letters[failure.reason] += 1
         log.error(
             "message.dead",
@@ -93,12 +95,12 @@ class Copies:
             attempts=failure.attempts,
             error=f"{failure.exception}: {failure.words}".removeprefix(": "),
         )
-        return None
+        return True
 
     async def _carry(self, delivered: DeliveredMessage, failure: Failure, poisoned: Delivery | None) -> None:
         refusals = 0
         while not self.stopping.is_set():
-            if await self.offer(delivered, failure) is None:
+            if await self.offer(delivered, failure):
                 if poisoned is not None:
                     await self.begun_attempts.forget(poisoned.message.message_id, self.stopping)
                 self.settle([delivered.delivery_tag or 0])

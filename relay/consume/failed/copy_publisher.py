@@ -8,12 +8,16 @@ from aiormq.abc import AbstractChannel
 from aiormq.exceptions import AMQPError, ChannelInvalidStateError, DeliveryError, PublishError
 from pamqp.commands import Basic
 
-from relay.broker.connection import Connection, connect, is_told_to_end, words
+from relay.broker.connection import Connection, connect, is_told_to_end, open_channel, words
 from relay.config.settings import BrokerSettings
 from relay.consume.failed.envelope import folded
 from relay.errors import BrokerUnavailableError
 
 UNSENDABLE = (TypeError, ValueError, OverflowError, struct.error)
+
+
+class CopyRefusedError(Exception):
+    """The broker does not have a copy, or did not confirm it; the words say why."""
 
 
 class Outgoing:
@@ -28,52 +32,53 @@ class Outgoing:
         self._connection: Connection | None = None
         self._channel: AbstractChannel | None = None
         self._opening = asyncio.Lock()
-        self._key_queue: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    async def publish(self, queue: str, properties: Basic.Properties, body: bytes) -> str | None:
-        """Send to a queue; None: the broker has it. Else the words say why not, or that nobody knows."""
+    async def publish(self, queue: str, properties: Basic.Properties, body: bytes) -> None:
+        """Send a copy to a queue, and return once the broker has it.
+
+        Raises:
+            CopyRefusedError: it has not, or nobody knows.
+        """
         # The library finds a returned message by its message_id: no two of one are on their way together.
-        turn = self._key_queue.setdefault(properties.message_id or "", asyncio.Lock())
+        turn = self._turns.setdefault(properties.message_id or "", asyncio.Lock())
         async with turn:
             try:
                 async with self._opening:
                     connection, channel = await self._open()
             except BrokerUnavailableError as error:
-                return str(error)
+                raise CopyRefusedError(str(error)) from error
             try:
                 await self._confirmed(connection, channel, queue, properties, body)
             except PublishError:
-                return f"queue {queue} does not exist"
+                raise CopyRefusedError(f"queue {queue} does not exist") from None
             except DeliveryError:
-                return f"queue {queue} refused it (basic.nack): it is full, or has no quorum"
+                raise CopyRefusedError(f"queue {queue} refused it (basic.nack): it is full, or has no quorum") from None
             except UNSENDABLE as error:  # by the library, before anything is sent
-                return f"it cannot be encoded: {error}"
+                raise CopyRefusedError(f"it cannot be encoded: {error}") from error
             except (AMQPError, ChannelInvalidStateError, OSError, asyncio.CancelledError) as error:
                 # The library raises CancelledError, too, when the connection goes away under it.
                 await connection.hang_up()
                 if is_told_to_end():
                     raise
-                return f"no confirm, so it may have arrived: {words(error)}"
-            return None
+                raise CopyRefusedError(f"no confirm, so it may have arrived: {words(error)}") from error
 
     async def close(self) -> None:
         if self._connection is not None:
             await self._connection.hang_up()
 
     async def _open(self) -> tuple[Connection, AbstractChannel]:
-        """Give a channel that is open; raises BrokerUnavailableError."""
+        """Return a channel that is open; raises BrokerUnavailableError."""
         if self._connection is not None and self._channel is not None:
             if not (self._connection.is_lost or self._channel.is_closed):
                 return self._connection, self._channel
             await self._connection.hang_up()
         self._connection = await connect(self._broker, self._name)
         try:
-            async with asyncio.timeout(self._broker.connect_timeout):
-                opened = await self._connection.channel(publisher_confirms=True, on_return_raises=True)
-                self._channel = await opened.get_underlay_channel()
-        except (AMQPError, OSError) as error:
+            self._channel = await open_channel(self._connection, self._broker.connect_timeout, confirms=True)
+        except BrokerUnavailableError:
             await self._connection.hang_up()
-            raise BrokerUnavailableError(f"no channel: {words(error)}") from error
+            raise
         return self._connection, self._channel
 
     async def _confirmed(

@@ -49,7 +49,7 @@ THE_BROKERS = frozenset(
 
 
 def restored(came: DeliveredMessage) -> DeliveredMessage:
-    """Give a message that comes back as it came the first time: its way back has changed exchange and routing key."""
+    """Return a message that comes back as it came the first time: its way back has changed exchange and routing key."""
     delivered = unfolded(came)
     headers = delivered.header.properties.headers or {}
     if ORIGINAL_EXCHANGE not in headers or not isinstance(delivered.delivery, Basic.Deliver):
@@ -75,14 +75,14 @@ def history_of(delivered: DeliveredMessage) -> History:
 
 
 def retry_copy(delivered: DeliveredMessage, failure: Failure) -> Basic.Properties:
-    """Give the properties with which the message goes to a retry queue; it comes back after `failure.wait`."""
+    """Return the properties with which the message goes to a retry queue; it comes back after `failure.wait`."""
     return _copy(
         delivered, {ATTEMPTS: failure.attempts, **_told(delivered, failure)}, expiration=str(round(failure.wait * 1000))
     )
 
 
 def dead_letter(delivered: DeliveredMessage, failure: Failure, consumer_name: str) -> Basic.Properties:
-    """Give the properties with which the message goes to the dead letters."""
+    """Return the properties with which the message goes to the dead letters."""
     headers = {
         DEAD_REASON: str(failure.reason),
         DEAD_ATTEMPTS: failure.attempts,
@@ -94,18 +94,18 @@ def dead_letter(delivered: DeliveredMessage, failure: Failure, consumer_name: st
 
 
 def sent_back(delivered: DeliveredMessage) -> Basic.Properties:
-    """Give the properties with which a dead letter goes back to its queue: nothing in them tells that it has failed."""
+    """Return the properties with which a dead letter goes back to its queue: they do not say that it has failed."""
     told = {name: value for name, value in given_up(delivered).items() if name not in OF_FAILURES}
     return _copy(delivered, told, expiration=None)
 
 
 def renewed(delivered: DeliveredMessage) -> Basic.Properties:
-    """Give the properties with which a dead letter stays one, and the broker counts its returns from zero."""
+    """Return the properties with which a dead letter stays one, and the broker counts its returns from zero."""
     return _copy(delivered, given_up(delivered), without=frozenset(), expiration=None)
 
 
 def given_up(delivered: DeliveredMessage) -> dict[str, str]:
-    """Give our headers for what the broker, and no consumer, made a dead letter, as far as it says so."""
+    """Return our headers for what the broker, and no consumer, made a dead letter, as far as it says so."""
     headers = delivered.header.properties.headers or {}
     deaths = headers.get("x-death")
     if DEAD_REASON in headers or not isinstance(deaths, list) or not deaths or not isinstance(deaths[0], dict):
@@ -122,12 +122,12 @@ def given_up(delivered: DeliveredMessage) -> dict[str, str]:
 
 
 def pack(delivered: DeliveredMessage) -> bytes:
-    """Give the properties as AMQP writes them: no other form has all of its types."""
+    """Return the properties as AMQP writes them: no other form has all of its types."""
     return delivered.header.marshal()
 
 
 def unpack(packed: bytes, body: bytes, *, exchange: str, routing_key: str) -> DeliveredMessage:
-    """Give a packed message as if it had been delivered again, by no channel."""
+    """Return a packed message as if it had been delivered again, by no channel."""
     header = decode_own(packed)
     came = _changed(Basic.Deliver("", 0, redelivered=True), exchange=exchange, routing_key=routing_key)
     return DeliveredMessage(delivery=came, header=header, body=body, channel=None)  # type: ignore[arg-type]
@@ -193,7 +193,7 @@ def _copy(
 
 
 def _changed(method: Changed, **changes: Any) -> Changed:
-    """Give it with these values, unchecked: the library's constructors refuse some that RabbitMQ takes and delivers.
+    """Return it with these values, unchecked: the library's constructors refuse some that RabbitMQ takes and delivers.
 
     Such as the name of an exchange with an accent or more than 127 characters, or a cluster_id.
     """

@@ -14,14 +14,15 @@ from relay.consume.failed.copies import Copies, Settle
 from relay.consume.failed.held_table import Head, HeldTable
 from relay.consume.failed.poison import SUSPECT_FROM, BegunAttempts
 from relay.consume.message import Delivery
-from relay.consume.overload import OverloadGate
+from relay.consume.overload import Overloaded, OverloadGate
+from relay.consume.stopping import Stopping
 from relay.errors import DatabaseUnavailableError
 
 TAKEN_INTERVAL = 0.1  # seconds between two looks while what is due is in the hands of another process
 LOOK_INTERVAL = 5.0  # seconds between two looks for what another process has left behind
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class HeldMessages:
     """See `copies.Aside`: here a message is safe in the table. `run` works on it."""
 
@@ -42,15 +43,15 @@ class HeldMessages:
     _must_be_alone: bool = False
 
     async def put(self, delivery: Delivery, failure: Failure) -> None:
-        if await self.table.put(delivery, failure, self.stopping):
-            self._is_held([delivery])
-            self._count(failure)
-            if failure.reason is Reason.POISONED:
-                await self.begun_attempts.forget(delivery.message.message_id, self.stopping)
+        await self.table.put(delivery, failure, self.stopping)
+        self._is_held([delivery])
+        self._count(failure)
+        if failure.reason is Reason.POISONED:
+            await self.begun_attempts.forget(delivery.message.message_id, self.stopping)
 
     async def put_behind(self, deliveries: Sequence[Delivery]) -> None:
-        if await self.table.put_behind(deliveries, self.stopping):
-            self._is_held(deliveries)
+        await self.table.put_behind(deliveries, self.stopping)
+        self._is_held(deliveries)
 
     async def run(self) -> None:
         """Try the heads that are due, until we are to stop."""
@@ -68,6 +69,8 @@ class HeldMessages:
                     outage.end()
                 except DatabaseUnavailableError as error:
                     await outage.wait(error, self.stopping)
+        except Stopping:
+            pass  # what is claimed stays so until `let_go`
         finally:
             outage.leave()
             await self.attempt.close()
@@ -76,7 +79,7 @@ class HeldMessages:
         self._wake.set()
 
     async def let_go(self) -> None:
-        """Give back what is claimed: its try was ended by us."""
+        """Give back what is claimed: this consumer has ended its attempt."""
         if self._claimed is not None:
             with suppress(DatabaseUnavailableError):  # then it counts as one that did not end
                 await self.table.release(self._claimed)
@@ -98,10 +101,10 @@ class HeldMessages:
             self.counters.retried[failure.step] += 1
 
     async def _work_on_one(self) -> bool:
-        """Try a head that is due; tell whether there was one."""
+        """Whether a head was due, which then was tried. Raises Stopping."""
         async with self.gate.enter(self.stopping, alone=self._must_be_alone) as entry:
-            self._claimed = head = None if entry is None else await self.table.claim()
-            if entry is None or head is None:
+            self._claimed = head = await self.table.claim()
+            if head is None:
                 return False
             failure = self._verdict(head)
             if failure is None and head.unended >= SUSPECT_FROM and not self._must_be_alone:
@@ -112,12 +115,14 @@ class HeldMessages:
                 await self._connect()
                 try:
                     applied = await self.attempt.apply([head.delivery], entry)
+                except Stopping:
+                    raise
                 except Exception as error:  # by a handler: anything
                     failure = self.judge.failure(error, head.history)
                     self.counters.failed += 1
                     tell_failure(head.delivery, failure, error)
                 else:
-                    if applied is None:  # an overload, or we are to stop
+                    if isinstance(applied, Overloaded):
                         await self.let_go()
                         return True
         self._must_be_alone = False
@@ -136,18 +141,18 @@ class HeldMessages:
             raise
 
     def _verdict(self, head: Head) -> Failure | None:
-        """Tell why it is not tried, if it is not."""
+        """Return the failure for which it is not tried; None: it is tried."""
         if head.dead is None and head.unended >= self.poison_limit:
             return poisoned(head.unended, head.history)
         return head.dead or self.unfit_for(head.delivery)
 
     async def _is_buried(self, head: Head, failure: Failure) -> bool:
-        """Tell whether it is a dead letter now; else it is tried again, or buried again, later."""
+        """Whether it is a dead letter now; else it is tried again, or buried again, later."""
         if failure.reason is None:
             await self.table.postpone(head, failure, failure.wait)
             self._count(failure)
             return False
-        if await self.copies.offer(head.delivery.delivered, failure) is not None:
+        if not await self.copies.offer(head.delivery.delivered, failure):
             await self.table.postpone(head, failure, self.backoff.maximum)
             return False
         if await self.table.delete(head):

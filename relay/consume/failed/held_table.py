@@ -184,7 +184,7 @@ class _Row(NamedTuple):
     version: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
     """The first held message of a key, claimed by us."""
 
@@ -207,19 +207,17 @@ class HeldTable:
         self._session = session
         self._fence = fence
 
-    async def put(self, delivery: Delivery, failure: Failure, stopping: asyncio.Event) -> bool:
-        """Hold a message that failed; False: we are to stop."""
+    async def put(self, delivery: Delivery, failure: Failure, stopping: asyncio.Event) -> None:
+        """Hold a message that failed. Raises Stopping: it may not be held."""
         row = {**self._row(delivery), **_told(failure), "wait": timedelta(seconds=failure.wait)}
-        return await self._session.insist(stopping, self._inbox.statement(PUT), row) is not None
+        await self._session.insist(stopping, self._inbox.statement(PUT), row)
 
-    async def put_behind(self, deliveries: Sequence[Delivery], stopping: asyncio.Event) -> bool:
-        """Hold messages behind what is held of their keys, in this order; False: we are to stop."""
+    async def put_behind(self, deliveries: Sequence[Delivery], stopping: asyncio.Event) -> None:
+        """Hold messages behind what is held of their keys, in this order. Raises Stopping: they may not be held."""
         rows = [{**self._row(delivery), **NOTHING_YET} for delivery in deliveries]
         keys = sorted({delivery.key for delivery in deliveries})
-        return (
-            await self._session.insist(stopping, self._inbox.statement(PUT), *rows) is not None
-            and await self._session.insist(stopping, self._inbox.statement(PROMOTE), self._of(keys=keys)) is not None
-        )
+        await self._session.insist(stopping, self._inbox.statement(PUT), *rows)
+        await self._session.insist(stopping, self._inbox.statement(PROMOTE), self._of(keys=keys))
 
     async def claim(self) -> Head | None:
         """Take a head that is due, and write down that a try begins; None: there is none, or it cannot be read."""
@@ -234,7 +232,7 @@ class HeldTable:
             return None
 
     async def next_due(self) -> float | None:
-        """Tell in how many seconds the next head is due; None: none waits for its time."""
+        """Return the seconds until the next head is due; None: no head waits for its time."""
         rows = await self._run(NEXT_DUE)
         return float(rows[0][0]) if rows else None
 
@@ -305,8 +303,22 @@ class HeldTable:
         dead = None
         if row.reason is not None:
             first, last = row.first_failed_at or row.held_at, row.last_failed_at or row.held_at
-            dead = Failure(row.attempts, first, last, row.exception or "", row.error or "", Reason(row.reason))
-        return Head(row.position, row.version, delivery, row.begun - 1, history, dead)
+            dead = Failure(
+                attempts=row.attempts,
+                first_failed_at=first,
+                failed_at=last,
+                exception=row.exception or "",
+                words=row.error or "",
+                reason=Reason(row.reason),
+            )
+        return Head(
+            position=row.position,
+            version=row.version,
+            delivery=delivery,
+            unended=row.begun - 1,
+            history=history,
+            dead=dead,
+        )
 
 
 def _told(failure: Failure) -> dict[str, Any]:

@@ -13,10 +13,14 @@ from uuid import UUID
 
 from relay.consume.apply.inbox import Inbox
 from relay.consume.apply.inbox_session import InboxSession
+from relay.consume.policies import LEAST_POISON_LIMIT
+from relay.consume.stopping import Stopping
 from relay.errors import DatabaseUnavailableError
 
 FIRST = 1  # the first delivery of what comes again: nobody counted it, and it may be what the process died of
-SUSPECT_FROM = 2  # tries that did not end; a suspect is tried alone, so that nobody else dies with it
+SUSPECT_FROM = (
+    LEAST_POISON_LIMIT - 1
+)  # tries that did not end; a suspect is tried alone, so that nobody else dies with it
 
 BEGUN = """
     SELECT message_id, begun FROM {schema}.begun_message
@@ -46,23 +50,20 @@ class BegunAttempts:
         self._begun, self._begin, self._end = (inbox.statement(text) for text in (BEGUN, BEGIN, END))
         self._ours: dict[UUID, int] = {}  # begun by this process and not ended: how many others had not, before
 
-    async def unended(self, message_ids: Collection[UUID], stopping: asyncio.Event) -> dict[UUID, int] | None:
-        """Tell for each how many tries did not end; None: we are to stop."""
+    async def unended(self, message_ids: Collection[UUID], stopping: asyncio.Event) -> dict[UUID, int]:
+        """Return for each how many attempts did not end. Raises Stopping."""
         new = [message_id for message_id in message_ids if message_id not in self._ours]
         rows = await self._session.insist(stopping, self._begun, self._parameters(new)) if new else []
-        if rows is None:
-            return None
         told = {**self._ours, **dict(rows)}
         return {message_id: told.get(message_id, FIRST) for message_id in message_ids}
 
-    async def begin(self, unended: dict[UUID, int], stopping: asyncio.Event) -> bool:
-        """Write down that these are tried now, with what `unended` told of them; False: we are to stop."""
+    async def begin(self, unended: dict[UUID, int], stopping: asyncio.Event) -> None:
+        """Write down that these are tried now, with what `unended` told of them. Raises Stopping."""
         # What we have begun already was brought back by a lost connection, not by a death.
         new = {message_id: count for message_id, count in unended.items() if message_id not in self._ours}
-        if new and await self._session.insist(stopping, self._begin, self._parameters(new)) is None:
-            return False
+        if new:
+            await self._session.insist(stopping, self._begin, self._parameters(new))
         self._ours |= new
-        return True
 
     async def end(self, message_ids: Collection[UUID]) -> None:
         """Forget tries that have ended; what cannot be forgotten now is with `end_all`."""
@@ -77,8 +78,9 @@ class BegunAttempts:
         await self.end(list(self._ours))
 
     async def forget(self, message_id: UUID, stopping: asyncio.Event) -> None:
-        """Forget the tries of a message that is given up and safe elsewhere."""
-        await self._session.insist(stopping, self._end, self._parameters([message_id]))
+        """Forget the attempts at a message that is given up and safe elsewhere, unless the consumer stops before."""
+        with suppress(Stopping):
+            await self._session.insist(stopping, self._end, self._parameters([message_id]))
 
     def _parameters(self, message_ids: Collection[UUID]) -> dict[str, object]:
         return {"consumer": self._consumer, "message_ids": list(message_ids)}

@@ -77,7 +77,7 @@ def retry_queues(queue: str, steps: Iterable[float]) -> list[Queue]:
 
 
 def pool_topology(queue: str) -> list[Exchange | Queue | Binding]:
-    """Give what a pool has at the broker.
+    """Return what a pool has at the broker.
 
     An exchange, to be bound to where the events come from, hands each message to the queue of its partition, by the
     header in which the relay tells the lane; what has no such header goes to the dead letters. The queue of a
@@ -116,7 +116,7 @@ async def prepare(
     consumed: str | None = None,
     may_declare: bool,
 ) -> None:
-    """See that the consumed queue is there, and what belongs to it; declare what is missing of that when we may.
+    """Check that the consumed queue is there, and what belongs to it; declare what is missing of that when we may.
 
     A dead-letter queue is taken as it is; the others must have their arguments, as far as we may ask.
 

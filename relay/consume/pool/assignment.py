@@ -21,7 +21,7 @@ class Assigned:
 
 
 def spread(partitions: Sequence[Assigned], members: Collection[str]) -> dict[int, str]:
-    """Tell who is to hold each partition: all are held, by numbers that differ by one at most, and the fewest move.
+    """Return who is to hold each partition: all are held, by numbers that differ by one at most, and the fewest move.
 
     Nobody holds any when there are no members.
     """
@@ -48,7 +48,7 @@ def spread(partitions: Sequence[Assigned], members: Collection[str]) -> dict[int
 
 
 def changes(partitions: Sequence[Assigned], members: Collection[str], serving: Collection[str]) -> list[Assigned]:
-    """Give the partitions that change, as they are to be.
+    """Return the partitions that change, as they are to be.
 
     Args:
         members: who is there; what anybody else holds is free.
@@ -59,7 +59,7 @@ def changes(partitions: Sequence[Assigned], members: Collection[str], serving: C
 
 
 def released(assigned: Assigned, member: str, epoch: int) -> Assigned:
-    """Give a partition after its holder has let it go; one that is not its holder any more changes nothing."""
+    """Return a partition after its holder has let it go; one that is not its holder any more changes nothing."""
     if (assigned.member, assigned.epoch) != (member, epoch):
         return assigned
     return replace(assigned, member=None)
@@ -74,5 +74,5 @@ def _changed(old: Assigned, target: str | None, members: Collection[str]) -> Ass
 
 
 def _home(assigned: Assigned, members: Collection[str]) -> str | None:
-    """Tell where a partition belongs by now: a promise counts, so that none is taken back at the next look."""
+    """Return where a partition belongs by now: a promise counts, so that none is taken back at the next look."""
     return next((member for member in (assigned.wanted_by, assigned.member) if member in members), None)

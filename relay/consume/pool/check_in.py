@@ -96,12 +96,11 @@ class CheckIn:
             self._incarnation = rows[0][0]
         return bool(rows)
 
-    async def check_in(self, *, leaving: bool, unacknowledged: int) -> list[Told] | None:
-        """Tell that we live; give what we hold. None: we were removed."""
+    async def check_in(self, *, leaving: bool, unacknowledged: int) -> list[Told]:
+        """Tell that we live; return what we hold. When we were removed, nothing, and `is_member` is false."""
         rows = await self._run(CHECK_IN, leaving=leaving, unacknowledged=unacknowledged)
         if not rows:
             self._incarnation = None
-            return None
         return [
             Told(Fence(partition, epoch), is_wanted, taken_from)
             for partition, epoch, is_wanted, taken_from in rows

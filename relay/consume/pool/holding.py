@@ -1,8 +1,6 @@
 """A partition in our hands: from when we are told that it is ours until nothing of it is left with us."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from time import monotonic
 
 from relay.backoff import wait_for_event
@@ -12,29 +10,13 @@ from relay.consume.apply.partition_state import PartitionState
 from relay.consume.channel import LOST, close, consume, first
 from relay.consume.pool.database_contact import Touch
 from relay.consume.pool.member_connection import Link
+from relay.consume.pool.policy import Hook, Partition, PoolPolicy
 from relay.consume.setup import Setup
 from relay.errors import BrokerUnavailableError, ConfigurationError, QueueMissingError
 from relay.logger import get_logger
 
 log = get_logger("relay.consume")
 
-
-@dataclass(slots=True)
-class Partition:
-    """A partition, as `on_assigned` and `on_revoked` are told of it.
-
-    Attributes:
-        number: from 0 to 15.
-        epoch: one more for each holder; messages carry it in the header `x-partition-epoch`.
-        is_lost: somebody else may have it already: what is saved now may be older than what he has saved.
-    """
-
-    number: int
-    epoch: int
-    is_lost: bool = False
-
-
-Hook = Callable[[Partition], Awaitable[None] | None]
 
 STUCK_INTERVAL = 0.1  # seconds between two looks at what a former holder left behind
 STUCK_PATIENCE = 60.0  # seconds until which the broker has noticed that he is gone
@@ -53,23 +35,21 @@ class Holding:
         self,
         setup: Setup,
         fence: Fence,
+        *,
+        policy: PoolPolicy,
         link: Link,
         touch: Touch,
-        *,
-        on_assigned: Hook | None,
-        on_revoked: Hook | None,
         taken_from: str | None,
     ) -> None:
         self.fence = fence
         self.setup = setup
-        if on_assigned is not None:
-            setup.state = PartitionState(lambda: self._tell(on_assigned))
+        if policy.on_assigned is not None:
+            setup.state = PartitionState(lambda: self._tell(policy.on_assigned))
         self.is_consuming = False
         self.hindrance: str | None = f"partition {fence.partition} is not consumed yet"
         self._link = link
         self._touch = touch
-        self._on_assigned = on_assigned
-        self._on_revoked = on_revoked
+        self._policy = policy
         self._taken_from = taken_from
         self._partition = Partition(fence.partition, fence.epoch)
 
@@ -100,12 +80,12 @@ class Holding:
             except (BrokerUnavailableError, QueueMissingError, ConfigurationError, *LOST) as error:
                 failures = 1 if self.is_consuming else failures + 1
                 self.hindrance = f"partition {self.fence.partition}: {error}"
-                await wait_for_event(self.setup.stop, self.setup.backoff.seconds(failures))
+                await wait_for_event(self.setup.stop, self.setup.work.backoff.seconds(failures))
             finally:
                 self.is_consuming = False
         if watching is not None:
             watching.cancel()
-        await self._tell(self._on_revoked)
+        await self._tell(self._policy.on_revoked)
 
     async def _consume(self) -> None:
         if self._touch.lost.is_set():
@@ -123,14 +103,14 @@ class Holding:
         self.is_consuming, self.hindrance = True, None
 
     async def _assigned(self) -> bool:
-        """Have the state loaded, however often that takes; False: we are to let go before it is."""
+        """Load the state, however often that takes. Return whether it was loaded before we are to let go."""
         failures = 0
         while not self.setup.stop.is_set():
-            if await self._tell(self._on_assigned):
+            if await self._tell(self._policy.on_assigned):
                 return True
             failures += 1
             self.hindrance = f"partition {self.fence.partition}: on_assigned fails"
-            await wait_for_event(self.setup.stop, self.setup.backoff.seconds(failures))
+            await wait_for_event(self.setup.stop, self.setup.work.backoff.seconds(failures))
         return False
 
     async def _tell(self, hook: Hook | None) -> bool:

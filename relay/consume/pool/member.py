@@ -1,7 +1,7 @@
 """A member of a pool: it consumes the partitions that the master gives it, and lets them go when it is told to.
 
     member = PartitionedConsumer("billing", [total], inbox=Inbox(database, "billing"), broker=broker,
-                                 on_assigned=load, on_revoked=save)
+                                 pool=PoolPolicy(on_assigned=load, on_revoked=save))
     asyncio.run(member.run())
 
 `billing.partitions` is the exchange to bind. docs/partitioned-consumers.md draws who tells what to whom.
@@ -14,22 +14,21 @@ import socket
 from collections.abc import Iterable
 from contextlib import nullcontext
 from secrets import token_hex
-from typing import TypedDict, Unpack
 
 from relay.backoff import Backoff, unless_set, wait_for_event
 from relay.config.settings import BrokerSettings, Url, settings_of
-from relay.consume.apply.calls import require_callable
 from relay.consume.apply.handlers import AsyncHandler, SyncHandler
 from relay.consume.apply.inbox import Inbox
 from relay.consume.apply.inbox_session import InboxSession
 from relay.consume.consumer import Consumer
 from relay.consume.counters import ConsumerSnapshot, Counters
 from relay.consume.failed.queues import PARTITIONS, partition_queue_name, pool_topology, prepare
+from relay.consume.policies import FailurePolicy, WorkPolicy
 from relay.consume.pool.check_in import CheckIn, Told
 from relay.consume.pool.database_contact import Touch
-from relay.consume.pool.holding import Holding, Hook, Partition
+from relay.consume.pool.holding import Holding
 from relay.consume.pool.member_connection import Link
-from relay.consume.retries import Retries
+from relay.consume.pool.policy import Partition, PoolPolicy
 from relay.consume.startup import check_inbox, keep_up, tell_left_behind
 from relay.errors import ConfigurationError, DatabaseUnavailableError
 from relay.logger import get_logger
@@ -44,20 +43,7 @@ NAMESAKE_INTERVAL = 0.2  # seconds between two looks whether he is gone
 log = get_logger("relay.consume")
 
 
-class Options(TypedDict, total=False):
-    """What a `Consumer` takes, too."""
-
-    batch_size: int
-    pipeline: bool
-    stall_after: float
-    drain_timeout: float
-    backoff: Backoff
-    retries: Retries
-    transient_retries: Retries | None
-    retry_on: Iterable[type[Exception]]
-    permanent_on: Iterable[type[Exception]]
-    overload_on: Iterable[type[Exception]]
-    poison_limit: int
+ONE_AT_A_TIME = WorkPolicy(concurrency=1)
 
 
 class PartitionedConsumer:
@@ -69,15 +55,12 @@ class PartitionedConsumer:
         queue: the name from which those of the exchange and of the queues follow (`pool_topology`).
         broker: its URL, or BrokerSettings.
         inbox: its consumer_name is the name of the pool. In its database the members and the master meet.
-        on_assigned: called before the first message of a partition, to load state, until it succeeds; and again after
-            a transaction that failed, or of which nobody knows, as its handlers may have changed the state. With it a
-            partition has one transaction at a time.
-        on_revoked: called after the last one, to save state. A member that dies does not call it, and one that was
-            taken for dead (`Partition.is_lost`) too late: what must not be lost, handlers write in their transaction.
-        member: the name, one of a kind.
-        check_in_timeout: seconds without a check-in after which a member is taken for dead.
+        pool: how it takes part in the pool.
+        failures: as for `Consumer`; `order` is "hold".
+        work: as for `Consumer`; `concurrency` is 1, for each partition.
         declare: at the start, declare the exchange and the queues where they are missing; else they must be there.
-        options: those of `Consumer`.
+    Raises:
+        ConfigurationError: another `order` or `concurrency`, or what `Consumer` refuses.
     """
 
     def __init__(
@@ -87,34 +70,34 @@ class PartitionedConsumer:
         *,
         inbox: Inbox,
         broker: BrokerSettings | Url,
-        on_assigned: Hook | None = None,
-        on_revoked: Hook | None = None,
-        member: str | None = None,
-        check_in_timeout: float = 0.8,
+        pool: PoolPolicy = PoolPolicy(),  # noqa: B008 (immutable)
+        failures: FailurePolicy = FailurePolicy(),  # noqa: B008 (immutable)
+        work: WorkPolicy = ONE_AT_A_TIME,
         declare: bool = True,
-        **options: Unpack[Options],
     ) -> None:
-        if not check_in_timeout > 0:
-            raise ConfigurationError(f"check_in_timeout ({check_in_timeout}) is more than 0 seconds")
-        for hook in filter(None, (on_assigned, on_revoked)):
-            require_callable(hook, "hook", {"partition": "the partition"})
+        if work.concurrency != 1:
+            raise ConfigurationError(
+                f"concurrency ({work.concurrency}) is 1 in a pool: a partition has one worker, give"
+                " WorkPolicy(concurrency=1)"
+            )
+        if not failures.holds_keys:
+            raise ConfigurationError(f"order is 'hold' in a pool, not {failures.order!r}: keys stay in order there")
         inbox.require_connections(CONNECTIONS)
         # A broker has to notice about as soon as the master that a member is frozen.
         broker = settings_of(BrokerSettings, broker)
-        broker = broker.model_copy(update={"heartbeat": min(broker.heartbeat, math.ceil(check_in_timeout))})
+        broker = broker.model_copy(update={"heartbeat": min(broker.heartbeat, math.ceil(pool.check_in_timeout))})
         self.queue = queue
-        self.member = member or f"{socket.gethostname()}-{os.getpid()}-{token_hex(2)}"
-        consumer = Consumer(queue, handlers, inbox=inbox, broker=broker, concurrency=1, declare=declare, **options)
+        self.member = pool.member or f"{socket.gethostname()}-{os.getpid()}-{token_hex(2)}"
+        consumer = Consumer(queue, handlers, inbox=inbox, broker=broker, failures=failures, work=work, declare=declare)
         self._setup = consumer.setup
         self._may_declare = declare
-        self._on_assigned = on_assigned
-        self._on_revoked = on_revoked
-        self._interval = check_in_timeout / CHECK_INS
+        self._policy = pool
+        self._interval = pool.check_in_timeout / CHECK_INS
         # Whoever comes back late from an outage is taken for dead.
         self._backoff = Backoff(self._interval, 2 * self._interval)
         self._session = InboxSession(inbox, self._setup.outages)  # partitions wait for theirs
-        self._check_in = CheckIn(inbox, self._session, queue=queue, member=self.member, timeout=check_in_timeout)
-        self._touch = Touch(check_in_timeout)
+        self._check_in = CheckIn(inbox, self._session, queue=queue, member=self.member, timeout=pool.check_in_timeout)
+        self._touch = Touch(pool.check_in_timeout)
         self._link = Link(broker, f"outbox-consumer {inbox.consumer_name} {self.member}", self._setup.health)
         self._holdings: dict[int, Holding] = {}
         self._ended = Counters()  # of holdings that are no more
@@ -136,7 +119,7 @@ class PartitionedConsumer:
         return counters
 
     def snapshot(self) -> ConsumerSnapshot:
-        """Tell what it has done since it was made, and has in hand now."""
+        """Return what it has done since it was made, and has in hand now."""
         self._setup.gate.count()
         return ConsumerSnapshot(
             consumer=self._setup.inbox.consumer_name,
@@ -150,13 +133,13 @@ class PartitionedConsumer:
         )
 
     async def ready_count(self) -> int | None:
-        """Tell how many messages wait in the queues of its partitions; None: nobody knows."""
+        """Return how many messages wait in the queues of its partitions; None: nobody knows."""
         counts = [await self._link.ready_count(each.setup.queue) for each in list(self._holdings.values())]
         known = [count for count in counts if count is not None]
         return sum(known) if len(known) == len(counts) else None
 
     def hindrances(self) -> dict[str, str]:
-        """Say what keeps it from its work at this moment, by part; nothing when it can, though it hold no partition."""
+        """Return what keeps it from its work now, by part; empty when nothing does, even if it holds no partition."""
         setup = self._setup
         told = {
             "broker": self._link.hindrance if self._holdings else None,
@@ -187,7 +170,7 @@ class PartitionedConsumer:
         setup = self._setup
         with at_signals(self.stop) if signals else nullcontext():
             try:
-                async with cut_after(setup.stop, setup.drain_timeout):
+                async with cut_after(setup.stop, setup.work.drain_timeout):
                     await unless_set(setup.stop, self._prepare())
                     async with asyncio.TaskGroup() as tasks:
                         upkeep = tasks.create_task(keep_up(setup.inbox), name="consume.upkeep")
@@ -240,7 +223,7 @@ class PartitionedConsumer:
                     await outage.wait(error, self._changed)
 
     async def _look(self, tasks: asyncio.TaskGroup) -> bool:
-        """Check in once; True: we have left."""
+        """Check in once, and return whether we have left."""
         is_leaving = self._setup.stop.is_set()
         if not self._check_in.is_member:
             if is_leaving:
@@ -248,9 +231,8 @@ class PartitionedConsumer:
             await self._join()
         in_hand = sum(each.setup.counters.unacknowledged for each in self._holdings.values())
         told = await self._check_in.check_in(leaving=is_leaving, unacknowledged=in_hand)
-        if told is None:
+        if not self._check_in.is_member:
             log.warning("pool.removed", member=self.member, reason="we were taken for dead")
-            told = []
         held = {each.fence: each for each in told}
         for holding in self._holdings.values():
             if holding.fence not in held:
@@ -275,10 +257,9 @@ class PartitionedConsumer:
         holding = Holding(
             self._setup.of(told.fence, queue),
             told.fence,
-            self._link,
-            self._touch,
-            on_assigned=self._on_assigned,
-            on_revoked=self._on_revoked,
+            policy=self._policy,
+            link=self._link,
+            touch=self._touch,
             taken_from=told.taken_from,
         )
         self._holdings[told.fence.partition] = holding

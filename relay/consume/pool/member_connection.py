@@ -3,9 +3,8 @@
 import asyncio
 
 from aiormq.abc import AbstractChannel
-from aiormq.exceptions import AMQPError
 
-from relay.broker.connection import Connection, answer_within, connect, is_told_to_end, words
+from relay.broker.connection import Connection, connect, open_channel
 from relay.config.settings import BrokerSettings
 from relay.consume.queue_depth import ready_count
 from relay.engine.health import Health
@@ -40,15 +39,7 @@ class Link:
                 self._health.degrade("broker", connection.loss)
             if connection is None or connection.is_lost:
                 connection = self._connection = await self._open(connection)
-        try:
-            async with answer_within("open a channel", self._broker.connect_timeout):
-                opened = await connection.channel(publisher_confirms=False)
-                return await opened.get_underlay_channel()
-        # CancelledError as well when nobody asked for it: the library raises it when the connection goes away.
-        except (AMQPError, OSError, RuntimeError, asyncio.CancelledError) as error:
-            if is_told_to_end():
-                raise
-            raise BrokerUnavailableError(connection.loss or words(error)) from error
+        return await open_channel(connection, self._broker.connect_timeout)
 
     async def _open(self, lost: Connection | None) -> Connection:
         try:
@@ -60,7 +51,7 @@ class Link:
         return connection
 
     async def ready_count(self, queue: str) -> int | None:
-        """Tell how many messages of a queue are with nobody; None: nobody knows."""
+        """Return how many messages of a queue are with nobody; None: nobody knows."""
         if self._connection is None or self._connection.is_lost:
             return None
         return await ready_count(self._connection, queue, self._broker.connect_timeout)

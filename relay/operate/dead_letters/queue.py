@@ -24,7 +24,7 @@ from pamqp.commands import Basic
 
 from relay.broker.connection import Connection, answer_within, connect, is_told_to_end, words
 from relay.config.settings import BrokerSettings
-from relay.consume.failed.copy_publisher import Outgoing
+from relay.consume.failed.copy_publisher import CopyRefusedError, Outgoing
 from relay.consume.failed.envelope import renewed, unfolded
 from relay.errors import AccessError, BrokerUnavailableError, BusyError, NotFoundError, OutboxError
 from relay.operate.dead_letters.letter import Held, read_letter
@@ -111,8 +111,15 @@ class DeadQueue:
 
     async def publish(self, copies: Iterable[tuple[str, Basic.Properties, bytes]]) -> list[str | None]:
         """Send copies, each to a queue; None for each that the broker has, else why not, or that nobody knows."""
-        sending = (self._outgoing.publish(queue, properties, body) for queue, properties, body in copies)
-        return await asyncio.gather(*sending)
+
+        async def refusal(queue: str, properties: Basic.Properties, body: bytes) -> str | None:
+            try:
+                await self._outgoing.publish(queue, properties, body)
+            except CopyRefusedError as error:
+                return str(error)
+            return None
+
+        return await asyncio.gather(*(refusal(*copy) for copy in copies))
 
     async def finish(self) -> None:
         """See that what was read is in its place again, or anew behind the rest."""

@@ -8,8 +8,8 @@ import structlog
 from pydantic import SecretStr
 
 from relay.config.settings import BrokerSettings, DatabaseSettings
-from relay.consume import Inbox, Message, on
-from relay.consume.pool import PartitionedConsumer
+from relay.consume import Inbox, Message, WorkPolicy, on
+from relay.consume.pool import PartitionedConsumer, PoolPolicy
 from tests.consume.effects import CONSUMER, QUEUE, QUICK
 
 # Who has applied what under which holding, in the order of each partition: the evidence for the checker.
@@ -49,7 +49,13 @@ def main() -> None:
     inbox = Inbox(DatabaseSettings(url=SecretStr(os.environ["RELAY_DATABASE_URL"])), CONSUMER)
     broker = BrokerSettings(url=SecretStr(os.environ["RELAY_BROKER_URL"]))
     member = PartitionedConsumer(
-        QUEUE, [note], inbox=inbox, broker=broker, member=NAME, batch_size=20, backoff=QUICK, declare=False
+        QUEUE,
+        [note],
+        inbox=inbox,
+        broker=broker,
+        pool=PoolPolicy(member=NAME),
+        work=WorkPolicy(concurrency=1, batch_size=20, backoff=QUICK),
+        declare=False,
     )
     asyncio.run(member.run())
 

@@ -10,8 +10,8 @@ from structlog.testing import capture_logs
 from yarl import URL
 
 from relay.config.settings import BrokerSettings, DatabaseSettings
-from relay.consume import Inbox
-from relay.consume.pool import Partition, PartitionedConsumer
+from relay.consume import Inbox, WorkPolicy
+from relay.consume.pool import Partition, PartitionedConsumer, PoolPolicy
 from relay.consume.pool.candidate import Candidate
 from tests.consume.effects import QUEUE, QUICK, Table, count, running
 from tests.consume.pool.conftest import candidate
@@ -36,8 +36,15 @@ def far(inbox: Inbox, database: DatabaseSettings, proxy: FaultProxy) -> Inbox:
     return Inbox(database.model_copy(update={"url": SecretStr(str(url))}), inbox.consumer_name)
 
 
-def member(name: str, inbox: Inbox, broker: BrokerSettings, **options: Any) -> PartitionedConsumer:
-    return PartitionedConsumer(QUEUE, [count], inbox=inbox, broker=broker, member=name, backoff=QUICK, **options)
+def member(name: str, inbox: Inbox, broker: BrokerSettings, **hooks: Any) -> PartitionedConsumer:
+    return PartitionedConsumer(
+        QUEUE,
+        [count],
+        inbox=inbox,
+        broker=broker,
+        pool=PoolPolicy(member=name, **hooks),
+        work=WorkPolicy(concurrency=1, backoff=QUICK),
+    )
 
 
 def silence(proxy: FaultProxy) -> None:

@@ -16,12 +16,12 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, async_sessionmaker
 from sqlalchemy.orm import sessionmaker
-from sqlalchemy.pool import QueuePool
 
 from relay.consume.apply.calls import call, call_async
 from relay.consume.apply.handlers import Handlers
 from relay.consume.apply.inbox import Inbox
 from relay.consume.apply.inbox_insert import Admission
+from relay.consume.apply.sqlalchemy_engine import engine_of
 from relay.consume.apply.transactions import AsyncTransactions, ThreadTransactions
 from relay.database import is_refusal, one_line
 from relay.errors import ConfigurationError, DatabaseUnavailableError
@@ -32,52 +32,11 @@ IN_SAVEPOINT = "create_savepoint"
 # A pool may give a connection that was lost long ago: on its error SQLAlchemy gives up all that are as old.
 LOOK = "SELECT 1"
 
-UNLIMITED = -1  # `max_overflow` of a pool
-
-
-def engine_of(target: object) -> Engine | AsyncEngine:
-    """Give the engine of what an inbox was made with.
-
-    Raises:
-        ConfigurationError: it has none, or one of another database or driver.
-    """
-    engine = target
-    if isinstance(target, sessionmaker | async_sessionmaker):
-        engine = target.kw.get("bind")
-        if target.kw.get("binds") or engine is None:
-            raise ConfigurationError("the sessions of an inbox are bound to one engine, that of the inbox rows")
-    if not isinstance(engine, Engine | AsyncEngine):
-        raise ConfigurationError(
-            "an inbox is made with a URL or DatabaseSettings, or with an engine or sessionmaker of SQLAlchemy;"
-            f" not with {type(engine).__name__}"
-        )
-    if (engine.dialect.name, engine.dialect.driver) != ("postgresql", "psycopg"):
-        raise ConfigurationError(
-            f"the engine of an inbox is one of postgresql+psycopg, not of {engine.dialect.name}+{engine.dialect.driver}"
-        )
-    return engine
-
-
-def require_connections(target: object, count: int) -> None:
-    """See that the engine of an inbox may open so many connections at once.
-
-    Raises:
-        ConfigurationError: its pool has fewer, and who asks for the last would wait for ever.
-    """
-    pool = engine_of(target).pool
-    if not isinstance(pool, QueuePool) or pool._max_overflow == UNLIMITED:
-        return
-    if (most := pool.size() + pool._max_overflow) < count:
-        raise ConfigurationError(
-            f"the engine's pool has {most} connections at most and this consumer needs {count}: create the engine with"
-            f" pool_size={count}"
-        )
-
 
 def open_alchemy(
     inbox: Inbox, handlers: Handlers | None, *, pipeline: bool, admission: Admission
 ) -> "AlchemyAsync | AlchemyThread":
-    """Give transactions, not yet connected.
+    """Return transactions, not yet connected.
 
     Raises:
         ConfigurationError: the handlers are of the other kind, or they ask for a pipeline.

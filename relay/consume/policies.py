@@ -1,0 +1,145 @@
+"""What a consumer does with failures, and how much it works on at once: the settings that an application gives it."""
+
+import random
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal, get_args
+
+from relay.backoff import Backoff, longest_wait
+from relay.errors import ConfigurationError
+
+MAX_PREFETCH = 65535  # AMQP has 16 bits for it
+Order = Literal["hold", "skip"]  # what a message that failed means for the later ones of its key
+LEAST_POISON_LIMIT = 3  # a suspect must have been alone when it killed, before it is judged
+
+
+class Fault(StrEnum):
+    """The class of a failure."""
+
+    PERMANENT = "permanent"
+    TRANSIENT = "transient"
+    OVERLOAD = "overload"
+    UNCLASSIFIED = "unclassified"
+
+
+@dataclass(frozen=True, slots=True)
+class Retries:
+    """The attempts at a message and the waits between them.
+
+    Args:
+        attempts: attempts in all, the first one included; after the last the message is a dead letter.
+        initial: seconds before the second attempt, at most; each wait is `multiplier` times as long as the one before.
+        maximum: no wait is longer.
+        jitter: the part of a wait that chance may take away, so that many messages do not come at once.
+    Raises:
+        ConfigurationError: a value is out of range.
+    """
+
+    attempts: int = 5
+    initial: float = 1.0
+    multiplier: float = 2.0
+    maximum: float = 300.0
+    jitter: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.attempts < 1 or not 0 < self.initial <= self.maximum or self.multiplier < 1 or not 0 <= self.jitter < 1:
+            raise ConfigurationError(
+                f"{self}: attempts and multiplier are at least 1, initial is above 0 and at most maximum,"
+                " jitter is at least 0 and below 1"
+            )
+
+    def step(self, attempts: int) -> float:
+        """Return the longest wait after the `attempts`-th failed attempt, in seconds."""
+        return longest_wait(attempts, self.initial, self.maximum, multiplier=self.multiplier)
+
+    def steps(self) -> list[float]:
+        """Return the longest waits after each of the attempts but the last."""
+        return [self.step(attempts) for attempts in range(1, self.attempts)]
+
+    def wait(self, attempts: int) -> float:
+        """Return the seconds to wait after the `attempts`-th failed attempt."""
+        return self.step(attempts) * (1.0 - self.jitter * random.random())  # noqa: S311  (nothing to do with secrets)
+
+
+@dataclass(frozen=True, slots=True)
+class FailurePolicy:
+    """What happens to a message that failed, and to the later messages of its key.
+
+    Args:
+        order: "hold": the message waits in the table `held_message` for its next attempt, and the later messages of its
+            key wait behind it. "skip": it waits in a retry queue, and they pass it.
+        retries: when a message is tried again, and how often. Then it goes to the queue's dead letters.
+        transient_retries: the same for `Transient` and what `retry_on` names; None: as `retries`.
+        retry_on, permanent_on, overload_on: classes of exceptions that mean `Transient`, `Permanent` and `Overload`.
+            The nearest class of an exception decides.
+        poison_limit: processes that may die while they work on a message; then it is a dead letter.
+    Raises:
+        ConfigurationError: `order` is neither, a class has two meanings, or `poison_limit` is too low.
+    """
+
+    order: Order = "hold"
+    retries: Retries = Retries()
+    transient_retries: Retries | None = None
+    retry_on: Collection[type[Exception]] = ()
+    permanent_on: Collection[type[Exception]] = ()
+    overload_on: Collection[type[Exception]] = ()
+    poison_limit: int = 5
+
+    def __post_init__(self) -> None:
+        if self.poison_limit < LEAST_POISON_LIMIT:
+            raise ConfigurationError(f"poison_limit ({self.poison_limit}) is at least {LEAST_POISON_LIMIT}")
+        if self.order not in get_args(Order):
+            raise ConfigurationError(f"order is {' or '.join(map(repr, get_args(Order)))}, not {self.order!r}")
+        self.faults()  # raises
+
+    @property
+    def holds_keys(self) -> bool:
+        """Whether the later messages of its key wait behind a message that failed."""
+        return self.order == "hold"
+
+    def faults(self) -> dict[type[BaseException], Fault]:
+        """Return what the named classes of exceptions mean."""
+        named: dict[type[BaseException], Fault] = {}
+        for classes, fault in (
+            (self.retry_on, Fault.TRANSIENT),
+            (self.permanent_on, Fault.PERMANENT),
+            (self.overload_on, Fault.OVERLOAD),
+        ):
+            for each in classes:
+                if named.setdefault(each, fault) is not fault:
+                    raise ConfigurationError(f"{each.__qualname__} cannot be {named[each]} and {fault}: name it once")
+        return named
+
+
+@dataclass(frozen=True, slots=True)
+class WorkPolicy:
+    """How much a consumer works on at once, and how long it waits.
+
+    Args:
+        concurrency: concurrent transactions, each on a database connection of its own. Messages of one key
+            (aggregate type and id) are never in two of them, and stay in order. In a pool it is 1.
+        batch_size: messages in one transaction, at most. When one of them fails, the batch is rolled back and applied
+            again one by one, so what a handler does outside of the database may be done twice.
+        pipeline: send the handlers' statements without waiting for each answer (psycopg's pipeline mode). An error
+            then shows at a later statement or at the end, and `rowcount` is unknown before a fetch.
+        stall_after: seconds; when messages are in flight and none settles for so long, the consumer is not ready.
+        drain_timeout: seconds that running transactions get when the consumer is stopped.
+        backoff: waits for a lost database or broker, for a queue that refuses, and between the probes of an overload.
+    Raises:
+        ConfigurationError: `concurrency` or `batch_size` is out of range.
+    """
+
+    concurrency: int = 4
+    batch_size: int = 1
+    pipeline: bool = False
+    stall_after: float = 5.0
+    drain_timeout: float = 8.0
+    backoff: Backoff = Backoff()  # noqa: RUF009 (immutable)
+
+    def __post_init__(self) -> None:
+        if self.concurrency < 1 or self.batch_size < 1 or self.concurrency * self.batch_size > MAX_PREFETCH:
+            raise ConfigurationError(
+                f"concurrency ({self.concurrency}) and batch_size ({self.batch_size}) are at least 1,"
+                f" and their product at most {MAX_PREFETCH}"
+            )

@@ -1,0 +1,53 @@
+"""How a consumer takes part in a pool: the settings that an application gives a member."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from relay.consume.apply.calls import require_callable
+from relay.errors import ConfigurationError
+
+
+@dataclass(slots=True)
+class Partition:
+    """A partition, as `on_assigned` and `on_revoked` get it.
+
+    Attributes:
+        number: from 0 to 15.
+        epoch: one more for each holder; messages carry it in the header `x-partition-epoch`.
+        is_lost: another member may have it already: what is saved now may be older than what that member has saved.
+    """
+
+    number: int
+    epoch: int
+    is_lost: bool = False
+
+
+Hook = Callable[[Partition], Awaitable[None] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolPolicy:
+    """How a consumer takes part in a pool.
+
+    Args:
+        on_assigned: called before the first message of a partition, to load state, until it succeeds. It is called
+            again after a transaction that failed, or whose outcome is unknown, as its handlers may have changed the
+            state. With it a partition has one transaction at a time.
+        on_revoked: called after the last message, to save state. A member that dies does not call it, and one that was
+            taken for dead (`Partition.is_lost`) too late: what must not be lost, handlers write in their transaction.
+        member: the name, unique in the pool; None: made of host, process and a random part.
+        check_in_timeout: seconds without a check-in after which a member is taken for dead.
+    Raises:
+        ConfigurationError: `check_in_timeout` is not above 0, or a hook cannot be called with a partition.
+    """
+
+    on_assigned: Hook | None = None
+    on_revoked: Hook | None = None
+    member: str | None = None
+    check_in_timeout: float = 0.8
+
+    def __post_init__(self) -> None:
+        if not self.check_in_timeout > 0:
+            raise ConfigurationError(f"check_in_timeout ({self.check_in_timeout}) is more than 0 seconds")
+        for hook in filter(None, (self.on_assigned, self.on_revoked)):
+            require_callable(hook, "hook", {"partition": "the partition"})
