@@ -19,7 +19,7 @@ down_revision = "0013"
 branch_labels = None
 depends_on = None
 oldest_release = "0.1.0"
-drops = ()  # going back adds the rows to the totals first
+drops = ("published",)  # after adding its rows to the totals
 
 AS_OWNER = """
 SELECT set_config('role', pg_get_userbyid(relowner), true) FROM pg_class WHERE oid = '{schema}.message'::regclass
