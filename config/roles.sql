@@ -74,6 +74,7 @@ GRANT INSERT ON outbox.message_sent TO outbox_relay;
 GRANT SELECT ON SEQUENCE outbox.message_id_seq TO outbox_relay;
 GRANT EXECUTE ON FUNCTION outbox.ensure_sent_days(date, integer) TO outbox_relay;
 GRANT SELECT, INSERT, UPDATE, DELETE ON outbox.node, outbox.quarantine TO outbox_relay;
+GRANT SELECT, INSERT, DELETE ON outbox.published TO outbox_relay;
 GRANT SELECT ON outbox.batch, outbox.migration TO outbox_relay;
 GRANT SELECT, INSERT ON outbox.replay, outbox.replay_failure TO outbox_relay;
 GRANT UPDATE (state, selected, replayed, failed, position, saved_at) ON outbox.replay TO outbox_relay;

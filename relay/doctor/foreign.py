@@ -13,7 +13,7 @@ TABLES = (
     "archived_day", "batch", "begun_message", "dead_letter_audit", "held_message", "inbox_memory", "message",
     "message_count", "message_discarded", "message_parked", "message_pending", "message_quarantined", "message_sent",
     "message_state", "migration", "node", "operator_audit", "pool", "pool_master", "pool_member", "pool_partition",
-    "processed_message", "processed_message_undated", "quarantine", "replay", "replay_failure",
+    "processed_message", "processed_message_undated", "published", "quarantine", "replay", "replay_failure",
 )  # fmt: skip
 FUNCTIONS = (
     "attached_day(text, date)", "drop_inbox_day(date, boolean)", "drop_sent_day(date, boolean, boolean)",

@@ -53,6 +53,7 @@ GRANTS = (
         for table in ("node", "quarantine")
         for each in ("SELECT", "INSERT", "UPDATE", "DELETE")
     ),
+    *(Grant(each, "TABLE", "published") for each in ("SELECT", "INSERT", "DELETE")),
     Grant("SELECT", "TABLE", "batch"),
     Grant("SELECT", "TABLE", "migration"),
     Grant("SELECT", "TABLE", "replay"),

@@ -304,7 +304,6 @@ class Node:
             settings,
             lanes,
             publisher=self._publisher,
-            delivered=self._delivered,
             broker_link=self._broker_link,
             health=self._health,
             retry=retry,
@@ -314,6 +313,7 @@ class Node:
         async with asyncio.TaskGroup() as tasks:
             beside = (
                 tasks.create_task(membership.run(), name="membership"),
+                tasks.create_task(membership.keep_clear(), name="published"),
                 tasks.create_task(lanes.run(), name="lanes"),
                 tasks.create_task(retry.keep_days(), name="days"),
                 tasks.create_task(VacuumWatch(session).run(), name="horizon"),

@@ -17,21 +17,16 @@ class Delivered:
 
     Attributes:
         total: rows, as the marker counts them.
-        reported: how many of these the node's row in the table tells.
         times: see `NodeSnapshot.delivery_times`.
     """
 
     def __init__(self) -> None:
-        self.total = self.reported = 0
+        self.total = 0
         self.times = Histogram(DELIVERY_BOUNDS)
 
     def add(self, rows: int) -> None:
         """Count marked rows."""
         self.total += rows
-
-    def note_reported(self, total: int) -> None:
-        """Note that the node's row in the table tells this total."""
-        self.reported = total
 
 
 @dataclass(frozen=True, slots=True)

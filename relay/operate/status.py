@@ -21,17 +21,26 @@ STALLED_AFTER = 10.0
 LANES = 16
 ROUTES_TOLD = 10  # among the reasons; `quarantined_routes` has them all
 
+# With what marks have counted and no heartbeat has added yet: a killed node leaves some of it.
 READ_NODES = SQL("""
-    SELECT name, lanes, in_flight, published_total, state, reasons, version, started_at, can_deliver, standby,
+    SELECT name, lanes, in_flight, state, reasons, version, started_at, can_deliver, standby,
            heartbeat_at AS last_heartbeat,
            extract(epoch FROM clock_timestamp() - heartbeat_at)::float8 AS heartbeat_age_s,
+           (published_total + coalesce((
+               SELECT sum(messages) FROM {schema}.published AS mark WHERE mark.node = name AND position > published_to
+           ), 0))::bigint AS published_total,
            clock_timestamp() - heartbeat_at <= {stale_after} * interval '1 second' AS alive
     FROM {schema}.node
     WHERE heartbeat_at > now() - interval '1 day'
     ORDER BY name
 """)
 
-COUNT_PUBLISHED = SQL("SELECT coalesce(sum(published_total), 0)::bigint FROM {schema}.node")
+COUNT_PUBLISHED = SQL("""
+    SELECT coalesce((SELECT sum(published_total) FROM {schema}.node), 0)::bigint + coalesce((
+        SELECT sum(messages) FROM {schema}.published AS mark LEFT JOIN {schema}.node ON name = mark.node
+        WHERE position > coalesce(published_to, 0)
+    ), 0)::bigint
+""")
 
 COUNT_PENDING = SQL("SELECT messages FROM {schema}.message_count WHERE state = 'pending'")
 COUNT_PARKED = SQL("""
@@ -79,7 +88,7 @@ class Node:
     name: str
     lanes: list[int]
     in_flight: int
-    published_total: int  # rows that relays of this name have marked as sent, as of their last heartbeat
+    published_total: int  # rows that relays of this name have marked as sent
     state: str
     reasons: list[str]
     version: str

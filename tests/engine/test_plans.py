@@ -59,7 +59,7 @@ async def test_no_hot_statement_scans_more_than_the_pending_index(session: LaneS
     statements: dict[str, tuple[bytes, dict[str, Any]]] = {
         "read": (tail.statement, reading),
         "due": (session.sql(DUE), {"held": held}),
-        "mark": (mark_statement(session), ids),
+        "mark": (mark_statement(session), {**ids, "node": "relay-1"}),
         "postpone": (session.sql(POSTPONE), ROW),
         "park": (session.sql(PARK), FAULTS),
         "park behind": (session.sql(PARK_BEHIND), ids),

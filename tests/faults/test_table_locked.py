@@ -28,6 +28,22 @@ async def test_pending_rows_are_read_when_the_lock_is_gone(
     assert await queue.ids(3) == rows
 
 
+async def test_rows_are_marked_when_the_lock_on_what_marks_count_is_gone(
+    outbox: Outbox, queue: Reader, writer: psycopg.AsyncConnection, run_node: RunNode
+) -> None:
+    await writer.execute(LOCK.format("published").encode())
+
+    async with run_node() as node:
+        row = await outbox.insert("a")
+        await is_named(writer, "has locked published", node)
+        await writer.commit()
+
+        await eventually(outbox.is_empty, "the row is marked")
+        assert not node.snapshot().database_losses
+
+    assert await queue.ids(1) == [row]
+
+
 @pytest.mark.parametrize(
     ("lock", "words"),
     [

@@ -9,7 +9,7 @@ DESCRIPTION = """
     UNION ALL
     SELECT format('%%s.%%s %%s %%s %%s %%s', relname, attname, format_type(atttypid, atttypmod), attnotnull,
                   attgenerated, pg_get_expr(adbin, adrelid))
-    FROM tables JOIN pg_attribute ON attrelid = tables.oid AND attnum > 0
+    FROM tables JOIN pg_attribute ON attrelid = tables.oid AND attnum > 0 AND NOT attisdropped
     LEFT JOIN pg_attrdef ON adrelid = attrelid AND adnum = attnum
     UNION ALL
     SELECT format('%%s: %%s %%s', relname, conname, pg_get_constraintdef(pg_constraint.oid))

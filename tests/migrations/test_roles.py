@@ -196,6 +196,9 @@ def test_the_relay_can_do_its_work(connection: Connection) -> None:
         "INSERT INTO outbox.node (name, backend_pid, version) VALUES ('n', 1, '1') ON CONFLICT (name) DO NOTHING",
         "UPDATE outbox.node SET heartbeat_at = now()",
         "DELETE FROM outbox.node",
+        "INSERT INTO outbox.published (node, messages) VALUES ('n', 1)",
+        "SELECT * FROM outbox.published",
+        "DELETE FROM outbox.published",
         "SELECT * FROM outbox.migration",
         """
         INSERT INTO outbox.dead_letter_audit (command, queue, done_by, why) VALUES ('discard', 'q.dead', 'me', 'why')

@@ -4,6 +4,7 @@ A node is a member while its session holds the advisory lock of its name. So a k
 ends its session, and no clock has to be right.
 """
 
+import asyncio
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
@@ -23,7 +24,6 @@ from relay.engine.send.broker_link import BrokerLink
 from relay.engine.send.publisher import Publisher
 from relay.engine.session.database_retry import DatabaseRetry
 from relay.engine.session.session import LANES, LaneSession
-from relay.engine.snapshot import Delivered
 from relay.logger import get_logger
 from relay.silence import Silence
 
@@ -39,29 +39,45 @@ MEMBERS = SQL("""
         AND lock.database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """)
 
-# `published_total` grows here, not with each mark, which would be exact after a kill, too: under an old snapshot each
-# mark would walk over the versions of the row that the marks before have left (0.15 ms became 1 ms after 40,000).
+# `published_total` grows by what marks of this name have counted in `published` since the last heartbeat, those of a
+# killed relay included. Positions of a name commit in order: a session marks one statement after the other, and the
+# next session has the name's lock only when the server has ended this one.
 # Gives the members, too, as of just before: one round trip, for this is most of what an idle node costs.
 BEAT = SQL("""
     WITH beat AS (
         INSERT INTO {schema}.node AS node (
-            name, backend_pid, lanes, in_flight, published_total, state, reasons, version, can_deliver, standby
+            name, backend_pid, lanes, in_flight, state, reasons, version, can_deliver, standby
         )
         VALUES (
-            %(name)s, pg_backend_pid(), %(lanes)s, %(in_flight)s, %(published)s, %(state)s, %(reasons)s, %(version)s,
-            %(can_deliver)s, %(standby)s
+            %(name)s, pg_backend_pid(), %(lanes)s, %(in_flight)s, %(state)s, %(reasons)s, %(version)s, %(can_deliver)s,
+            %(standby)s
         )
         ON CONFLICT (name) DO UPDATE SET
             started_at = CASE WHEN node.backend_pid = excluded.backend_pid THEN node.started_at ELSE now() END,
             backend_pid = excluded.backend_pid, heartbeat_at = now(), lanes = excluded.lanes,
-            in_flight = excluded.in_flight, published_total = node.published_total + excluded.published_total,
-            state = excluded.state, reasons = excluded.reasons, version = excluded.version,
-            can_deliver = excluded.can_deliver, standby = excluded.standby
+            in_flight = excluded.in_flight, state = excluded.state, reasons = excluded.reasons,
+            version = excluded.version, can_deliver = excluded.can_deliver, standby = excluded.standby,
+            (published_total, published_to) = (
+                SELECT node.published_total + coalesce(sum(messages), 0), coalesce(max(position), node.published_to)
+                FROM {schema}.published AS mark
+                WHERE mark.node = node.name AND mark.position > node.published_to
+            )
         RETURNING name, backend_pid AS pid, heartbeat_at, can_deliver, standby
     )
     SELECT * FROM beat
     UNION ALL
     SELECT * FROM ({members}) AS other WHERE pid <> pg_backend_pid()
+""")
+
+# For all nodes: some never come back. Not with each heartbeat, which would walk over the deleted rows that an old
+# snapshot keeps. Some at a time: marks wait meanwhile.
+CLEAR_ADDED = SQL("""
+    DELETE FROM {schema}.published
+    WHERE ctid = ANY (ARRAY(
+        SELECT mark.ctid
+        FROM {schema}.node JOIN {schema}.published AS mark ON mark.node = node.name AND position <= published_to
+        LIMIT %(rows)s
+    ))
 """)
 
 END = SQL("""
@@ -74,6 +90,8 @@ TELL = SQL("SELECT pg_notify({nodes}, '')")
 LEAVE = SQL("SELECT pg_notify({nodes}, '') FROM pg_advisory_unlock_all() AS given_up")
 
 JOIN_INTERVAL = 0.1  # seconds
+CLEAR_INTERVAL = 60.0  # seconds
+ROWS_PER_CLEAR = 20_000
 ENDED_WITHIN = 0.1  # seconds that the server takes to end a session, about
 
 
@@ -124,7 +142,6 @@ class Membership:
         lanes: Lanes,
         *,
         publisher: Publisher,
-        delivered: Delivered,
         broker_link: BrokerLink,
         health: Health,
         retry: DatabaseRetry,
@@ -134,7 +151,6 @@ class Membership:
         self._settings = settings
         self._lanes = lanes
         self._publisher = publisher
-        self._delivered = delivered
         self._broker_link = broker_link
         self._health = health
         self._retry = retry
@@ -163,6 +179,17 @@ class Membership:
                 await self._end(peer)
             pause = ENDED_WITHIN if silent else until_tick(self._settings.heartbeat_interval)
             await wait_for_event(self._session.nodes_changed, pause)
+
+    async def keep_clear(self) -> None:
+        """Delete what marks have counted and heartbeats have added, until cancelled; one node does it for all."""
+        while True:
+            await asyncio.sleep(CLEAR_INTERVAL)
+            while 0 in self._session.lanes.held and await self._retry.run(self._clear_added) == ROWS_PER_CLEAR:
+                pass
+
+    async def _clear_added(self) -> int:
+        async with self._session.use() as connection:
+            return (await connection.execute(self._session.sql(CLEAR_ADDED), {"rows": ROWS_PER_CLEAR})).rowcount
 
     def hurry(self) -> None:
         """Give the next heartbeat at once: something has changed here."""
@@ -196,12 +223,11 @@ class Membership:
 
     async def _beat(self) -> list[Peer]:
         """Write the node's heartbeat, and return all members, this node included."""
-        published, can_deliver = self._delivered.total, self._broker_link.can_deliver
+        can_deliver = self._broker_link.can_deliver
         values = {
             "name": self._settings.node,
             "lanes": self._session.lanes.held,
             "in_flight": self._publisher.in_flight,
-            "published": published - self._delivered.reported,
             "state": self._health.state,
             "reasons": self._health.reasons,
             "version": relay.__version__,
@@ -210,7 +236,6 @@ class Membership:
         }
         async with self._session.write() as connection:
             members = await self._peers(connection, self._beat_statement, values)
-            self._delivered.note_reported(published)
             if can_deliver is not self._could_deliver:
                 await connection.execute(self._session.sql(TELL, nodes=self._session.nodes_channel))
                 self._could_deliver = can_deliver

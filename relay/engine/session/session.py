@@ -55,7 +55,7 @@ WIDE_ROW = SQL("SELECT repeat(' ', 262144)")
 
 ROUTES_CHANGED = "routes"  # what an operator's command notifies the nodes of; they notify each other of no word
 
-OLDEST_REVISION = "0005"  # what this release needs; newer ones are served unless their note says otherwise
+OLDEST_REVISION = "0014"  # what this release needs; newer ones are served unless their note says otherwise
 
 # What ends a session, or makes it useless to us.
 SESSION_LOST = (

@@ -29,11 +29,16 @@ log = get_logger(__name__)
 
 # DELETE and INSERT in one statement, not UPDATE ... SET state = 'sent': letting PostgreSQL move each row to its
 # partition costs it twice the time (docs/decisions/0002-mark-by-delete-and-insert.md).
+# The count is a new row in `published`, not an UPDATE of the node's row: under an old snapshot each mark would walk
+# over the versions of that row that the marks before have left (0.15 ms became 1 ms after 40,000).
+# It costs a mark of 100 rows 0.02 of 0.5 ms.
 MARK_SENT = SQL("""
     WITH done AS (
         DELETE FROM {schema}.message_pending
         WHERE ctid = ANY (ARRAY(SELECT given.place FROM {given}))
         RETURNING *
+    ), counted AS (
+        INSERT INTO {schema}.published (node, messages) SELECT %(node)s, count(*) FROM done HAVING count(*) > 0
     )
     INSERT INTO {schema}.message_sent ({kept}, state, sent_at)
     SELECT {kept}, 'sent', now() FROM done
@@ -123,7 +128,7 @@ class Marker:
         self._marked_at = loop.time()
 
     async def _sent(self, rows: Sequence[Row]) -> None:
-        parameters = places(rows)
+        parameters = places(rows) | {"node": self._settings.node}
         marked = await self._write_sent(parameters)
         if marked != len(rows):
             # An operator has parked, discarded or deleted the others meanwhile; they were sent all the same.
