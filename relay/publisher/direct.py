@@ -9,7 +9,7 @@ from relay.engine.health import Health, HealthState
 from relay.engine.row import Outcome, Row, Settled
 from relay.engine.send.probe import Prober
 from relay.engine.send.publisher import Publisher
-from relay.engine.send.wire import Sending
+from relay.engine.send.wire import Wire
 from relay.engine.snapshot import CONFIRM_BOUNDS
 from relay.observe.histogram import Histogram
 from relay.publisher.entry import Entry
@@ -34,7 +34,7 @@ class Direct:
         self._health = health
         self._confirm_timeout = confirm_timeout
         self._beside = beside
-        self._wire: Sending | None = None
+        self._wire: Wire | None = None
         self._under_way: dict[int, Entry] = {}  # by the row's id, in sending order
         self._given_up: set[int] = set()  # of these the wire is still to say what became of them
         self._loop = asyncio.get_running_loop()
@@ -56,7 +56,7 @@ class Direct:
         self._under_way[entry.row.id] = entry
         self._wire.send((entry.row,), NO_REPEATS)
 
-    def attach(self, wire: Sending | None) -> None:
+    def attach(self, wire: Wire | None) -> None:
         self._wire = wire
         if self._beside is not None:
             self._beside.attach(wire)

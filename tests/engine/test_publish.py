@@ -19,8 +19,6 @@ from tests.support.eventually import eventually
 class Recorder:
     """A wire that sends nowhere; the test settles what it has recorded."""
 
-    waiting = 0
-
     def __init__(self) -> None:
         self.sent: list[Row] = []
         self.open: list[Row] = []

@@ -30,12 +30,11 @@ from relay.config.settings import BrokerSettings, Settings
 from relay.config.topology import TopologySettings
 from relay.engine.health import Health
 from relay.engine.row import Outcome, Settled
-from relay.engine.send.exchange_checks import ExchangeChecks
 from relay.engine.send.message import Identity
 from relay.engine.send.probe import Prober
 from relay.engine.send.refusals import Refusals
 from relay.engine.send.routes import Router
-from relay.engine.send.wire import Sending, Wire
+from relay.engine.send.wire import Wire
 from relay.engine.send.wire_factory import Wires
 from relay.errors import BrokerUnavailableError
 from relay.logger import get_logger
@@ -80,7 +79,7 @@ class Sender(Protocol):
     @property
     def in_flight(self) -> int: ...
 
-    def attach(self, wire: Sending | None) -> None: ...
+    def attach(self, wire: Wire | None) -> None: ...
 
     def attach_prober(self, prober: Prober | None) -> None: ...
 
@@ -116,7 +115,7 @@ class BrokerLink:
         self._publisher = publisher
         self._health = health
         self._start_timeout = settings.broker.connect_timeout if start_timeout is None else start_timeout
-        router = self._router = Router.of(settings)
+        router = Router.of(settings)
         self._wires = Wires(settings.relay.wire, router, Identity.of(settings, stamp), publisher.confirm_times)
         self._refusals = Refusals(router, health, barring=barring)
         self._undeclared = undeclared(settings.broker, listed(topology) if topology else ())
@@ -193,10 +192,9 @@ class BrokerLink:
         self._connection, self._confirmed = connection, False
         prober = Prober(connection, self._wires.on, self._publisher.settle)
         self._publisher.attach_prober(prober)
-        checks = ExchangeChecks(self._router, prober, self._settle)
         end: BaseException | None = None
         try:
-            await self._use(connection, checks)
+            await self._use(connection)
         # CancelledError as well when nobody asked for it: the library raises it when the connection goes away.
         except (AMQPError, OSError, RuntimeError, asyncio.CancelledError) as error:
             if is_told_to_end():
@@ -205,7 +203,6 @@ class BrokerLink:
         finally:
             self._publisher.attach(None)
             self._publisher.attach_prober(None)
-            checks.close()
             await prober.close()
             self._blocked_before += connection.blocked_seconds
             self._connection = None
@@ -220,33 +217,28 @@ class BrokerLink:
         self.reconnects[kind] += 1
         return Ended(was_left=False, reason=f"connection lost: {kind if end is None else words(end)}")
 
-    async def _use(self, connection: Connection, checks: ExchangeChecks) -> None:
+    async def _use(self, connection: Connection) -> None:
         await declare_at_start(connection, self._undeclared)  # nothing on a reconnect: it is empty by then
         while not connection.is_lost and self._left is not connection:
             async with answer_within("open a channel", self._settings.broker.connect_timeout):
                 channel = await connection.channel(publisher_confirms=CONFIRMS, on_return_raises=True)
                 underlay = await channel.get_underlay_channel()
-            if await self._publish(connection, underlay, checks) is not Verdict.CLOSED:
+            if await self._publish(connection, underlay) is not Verdict.CLOSED:
                 # Who opens the next one in time is alive: it is a queue that takes nothing, and another host would
                 # not help.
                 await close_channel(underlay)
             await asyncio.sleep(REOPEN_AFTER)
 
-    async def _publish(self, connection: Connection, channel: Underlay, checks: ExchangeChecks) -> Verdict:
+    async def _publish(self, connection: Connection, channel: Underlay) -> Verdict:
         """Publish through one channel until it has closed or is of no more use."""
-
-        def settle(settled: Settled) -> None:
-            checks.note(settled)
-            self._settle(settled)
-
-        wire = self._wires.on(channel, connection, settle)
+        wire = self._wires.on(channel, connection, self._settle)
         carrying = asyncio.create_task(wire.run(), name="wire")
         verdict = Verdict.CLOSED
         try:
-            self._publisher.attach(checks.open(wire, self._wires.encoder(channel)))
+            self._publisher.attach(wire)
             self._health.heal("broker")
             self.up.set()
-            verdict = await self._watch(wire, connection, channel, carrying, checks)
+            verdict = await self._watch(wire, connection, channel, carrying)
             if verdict is Verdict.REFUSED:
                 await self._settle_all(lambda: wire.in_flight, SETTLED_WITHIN, channel)
             elif verdict is Verdict.LEFT:
@@ -254,13 +246,11 @@ class BrokerLink:
                 await self._settle_all(lambda: self._publisher.in_flight, self._settings.relay.drain_timeout, channel)
         finally:
             self._publisher.attach(None)  # first: nothing is sent into a wire that is closed
-            checks.shut()
             carrying.cancel()
             await asyncio.wait([carrying])
             timeout = self._settings.broker.confirm_timeout
             late = wire.sent_before(connection.clock() - timeout / 2) if verdict is Verdict.OVERDUE else []
             for lost in await wire.close():
-                checks.learn(lost)
                 judged = [lost]
                 if verdict is Verdict.OVERDUE:
                     now = asyncio.get_running_loop().time()
@@ -285,12 +275,7 @@ class BrokerLink:
             self._publisher.settle(each)
 
     async def _watch(
-        self,
-        wire: Wire,
-        connection: Connection,
-        channel: Underlay,
-        carrying: asyncio.Task[None],
-        checks: ExchangeChecks,
+        self, wire: Wire, connection: Connection, channel: Underlay, carrying: asyncio.Task[None]
     ) -> Verdict:
         """Return when the channel has closed, or is of no more use."""
         clock = asyncio.get_running_loop().time
@@ -317,8 +302,6 @@ class BrokerLink:
                 return Verdict.OVERDUE
             if (silent := connection.silent_for) > self._settings.broker.heartbeat * HEARTBEATS_UNTIL_GONE:
                 raise TimeoutError(f"nothing heard for {silent:.0f} s")
-            if checks.end_if_quiet():
-                self._publisher.attach(wire)
             self._refusals.tell(clock())
             if (since := self._refusals.since) is None:
                 self._renew_after = RENEW_AFTER

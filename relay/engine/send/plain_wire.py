@@ -24,8 +24,6 @@ from relay.observe.histogram import Histogram
 class PlainWire:
     """See `wire.Wire`, and `wire.FrameWire` for the arguments that both take."""
 
-    waiting = 0
-
     def __init__(
         self,
         channel: AbstractChannel,

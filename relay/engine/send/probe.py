@@ -6,8 +6,6 @@ channel wait, and then the whole connection, that has sent a few dozen messages 
 
 import asyncio
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, nullcontext
-from functools import partial
 from typing import Any
 
 from aiormq.abc import AbstractChannel as Underlay
@@ -41,17 +39,11 @@ class Prober:
         self._room = asyncio.Semaphore(AT_ONCE)
         self._tasks: set[asyncio.Task[Settled]] = set()
 
-    def send(self, row: Row, *, redelivered: bool, settle: Settle | None = None, at_once: bool = False) -> None:
-        """Send a row; its outcome comes by `settle`, and never within this call.
-
-        Args:
-            settle: takes the outcome as it is. By default an outcome that does not tell what is wrong is `BARRED`.
-            at_once: it does not wait for one of the `AT_ONCE` channels.
-        """
-        room = nullcontext() if at_once else self._room
-        task = asyncio.create_task(self._try(row, room, redelivered=redelivered), name=f"probe:{row.id}")
+    def send(self, row: Row, *, redelivered: bool) -> None:
+        """Send a row; its outcome comes by `settle`, and never within this call."""
+        task = asyncio.create_task(self._try(row, redelivered=redelivered), name=f"probe:{row.id}")
         self._tasks.add(task)
-        task.add_done_callback(partial(self._end, row, settle or self._settle_probe))
+        task.add_done_callback(lambda task: self._end(row, task))
 
     def give_up(self) -> None:
         """Wait for no answer any more; what was sent is settled soon."""
@@ -64,22 +56,20 @@ class Prober:
         if self._tasks:
             await asyncio.wait(self._tasks)
 
-    def _end(self, row: Row, settle: Settle, task: asyncio.Task[Settled]) -> None:
+    def _end(self, row: Row, task: asyncio.Task[Settled]) -> None:
         self._tasks.discard(task)
-        settled = Settled((row,), Outcome.UNKNOWN, LOST)
+        settled = Settled((row,), Outcome.BARRED, LOST)
         if not task.cancelled():  # by `give_up`, or by the library when the connection goes away
             settled = task.result()
-        settle(settled)
+        self._settle(settled)
 
-    def _settle_probe(self, settled: Settled) -> None:
-        self._settle(settled if settled.outcome in TELLING else settled._replace(outcome=Outcome.BARRED))
-
-    async def _try(self, row: Row, room: AbstractAsyncContextManager[None], *, redelivered: bool) -> Settled:
-        async with room:
+    async def _try(self, row: Row, *, redelivered: bool) -> Settled:
+        async with self._room:
             try:
-                return await self._answer(row, redelivered=redelivered)
+                settled = await self._answer(row, redelivered=redelivered)
             except (AMQPError, OSError, RuntimeError) as error:
-                return Settled((row,), Outcome.UNKNOWN, words(error))
+                return Settled((row,), Outcome.BARRED, words(error))
+        return settled if settled.outcome in TELLING else settled._replace(outcome=Outcome.BARRED)
 
     async def _answer(self, row: Row, *, redelivered: bool) -> Settled:
         answer: asyncio.Future[Settled] = asyncio.get_running_loop().create_future()
@@ -97,9 +87,8 @@ class Prober:
             return answer.result()
         if isinstance(error, Exception):
             raise error
-        if clock() < until:
-            return Settled((row,), Outcome.UNKNOWN, LOST)
-        return Settled((row,), Outcome.BARRED, f"no confirm within {ANSWER_WITHIN:g} s")
+        reason = f"no confirm within {ANSWER_WITHIN:g} s" if clock() >= until else LOST
+        return Settled((row,), Outcome.BARRED, reason)
 
     async def _send(self, row: Row, answer: asyncio.Future[Settled], *, redelivered: bool) -> None:
         def settle(settled: Settled) -> None:

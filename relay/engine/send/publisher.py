@@ -9,7 +9,7 @@ from relay.engine.delivery_policy import DeliveryPolicy
 from relay.engine.row import Blame, Fault, Outcome, Row, Settled
 from relay.engine.send.probe import Prober
 from relay.engine.send.send_queue import SendQueue
-from relay.engine.send.wire import Sending
+from relay.engine.send.wire import Wire
 from relay.engine.snapshot import CONFIRM_BOUNDS
 from relay.observe.histogram import Histogram
 
@@ -63,7 +63,7 @@ class Publisher:
     ) -> None:
         self._max_in_flight = max_in_flight
         self._may_send = may_send
-        self._wire: Sending | None = None
+        self._wire: Wire | None = None
         self._prober: Prober | None = None
         self._probing: set[int] = set()  # sent by it
         self._redelivered: set[int] = set()
@@ -94,7 +94,7 @@ class Publisher:
         self.queue.offer(rows, behind)
         self.pump()
 
-    def attach(self, wire: Sending | None) -> None:
+    def attach(self, wire: Wire | None) -> None:
         """Send through this wire from now on; None while there is no connection."""
         self._wire = wire
         self.pump()
@@ -216,7 +216,7 @@ class Publisher:
         if monotonic() < queue.live_until:
             limit = max(1, limit // LIVE_PART)
         ready = queue.ready
-        room = min(limit - self.in_flight + len(self._probing) + wire.waiting, len(ready))
+        room = min(limit - self.in_flight + len(self._probing), len(ready))
         if room > 0 and room >= min(len(ready), limit // REFILL):
             self.in_flight += room
             wire.send([ready.popleft() for _ in range(room)], self._redelivered)

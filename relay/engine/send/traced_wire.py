@@ -37,7 +37,6 @@ class TracedWire:
     """See `wire.Wire`. `wire` is what it traces, and settles by this one's `settle`."""
 
     wire: Wire
-    waiting = 0
 
     def __init__(self, tracer: Tracer, server: URL, router: Router, settle: Settle) -> None:
         self._tracer = tracer

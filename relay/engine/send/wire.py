@@ -1,7 +1,7 @@
 """A channel in confirm mode: rows go in, and what became of each comes out, matched by delivery tag.
 
 `FrameWire` is the fast way: it encodes the frames of many rows into one buffer, hands it to the library's writer
-in one piece and counts confirms itself, without a task or a future a message. `PlainWire` (plain.py) is the
+in one piece and counts confirms itself, without a task or a future a message. `PlainWire` (plain_wire.py) is the
 library's documented way behind the same interface; both pass tests/engine/test_wire.py.
 
 The fast way leans on four attributes of aiormq's channel, which are public but not documented: `frames`, `number`,
@@ -12,7 +12,6 @@ import asyncio
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from enum import Enum, auto
 from typing import Any, Protocol
 
 from aiormq.abc import AbstractChannel, ChannelFrame
@@ -57,17 +56,6 @@ BLAMES_A_MESSAGE = (
 )
 
 
-class Barred(Enum):
-    """The part of an address for which the broker closes a channel."""
-
-    EXCHANGE = auto()  # missing, or forbidden
-    TOPIC = auto()  # forbidden by topic permissions
-
-    def has_same(self, one: Address, other: Address) -> bool:
-        """Whether what the broker says of this part of the one address is true of the other."""
-        return one == other if self is Barred.TOPIC else one.exchange == other.exchange
-
-
 def returned_words(frame: Any) -> str:
     """Say in the broker's words why it returned a message."""
     return f"{frame.reply_code} {frame.reply_text}: nothing is bound for its routing key"
@@ -98,13 +86,6 @@ def after_close(rows: Sequence[Row], closing: asyncio.Future[Any], router: Route
     return [Settled(rows, Outcome.REJECTED if is_rejected else Outcome.REFUSED, words)]
 
 
-def barred_part(words: str) -> Barred | None:
-    """Return which part of an address is missing or forbidden, in the broker's words; None when they name none."""
-    if (found := ADDRESS_NAMED.search(words)) is None:
-        return None
-    return Barred.TOPIC if found[0].startswith("topic") else Barred.EXCHANGE
-
-
 def _is_named(address: Address, words: str) -> bool:
     if (found := ADDRESS_NAMED.search(words)) is None:
         return False
@@ -117,26 +98,18 @@ def _is_named(address: Address, words: str) -> bool:
     return words.endswith("...") and expected.startswith(named[:-3])
 
 
-class Sending(Protocol):
-    """What takes the rows that the publisher sends."""
+class Wire(Protocol):
+    """What the publisher needs of a channel."""
 
     @property
-    def waiting(self) -> int:
-        """Rows that it holds back, and that take no room of those in flight."""
+    def in_flight(self) -> int:
+        """Messages sent and not yet settled."""
 
     def send(self, rows: Iterable[Row], redelivered: set[int]) -> None:
         """Send in this order; the outcome of each comes by the wire's `settle`, and never within this call.
 
         Rows whose id is in `redelivered` carry the header that says so.
         """
-
-
-class Wire(Sending, Protocol):
-    """What the link needs of a channel."""
-
-    @property
-    def in_flight(self) -> int:
-        """Messages sent and not yet settled."""
 
     async def run(self) -> None:
         """Carry what is sent until the channel closes."""
@@ -158,8 +131,6 @@ class FrameWire:
         clock: tells when a row was sent; the event loop's unless given.
         times: learns how long confirms took.
     """
-
-    waiting = 0
 
     def __init__(
         self,

@@ -35,8 +35,6 @@ class Wires:
     def _bare(self, channel: Underlay, connection: Connection, settle: Settle) -> Wire:
         if self._choice is WireChoice.PUBLISH:
             return PlainWire(channel, self._router, self._identity, settle, connection.clock, times=self._times)
-        return FrameWire(channel, self.encoder(channel), settle, connection.clock, times=self._times)
-
-    def encoder(self, channel: Underlay) -> Encoder:
-        """Return what makes frames of rows for this channel."""
-        return Encoder(channel.number, channel.connection.connection_tune.frame_max, self._router, self._identity)
+        frame_max = channel.connection.connection_tune.frame_max
+        encoder = Encoder(channel.number, frame_max, self._router, self._identity)
+        return FrameWire(channel, encoder, settle, connection.clock, times=self._times)

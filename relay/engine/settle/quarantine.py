@@ -119,8 +119,8 @@ class Quarantine:
         by_address: dict[Address, list[Fault]] = {}
         for fault in faults:
             by_address.setdefault(self._router.address(fault.row), []).append(fault)
-        for address, own in by_address.items():
-            async with self._turn:
+        async with self._turn:
+            for address, own in by_address.items():
                 await self._take(address, [fault.row for fault in own], own[0].reason)
 
     async def _take(self, address: Address, returned: Sequence[Row], reason: str) -> None:
@@ -256,9 +256,8 @@ class Quarantine:
             self._tail.reread_from(lane, id_ - 1)
 
     def _schedule(self, route: QuarantinedRoute) -> None:
-        each_in = len(self._routes) / PROBES_A_SECOND
-        initial, most = max(PROBE_INITIAL, each_in), max(PROBE_MAX, each_in)
-        route.probe_at = self._loop.time() + backoff(route.probes + 1, initial, most)
+        most = max(PROBE_MAX, len(self._routes) / PROBES_A_SECOND)
+        route.probe_at = self._loop.time() + backoff(route.probes + 1, PROBE_INITIAL, most)
 
     def _arm(self) -> None:
         """Interrupt the tail when the next probe is due."""
