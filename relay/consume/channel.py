@@ -88,7 +88,7 @@ class ChannelConsumer:
         """
         queue = self._setup.queue
         try:
-            async with asyncio.timeout(self._setup.broker.connect_timeout):
+            async with answer_within(f"consume {queue}", self._setup.broker.connect_timeout):
                 await self._channel.basic_qos(prefetch_count=self._setup.prefetch)
                 begun = await self._channel.basic_consume(queue, self._deliver, arguments=BUT_STREAMS)
         except ChannelNotFoundEntity:
@@ -235,7 +235,7 @@ class ChannelConsumer:
     async def _end(self, tag: str) -> None:
         """Take no more deliveries."""
         with suppress(*LOST):  # then none will come either
-            async with asyncio.timeout(CLOSE_TIMEOUT):
+            async with answer_within("cancel a consumer", CLOSE_TIMEOUT):
                 await self._channel.basic_cancel(tag)
 
     async def _drain(self, working: Sequence[asyncio.Task[None]], until: float) -> None:

@@ -31,7 +31,7 @@ from relay.consume.policies import FailurePolicy, WorkPolicy
 from relay.consume.queue_depth import ready_count
 from relay.consume.setup import Setup
 from relay.consume.startup import check_inbox, tell_left_behind
-from relay.consume.stopping import Stopping
+from relay.consume.stopping import Stopping, raise_if_set
 from relay.errors import BrokerUnavailableError, ConfigurationError, QueueMissingError
 from relay.logger import get_logger
 from relay.stopping import at_signals, cut_after
@@ -187,7 +187,8 @@ class Consumer:
         name = f"outbox-consumer {self.setup.inbox.consumer_name}"
         connection = await unless_set(self.setup.stop, connect(broker, name, after=self._connection))
         if connection is None:
-            raise Stopping
+            raise_if_set(self.setup.stop)
+            raise BrokerUnavailableError("the connection was reset while it was opened")
         self._connection = connection
         try:
             yield await open_channel(connection, broker.connect_timeout)

@@ -91,6 +91,8 @@ class FailurePolicy:
             raise ConfigurationError(f"poison_limit ({self.poison_limit}) is at least {LEAST_POISON_LIMIT}")
         if self.order not in get_args(Order):
             raise ConfigurationError(f"order is {' or '.join(map(repr, get_args(Order)))}, not {self.order!r}")
+        for name in ("retry_on", "permanent_on", "overload_on"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))  # it is frozen; an iterator is read once
         self.faults()  # raises
 
     @property

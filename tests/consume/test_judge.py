@@ -36,6 +36,12 @@ def test_the_nearest_class_that_is_known_decides() -> None:
     ]
 
 
+def test_classes_may_come_from_an_iterator() -> None:
+    policy = FailurePolicy(permanent_on=iter([RefusedError]))  # type: ignore[arg-type]
+
+    assert Judge(policy).fault_of(RefusedError()) is Fault.PERMANENT
+
+
 def test_a_class_has_one_meaning() -> None:
     with pytest.raises(ConfigurationError, match="RefusedError cannot be transient and permanent"):
         FailurePolicy(retry_on=[RefusedError], permanent_on=[RefusedError])

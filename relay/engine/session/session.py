@@ -73,9 +73,10 @@ LANES = 16
 TAKE_DOORBELL = SQL("SELECT pg_advisory_lock_shared(hashtextextended({doorbell}, 0))")
 LEAVE_DOORBELL = SQL("SELECT pg_advisory_unlock_shared(hashtextextended({doorbell}, 0))")
 
+HALF_TIMEOUT = "SELECT set_config('statement_timeout', %(timeout)s, true)"
+
 # Every command that parks, retries or discards takes it: a row can then not be parked behind one that is just leaving.
 # A command that releases many rows holds it for long (relay/engine/session/database_retry.py waits).
-HALF_TIMEOUT = "SELECT set_config('statement_timeout', %(timeout)s, true)"
 PARK_LOCK = SQL("SELECT pg_advisory_xact_lock(hashtextextended({park}, 0))")
 
 

@@ -6,8 +6,8 @@ message_id.
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
-from typing import assert_never
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar, assert_never
 
 import psycopg
 from psycopg.sql import SQL
@@ -26,6 +26,8 @@ from relay.engine.snapshot import Delivered
 from relay.logger import get_logger
 
 log = get_logger(__name__)
+
+Given = TypeVar("Given", Row, Fault)
 
 # DELETE and INSERT in one statement, not UPDATE ... SET state = 'sent': letting PostgreSQL move each row to its
 # partition costs it twice the time (docs/decisions/0002-mark-by-delete-and-insert.md).
@@ -169,7 +171,7 @@ class Marker:
                     given_up.append(fault._replace(row=row))
                 case _:
                     assert_never(fault.blame)
-        for piece in _pieces(given_up):
+        for piece in _pieces(given_up, row_of):
             await self._park(piece)
 
     async def _postpone(self, row: Row, reason: str) -> None:
@@ -203,7 +205,8 @@ class Marker:
                 followers += queue.remove_followers(row)
                 self._held.add(row.key)
         self._tail.forget([fault.row for fault in faults])
-        await self._held.park_behind(followers)
+        for piece in _pieces(followers, itself):
+            await self._held.park_behind(piece)
 
     @retried
     async def _write_parked(self, faults: Sequence[Fault]) -> bool:
@@ -230,13 +233,22 @@ def mark_statement(session: LaneSession) -> bytes:
     return session.sql(MARK_SENT, kept=KEPT)
 
 
-def _pieces(faults: Sequence[Fault]) -> Iterator[Sequence[Fault]]:
+def itself(row: Row) -> Row:
+    return row
+
+
+def row_of(fault: Fault) -> Row:
+    return fault.row
+
+
+def _pieces(given: Sequence[Given], row_of: Callable[[Given], Row]) -> Iterator[Sequence[Given]]:
     """Divide rows that are to be parked, so that a statement moves only as much as it can in its time."""
     start = size = 0
-    for end, fault in enumerate(faults):
-        if end > start and (end - start == ROWS_PER_PARK or size + fault.row.cost > BYTES_PER_PARK):
-            yield faults[start:end]
+    for end, each in enumerate(given):
+        cost = row_of(each).cost
+        if end > start and (end - start == ROWS_PER_PARK or size + cost > BYTES_PER_PARK):
+            yield given[start:end]
             start, size = end, 0
-        size += fault.row.cost
-    if faults:
-        yield faults[start:]
+        size += cost
+    if given:
+        yield given[start:]
