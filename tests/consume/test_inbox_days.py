@@ -134,9 +134,10 @@ async def test_what_the_inbox_has_forgotten_is_not_applied_and_named(
 async def test_days_of_no_clock_are_dead_letters_and_make_no_partitions(
     queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
 ) -> None:
-    ahead = [await queue.send(n, key="a", timestamp=NOW + timedelta(days=400 * n + 9)) for n in range(3)]
-    long_ago = await queue.send(3, key="b", timestamp=NOW - timedelta(days=2000))
-    await queue.send(4, key="c", timestamp=NOW)
+    now = datetime.now(UTC)  # the run may have begun yesterday, of which this database has no day
+    ahead = [await queue.send(n, key="a", timestamp=now + timedelta(days=400 * n + 9)) for n in range(3)]
+    long_ago = await queue.send(3, key="b", timestamp=now - timedelta(days=2000))
+    await queue.send(4, key="c", timestamp=now)
     before = await (await table.connection.execute(PARTITIONS)).fetchone()
 
     consumer = Consumer(
