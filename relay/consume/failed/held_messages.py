@@ -64,9 +64,11 @@ class HeldMessages:
                         self.counters.held = await self.table.look_around()
                         look_at = now + LOOK_INTERVAL
                     self._wake.clear()
-                    if not await self._work_on_one():
-                        await wait_for_event(self._wake, min(await self._due_in(), look_at - monotonic()))
-                    outage.end()
+                    is_idle = not await self._work_on_one()
+                    pause = min(await self._due_in(), look_at - monotonic()) if is_idle else 0.0
+                    outage.end()  # before the pause: it would say for seconds that the database is lost
+                    if is_idle:
+                        await wait_for_event(self._wake, pause)
                 except DatabaseUnavailableError as error:
                     await outage.wait(error, self.stopping)
         except Stopping:
