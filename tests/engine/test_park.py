@@ -8,7 +8,7 @@ import pytest
 
 from relay.config.settings import KeyPolicy, Ordering, Settings
 from relay.engine.row import Blame, Fault, Row
-from relay.engine.settle.mark import BYTES_PER_PARK, ROWS_PER_PARK, Marker, _pieces, row_of
+from relay.engine.settle.mark import BYTES_PER_PARK, ROWS_PER_PARK, Marker, _pieces
 from relay.engine.settle.quarantine_table import QuarantineTable
 from relay.operate.parked import Selection
 from relay.operate.release import Done, discard, retry
@@ -143,7 +143,7 @@ async def test_rows_that_take_too_long_to_park_are_parked_fewer_at_a_time(
 def test_what_is_moved_at_once_is_bounded_in_rows_and_bytes() -> None:
     def pieces(*sizes: int) -> list[int]:
         faults = [Fault(ROW._replace(cost=size), "too large", Blame.ROW_FOR_GOOD) for size in sizes]
-        return [len(piece) for piece in _pieces(faults, row_of)]
+        return [len(piece) for piece in _pieces(faults, sizes)]
 
     assert pieces() == []
     assert pieces(*[0] * (2 * ROWS_PER_PARK + 1)) == [ROWS_PER_PARK, ROWS_PER_PARK, 1]

@@ -6,7 +6,7 @@ message_id.
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar, assert_never
 
 import psycopg
@@ -171,7 +171,7 @@ class Marker:
                     given_up.append(fault._replace(row=row))
                 case _:
                     assert_never(fault.blame)
-        for piece in _pieces(given_up, row_of):
+        for piece in _pieces(given_up, (fault.row.cost for fault in given_up)):
             await self._park(piece)
 
     async def _postpone(self, row: Row, reason: str) -> None:
@@ -205,7 +205,7 @@ class Marker:
                 followers += queue.remove_followers(row)
                 self._held.add(row.key)
         self._tail.forget([fault.row for fault in faults])
-        for piece in _pieces(followers, itself):
+        for piece in _pieces(followers, (row.cost for row in followers)):
             await self._held.park_behind(piece)
 
     @retried
@@ -233,19 +233,10 @@ def mark_statement(session: LaneSession) -> bytes:
     return session.sql(MARK_SENT, kept=KEPT)
 
 
-def itself(row: Row) -> Row:
-    return row
-
-
-def row_of(fault: Fault) -> Row:
-    return fault.row
-
-
-def _pieces(given: Sequence[Given], row_of: Callable[[Given], Row]) -> Iterator[Sequence[Given]]:
-    """Divide rows that are to be parked, so that a statement moves only as much as it can in its time."""
+def _pieces(given: Sequence[Given], costs: Iterable[int]) -> Iterator[Sequence[Given]]:
+    """Divide what is to be parked, of which each costs so many bytes, so that a statement can move it in its time."""
     start = size = 0
-    for end, each in enumerate(given):
-        cost = row_of(each).cost
+    for end, cost in enumerate(costs):
         if end > start and (end - start == ROWS_PER_PARK or size + cost > BYTES_PER_PARK):
             yield given[start:end]
             start, size = end, 0
