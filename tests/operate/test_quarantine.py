@@ -23,8 +23,8 @@ def test_a_probe_that_comes_back_is_changed_with_the_others(rows: Rows, connecti
 
     changing = threading.Thread(target=lambda: done.append(discard(connection, "outbox", route, [], **WHY)))
     changing.start()
-    lock = f"SELECT FROM pg_locks WHERE pid = {connection.info.backend_pid} AND mode = 'RowShareLock'"
-    wait_for(lambda: rows.connection.execute(lock).rowcount > 0, "it has looked", 10)
+    looked = f"SELECT FROM pg_stat_activity WHERE pid = {connection.info.backend_pid} AND query = 'COMMIT'"
+    wait_for(lambda: rows.connection.execute(looked).rowcount > 0, "it has looked", 10)
     rows.connection.execute(PUT_BACK, [probe])
     changing.join(10)
 
