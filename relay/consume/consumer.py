@@ -27,11 +27,11 @@ from relay.consume.channel import LOST, consume, first
 from relay.consume.classify import Judge
 from relay.consume.counters import ConsumerSnapshot, Counters
 from relay.consume.failed.queues import dead_queue, dead_queue_name, prepare, retry_queues
+from relay.consume.hindrances import Stopping, raise_if_set
 from relay.consume.policies import FailurePolicy, WorkPolicy
 from relay.consume.queue_depth import ready_count
 from relay.consume.setup import Setup
 from relay.consume.startup import check_inbox, tell_left_behind
-from relay.consume.stopping import Stopping, raise_if_set
 from relay.errors import BrokerUnavailableError, ConfigurationError, QueueMissingError
 from relay.logger import get_logger
 from relay.stopping import at_signals, cut_after

@@ -8,8 +8,8 @@ import asyncio
 from collections import deque
 from collections.abc import Iterable, Sequence
 
+from relay.consume.hindrances import Stopping
 from relay.consume.message import Delivery
-from relay.consume.stopping import Stopping
 
 
 class KeyQueue:

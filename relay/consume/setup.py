@@ -13,10 +13,8 @@ from relay.consume.classify import Judge
 from relay.consume.counters import Counters
 from relay.consume.failed.copy_publisher import Outgoing
 from relay.consume.failed.poison import BegunAttempts
-from relay.consume.outages import Outages
-from relay.consume.overload import OverloadGate
+from relay.consume.hindrances import Outages, OverloadGate, StallWatch
 from relay.consume.policies import FailurePolicy, WorkPolicy
-from relay.consume.stall import StallWatch
 from relay.engine.health import Health
 
 AHEAD = 16  # deliveries of a partition that wait in its holder, beside those that are worked on

@@ -19,10 +19,9 @@ from relay.consume.counters import Counters
 from relay.consume.failed.copies import Aside, Settle
 from relay.consume.failed.envelope import history_of
 from relay.consume.failed.poison import SUSPECT_FROM, BegunAttempts
+from relay.consume.hindrances import OverloadGate, Stopping, raise_if_set
 from relay.consume.key_queue import KeyQueue
 from relay.consume.message import Delivery
-from relay.consume.overload import OverloadGate
-from relay.consume.stopping import Stopping, raise_if_set
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -21,8 +21,8 @@ from relay.consume import Consumer, FailurePolicy, Inbox, Message, Retries, Work
 from relay.consume import channel as consuming
 from relay.consume.apply.inbox_session import InboxSession
 from relay.consume.counters import Counters
+from relay.consume.hindrances import Outages
 from relay.consume.message import read_delivery
-from relay.consume.outages import Outages
 from relay.engine.health import Health
 from tests.consume.effects import QUICK, SEVERAL_MINUTES, SOON, Queue, Stumbling, Table, count, running
 from tests.consume.test_dead_letters import ORDERS

@@ -10,7 +10,7 @@ from yarl import URL
 
 import relay.http.server as served
 from relay.config.settings import BrokerSettings
-from relay.consume import Consumer, FailurePolicy, Inbox, Message, Overload, WorkPolicy, on, stall
+from relay.consume import Consumer, FailurePolicy, Inbox, Message, Overload, WorkPolicy, hindrances, on
 from relay.consume import startup as upkeep
 from relay.consume.failed import held_messages as held_keys
 from relay.http.consumer import answering_for
@@ -30,7 +30,7 @@ ORDERS = pytest.mark.parametrize("order", ["hold", "skip"])
 
 @pytest.fixture(autouse=True)
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stall, "LOOK_INTERVAL", 0.05)
+    monkeypatch.setattr(hindrances, "STALL_LOOK_INTERVAL", 0.05)
     monkeypatch.setattr(upkeep, "ASK_INTERVAL", 0.1)
     monkeypatch.setattr(held_keys, "LOOK_INTERVAL", 0.1)
 
@@ -241,7 +241,7 @@ async def test_a_long_idle_is_fine(
     queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was settled last was settled long ago, several times `stall_after`."""
-    monkeypatch.setattr(stall, "LOOK_INTERVAL", 0.01)
+    monkeypatch.setattr(hindrances, "STALL_LOOK_INTERVAL", 0.01)
     looks = 0
     await queue.send(1)
     consumer = Consumer(queue.name, [count], inbox=inbox, broker=broker, work=WorkPolicy(stall_after=0.2))

@@ -13,11 +13,9 @@ from relay.consume.apply.partition_state import PartitionState
 from relay.consume.apply.transactions import Transactions
 from relay.consume.classify import Judge, first_line, is_outage, name_of, took_too_long
 from relay.consume.counters import Counters
+from relay.consume.hindrances import Entry, Outages, Overloaded, Stopping
 from relay.consume.message import Delivery
-from relay.consume.outages import Outages
-from relay.consume.overload import Entry, Overloaded
 from relay.consume.policies import Fault
-from relay.consume.stopping import Stopping
 from relay.errors import DatabaseUnavailableError, HandlerError, PartitionLostError
 from relay.logger import get_logger
 

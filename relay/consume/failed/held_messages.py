@@ -13,9 +13,8 @@ from relay.consume.counters import Counters
 from relay.consume.failed.copies import Copies, Settle
 from relay.consume.failed.held_table import Head, HeldTable
 from relay.consume.failed.poison import SUSPECT_FROM, BegunAttempts
+from relay.consume.hindrances import Overloaded, OverloadGate, Stopping
 from relay.consume.message import Delivery
-from relay.consume.overload import Overloaded, OverloadGate
-from relay.consume.stopping import Stopping
 from relay.errors import DatabaseUnavailableError
 
 TAKEN_INTERVAL = 0.1  # seconds between two looks while what is due is in the hands of another process

@@ -13,8 +13,8 @@ from uuid import UUID
 
 from relay.consume.apply.inbox import Inbox
 from relay.consume.apply.inbox_session import InboxSession
+from relay.consume.hindrances import Stopping
 from relay.consume.policies import LEAST_POISON_LIMIT
-from relay.consume.stopping import Stopping
 from relay.errors import DatabaseUnavailableError
 
 FIRST = 1  # the first delivery of what comes again: nobody counted it, and it may be what the process died of
