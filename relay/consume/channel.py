@@ -21,7 +21,7 @@ from pamqp.common import Arguments
 
 from relay.broker.connection import answer_within, words
 from relay.consume.apply.attempt import Attempt
-from relay.consume.apply.inbox_insert import EVERYTHING, Admission
+from relay.consume.apply.inbox import EVERYTHING, Admission
 from relay.consume.apply.repeats import Repeats
 from relay.consume.apply.transactions_factory import open_transactions
 from relay.consume.classify import Failure, Reason, first_line, name_of, unfit

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from relay.consume.apply.attempt import Attempt
-from relay.consume.apply.inbox_insert import Applied
+from relay.consume.apply.inbox import Applied
 from relay.consume.apply.repeats import LOOKED_UP_AT_ONCE, Repeats
 from relay.consume.classify import Judge, poisoned, tell_failure
 from relay.consume.counters import Counters

@@ -8,7 +8,7 @@ from time import monotonic, time
 
 from psycopg.transaction import OutOfOrderTransactionNesting
 
-from relay.consume.apply.inbox_insert import Applied
+from relay.consume.apply.inbox import Applied
 from relay.consume.apply.partition_state import PartitionState
 from relay.consume.apply.transactions import Transactions
 from relay.consume.classify import Judge, first_line, is_outage, name_of, took_too_long

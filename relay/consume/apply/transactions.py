@@ -18,11 +18,11 @@ from psycopg.sql import Composed
 
 from relay.consume.apply.calls import call, call_async, in_own_task
 from relay.consume.apply.handlers import Handlers
-from relay.consume.apply.inbox import Inbox
-from relay.consume.apply.inbox_insert import (
+from relay.consume.apply.inbox import (
     MAKE_DAYS,
     Admission,
     Applied,
+    Inbox,
     applied_of,
     days_of,
     lacks_day,
@@ -68,7 +68,7 @@ class ConnectionTransactions(Generic[Connection]):
         return self._connection
 
     def _arrived(self, batch: Sequence[Delivery]) -> Parameters:
-        """Return the parameters of `inbox_insert.REMEMBER`."""
+        """Return the parameters of `inbox.REMEMBER`."""
         return {
             "consumer": self._inbox.consumer_name,
             "message_ids": [delivery.message.message_id for delivery in batch],
