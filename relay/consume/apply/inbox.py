@@ -18,13 +18,7 @@ from pydantic import SecretStr
 from relay.config.settings import DatabaseSettings, Url, settings_of
 from relay.consume.apply.fence import FENCED_OUT, Fence
 from relay.consume.message import NO_DAY, Delivery
-from relay.errors import (
-    ConfigurationError,
-    ExpiredMessageError,
-    MisdatedMessageError,
-    PartitionLostError,
-    importing,
-)
+from relay.errors import ConfigurationError, ExpiredMessageError, MisdatedMessageError, PartitionLostError, importing
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine

@@ -17,8 +17,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, async_sessionmaker
 from sqlalchemy.orm import sessionmaker
 
-from relay.consume.apply.calls import call, call_async
-from relay.consume.apply.handlers import Handlers
+from relay.consume.apply.handlers import Handlers, call, call_async
 from relay.consume.apply.inbox import Admission, Inbox
 from relay.consume.apply.sqlalchemy_engine import engine_of
 from relay.consume.apply.transactions import AsyncTransactions, ThreadTransactions

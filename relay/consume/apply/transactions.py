@@ -16,8 +16,7 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 from psycopg.sql import Composed
 
-from relay.consume.apply.calls import call, call_async, in_own_task
-from relay.consume.apply.handlers import Handlers
+from relay.consume.apply.handlers import Handlers, call, call_async, in_own_task
 from relay.consume.apply.inbox import (
     MAKE_DAYS,
     Admission,

@@ -4,8 +4,8 @@ import asyncio
 from time import monotonic
 
 from relay.backoff import wait_for_event
-from relay.consume.apply.calls import call_in_thread, in_own_task
 from relay.consume.apply.fence import Fence
+from relay.consume.apply.handlers import call_in_thread, in_own_task
 from relay.consume.apply.partition_state import PartitionState
 from relay.consume.channel import LOST, close, consume, first
 from relay.consume.pool.database_contact import Touch
