@@ -22,7 +22,6 @@ from pamqp.common import Arguments
 from relay.broker.connection import answer_within, words
 from relay.consume.apply.attempt import Attempt
 from relay.consume.apply.inbox import EVERYTHING, Admission
-from relay.consume.apply.repeats import Repeats
 from relay.consume.apply.transactions_factory import open_transactions
 from relay.consume.classify import Failure, Reason, first_line, name_of, unfit
 from relay.consume.counters import Counters
@@ -30,11 +29,10 @@ from relay.consume.failed.copies import Copies
 from relay.consume.failed.envelope import history_of, restored
 from relay.consume.failed.held_messages import HeldMessages
 from relay.consume.failed.held_table import NOT_HELD, TAKEN, HeldTable
-from relay.consume.key_queue import KeyQueue
 from relay.consume.message import Delivery, Unreadable, read_delivery
 from relay.consume.setup import Setup
 from relay.consume.startup import keep_asking, keep_up
-from relay.consume.worker import Worker
+from relay.consume.worker import KeyQueue, Repeats, Worker
 from relay.database import CANCEL_TIMEOUT
 from relay.errors import BrokerUnavailableError, ConfigurationError, QueueMissingError
 from relay.logger import get_logger
