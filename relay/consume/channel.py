@@ -20,8 +20,8 @@ from aiormq.exceptions import (
 from pamqp.common import Arguments
 
 from relay.broker.connection import answer_within, words
-from relay.consume.apply.attempt import Attempt
 from relay.consume.apply.inbox import EVERYTHING, Admission
+from relay.consume.apply.transactions import Attempt
 from relay.consume.apply.transactions_factory import open_transactions
 from relay.consume.classify import Failure, Reason, first_line, name_of, unfit
 from relay.consume.counters import Counters

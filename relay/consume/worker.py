@@ -16,9 +16,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from relay.consume.apply.attempt import Attempt
 from relay.consume.apply.inbox import Applied, Inbox
 from relay.consume.apply.inbox_session import InboxSession
+from relay.consume.apply.transactions import Attempt
 from relay.consume.classify import Judge, poisoned, tell_failure
 from relay.consume.counters import Counters
 from relay.consume.failed.copies import Aside, Settle

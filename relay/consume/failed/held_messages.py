@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 from relay.backoff import Backoff, wait_for_event
-from relay.consume.apply.attempt import Attempt
+from relay.consume.apply.transactions import Attempt
 from relay.consume.classify import Failure, Judge, Reason, poisoned, tell_failure
 from relay.consume.counters import Counters
 from relay.consume.failed.copies import Copies, Settle
