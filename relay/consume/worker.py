@@ -19,7 +19,7 @@ from uuid import UUID
 from relay.consume.apply.inbox import Applied, Inbox
 from relay.consume.apply.inbox_session import InboxSession
 from relay.consume.apply.transactions import Attempt
-from relay.consume.classify import Judge, poisoned, tell_failure
+from relay.consume.classify import Judge, log_failure, poisoned
 from relay.consume.counters import Counters
 from relay.consume.failed.copies import Aside, Settle
 from relay.consume.failed.envelope import history_of
@@ -231,6 +231,6 @@ class Worker:
     async def _fail(self, delivery: Delivery, error: Exception) -> None:
         failure = self.judge.failure(error, history_of(delivery.delivered))
         self.counters.failed += 1
-        tell_failure(delivery, failure, error)
+        log_failure(delivery, failure, error)
         await self.begun_attempts.end([delivery.message.message_id])
         await self.aside.put(delivery, failure)

@@ -8,7 +8,7 @@ from time import monotonic
 
 from relay.backoff import Backoff, wait_for_event
 from relay.consume.apply.transactions import Attempt
-from relay.consume.classify import Failure, Judge, Reason, poisoned, tell_failure
+from relay.consume.classify import Failure, Judge, Reason, log_failure, poisoned
 from relay.consume.counters import Counters
 from relay.consume.failed.copies import Copies, Settle
 from relay.consume.failed.held_table import Head, HeldTable
@@ -121,7 +121,7 @@ class HeldMessages:
                 except Exception as error:  # by a handler: anything
                     failure = self.judge.failure(error, head.history)
                     self.counters.failed += 1
-                    tell_failure(head.delivery, failure, error)
+                    log_failure(head.delivery, failure, error)
                 else:
                     if isinstance(applied, Overloaded):
                         await self.let_go()
