@@ -16,8 +16,7 @@ from bench import report
 from bench.command import Count, CountOrNone, main
 from bench.processes import cpu_seconds, wait_idle
 from relay.config.settings import DatabaseSettings
-from relay.consume.apply.inbox import Inbox
-from relay.consume.apply.inbox_insert import EVERYTHING
+from relay.consume.apply.inbox import EVERYTHING, Inbox
 from relay.operate.migrate import migrate
 from tests.support.postgres import PostgresServer
 

@@ -17,21 +17,21 @@ from contextlib import asynccontextmanager, nullcontext
 
 from aiormq.abc import AbstractChannel
 
-from relay.backoff import unless_set
+from relay.backoff import unless_set, wait_for_event
 from relay.broker.connection import Connection, connect, kind_of_end, open_channel, words
 from relay.config.settings import BrokerSettings, Url, settings_of
 from relay.consume.apply.handlers import AsyncHandler, SyncHandler, collect_handlers
 from relay.consume.apply.inbox import Inbox
 from relay.consume.apply.transactions_factory import open_transactions
-from relay.consume.channel import LOST, consume, first
+from relay.consume.channel import LOST, consume
 from relay.consume.classify import Judge
 from relay.consume.counters import ConsumerSnapshot, Counters
 from relay.consume.failed.queues import dead_queue, dead_queue_name, prepare, retry_queues
+from relay.consume.hindrances import Stopping, raise_if_set
 from relay.consume.policies import FailurePolicy, WorkPolicy
 from relay.consume.queue_depth import ready_count
 from relay.consume.setup import Setup
 from relay.consume.startup import check_inbox, tell_left_behind
-from relay.consume.stopping import Stopping, raise_if_set
 from relay.errors import BrokerUnavailableError, ConfigurationError, QueueMissingError
 from relay.logger import get_logger
 from relay.stopping import at_signals, cut_after
@@ -211,4 +211,4 @@ class Consumer:
             self.setup.counters.broker_losses[kind_of_end(error.__cause__)] += 1
         is_refusal = isinstance(error, BrokerUnavailableError) and error.is_refusal
         self.setup.health.degrade("broker", words(error), is_refusal=is_refusal)
-        await first(self.setup.stop.wait(), within=self.setup.work.backoff.seconds(self._failures))
+        await wait_for_event(self.setup.stop, self.setup.work.backoff.seconds(self._failures))

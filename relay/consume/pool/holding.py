@@ -4,10 +4,10 @@ import asyncio
 from time import monotonic
 
 from relay.backoff import wait_for_event
-from relay.consume.apply.calls import call_in_thread, in_own_task
 from relay.consume.apply.fence import Fence
+from relay.consume.apply.handlers import call_in_thread, in_own_task
 from relay.consume.apply.partition_state import PartitionState
-from relay.consume.channel import LOST, close, consume, first
+from relay.consume.channel import LOST, close, consume, wait_for_first
 from relay.consume.pool.database_contact import Touch
 from relay.consume.pool.member_connection import Link
 from relay.consume.pool.policy import Hook, Partition, PoolPolicy
@@ -90,7 +90,7 @@ class Holding:
     async def _consume(self) -> None:
         if self._touch.lost.is_set():
             self.hindrance = f"partition {self.fence.partition}: the database answers no check-in"
-            await first(self._touch.kept.wait(), self.setup.stop.wait())
+            await wait_for_first(self._touch.kept.wait(), self.setup.stop.wait())
         if self.setup.stop.is_set():
             return
         channel = await self._link.channel()

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from relay.config.settings import BrokerSettings, DatabaseSettings
 from relay.consume import FailurePolicy, Inbox, Message, Transient, WorkPolicy, on
 from relay.consume.apply.fence import Fence
-from relay.consume.failed.copy_publisher import Outgoing
+from relay.consume.failed.copy_publisher import CopyPublisher
 from relay.consume.pool import Partition, PartitionedConsumer, PoolPolicy
 from relay.consume.pool.candidate import Candidate
 from relay.database import connect_async
@@ -119,7 +119,7 @@ async def test_members_come_and_go_and_each_key_keeps_its_order(
 async def test_a_copy_that_is_cut_off_leaves_those_of_other_partitions_alone(
     stand: Stand, partitions: Partitions, broker: BrokerSettings
 ) -> None:
-    def publish(outgoing: Outgoing, number: int) -> asyncio.Task[None]:
+    def publish(outgoing: CopyPublisher, number: int) -> asyncio.Task[None]:
         properties = Basic.Properties(message_id=f"{number}")
         return asyncio.create_task(outgoing.publish(f"{QUEUE}.dead", properties, b""))
 
