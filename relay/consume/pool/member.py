@@ -268,6 +268,14 @@ class PartitionedConsumer:
 
     async def _run(self, holding: Holding) -> None:
         try:
+            await self._run_and_release(holding)
+        finally:
+            self._ended.add(holding.setup.counters.ended())
+            del self._holdings[holding.fence.partition]
+            self._changed.set()
+
+    async def _run_and_release(self, holding: Holding) -> None:
+        try:
             await holding.run()
         finally:
             # Its own: a copy that is cut off ends the connection, and those of other partitions would be sent twice.
@@ -279,9 +287,6 @@ class PartitionedConsumer:
             log.warning("pool.partition_lost", **told)
         else:
             log.info("pool.partition_released", **told)
-        self._ended.add(holding.setup.counters.ended())
-        del self._holdings[holding.fence.partition]
-        self._changed.set()
 
     async def _release(self, holding: Holding) -> None:
         with self._setup.outages.begin(self._backoff) as outage:
