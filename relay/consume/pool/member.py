@@ -102,6 +102,8 @@ class PartitionedConsumer:
         self._holdings: dict[int, Holding] = {}
         self._ended = Counters()  # of holdings that are no more
         self._changed = asyncio.Event()
+        self._consumed = asyncio.Event()  # any partition, ever
+        self._refusal: ConfigurationError | None = None
 
     @property
     def partitions(self) -> list[Partition]:
@@ -166,6 +168,7 @@ class PartitionedConsumer:
         Raises:
             DatabaseUnavailableError, SchemaError, BrokerUnavailableError, QueueUnfitError: at the start. Later it waits
                 for these to heal.
+            ConfigurationError: the broker refuses the queue of a partition, and the member has consumed none yet.
         """
         setup = self._setup
         with at_signals(self.stop) if signals else nullcontext():
@@ -183,6 +186,8 @@ class PartitionedConsumer:
                 await setup.session.close()
                 await self._session.close()
                 log.info("pool.member_stopped", member=self.member, **self.counters.told())
+        if self._refusal is not None:
+            raise self._refusal
 
     async def _prepare(self) -> None:
         setup = self._setup
@@ -261,6 +266,7 @@ class PartitionedConsumer:
             link=self._link,
             touch=self._touch,
             taken_from=told.taken_from,
+            consumed=self._consumed,
         )
         self._holdings[told.fence.partition] = holding
         log.info("pool.partition_assigned", member=self.member, partition=told.fence.partition, epoch=told.fence.epoch)
@@ -280,6 +286,9 @@ class PartitionedConsumer:
         finally:
             # Its own: a copy that is cut off ends the connection, and those of other partitions would be sent twice.
             await holding.setup.outgoing.close()
+        if holding.refusal is not None:
+            self._refusal = holding.refusal
+            self._setup.stop.set()
         told = {"member": self.member, "partition": holding.fence.partition, "epoch": holding.fence.epoch}
         if not holding.is_lost:
             await self._release(holding)
