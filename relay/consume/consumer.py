@@ -27,7 +27,7 @@ from relay.consume.channel import LOST, consume, first
 from relay.consume.classify import Judge
 from relay.consume.counters import ConsumerSnapshot, Counters
 from relay.consume.failed.queues import dead_queue, dead_queue_name, prepare, retry_queues
-from relay.consume.policies import FailurePolicy, WorkPolicy
+from relay.consume.policies import CONCURRENCY, FailurePolicy, WorkPolicy
 from relay.consume.queue_depth import ready_count
 from relay.consume.setup import Setup
 from relay.consume.startup import check_inbox, tell_left_behind
@@ -65,7 +65,8 @@ class Consumer:
         work: WorkPolicy = WorkPolicy(),  # noqa: B008 (immutable)
         declare: bool = True,
     ) -> None:
-        inbox.require_connections(work.concurrency + BESIDE_THE_WORKERS)
+        concurrency = CONCURRENCY if work.concurrency is None else work.concurrency
+        inbox.require_connections(concurrency + BESIDE_THE_WORKERS)
         found = collect_handlers(handlers)
         open_transactions(inbox, found, pipeline=work.pipeline)  # refuses now what does not fit together
         judge = Judge(failures)
@@ -78,6 +79,7 @@ class Consumer:
             broker=settings_of(BrokerSettings, broker),
             failures=failures,
             work=work,
+            concurrency=concurrency,
             judge=judge,
         )
         steps = [] if failures.holds_keys else judge.steps
@@ -203,7 +205,7 @@ class Consumer:
         self._was_ready, self._failures = True, 0
         setup = self.setup
         setup.health.heal("broker")
-        log.info("consumer.ready", queue=self.queue, prefetch=setup.prefetch, concurrency=setup.work.concurrency)
+        log.info("consumer.ready", queue=self.queue, prefetch=setup.prefetch, concurrency=setup.concurrency)
 
     async def _wait_for_broker(self, error: Exception) -> None:
         self._failures += 1

@@ -13,6 +13,7 @@ import os
 import socket
 from collections.abc import Iterable
 from contextlib import nullcontext
+from dataclasses import replace
 from secrets import token_hex
 
 from relay.backoff import Backoff, unless_set, wait_for_event
@@ -43,9 +44,6 @@ NAMESAKE_INTERVAL = 0.2  # seconds between two looks whether he is gone
 log = get_logger("relay.consume")
 
 
-ONE_AT_A_TIME = WorkPolicy(concurrency=1)
-
-
 class PartitionedConsumer:
     """One of any number of processes that share the 16 partitions of a queue: each key's messages go to one of them.
 
@@ -72,14 +70,11 @@ class PartitionedConsumer:
         broker: BrokerSettings | Url,
         pool: PoolPolicy = PoolPolicy(),  # noqa: B008 (immutable)
         failures: FailurePolicy = FailurePolicy(),  # noqa: B008 (immutable)
-        work: WorkPolicy = ONE_AT_A_TIME,
+        work: WorkPolicy = WorkPolicy(),  # noqa: B008 (immutable)
         declare: bool = True,
     ) -> None:
-        if work.concurrency != 1:
-            raise ConfigurationError(
-                f"concurrency ({work.concurrency}) is 1 in a pool: a partition has one worker, give"
-                " WorkPolicy(concurrency=1)"
-            )
+        if work.concurrency not in (None, 1):
+            raise ConfigurationError(f"concurrency ({work.concurrency}) is 1 in a pool: a partition has one worker")
         if not failures.holds_keys:
             raise ConfigurationError(f"order is 'hold' in a pool, not {failures.order!r}: keys stay in order there")
         inbox.require_connections(CONNECTIONS)
@@ -88,6 +83,7 @@ class PartitionedConsumer:
         broker = broker.model_copy(update={"heartbeat": min(broker.heartbeat, math.ceil(pool.check_in_timeout))})
         self.queue = queue
         self.member = pool.member or f"{socket.gethostname()}-{os.getpid()}-{token_hex(2)}"
+        work = replace(work, concurrency=1)
         consumer = Consumer(queue, handlers, inbox=inbox, broker=broker, failures=failures, work=work, declare=declare)
         self._setup = consumer.setup
         self._may_declare = declare

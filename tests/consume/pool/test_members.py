@@ -45,6 +45,12 @@ def test_a_hook_that_cannot_run_is_refused(
         PartitionedConsumer("billing", [count], inbox=inbox, broker=broker, pool=PoolPolicy(**{which: hook}))
 
 
+async def test_a_pool_takes_a_work_policy_without_concurrency(inbox: Inbox, broker: BrokerSettings) -> None:
+    member = PartitionedConsumer("billing", [count], inbox=inbox, broker=broker, work=WorkPolicy(batch_size=20))
+
+    assert member.partitions == []
+
+
 class Stand:
     """Starts members in this process."""
 
@@ -66,7 +72,7 @@ class Stand:
                 on_assigned=lambda partition: self.hooks[name].append(("assigned", partition.number)),
                 on_revoked=lambda partition: self.hooks[name].append(("revoked", partition.number)),
             ),
-            work=WorkPolicy(concurrency=1, backoff=QUICK),
+            work=WorkPolicy(backoff=QUICK),
         )
         self.members[name] = member
         return member
@@ -308,7 +314,7 @@ def test_more_than_one_worker_a_partition_and_keys_out_of_order_are_refused(
     inbox: Inbox, broker: BrokerSettings
 ) -> None:
     with pytest.raises(ConfigurationError, match=r"concurrency \(4\) is 1 in a pool"):
-        PartitionedConsumer("billing", [count], inbox=inbox, broker=broker, work=WorkPolicy(batch_size=20))
+        PartitionedConsumer("billing", [count], inbox=inbox, broker=broker, work=WorkPolicy(concurrency=4))
     with pytest.raises(ConfigurationError, match="order is 'hold' in a pool, not 'skip'"):
         PartitionedConsumer("billing", [count], inbox=inbox, broker=broker, failures=FailurePolicy(order="skip"))
 
