@@ -19,6 +19,7 @@ from aiormq.abc import AbstractChannel
 
 from relay.backoff import unless_set
 from relay.broker.connection import Connection, connect, kind_of_end, open_channel, words
+from relay.config.secret import read_again
 from relay.config.settings import BrokerSettings, Url, settings_of
 from relay.consume.apply.handlers import AsyncHandler, SyncHandler, collect_handlers
 from relay.consume.apply.inbox import Inbox
@@ -142,15 +143,22 @@ class Consumer:
             self.setup.stop_at_once.set()
         self.setup.stop.set()
 
+    def reload(self) -> None:
+        """Read the URLs again that come from files, as at SIGHUP; the next connections use them.
+
+        The log names a file that cannot be read or used (`secret.not_renewed`). Open connections stay.
+        """
+        read_again(self.setup.broker.url, *self.setup.inbox.urls)
+
     async def run(self, *, signals: bool = True) -> None:
-        """Consume until `stop`, or SIGTERM or SIGINT when `signals` (main thread only).
+        """Consume until `stop`, or SIGTERM or SIGINT when `signals` (main thread only); SIGHUP is `reload` then.
 
         Raises:
             DatabaseUnavailableError, SchemaError, BrokerUnavailableError, QueueMissingError, QueueUnfitError,
                 ConfigurationError: at the start. Once it has been ready, it waits for these to heal.
         """
         setup = self.setup
-        with at_signals(self.stop) if signals else nullcontext():
+        with at_signals(self.stop, reload=self.reload) if signals else nullcontext():
             try:
                 async with cut_after(setup.stop, setup.work.drain_timeout):
                     await unless_set(setup.stop, self._prepare())

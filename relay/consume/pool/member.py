@@ -17,6 +17,7 @@ from dataclasses import replace
 from secrets import token_hex
 
 from relay.backoff import Backoff, unless_set, wait_for_event
+from relay.config.secret import read_again
 from relay.config.settings import BrokerSettings, Url, settings_of
 from relay.consume.apply.handlers import AsyncHandler, SyncHandler
 from relay.consume.apply.inbox import Inbox
@@ -158,8 +159,15 @@ class PartitionedConsumer:
         self._setup.stop.set()
         self._changed.set()
 
+    def reload(self) -> None:
+        """Read the URLs again that come from files, as at SIGHUP; the next connections use them.
+
+        The log names a file that cannot be read or used (`secret.not_renewed`). Open connections stay.
+        """
+        read_again(self._setup.broker.url, *self._setup.inbox.urls)
+
     async def run(self, *, signals: bool = True) -> None:
-        """Be a member until `stop`, or SIGTERM or SIGINT when `signals` (main thread only).
+        """Be a member until `stop`, or SIGTERM or SIGINT when `signals` (main thread only); SIGHUP is `reload` then.
 
         Raises:
             DatabaseUnavailableError, SchemaError, BrokerUnavailableError, QueueUnfitError: at the start. Later it waits
@@ -167,7 +175,7 @@ class PartitionedConsumer:
             ConfigurationError: the broker refuses the queue of a partition, and the member has consumed none yet.
         """
         setup = self._setup
-        with at_signals(self.stop) if signals else nullcontext():
+        with at_signals(self.stop, reload=self.reload) if signals else nullcontext():
             try:
                 async with cut_after(setup.stop, setup.work.drain_timeout):
                     await unless_set(setup.stop, self._prepare())
