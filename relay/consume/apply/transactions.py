@@ -32,7 +32,7 @@ from relay.consume.apply.inbox_insert import (
 )
 from relay.consume.classify import cause_of
 from relay.consume.message import Delivery, Message
-from relay.database import CANCEL_TIMEOUT, connect, connect_async, one_line, unplug
+from relay.database import CANCEL_TIMEOUT, connect, connect_async, is_finished, one_line, unplug
 from relay.errors import HandlerTransactionError, InboxUnavailableError, TransactionEndedError
 
 Connection = TypeVar("Connection", psycopg.Connection, psycopg.AsyncConnection)
@@ -115,7 +115,7 @@ class ConnectionTransactions(Generic[Connection]):
         _require_open(connection)
 
     def _require_ours(self, connection: Connection, mark: str | None, remembered: Sequence[tuple[Any, ...]]) -> None:
-        if connection.closed and not connection.broken:
+        if (connection.closed and not connection.broken) or is_finished(connection):
             raise HandlerTransactionError("the handler has closed its connection: leave that to the consumer")
         status = connection.info.transaction_status
         if status is TransactionStatus.IDLE or (status is TransactionStatus.INTRANS and mark_of(connection) != mark):
