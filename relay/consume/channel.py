@@ -75,7 +75,7 @@ class ChannelConsumer:
         self._held = self._hold() if setup.failures.holds_keys else None
         self._key_queue = KeyQueue()
         self._repeats = Repeats(setup.inbox, setup.session)
-        self._workers = [self._worker() for _ in range(setup.work.concurrency)]
+        self._workers = [self._worker() for _ in range(setup.concurrency)]
 
     async def begin(self) -> str:
         """Ask for deliveries, and give the consumer's tag.

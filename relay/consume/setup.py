@@ -31,6 +31,7 @@ class Setup:
     broker: BrokerSettings
     failures: FailurePolicy
     work: WorkPolicy
+    concurrency: int
     judge: Judge
     fence: Fence | None = None  # around the partition that is consumed
     state: PartitionState | None = None  # of that partition
@@ -58,7 +59,7 @@ class Setup:
     def prefetch(self) -> int:
         # Nobody but the holder of a partition could work on what it has not begun.
         ahead = 0 if self.fence is None else AHEAD
-        return self.work.concurrency * self.work.batch_size + ahead
+        return self.concurrency * self.work.batch_size + ahead
 
     def of(self, fence: Fence, queue: str) -> "Setup":
         """Return what consumes one partition: with counters and an end of its own, and what a process has once."""

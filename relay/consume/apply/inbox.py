@@ -63,6 +63,11 @@ class Inbox:
         return self.target
 
     @property
+    def urls(self) -> tuple[SecretStr, ...]:
+        """Return the URL of its database; none where SQLAlchemy knows it."""
+        return (self.target.url,) if isinstance(self.target, DatabaseSettings) else ()
+
+    @property
     def schema(self) -> str:
         return self.schema_name or self._settings.schema_name
 

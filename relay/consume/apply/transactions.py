@@ -41,7 +41,7 @@ from relay.consume.counters import Counters
 from relay.consume.hindrances import Entry, Outages, Overloaded, Stopping
 from relay.consume.message import Delivery, Message
 from relay.consume.policies import Fault
-from relay.database import CANCEL_TIMEOUT, connect, connect_async, one_line, unplug
+from relay.database import CANCEL_TIMEOUT, connect, connect_async, is_finished, one_line, unplug
 from relay.errors import (
     DatabaseUnavailableError,
     HandlerError,
@@ -134,7 +134,7 @@ class ConnectionTransactions(Generic[Connection]):
         _require_open(connection)
 
     def _require_ours(self, connection: Connection, mark: str | None, remembered: Sequence[tuple[Any, ...]]) -> None:
-        if connection.closed and not connection.broken:
+        if (connection.closed and not connection.broken) or is_finished(connection):
             raise HandlerTransactionError("the handler has closed its connection: leave that to the consumer")
         status = connection.info.transaction_status
         if status is TransactionStatus.IDLE or (status is TransactionStatus.INTRANS and mark_of(connection) != mark):
