@@ -118,6 +118,40 @@ async def test_topics_that_are_forbidden_close_it_once(
     assert set(await outbox.ids("sent")) == set(fine)
 
 
+async def test_the_default_exchange_that_is_forbidden_closes_it_once(
+    outbox: Outbox, queue: Reader, run_node: RunNode, rabbitmq: RabbitServer, broker_url: str, closed: list[Verdict]
+) -> None:
+    """The broker names it `amq.default` in its refusal."""
+    rabbitmq.ctl("set_permissions", "-p", *vhost_and_user(broker_url), ".*", "^(?!amq.default)", ".*")
+    odd, fine = [], []
+    async with outbox.connection.transaction():
+        for n in range(8):
+            odd.append(await outbox.insert(f"odd-{n}", exchange="", routing_key=f"q-{n}"))
+            fine.append(await outbox.insert(f"fine-{n}"))
+
+    async with run_node():
+        await eventually(outbox.is_empty, "nothing pending")
+        await eventually(lambda: outbox.are_aside(odd, "access to exchange"), "they wait aside")
+        assert closed == [Verdict.CLOSED]
+
+    assert set(await outbox.ids("sent")) == set(fine)
+
+
+async def test_a_row_without_a_valid_address_keeps_no_other_from_the_answer(
+    outbox: Outbox, queue: Reader, run_node: RunNode
+) -> None:
+    """It was the first to ask for the exchange of the settings, and nothing was sent there any more."""
+    async with run_node():
+        await outbox.insert("odd", exchange="missing")
+        await eventually(outbox.is_empty, "set aside")
+        long = await outbox.insert("long", aggregate_type="a" * 200, event_type="e" * 200)
+        fine = [await outbox.insert(f"fine-{n}") for n in range(3)]
+        await eventually(outbox.is_empty, "nothing pending")
+
+    assert await outbox.ids("parked") == [long]
+    assert await outbox.ids("sent") == fine
+
+
 async def test_after_a_while_the_relay_asks_for_none(
     outbox: Outbox, queue: Reader, run_node: RunNode, closed: list[Verdict], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,10 +220,70 @@ async def test_a_question_reaches_no_queue(queue: Reader, ask: Ask) -> None:
     assert await queue.everything() == []
 
 
+@pytest.mark.parametrize("name", ["missingé", "a=b", "a b\n", "e" * 200, "e" * 255])
+async def test_every_name_that_a_row_may_have_can_be_asked_for(name: str, ask: Ask) -> None:
+    """The library takes some letters only, and 127 of them."""
+    assert "NOT_FOUND - no exchange '" in await ask(name, "k" * 255)
+
+
 async def test_a_broker_that_does_not_answer_in_time_refuses_nothing(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "ANSWER_WITHIN", 0.0)
 
     assert await ask("missing") == ""
+
+
+class Questions:
+    """A prober that is asked, and does not answer."""
+
+    def __init__(self) -> None:
+        self.router = ROUTER
+        self.asked: list[tuple[Address, bool]] = []
+
+    def ask(self, address: Address, _: Callable[[str], None], *, at_once: bool) -> None:
+        self.asked.append((address, at_once))
+
+
+def test_only_questions_for_the_exchanges_of_the_settings_pass_others() -> None:
+    """Whoever asks first; those for topics are as many as the routing keys."""
+    prober = Questions()
+    checks = exchange_checks.ExchangeChecks(lambda _: None)
+    checks.begin(Address(b"e9", b"secret"), "ACCESS_REFUSED - access to topic 'secret' in exchange 'e9' in vhost '/'")
+    rows = [(b"e1", b"k"), (b"e9", b"k"), (None, b"l"), (b"e2", b"k"), (None, b"l")]
+    for n, (exchange, key) in enumerate(rows):
+        row = ROW._replace(id=n, aggregate_id=None, exchange=exchange, routing_key=key)
+        assert not checks.lets_go(row, cast("Prober", prober))
+    topics = [(Address(b"e9", b"k"), False), (Address(b"e9", b"l"), False)]
+    assert prober.asked == [(Address(b"e1", b"k"), False), *topics, (Address(b"e2", b"k"), False)]
+
+    prober.asked.clear()
+    checks = exchange_checks.ExchangeChecks(lambda _: None)
+    checks.begin(Address(b"e0", b"k"), MISSING.format("e0"))
+    checks.lets_go(ROW._replace(aggregate_id=None, exchange=b"e9", routing_key=b"k"), cast("Prober", prober))
+    assert prober.asked == [(Address(b"e9", b"k"), True)]
+
+
+@pytest.mark.parametrize("key_policy", KeyPolicy)
+async def test_pipelined_rows_that_were_not_in_flight_wait_for_the_refused_one_of_their_key(
+    key_policy: KeyPolicy,
+) -> None:
+    rows = rows_of([(0, 0), (1, 4), (1, 1), (1, 4), (1, 9), (2, 4), (1, 4)])
+    broker = Broker(DeliveryPolicy.of(Ordering.PIPELINED, key_policy), 100, rows)
+    broker.connect()
+    broker.offer(1)
+    broker.take()  # it closes the channel: from now on the relay asks
+    broker.write()
+    broker.offer(5)
+    broker.answer(0)  # e4: the second and the sixth row go
+    broker.answer(0)  # e1 is missing
+    broker.offer(1)
+    while broker.questions:
+        broker.answer(0)
+    sent_first = [row.id for row in broker.wire.open]
+    broker.write()
+
+    holds = key_policy is KeyPolicy.HOLD
+    assert sent_first == ([2, 6] if holds else [2, 6, 4, 5, 7])
+    assert [row.id for row in broker.aside] == ([1, 3, 4, 5, 7] if holds else [1, 3])
 
 
 class Broker:

@@ -31,6 +31,7 @@ class Checked(NamedTuple):
 
     free: list[Row]  # to be sent, in order
     refused: list[Row]  # the broker takes no message for their address
+    behind: dict[Key, list[Row]]  # a refused row of their key came before them; by key, in order
     reason: str  # in the broker's words
 
 
@@ -76,18 +77,19 @@ class ExchangeChecks:
         key = row.key
         subject = self._keys.get(key) if key is not None else None  # a row of its key waits, and it waits behind
         if subject is None:
+            router = prober.router
             try:
-                address = prober.router.allowed_address(row)
+                address = router.allowed_address(row)
+                subject = address if address.exchange in self._by_topic else address.exchange
+                if subject in self._working:
+                    return True
+                if subject not in self._asked:
+                    # Writers may name thousands. Those of the settings are few, and most rows are for them.
+                    at_once = subject in router.own_exchanges
+                    prober.ask(address, partial(self._answer, subject, address, router), at_once=at_once)
+                    self._asked.add(subject)
             except UnsendableError:
                 return True  # the wire refuses it
-            subject = address if address.exchange in self._by_topic else address.exchange
-            if subject in self._working:
-                return True
-            if subject not in self._asked:
-                self._asked.add(subject)
-                # Writers may name thousands. Those of the settings are few, and most rows are for them.
-                done = partial(self._answer, subject, address, prober.router)
-                prober.ask(address, done, at_once=row.exchange is None)
         self._waiting.setdefault(subject, []).append(row)
         if key is not None:
             self._keys[key] = subject
@@ -113,19 +115,25 @@ class ExchangeChecks:
         for row in waiting:
             if row.key is not None:
                 self._keys.pop(row.key, None)
-        free, refused = waiting, list[Row]()
-        if refusal:
-            self._note_refused(address, refusal)
-            free = []
-            for row in waiting:
-                own = router.address(row)
-                alike = own == address if forbids_topic(refusal) else own.exchange == address.exchange
-                (refused if alike else free).append(row)
-        else:
+        if not refusal:
             if len(self._working) >= MOST_WORKING:
                 self._working.clear()
             self._working.add(subject)
-        self._on_answer(Checked(free, refused, refusal))
+            self._on_answer(Checked(waiting, [], {}, ""))
+            return
+        self._note_refused(address, refusal)
+        checked = Checked([], [], {}, refusal)
+        for row in waiting:
+            own = router.address(row)
+            if own == address if forbids_topic(refusal) else own.exchange == address.exchange:
+                checked.refused.append(row)
+                if row.key is not None:
+                    checked.behind.setdefault(row.key, [])
+            elif row.key in checked.behind:
+                checked.behind[row.key].append(row)
+            else:
+                checked.free.append(row)
+        self._on_answer(checked)
 
     def _note_refused(self, address: Address, reason: str) -> None:
         self._refused_at = monotonic()

@@ -24,7 +24,7 @@ from relay.engine.send.message import (
     extra_headers,
     unix_time,
 )
-from relay.engine.send.routes import Router
+from relay.engine.send.routes import Address, Router
 
 METHOD, HEADER, BODY, END = 1, 2, 3, b"\xce"
 FRAME_START = BODY_START = struct.Struct(">BHI")  # type, channel, size
@@ -128,18 +128,7 @@ class Encoder:
 
     def _template(self, row: Row) -> Template:
         address = self.router.allowed_address(row)
-        method = (
-            struct.pack(">HHH", BASIC, PUBLISH, 0)
-            + _short(address.exchange, "exchange")
-            + _short(address.routing_key, "routing key")
-            + bytes((MANDATORY,))
-        )
-        start = (
-            FRAME_START.pack(METHOD, self._channel, len(method))
-            + method
-            + END
-            + struct.pack(">BH", HEADER, self._channel)
-        )
+        start = publish_frame(self._channel, address, flags=MANDATORY) + struct.pack(">BH", HEADER, self._channel)
         properties = _short(content_type(row), "content type")
         stamp = _table(dict(self._identity.stamp))
         names = stamp + b"\x10x-aggregate-typeS" + _long(row.aggregate_type) + b"\x0bx-outbox-idl"
@@ -161,6 +150,21 @@ class Encoder:
             delivery=delivery,
             end=end,
         )
+
+
+def publish_frame(channel: int, address: Address, *, flags: int = 0) -> bytes:
+    """Return the first frame of a message for this address; the library refuses names that the broker knows.
+
+    Raises:
+        UnsendableError: a name is too long.
+    """
+    method = (
+        struct.pack(">HHH", BASIC, PUBLISH, 0)
+        + _short(address.exchange, "exchange")
+        + _short(address.routing_key, "routing key")
+        + bytes((flags,))
+    )
+    return FRAME_START.pack(METHOD, channel, len(method)) + method + END
 
 
 def _short(value: bytes, name: str) -> bytes:

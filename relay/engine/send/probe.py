@@ -11,12 +11,16 @@ from contextlib import nullcontext
 from typing import Any
 
 from aiormq.abc import AbstractChannel as Underlay
+from aiormq.abc import ChannelFrame
 from aiormq.exceptions import AMQPError, ChannelAccessRefused, ChannelNotFoundEntity
-from pamqp.commands import Basic
+from pamqp import frame
+from pamqp.commands import Basic, Tx
+from pamqp.header import ContentHeader
 
 from relay.broker import connection as broker
 from relay.broker.connection import Connection, answer_within, words
 from relay.engine.row import Outcome, Row, Settled
+from relay.engine.send.frames import publish_frame
 from relay.engine.send.routes import Address, Router
 from relay.engine.send.wire import Settle, Wire
 from relay.errors import BrokerUnavailableError
@@ -25,7 +29,8 @@ ANSWER_WITHIN = 5.0  # seconds for the channel and the confirm, not counting tho
 AT_ONCE = 16  # channels of rows, and as many of questions
 LOST = "the connection was lost before the confirm"
 # An exchange of the type x-recent-history would keep the message, in spite of the rollback.
-NOT_KEPT = Basic.Properties(headers={"x-recent-history-no-store": True})
+NOT_KEPT = ContentHeader(properties=Basic.Properties(headers={"x-recent-history-no-store": True}))
+NO_CHANNEL = (AMQPError, OSError, RuntimeError, ValueError)  # ValueError: the library has no number left for one
 # An answer for a single row that says what is wrong; after any other, nothing is known but that it did not get through.
 TELLING = frozenset(Outcome) - {Outcome.NACKED, Outcome.SUSPECT, Outcome.UNKNOWN}
 
@@ -67,13 +72,21 @@ class Prober:
 
         Args:
             at_once: does not wait for one of the `AT_ONCE` channels.
+        Raises:
+            UnsendableError: no broker can be asked for this address.
         """
+        publish_frame(0, address)
         task = asyncio.create_task(self._refusal(address, at_once=at_once), name="ask")
         self._questions.add(task)
 
         def end(task: asyncio.Task[str]) -> None:
             self._questions.discard(task)
-            done("" if task.cancelled() else task.result())
+            refusal = ""
+            try:
+                if not task.cancelled():
+                    refusal = task.result()
+            finally:
+                done(refusal)
 
         task.add_done_callback(end)
 
@@ -93,15 +106,17 @@ class Prober:
     def _end(self, row: Row, task: asyncio.Task[Settled]) -> None:
         self._tasks.discard(task)
         settled = Settled((row,), Outcome.BARRED, LOST)
-        if not task.cancelled():  # by `give_up`, or by the library when the connection goes away
-            settled = task.result()
-        self._settle(settled)
+        try:
+            if not task.cancelled():  # by `give_up`, or by the library when the connection goes away
+                settled = task.result()
+        finally:
+            self._settle(settled)
 
     async def _try(self, row: Row, *, redelivered: bool) -> Settled:
         async with self._room:
             try:
                 settled = await self._answer(row, redelivered=redelivered)
-            except (AMQPError, OSError, RuntimeError) as error:
+            except NO_CHANNEL as error:
                 return Settled((row,), Outcome.BARRED, words(error))
         return settled if settled.outcome in TELLING else settled._replace(outcome=Outcome.BARRED)
 
@@ -155,7 +170,7 @@ class Prober:
                         await broker.close_channel(channel)
             except (ChannelNotFoundEntity, ChannelAccessRefused) as error:
                 return words(error)
-            except (AMQPError, OSError, RuntimeError, BrokerUnavailableError):
+            except (*NO_CHANNEL, BrokerUnavailableError):
                 return ""  # the rows go out, and the wire sees what becomes of them
         return ""
 
@@ -166,13 +181,17 @@ class Prober:
         """
         async with answer_within("ask for an exchange", ANSWER_WITHIN):
             await channel.tx_select()
-            await channel.basic_publish(
-                b"",
-                exchange=address.exchange.decode(),
-                # Through the default exchange it might be a direct reply, which RabbitMQ delivers at once.
-                routing_key=address.routing_key.decode() if address.exchange else "",
-                properties=NOT_KEPT,
-                # The rollback must be written before the answer to a close, or the broker ends the connection over it.
-                wait=False,  # type: ignore[call-arg]  # the library's base class does not know it
+            if not address.exchange:  # its routing key might be a direct reply, which RabbitMQ delivers at once
+                address = address._replace(routing_key=b"")
+            # In one piece: a rollback behind the library's answer to a close would end the connection.
+            question = publish_frame(channel.number, address) + b"".join(
+                frame.marshal(each, channel.number) for each in (NOT_KEPT, Tx.Rollback())
             )
-            await channel.tx_rollback()
+            await channel.write_queue.put(ChannelFrame(question, should_close=False))  # type: ignore[attr-defined]
+            answer = asyncio.create_task(channel.rpc_frames.get())  # type: ignore[attr-defined]
+            try:
+                await asyncio.wait({answer, channel.closing}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                answer.cancel()
+            if channel.closing.done():
+                channel.closing.result()

@@ -32,6 +32,7 @@ class Router:
         self._routes = (*routes, default)
         self._allowed = [re.compile(translate(pattern.strip())) for pattern in allowed_exchanges.split(",")]
         self._matched: dict[tuple[bytes, bytes], Route] = {}
+        self.own_exchanges = {route.exchange.encode() for route in self._routes}
         # Whether rows of one kind may differ in their address.
         self.uses_aggregate_id = any("{aggregate_id}" in route.routing_key for route in routes)
 

@@ -7,6 +7,7 @@ Otherwise rows go out as they come, and a refused one comes back later.
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import chain
 from time import monotonic
 from typing import NamedTuple
 
@@ -83,7 +84,8 @@ class SendQueue:
         self._by_key = policy.one_at_a_time
         self._on_ready = on_ready
         self._on_refused = on_refused
-        self._in_flight_keys: dict[Key, list[Row] | None] = {}  # a row of it is under way -> the rows behind that one
+        # A row of it is under way, or (pipelined) was refused before it was sent -> the rows behind that one.
+        self._in_flight_keys: dict[Key, list[Row] | None] = {}
         self._resends = ResendTimer(self._due)
         self._nacks: dict[int, int] = {}  # id -> times
         self.checks = ExchangeChecks(self._checked)
@@ -112,9 +114,9 @@ class SendQueue:
 
     def _heads(self, rows: Iterable[Row]) -> Sequence[Row]:
         """Return the rows that may go now; the others wait behind the row of their key that is under way."""
-        if not self._by_key:
-            return list(rows)
         keys = self._in_flight_keys
+        if not self._by_key and not keys:
+            return list(rows)
         heads: list[Row] = []
         for row in rows:
             if (key := key_of(row))[1] is not None:
@@ -125,7 +127,8 @@ class SendQueue:
                     else:
                         waiting.append(row)
                     continue
-                keys[key] = None
+                if self._by_key:
+                    keys[key] = None
             heads.append(row)
         return heads
 
@@ -156,10 +159,24 @@ class SendQueue:
         self.ready.extendleft(reversed(self.checks.take_back()))
 
     def _checked(self, checked: Checked) -> None:
-        self.put_first(checked.free)
+        free, behind = checked.free, checked.behind
+        if self._by_key or not self._policy.put_away_holds_key:
+            free += chain.from_iterable(behind.values())
+        elif behind:
+            self._keep_behind(behind)
+        self.put_first(free)
         if checked.refused:
             self._on_refused(self._withdrawn(checked.refused), checked.reason)
         self._on_ready()
+
+    def _keep_behind(self, behind: dict[Key, list[Row]]) -> None:
+        """Let no row of these keys go (pipelined): one of each was refused before it was sent."""
+        for row in self.ready:
+            if row.key in behind:
+                behind[row.key].append(row)
+        self.ready = deque(row for row in self.ready if row.key not in behind)
+        for key, rows in behind.items():
+            self._in_flight_keys[key] = [*(self._in_flight_keys.get(key) or ()), *rows]
 
     def put_first(self, rows: Sequence[Row]) -> None:
         """Send these rows before all others."""

@@ -101,7 +101,7 @@ def _is_named(address: Address, words: str) -> bool:
     if (found := ADDRESS_NAMED.search(words)) is None:
         return False
     named = found[0].encode()
-    expected = b"exchange '" + address.exchange + b"' in vhost '"
+    expected = b"exchange '" + (address.exchange or b"amq.default") + b"' in vhost '"
     if named.startswith(b"topic"):
         expected = b"topic '" + address.routing_key + b"' in " + expected
     if named.startswith(expected):
