@@ -18,9 +18,9 @@ import psycopg
 from cyclopts import App
 from pydantic import SecretStr
 
-from bench import report
-from bench.command import BenchmarkError, Count, main
-from bench.processes import cpu_seconds
+from bench.frame import report
+from bench.frame.command import BenchmarkError, Count, main
+from bench.frame.processes import cpu_seconds
 from relay.config.settings import DatabaseSettings
 from relay.operate.migrate import migrate
 from tests.support.days import ADD_DAY, NAME

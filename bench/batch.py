@@ -11,13 +11,13 @@ from dataclasses import asdict, dataclass
 import psycopg
 from cyclopts import App
 
-from bench import backlog as table
-from bench import queue, report
-from bench.command import BenchmarkError, Count, Positive, main
-from bench.confirms import read_confirms
+from bench.frame import backlog as table
+from bench.frame import queue, report
+from bench.frame.command import BenchmarkError, Count, Positive, main
+from bench.frame.watch import wait_drained
+from bench.frame.writers import PAYLOAD, write_steadily
 from bench.latency_case import Stand, clear, standing
-from bench.watch import wait_drained
-from bench.writers import PAYLOAD, write_steadily
+from bench.programs.confirms import read_confirms
 from relay.engine.session.session import LANES
 
 FIRST_OTHER = LANES // 2  # the batch has the lanes below

@@ -5,13 +5,13 @@ from dataclasses import asdict
 
 from cyclopts import App
 
-from bench import backlog as table
-from bench import reference, report
-from bench.command import Count, main
 from bench.consume_case import Consumed, measure
-from bench.consumers import BATCH, CONCURRENCY, Kind
-from bench.keys import Keys
-from bench.servers import private_servers
+from bench.frame import backlog as table
+from bench.frame import reference, report
+from bench.frame.command import Count, main
+from bench.frame.keys import Keys
+from bench.frame.servers import private_servers
+from bench.programs.consumers import BATCH, CONCURRENCY, Kind
 
 PARTS = ("consumer_cpu", "postgres_cpu", "rabbitmq_cpu")
 

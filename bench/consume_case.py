@@ -9,13 +9,13 @@ from pathlib import Path
 
 import psycopg
 
-from bench import queue, reference
-from bench.backlog import Backlog
-from bench.command import BenchmarkError
-from bench.consumers import BROKER_URL, CONCURRENCY, DATABASE_URL, Kind
-from bench.processes import cpu_seconds, wait_idle
-from bench.servers import Servers
-from bench.watch import watching
+from bench.frame import queue, reference
+from bench.frame.backlog import Backlog
+from bench.frame.command import BenchmarkError
+from bench.frame.processes import cpu_seconds, wait_idle
+from bench.frame.servers import Servers
+from bench.frame.watch import watching
+from bench.programs.consumers import BROKER_URL, CONCURRENCY, DATABASE_URL, Kind
 from tests.support.process import Process
 
 POLL = 0.1  # seconds
@@ -79,7 +79,7 @@ def measure(servers: Servers, kind: Kind, number: int, backlog: Backlog, program
 
 def _start(servers: Servers, kind: Kind) -> Process:
     urls = {DATABASE_URL: servers.database_url, BROKER_URL: servers.broker_url}
-    command = [sys.executable, "-m", "bench.consumers", kind]
+    command = [sys.executable, "-m", "bench.programs.consumers", kind]
     return Process(command, log=servers.folder / "consumer.log", environment={**os.environ, **urls}, name="consumer")
 
 

@@ -11,13 +11,13 @@ from enum import StrEnum
 
 from cyclopts import App
 
-from bench import backlog as table
-from bench import reference, report
-from bench.command import Count, main
 from bench.drain_case import REFERENCE, Case, Measured, measure
 from bench.drain_report import print_drains
-from bench.keys import Keys
-from bench.servers import Servers, private_servers
+from bench.frame import backlog as table
+from bench.frame import reference, report
+from bench.frame.command import Count, main
+from bench.frame.keys import Keys
+from bench.frame.servers import Servers, private_servers
 from relay.config.settings import Ordering
 
 app = App(name="python -m bench.drain", help="Measure how fast the relay drains a backlog.", version_flags=[])

@@ -9,13 +9,13 @@ from typing import Self
 
 import psycopg
 
-from bench import backlog as table
-from bench import queue, reference
-from bench.backlog import Backlog
-from bench.processes import cpu_seconds, wait_idle
-from bench.relay_process import running_relay
-from bench.servers import Servers
-from bench.watch import wait_drained, watching
+from bench.frame import backlog as table
+from bench.frame import queue, reference
+from bench.frame.backlog import Backlog
+from bench.frame.processes import cpu_seconds, wait_idle
+from bench.frame.relay_process import running_relay
+from bench.frame.servers import Servers
+from bench.frame.watch import wait_drained, watching
 from relay.config.settings import Ordering
 from tests.support.process import Process
 

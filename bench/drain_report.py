@@ -6,9 +6,9 @@ from typing import Any
 
 from rich.console import Console
 
-from bench import report
 from bench.drain_case import Measured
-from bench.report import Spread
+from bench.frame import report
+from bench.frame.report import Spread
 
 PARTS = ("sender_cpu", "postgres_cpu", "rabbitmq_cpu")
 

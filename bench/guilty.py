@@ -7,8 +7,8 @@ from enum import StrEnum
 
 import psycopg
 
-from bench.backlog import EVENT_TYPE
-from bench.queue import declare_full
+from bench.frame.backlog import EVENT_TYPE
+from bench.frame.queue import declare_full
 
 INTERVAL, KEYS = 0.1, 10  # seconds between two transactions, and the keys of the rows in each
 FULL, NOWHERE = "bench.full", "bench.nowhere"  # queues: the one takes no message, the other is not there

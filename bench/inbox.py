@@ -12,9 +12,9 @@ from cyclopts import App
 from psycopg.sql import SQL, Composed, Identifier
 from pydantic import SecretStr
 
-from bench import report
-from bench.command import Count, CountOrNone, main
-from bench.processes import cpu_seconds, wait_idle
+from bench.frame import report
+from bench.frame.command import Count, CountOrNone, main
+from bench.frame.processes import cpu_seconds, wait_idle
 from relay.config.settings import DatabaseSettings
 from relay.consume.apply.inbox import Inbox
 from relay.consume.apply.inbox_insert import EVERYTHING

@@ -11,8 +11,9 @@ from typing import Any
 
 from cyclopts import App
 
-from bench import report
-from bench.command import CountOrNone, Positive, PositiveOrNone, main
+from bench.frame import report
+from bench.frame.command import CountOrNone, Positive, PositiveOrNone, main
+from bench.frame.writers import WRITERS
 from bench.guilty import Guilt
 from bench.latency_case import (
     Idle,
@@ -26,7 +27,6 @@ from bench.latency_case import (
     standing,
 )
 from bench.latency_plot import plot
-from bench.writers import WRITERS
 from relay.config.settings import Ordering
 
 WARM_UP = 3.0  # seconds of the same load before the first round: statements prepared, caches filled

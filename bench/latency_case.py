@@ -10,15 +10,15 @@ from pathlib import Path
 import psycopg
 from rich.console import Console
 
-from bench import backlog as table
-from bench import queue, report
-from bench.confirms import read_confirms
+from bench.frame import backlog as table
+from bench.frame import queue, report
+from bench.frame.processes import cpu_seconds, wait_idle
+from bench.frame.relay_process import running_relay
+from bench.frame.servers import Servers, private_servers
+from bench.frame.watch import wait_drained, watching
+from bench.frame.writers import Commit, write_flat_out, write_steadily, writer_pool
 from bench.guilty import Guilt, guilty_rows
-from bench.processes import cpu_seconds, wait_idle
-from bench.relay_process import running_relay
-from bench.servers import Servers, private_servers
-from bench.watch import wait_drained, watching
-from bench.writers import Commit, write_flat_out, write_steadily, writer_pool
+from bench.programs.confirms import read_confirms
 from relay.config.settings import Ordering
 from tests.support.process import Process
 

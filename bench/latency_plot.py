@@ -6,8 +6,8 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from bench.frame.report import save_figure
 from bench.latency_case import Latencies, WriterRates
-from bench.report import save_figure
 
 SHORTEST = 0.1  # ms; a logarithmic axis has no zero
 

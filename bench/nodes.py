@@ -11,13 +11,13 @@ from typing import Any
 
 from cyclopts import App
 
-from bench import backlog as table
-from bench import report
-from bench.command import Count, CountOrNone, Positive, main
 from bench.drain_case import Measured
-from bench.keys import Keys
+from bench.frame import backlog as table
+from bench.frame import report
+from bench.frame.command import Count, CountOrNone, Positive, main
+from bench.frame.keys import Keys
+from bench.frame.servers import Servers, private_servers
 from bench.nodes_case import Gap, Going, measure_drain, measure_gap, measure_idle, under_load
-from bench.servers import Servers, private_servers
 
 app = App(name="python -m bench.nodes", help="Measure what happens when relays come and go.", version_flags=[])
 console = report.open_console()

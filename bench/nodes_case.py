@@ -12,16 +12,16 @@ from itertools import pairwise
 
 import psycopg
 
-from bench import backlog as table
-from bench import queue
-from bench.backlog import Backlog
-from bench.command import BenchmarkError
 from bench.drain_case import Measured, drain
-from bench.notes import Note, NoteReader
-from bench.processes import cpu_seconds, wait_idle
-from bench.relay_process import running_relay, start_relay
-from bench.servers import Servers
-from bench.watch import watching
+from bench.frame import backlog as table
+from bench.frame import queue
+from bench.frame.backlog import Backlog
+from bench.frame.command import BenchmarkError
+from bench.frame.notes import Note, NoteReader
+from bench.frame.processes import cpu_seconds, wait_idle
+from bench.frame.relay_process import running_relay, start_relay
+from bench.frame.servers import Servers
+from bench.frame.watch import watching
 from relay.config.settings import Ordering
 from relay.engine.session.session import LANES
 from tests.support.process import Process

@@ -12,8 +12,8 @@ from typing import Any
 
 from cyclopts import App
 
-from bench import report
-from bench.command import CountOrNone, Positive, main
+from bench.frame import report
+from bench.frame.command import CountOrNone, Positive, main
 from bench.pauses_case import Fault, Pause, Stand, kill_leader, kill_primary, restart_broker
 from tests.support.cluster import Cluster, why_not
 from tests.support.folders import temporary_folder

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
-from bench.command import BenchmarkError
-from bench.notes import NoteReader
-from bench.relay_process import running_relay
+from bench.frame.command import BenchmarkError
+from bench.frame.notes import NoteReader
+from bench.frame.relay_process import running_relay
 from relay.config.settings import DatabaseSettings, Ordering
 from relay.errors import leaves
 from relay.operate.migrate import migrate

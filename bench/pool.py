@@ -15,9 +15,9 @@ import structlog
 from cyclopts import App
 from pydantic import SecretStr
 
-from bench import report
-from bench.command import BenchmarkError, CountOrNone, main
-from bench.servers import Servers, private_servers
+from bench.frame import report
+from bench.frame.command import BenchmarkError, CountOrNone, main
+from bench.frame.servers import Servers, private_servers
 from relay.config.settings import BrokerSettings, DatabaseSettings
 from tests.consume.pool.stand import Stand, standing
 

@@ -18,10 +18,10 @@ import structlog
 from cyclopts import App
 from pydantic import SecretStr
 
-from bench import report
-from bench.command import BenchmarkError, Count, Positive, main
-from bench.queue import EXCHANGE, depth, purge
-from bench.servers import Servers, private_servers
+from bench.frame import report
+from bench.frame.command import BenchmarkError, Count, Positive, main
+from bench.frame.queue import EXCHANGE, depth, purge
+from bench.frame.servers import Servers, private_servers
 from relay.config.settings import BrokerSettings, DatabaseSettings
 from relay.outbox import Event
 from relay.publisher import DurablePublisher

@@ -10,13 +10,13 @@ from typing import Any
 
 from cyclopts import App
 
-from bench import backlog as table
-from bench import report
-from bench.command import Count, CountOrNone, Positive, PositiveOrNone, main
-from bench.keys import Keys
+from bench.frame import backlog as table
+from bench.frame import report
+from bench.frame.command import Count, CountOrNone, Positive, PositiveOrNone, main
+from bench.frame.keys import Keys
+from bench.frame.servers import Servers, private_servers
+from bench.frame.writers import write_steadily
 from bench.replay_case import Beside, Rates, measure_beside, measure_memory, measure_rates, running_live
-from bench.servers import Servers, private_servers
-from bench.writers import write_steadily
 
 WARM_UP = 3.0  # seconds of live traffic that do not count
 

@@ -13,16 +13,16 @@ from typing import Any, LiteralString
 
 import psycopg
 
-from bench import backlog as table
-from bench import queue
-from bench.backlog import Backlog
-from bench.command import BenchmarkError
-from bench.confirms import read_confirms
-from bench.processes import cpu_seconds, peak_bytes, wait_idle
-from bench.relay_process import running_relay
-from bench.servers import Servers
-from bench.watch import wait_drained, watching
-from bench.writers import write_steadily, writer_pool
+from bench.frame import backlog as table
+from bench.frame import queue
+from bench.frame.backlog import Backlog
+from bench.frame.command import BenchmarkError
+from bench.frame.processes import cpu_seconds, peak_bytes, wait_idle
+from bench.frame.relay_process import running_relay
+from bench.frame.servers import Servers
+from bench.frame.watch import wait_drained, watching
+from bench.frame.writers import write_steadily, writer_pool
+from bench.programs.confirms import read_confirms
 from relay.config.settings import Ordering
 from tests.support.process import Process, wait_for
 

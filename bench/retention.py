@@ -5,12 +5,12 @@ from dataclasses import asdict
 
 from cyclopts import App
 
-from bench import backlog as table
-from bench import report
-from bench.command import Count, main
+from bench.frame import backlog as table
+from bench.frame import report
+from bench.frame.command import Count, main
+from bench.frame.servers import private_servers
+from bench.frame.writers import writer_pool
 from bench.retention_case import DROPPED, HELD, NOTHING, PLAIN_HELD, Measured, measure
-from bench.servers import private_servers
-from bench.writers import writer_pool
 
 LIMIT = 50.0  # milliseconds that a writer may wait for a lock while a day is dropped
 ROWS_BESIDE = 1000  # in the day of a case whose waits do not depend on its size

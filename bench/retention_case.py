@@ -14,15 +14,15 @@ from typing import LiteralString
 
 import psycopg
 
-from bench import queue
-from bench.backlog import PAYLOAD_BYTES
-from bench.command import BenchmarkError
-from bench.relay_process import running_relay
-from bench.report import quantile
-from bench.servers import Servers
+from bench.frame import queue
+from bench.frame.backlog import PAYLOAD_BYTES
+from bench.frame.command import BenchmarkError
+from bench.frame.relay_process import running_relay
+from bench.frame.report import quantile
+from bench.frame.servers import Servers
+from bench.frame.watch import watching
+from bench.frame.writers import HEAD_START, PAYLOAD, write_steadily
 from bench.table_case import holding_snapshot, require_space
-from bench.watch import watching
-from bench.writers import HEAD_START, PAYLOAD, write_steadily
 from relay.config.settings import Ordering
 from tests.support.days import ADD_DAY, NAME
 

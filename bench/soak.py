@@ -10,13 +10,13 @@ from statistics import median
 
 from cyclopts import App
 
-from bench import backlog as table
-from bench import report
-from bench.command import Positive, main
-from bench.servers import private_servers
+from bench.frame import backlog as table
+from bench.frame import report
+from bench.frame.command import Positive, main
+from bench.frame.servers import private_servers
+from bench.frame.writers import BATCH, WRITERS
 from bench.soak_case import Growth, Minute, Sample, Soaked, growths, soak
 from bench.soak_plot import plot
-from bench.writers import BATCH, WRITERS
 
 MINUTE = 60.0
 

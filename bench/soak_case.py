@@ -10,15 +10,15 @@ from statistics import median
 
 import psycopg
 
-from bench.command import BenchmarkError
-from bench.notes import NoteReader
-from bench.relay_process import running_relay
-from bench.report import quantile
-from bench.servers import Servers
+from bench.frame.command import BenchmarkError
+from bench.frame.notes import NoteReader
+from bench.frame.relay_process import running_relay
+from bench.frame.report import quantile
+from bench.frame.servers import Servers
+from bench.frame.watch import wait_drained, watching
+from bench.frame.writers import HEAD_START, start_batches, write_steadily, writer_pool
+from bench.programs.taker import running_taker
 from bench.soak_ledger import Ledger
-from bench.taker import running_taker
-from bench.watch import wait_drained, watching
-from bench.writers import HEAD_START, start_batches, write_steadily, writer_pool
 from relay.config.settings import Ordering
 from tests.support.process import Process, resident_bytes
 

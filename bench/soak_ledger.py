@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from bench.notes import Note, NoteReader
+from bench.frame.notes import Note, NoteReader
 
 
 class Ledger:

@@ -6,7 +6,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from bench.report import save_figure
+from bench.frame.report import save_figure
 from bench.soak_case import Sample, Soaked
 
 Line = tuple[str, Callable[[Sample], float]]

@@ -20,11 +20,11 @@ from pydantic import SecretStr
 from pyspark.sql import DataFrame, SparkSession
 
 import outbox_spark
-from bench import report
-from bench.command import BenchmarkError, Count, main
-from bench.servers import make_wal_files
-from bench.spark_session import driver_jar, spark_session
-from bench.turns import Titles, report_turns, take_turns
+from bench.frame import report
+from bench.frame.command import BenchmarkError, Count, main
+from bench.frame.servers import make_wal_files
+from bench.frame.spark_session import driver_jar, spark_session
+from bench.frame.turns import Titles, report_turns, take_turns
 from relay.config.settings import DatabaseSettings
 from relay.operate.migrate import migrate
 from tests.support.postgres import PostgresServer

@@ -7,11 +7,11 @@ from functools import partial
 
 from cyclopts import App
 
-from bench import report
-from bench.command import Count, main
+from bench.frame import report
+from bench.frame.command import Count, main
+from bench.frame.spark_session import driver_jar, spark_session
+from bench.frame.turns import Titles, report_turns, take_turns
 from bench.spark import Writer, cached_invoices, database, measure, writers
-from bench.spark_session import driver_jar, spark_session
-from bench.turns import Titles, report_turns, take_turns
 
 app = App(name="python -m bench.spark_scale", help="Measure Spark's writes by the size of the batch.", version_flags=[])
 console = report.open_console()

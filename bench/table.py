@@ -10,14 +10,14 @@ from typing import Any
 
 from cyclopts import App
 
-from bench import backlog as table
-from bench import report
-from bench.backlog import Backlog
-from bench.command import Count, CountOrNone, main
 from bench.drain_case import Measured
 from bench.drain_report import print_drains
-from bench.keys import Keys
-from bench.servers import Servers, private_servers, second_database
+from bench.frame import backlog as table
+from bench.frame import report
+from bench.frame.backlog import Backlog
+from bench.frame.command import Count, CountOrNone, main
+from bench.frame.keys import Keys
+from bench.frame.servers import Servers, private_servers, second_database
 from bench.table_case import (
     NO_SNAPSHOT,
     NONE_RETAINED,

@@ -9,15 +9,15 @@ from typing import LiteralString
 
 import psycopg
 
-from bench import backlog as table
-from bench import queue
-from bench.backlog import Backlog
-from bench.command import BenchmarkError
 from bench.drain_case import Measured, drain
-from bench.processes import peak_bytes
-from bench.relay_process import running_relay
-from bench.servers import Servers
-from bench.watch import watching
+from bench.frame import backlog as table
+from bench.frame import queue
+from bench.frame.backlog import Backlog
+from bench.frame.command import BenchmarkError
+from bench.frame.processes import peak_bytes
+from bench.frame.relay_process import running_relay
+from bench.frame.servers import Servers
+from bench.frame.watch import watching
 from relay.config.settings import Ordering
 from tests.support.process import resident_bytes
 

@@ -8,12 +8,12 @@ import aio_pika
 import pytest
 from pamqp import decode
 
-from bench import backlog as table
-from bench import queue, reference
-from bench.backlog import ROUTING_KEY, Backlog
-from bench.keys import Keys
-from bench.relay_process import running_relay
-from bench.watch import wait_drained, watching
+from bench.frame import backlog as table
+from bench.frame import queue, reference
+from bench.frame.backlog import ROUTING_KEY, Backlog
+from bench.frame.keys import Keys
+from bench.frame.relay_process import running_relay
+from bench.frame.watch import wait_drained, watching
 from relay.config.settings import Ordering
 
 pytestmark = pytest.mark.skipif(

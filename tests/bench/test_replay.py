@@ -6,10 +6,11 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from bench import backlog as table
-from bench import queue
-from bench.command import BenchmarkError
-from bench.keys import Keys
+from bench.frame import backlog as table
+from bench.frame import queue
+from bench.frame.command import BenchmarkError
+from bench.frame.keys import Keys
+from bench.frame.servers import Servers
 from bench.replay_case import (
     Live,
     measure_beside,
@@ -19,7 +20,6 @@ from bench.replay_case import (
     running_replay,
     wait_ended,
 )
-from bench.servers import Servers
 from tests.bench.conftest import Forget
 
 ROWS = 500

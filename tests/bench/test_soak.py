@@ -4,12 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from bench import queue, soak_case
-from bench.notes import NOTE, NoteReader
-from bench.servers import Servers
+from bench import soak_case
+from bench.frame import queue
+from bench.frame.notes import NOTE, NoteReader
+from bench.frame.servers import Servers
+from bench.programs.taker import running_taker
 from bench.soak_case import Minute, Sample, Soaked, growths, soak
 from bench.soak_ledger import Ledger
-from bench.taker import running_taker
 
 
 def test_all_that_is_written_is_confirmed_and_taken(servers: Servers) -> None:

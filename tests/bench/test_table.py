@@ -6,13 +6,13 @@ import os
 import psycopg
 import pytest
 
-from bench import backlog as table
-from bench import queue
-from bench.backlog import Backlog
-from bench.command import BenchmarkError
-from bench.keys import Keys
-from bench.processes import peak_bytes
-from bench.servers import Servers, second_database
+from bench.frame import backlog as table
+from bench.frame import queue
+from bench.frame.backlog import Backlog
+from bench.frame.command import BenchmarkError
+from bench.frame.keys import Keys
+from bench.frame.processes import peak_bytes
+from bench.frame.servers import Servers, second_database
 from bench.table_case import (
     DAYS,
     Course,

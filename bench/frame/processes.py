@@ -6,7 +6,7 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
-from bench.command import BenchmarkError
+from bench.frame.command import BenchmarkError
 
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 IDLE_SHARE = 0.08  # of one core; an idle broker takes 1-3 %

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 
 from rich.console import Console
 
-from bench import report
+from bench.frame import report
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""`relay run` as it is, with a note of each confirm in a file: `python -m bench.confirms FILE`.
+"""`relay run` as it is, with a note of each confirm in a file: `python -m bench.programs.confirms FILE`.
 
 The table knows when a row was marked, which is milliseconds later.
 """
@@ -6,7 +6,7 @@ The table knows when a row was marked, which is milliseconds later.
 import sys
 from pathlib import Path
 
-from bench.notes import NoteReader, open_notes
+from bench.frame.notes import NoteReader, open_notes
 from relay.cli import main
 from relay.engine.row import Outcome, Settled
 from relay.engine.send.publisher import Publisher

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import psycopg
 
-from bench.command import BenchmarkError
+from bench.frame.command import BenchmarkError
 from relay.engine.session.session import LANES
 from tests.support.process import Process
 

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from relay.config.keys import all_keys
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).parents[1] / "results"
 VARIABLES = [variable for key in all_keys() if key.path[0] == "relay" for variable in key.variables]
 
 

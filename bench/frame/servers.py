@@ -11,7 +11,7 @@ from psycopg.sql import SQL, Identifier
 from pydantic import SecretStr
 from rich.console import Console
 
-from bench.queue import bind_queue
+from bench.frame.queue import bind_queue
 from relay.config.settings import DatabaseSettings
 from relay.operate.migrate import migrate
 from tests.support.folders import temporary_folder

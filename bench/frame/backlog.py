@@ -10,7 +10,7 @@ from pathlib import Path
 import orjson
 import psycopg
 
-from bench.keys import Keys, draw
+from bench.frame.keys import Keys, draw
 
 AGGREGATE_TYPE = "invoice"
 EVENT_TYPE = "InvoiceIssued"

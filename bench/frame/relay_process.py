@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench.command import BenchmarkError
+from bench.frame.command import BenchmarkError
 from relay.config.settings import Ordering
 from tests.support.process import Process
 
@@ -30,7 +30,7 @@ def running_relay(
 
     Settings given by RELAY_... variables of the caller's environment hold, so that one can be tried out.
     With `profile`, it runs under cProfile, which slows it down and writes its figures into that file; with
-    `confirms`, it notes each confirm there (bench/confirms.py). Several at once need a `node`, a name, each.
+    `confirms`, it notes each confirm there (bench/programs/confirms.py). Several at once need a `node`, a name, each.
 
     Raises:
         BenchmarkError: it did not exit with 0 when it was told to drain.
@@ -71,6 +71,6 @@ def start_relay(
 def _command(profile: Path | None, confirms: Path | None) -> list[str]:
     """Give the command line of the relay installed beside this Python."""
     if confirms is not None:
-        return [sys.executable, "-m", "bench.confirms", str(confirms)]
+        return [sys.executable, "-m", "bench.programs.confirms", str(confirms)]
     command = [str(Path(sys.executable).parent / "relay"), "run"]
     return command if profile is None else [sys.executable, "-m", "cProfile", "-o", str(profile), *command]
