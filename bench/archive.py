@@ -19,7 +19,8 @@ from cyclopts import App
 from pydantic import SecretStr
 
 from bench.frame import report
-from bench.frame.command import BenchmarkError, Count, main
+from bench.frame.command import Count, main
+from bench.frame.error import BenchmarkError
 from bench.frame.processes import cpu_seconds
 from relay.config.settings import DatabaseSettings
 from relay.operate.migrate import migrate

@@ -13,7 +13,8 @@ from cyclopts import App
 
 from bench.frame import backlog as table
 from bench.frame import queue, report
-from bench.frame.command import BenchmarkError, Count, Positive, main
+from bench.frame.command import Count, Positive, main
+from bench.frame.error import BenchmarkError
 from bench.frame.watch import wait_drained
 from bench.frame.writers import PAYLOAD, write_steadily
 from bench.latency_case import Stand, clear, standing

@@ -8,8 +8,8 @@ from cyclopts import App
 from bench.consume_case import Consumed, measure
 from bench.frame import backlog as table
 from bench.frame import reference, report
+from bench.frame.backlog import Keys
 from bench.frame.command import Count, main
-from bench.frame.keys import Keys
 from bench.frame.servers import private_servers
 from bench.programs.consumers import BATCH, CONCURRENCY, Kind
 

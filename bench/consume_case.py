@@ -11,7 +11,7 @@ import psycopg
 
 from bench.frame import queue, reference
 from bench.frame.backlog import Backlog
-from bench.frame.command import BenchmarkError
+from bench.frame.error import BenchmarkError
 from bench.frame.processes import cpu_seconds, wait_idle
 from bench.frame.servers import Servers
 from bench.frame.watch import watching

@@ -14,8 +14,8 @@ from cyclopts import App
 from bench.drain_case import Measured
 from bench.frame import backlog as table
 from bench.frame import report
+from bench.frame.backlog import Keys
 from bench.frame.command import Count, CountOrNone, Positive, main
-from bench.frame.keys import Keys
 from bench.frame.servers import Servers, private_servers
 from bench.nodes_case import Gap, Going, measure_drain, measure_gap, measure_idle, under_load
 

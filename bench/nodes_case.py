@@ -16,7 +16,7 @@ from bench.drain_case import Measured, drain
 from bench.frame import backlog as table
 from bench.frame import queue
 from bench.frame.backlog import Backlog
-from bench.frame.command import BenchmarkError
+from bench.frame.error import BenchmarkError
 from bench.frame.notes import Note, NoteReader
 from bench.frame.processes import cpu_seconds, wait_idle
 from bench.frame.relay_process import running_relay, start_relay

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
-from bench.frame.command import BenchmarkError
+from bench.frame.error import BenchmarkError
 from bench.frame.notes import NoteReader
 from bench.frame.relay_process import running_relay
 from relay.config.settings import DatabaseSettings, Ordering

@@ -16,7 +16,8 @@ from cyclopts import App
 from pydantic import SecretStr
 
 from bench.frame import report
-from bench.frame.command import BenchmarkError, CountOrNone, main
+from bench.frame.command import CountOrNone, main
+from bench.frame.error import BenchmarkError
 from bench.frame.servers import Servers, private_servers
 from relay.config.settings import BrokerSettings, DatabaseSettings
 from tests.consume.pool.stand import Stand, standing

@@ -19,7 +19,8 @@ from cyclopts import App
 from pydantic import SecretStr
 
 from bench.frame import report
-from bench.frame.command import BenchmarkError, Count, Positive, main
+from bench.frame.command import Count, Positive, main
+from bench.frame.error import BenchmarkError
 from bench.frame.queue import EXCHANGE, depth, purge
 from bench.frame.servers import Servers, private_servers
 from relay.config.settings import BrokerSettings, DatabaseSettings

@@ -12,8 +12,8 @@ from cyclopts import App
 
 from bench.frame import backlog as table
 from bench.frame import report
+from bench.frame.backlog import Keys
 from bench.frame.command import Count, CountOrNone, Positive, PositiveOrNone, main
-from bench.frame.keys import Keys
 from bench.frame.servers import Servers, private_servers
 from bench.frame.writers import write_steadily
 from bench.replay_case import Beside, Rates, measure_beside, measure_memory, measure_rates, running_live

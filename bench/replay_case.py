@@ -16,7 +16,7 @@ import psycopg
 from bench.frame import backlog as table
 from bench.frame import queue
 from bench.frame.backlog import Backlog
-from bench.frame.command import BenchmarkError
+from bench.frame.error import BenchmarkError
 from bench.frame.processes import cpu_seconds, peak_bytes, wait_idle
 from bench.frame.relay_process import running_relay
 from bench.frame.servers import Servers

@@ -16,7 +16,7 @@ import psycopg
 
 from bench.frame import queue
 from bench.frame.backlog import PAYLOAD_BYTES
-from bench.frame.command import BenchmarkError
+from bench.frame.error import BenchmarkError
 from bench.frame.relay_process import running_relay
 from bench.frame.report import quantile
 from bench.frame.servers import Servers

@@ -10,7 +10,7 @@ from statistics import median
 
 import psycopg
 
-from bench.frame.command import BenchmarkError
+from bench.frame.error import BenchmarkError
 from bench.frame.notes import NoteReader
 from bench.frame.relay_process import running_relay
 from bench.frame.report import quantile

@@ -22,7 +22,8 @@ from pyspark.sql import functions as f
 
 import outbox_spark
 from bench.frame import report
-from bench.frame.command import BenchmarkError, Count, main
+from bench.frame.command import Count, main
+from bench.frame.error import BenchmarkError
 from bench.frame.spark_session import driver_jar, spark_session
 from bench.frame.turns import Titles, report_turns, take_turns
 from relay.config.settings import DatabaseSettings

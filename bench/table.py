@@ -14,9 +14,8 @@ from bench.drain_case import Measured
 from bench.drain_report import print_drains
 from bench.frame import backlog as table
 from bench.frame import report
-from bench.frame.backlog import Backlog
+from bench.frame.backlog import Backlog, Keys
 from bench.frame.command import Count, CountOrNone, main
-from bench.frame.keys import Keys
 from bench.frame.servers import Servers, private_servers, second_database
 from bench.table_case import (
     NO_SNAPSHOT,

@@ -13,7 +13,7 @@ from bench.drain_case import Measured, drain
 from bench.frame import backlog as table
 from bench.frame import queue
 from bench.frame.backlog import Backlog
-from bench.frame.command import BenchmarkError
+from bench.frame.error import BenchmarkError
 from bench.frame.processes import peak_bytes
 from bench.frame.relay_process import running_relay
 from bench.frame.servers import Servers

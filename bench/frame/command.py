@@ -5,16 +5,13 @@ from typing import Annotated, NoReturn
 
 from cyclopts import App, Parameter, validators
 
+from bench.frame.error import BenchmarkError
 from tests.support.process import ServerError
 
 Count = Annotated[int, Parameter(validator=validators.Number(gte=1))]
 CountOrNone = Annotated[int, Parameter(validator=validators.Number(gte=0))]
 Positive = Annotated[float, Parameter(validator=validators.Number(gt=0))]
 PositiveOrNone = Annotated[float, Parameter(validator=validators.Number(gte=0))]
-
-
-class BenchmarkError(Exception):
-    """The measurement would be wrong, or cannot be made; the message says why."""
 
 
 def main(app: App) -> NoReturn:

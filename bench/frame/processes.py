@@ -4,9 +4,10 @@ import os
 import re
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 
-from bench.frame.command import BenchmarkError
+from bench.frame.error import BenchmarkError
 
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 IDLE_SHARE = 0.08  # of one core; an idle broker takes 1-3 %
@@ -37,6 +38,27 @@ def cpu_seconds(root: int) -> float:
         total += ticks[pid]
         left += children[pid]
     return total / TICKS_PER_SECOND
+
+
+class CpuMeter:
+    """The CPU time of named groups of processes since it was made."""
+
+    def __init__(self, **roots: Sequence[int]) -> None:
+        self._roots = roots
+        self._since, self._before = time.monotonic(), self._now()
+
+    def micros(self, messages: int) -> dict[str, float]:
+        """Return the microseconds a message, as `NAME_cpu`."""
+        now = self._now()
+        return {f"{name}_cpu": 1e6 * (now[name] - before) / messages for name, before in self._before.items()}
+
+    def percents(self) -> dict[str, float]:
+        """Return the percent of one core, by name."""
+        now, passed = self._now(), time.monotonic() - self._since
+        return {name: 100 * (now[name] - before) / passed for name, before in self._before.items()}
+
+    def _now(self) -> dict[str, float]:
+        return {name: sum(map(cpu_seconds, pids)) for name, pids in self._roots.items()}
 
 
 def wait_idle(*roots: int, timeout: float = 120.0) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench.frame.command import BenchmarkError
+from bench.frame.error import BenchmarkError
 from relay.config.settings import Ordering
 from tests.support.process import Process
 

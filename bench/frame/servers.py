@@ -1,16 +1,17 @@
 """The private servers of a benchmark: PostgreSQL as durable as in production, RabbitMQ, the tables and the queue."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 import psycopg
 from psycopg.sql import SQL, Identifier
 from pydantic import SecretStr
-from rich.console import Console
 
+from bench.frame.processes import CpuMeter, wait_idle
 from bench.frame.queue import bind_queue
 from relay.config.settings import DatabaseSettings
 from relay.operate.migrate import migrate
@@ -34,12 +35,28 @@ class Servers:
     rabbitmq_pid: int
     folder: Path
 
+    @property
+    def urls(self) -> tuple[str, str]:
+        return self.database_url, self.broker_url
+
+    def rest(self, *pids: int) -> None:
+        """Wait until both servers and further processes are idle."""
+        wait_idle(self.postgres_pid, self.rabbitmq_pid, *pids)
+
+    def cpu(self, **roots: Sequence[int]) -> CpuMeter:
+        """Return a meter of both servers and of further processes."""
+        return CpuMeter(**roots, postgres=[self.postgres_pid], rabbitmq=[self.rabbitmq_pid])
+
+
+class HasStatus(Protocol):
+    def status(self, text: str, /) -> AbstractContextManager[Any]: ...
+
 
 @contextmanager
-def private_servers(console: Console, *, routing_key: str) -> Iterator[Servers]:
+def private_servers(run: HasStatus, *, routing_key: str) -> Iterator[Servers]:
     """Start both, with the outbox tables and a bound quorum queue; stop them and remove everything at the end."""
     with (
-        console.status("starting PostgreSQL and RabbitMQ"),
+        run.status("starting PostgreSQL and RabbitMQ"),
         temporary_folder() as folder,
         PostgresServer(durable=True) as postgres,
         RabbitServer() as rabbitmq,

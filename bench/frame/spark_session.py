@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from bench.frame.command import BenchmarkError
+from bench.frame.error import BenchmarkError
 from tests.support.folders import temporary_folder
 from tests.support.java import java_home
 

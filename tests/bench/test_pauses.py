@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.frame.command import BenchmarkError
+from bench.frame.error import BenchmarkError
 from bench.pauses_case import Fault, Pause, Stand, count_lost, kill_leader, kill_primary, restart_broker
 from tests.faults.checker import Finding, Findings, Invariant, Verdict
 from tests.support.cluster import Cluster, why_not

@@ -10,8 +10,7 @@ from pamqp import decode
 
 from bench.frame import backlog as table
 from bench.frame import queue, reference
-from bench.frame.backlog import ROUTING_KEY, Backlog
-from bench.frame.keys import Keys
+from bench.frame.backlog import ROUTING_KEY, Backlog, Keys
 from bench.frame.relay_process import running_relay
 from bench.frame.watch import wait_drained, watching
 from relay.config.settings import Ordering

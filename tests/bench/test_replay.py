@@ -8,8 +8,8 @@ import pytest
 
 from bench.frame import backlog as table
 from bench.frame import queue
-from bench.frame.command import BenchmarkError
-from bench.frame.keys import Keys
+from bench.frame.backlog import Keys
+from bench.frame.error import BenchmarkError
 from bench.frame.servers import Servers
 from bench.replay_case import (
     Live,

@@ -8,9 +8,8 @@ import pytest
 
 from bench.frame import backlog as table
 from bench.frame import queue
-from bench.frame.backlog import Backlog
-from bench.frame.command import BenchmarkError
-from bench.frame.keys import Keys
+from bench.frame.backlog import Backlog, Keys
+from bench.frame.error import BenchmarkError
 from bench.frame.processes import peak_bytes
 from bench.frame.servers import Servers, second_database
 from bench.table_case import (
