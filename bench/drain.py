@@ -37,7 +37,7 @@ class WhichKeys(StrEnum):
     BOTH = "both"
 
 
-def drain(
+def measure(
     *,
     rounds: Count = 3,
     rows: Count = 200_000,
@@ -98,4 +98,4 @@ def _publish(servers: Servers, backlog: Backlog, program: Path) -> Figures:
 
 
 if __name__ == "__main__":
-    main(drain)
+    main(measure)

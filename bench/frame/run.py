@@ -1,9 +1,10 @@
 """One run of a bench: its command line, its rounds, its tables, its exit code, and what it leaves in bench/results/.
 
-A bench is a function `name(*, options, run: Bench)` in bench/name.py. It starts what it needs and says what each side
-does in one round. The frame lets the sides alternate, prints medians with their spreads, and divides by the reference.
+A bench is a function `measure(*, options, run: Bench)` in bench/NAME.py. It starts what it needs and says what each
+side does in one round. The frame lets sides alternate, prints medians with spreads, and divides by the reference.
 """
 
+import inspect
 import json
 import os
 import platform
@@ -145,7 +146,8 @@ class Table:
                 one.text(column.digits, column.shown) if one else "-"
                 for column, one in zip(self.columns, spreads, strict=True)
             ]
-            shown.add_row(side, *cells, *([f"{self.lost(side) or 0:.0f}"] if has_lost else []))
+            lost = self.lost(side)
+            shown.add_row(side, *cells, *([f"{lost:.0f}" if lost is not None else "-"] if has_lost else []))
         rounds = max(one.round for one in self.taken)
         about = f"; medians of {rounds} rounds (lowest - highest)" if rounds > 1 else ""
         self._run.console.print(f"\n{self.title}{about}", style="bold")
@@ -194,7 +196,7 @@ class Run:
     """One run: what was measured so far, and the terminal."""
 
     def __init__(self, name: str, options: Mapping[str, Any]) -> None:
-        self.console = Console() if sys.stdout.isatty() else Console(width=140)  # wide enough for every table
+        self.console = Console() if sys.stdout.isatty() else Console(width=160)  # wide enough for every table
         self._name, self._options = name, options
         self._tables: list[Table] = []
         self._lines: dict[str, dict[str, Line]] = {}
@@ -235,6 +237,8 @@ class Run:
             self.console.print(f"lost messages: {sum(counts):.0f}")
         for reason in self._failures:
             self.console.print(reason)
+        if not tables:
+            raise BenchmarkError("the options leave out every measurement")
         RESULTS.mkdir(exist_ok=True)
         for file in (self._write_json(tables), self._plot([table for table in tables if table.is_drawn])):
             self.console.print(f"written: {os.path.relpath(file)}", soft_wrap=True)
@@ -282,14 +286,15 @@ Bench = Annotated[Run, Parameter(parse=False)]  # the last parameter of each ben
 
 def main(bench: Callable[..., None]) -> NoReturn:
     """Run a bench from the command line and exit: with 1 and one line when it cannot measure, with 130 after Ctrl-C."""
-    app = App(name=f"python -m bench.{bench.__name__}", version_flags=[])
+    name = Path(inspect.getfile(bench)).stem
+    app = App(name=f"python -m bench.{name}", version_flags=[])
     app.default(bench)
     command, bound, _ = app.parse_args()
     if command != bench:  # --help
         sys.exit(command(*bound.args, **bound.kwargs))
     bound.apply_defaults()
     options = {name: value for name, value in bound.arguments.items() if name != "run"}
-    run = Run(bench.__name__, options)
+    run = Run(name, options)
     try:
         bench(**options, run=run)
         sys.exit(run.finish())

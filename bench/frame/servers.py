@@ -1,5 +1,6 @@
 """The private servers of a benchmark: PostgreSQL as durable as in production, RabbitMQ, the tables and the queue."""
 
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ import psycopg
 from psycopg.sql import SQL, Identifier
 from pydantic import SecretStr
 
+from bench.frame.error import BenchmarkError
 from bench.frame.processes import CpuMeter, wait_idle
 from bench.frame.queue import bind_queue
 from relay.config.settings import DatabaseSettings
@@ -22,6 +24,7 @@ from tests.support.rabbitmq import RabbitServer
 FILL_WAL = """
     SELECT count(pg_logical_emit_message(false, '', repeat(md5(n::text), 1 << 15))) FROM generate_series(1, %s) AS n
 """
+LOOK_AT_ALL = "SELECT count(*) FROM outbox.message"
 WAL_MEGABYTES = 2048  # more than a round writes; the checkpoint before the next recycles them
 
 
@@ -89,3 +92,26 @@ def second_database(servers: Servers, name: str) -> Iterator[Servers]:
             yield replace(servers, database_url=database_url)
         finally:
             connection.execute(SQL("DROP DATABASE {} WITH (FORCE)").format(Identifier(name)))
+
+
+@contextmanager
+def holding_snapshot(database_url: str) -> Iterator[None]:
+    """Hold a snapshot that has read, as a long report or a dump does."""
+    with psycopg.connect(database_url, application_name="old snapshot") as connection:
+        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        connection.execute(LOOK_AT_ALL)
+        yield
+        connection.rollback()
+
+
+def require_space(folder: Path, needed: int) -> None:
+    """Make sure of room on the disk.
+
+    Raises:
+        BenchmarkError: there is less.
+    """
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise BenchmarkError(
+            f"{free / 2**30:.0f} GiB are free, and this takes up to {needed / 2**30:.0f}: ask for fewer rows"
+        )
