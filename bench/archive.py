@@ -7,24 +7,20 @@ day has each purchase once or several times, under other invoice ids. The job ar
 many: what the rows of the second cost more, divided by their number, is the cost of an event, without Spark's start.
 """
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 from time import monotonic, sleep
 
 import psycopg
-from pydantic import SecretStr
 
 from bench.frame.error import BenchmarkError
 from bench.frame.processes import cpu_seconds
 from bench.frame.run import Bench, Column, Count, Figures, Run, main
-from relay.config.settings import DatabaseSettings
-from relay.operate.migrate import migrate
+from bench.frame.servers import private_postgres
+from bench.frame.spark_session import use_java
 from tests.support.days import ADD_DAY, NAME
 from tests.support.folders import temporary_folder
-from tests.support.java import java_home
-from tests.support.postgres import PostgresServer
 from tests.support.purchases import purchases
 
 JOB = Path(__file__).resolve().parents[1] / "spark" / "jobs" / "archive.py"
@@ -54,9 +50,7 @@ def measure(*, copies: Count = 30, run: Bench) -> None:
     """
     if copies < 2:
         raise BenchmarkError("--copies takes at least 2: a day is compared with one that has each purchase once")
-    if (home := java_home()) is None:
-        raise BenchmarkError("no Java 17-21 found; `tests/support/packages demo` installs one")
-    os.environ.update(JAVA_HOME=str(home), PYSPARK_PYTHON=sys.executable)
+    use_java()
     titles = {
         "the job, s": "seconds",
         "COPY TO, s": "copy_seconds",
@@ -66,15 +60,16 @@ def measure(*, copies: Count = 30, run: Bench) -> None:
     columns = (Column(title, figure, 1) for title, figure in titles.items())
     archived = run.table("The job, next to COPY TO", *columns, Column("events", "events"))
     cost = run.table("An event", Column("cost", "cost", 1))
-    with temporary_folder() as folder, PostgresServer(durable=True) as postgres:
-        url = postgres.create_database("bench")
-        migrate(DatabaseSettings(url=SecretStr(url)))
-        with psycopg.connect(url, autocommit=True) as connection:
-            _load_purchases(connection)
-            days = {}
-            for name, ago, number in (("each purchase once", 4, 1), (f"{copies} times", 3, copies)):
-                days[name] = _archive(run, connection, postgres, folder, ago, copies=number)
-                archived.add(name, days[name])
+    with (
+        temporary_folder() as folder,
+        private_postgres(run) as postgres,
+        psycopg.connect(postgres[1], autocommit=True) as connection,
+    ):
+        _load_purchases(connection)
+        days = {}
+        for name, ago, number in (("each purchase once", 4, 1), (f"{copies} times", 3, copies)):
+            days[name] = _archive(run, connection, postgres, folder, ago, copies=number)
+            archived.add(name, days[name])
     small, large = days.values()
     for name, figure in (
         ("payload", "payload_bytes"),
@@ -96,8 +91,9 @@ def _load_purchases(connection: psycopg.Connection) -> None:
 
 
 def _archive(
-    run: Run, connection: psycopg.Connection, postgres: PostgresServer, folder: Path, ago: int, *, copies: int
+    run: Run, connection: psycopg.Connection, postgres: tuple[int, str], folder: Path, ago: int, *, copies: int
 ) -> Figures:
+    postgres_pid, url = postgres
     with run.status(f"filling a day, {copies} of each purchase"):
         ((midnight,),) = connection.execute(ADD_DAY, {"ago": ago}).fetchall()
         connection.execute(FILL, {"midnight": midnight, "copies": copies})
@@ -109,15 +105,13 @@ def _archive(
     with run.status(f"copying {events:,} events"):
         copy_seconds = _copy(connection, table, folder / "copy")
     with run.status(f"archiving {events:,} events"), (folder / "log").open("ab") as log:
-        before, spark_cpu, started = cpu_seconds(postgres.pid), 0.0, monotonic()
+        before, spark_cpu, started = cpu_seconds(postgres_pid), 0.0, monotonic()
         command = [sys.executable, str(JOB), "--path", str(folder / "archive"), "--day", day]
-        job = subprocess.Popen(
-            [*command, "--url", postgres.url("bench")], stdout=log, stderr=log, stdin=subprocess.DEVNULL
-        )
+        job = subprocess.Popen([*command, "--url", url], stdout=log, stderr=log, stdin=subprocess.DEVNULL)
         while job.poll() is None:
             spark_cpu = max(spark_cpu, cpu_seconds(job.pid))
             sleep(0.1)
-        seconds, postgres_cpu = monotonic() - started, cpu_seconds(postgres.pid) - before
+        seconds, postgres_cpu = monotonic() - started, cpu_seconds(postgres_pid) - before
     if job.returncode:
         raise BenchmarkError(f"the job has failed: {(folder / 'log').read_text().splitlines()[-1]}")
     parquet_bytes = sum(file.stat().st_size for file in (folder / "archive" / f"day={day}").rglob("*.parquet"))

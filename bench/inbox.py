@@ -8,15 +8,13 @@ from uuid import uuid4
 
 import psycopg
 from psycopg.sql import SQL, Composed, Identifier
-from pydantic import SecretStr
 
 from bench.frame.processes import CpuMeter, wait_idle
 from bench.frame.run import Bench, Column, Count, CountOrNone, Figures, Shown, main
+from bench.frame.servers import private_postgres
 from relay.config.settings import DatabaseSettings
 from relay.consume.apply.inbox import Inbox
 from relay.consume.apply.inbox_insert import EVERYTHING
-from relay.operate.migrate import migrate
-from tests.support.postgres import PostgresServer
 
 DAYS = 30  # that are remembered
 BATCHES = (1, 100)  # messages a transaction
@@ -85,14 +83,12 @@ def measure(*, rounds: Count = 3, seconds: Count = 5, remembered: CountOrNone = 
         Column("of undivided", "rate", 2, is_ratio=True),
         Column("server CPU, us a message", "server_cpu", 0, Shown.MEDIAN),
     )
-    with PostgresServer(durable=True) as postgres:
-        url = postgres.create_database("bench")
-        migrate(DatabaseSettings(url=SecretStr(url)))
+    with private_postgres(run) as (postgres_pid, url):
         today = datetime.now(UTC).date()
         with psycopg.connect(url, autocommit=True) as connection:
             with run.status("filling both inboxes"):
                 _prepare(connection, {"today": today, "days": DAYS, "rows": remembered})
-            inboxes = Inboxes(postgres.pid, connection, today, seconds)
+            inboxes = Inboxes(postgres_pid, connection, today, seconds)
             for batch in BATCHES:
                 sides = {
                     f"{name}, {batch} a transaction": partial(_measure, inboxes, statement, batch)

@@ -21,6 +21,7 @@ from pydantic import SecretStr
 from bench.frame.error import BenchmarkError
 from bench.frame.relay import Relay
 from bench.frame.run import Bench, Column, CountOrNone, Figures, Positive, main
+from bench.frame.servers import new_database
 from relay.config.settings import DatabaseSettings
 from relay.errors import leaves
 from relay.operate.migrate import migrate
@@ -137,7 +138,7 @@ def kill_leader(stand: Stand, postgres: PostgresServer, cluster: Cluster, number
     asyncio.run(client.declare(leader.url(vhost)))
     scene = Scene(
         Fault.LEADER,
-        _new_database(postgres),
+        new_database(postgres, _new_name()),
         cluster.urls(vhost, first=leader),
         leader.url(vhost),
         urls[0],
@@ -162,7 +163,7 @@ def restart_broker(stand: Stand, postgres: PostgresServer, broker: RabbitServer)
         broker.launch()
         await asyncio.to_thread(broker.await_up)
 
-    scene = Scene(Fault.BROKER, _new_database(postgres), url, url, url, client, restart)
+    scene = Scene(Fault.BROKER, new_database(postgres, _new_name()), url, url, url, client, restart)
     pause = _measure(stand, scene)
     broker.delete_vhost(vhost)
     return pause
@@ -190,12 +191,6 @@ def kill_primary(stand: Stand, pair: Pair, broker: RabbitServer) -> Figures:
 
 def _new_name() -> str:
     return f"pauses_{secrets.token_hex(4)}"
-
-
-def _new_database(postgres: PostgresServer) -> str:
-    url = postgres.create_database(_new_name())
-    migrate(DatabaseSettings(url=SecretStr(url)))
-    return url
 
 
 def _measure(stand: Stand, scene: Scene) -> Figures:

@@ -111,7 +111,7 @@ class Course:
             self.waits.setdefault(number, array("d")).append(1000 * (confirmed_at - committed_at))
 
     def minutes(self) -> list[Minute]:
-        """Give the whole of it."""
+        """Return the whole of it."""
         minutes = []
         for number, waits in sorted(self.waits.items()):
             length = min(self.span, self.seconds - number * self.span)
@@ -121,7 +121,7 @@ class Course:
         return minutes
 
     def _number(self, second: float) -> int:
-        """Tell the span; a late writer's last rows count for the last one."""
+        """Return the span; a late writer's last rows count for the last one."""
         return int(max(0.0, min(second, self.seconds - 0.001)) // self.span)
 
 
@@ -169,7 +169,7 @@ class Awaited:
         return self.see([(id_, self._early.pop(id_)) for id_, _ in commits if id_ in self._early])
 
     def see(self, notes: list[Note]) -> list[tuple[float, float]]:
-        """Give the commit of each row and when it was seen, each once."""
+        """Return the commit of each row and when it was seen, each once."""
         seen = []
         for id_, at in notes:
             if (committed_at := self._committed_at.pop(id_, None)) is None:
@@ -213,9 +213,11 @@ def measure(
     title = f"{WRITERS} writers, {BATCH} rows a transaction: medians of each minute, in flight the most"
     columns = (Column(title, *figure) for title, figure in titles.items())
     of_minutes = run.table(title, *columns, is_drawn=False)
+    whole = run.table("The whole run", Column("rows", "rows"), is_drawn=False)
     growth = run.table(
         "Medians of the last third next to the second",
         *(Column(title, title, 1) for title in ("second third", "last third", "at most")),
+        Column("flat: 1", "is_flat"),
         is_drawn=False,
     )
     with private_servers(run, routing_key=table.ROUTING_KEY) as servers, run.status("") as status:
@@ -224,9 +226,11 @@ def measure(
             status.update(f"{sample.at / MINUTE:.1f} of {minutes:g} minutes, relay {sample.relay:.0f} MiB")
 
         soaked = soak(servers, rate, minutes * MINUTE, interval=interval, span=MINUTE, tell=tell)
+    whole.add("written", {"rows": soaked.written, "lost": soaked.lost})
     _report(soaked, of_minutes)
     for one in growths(soaked, rate):
-        growth.add(one.name, {"second third": one.before, "last third": one.after, "at most": one.limit})
+        figures = {"second third": one.before, "last third": one.after, "at most": one.limit, "is_flat": one.is_flat}
+        growth.add(one.name, figures)
         if check and one.is_judged and not one.is_flat:
             run.fail(f"{one.name}: {one.after:.1f} in the last third, {one.limit:.1f} at most")
     at = [sample.at / MINUTE for sample in soaked.samples]
@@ -245,8 +249,7 @@ def _report(soaked: Soaked, of_minutes: Table) -> None:
         medians = {name: median(getattr(one, name) for one in looks) for name in names} if looks else {}
         most = {"in_flight": max(one.in_flight for one in looks)} if looks else {}
         waits = {"rate": minute.rate, "p50": minute.p50, "p99": minute.p99}
-        lost = {"lost": soaked.lost} if number == 1 else {}
-        of_minutes.add(f"minute {number}", {**waits, **medians, **most, **lost})
+        of_minutes.add(f"minute {number}", {**waits, **medians, **most})
 
 
 def soak(

@@ -15,17 +15,13 @@ from time import monotonic
 from typing import Any
 
 import psycopg
-from pydantic import SecretStr
 from pyspark.sql import DataFrame, SparkSession
 
 import outbox_spark
 from bench.frame.error import BenchmarkError
 from bench.frame.run import Bench, Column, Count, Figures, Run, main
-from bench.frame.servers import make_wal_files
-from bench.frame.spark_session import driver_jar, spark_session
-from relay.config.settings import DatabaseSettings
-from relay.operate.migrate import migrate
-from tests.support.postgres import PostgresServer
+from bench.frame.servers import make_wal_files, private_postgres
+from bench.frame.spark_session import jdbc, spark_session
 
 BILLING = (Path(__file__).resolve().parents[1] / "spark" / "jobs" / "billing.sql").read_text()
 AGGREGATE_TYPE, EVENT_TYPE = "customer", "InvoiceIssued"
@@ -71,7 +67,7 @@ def measure(*, rows: Count = 600_000, rounds: Count = 3, partitions: Count = 4, 
         Column("rows/s", "rate"),
         Column("of JDBC", "rate", 2, is_ratio=True),
     )
-    with database(run) as url, driver_jar() as jar, spark_session(jar) as session:
+    with database(run) as url, spark_session() as session:
         frame, money = cached_invoices(run, session, rows, partitions)
         sides = {
             str(writer): partial(measure_write, url, write, rows, money)
@@ -82,9 +78,7 @@ def measure(*, rows: Count = 600_000, rounds: Count = 3, partitions: Count = 4, 
 
 @contextmanager
 def database(run: Run) -> Iterator[str]:
-    with run.status("starting PostgreSQL"), PostgresServer(durable=True) as postgres:
-        url = postgres.create_database("bench")
-        migrate(DatabaseSettings(url=SecretStr(url)))
+    with private_postgres(run) as (_, url):
         with psycopg.connect(url) as connection:
             connection.execute(BILLING)
         make_wal_files(url)
@@ -122,16 +116,13 @@ def writers(session: SparkSession, frame: DataFrame, url: str, partitions: int) 
 
 
 def _save_by_jdbc(frame: DataFrame, url: str, table: str) -> None:
-    login, _, place = url.removeprefix("postgresql://").rpartition("@")
-    user, _, password = login.partition(":")
+    address, login = jdbc(url)
     frame.write.format("jdbc").mode("append").options(
         # Without stringtype the server refuses text in a json column.
-        url=f"jdbc:postgresql://{place}?reWriteBatchedInserts=true&stringtype=unspecified",
-        driver="org.postgresql.Driver",
+        url=f"{address}?reWriteBatchedInserts=true&stringtype=unspecified",
         dbtable=table,
-        user=user,
-        password=password,
         batchsize="10000",
+        **login,
     ).save()
 
 

@@ -16,18 +16,15 @@ from itertools import pairwise
 from time import monotonic
 
 import psycopg
-from pydantic import SecretStr
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as f
 
 import outbox_spark
 from bench.frame.error import BenchmarkError
 from bench.frame.run import Bench, Column, Count, Figures, Run, main
-from bench.frame.spark_session import driver_jar, spark_session
-from relay.config.settings import DatabaseSettings
-from relay.operate.migrate import migrate
+from bench.frame.servers import private_postgres
+from bench.frame.spark_session import jdbc, spark_session
 from tests.support.days import ADD_DAY, NAME
-from tests.support.postgres import PostgresServer
 
 AGO = 3  # days: a closed one
 FILL = """
@@ -80,17 +77,15 @@ def measure(*, rows: Count = 3_000_000, rounds: Count = 3, partitions: Count = 8
     read = run.table(
         f"{rows:,} sent rows of a day", Column("rows/s", "rate"), Column("of JDBC", "rate", 2, is_ratio=True)
     )
-    with _filled_day(run, rows) as day, driver_jar() as jar, spark_session(jar) as session:
+    with _filled_day(run, rows) as day, spark_session() as session:
         readers = _readers(session, day, partitions)
         read.measure({reader: partial(_measure, open_, day) for reader, open_ in readers.items()}, rounds, warm_up=1)
 
 
 @contextmanager
 def _filled_day(run: Run, rows: int) -> Iterator[Filled]:
-    with run.status("starting PostgreSQL and filling the day"), PostgresServer(durable=True) as postgres:
-        url = postgres.create_database("bench")
-        migrate(DatabaseSettings(url=SecretStr(url)))
-        with psycopg.connect(url, autocommit=True) as connection:
+    with private_postgres(run) as (_, url):
+        with run.status("filling the day"), psycopg.connect(url, autocommit=True) as connection:
             ((midnight,),) = connection.execute(ADD_DAY, {"ago": AGO}).fetchall()
             connection.execute(FILL, {"midnight": midnight, "rows": rows})
             connection.execute(CLEAR_UP)
@@ -102,18 +97,15 @@ def _filled_day(run: Run, rows: int) -> Iterator[Filled]:
 
 def _readers(session: SparkSession, day: Filled, partitions: int) -> dict[Reader, Callable[[], DataFrame]]:
     outbox_spark.register(session)
-    login, _, place = day.url.removeprefix("postgresql://").rpartition("@")
-    user, _, password = login.partition(":")
-    jdbc = {"user": user, "password": password, "driver": "org.postgresql.Driver", "fetchsize": "10000"}
-    url, query = f"jdbc:postgresql://{place}", f"({QUERY.format(day=day.table)}) AS sent"
+    url, login = jdbc(day.url)
+    properties, query = {**login, "fetchsize": "10000"}, f"({QUERY.format(day=day.table)}) AS sent"
     borders = [day.blocks * piece // partitions for piece in range(partitions)] + [2**32 - 1]
     blocks = [f"place >= '({low},0)' AND place < '({high},0)'" for low, high in pairwise(borders)]
     types = ", ".join(f"{name} {'BIGINT' if name == 'id' else 'STRING'}" for name in COLUMNS[:-1])
+    by_jdbc = partial(session.read.jdbc, url, query, properties=properties)
     return {
-        Reader.JDBC: lambda: session.read.jdbc(url, query, "id", 1, day.rows + 1, partitions, properties=jdbc).select(
-            *COLUMNS
-        ),
-        Reader.JDBC_BLOCKS: lambda: session.read.jdbc(url, query, predicates=blocks, properties=jdbc).select(*COLUMNS),
+        Reader.JDBC: lambda: by_jdbc("id", 1, day.rows + 1, partitions).select(*COLUMNS),
+        Reader.JDBC_BLOCKS: lambda: by_jdbc(predicates=blocks).select(*COLUMNS),
         Reader.OUTBOX: lambda: (
             session.read.format("outbox")
             .options(url=day.url, numPartitions=str(partitions))

@@ -6,7 +6,7 @@ Each way of writing invoices with their events takes batches of several sizes by
 from functools import partial
 
 from bench.frame.run import Bench, Column, Count, main
-from bench.frame.spark_session import driver_jar, spark_session
+from bench.frame.spark_session import spark_session
 from bench.spark import Writer, cached_invoices, database, measure_write, writers
 
 SIZES = (100_000, 1_000_000, 3_000_000)
@@ -24,7 +24,7 @@ def measure(*, rounds: Count = 3, partitions: Count = 4, run: Bench) -> None:
         Partitions of the DataFrame; two tasks run at a time.
     """
     columns = Column("rows/s", "rate"), Column(f"of {SIZES[0]:,}", "rate", 2, is_ratio=True)
-    with database(run) as url, driver_jar() as jar, spark_session(jar) as session:
+    with database(run) as url, spark_session() as session:
         frames = {size: cached_invoices(run, session, size, partitions) for size in SIZES}
         for way in WAYS:
             sides = {

@@ -100,7 +100,7 @@ def uncommitted(database_url: str, backlog: Backlog) -> Iterator[psycopg.Connect
 
 
 def _payload(number: int, customer: str, numbers: random.Random) -> bytes:
-    """Give an invoice as JSON of exactly PAYLOAD_BYTES."""
+    """Return an invoice as JSON of exactly PAYLOAD_BYTES."""
     invoice = {"invoice": f"CDNOW-{number:07}", "customer": customer, "cents": numbers.randrange(100, 20_000)}
     bare = orjson.dumps({**invoice, "note": ""})
     return bare[:-2] + b"n" * (PAYLOAD_BYTES - len(bare)) + bare[-2:]
@@ -119,5 +119,5 @@ def _draw(keys: Keys, count: int, seed: int) -> list[str]:
 
 @cache
 def _customers() -> list[str]:
-    """Give the customer of each purchase."""
+    """Return the customer of each purchase."""
     return [line.split()[0] for line in purchases().read_text(encoding="ascii").splitlines()[1:]]

@@ -29,7 +29,7 @@ class NoteReader:
         self._place = 0
 
     def read(self) -> list[Note]:
-        """Give what was noted since the last call; nothing while there is no file."""
+        """Return what was noted since the last call; nothing while there is no file."""
         if not self._file.exists():
             return []
         with self._file.open("rb") as notes:

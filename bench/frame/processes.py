@@ -14,7 +14,7 @@ IDLE_SHARE = 0.08  # of one core; an idle broker takes 1-3 %
 
 
 def cpu_seconds(root: int) -> float:
-    """Tell the CPU time that process `root` and everything it ever started have used.
+    """Return the CPU time that process `root` and everything it ever started have used.
 
     A child that ended is counted by its parent once that has waited for it, as the postmaster does with a backend.
     """
@@ -79,6 +79,6 @@ def wait_idle(*roots: int, timeout: float = 120.0) -> None:
 
 
 def peak_bytes(pid: int) -> int:
-    """Tell how much memory a process held at one time at most; 0 when it has just ended."""
+    """Return how much memory a process held at one time at most; 0 when it has just ended."""
     found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
     return 1024 * int(found[1]) if found else 0

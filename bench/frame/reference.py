@@ -30,7 +30,7 @@ class Published:
 
 
 def is_buildable() -> bool:
-    """Tell whether this machine has a C compiler and librabbitmq."""
+    """Whether this machine has a C compiler and librabbitmq."""
     return shutil.which("cc") is not None and any(header.exists() for header in HEADERS)
 
 

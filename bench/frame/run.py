@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
@@ -103,6 +104,7 @@ class Table:
     def __init__(self, run: "Run", title: str, columns: Sequence[Column], *, is_drawn: bool) -> None:
         self.title, self.columns, self.is_drawn = title, columns, is_drawn
         self.taken: list[Taken] = []
+        self._figures: dict[tuple[str, int], Figures] = {}  # by side and round
         self._run = run
 
     def measure(self, sides: Mapping[str, Callable[[], Figures]], rounds: int, *, warm_up: int = 0) -> None:
@@ -115,13 +117,15 @@ class Table:
             if number > 0:
                 self.add(side, figures, number, reference=next(iter(sides)))
 
-    def add(self, side: str, figures: Figures, number: int = 1, *, reference: str = "") -> None:
-        """Take what was measured elsewhere."""
-        self.taken.append(one := Taken(side, number, figures, reference))
-        column = self.columns[0]
-        lost = f", lost {figures['lost']:.0f}" if "lost" in figures else ""
-        value = f"{figures[column.figure]:,.{column.digits}f}" if column.figure in figures else "-"
-        self._run.console.print(f"round {number}  {one.side}: {column.title} {value}{lost}", soft_wrap=True)
+    def add(self, side: str, figures: Figures, number: int | None = None, *, reference: str = "") -> None:
+        """Take what was measured elsewhere, and print it as the figures of a round, where there are rounds."""
+        self.taken.append(Taken(side, number or 1, figures, reference))
+        self._figures[side, number or 1] = figures
+        if number is not None:
+            column = self.columns[0]
+            lost = f", lost {figures['lost']:.0f}" if "lost" in figures else ""
+            value = f"{figures[column.figure]:,.{column.digits}f}"
+            self._run.console.print(f"round {number}  {side}: {column.title} {value}{lost}", soft_wrap=True)
 
     def spreads(self) -> dict[str, list[Spread | None]]:
         """Return the columns of each side; None where nothing was measured."""
@@ -148,8 +152,9 @@ class Table:
             ]
             lost = self.lost(side)
             shown.add_row(side, *cells, *([f"{lost:.0f}" if lost is not None else "-"] if has_lost else []))
-        rounds = max(one.round for one in self.taken)
-        about = f"; medians of {rounds} rounds (lowest - highest)" if rounds > 1 else ""
+        counts = Counter(one.side for one in self.taken).values()
+        rounds = f"{max(counts)}" if len(set(counts)) == 1 else f"{min(counts)} to {max(counts)}"
+        about = f"; medians of {rounds} rounds (lowest - highest)" if max(counts) > 1 else ""
         self._run.console.print(f"\n{self.title}{about}", style="bold")
         self._run.console.print(shown)
 
@@ -177,19 +182,16 @@ class Table:
         return {"summary": summary, "rounds": rounds}
 
     def _spread(self, column: Column, side: str) -> Spread | None:
-        values = []
-        of_round = {(one.side, one.round): one.figures.get(column.figure) for one in self.taken}
-        for one in self.taken:
-            value = one.figures.get(column.figure)
-            if one.side != side or value is None:
-                continue
-            if column.is_ratio:
-                reference = of_round.get((column.reference or one.reference, one.round))
-                if reference is None:
-                    continue
-                value /= reference
-            values.append(value)
+        of_side = [self._value(column, one) for one in self.taken if one.side == side]
+        values = [value for value in of_side if value is not None]
         return Spread.of(values) if values else None
+
+    def _value(self, column: Column, one: Taken) -> float | None:
+        value = one.figures.get(column.figure)
+        if value is None or not column.is_ratio:
+            return value
+        reference = self._figures.get((column.reference or one.reference, one.round), {}).get(column.figure)
+        return value / reference if reference else None
 
 
 class Run:
@@ -289,7 +291,7 @@ def main(bench: Callable[..., None]) -> NoReturn:
     name = Path(inspect.getfile(bench)).stem
     app = App(name=f"python -m bench.{name}", version_flags=[])
     app.default(bench)
-    command, bound, _ = app.parse_args()
+    command, bound, _ = app.parse_args(sys.argv[1:])
     if command != bench:  # --help
         sys.exit(command(*bound.args, **bound.kwargs))
     bound.apply_defaults()

@@ -64,11 +64,24 @@ def private_servers(run: HasStatus, *, routing_key: str) -> Iterator[Servers]:
         PostgresServer(durable=True) as postgres,
         RabbitServer() as rabbitmq,
     ):
-        database_url = postgres.create_database("bench")
-        migrate(DatabaseSettings(url=SecretStr(database_url)))
+        database_url = new_database(postgres)
         make_wal_files(database_url)
         bind_queue(rabbitmq.url(), routing_key)
         yield Servers(database_url, postgres.pid, rabbitmq.url(), rabbitmq.pid, folder)
+
+
+@contextmanager
+def private_postgres(run: HasStatus) -> Iterator[tuple[int, str]]:
+    """Start PostgreSQL alone with the outbox tables; hand over its process id and the URL."""
+    with run.status("starting PostgreSQL"), PostgresServer(durable=True) as postgres:
+        yield postgres.pid, new_database(postgres)
+
+
+def new_database(postgres: PostgresServer, name: str = "bench") -> str:
+    """Make a database with the outbox tables, and return its URL."""
+    url = postgres.create_database(name)
+    migrate(DatabaseSettings(url=SecretStr(url)))
+    return url
 
 
 def make_wal_files(database_url: str) -> None:

@@ -45,7 +45,7 @@ class Commit(NamedTuple):
 
 @contextmanager
 def writer_pool() -> Iterator[ProcessPoolExecutor]:
-    """Give WRITERS processes, ended with the block."""
+    """Return WRITERS processes, ended with the block."""
     with ProcessPoolExecutor(WRITERS, mp_context=multiprocessing.get_context("spawn")) as pool:
         # Ctrl-C reaches all processes of the terminal. The writers inherit that it is ignored: we alone decide.
         ours = signal.signal(signal.SIGINT, signal.SIG_IGN)
