@@ -235,11 +235,15 @@ def measure(
             run.fail(f"{one.name}: {one.after:.1f} in the last third, {one.limit:.1f} at most")
     at = [sample.at / MINUTE for sample in soaked.samples]
     middles = [number + 0.5 for number in range(len(soaked.minutes))]
-    run.draw("Memory, MiB", relay=(at, [one.relay for one in soaked.samples]))
-    run.draw("Partition of pending rows, MiB", pending=(at, [one.pending for one in soaked.samples]))
+    memory, pending, flight = (
+        {name: (at, [getattr(one, name) for one in soaked.samples]) for name in names}
+        for names in (("relay", "rabbitmq"), ("pending",), ("in_flight",))
+    )
+    run.draw("Memory, MiB", **memory)
+    run.draw("Partition of pending rows with its indexes, MiB", **pending)
     waits = {name: (middles, [getattr(one, name) for one in soaked.minutes]) for name in ("p50", "p99")}
     run.draw("Commit to confirm, ms", **waits)
-    run.draw("Messages in flight, by the minute", in_flight=(at, [one.in_flight for one in soaked.samples]))
+    run.draw("Messages in flight at the heartbeat", **flight)
 
 
 def _report(soaked: Soaked, of_minutes: Table) -> None:

@@ -11,7 +11,7 @@ Note = tuple[int, float]
 
 
 def open_notes(file: Path) -> Callable[[Iterable[int]], None]:
-    """Begin the file anew, and give what notes that something happens to these rows now."""
+    """Empty the file, and return a function that notes that something happens to these rows now."""
     notes = file.open("wb", buffering=0)
 
     def note(ids: Iterable[int]) -> None:

@@ -222,7 +222,7 @@ class Run:
                     yield number, side
 
     def draw(self, title: str, **lines: Line) -> None:
-        """Add lines, each of x and y, to the plot."""
+        """Add lines to the plot, each of minutes and of a figure then."""
         self._lines[title] = lines
 
     def fail(self, reason: str) -> None:
@@ -275,8 +275,9 @@ class Run:
             table.draw(axes)
         for (title, lines), axes in zip(self._lines.items(), panels[len(tables) :], strict=True):
             for name, (x, y) in lines.items():
-                axes.plot(x, y, label=name)
+                axes.plot(x, y, ".-", label=name)
             axes.set_ylim(bottom=0)
+            axes.set_xlabel("minutes")
             axes.set_title(title, loc="left", fontsize="small")
             axes.legend(loc="lower right")
         figure.savefig(file, dpi=120)
