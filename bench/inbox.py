@@ -13,8 +13,7 @@ from bench.frame.processes import CpuMeter, wait_idle
 from bench.frame.run import Bench, Column, Count, CountOrNone, Figures, Shown, main
 from bench.frame.servers import private_postgres
 from relay.config.settings import DatabaseSettings
-from relay.consume.apply.inbox import Inbox
-from relay.consume.apply.inbox_insert import EVERYTHING
+from relay.consume.apply.inbox import EVERYTHING, Inbox
 
 DAYS = 30  # that are remembered
 BATCHES = (1, 100)  # messages a transaction

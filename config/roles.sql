@@ -63,6 +63,7 @@ GRANT USAGE, CREATE ON SCHEMA outbox_staging TO outbox_spark;
 -- Archive: reads the outbox, and notes which days it has written elsewhere.
 GRANT SELECT ON outbox.message, outbox.message_count, outbox.message_state TO outbox_archive;
 GRANT SELECT, INSERT, DELETE ON outbox.archived_day TO outbox_archive;
+GRANT EXECUTE ON FUNCTION outbox.sent(timestamp with time zone, timestamp with time zone) TO outbox_archive;
 
 -- The relay and its operators: read, mark, park, retry, reroute; what an event says is not theirs to change.
 GRANT SELECT ON outbox.message, outbox.message_count, outbox.message_state TO outbox_relay;
@@ -73,6 +74,7 @@ GRANT SELECT, DELETE ON outbox.message_pending TO outbox_relay; -- a sent row mo
 GRANT INSERT ON outbox.message_sent TO outbox_relay;
 GRANT SELECT ON SEQUENCE outbox.message_id_seq TO outbox_relay;
 GRANT EXECUTE ON FUNCTION outbox.ensure_sent_days(date, integer) TO outbox_relay;
+GRANT EXECUTE ON FUNCTION outbox.sent(timestamp with time zone, timestamp with time zone) TO outbox_relay;
 GRANT SELECT, INSERT, UPDATE, DELETE ON outbox.node, outbox.quarantine TO outbox_relay;
 GRANT SELECT, INSERT, DELETE ON outbox.published TO outbox_relay;
 GRANT SELECT ON outbox.batch, outbox.migration TO outbox_relay;

@@ -145,11 +145,13 @@ class Connection(psycopg.AsyncConnection):
     """
 
     _pulling: asyncio.TimerHandle | None = None
+    ended_in_wait = False  # by the server, or by psycopg, which gives up a statement that cannot be cancelled
 
     async def wait(self, gen: PQGen[RV], *args: Any, **kwargs: Any) -> RV:
         try:
             return await super().wait(gen, *args, **kwargs)
         finally:
+            self.ended_in_wait |= self.broken
             if self._pulling is not None:
                 self._pulling.cancel()
                 self._pulling = None
@@ -158,6 +160,17 @@ class Connection(psycopg.AsyncConnection):
         if self._pulling is None and self.pgconn.transaction_status == TransactionStatus.ACTIVE:
             self._pulling = asyncio.get_running_loop().call_later(CANCEL_TIMEOUT, unplug, self)
         await super().cancel_safe(timeout=min(timeout, CANCEL_TIMEOUT))
+
+
+def is_finished(connection: psycopg.Connection | psycopg.AsyncConnection) -> bool:
+    """Whether other code than psycopg has called `connection.pgconn.finish()`.
+
+    False for an asyncio connection that is not ours, such as one of SQLAlchemy: psycopg may have done so itself.
+    """
+    pointer = connection.pgconn.pgconn_ptr  # type: ignore[attr-defined]  # each implementation has it
+    if not connection.broken or pointer is not None:
+        return False
+    return isinstance(connection, psycopg.Connection) or not getattr(connection, "ended_in_wait", True)
 
 
 def unplug(connection: psycopg.Connection | psycopg.AsyncConnection) -> None:

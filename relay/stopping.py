@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, contextmanager
 
 from relay.logger import get_logger
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+STOPS = (signal.SIGTERM, signal.SIGINT)
 GOODBYE = 1.0  # seconds beyond the time to drain, to hand over and to close
 GOODBYES = 2.0  # for everything that a process has open
 
@@ -17,21 +17,26 @@ log = get_logger(__name__)
 
 
 @contextmanager
-def at_signals(call: Callable[[], None]) -> Iterator[None]:
-    """Call at each SIGTERM and SIGINT; only in the main thread."""
+def at_signals(stop: Callable[[], None], *, reload: Callable[[], None] | None) -> Iterator[None]:
+    """Call `stop` at each SIGTERM and SIGINT, and `reload` at each SIGHUP, unless it is None; main thread only."""
     loop = asyncio.get_running_loop()
-    for number in SIGNALS:
+    calls = dict.fromkeys(STOPS, stop)
+    if reload is not None:
+        calls[signal.SIGHUP] = reload
+    for number, call in calls.items():
         loop.add_signal_handler(number, call)
     try:
         yield
     finally:
-        for number in SIGNALS:
+        for number in calls:
             loop.remove_signal_handler(number)
 
 
 @contextmanager
-def stopped_by_signals(stop: Callable[[], None], running: asyncio.Task[object]) -> Iterator[None]:
-    """Call `stop` at SIGTERM or SIGINT, and cancel the task at a second one."""
+def stopped_by_signals(
+    stop: Callable[[], None], running: asyncio.Task[object], *, reload: Callable[[], None] | None = None
+) -> Iterator[None]:
+    """Call `stop` at SIGTERM or SIGINT, and cancel the task at a second one; call `reload` at SIGHUP."""
     is_told = False
 
     def on_signal() -> None:
@@ -42,7 +47,7 @@ def stopped_by_signals(stop: Callable[[], None], running: asyncio.Task[object]) 
             is_told = True
             stop()
 
-    with at_signals(on_signal):
+    with at_signals(on_signal, reload=reload):
         yield
 
 

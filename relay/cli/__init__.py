@@ -30,9 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _hear_signals(arguments: list[str]) -> None:
     """Be stoppable from now on, until the command sets handlers of its own."""
-    if arguments[:1] == ["run"]:  # who tells of new hosts must not end the process
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
     if any(arguments[: len(command)] == command for command in UNTIL_TOLD):
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # who tells of new hosts or passwords must not end the process
         signal.signal(signal.SIGTERM, _leave)
     elif os.getpid() == 1:  # the kernel keeps from PID 1 every signal that it has no handler for
         signal.signal(signal.SIGTERM, _terminate)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError, Parameter
 
 from relay import __version__
+from relay.cli import UNTIL_TOLD
 from relay.cli.exit_code import ExitCode
 from relay.cli.old_spellings import in_new_words
 from relay.cli.printing import complain, guard_stderr
@@ -95,6 +96,7 @@ def run_command(arguments: Sequence[str] | None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.BROKEN_PIPE
     except (Exception, BaseExceptionGroup) as error:
+        _begin_log(given)
         return _end(error)
     return code if isinstance(code, int) else ExitCode.DONE
 
@@ -154,6 +156,21 @@ def _explain(error: BaseException) -> ExitCode:
         if not _is_logged(words, code):
             complain(words)
     return code
+
+
+def _begin_log(given: Sequence[str]) -> None:
+    """Make stderr a log of JSON where settings could not be read, but the environment alone says that it is one."""
+    log = sys.modules.get("relay.observe.log")  # not loaded: the command's module could not be imported
+    if log is None or not any(list(given[: len(command)]) == command for command in UNTIL_TOLD):
+        return
+    import structlog  # noqa: PLC0415  (it takes longer to load than most commands to run)
+
+    from relay.config.keys import all_keys  # noqa: PLC0415
+    from relay.config.settings import LogFormat, LogSettings  # noqa: PLC0415
+
+    (key,) = (key for key in all_keys() if key.name == "log.format")
+    if not structlog.is_configured() and LogFormat.JSON in map(os.environ.get, key.variables):
+        log.set_up(LogSettings(format=LogFormat.JSON))
 
 
 def _is_logged(words: str, code: int, bug: BaseException | None = None) -> bool:

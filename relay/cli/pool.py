@@ -26,7 +26,10 @@ app = App(name="pool", help="Share partitions among consumers; tell who holds wh
 
 @app.command
 def run(*, options: DatabaseOptions = DatabaseOptions()) -> ExitCode:
-    """Be a candidate for the master of the pools, without relaying, until SIGTERM or Ctrl-C; then exit with 0."""
+    """Be a candidate for the master of the pools, without relaying, until SIGTERM or Ctrl-C; then exit with 0.
+
+    At SIGHUP it reads the file again from which database.url comes.
+    """
     settings = options.load().settings
     log.set_up(settings.log)
     with session(settings.database):  # tables and login are looked at once, with a remedy in the error
@@ -58,7 +61,7 @@ def status(
 
 async def _run(candidate: Candidate) -> ExitCode:
     running = asyncio.create_task(candidate.run(), name="pool")
-    with stopped_by_signals(candidate.stopping.set, running):
+    with stopped_by_signals(candidate.stopping.set, running, reload=candidate.reload):
         try:
             await running
         except asyncio.CancelledError:

@@ -78,6 +78,12 @@ class SecretFile(SecretSource):
         super().__init__((lambda: read_value(path)[0]) if is_regular else (lambda: value), f"file {path}")
 
 
+def read_again(*urls: SecretStr) -> None:
+    """Read URLs that come from a file or a function: the log tells now which cannot be read or used."""
+    for url in urls:
+        url.get_secret_value()
+
+
 def read_value(path: str | Path) -> tuple[str, bool]:
     """Return what a file holds without its last line break, and whether it can be read again, as no pipe can."""
     text, is_regular = read_file(path)

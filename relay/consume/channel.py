@@ -20,9 +20,8 @@ from aiormq.exceptions import (
 from pamqp.common import Arguments
 
 from relay.broker.connection import answer_within, words
-from relay.consume.apply.attempt import Attempt
-from relay.consume.apply.inbox_insert import EVERYTHING, Admission
-from relay.consume.apply.repeats import Repeats
+from relay.consume.apply.inbox import EVERYTHING, Admission
+from relay.consume.apply.transactions import Attempt
 from relay.consume.apply.transactions_factory import open_transactions
 from relay.consume.classify import Failure, Reason, first_line, name_of, unfit
 from relay.consume.counters import Counters
@@ -30,17 +29,16 @@ from relay.consume.failed.copies import Copies
 from relay.consume.failed.envelope import history_of, restored
 from relay.consume.failed.held_messages import HeldMessages
 from relay.consume.failed.held_table import NOT_HELD, TAKEN, HeldTable
-from relay.consume.key_queue import KeyQueue
 from relay.consume.message import Delivery, Unreadable, read_delivery
 from relay.consume.setup import Setup
 from relay.consume.startup import keep_asking, keep_up
-from relay.consume.worker import Worker
+from relay.consume.worker import KeyQueue, Repeats, Worker
 from relay.database import CANCEL_TIMEOUT
 from relay.errors import BrokerUnavailableError, ConfigurationError, QueueMissingError
 from relay.logger import get_logger
 
 # The priority that every consumer has. Only a stream takes none: it refuses the argument, and so it refuses us.
-BUT_STREAMS: Arguments = {"x-priority": 0}
+REFUSED_BY_STREAMS: Arguments = {"x-priority": 0}
 CLOSE_TIMEOUT = 2.0  # seconds for a goodbye to a broker that may be gone
 LOST = (AMQPError, ChannelInvalidStateError, OSError)  # TimeoutError is an OSError
 
@@ -77,7 +75,7 @@ class ChannelConsumer:
         self._held = self._hold() if setup.failures.holds_keys else None
         self._key_queue = KeyQueue()
         self._repeats = Repeats(setup.inbox, setup.session)
-        self._workers = [self._worker() for _ in range(setup.work.concurrency)]
+        self._workers = [self._worker() for _ in range(setup.concurrency)]
 
     async def begin(self) -> str:
         """Ask for deliveries, and give the consumer's tag.
@@ -90,7 +88,7 @@ class ChannelConsumer:
         try:
             async with answer_within(f"consume {queue}", self._setup.broker.connect_timeout):
                 await self._channel.basic_qos(prefetch_count=self._setup.prefetch)
-                begun = await self._channel.basic_consume(queue, self._deliver, arguments=BUT_STREAMS)
+                begun = await self._channel.basic_consume(queue, self._deliver, arguments=REFUSED_BY_STREAMS)
         except ChannelNotFoundEntity:
             raise QueueMissingError(queue) from None
         except ChannelPreconditionFailed as error:
@@ -120,7 +118,9 @@ class ChannelConsumer:
         if self._held is None:  # else that looks into its table as often
             asking = keep_asking(self._setup.inbox, self._setup.session, self._stopping)
             beside.append(start(asking, name="consume.ask"))
-        await first(self._setup.stop.wait(), self._cancelled.wait(), self._channel.closing, self._cut_off.wait())
+        await wait_for_first(
+            self._setup.stop.wait(), self._cancelled.wait(), self._channel.closing, self._cut_off.wait()
+        )
         drain_until = asyncio.get_running_loop().time() + self._setup.work.drain_timeout
         if self._cut_off.is_set():
             # Before the drain, which takes long without a database: until then the queue gives nobody else anything.
@@ -129,7 +129,7 @@ class ChannelConsumer:
             # A single active consumer that is cancelled makes room for the next one at once, while what it has not
             # settled still waits for the end of its channel: that would come behind what is newer.
             if not self._setup.failures.holds_keys:
-                await self._end(tag)
+                await self._cancel_consumer(tag)
             log.info("consumer.draining", queue=self._setup.queue)
         self._stopping.set()
         self._key_queue.stop()
@@ -232,7 +232,7 @@ class ChannelConsumer:
         self._attempts.append(attempt)
         return attempt
 
-    async def _end(self, tag: str) -> None:
+    async def _cancel_consumer(self, tag: str) -> None:
         """Take no more deliveries."""
         with suppress(*LOST):  # then none will come either
             async with answer_within("cancel a consumer", CLOSE_TIMEOUT):
@@ -241,7 +241,7 @@ class ChannelConsumer:
     async def _drain(self, working: Sequence[asyncio.Task[None]], until: float) -> None:
         """Wait for what is under way, but not too long: one that is cut is rolled back and comes again."""
         within = max(0.0, until - asyncio.get_running_loop().time())
-        await first(asyncio.wait(working), self._setup.stop_at_once.wait(), within=within)
+        await wait_for_first(asyncio.wait(working), self._setup.stop_at_once.wait(), within=within)
         for task in working:
             task.cancel()
         _, silent = await asyncio.wait(working, timeout=2 * CANCEL_TIMEOUT)
@@ -347,7 +347,7 @@ async def close(channel: AbstractChannel) -> None:
             await channel.close()
 
 
-async def first(*waits: Awaitable[object], within: float | None = None) -> None:
+async def wait_for_first(*waits: Awaitable[object], within: float | None = None) -> None:
     """Wait until one of them is over, however it ends, or the time is."""
     tasks = [asyncio.ensure_future(wait) for wait in waits]
     try:

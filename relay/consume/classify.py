@@ -210,7 +210,7 @@ def _writable(words: str) -> str:
     return shown.encode(errors="backslashreplace").decode()[:LONGEST_WORDS]
 
 
-def tell_failure(delivery: Delivery, failure: Failure, error: BaseException) -> None:
+def log_failure(delivery: Delivery, failure: Failure, error: BaseException) -> None:
     log.warning(
         "message.failed",
         message_id=str(delivery.message.message_id),

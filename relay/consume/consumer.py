@@ -17,21 +17,22 @@ from contextlib import asynccontextmanager, nullcontext
 
 from aiormq.abc import AbstractChannel
 
-from relay.backoff import unless_set
+from relay.backoff import unless_set, wait_for_event
 from relay.broker.connection import Connection, connect, kind_of_end, open_channel, words
+from relay.config.secret import read_again
 from relay.config.settings import BrokerSettings, Url, settings_of
 from relay.consume.apply.handlers import AsyncHandler, SyncHandler, collect_handlers
 from relay.consume.apply.inbox import Inbox
 from relay.consume.apply.transactions_factory import open_transactions
-from relay.consume.channel import LOST, consume, first
+from relay.consume.channel import LOST, consume
 from relay.consume.classify import Judge
 from relay.consume.counters import ConsumerSnapshot, Counters
 from relay.consume.failed.queues import dead_queue, dead_queue_name, prepare, retry_queues
-from relay.consume.policies import FailurePolicy, WorkPolicy
+from relay.consume.hindrances import Stopping, raise_if_set
+from relay.consume.policies import CONCURRENCY, FailurePolicy, WorkPolicy
 from relay.consume.queue_depth import ready_count
 from relay.consume.setup import Setup
 from relay.consume.startup import check_inbox, tell_left_behind
-from relay.consume.stopping import Stopping, raise_if_set
 from relay.errors import BrokerUnavailableError, ConfigurationError, QueueMissingError
 from relay.logger import get_logger
 from relay.stopping import at_signals, cut_after
@@ -65,7 +66,8 @@ class Consumer:
         work: WorkPolicy = WorkPolicy(),  # noqa: B008 (immutable)
         declare: bool = True,
     ) -> None:
-        inbox.require_connections(work.concurrency + BESIDE_THE_WORKERS)
+        concurrency = CONCURRENCY if work.concurrency is None else work.concurrency
+        inbox.require_connections(concurrency + BESIDE_THE_WORKERS)
         found = collect_handlers(handlers)
         open_transactions(inbox, found, pipeline=work.pipeline)  # refuses now what does not fit together
         judge = Judge(failures)
@@ -78,6 +80,7 @@ class Consumer:
             broker=settings_of(BrokerSettings, broker),
             failures=failures,
             work=work,
+            concurrency=concurrency,
             judge=judge,
         )
         steps = [] if failures.holds_keys else judge.steps
@@ -140,15 +143,22 @@ class Consumer:
             self.setup.stop_at_once.set()
         self.setup.stop.set()
 
+    def reload(self) -> None:
+        """Read the URLs again that come from files, as at SIGHUP; the next connections use them.
+
+        The log names a file that cannot be read or used (`secret.not_renewed`). Open connections stay.
+        """
+        read_again(self.setup.broker.url, *self.setup.inbox.urls)
+
     async def run(self, *, signals: bool = True) -> None:
-        """Consume until `stop`, or SIGTERM or SIGINT when `signals` (main thread only).
+        """Consume until `stop`, or SIGTERM or SIGINT when `signals` (main thread only); SIGHUP is `reload` then.
 
         Raises:
             DatabaseUnavailableError, SchemaError, BrokerUnavailableError, QueueMissingError, QueueUnfitError,
                 ConfigurationError: at the start. Once it has been ready, it waits for these to heal.
         """
         setup = self.setup
-        with at_signals(self.stop) if signals else nullcontext():
+        with at_signals(self.stop, reload=self.reload) if signals else nullcontext():
             try:
                 async with cut_after(setup.stop, setup.work.drain_timeout):
                     await unless_set(setup.stop, self._prepare())
@@ -203,7 +213,7 @@ class Consumer:
         self._was_ready, self._failures = True, 0
         setup = self.setup
         setup.health.heal("broker")
-        log.info("consumer.ready", queue=self.queue, prefetch=setup.prefetch, concurrency=setup.work.concurrency)
+        log.info("consumer.ready", queue=self.queue, prefetch=setup.prefetch, concurrency=setup.concurrency)
 
     async def _wait_for_broker(self, error: Exception) -> None:
         self._failures += 1
@@ -211,4 +221,4 @@ class Consumer:
             self.setup.counters.broker_losses[kind_of_end(error.__cause__)] += 1
         is_refusal = isinstance(error, BrokerUnavailableError) and error.is_refusal
         self.setup.health.degrade("broker", words(error), is_refusal=is_refusal)
-        await first(self.setup.stop.wait(), within=self.setup.work.backoff.seconds(self._failures))
+        await wait_for_event(self.setup.stop, self.setup.work.backoff.seconds(self._failures))

@@ -11,6 +11,7 @@ from relay.errors import ConfigurationError
 
 MAX_PREFETCH = 65535  # AMQP has 16 bits for it
 Order = Literal["hold", "skip"]  # what a message that failed means for the later ones of its key
+CONCURRENCY = 4  # of a consumer, unless it is given
 LEAST_POISON_LIMIT = 3  # a suspect must have been alone when it killed, before it is judged
 
 
@@ -120,7 +121,8 @@ class WorkPolicy:
 
     Args:
         concurrency: concurrent transactions, each on a database connection of its own. Messages of one key
-            (aggregate type and id) are never in two of them, and stay in order. In a pool it is 1.
+            (aggregate type and id) are never in two of them, and stay in order. None: 4; in a pool 1 for each
+            partition, which takes no other value.
         batch_size: messages in one transaction, at most. When one of them fails, the batch is rolled back and applied
             again one by one, so what a handler does outside of the database may be done twice.
         pipeline: send the handlers' statements without waiting for each answer (psycopg's pipeline mode). An error
@@ -132,7 +134,7 @@ class WorkPolicy:
         ConfigurationError: `concurrency` or `batch_size` is out of range.
     """
 
-    concurrency: int = 4
+    concurrency: int | None = None
     batch_size: int = 1
     pipeline: bool = False
     stall_after: float = 5.0
@@ -140,8 +142,9 @@ class WorkPolicy:
     backoff: Backoff = Backoff()  # noqa: RUF009 (immutable)
 
     def __post_init__(self) -> None:
-        if self.concurrency < 1 or self.batch_size < 1 or self.concurrency * self.batch_size > MAX_PREFETCH:
+        concurrency = CONCURRENCY if self.concurrency is None else self.concurrency
+        if concurrency < 1 or self.batch_size < 1 or concurrency * self.batch_size > MAX_PREFETCH:
             raise ConfigurationError(
-                f"concurrency ({self.concurrency}) and batch_size ({self.batch_size}) are at least 1,"
+                f"concurrency ({concurrency}) and batch_size ({self.batch_size}) are at least 1,"
                 f" and their product at most {MAX_PREFETCH}"
             )

@@ -11,12 +11,10 @@ from relay.consume.apply.inbox_session import InboxSession
 from relay.consume.apply.partition_state import PartitionState
 from relay.consume.classify import Judge
 from relay.consume.counters import Counters
-from relay.consume.failed.copy_publisher import Outgoing
+from relay.consume.failed.copy_publisher import CopyPublisher
 from relay.consume.failed.poison import BegunAttempts
-from relay.consume.outages import Outages
-from relay.consume.overload import OverloadGate
+from relay.consume.hindrances import Outages, OverloadGate, StallWatch
 from relay.consume.policies import FailurePolicy, WorkPolicy
-from relay.consume.stall import StallWatch
 from relay.engine.health import Health
 
 AHEAD = 16  # deliveries of a partition that wait in its holder, beside those that are worked on
@@ -33,6 +31,7 @@ class Setup:
     broker: BrokerSettings
     failures: FailurePolicy
     work: WorkPolicy
+    concurrency: int
     judge: Judge
     fence: Fence | None = None  # around the partition that is consumed
     state: PartitionState | None = None  # of that partition
@@ -45,7 +44,7 @@ class Setup:
     outages: Outages = field(init=False)
     session: InboxSession = field(init=False)
     begun_attempts: BegunAttempts = field(init=False)
-    outgoing: Outgoing = field(init=False)
+    outgoing: CopyPublisher = field(init=False)
 
     def __post_init__(self) -> None:
         self.gate = OverloadGate(self.work.backoff, self.counters)
@@ -54,13 +53,13 @@ class Setup:
         self.outages = Outages(self.work.backoff, self.counters, self.health)
         self.session = InboxSession(self.inbox, self.outages)
         self.begun_attempts = BegunAttempts(self.inbox, self.session)
-        self.outgoing = Outgoing(self.broker, f"outbox-consumer {self.inbox.consumer_name} copies")
+        self.outgoing = CopyPublisher(self.broker, f"outbox-consumer {self.inbox.consumer_name} copies")
 
     @property
     def prefetch(self) -> int:
         # Nobody but the holder of a partition could work on what it has not begun.
         ahead = 0 if self.fence is None else AHEAD
-        return self.work.concurrency * self.work.batch_size + ahead
+        return self.concurrency * self.work.batch_size + ahead
 
     def of(self, fence: Fence, queue: str) -> "Setup":
         """Return what consumes one partition: with counters and an end of its own, and what a process has once."""

@@ -13,7 +13,7 @@ from relay.consume.apply.inbox import Inbox
 from relay.consume.apply.inbox_session import InboxSession
 from relay.consume.apply.transactions import Transactions
 from relay.consume.apply.transactions_factory import open_transactions
-from relay.consume.stopping import Stopping
+from relay.consume.hindrances import Stopping
 from relay.database import one_line
 from relay.errors import DeadlineError, OutboxError, SchemaError
 from relay.logger import get_logger

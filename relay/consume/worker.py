@@ -1,5 +1,9 @@
 """Apply messages, those of a key in the order in which they were delivered.
 
+A worker that is free takes what has waited longest, and no two workers have messages of one key. A hash of the key does
+not choose the worker: with as many deliveries as workers, some always meet in one worker, and the others idle
+(docs/decisions/0017-keys-to-whoever-is-free.md).
+
 What fails goes aside (`copies.Aside`), into a retry queue or behind its key's held ones, and is acknowledged once it is
 safe there: nothing that waits for its next try takes a place of the prefetch. It is not handed back to the broker
 between two tries, because that would let its successors overtake it, and because RabbitMQ 4 drops a message from a
@@ -7,22 +11,124 @@ quorum queue when it came back 20 times.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from relay.consume.apply.attempt import Attempt
-from relay.consume.apply.inbox_insert import Applied
-from relay.consume.apply.repeats import LOOKED_UP_AT_ONCE, Repeats
-from relay.consume.classify import Judge, poisoned, tell_failure
+from relay.consume.apply.inbox import Applied, Inbox
+from relay.consume.apply.inbox_session import InboxSession
+from relay.consume.apply.transactions import Attempt
+from relay.consume.classify import Judge, log_failure, poisoned
 from relay.consume.counters import Counters
 from relay.consume.failed.copies import Aside, Settle
 from relay.consume.failed.envelope import history_of
 from relay.consume.failed.poison import SUSPECT_FROM, BegunAttempts
-from relay.consume.key_queue import KeyQueue
+from relay.consume.hindrances import OverloadGate, Stopping, raise_if_set
 from relay.consume.message import Delivery
-from relay.consume.overload import OverloadGate
-from relay.consume.stopping import Stopping, raise_if_set
+
+
+class KeyQueue:
+    """Deliveries that wait for a worker, in the order in which they came, by key."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, deque[Delivery]] = {}  # of every key that waits or is worked on
+        self._free: asyncio.Queue[str | None] = asyncio.Queue()  # keys that wait and nobody works on; None: `stop`
+        self._is_stopped = False
+
+    def put(self, delivery: Delivery) -> None:
+        waiting = self._waiting.get(delivery.key)
+        if waiting is None:
+            self._waiting[delivery.key] = deque([delivery])
+            self._free.put_nowait(delivery.key)
+        else:
+            waiting.append(delivery)
+
+    async def take(self, most: int) -> list[Delivery]:
+        """Wait for deliveries, and take at most so many, in the order in which they came.
+
+        No other worker gets one of their keys before they are handed to `done`.
+
+        Raises:
+            Stopping: `stop` was called.
+        """
+        batch: list[Delivery] = []
+        key = await self._free.get()
+        while key is not None:
+            waiting = self._waiting[key]
+            while waiting and len(batch) < most:
+                batch.append(waiting.popleft())
+            if len(batch) == most or self._free.empty():
+                break
+            key = self._free.get_nowait()
+        if self._is_stopped:
+            self._free.put_nowait(None)  # lets the next one go
+            raise Stopping
+        if len(batch) > 1:
+            batch.sort(key=lambda delivery: delivery.tag)
+        return batch
+
+    def give_back(self, batch: Sequence[Delivery]) -> None:
+        """Put what was taken, or some of it, in front of its keys again, in its order; `done` is still to be called."""
+        for delivery in reversed(batch):
+            self._waiting[delivery.key].appendleft(delivery)
+
+    def done(self, batch: Iterable[Delivery]) -> None:
+        """Let others have the keys of a batch."""
+        for key in {delivery.key for delivery in batch}:
+            if self._waiting[key]:
+                self._free.put_nowait(key)
+            else:
+                del self._waiting[key]
+
+    def stop(self) -> None:
+        """Let all who wait in `take` go."""
+        self._is_stopped = True
+        self._free.put_nowait(None)
+
+
+LOOKED_UP_AT_ONCE = 500  # deliveries
+
+# A subquery, as a join may read all that is remembered (tests/consume/test_plans.py).
+KNOWN = """
+    SELECT message_id
+    FROM unnest(%(message_ids)s::uuid[], %(days)s::date[]) AS came (message_id, message_day)
+    WHERE (
+        SELECT true FROM {schema}.processed_message AS known
+        WHERE known.consumer_name = %(consumer)s AND known.message_id = came.message_id
+            AND known.message_day = came.message_day
+        LIMIT 1
+    )
+"""
+
+
+class Repeats:
+    """Which deliveries of one channel are repeats.
+
+    A replay sends thousands in a row, and a transaction for each would be for nothing. What the inbox knows has no
+    effect, so it may be acknowledged in any order. Only what is new keeps its place in its key.
+
+    Attributes:
+        expected: what was worked on last was known: it may be a replay.
+        turn: who looks up has it, so that what arrives meanwhile is looked up together.
+    """
+
+    def __init__(self, inbox: Inbox, session: InboxSession) -> None:
+        self.expected = False
+        self.turn = asyncio.Lock()
+        self._consumer = inbox.consumer_name
+        self._session = session
+        self._known = inbox.statement(KNOWN)
+
+    async def known(self, deliveries: Sequence[Delivery], stopping: asyncio.Event) -> set[UUID]:
+        """Return the ids of those that were applied and committed. Raises Stopping."""
+        parameters = {
+            "consumer": self._consumer,
+            "message_ids": [delivery.message.message_id for delivery in deliveries],
+            "days": [delivery.message.day for delivery in deliveries],
+        }
+        rows = await self._session.insist(stopping, self._known, parameters)
+        return {message_id for (message_id,) in rows}
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -125,6 +231,6 @@ class Worker:
     async def _fail(self, delivery: Delivery, error: Exception) -> None:
         failure = self.judge.failure(error, history_of(delivery.delivered))
         self.counters.failed += 1
-        tell_failure(delivery, failure, error)
+        log_failure(delivery, failure, error)
         await self.begun_attempts.end([delivery.message.message_id])
         await self.aside.put(delivery, failure)

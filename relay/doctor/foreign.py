@@ -77,14 +77,16 @@ READ_OWNERS = """
     WITH main AS (
         SELECT relowner FROM pg_class WHERE oid = to_regclass(format('%%I.message', %(schema)s::text))
     )
-    SELECT pg_get_userbyid(owner)::text, pg_get_userbyid((SELECT relowner FROM main))::text,
-        array_agg(name ORDER BY name)
+    SELECT pg_get_userbyid(owner)::text, quote_ident(pg_get_userbyid((SELECT relowner FROM main))),
+        array_agg(name ORDER BY name), array_agg(part ORDER BY name)
     FROM (
-        SELECT relowner AS owner, relname::text AS name FROM pg_class
+        SELECT relowner AS owner, relname::text AS name,
+            format('%%s %%s', CASE relkind WHEN 'v' THEN 'VIEW' ELSE 'TABLE' END, oid::regclass) AS part
+        FROM pg_class
         WHERE relnamespace = to_regnamespace(quote_ident(%(schema)s)) AND relkind IN ('r', 'p', 'v')
             AND (relname = ANY (%(tables)s) OR relname ~ '^(message_sent|processed_message)_[0-9]{8}$')
         UNION ALL
-        SELECT proowner, proname::text FROM pg_proc
+        SELECT proowner, proname::text, format('FUNCTION %%s', oid::regprocedure) FROM pg_proc
         WHERE pronamespace = to_regnamespace(quote_ident(%(schema)s))
             AND proname || '(' || oidvectortypes(proargtypes) || ')' = ANY (%(functions)s)
     ) AS owned
@@ -121,9 +123,10 @@ def owners(connection: psycopg.Connection, settings: Settings) -> Iterator[Findi
     check, schema = "database.owners", settings.database.schema_name
     parameters = {"schema": schema, "tables": list(TABLES), "functions": list(FUNCTIONS)}
     rows = connection.execute(READ_OWNERS, parameters).fetchall()
-    for owner, main, names in rows:
+    for owner, main, names, parts in rows:
         words = f"role {owner} owns {_some(names)}, and can so run code with the rights of every role that uses it"
-        yield Finding(check, Verdict.WARNING, words, f"give it back to {main}: `relay config roles` does so for tables")
+        remedy = "; ".join(f"ALTER {part} OWNER TO {main}" for part in parts)
+        yield Finding(check, Verdict.WARNING, words, remedy)
     if not rows:
         yield Finding(check, Verdict.OK, f"one role owns all tables and functions of schema {schema}")
 

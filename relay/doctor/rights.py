@@ -48,6 +48,7 @@ GRANTS = (
     Grant("INSERT", "TABLE", "message_sent"),
     Grant("SELECT", "SEQUENCE", "message_id_seq"),
     Grant("EXECUTE", "FUNCTION", "ensure_sent_days(date, integer)"),
+    Grant("EXECUTE", "FUNCTION", "sent(timestamp with time zone, timestamp with time zone)", command="doctor"),
     *(
         Grant(each, "TABLE", table)
         for table in ("node", "quarantine")

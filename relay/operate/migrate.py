@@ -103,11 +103,6 @@ def write_sql(database: DatabaseSettings, output: TextIO) -> None:
     command.upgrade(_config(database, output), "head", sql=True)
 
 
-def is_at_head(database: DatabaseSettings) -> bool:
-    """Whether the tables are of this release."""
-    return current_revision(database) == head_revision()
-
-
 def current_revision(database: DatabaseSettings) -> str | None:
     """Return the revision in the database; None when it has no outbox tables."""
     with sqlalchemy_engine(database).connect() as connection:

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from relay.backoff import wait_for_event
+from relay.config.secret import read_again
 from relay.config.settings import BrokerSettings, DatabaseSettings, RelaySettings, Route, Settings, Url, settings_of
 from relay.engine.health import Health
 from relay.engine.send.broker_link import BrokerLink
@@ -100,6 +101,13 @@ class DurablePublisher:
             return State(Mode.BUFFERED, 0, 0, 0, ("not open",))
         reasons = (*self._health.reasons, *self._buffer.reasons)
         return State(path.mode, path.waiting, path.confirmed, path.buffered, reasons)
+
+    def reload(self) -> None:
+        """Read the URLs again that come from files, for a handler of SIGHUP; the next connections use them.
+
+        The log names a file that cannot be read or used (`secret.not_renewed`). Open connections stay.
+        """
+        read_again(self._settings.broker.url, *([self._settings.database.url] if self._file is None else []))
 
     async def close(self) -> None:
         """Take no more events, and return when all that were taken are accepted.

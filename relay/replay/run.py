@@ -186,7 +186,9 @@ class Replay:
         """Told to stop: send what was handed over all the same, for what is settled behind a gap would go out twice."""
         with suppress(TimeoutError):
             async with asyncio.timeout_at(stop_at):
-                while self._ledger.rows and self._publisher.in_flight and self._refused < MOST_FAILURES:
+                while self._ledger.rows and self._refused < MOST_FAILURES:
+                    if not self._publisher.in_flight and not len(self._publisher.queue.checks):
+                        break
                     await self._wait_changed()
 
     async def _next_rows(self, after: int) -> list[Row]:

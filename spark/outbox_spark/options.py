@@ -223,7 +223,7 @@ OPTIONS = (
         "app_id",
         frozenset({Use.WRITE}),
         "name of the batch, with `txnVersion`",
-        default_is="each `save()` is a batch of its own",
+        default_is="each `save()` is a separate batch",
     ),
     Option(
         "txnAppId",
@@ -242,7 +242,7 @@ OPTIONS = (
         frozenset({Use.WRITE}),
         "number of the batch, with `txnAppId`",
         _whole(0, MAX_NUMBER),
-        default_is="each `save()` is a batch of its own",
+        default_is="each `save()` is a separate batch",
         not_here="is the micro-batch's own number in a stream, and cannot be given",
     ),
     Option(
@@ -269,8 +269,8 @@ OPTIONS = (
         "numPartitions",
         "num_partitions",
         BATCHES,
-        "with `atomic=partition` the number of the DataFrame's partitions, which must be given; else the most that it "
-        "may have, so that no more connect at a time",
+        "with `atomic=partition` the number of the DataFrame's partitions, which must be given; else the most that "
+        "it may have",
         _whole(1, MAX_PARTITIONS),
         default_is="any number",
     ),

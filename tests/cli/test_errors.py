@@ -165,6 +165,35 @@ def test_a_bug_in_a_log_of_json_is_an_event_too(
     assert "Traceback" in event["exception"]
 
 
+@pytest.mark.parametrize("command", [["run"], ["pool", "run"]], ids=" ".join)
+@pytest.mark.parametrize("variable", ["RELAY_LOG_FORMAT", "RELAY_LOG__FORMAT"])
+def test_a_wrong_configuration_is_events_where_the_environment_asks_for_json(
+    command: list[str], variable: str, tmp_path: Path
+) -> None:
+    (tmp_path / "relay.toml").write_text("[broker]\nexchnge = 'x'\n")
+    relay = Command(tmp_path, RELAY_DATABSE_URL=f"postgresql://u:{PASSWORD}@h/d", **{variable: "json"})
+
+    result = relay.process(*command)
+
+    assert (result.code, result.out) == (2, "")
+    events = [json.loads(line) for line in result.err.splitlines()]
+    assert {(event["event"], event["level"], event["exit_code"]) for event in events} == {("relay.failed", "error", 2)}
+    (variable_told, key_told) = (event["error"] for event in events)
+    assert "unknown variable RELAY_DATABSE_URL" in variable_told
+    assert "unknown key broker.exchnge" in key_told
+    assert PASSWORD not in result.err
+
+
+@pytest.mark.parametrize("style", ["console", "auto", "jsn"])
+def test_a_wrong_configuration_is_lines_for_people_without_that(style: str, tmp_path: Path) -> None:
+    (tmp_path / "relay.toml").write_text("[broker]\nexchnge = 'x'\n")
+
+    result = Command(tmp_path, RELAY_LOG_FORMAT=style).process("run")
+
+    assert result.code == 2
+    assert all(line.startswith("relay: ") for line in result.err.splitlines())
+
+
 @every_command
 def test_an_unknown_key_in_the_file_or_the_environment(arguments: list[str], tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text("[broker]\nexchnge = 'x'\n")

@@ -9,10 +9,11 @@ import psycopg
 import pytest
 
 from relay.config.settings import DatabaseSettings
-from relay.operate.migrate import current_revision, is_at_head
+from relay.operate.migrate import current_revision
 from tests.cli.command import RELAY, Command
 from tests.operate.rows import Rows
 from tests.support.process import wait_for
+from tests.support.revision import is_at_head
 
 BASE = ["migrate", "--downgrade", "base"]
 WHY = ["--why", "a trial that is over"]

@@ -48,10 +48,11 @@ def test_sigterm_during_the_imports_ends_it_with_0(
     assert (told.returncode, told.stdout, told.stderr) == (0, "", "")
 
 
-def test_sighup_during_the_imports_does_not_end_it(relay: Command) -> None:
+@pytest.mark.parametrize("arguments", [("run",), ("pool", "run")], ids=" ".join)
+def test_sighup_during_the_imports_does_not_end_it(arguments: Sequence[str], relay: Command) -> None:
     unfit = Command(relay.folder, RELAY_DRAIN_TIMEOUT="soon")
 
-    told = _told_at("cyclopts", signal.SIGHUP, ("run",), (), unfit)
+    told = _told_at("cyclopts", signal.SIGHUP, arguments, (), unfit)
 
     assert told.returncode == 2  # it has gone on, and read its settings
     assert "drain_timeout" in told.stderr

@@ -9,10 +9,11 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import sessionmaker
 
-from relay.config.settings import DatabaseSettings
-from relay.consume import Inbox
+from relay.config.settings import BrokerSettings, DatabaseSettings
+from relay.consume import Consumer, FailurePolicy, Inbox, WorkPolicy
+from relay.consume.apply.handlers import AsyncHandler, SyncHandler
 from relay.database import connect_async
-from tests.consume.effects import CONSUMER, EFFECTS, Queue, Table
+from tests.consume.effects import CONSUMER, EFFECTS, MakeConsumer, Queue, Table
 from tests.consume.sqlalchemy_stand import KINDS, engine_url
 
 
@@ -35,6 +36,19 @@ async def table(database: DatabaseSettings) -> AsyncIterator[Table]:
 @pytest.fixture
 def inbox(database: DatabaseSettings) -> Inbox:
     return Inbox(database, CONSUMER)
+
+
+@pytest.fixture
+def make_consumer(queue: Queue, inbox: Inbox, broker: BrokerSettings) -> MakeConsumer:
+    def make(
+        *handlers: AsyncHandler | SyncHandler,
+        work: WorkPolicy = WorkPolicy(),  # noqa: B008 (immutable)
+        **failures: Any,
+    ) -> Consumer:
+        policy = FailurePolicy(**failures)
+        return Consumer(queue.name, handlers, inbox=inbox, broker=broker, failures=policy, work=work)
+
+    return make
 
 
 @pytest.fixture

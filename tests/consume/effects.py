@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from types import MappingProxyType
-from typing import Any, LiteralString
+from typing import Any, LiteralString, Protocol
 from uuid import uuid4
 
 import aio_pika
@@ -20,7 +20,8 @@ from pydantic import SecretStr
 from yarl import URL
 
 from relay.config.settings import BrokerSettings
-from relay.consume import Backoff, Consumer, Message, Retries, on
+from relay.consume import Backoff, Consumer, Message, Retries, WorkPolicy, on
+from relay.consume.apply.handlers import AsyncHandler, SyncHandler
 from relay.consume.message import Delivery
 from relay.consume.pool import PartitionedConsumer
 from tests.support.eventually import eventually
@@ -195,6 +196,17 @@ def delivered(number: int, *, key: str = "a", **values: Any) -> Delivery:
 QUICK = Backoff(initial=0.02, maximum=0.2)
 SOON = Retries(attempts=4, initial=0.02, maximum=0.1)
 SEVERAL_MINUTES = Retries(initial=600.0, maximum=600.0)
+
+
+class MakeConsumer(Protocol):
+    """Make a consumer of the test's queue, with its inbox; the keywords after `work` are those of FailurePolicy."""
+
+    def __call__(
+        self,
+        *handlers: AsyncHandler | SyncHandler,
+        work: WorkPolicy = WorkPolicy(),  # noqa: B008 (immutable)
+        **failures: Any,
+    ) -> Consumer: ...
 
 
 class Stumbling:

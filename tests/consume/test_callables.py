@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from relay.config.settings import BrokerSettings
 from relay.consume import Consumer, FailurePolicy, Inbox, Message, WorkPolicy, on
-from relay.consume.apply.calls import call, call_async, call_in_thread, in_own_task, is_async
-from relay.consume.apply.handlers import collect_handlers
-from relay.consume.apply.inbox_insert import Applied
+from relay.consume.apply.handlers import call, call_async, call_in_thread, collect_handlers, in_own_task, is_async
+from relay.consume.apply.inbox import Applied
 from relay.consume.apply.transactions_factory import open_transactions
 from relay.errors import ConfigurationError, HandlerResultError
 from tests.consume.effects import SEVERAL_MINUTES, Queue, Table, delivered, running

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from relay.config.settings import BrokerSettings
 from relay.consume import Consumer, FailurePolicy, Inbox, Message, Permanent, WorkPolicy, on
-from tests.consume.effects import QUICK, SOON, Queue, Stumbling, Table, count, running
+from tests.consume.effects import QUICK, SOON, MakeConsumer, Queue, Stumbling, Table, count, running
 from tests.consume.test_outages import attempts_in
 from tests.support.eventually import eventually
 
@@ -20,12 +20,12 @@ ORDERS = [pytest.param({"order": "hold"}, id="hold"), pytest.param({"order": "sk
 
 @pytest.mark.parametrize("order", ORDERS)
 async def test_a_permanent_failure_is_a_dead_letter_at_once(
-    order: dict[str, Any], queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+    order: dict[str, Any], queue: Queue, table: Table, make_consumer: MakeConsumer
 ) -> None:
     message_id = await queue.send(1)
     handler = Stumbling({1: 1}, Permanent("the invoice was cancelled\nwith secrets"))
 
-    consumer = Consumer(queue.name, [handler.handle], inbox=inbox, broker=broker, failures=FailurePolicy(**order))
+    consumer = make_consumer(handler.handle, **order)
     async with running(consumer):
         await eventually(lambda: consumer.counters.dead_letters["permanent"] == 1, "it is a dead letter")
         await eventually(lambda: consumer.counters.acknowledged == 1, "it is acknowledged")
@@ -49,14 +49,12 @@ async def test_a_permanent_failure_is_a_dead_letter_at_once(
 
 @pytest.mark.parametrize("order", ORDERS)
 async def test_it_is_a_dead_letter_when_it_has_failed_as_often_as_it_may(
-    order: dict[str, Any], queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+    order: dict[str, Any], queue: Queue, table: Table, make_consumer: MakeConsumer
 ) -> None:
     await queue.send(1)
     handler = Stumbling({1: 100})
 
-    consumer = Consumer(
-        queue.name, [handler.handle], inbox=inbox, broker=broker, failures=FailurePolicy(retries=SOON, **order)
-    )
+    consumer = make_consumer(handler.handle, retries=SOON, **order)
     async with running(consumer):
         await eventually(lambda: consumer.counters.dead_letters["exhausted"] == 1, "it is a dead letter")
 
@@ -111,15 +109,11 @@ async def test_a_message_that_nobody_can_apply_stops_nobody(
     assert await queue.drained()
 
 
-async def test_a_dead_letter_sent_back_is_tried_anew(
-    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
-) -> None:
+async def test_a_dead_letter_sent_back_is_tried_anew(queue: Queue, table: Table, make_consumer: MakeConsumer) -> None:
     await queue.send(1)
     handler = Stumbling({1: 5})
 
-    consumer = Consumer(
-        queue.name, [handler.handle], inbox=inbox, broker=broker, failures=FailurePolicy(order="skip", retries=SOON)
-    )
+    consumer = make_consumer(handler.handle, order="skip", retries=SOON)
     async with running(consumer):
         await eventually(lambda: consumer.counters.dead_letters["exhausted"] == 1, "it is a dead letter")
         (letter,) = await queue.dead()
@@ -131,7 +125,7 @@ async def test_a_dead_letter_sent_back_is_tried_anew(
 
 @pytest.mark.parametrize("order", ORDERS)
 async def test_while_the_dead_letters_refuse_nothing_is_dropped_and_others_go_on(
-    order: dict[str, Any], queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+    order: dict[str, Any], queue: Queue, table: Table, make_consumer: MakeConsumer
 ) -> None:
     """The queue is full: the operator's limit, not ours."""
     full: dict[str, Any] = {"x-queue-type": "quorum", "x-max-length": 1, "x-overflow": "reject-publish"}
@@ -144,14 +138,7 @@ async def test_while_the_dead_letters_refuse_nothing_is_dropped_and_others_go_on
 
     await fill()
     handler = Stumbling({0: 1, 1: 1}, Permanent("no"))
-    consumer = Consumer(
-        queue.name,
-        [handler.handle],
-        inbox=inbox,
-        broker=broker,
-        failures=FailurePolicy(**order),
-        work=WorkPolicy(backoff=QUICK, concurrency=3),
-    )
+    consumer = make_consumer(handler.handle, work=WorkPolicy(backoff=QUICK, concurrency=3), **order)
     with capture_logs() as events:
         async with running(consumer):
             await queue.send(0, key="a")
@@ -169,13 +156,13 @@ async def test_while_the_dead_letters_refuse_nothing_is_dropped_and_others_go_on
 
 
 async def test_what_the_broker_gives_up_lands_there_too_when_the_queue_says_so(
-    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+    queue: Queue, table: Table, make_consumer: MakeConsumer
 ) -> None:
     """As docs/consumer.md tells to set: here a delivery limit of 1."""
     queue.name = "limited"
     given_up: dict[str, Any] = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "limited.dead"}
     await queue.declare(**{"x-delivery-limit": 1, **given_up})
-    consumer = Consumer(queue.name, [count], inbox=inbox, broker=broker)
+    consumer = make_consumer(count)
     with capture_logs() as events:
         async with running(consumer):
             await eventually(lambda: attempts_in(events, "consumer.ready") == 1, "it has declared the dead letters")
@@ -192,7 +179,7 @@ async def test_what_the_broker_gives_up_lands_there_too_when_the_queue_says_so(
 
 
 async def test_a_handlers_database_error_shows_no_values(
-    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+    queue: Queue, table: Table, make_consumer: MakeConsumer
 ) -> None:
     await table.connection.execute("CREATE UNIQUE INDEX ON effect (number)")
 
@@ -202,13 +189,7 @@ async def test_a_handlers_database_error_shows_no_values(
         await count(message, connection)
 
     await queue.send(1_234_567_890)  # which is in no random id
-    consumer = Consumer(
-        queue.name,
-        [twice],
-        inbox=inbox,
-        broker=broker,
-        failures=FailurePolicy(permanent_on=[psycopg.errors.UniqueViolation]),
-    )
+    consumer = make_consumer(twice, permanent_on=[psycopg.errors.UniqueViolation])
     with capture_logs() as events:
         async with running(consumer):
             await eventually(lambda: consumer.counters.dead_letters["permanent"] == 1, "it is a dead letter")

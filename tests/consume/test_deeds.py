@@ -12,7 +12,16 @@ from tests.support.eventually import eventually
 
 WRITE = "INSERT INTO public.effect (message_id, number) VALUES ('{0.message_id}', {0.payload})"
 COMMITS = ["COMMIT; BEGIN", "COMMIT AND CHAIN", "COMMIT"]
-ENDS = ["ROLLBACK; BEGIN", "ROLLBACK AND CHAIN", "ROLLBACK", "ROLLBACK; BEGIN; SELECT 1 / 0", "close", "leave open"]
+ENDS = [
+    "ROLLBACK; BEGIN",
+    "ROLLBACK AND CHAIN",
+    "ROLLBACK",
+    "ROLLBACK; BEGIN; SELECT 1 / 0",
+    "close",
+    "finish",
+    "reset",
+    "leave open",
+]
 OTHERS = [
     "BEGIN",
     "SAVEPOINT one; ROLLBACK TO one",
@@ -43,6 +52,8 @@ async def by_psycopg(message: Message[int], connection: psycopg.AsyncConnection)
     match deed_of(message):
         case "close":
             await connection.close()
+        case "finish" | "reset" as deed:
+            getattr(connection.pgconn, deed)()
         case "leave open":
             LEFT_OPEN.append(connection.transaction())
             await LEFT_OPEN[-1].__aenter__()
@@ -59,6 +70,8 @@ def by_thread(message: Message[int], connection: psycopg.Connection) -> None:
     match deed_of(message):
         case "close":
             connection.close()
+        case "finish" | "reset" as deed:
+            getattr(connection.pgconn, deed)()
         case "leave open":
             LEFT_OPEN.append(connection.transaction())
             LEFT_OPEN[-1].__enter__()
@@ -76,6 +89,10 @@ async def by_session(message: Message[int], session: Any) -> None:
     match deed_of(message):
         case "close":
             await connection.close()
+        case "finish":  # psycopg itself may do so: taken for an outage
+            await connection.close()
+        case "reset":
+            (await connection.get_raw_connection()).driver_connection.pgconn.reset()
         case "leave open":
             LEFT_OPEN.append((await connection.get_raw_connection()).driver_connection.transaction())
             await LEFT_OPEN[-1].__aenter__()

@@ -7,10 +7,19 @@ from typing import Any
 import psycopg
 import pytest
 
-from relay.config.settings import BrokerSettings
-from relay.consume import Consumer, FailurePolicy, Inbox, Message, Retries, WorkPolicy, on
+from relay.consume import Message, Retries, WorkPolicy, on
 from relay.consume.classify import Reason
-from tests.consume.effects import SEVERAL_MINUTES, SOON, Queue, Stumbling, Table, count, count_together, running
+from tests.consume.effects import (
+    SEVERAL_MINUTES,
+    SOON,
+    MakeConsumer,
+    Queue,
+    Stumbling,
+    Table,
+    count,
+    count_together,
+    running,
+)
 from tests.support.eventually import eventually
 
 SHAPES = [
@@ -23,20 +32,13 @@ SHAPES = [
 
 @pytest.mark.parametrize(("order", "work"), SHAPES)
 async def test_a_failed_message_is_tried_again_until_it_works(
-    order: Any, work: WorkPolicy, queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+    order: Any, work: WorkPolicy, queue: Queue, table: Table, make_consumer: MakeConsumer
 ) -> None:
     handler = Stumbling({3: 2})
     for number in range(6):
         await queue.send(number, key=f"key-{number}")
 
-    consumer = Consumer(
-        queue.name,
-        [handler.handle],
-        inbox=inbox,
-        broker=broker,
-        work=work,
-        failures=FailurePolicy(order=order, retries=SOON),
-    )
+    consumer = make_consumer(handler.handle, order=order, retries=SOON, work=work)
     async with running(consumer):
         await eventually(lambda: consumer.counters.applied == 6, "all are applied")
 
@@ -48,19 +50,12 @@ async def test_a_failed_message_is_tried_again_until_it_works(
 
 @pytest.mark.parametrize(("order", "work"), SHAPES)
 async def test_a_failed_message_leaves_nothing_behind_and_takes_no_place_of_the_prefetch(
-    order: Any, work: WorkPolicy, queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+    order: Any, work: WorkPolicy, queue: Queue, table: Table, make_consumer: MakeConsumer
 ) -> None:
     handler = Stumbling({1: 1})
     await queue.send(1)
 
-    consumer = Consumer(
-        queue.name,
-        [handler.handle],
-        inbox=inbox,
-        broker=broker,
-        work=work,
-        failures=FailurePolicy(order=order, retries=SEVERAL_MINUTES),
-    )
+    consumer = make_consumer(handler.handle, order=order, retries=SEVERAL_MINUTES, work=work)
     async with running(consumer):
         await eventually(lambda: consumer.counters.acknowledged == 1, "it is safe elsewhere")
         assert await table.numbers() == []
@@ -72,21 +67,14 @@ async def test_a_failed_message_leaves_nothing_behind_and_takes_no_place_of_the_
 
 
 async def test_many_failed_messages_do_not_stop_the_others(
-    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+    queue: Queue, table: Table, make_consumer: MakeConsumer
 ) -> None:
     """Ten times as many as the consumer may have in hand."""
     handler = Stumbling(dict.fromkeys(range(20), 1))
     for number in range(40):
         await queue.send(number, key=f"key-{number}")
 
-    consumer = Consumer(
-        queue.name,
-        [handler.handle],
-        inbox=inbox,
-        broker=broker,
-        failures=FailurePolicy(retries=SEVERAL_MINUTES),
-        work=WorkPolicy(concurrency=2),
-    )
+    consumer = make_consumer(handler.handle, retries=SEVERAL_MINUTES, work=WorkPolicy(concurrency=2))
     async with running(consumer):
         await eventually(lambda: consumer.counters.applied == 20, "the others are applied")
 
@@ -96,21 +84,14 @@ async def test_many_failed_messages_do_not_stop_the_others(
 
 @pytest.mark.parametrize(("order", "work"), SHAPES[:3])
 async def test_what_comes_behind_a_failed_message_of_its_key_waits_and_other_keys_go_on(
-    order: Any, work: WorkPolicy, queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+    order: Any, work: WorkPolicy, queue: Queue, table: Table, make_consumer: MakeConsumer
 ) -> None:
     """In the meantime more comes of both keys, and is kept apart in the same way."""
     handler = Stumbling({0: 3})
     for number in range(8):
         await queue.send(number, key="ab"[number % 2])
 
-    consumer = Consumer(
-        queue.name,
-        [handler.handle],
-        inbox=inbox,
-        broker=broker,
-        work=work,
-        failures=FailurePolicy(order=order, retries=SOON),
-    )
+    consumer = make_consumer(handler.handle, order=order, retries=SOON, work=work)
     async with running(consumer):
         await eventually(lambda: consumer.counters.applied == 8, "all are applied")
 
@@ -120,21 +101,14 @@ async def test_what_comes_behind_a_failed_message_of_its_key_waits_and_other_key
 
 
 async def test_a_message_that_always_fails_is_not_tried_in_a_tight_loop(
-    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+    queue: Queue, table: Table, make_consumer: MakeConsumer
 ) -> None:
     """While two hundred others are applied it is tried once."""
     handler = Stumbling({0: 1_000_000})
     await queue.send(0, key="poison")
     await queue.send_all(range(1, 201), key="other")
 
-    consumer = Consumer(
-        queue.name,
-        [handler.handle],
-        inbox=inbox,
-        broker=broker,
-        failures=FailurePolicy(retries=SEVERAL_MINUTES),
-        work=WorkPolicy(concurrency=2),
-    )
+    consumer = make_consumer(handler.handle, retries=SEVERAL_MINUTES, work=WorkPolicy(concurrency=2))
     async with running(consumer):
         await eventually(lambda: consumer.counters.applied == 200, "the others are applied")
 
@@ -143,19 +117,19 @@ async def test_a_message_that_always_fails_is_not_tried_in_a_tight_loop(
 
 
 async def test_a_handler_that_is_cancelled_from_inside_has_failed(
-    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+    queue: Queue, table: Table, make_consumer: MakeConsumer
 ) -> None:
     handler = Stumbling({1: 1}, asyncio.CancelledError())
     await queue.send(1)
 
-    consumer = Consumer(queue.name, [handler.handle], inbox=inbox, broker=broker, failures=FailurePolicy(retries=SOON))
+    consumer = make_consumer(handler.handle, retries=SOON)
     async with running(consumer):
         await eventually(lambda: consumer.counters.applied == 1, "it is applied")
 
     assert consumer.counters.failed == 1
 
 
-async def test_a_handler_may_not_commit(queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings) -> None:
+async def test_a_handler_may_not_commit(queue: Queue, table: Table, make_consumer: MakeConsumer) -> None:
     @on("Counted")
     async def commit(message: Message, connection: psycopg.AsyncConnection) -> None:
         await count(message, connection)
@@ -163,9 +137,7 @@ async def test_a_handler_may_not_commit(queue: Queue, table: Table, inbox: Inbox
 
     await queue.send(1)
 
-    consumer = Consumer(
-        queue.name, [commit], inbox=inbox, broker=broker, failures=FailurePolicy(retries=SEVERAL_MINUTES)
-    )
+    consumer = make_consumer(commit, retries=SEVERAL_MINUTES)
     async with running(consumer):
         await eventually(lambda: consumer.counters.failed == 1, "it failed")
 
@@ -173,20 +145,13 @@ async def test_a_handler_may_not_commit(queue: Queue, table: Table, inbox: Inbox
 
 
 async def test_a_batch_handler_that_fails_is_called_again_with_one_message_at_a_time(
-    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+    queue: Queue, table: Table, make_consumer: MakeConsumer
 ) -> None:
     await table.connection.execute("ALTER TABLE effect ADD CHECK (number <> 2)")
     for number in range(8):
         await queue.send(number, key=f"key-{number}")
 
-    consumer = Consumer(
-        queue.name,
-        [count_together],
-        inbox=inbox,
-        broker=broker,
-        failures=FailurePolicy(retries=SEVERAL_MINUTES),
-        work=WorkPolicy(concurrency=1, batch_size=8),
-    )
+    consumer = make_consumer(count_together, retries=SEVERAL_MINUTES, work=WorkPolicy(concurrency=1, batch_size=8))
     async with running(consumer):
         await eventually(lambda: consumer.counters.applied == 7 and consumer.counters.failed == 1, "all are tried")
 
@@ -195,20 +160,13 @@ async def test_a_batch_handler_that_fails_is_called_again_with_one_message_at_a_
 
 @pytest.mark.parametrize(("order", "work"), SHAPES)
 async def test_a_statement_that_the_database_refuses_fails_only_its_own_message(
-    order: Any, work: WorkPolicy, queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+    order: Any, work: WorkPolicy, queue: Queue, table: Table, make_consumer: MakeConsumer
 ) -> None:
     await table.connection.execute("ALTER TABLE effect ADD CHECK (number <> 2)")
     for number in range(4):
         await queue.send(number, key=f"key-{number}")
 
-    consumer = Consumer(
-        queue.name,
-        [count],
-        inbox=inbox,
-        broker=broker,
-        work=work,
-        failures=FailurePolicy(order=order, retries=SEVERAL_MINUTES),
-    )
+    consumer = make_consumer(count, order=order, retries=SEVERAL_MINUTES, work=work)
     async with running(consumer):
         await eventually(lambda: consumer.counters.applied == 3 and consumer.counters.failed == 1, "all are tried")
 
@@ -242,20 +200,14 @@ def sleep_in_a_thread(message: Message, connection: psycopg.Connection) -> None:
     "handler", [sleep_and_count, count_and_sleep, sleep_in_a_thread], ids=lambda each: each.__name__
 )
 async def test_a_message_whose_transaction_takes_longer_than_the_server_allows_fails_alone(
-    handler: Any, queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+    handler: Any, queue: Queue, table: Table, make_consumer: MakeConsumer
 ) -> None:
     name = table.connection.info.dbname
     await table.connection.execute(f"ALTER DATABASE {name} SET idle_in_transaction_session_timeout = '300ms'".encode())
     for number in range(5):
         await queue.send(number, key=f"key-{number}")
 
-    consumer = Consumer(
-        queue.name,
-        [handler],
-        inbox=inbox,
-        broker=broker,
-        failures=FailurePolicy(retries=Retries(attempts=2, initial=0.02)),
-    )
+    consumer = make_consumer(handler, retries=Retries(attempts=2, initial=0.02))
     async with running(consumer):
         await eventually(lambda: consumer.counters.dead_letters[Reason.EXHAUSTED] == 1, "the one is a dead letter")
         await eventually(lambda: consumer.counters.applied == 4, "the others are applied")

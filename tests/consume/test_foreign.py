@@ -17,12 +17,11 @@ from psycopg.sql import SQL
 from structlog.testing import capture_logs
 
 from relay.config.settings import BrokerSettings
-from relay.consume import Consumer, FailurePolicy, Inbox, Message, Retries, WorkPolicy, on
-from relay.consume import channel as consuming
+from relay.consume import Consumer, FailurePolicy, Inbox, Message, Retries, WorkPolicy, channel, on
 from relay.consume.apply.inbox_session import InboxSession
 from relay.consume.counters import Counters
+from relay.consume.hindrances import Outages
 from relay.consume.message import read_delivery
-from relay.consume.outages import Outages
 from relay.engine.health import Health
 from tests.consume.effects import QUICK, SEVERAL_MINUTES, SOON, Queue, Stumbling, Table, count, running
 from tests.consume.test_dead_letters import ORDERS
@@ -207,7 +206,7 @@ async def test_a_delivery_that_cannot_be_read_is_a_dead_letter(
             raise ValueError("no such thing")
         return read_delivery(delivered, consumer_name)
 
-    monkeypatch.setattr(consuming, "read_delivery", read)
+    monkeypatch.setattr(channel, "read_delivery", read)
     await queue.send_all([1, 2])
 
     consumer = Consumer(queue.name, [count], inbox=inbox, broker=broker, failures=FailurePolicy(**order))

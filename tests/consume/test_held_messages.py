@@ -15,7 +15,18 @@ from relay.consume import Consumer, FailurePolicy, Inbox, Message, Permanent, Wo
 from relay.consume.classify import Failure
 from relay.consume.failed.copies import Copies
 from relay.consume.failed.held_table import HeldTable
-from tests.consume.effects import CONSUMER, QUICK, SEVERAL_MINUTES, SOON, Queue, Stumbling, Table, count, running
+from tests.consume.effects import (
+    CONSUMER,
+    QUICK,
+    SEVERAL_MINUTES,
+    SOON,
+    MakeConsumer,
+    Queue,
+    Stumbling,
+    Table,
+    count,
+    running,
+)
 from tests.consume.process import BURDEN, environment
 from tests.consume.test_outages import INTERPRETER
 from tests.consume.test_stops import to_database
@@ -26,17 +37,10 @@ DUE = "UPDATE outbox.held_message SET due_at = now()"
 
 
 async def test_followers_that_come_later_wait_behind_the_held_one_and_follow_in_order(
-    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+    queue: Queue, table: Table, make_consumer: MakeConsumer
 ) -> None:
     handler = Stumbling({0: 1})
-    consumer = Consumer(
-        queue.name,
-        [handler.handle],
-        inbox=inbox,
-        broker=broker,
-        failures=FailurePolicy(retries=SEVERAL_MINUTES),
-        work=WorkPolicy(batch_size=4),
-    )
+    consumer = make_consumer(handler.handle, retries=SEVERAL_MINUTES, work=WorkPolicy(batch_size=4))
     async with running(consumer):
         await queue.send(0, key="a")
         await eventually(lambda: consumer.counters.acknowledged == 1, "the first is held")
@@ -54,20 +58,11 @@ async def test_followers_that_come_later_wait_behind_the_held_one_and_follow_in_
     assert await queue.drained()
 
 
-async def test_after_a_dead_letter_its_followers_go_on(
-    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
-) -> None:
+async def test_after_a_dead_letter_its_followers_go_on(queue: Queue, table: Table, make_consumer: MakeConsumer) -> None:
     handler = Stumbling({0: 100})
     await queue.send_all(range(10), key="a")
 
-    consumer = Consumer(
-        queue.name,
-        [handler.handle],
-        inbox=inbox,
-        broker=broker,
-        failures=FailurePolicy(retries=SOON),
-        work=WorkPolicy(concurrency=1),
-    )
+    consumer = make_consumer(handler.handle, retries=SOON, work=WorkPolicy(concurrency=1))
     async with running(consumer):
         await eventually(lambda: consumer.counters.applied == 9, "the others are applied")
 
@@ -82,12 +77,11 @@ async def test_after_a_dead_letter_its_followers_go_on(
 async def test_a_letter_sent_back_as_soon_as_it_is_there_is_not_lost(
     queue: Queue,
     table: Table,
-    inbox: Inbox,
-    broker: BrokerSettings,
     monkeypatch: pytest.MonkeyPatch,
     handler: Stumbling,
+    make_consumer: MakeConsumer,
 ) -> None:
-    consumer = Consumer(queue.name, [handler.handle], inbox=inbox, broker=broker, failures=FailurePolicy(retries=SOON))
+    consumer = make_consumer(handler.handle, retries=SOON)
     offer = Copies.offer
     sent_back: list[AbstractIncomingMessage] = []
 
@@ -112,7 +106,7 @@ async def test_a_letter_sent_back_as_soon_as_it_is_there_is_not_lost(
 
 
 async def test_a_handler_sees_a_held_message_as_it_came(
-    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+    queue: Queue, table: Table, make_consumer: MakeConsumer
 ) -> None:
     seen: list[Message] = []
 
@@ -123,7 +117,7 @@ async def test_a_handler_sees_a_held_message_as_it_came(
             raise RuntimeError("not today")
 
     await queue.send(1)
-    consumer = Consumer(queue.name, [note], inbox=inbox, broker=broker, failures=FailurePolicy(retries=SOON))
+    consumer = make_consumer(note, retries=SOON)
     async with running(consumer):
         await eventually(lambda: consumer.counters.applied == 1, "it is applied")
 
@@ -132,9 +126,7 @@ async def test_a_handler_sees_a_held_message_as_it_came(
     assert (again.headers, again.routing_key, again.timestamp) == (first.headers, first.routing_key, first.timestamp)
 
 
-async def test_plain_functions_are_tried_again_too(
-    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
-) -> None:
+async def test_plain_functions_are_tried_again_too(queue: Queue, table: Table, make_consumer: MakeConsumer) -> None:
     failures = [RuntimeError("not today")]
 
     @on("Counted")
@@ -147,14 +139,7 @@ async def test_plain_functions_are_tried_again_too(
             raise failures.pop()
 
     await queue.send_all(range(5))
-    consumer = Consumer(
-        queue.name,
-        [fail_once],
-        inbox=inbox,
-        broker=broker,
-        failures=FailurePolicy(retries=SOON),
-        work=WorkPolicy(concurrency=1),
-    )
+    consumer = make_consumer(fail_once, retries=SOON, work=WorkPolicy(concurrency=1))
     async with running(consumer):
         await eventually(lambda: consumer.counters.applied == 5, "all are applied")
 
@@ -163,7 +148,7 @@ async def test_plain_functions_are_tried_again_too(
 
 
 async def test_a_crash_keeps_what_is_held_and_another_process_goes_on(
-    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings, tmp_path: Path
+    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings, tmp_path: Path, make_consumer: MakeConsumer
 ) -> None:
     long = {"initial": 600.0, "maximum": 600.0}
     variables = environment(inbox.database, broker, retries=long)
@@ -179,7 +164,7 @@ async def test_a_crash_keeps_what_is_held_and_another_process_goes_on(
 
     await queue.send(3, key="a")
     await table.connection.execute(DUE)
-    consumer = Consumer(queue.name, [count], inbox=inbox, broker=broker, failures=FailurePolicy(retries=SOON))
+    consumer = make_consumer(count, retries=SOON)
     async with running(consumer):
         await eventually(lambda: consumer.counters.applied == 4, "all are applied")
 
@@ -187,20 +172,10 @@ async def test_a_crash_keeps_what_is_held_and_another_process_goes_on(
 
 
 async def test_several_processes_apply_each_held_message_once(
-    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+    queue: Queue, table: Table, make_consumer: MakeConsumer
 ) -> None:
     handler = Stumbling(dict.fromkeys(range(40), 1))
-    consumers = [
-        Consumer(
-            queue.name,
-            [handler.handle],
-            inbox=inbox,
-            broker=broker,
-            failures=FailurePolicy(retries=SOON),
-            work=WorkPolicy(concurrency=2),
-        )
-        for _ in range(3)
-    ]
+    consumers = [make_consumer(handler.handle, retries=SOON, work=WorkPolicy(concurrency=2)) for _ in range(3)]
     async with running(consumers[0]), running(consumers[1]), running(consumers[2]):
         for number in range(40):
             await queue.send(number, key=f"key-{number}")
@@ -215,13 +190,11 @@ async def test_several_processes_apply_each_held_message_once(
 
 
 async def test_a_repeat_of_a_held_message_is_acknowledged_and_held_once(
-    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+    queue: Queue, table: Table, make_consumer: MakeConsumer
 ) -> None:
     handler = Stumbling({1: 1})
     message_id = await queue.send(1)
-    consumer = Consumer(
-        queue.name, [handler.handle], inbox=inbox, broker=broker, failures=FailurePolicy(retries=SEVERAL_MINUTES)
-    )
+    consumer = make_consumer(handler.handle, retries=SEVERAL_MINUTES)
     async with running(consumer):
         await eventually(lambda: consumer.counters.acknowledged == 1, "it is held")
         await queue.send(1, message_id=message_id)
@@ -234,13 +207,11 @@ async def test_a_repeat_of_a_held_message_is_acknowledged_and_held_once(
 
 
 async def test_a_failed_try_of_a_held_message_leaves_it_held(
-    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+    queue: Queue, table: Table, make_consumer: MakeConsumer
 ) -> None:
     handler = Stumbling({1: 2})
     await queue.send(1)
-    consumer = Consumer(
-        queue.name, [handler.handle], inbox=inbox, broker=broker, failures=FailurePolicy(retries=SEVERAL_MINUTES)
-    )
+    consumer = make_consumer(handler.handle, retries=SEVERAL_MINUTES)
     async with running(consumer):
         await eventually(lambda: consumer.counters.acknowledged == 1, "it is held")
         await table.connection.execute(DUE)
@@ -254,14 +225,12 @@ async def test_a_failed_try_of_a_held_message_leaves_it_held(
 
 
 async def test_a_claim_keeps_others_away_for_ten_seconds_at_most(
-    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+    queue: Queue, table: Table, inbox: Inbox, make_consumer: MakeConsumer
 ) -> None:
     """A process that dies leaves it behind, and so long its key waits."""
     handler = Stumbling({1: 1})
     await queue.send(1)
-    consumer = Consumer(
-        queue.name, [handler.handle], inbox=inbox, broker=broker, failures=FailurePolicy(retries=SEVERAL_MINUTES)
-    )
+    consumer = make_consumer(handler.handle, retries=SEVERAL_MINUTES)
     async with running(consumer):
         await eventually(lambda: consumer.counters.acknowledged == 1, "it is held")
     await table.connection.execute(DUE)
@@ -306,7 +275,7 @@ async def test_nothing_stays_claimed_while_there_is_no_connection_to_try_it(
 
 
 async def test_what_is_stopped_in_the_middle_is_given_back_and_counts_nothing(
-    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+    queue: Queue, table: Table, make_consumer: MakeConsumer
 ) -> None:
     hangs, begun = asyncio.Event(), asyncio.Event()
 
@@ -319,14 +288,7 @@ async def test_what_is_stopped_in_the_middle_is_given_back_and_counts_nothing(
         await asyncio.sleep(600)
 
     await queue.send(1)
-    consumer = Consumer(
-        queue.name,
-        [hang],
-        inbox=inbox,
-        broker=broker,
-        failures=FailurePolicy(retries=SOON),
-        work=WorkPolicy(drain_timeout=0.1),
-    )
+    consumer = make_consumer(hang, retries=SOON, work=WorkPolicy(drain_timeout=0.1))
     with capture_logs():
         async with running(consumer):
             await asyncio.wait_for(begun.wait(), 20)

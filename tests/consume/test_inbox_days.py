@@ -10,8 +10,7 @@ from pydantic import SecretStr
 from structlog.testing import capture_logs
 
 from relay.config.settings import BrokerSettings
-from relay.consume import Consumer, Inbox, Message, WorkPolicy, on
-from relay.consume import startup as upkeep
+from relay.consume import Consumer, Inbox, Message, WorkPolicy, on, startup
 from relay.consume.apply.handlers import collect_handlers
 from relay.consume.apply.transactions_factory import open_transactions
 from relay.errors import ExpiredMessageError, SchemaError
@@ -193,7 +192,7 @@ async def test_a_check_of_a_handlers_own_table_is_the_handlers_error(table: Tabl
 async def test_days_are_made_ahead_while_it_runs(
     queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upkeep, "UPKEEP_INTERVAL", 0.05)
+    monkeypatch.setattr(startup, "UPKEEP_INTERVAL", 0.05)
     query = "SELECT count(*) FROM pg_inherits WHERE inhparent = 'outbox.processed_message'::regclass"
 
     async def four_are_there() -> bool:

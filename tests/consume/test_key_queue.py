@@ -7,8 +7,8 @@ import pytest
 
 from relay.config.settings import BrokerSettings
 from relay.consume import Consumer, Inbox, Message, WorkPolicy, on
-from relay.consume.key_queue import KeyQueue
-from relay.consume.stopping import Stopping
+from relay.consume.hindrances import Stopping
+from relay.consume.worker import KeyQueue
 from tests.consume.effects import Queue, Table, count, delivered, running
 from tests.support.eventually import eventually
 

@@ -265,6 +265,44 @@ async def test_an_unanswered_commit_is_repeated_and_takes_effect_once(
     assert_told_once(events, "database")
 
 
+async def test_a_handler_that_gives_up_a_silent_database_has_not_failed(
+    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+) -> None:
+    """psycopg closes the connection then, as a handler could by `connection.pgconn.finish()`."""
+    await queue.send(1)
+    url = URL(inbox.database.url.get_secret_value())
+    async with FaultProxy("127.0.0.1", url.port or 5432, amqp=False) as proxy:
+        far = inbox.database.model_copy(update={"url": SecretStr(str(url.with_port(proxy.port)))})
+        finished: list[bool] = []
+
+        @on("Counted")
+        async def impatient(message: Message, connection: psycopg.AsyncConnection) -> None:
+            if not finished:
+                proxy.hold(Way.DOWN)
+                try:
+                    async with asyncio.timeout(0.2):
+                        await connection.execute("SELECT 1")
+                finally:
+                    finished.append(connection.pgconn.pgconn_ptr is None)  # type: ignore[attr-defined]
+                    proxy.cut()
+                    proxy.release(Way.DOWN)
+            await count(message, connection)
+
+        consumer = Consumer(
+            queue.name,
+            [impatient],
+            inbox=Inbox(far, inbox.consumer_name),
+            broker=broker,
+            work=WorkPolicy(backoff=QUICK),
+        )
+        async with running(consumer):
+            await eventually(lambda: sum_of(consumer) == 1, "it is settled")
+
+    assert finished == [True]
+    assert await table.numbers() == [1]
+    assert consumer.counters.failed == 0
+
+
 async def test_a_delivery_that_is_taken_back_from_a_running_handler_takes_effect_once(
     queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
 ) -> None:

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 from relay.config.settings import BrokerSettings
 from relay.consume import Consumer, FailurePolicy, Inbox, Message, Overload, Retries, WorkPolicy, on
 from relay.consume.apply.fence import Fence
-from tests.consume.effects import QUEUE, QUICK, Queue, Stumbling, Table, count, running, through
+from tests.consume.effects import QUEUE, QUICK, MakeConsumer, Queue, Stumbling, Table, count, running, through
 from tests.consume.test_outages import attempts_in, port_of
 from tests.support.eventually import eventually
 from tests.support.proxy import FaultProxy
@@ -45,20 +45,14 @@ class Service:
 
 @pytest.mark.parametrize("order", ["hold", "skip"])
 async def test_one_at_a_time_asks_and_its_success_resumes_all(
-    order: Any, queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+    order: Any, queue: Queue, table: Table, make_consumer: MakeConsumer
 ) -> None:
     service = Service()
     for number in range(40):
         await queue.send(number, key=f"key-{number}")
 
-    consumer = Consumer(
-        queue.name,
-        [service.handle],
-        inbox=inbox,
-        broker=broker,
-        failures=FailurePolicy(order=order, retries=ONCE),  # one attempt burnt would be a dead letter
-        work=WorkPolicy(concurrency=5, backoff=QUICK),
-    )
+    # One attempt burnt would be a dead letter.
+    consumer = make_consumer(service.handle, order=order, retries=ONCE, work=WorkPolicy(concurrency=5, backoff=QUICK))
     with capture_logs() as events:
         async with running(consumer):
             await eventually(lambda: consumer.counters.overloads >= 5, "it is paused")
@@ -108,19 +102,12 @@ async def test_an_overloads_messages_that_come_again_burn_nothing(
 
 
 async def test_a_held_head_asks_too_when_nothing_else_comes(
-    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+    queue: Queue, table: Table, make_consumer: MakeConsumer
 ) -> None:
     handler = Stumbling({1: 1})
     await queue.send(1)
     soon = Retries(attempts=2, initial=0.02, maximum=0.02)
-    consumer = Consumer(
-        queue.name,
-        [handler.handle],
-        inbox=inbox,
-        broker=broker,
-        failures=FailurePolicy(retries=soon),
-        work=WorkPolicy(backoff=QUICK),
-    )
+    consumer = make_consumer(handler.handle, retries=soon, work=WorkPolicy(backoff=QUICK))
     async with running(consumer):
         await eventually(lambda: consumer.counters.acknowledged == 1, "it is held")
         handler._error, handler.failures[1] = Overload("429"), 5
@@ -130,14 +117,10 @@ async def test_a_held_head_asks_too_when_nothing_else_comes(
     assert consumer.counters.dead_letters.total() == 0
 
 
-async def test_a_consumer_that_is_paused_stops_at_once(
-    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
-) -> None:
+async def test_a_consumer_that_is_paused_stops_at_once(queue: Queue, table: Table, make_consumer: MakeConsumer) -> None:
     service = Service()
     await queue.send_all(range(5))
-    consumer = Consumer(
-        queue.name, [service.handle], inbox=inbox, broker=broker, work=WorkPolicy(backoff=QUICK, drain_timeout=600)
-    )
+    consumer = make_consumer(service.handle, work=WorkPolicy(backoff=QUICK, drain_timeout=600))
     async with running(consumer) as task:
         await eventually(lambda: consumer.counters.overloads >= 3, "it is paused")
         consumer.stop()
@@ -147,18 +130,11 @@ async def test_a_consumer_that_is_paused_stops_at_once(
 
 
 async def test_an_outage_that_a_handler_runs_into_burns_nothing(
-    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+    queue: Queue, table: Table, make_consumer: MakeConsumer
 ) -> None:
     handler = Stumbling({1: 3}, psycopg.errors.DiskFull("no space left on device"))
     await queue.send(1)
-    consumer = Consumer(
-        queue.name,
-        [handler.handle],
-        inbox=inbox,
-        broker=broker,
-        failures=FailurePolicy(retries=ONCE),
-        work=WorkPolicy(backoff=QUICK),
-    )
+    consumer = make_consumer(handler.handle, retries=ONCE, work=WorkPolicy(backoff=QUICK))
     async with running(consumer):
         await eventually(lambda: consumer.counters.applied == 1, "it is applied")
 
@@ -167,20 +143,13 @@ async def test_an_outage_that_a_handler_runs_into_burns_nothing(
 
 
 async def test_a_database_that_takes_no_writes_is_waited_for(
-    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+    queue: Queue, table: Table, inbox: Inbox, make_consumer: MakeConsumer
 ) -> None:
     """Its sessions stay open: a full disk, or a primary that is none any more."""
     await queue.send_all(range(5))
     name = inbox.database.url.get_secret_value().rpartition("/")[2].partition("?")[0]
     with capture_logs() as events:
-        consumer = Consumer(
-            queue.name,
-            [count],
-            inbox=inbox,
-            broker=broker,
-            failures=FailurePolicy(retries=ONCE),
-            work=WorkPolicy(backoff=QUICK),
-        )
+        consumer = make_consumer(count, retries=ONCE, work=WorkPolicy(backoff=QUICK))
         async with running(consumer):
             await eventually(lambda: consumer.counters.applied == 5, "it works")
             await table.connection.execute(f'ALTER DATABASE "{name}" SET default_transaction_read_only = on')

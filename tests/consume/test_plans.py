@@ -12,9 +12,9 @@ from psycopg.sql import SQL, Composed
 from relay.config.settings import DatabaseSettings
 from relay.consume import Inbox
 from relay.consume.apply.fence import NO_PARTITION
-from relay.consume.apply.repeats import KNOWN
 from relay.consume.failed.held_table import CLAIM, CLAIM_FOR, NEXT_DUE, NOT_HELD, PROMOTE, PROMOTE_ALL, TAKEN
 from relay.consume.message import NO_DAY
+from relay.consume.worker import KNOWN
 from tests.consume.effects import CONSUMER
 from tests.engine.test_plans import nodes
 

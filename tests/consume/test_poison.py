@@ -13,7 +13,7 @@ import pytest
 from relay.config.settings import BrokerSettings, DatabaseSettings
 from relay.consume import Consumer, FailurePolicy, Inbox, Message, WorkPolicy, on
 from relay.errors import ConfigurationError
-from tests.consume.effects import QUICK, SEVERAL_MINUTES, Queue, Stumbling, Table, count, running, through
+from tests.consume.effects import QUICK, SEVERAL_MINUTES, MakeConsumer, Queue, Stumbling, Table, count, running, through
 from tests.consume.process import POISON, environment
 from tests.consume.test_outages import INTERPRETER, port_of
 from tests.support.eventually import eventually
@@ -89,15 +89,13 @@ async def test_it_is_a_dead_letter_after_so_many_deaths_and_its_neighbours_are_a
 
 
 async def test_a_held_message_that_its_process_dies_of_is_found_too(
-    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings, tmp_path: Path
+    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings, tmp_path: Path, make_consumer: MakeConsumer
 ) -> None:
     """Its claim lapses after 10 s; here that is helped."""
     await queue.send(1)
     await queue.send(2)
     handler = Stumbling({1: 1})
-    consumer = Consumer(
-        queue.name, [handler.handle], inbox=inbox, broker=broker, failures=FailurePolicy(retries=SEVERAL_MINUTES)
-    )
+    consumer = make_consumer(handler.handle, retries=SEVERAL_MINUTES)
     async with running(consumer):
         await eventually(lambda: consumer.counters.acknowledged == 2, "both are held")
     await table.connection.execute("UPDATE outbox.held_message SET body = %s WHERE attempts > 0", [b"%d" % POISON])
@@ -159,7 +157,7 @@ async def test_lost_connections_are_nobodys_death(
 
 
 async def test_stopping_a_running_handler_is_nobodys_death(
-    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+    queue: Queue, table: Table, make_consumer: MakeConsumer
 ) -> None:
     """More often than the limit, and each time in another process."""
     begun = asyncio.Event()
@@ -172,26 +170,17 @@ async def test_stopping_a_running_handler_is_nobodys_death(
     await queue.send(1)
     for _ in range(LIMIT + 2):
         begun.clear()
-        hanging = Consumer(
-            queue.name,
-            [hang],
-            inbox=inbox,
-            broker=broker,
-            failures=FailurePolicy(poison_limit=LIMIT),
-            work=WorkPolicy(drain_timeout=0.05, concurrency=1),
-        )
+        hanging = make_consumer(hang, poison_limit=LIMIT, work=WorkPolicy(drain_timeout=0.05, concurrency=1))
         async with running(hanging):
             await asyncio.wait_for(begun.wait(), 20)
         assert await table.begun_count() == 0
 
-    consumer = Consumer(queue.name, [count], inbox=inbox, broker=broker, failures=FailurePolicy(poison_limit=LIMIT))
+    consumer = make_consumer(count, poison_limit=LIMIT)
     async with running(consumer):
         await eventually(lambda: consumer.counters.applied == 1, "it is applied")
 
 
-async def test_tries_of_long_ago_are_forgotten(
-    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
-) -> None:
+async def test_tries_of_long_ago_are_forgotten(queue: Queue, table: Table, make_consumer: MakeConsumer) -> None:
     await table.connection.execute("""
         INSERT INTO outbox.begun_message (consumer_name, message_id, begun_at)
         VALUES ('projection', gen_random_uuid(), now() - interval '25 hours'),
@@ -199,7 +188,7 @@ async def test_tries_of_long_ago_are_forgotten(
             ('another', gen_random_uuid(), now() - interval '25 hours')
     """)
 
-    async with running(Consumer(queue.name, [count], inbox=inbox, broker=broker)):
+    async with running(make_consumer(count)):
 
         async def is_forgotten() -> bool:
             return await table.begun_count() < 3
@@ -210,7 +199,7 @@ async def test_tries_of_long_ago_are_forgotten(
 
 
 async def test_what_comes_for_the_first_time_pays_nothing(
-    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+    queue: Queue, table: Table, make_consumer: MakeConsumer
 ) -> None:
     await table.connection.execute("""
         CREATE FUNCTION forbid() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'written'; END $$;
@@ -218,7 +207,7 @@ async def test_what_comes_for_the_first_time_pays_nothing(
     """)
     await queue.send_all(range(20))
 
-    consumer = Consumer(queue.name, [count], inbox=inbox, broker=broker, work=WorkPolicy(batch_size=5))
+    consumer = make_consumer(count, work=WorkPolicy(batch_size=5))
     async with running(consumer):
         await eventually(lambda: consumer.counters.applied == 20, "all are applied")
 

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from relay.config.settings import BrokerSettings
 from relay.consume import Consumer, FailurePolicy, Inbox, Message, Retries, Transient, WorkPolicy, on
 from relay.errors import QueueUnfitError
-from tests.consume.effects import QUICK, SOON, Queue, Stumbling, Table, count, running, through
+from tests.consume.effects import QUICK, SOON, MakeConsumer, Queue, Stumbling, Table, count, running, through
 from tests.consume.process import BURDEN, environment
 from tests.consume.test_outages import INTERPRETER, attempts_in, port_of
 from tests.support.eventually import eventually
@@ -35,7 +35,7 @@ RETRY_ARGUMENTS: dict[str, Any] = {
 
 
 async def test_it_comes_back_as_it_was_and_its_followers_pass(
-    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+    queue: Queue, table: Table, make_consumer: MakeConsumer
 ) -> None:
     exchange = await queue.channel.declare_exchange("billing.events", "topic", durable=True)
     await (await queue.channel.get_queue(queue.name)).bind(exchange, "#")
@@ -59,14 +59,7 @@ async def test_it_comes_back_as_it_was_and_its_followers_pass(
             ),
             "counter.Counted",
         )
-    consumer = Consumer(
-        queue.name,
-        [note],
-        inbox=inbox,
-        broker=broker,
-        failures=FailurePolicy(order="skip", retries=ONE_STEP),
-        work=WorkPolicy(concurrency=1),
-    )
+    consumer = make_consumer(note, order="skip", retries=ONE_STEP, work=WorkPolicy(concurrency=1))
     async with running(consumer):
         await eventually(lambda: consumer.counters.applied == 2, "both are applied")
 
@@ -85,16 +78,14 @@ async def test_it_comes_back_as_it_was_and_its_followers_pass(
 
 
 async def test_many_come_back_within_the_longest_wait_of_their_step(
-    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+    queue: Queue, table: Table, make_consumer: MakeConsumer
 ) -> None:
     """Those behind one with a longer wait wait for it, and never longer than the step."""
     handler = Stumbling(dict.fromkeys(range(100), 1))
     for number in range(100):
         await queue.send(number, key=f"key-{number}")
 
-    consumer = Consumer(
-        queue.name, [handler.handle], inbox=inbox, broker=broker, failures=FailurePolicy(order="skip", retries=SOON)
-    )
+    consumer = make_consumer(handler.handle, order="skip", retries=SOON)
     async with running(consumer):
         await eventually(lambda: consumer.counters.applied == 100, "all are applied")
 
@@ -129,7 +120,7 @@ async def test_a_confirm_that_is_lost_makes_two_copies_and_one_effect(
 
 
 async def test_killed_between_the_copys_confirm_and_the_ack_it_takes_effect_once(
-    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings, tmp_path: Path
+    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings, tmp_path: Path, make_consumer: MakeConsumer
 ) -> None:
     await queue.send(BURDEN)
     async with FaultProxy("127.0.0.1", port_of(broker)) as proxy:
@@ -141,13 +132,7 @@ async def test_killed_between_the_copys_confirm_and_the_ack_it_takes_effect_once
         process.stop(signal.SIGKILL)
         proxy.cut()
 
-    consumer = Consumer(
-        queue.name,
-        [count],
-        inbox=inbox,
-        broker=broker,
-        failures=FailurePolicy(order="skip", retries=Retries(initial=2.0)),
-    )
+    consumer = make_consumer(count, order="skip", retries=Retries(initial=2.0))
     async with running(consumer):
         await eventually(lambda: consumer.counters.duplicates == 1, "the original and the copy have come")
 
@@ -156,17 +141,10 @@ async def test_killed_between_the_copys_confirm_and_the_ack_it_takes_effect_once
 
 
 async def test_a_retry_queue_that_is_gone_is_waited_for(
-    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+    queue: Queue, table: Table, make_consumer: MakeConsumer
 ) -> None:
     handler = Stumbling({1: 1})
-    consumer = Consumer(
-        queue.name,
-        [handler.handle],
-        inbox=inbox,
-        broker=broker,
-        failures=FailurePolicy(order="skip", retries=ONE_STEP),
-        work=WorkPolicy(backoff=QUICK),
-    )
+    consumer = make_consumer(handler.handle, order="skip", retries=ONE_STEP, work=WorkPolicy(backoff=QUICK))
     async with running(consumer):
         await queue.send(0)
         await eventually(lambda: consumer.counters.applied == 1, "it consumes")
@@ -261,13 +239,9 @@ async def test_without_declaring_a_missing_queue_is_told_with_its_arguments(
     assert told.value.arguments == RETRY_ARGUMENTS
 
 
-async def test_a_retry_queue_with_other_arguments_is_refused(
-    queue: Queue, inbox: Inbox, broker: BrokerSettings
-) -> None:
+async def test_a_retry_queue_with_other_arguments_is_refused(queue: Queue, make_consumer: MakeConsumer) -> None:
     await queue.channel.declare_queue("billing.retry.50", durable=True)
-    consumer = Consumer(
-        queue.name, [count], inbox=inbox, broker=broker, failures=FailurePolicy(order="skip", retries=ONE_STEP)
-    )
+    consumer = make_consumer(count, order="skip", retries=ONE_STEP)
 
     with pytest.raises(QueueUnfitError, match=r"billing\.retry\.50.*PRECONDITION_FAILED.*declare it, durable"):
         await asyncio.wait_for(consumer.run(signals=False), 20)

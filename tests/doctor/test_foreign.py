@@ -147,14 +147,14 @@ def test_an_owner_of_a_part_is_named(database: psycopg.Connection, settings: Set
     database.execute("GRANT CREATE ON SCHEMA outbox TO outbox_retention")
     database.execute("ALTER TABLE outbox.processed_message OWNER TO outbox_retention")
     database.execute("ALTER FUNCTION outbox.ensure_inbox_days(date, integer) OWNER TO outbox_retention")
+    database.execute("ALTER VIEW outbox.message_state OWNER TO outbox_retention")
 
     (finding,) = look(settings, "database.owners")
-    database.execute("ALTER FUNCTION outbox.ensure_inbox_days(date, integer) OWNER TO current_user")
-    database.execute(SCRIPT)
+    database.execute(finding.remedy.encode())
     (after,) = look(settings, "database.owners")
 
     assert finding.verdict == WARNING
-    assert "role outbox_retention owns ensure_inbox_days, processed_message" in finding.words
+    assert "role outbox_retention owns ensure_inbox_days, message_state, processed_message" in finding.words
     assert after.verdict == OK
 
 

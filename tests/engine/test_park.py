@@ -8,7 +8,9 @@ import pytest
 
 from relay.config.settings import KeyPolicy, Ordering, Settings
 from relay.engine.row import Blame, Fault, Row
-from relay.engine.settle.mark import BYTES_PER_PARK, ROWS_PER_PARK, Marker, _pieces
+from relay.engine.settle.mark import Marker
+from relay.engine.settle.parked_keys import ParkedKeys
+from relay.engine.settle.pieces import BYTES_PER_MOVE, ROWS_PER_MOVE, pieces
 from relay.engine.settle.quarantine_table import QuarantineTable
 from relay.operate.parked import Selection
 from relay.operate.release import Done, discard, retry
@@ -141,13 +143,36 @@ async def test_rows_that_take_too_long_to_park_are_parked_fewer_at_a_time(
 
 
 def test_what_is_moved_at_once_is_bounded_in_rows_and_bytes() -> None:
-    def pieces(*sizes: int) -> list[int]:
+    def lengths(*sizes: int) -> list[int]:
         faults = [Fault(ROW._replace(cost=size), "too large", Blame.ROW_FOR_GOOD) for size in sizes]
-        return [len(piece) for piece in _pieces(faults, sizes)]
+        return [len(piece) for piece in pieces(faults, sizes)]
 
-    assert pieces() == []
-    assert pieces(*[0] * (2 * ROWS_PER_PARK + 1)) == [ROWS_PER_PARK, ROWS_PER_PARK, 1]
-    assert pieces(1, BYTES_PER_PARK + 1, 1, BYTES_PER_PARK - 1, 1) == [1, 1, 2, 1]
+    assert lengths() == []
+    assert lengths(*[0] * (2 * ROWS_PER_MOVE + 1)) == [ROWS_PER_MOVE, ROWS_PER_MOVE, 1]
+    assert lengths(1, BYTES_PER_MOVE + 1, 1, BYTES_PER_MOVE - 1, 1) == [1, 1, 2, 1]
+
+
+async def test_many_rows_of_held_keys_are_parked_in_pieces(
+    outbox: Outbox, queue: Reader, run_node: RunNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key in range(20):  # of several lanes: a read brings few rows of one
+        await outbox.insert_faulty(str(key))
+    async with run_node(max_attempts=1):
+        await eventually(outbox.is_empty, "parked")
+    await outbox.insert_many(6 * ROWS_PER_MOVE, keys=20)
+    moved: list[int] = []
+    write = ParkedKeys._write_parked
+
+    async def note(keys: ParkedKeys, rows: Sequence[Row]) -> set[int]:
+        moved.append(len(rows))
+        return await write(keys, rows)
+
+    monkeypatch.setattr(ParkedKeys, "_write_parked", note)
+    async with run_node(max_attempts=1):
+        await eventually(outbox.is_empty, "parked behind it")
+
+    assert sum(moved) == 6 * ROWS_PER_MOVE
+    assert max(moved) <= ROWS_PER_MOVE
 
 
 async def test_a_held_key_is_still_held_after_a_restart(outbox: Outbox, queue: Reader, run_node: RunNode) -> None:

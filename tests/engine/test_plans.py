@@ -10,8 +10,9 @@ from relay.config.settings import DatabaseSettings, RelaySettings
 from relay.engine.read.pending import DUE
 from relay.engine.read.tail import Tail
 from relay.engine.session.session import LaneSession, array_text
-from relay.engine.settle.mark import PARK, POSTPONE, ROWS_PER_PARK, mark_statement
+from relay.engine.settle.mark import PARK, POSTPONE, mark_statement
 from relay.engine.settle.parked_keys import PARK_BEHIND
+from relay.engine.settle.pieces import ROWS_PER_MOVE
 from relay.engine.settle.quarantine_table import LET_GO, SET_ASIDE, SET_ASIDE_BEHIND
 from tests.engine.conftest import Outbox
 from tests.engine.follower import IN_ORDER, unhurried
@@ -22,8 +23,8 @@ pytestmark = pytest.mark.every_postgres
 LANES = list(range(16))
 ROW = {"lane": 3, "id": 7, "attempts": 1, "reason": "", "seconds": 1.0}
 FAULTS = {
-    "lanes": array_text([3] * ROWS_PER_PARK), "ids": array_text(range(100_000, 100_000 + ROWS_PER_PARK)),
-    "attempts": [1] * ROWS_PER_PARK, "reasons": [""] * ROWS_PER_PARK,
+    "lanes": array_text([3] * ROWS_PER_MOVE), "ids": array_text(range(100_000, 100_000 + ROWS_PER_MOVE)),
+    "attempts": [1] * ROWS_PER_MOVE, "reasons": [""] * ROWS_PER_MOVE,
 }  # fmt: skip
 
 

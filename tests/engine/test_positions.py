@@ -4,7 +4,8 @@ import hypothesis.strategies as st
 from hypothesis import given, settings
 
 from relay.config.settings import RelaySettings
-from relay.engine.read.positions import Plan, Positions
+from relay.engine.read.positions import FAR, Plan, Positions
+from relay.engine.read.window import START_BYTES
 from relay.engine.row import Row
 from relay.engine.session.session import HeldLanes
 from tests.engine.test_frames import ROW
@@ -76,3 +77,23 @@ def test_a_read_goes_back_to_where_a_transaction_was_first_seen_when_it_has_ende
     assert longer is not None
     assert longer.floors[0] <= first < plan.floors[0]
     assert positions.plan_again(longer, NOBODY_RUNS) is None
+
+
+def test_a_large_row_that_waits_for_room_keeps_no_other_lane_that_is_far_back() -> None:
+    held = HeldLanes()
+    held.take([0, 1])
+    positions = Positions(held, RelaySettings(max_window_bytes=START_BYTES), now=0.0)
+    # Nearly all that may be under way beside a large row.
+    stuck = ROW._replace(id=1, lane=1, payload=b"x" * (START_BYTES * 5 // 8))
+    large = ROW._replace(id=4 * FAR, lane=0, cost=START_BYTES * 3 // 4, left_out=True)
+    for rows in ([], [large, stuck]):
+        plan = positions.plan(0.0)
+        assert positions.plan_again(plan, NOBODY_RUNS) is None
+        positions.take(plan, list(rows), 4 * FAR, began=1.0, ended=1.0)
+    for lane in (0, 1):
+        positions.reread_from(lane)
+
+    plan = positions.plan(2.0)
+
+    assert positions.has_room()
+    assert plan.lanes == [1]

@@ -13,8 +13,9 @@ from relay.engine.nodes.lanes import lock_lanes
 from relay.engine.read.tail import Tail
 from relay.engine.row import Row
 from relay.engine.send.publisher import Publisher
-from relay.engine.send.routes import Router
+from relay.engine.send.routes import Address, Router
 from relay.engine.session.session import LaneSession
+from relay.engine.settle.pieces import ROWS_PER_MOVE
 from relay.engine.settle.quarantine import ROUTES_AT_A_TIME, Quarantine
 from relay.engine.settle.quarantine_table import Place, QuarantineTable
 from relay.operate.quarantine import Changed, discard, list_routes, probe, reroute
@@ -68,6 +69,32 @@ async def test_a_missing_exchange_stops_nobody_else(
         await eventually(outbox.is_at_rest, "marked")
 
     assert await outbox.column("attempts", lost[0]) == 0
+
+
+async def test_many_rows_of_a_route_are_set_aside_in_pieces(
+    outbox: Outbox, run_node: RunNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await outbox.insert("first", exchange="missing")
+    async with run_node():
+        await eventually(outbox.is_empty, "set aside")
+    await outbox.connection.execute(
+        "INSERT INTO outbox.message (aggregate_type, aggregate_id, event_type, payload, exchange)"
+        " SELECT 'customer', n::text, 'InvoiceIssued', '1', 'missing' FROM generate_series(1, %s) AS n",
+        [5 * ROWS_PER_MOVE],
+    )
+    moved: list[int] = []
+    set_aside = QuarantineTable.set_aside
+
+    async def note(table: QuarantineTable, address: Address, rows: Collection[Row], reason: str) -> tuple[int, int]:
+        moved.append(len(rows))
+        return await set_aside(table, address, rows, reason)
+
+    monkeypatch.setattr(QuarantineTable, "set_aside", note)
+    async with run_node():
+        await eventually(outbox.is_empty, "set aside")
+
+    assert sum(moved) >= 5 * ROWS_PER_MOVE
+    assert max(moved) <= ROWS_PER_MOVE
 
 
 async def test_a_forbidden_exchange_is_waited_for(

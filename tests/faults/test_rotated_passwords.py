@@ -3,13 +3,17 @@
 The file with the URL is renewed later than the password, as operators do it.
 """
 
+import asyncio
 import json
+import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from psycopg import sql
+from structlog.testing import capture_logs
 
 from relay.config.secret import SecretFile
 from relay.config.settings import BrokerSettings, DatabaseSettings, RelaySettings
@@ -189,3 +193,53 @@ async def test_a_publisher_with_a_relay_of_its_own_goes_on(
     messages = await queue.drain(2)
     assert [json.loads(message.body)["n"] for message in messages] == [0, 1]
     assert await outbox.is_empty()
+
+
+def files_gone(logins: Logins) -> list[tuple[str, str]]:
+    """Take the files away; return the events that tell so of each when it is read."""
+    for login in logins.values():
+        login.file.unlink()
+    return sorted(("secret.not_renewed", f"file {login.file}") for login in logins.values())
+
+
+def told(logs: list[MutableMapping[str, Any]]) -> list[tuple[str, str]]:
+    return sorted((event["event"], event["source"]) for event in logs if event["event"] == "secret.not_renewed")
+
+
+@pytest.mark.parametrize("kind", ["alone", "pool"])
+async def test_a_consumer_reads_its_files_again_at_sighup(
+    kind: str,
+    logins: Logins,
+    consumed: Queue,
+    partitions: Partitions,
+    database: DatabaseSettings,
+    renewed_database: DatabaseSettings,
+    renewed_broker: BrokerSettings,
+) -> None:
+    kinds: dict[str, type[Consumer] | type[PartitionedConsumer]] = {"alone": Consumer, "pool": PartitionedConsumer}
+    name = consumed.name if kind == "alone" else partitions.name
+    consumer = kinds[kind](name, [count], inbox=Inbox(renewed_database, CONSUMER), broker=renewed_broker)
+    async with candidate(database, "master"):
+        running = asyncio.create_task(consumer.run())
+        await eventually(lambda: not consumer.hindrances(), "it is ready")
+        expected = files_gone(logins)
+
+        with capture_logs() as logs:
+            os.kill(os.getpid(), signal.SIGHUP)
+            await eventually(lambda: told(logs) == expected, "both files were read")
+
+        assert not consumer.hindrances()  # it goes on by the values that it has
+        os.kill(os.getpid(), signal.SIGTERM)
+        await running
+
+
+async def test_a_publisher_reads_its_files_again_when_it_is_told(
+    logins: Logins, renewed_database: DatabaseSettings, renewed_broker: BrokerSettings
+) -> None:
+    async with DurablePublisher(renewed_database, broker=renewed_broker, name="sensors") as publisher:
+        expected = files_gone(logins)
+
+        with capture_logs() as logs:
+            publisher.reload()
+
+        assert told(logs) == expected

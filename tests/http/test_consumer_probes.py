@@ -10,9 +10,8 @@ from yarl import URL
 
 import relay.http.server as served
 from relay.config.settings import BrokerSettings
-from relay.consume import Consumer, FailurePolicy, Inbox, Message, Overload, WorkPolicy, on, stall
-from relay.consume import startup as upkeep
-from relay.consume.failed import held_messages as held_keys
+from relay.consume import Consumer, FailurePolicy, Inbox, Message, Overload, WorkPolicy, hindrances, on, startup
+from relay.consume.failed import held_messages
 from relay.http.consumer import answering_for
 from tests.consume.effects import QUICK, SEVERAL_MINUTES, Queue, Stumbling, Table, count, running, through
 from tests.consume.test_held_messages import DUE
@@ -30,9 +29,9 @@ ORDERS = pytest.mark.parametrize("order", ["hold", "skip"])
 
 @pytest.fixture(autouse=True)
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stall, "LOOK_INTERVAL", 0.05)
-    monkeypatch.setattr(upkeep, "ASK_INTERVAL", 0.1)
-    monkeypatch.setattr(held_keys, "LOOK_INTERVAL", 0.1)
+    monkeypatch.setattr(hindrances, "STALL_LOOK_INTERVAL", 0.05)
+    monkeypatch.setattr(startup, "ASK_INTERVAL", 0.1)
+    monkeypatch.setattr(held_messages, "LOOK_INTERVAL", 0.1)
 
 
 async def test_ready_once_it_consumes(queue: Queue, inbox: Inbox, broker: BrokerSettings) -> None:
@@ -241,7 +240,7 @@ async def test_a_long_idle_is_fine(
     queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was settled last was settled long ago, several times `stall_after`."""
-    monkeypatch.setattr(stall, "LOOK_INTERVAL", 0.01)
+    monkeypatch.setattr(hindrances, "STALL_LOOK_INTERVAL", 0.01)
     looks = 0
     await queue.send(1)
     consumer = Consumer(queue.name, [count], inbox=inbox, broker=broker, work=WorkPolicy(stall_after=0.2))

@@ -11,11 +11,12 @@ from relay.config.settings import DatabaseSettings
 from relay.errors import BusyError
 from relay.operate import lock_wait
 from relay.operate.lock_wait import LockLimits
-from relay.operate.migrate import current_revision, downgrade, is_at_head, migrate
+from relay.operate.migrate import current_revision, downgrade, migrate
 from relay.operate.revision import head_revision
 from tests.migrations.conftest import url_of
 from tests.support.postgres import PostgresServer
 from tests.support.process import wait_for
+from tests.support.revision import is_at_head
 
 BRIEF = LockLimits(lock_timeout=0.5, wait=60)
 ONCE = LockLimits(lock_timeout=3, wait=0.1)

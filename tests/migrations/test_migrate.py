@@ -10,12 +10,13 @@ import pytest
 
 from relay.config.settings import DatabaseSettings
 from relay.errors import SchemaError
-from relay.operate.migrate import current_revision, downgrade, is_at_head, migrate, write_sql
+from relay.operate.migrate import current_revision, downgrade, migrate, write_sql
 from relay.operate.revision import head_revision
 from tests.migrations.catalog import description
 from tests.migrations.conftest import url_of
 from tests.support.postgres import PostgresServer
 from tests.support.process import wait_for
+from tests.support.revision import is_at_head
 
 pytestmark = pytest.mark.every_postgres
 

@@ -18,10 +18,11 @@ from relay.engine.session.session import prepare
 from relay.errors import SchemaError
 from relay.operate import migrate as operate
 from relay.operate import revision as revisions
-from relay.operate.migrate import current_revision, downgrade, dropped_tables, is_at_head, migrate
+from relay.operate.migrate import current_revision, downgrade, dropped_tables, migrate
 from relay.operate.revision import SCRIPTS, head_revision
 from tests.cli.command import Command
 from tests.migrations.catalog import description
+from tests.support.revision import is_at_head
 
 NEXT = f"{int(head_revision()) + 1:04}"
 NEWER = "99.2.0"

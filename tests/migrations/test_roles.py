@@ -211,6 +211,14 @@ def test_the_relay_can_do_its_work(connection: Connection) -> None:
     assert allowed(connection, "outbox_relay", statements) == statements
 
 
+@pytest.mark.parametrize("role", ["outbox_relay", "outbox_archive"])
+def test_what_was_sent_is_read_where_public_may_call_no_function(connection: Connection, role: LiteralString) -> None:
+    connection.execute("REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA outbox FROM PUBLIC")
+    statement: LiteralString = "SELECT * FROM outbox.sent('-infinity', 'infinity')"
+
+    assert allowed(connection, role, [statement]) == [statement]
+
+
 def test_the_relay_changes_no_event(connection: Connection) -> None:
     statements: list[LiteralString] = [
         INSERT,

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.prose import __main__ as command
-from tests.prose.pages import ROOT, UNFINISHED, blocks, pages
+from tests.prose.pages import blocks
 from tests.prose.rules import LONGEST, findings
 
 # The examples of the rules: what was written, and how it reads better.
@@ -93,19 +93,3 @@ def test_a_page_is_named_with_its_line_and_what_to_write(tmp_path: Path, monkeyp
     page.write_text("# A page\n\nThe relay sends it anew.\n")
 
     assert command.objections(page) == ["page.md:3: Write 'again' in place of 'anew'."]
-
-
-def test_an_unfinished_page_that_passes_comes_off_the_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "ROOT", tmp_path)
-    monkeypatch.setattr(command, "UNFINISHED", {"page.md"})
-    page = tmp_path / "page.md"
-
-    page.write_text("The relay sends it anew.\n")
-    assert command.objections(page) == []
-
-    page.write_text("The relay sends it again.\n")
-    assert command.objections(page) == ["page.md: passes; take it off UNFINISHED in tests/prose/pages.py"]
-
-
-def test_the_unfinished_pages_are_pages() -> None:
-    assert {page.relative_to(ROOT).as_posix() for page in pages()} >= UNFINISHED

@@ -11,11 +11,11 @@ import psycopg
 import pytest
 
 from relay.config.settings import Settings
-from relay.operate.migrate import is_at_head
 from tests.support.folders import temporary_folder
 from tests.support.postgres import PostgresServer
 from tests.support.process import Process, ServerError, wait_for
 from tests.support.rabbitmq import RabbitServer
+from tests.support.revision import is_at_head
 
 OWNER = """
 import sys

@@ -6,8 +6,6 @@ from typing import LiteralString
 from aiormq.abc import DeliveredMessage
 from psycopg.sql import SQL, Composed, Identifier, Literal
 
-from relay.consume.apply.inbox import Inbox
-
 PARTITION, EPOCH = "x-partition", "x-partition-epoch"
 NO_PARTITION = -1  # of what no pool consumes
 
@@ -36,11 +34,11 @@ class Fence:
     partition: int
     epoch: int
 
-    def held(self, inbox: Inbox) -> Composed:
+    def held(self, schema: str, pool: str) -> Composed:
         """Return the common table expression `fence`, which is empty when another one holds the partition."""
         return SQL(HELD).format(
-            schema=Identifier(inbox.schema),
-            space=lock_space(inbox.schema, inbox.consumer_name),
+            schema=Identifier(schema),
+            space=lock_space(schema, pool),
             partition=Literal(self.partition),
             epoch=Literal(self.epoch),
         )

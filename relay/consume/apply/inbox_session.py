@@ -9,8 +9,7 @@ from psycopg.sql import Composed
 from relay.consume.apply.inbox import Inbox
 from relay.consume.apply.transactions import Parameters, Rows
 from relay.consume.apply.transactions_factory import open_transactions
-from relay.consume.outages import Outages
-from relay.consume.stopping import Stopping
+from relay.consume.hindrances import Outages, Stopping
 from relay.database import one_line
 from relay.errors import DatabaseUnavailableError, SchemaError
 

@@ -17,10 +17,8 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, async_sessionmaker
 from sqlalchemy.orm import sessionmaker
 
-from relay.consume.apply.calls import call, call_async
-from relay.consume.apply.handlers import Handlers
-from relay.consume.apply.inbox import Inbox
-from relay.consume.apply.inbox_insert import Admission
+from relay.consume.apply.handlers import Handlers, call, call_async
+from relay.consume.apply.inbox import Admission, Inbox
 from relay.consume.apply.sqlalchemy_engine import engine_of
 from relay.consume.apply.transactions import AsyncTransactions, ThreadTransactions
 from relay.database import is_refusal, one_line

@@ -2,11 +2,16 @@
 
 A message whose inbox row exists was applied and committed before; it is left alone. So it does not matter how
 often a message is delivered, nor whether we learn that a commit arrived: after a lost connection we simply try again.
+
+`AsyncTransactions` and `ThreadTransactions` apply on one connection. `Attempt` uses them, and waits while the database
+is away, which is nobody's failure.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from time import monotonic, time
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 from uuid import UUID
 
@@ -15,14 +20,14 @@ from psycopg import errors
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 from psycopg.sql import Composed
+from psycopg.transaction import OutOfOrderTransactionNesting
 
-from relay.consume.apply.calls import call, call_async, in_own_task
-from relay.consume.apply.handlers import Handlers
-from relay.consume.apply.inbox import Inbox
-from relay.consume.apply.inbox_insert import (
+from relay.consume.apply.handlers import Handlers, call, call_async, in_own_task
+from relay.consume.apply.inbox import (
     MAKE_DAYS,
     Admission,
     Applied,
+    Inbox,
     applied_of,
     days_of,
     lacks_day,
@@ -30,10 +35,24 @@ from relay.consume.apply.inbox_insert import (
     refused_day_named,
     require_fence,
 )
-from relay.consume.classify import cause_of
+from relay.consume.apply.partition_state import PartitionState
+from relay.consume.classify import Judge, cause_of, first_line, is_outage, name_of, took_too_long
+from relay.consume.counters import Counters
+from relay.consume.hindrances import Entry, Outages, Overloaded, Stopping
 from relay.consume.message import Delivery, Message
-from relay.database import CANCEL_TIMEOUT, connect, connect_async, one_line, unplug
-from relay.errors import HandlerTransactionError, InboxUnavailableError, TransactionEndedError
+from relay.consume.policies import Fault
+from relay.database import CANCEL_TIMEOUT, connect, connect_async, is_finished, one_line, unplug
+from relay.errors import (
+    DatabaseUnavailableError,
+    HandlerError,
+    HandlerTransactionError,
+    InboxUnavailableError,
+    PartitionLostError,
+    TransactionEndedError,
+)
+from relay.logger import get_logger
+
+log = get_logger("relay.consume")
 
 Connection = TypeVar("Connection", psycopg.Connection, psycopg.AsyncConnection)
 Parameters = Mapping[str, Any]
@@ -68,7 +87,7 @@ class ConnectionTransactions(Generic[Connection]):
         return self._connection
 
     def _arrived(self, batch: Sequence[Delivery]) -> Parameters:
-        """Return the parameters of `inbox_insert.REMEMBER`."""
+        """Return the parameters of `inbox.REMEMBER`."""
         return {
             "consumer": self._inbox.consumer_name,
             "message_ids": [delivery.message.message_id for delivery in batch],
@@ -115,7 +134,7 @@ class ConnectionTransactions(Generic[Connection]):
         _require_open(connection)
 
     def _require_ours(self, connection: Connection, mark: str | None, remembered: Sequence[tuple[Any, ...]]) -> None:
-        if connection.closed and not connection.broken:
+        if (connection.closed and not connection.broken) or is_finished(connection):
             raise HandlerTransactionError("the handler has closed its connection: leave that to the consumer")
         status = connection.info.transaction_status
         if status is TransactionStatus.IDLE or (status is TransactionStatus.INTRANS and mark_of(connection) != mark):
@@ -363,3 +382,86 @@ class ThreadTransactions(ConnectionTransactions[psycopg.Connection]):
             for values in parameters or NOTHING:
                 cursor.execute(statement, values)
             return cursor.fetchall() if cursor.description else []
+
+
+# It did what none may, or left a transaction() block of its own open.
+BY_HANDLER = (HandlerError, OutOfOrderTransactionNesting)
+
+
+@dataclass(slots=True, kw_only=True)
+class Attempt:
+    """Tries on one database connection."""
+
+    transactions: Transactions
+    judge: Judge
+    counters: Counters
+    outages: Outages
+    stopping: asyncio.Event
+    state: PartitionState | None = None
+
+    async def apply(self, batch: Sequence[Delivery], entry: Entry) -> Applied | Overloaded:
+        """Apply in one transaction.
+
+        Raises:
+            Stopping: the consumer stops, before the database is there again or because another member has the
+                partition. Nothing was applied, unless the answer to a commit was lost; no attempt counts.
+            Exception: what a handler raised; nothing was applied.
+        """
+        with self.outages.begin() as outage:
+            while not (outage.failures and self.stopping.is_set()):
+                begun_at = monotonic()
+                try:
+                    applied = await self._apply(batch)
+                except PartitionLostError:
+                    await self.stopping.wait()  # the next check-in learns it, too, and stops us
+                    raise Stopping from None
+                except Exception as error:  # by a handler: anything
+                    is_outage = self._is_outage(error)
+                    if is_outage or isinstance(error, BY_HANDLER):
+                        await self.transactions.close()  # with what a handler has set in its session, or still does
+                    if is_outage:
+                        await outage.wait(error, self.stopping)
+                        continue
+                    if self.judge.fault_of(error) is not Fault.OVERLOAD:
+                        raise
+                    self.counters.overloads += 1
+                    entry.overloaded(f"{name_of(error)}: {first_line(error)}")
+                    return Overloaded()
+                outage.end()
+                self.counters.times.observe(monotonic() - begun_at)
+                self._count(batch, applied)
+                if applied.count:
+                    entry.succeeded()
+                return applied
+        raise Stopping
+
+    async def connect(self) -> None:
+        """Connect unless it is connected; raises DatabaseUnavailableError."""
+        if not self.transactions.is_free:
+            await self.transactions.open()
+
+    async def close(self) -> None:
+        await self.transactions.close()
+
+    async def _apply(self, batch: Sequence[Delivery]) -> Applied:
+        await self.connect()
+        async with self.state.used() if self.state else nullcontext():
+            self.counters.in_flight += 1
+            try:
+                return await self.transactions.apply(batch)
+            finally:
+                self.counters.in_flight -= 1
+
+    def _is_outage(self, error: Exception) -> bool:
+        if took_too_long(error) or isinstance(error, BY_HANDLER):
+            return False  # the session is lost, too, by what the handler did
+        return isinstance(error, DatabaseUnavailableError) or self.transactions.is_lost or is_outage(error)
+
+    def _count(self, batch: Sequence[Delivery], applied: Applied) -> None:
+        left = sum(delivery.message.message_id in applied.left for delivery in batch) if applied.left else 0
+        duplicates = len(batch) - left - applied.count
+        self.counters.applied += applied.count
+        self.counters.duplicates += duplicates
+        if applied.count and (written_at := batch[-1].message.timestamp) is not None:
+            self.counters.last_age = max(0.0, time() - written_at.timestamp())
+        log.debug("batch.applied", messages=applied.count, duplicates=duplicates)

@@ -2,8 +2,7 @@
 
 from relay.config.settings import DatabaseSettings
 from relay.consume.apply.handlers import Handlers
-from relay.consume.apply.inbox import Inbox
-from relay.consume.apply.inbox_insert import EVERYTHING, Admission
+from relay.consume.apply.inbox import EVERYTHING, Admission, Inbox
 from relay.consume.apply.transactions import AsyncTransactions, ThreadTransactions, Transactions
 from relay.errors import ConfigurationError
 

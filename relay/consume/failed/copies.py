@@ -14,7 +14,7 @@ from aiormq.abc import DeliveredMessage
 from relay.backoff import Backoff, wait_for_event
 from relay.consume.classify import Failure, Reason
 from relay.consume.counters import Counters
-from relay.consume.failed.copy_publisher import CopyRefusedError, Outgoing
+from relay.consume.failed.copy_publisher import CopyPublisher, CopyRefusedError
 from relay.consume.failed.envelope import dead_letter, retry_copy
 from relay.consume.failed.poison import BegunAttempts
 from relay.consume.failed.queues import retry_queue_name
@@ -43,7 +43,7 @@ class Copies:
     As `Aside` (order = "skip"): what is retried passes its followers by.
     """
 
-    outgoing: Outgoing
+    outgoing: CopyPublisher
     queue: str
     dead_queue: str
     consumer_name: str

@@ -20,7 +20,7 @@ class CopyRefusedError(Exception):
     """The broker does not have a copy, or did not confirm it; the words say why."""
 
 
-class Outgoing:
+class CopyPublisher:
     """Mandatory and confirmed, on a connection of its own, which is opened when it is needed.
 
     Of its own, because an alarm of the broker stops whoever publishes: our acks must not wait behind that.

@@ -7,15 +7,14 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 from relay.backoff import Backoff, wait_for_event
-from relay.consume.apply.attempt import Attempt
-from relay.consume.classify import Failure, Judge, Reason, poisoned, tell_failure
+from relay.consume.apply.transactions import Attempt
+from relay.consume.classify import Failure, Judge, Reason, log_failure, poisoned
 from relay.consume.counters import Counters
 from relay.consume.failed.copies import Copies, Settle
 from relay.consume.failed.held_table import Head, HeldTable
 from relay.consume.failed.poison import SUSPECT_FROM, BegunAttempts
+from relay.consume.hindrances import Overloaded, OverloadGate, Stopping
 from relay.consume.message import Delivery
-from relay.consume.overload import Overloaded, OverloadGate
-from relay.consume.stopping import Stopping
 from relay.errors import DatabaseUnavailableError
 
 TAKEN_INTERVAL = 0.1  # seconds between two looks while what is due is in the hands of another process
@@ -122,7 +121,7 @@ class HeldMessages:
                 except Exception as error:  # by a handler: anything
                     failure = self.judge.failure(error, head.history)
                     self.counters.failed += 1
-                    tell_failure(head.delivery, failure, error)
+                    log_failure(head.delivery, failure, error)
                 else:
                     if isinstance(applied, Overloaded):
                         await self.let_go()

@@ -12,8 +12,7 @@ from typing import Any, LiteralString, NamedTuple
 from uuid import UUID
 
 from relay.consume.apply.fence import NO_PARTITION, Fence
-from relay.consume.apply.inbox import Inbox
-from relay.consume.apply.inbox_insert import Admission
+from relay.consume.apply.inbox import Admission, Inbox
 from relay.consume.apply.inbox_session import InboxSession
 from relay.consume.classify import Failure, History, Reason, first_line, name_of
 from relay.consume.failed.envelope import history_of, pack, unpack

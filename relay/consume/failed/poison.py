@@ -13,14 +13,14 @@ from uuid import UUID
 
 from relay.consume.apply.inbox import Inbox
 from relay.consume.apply.inbox_session import InboxSession
+from relay.consume.hindrances import Stopping
 from relay.consume.policies import LEAST_POISON_LIMIT
-from relay.consume.stopping import Stopping
 from relay.errors import DatabaseUnavailableError
 
-FIRST = 1  # the first delivery of what comes again: nobody counted it, and it may be what the process died of
-SUSPECT_FROM = (
-    LEAST_POISON_LIMIT - 1
-)  # tries that did not end; a suspect is tried alone, so that nobody else dies with it
+# The first delivery of what comes again: nobody counted it, and it may be what the process died of.
+UNCOUNTED_ATTEMPTS = 1
+# Attempts that did not end. A suspect is tried alone, so that nobody else dies with it.
+SUSPECT_FROM = LEAST_POISON_LIMIT - 1
 
 BEGUN = """
     SELECT message_id, begun FROM {schema}.begun_message
@@ -55,7 +55,7 @@ class BegunAttempts:
         new = [message_id for message_id in message_ids if message_id not in self._ours]
         rows = await self._session.insist(stopping, self._begun, self._parameters(new)) if new else []
         told = {**self._ours, **dict(rows)}
-        return {message_id: told.get(message_id, FIRST) for message_id in message_ids}
+        return {message_id: told.get(message_id, UNCOUNTED_ATTEMPTS) for message_id in message_ids}
 
     async def begin(self, unended: dict[UUID, int], stopping: asyncio.Event) -> None:
         """Write down that these are tried now, with what `unended` told of them. Raises Stopping."""

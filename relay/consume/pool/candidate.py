@@ -10,6 +10,7 @@ from psycopg import AsyncConnection
 from psycopg.sql import SQL, Identifier, Literal
 
 from relay.backoff import Backoff, unless_set, wait_for_event
+from relay.config.secret import read_again
 from relay.config.settings import DatabaseSettings, Settings
 from relay.consume.pool.check_in import pool_channel
 from relay.consume.pool.master import IDLE_INTERVAL, Master
@@ -68,6 +69,10 @@ class Candidate:
         self._is_lost = False
         self._silence = Silence(MASTER_TIMEOUT, MASTER_TIMEOUT)
         self.stopping = asyncio.Event()
+
+    def reload(self) -> None:
+        """Read the database's URL again if it comes from a file; the next connection uses it."""
+        read_again(self._database.url)
 
     async def run(self) -> None:
         """Stand by, and be the master when there is none, until `stopping` is set.

@@ -4,10 +4,10 @@ import asyncio
 from time import monotonic
 
 from relay.backoff import wait_for_event
-from relay.consume.apply.calls import call_in_thread, in_own_task
 from relay.consume.apply.fence import Fence
+from relay.consume.apply.handlers import call_in_thread, in_own_task
 from relay.consume.apply.partition_state import PartitionState
-from relay.consume.channel import LOST, close, consume, first
+from relay.consume.channel import LOST, close, consume, wait_for_first
 from relay.consume.pool.database_contact import Touch
 from relay.consume.pool.member_connection import Link
 from relay.consume.pool.policy import Hook, Partition, PoolPolicy
@@ -29,6 +29,9 @@ class Holding:
         link: the member's connection.
         touch: whether the database hears the member.
         taken_from: the former holder, when it was gone.
+        consumed: set once the member has consumed any partition.
+    Attributes:
+        refusal: why the broker lets the member consume no partition: `run` has returned for it.
     """
 
     def __init__(
@@ -40,7 +43,9 @@ class Holding:
         link: Link,
         touch: Touch,
         taken_from: str | None,
+        consumed: asyncio.Event,
     ) -> None:
+        self.refusal: ConfigurationError | None = None
         self.fence = fence
         self.setup = setup
         if policy.on_assigned is not None:
@@ -51,6 +56,7 @@ class Holding:
         self._touch = touch
         self._policy = policy
         self._taken_from = taken_from
+        self._consumed = consumed
         self._partition = Partition(fence.partition, fence.epoch)
 
     @property
@@ -68,18 +74,21 @@ class Holding:
         self.setup.stop.set()
 
     async def run(self) -> None:
-        """Hold it until `stop` or `lose`."""
+        """Hold it until `stop` or `lose`, or until the broker refuses it to a member that has consumed nothing yet."""
         if not await self._assigned():
             return
         watching = asyncio.create_task(self._watch_stuck(), name="pool.stuck") if self._taken_from else None
         failures = 0
-        while not self.setup.stop.is_set():
+        while not self.setup.stop.is_set() and self.refusal is None:
             try:
                 await self._consume()
                 failures = 0
             except (BrokerUnavailableError, QueueMissingError, ConfigurationError, *LOST) as error:
                 failures = 1 if self.is_consuming else failures + 1
                 self.hindrance = f"partition {self.fence.partition}: {error}"
+                if isinstance(error, ConfigurationError) and not self._consumed.is_set():
+                    self.refusal = error
+                    continue
                 await wait_for_event(self.setup.stop, self.setup.work.backoff.seconds(failures))
             finally:
                 self.is_consuming = False
@@ -90,7 +99,7 @@ class Holding:
     async def _consume(self) -> None:
         if self._touch.lost.is_set():
             self.hindrance = f"partition {self.fence.partition}: the database answers no check-in"
-            await first(self._touch.kept.wait(), self.setup.stop.wait())
+            await wait_for_first(self._touch.kept.wait(), self.setup.stop.wait())
         if self.setup.stop.is_set():
             return
         channel = await self._link.channel()
@@ -101,6 +110,7 @@ class Holding:
 
     def _tell_ready(self) -> None:
         self.is_consuming, self.hindrance = True, None
+        self._consumed.set()
 
     async def _assigned(self) -> bool:
         """Load the state, however often that takes. Return whether it was loaded before we are to let go."""

@@ -13,9 +13,11 @@ import os
 import socket
 from collections.abc import Iterable
 from contextlib import nullcontext
+from dataclasses import replace
 from secrets import token_hex
 
 from relay.backoff import Backoff, unless_set, wait_for_event
+from relay.config.secret import read_again
 from relay.config.settings import BrokerSettings, Url, settings_of
 from relay.consume.apply.handlers import AsyncHandler, SyncHandler
 from relay.consume.apply.inbox import Inbox
@@ -41,9 +43,6 @@ CONNECTIONS = 2 * PARTITIONS + 3
 NAMESAKE_INTERVAL = 0.2  # seconds between two looks whether he is gone
 
 log = get_logger("relay.consume")
-
-
-ONE_AT_A_TIME = WorkPolicy(concurrency=1)
 
 
 class PartitionedConsumer:
@@ -72,14 +71,11 @@ class PartitionedConsumer:
         broker: BrokerSettings | Url,
         pool: PoolPolicy = PoolPolicy(),  # noqa: B008 (immutable)
         failures: FailurePolicy = FailurePolicy(),  # noqa: B008 (immutable)
-        work: WorkPolicy = ONE_AT_A_TIME,
+        work: WorkPolicy = WorkPolicy(),  # noqa: B008 (immutable)
         declare: bool = True,
     ) -> None:
-        if work.concurrency != 1:
-            raise ConfigurationError(
-                f"concurrency ({work.concurrency}) is 1 in a pool: a partition has one worker, give"
-                " WorkPolicy(concurrency=1)"
-            )
+        if work.concurrency not in (None, 1):
+            raise ConfigurationError(f"concurrency ({work.concurrency}) is 1 in a pool: a partition has one worker")
         if not failures.holds_keys:
             raise ConfigurationError(f"order is 'hold' in a pool, not {failures.order!r}: keys stay in order there")
         inbox.require_connections(CONNECTIONS)
@@ -88,6 +84,7 @@ class PartitionedConsumer:
         broker = broker.model_copy(update={"heartbeat": min(broker.heartbeat, math.ceil(pool.check_in_timeout))})
         self.queue = queue
         self.member = pool.member or f"{socket.gethostname()}-{os.getpid()}-{token_hex(2)}"
+        work = replace(work, concurrency=1)
         consumer = Consumer(queue, handlers, inbox=inbox, broker=broker, failures=failures, work=work, declare=declare)
         self._setup = consumer.setup
         self._may_declare = declare
@@ -102,6 +99,8 @@ class PartitionedConsumer:
         self._holdings: dict[int, Holding] = {}
         self._ended = Counters()  # of holdings that are no more
         self._changed = asyncio.Event()
+        self._consumed = asyncio.Event()  # any partition, ever
+        self._refusal: ConfigurationError | None = None
 
     @property
     def partitions(self) -> list[Partition]:
@@ -160,15 +159,23 @@ class PartitionedConsumer:
         self._setup.stop.set()
         self._changed.set()
 
+    def reload(self) -> None:
+        """Read the URLs again that come from files, as at SIGHUP; the next connections use them.
+
+        The log names a file that cannot be read or used (`secret.not_renewed`). Open connections stay.
+        """
+        read_again(self._setup.broker.url, *self._setup.inbox.urls)
+
     async def run(self, *, signals: bool = True) -> None:
-        """Be a member until `stop`, or SIGTERM or SIGINT when `signals` (main thread only).
+        """Be a member until `stop`, or SIGTERM or SIGINT when `signals` (main thread only); SIGHUP is `reload` then.
 
         Raises:
             DatabaseUnavailableError, SchemaError, BrokerUnavailableError, QueueUnfitError: at the start. Later it waits
                 for these to heal.
+            ConfigurationError: the broker refuses the queue of a partition, and the member has consumed none yet.
         """
         setup = self._setup
-        with at_signals(self.stop) if signals else nullcontext():
+        with at_signals(self.stop, reload=self.reload) if signals else nullcontext():
             try:
                 async with cut_after(setup.stop, setup.work.drain_timeout):
                     await unless_set(setup.stop, self._prepare())
@@ -183,6 +190,8 @@ class PartitionedConsumer:
                 await setup.session.close()
                 await self._session.close()
                 log.info("pool.member_stopped", member=self.member, **self.counters.told())
+        if self._refusal is not None:
+            raise self._refusal
 
     async def _prepare(self) -> None:
         setup = self._setup
@@ -261,6 +270,7 @@ class PartitionedConsumer:
             link=self._link,
             touch=self._touch,
             taken_from=told.taken_from,
+            consumed=self._consumed,
         )
         self._holdings[told.fence.partition] = holding
         log.info("pool.partition_assigned", member=self.member, partition=told.fence.partition, epoch=told.fence.epoch)
@@ -268,10 +278,21 @@ class PartitionedConsumer:
 
     async def _run(self, holding: Holding) -> None:
         try:
+            await self._run_and_release(holding)
+        finally:
+            self._ended.add(holding.setup.counters.ended())
+            del self._holdings[holding.fence.partition]
+            self._changed.set()
+
+    async def _run_and_release(self, holding: Holding) -> None:
+        try:
             await holding.run()
         finally:
             # Its own: a copy that is cut off ends the connection, and those of other partitions would be sent twice.
             await holding.setup.outgoing.close()
+        if holding.refusal is not None:
+            self._refusal = holding.refusal
+            self._setup.stop.set()
         told = {"member": self.member, "partition": holding.fence.partition, "epoch": holding.fence.epoch}
         if not holding.is_lost:
             await self._release(holding)
@@ -279,9 +300,6 @@ class PartitionedConsumer:
             log.warning("pool.partition_lost", **told)
         else:
             log.info("pool.partition_released", **told)
-        self._ended.add(holding.setup.counters.ended())
-        del self._holdings[holding.fence.partition]
-        self._changed.set()
 
     async def _release(self, holding: Holding) -> None:
         with self._setup.outages.begin(self._backoff) as outage:

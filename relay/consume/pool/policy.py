@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from relay.consume.apply.calls import require_callable
+from relay.consume.apply.handlers import require_callable
 from relay.errors import ConfigurationError
 
 

@@ -265,7 +265,11 @@ class Positions:
         return [lane for lane in self._lanes.staying if self._window.has_room(lane)]
 
     def _readable(self) -> list[int]:
-        """Return the lanes with room: of those that are to be read from far back, the first."""
+        """Return the lanes with room: of those that are to be read from far back, the first whose row need not wait."""
         lanes = self._lanes_with_room()
-        far = next((lane for lane in self._far if lane in lanes), None)
+        far = min((lane for lane in self._far if lane in lanes), key=self._has_to_wait, default=None)
         return [lane for lane in lanes if lane == far or lane not in self._far]
+
+    def _has_to_wait(self, lane: int) -> bool:
+        size = self._large.get(lane)
+        return size is not None and not self._window.has_room_for(size)

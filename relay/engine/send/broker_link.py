@@ -115,7 +115,7 @@ class BrokerLink:
         self._publisher = publisher
         self._health = health
         self._start_timeout = settings.broker.connect_timeout if start_timeout is None else start_timeout
-        router = Router.of(settings)
+        self._router = router = Router.of(settings)
         self._wires = Wires(settings.relay.wire, router, Identity.of(settings, stamp), publisher.confirm_times)
         self._refusals = Refusals(router, health, barring=barring)
         self._undeclared = undeclared(settings.broker, listed(topology) if topology else ())
@@ -190,7 +190,7 @@ class BrokerLink:
     async def _use_to_the_end(self, connection: Connection) -> Ended:
         """Publish through one connection until it is lost, or left for other hosts."""
         self._connection, self._confirmed = connection, False
-        prober = Prober(connection, self._wires.on, self._publisher.settle)
+        prober = Prober(connection, self._wires.on, self._publisher.settle, self._router)
         self._publisher.attach_prober(prober)
         end: BaseException | None = None
         try:

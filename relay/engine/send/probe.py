@@ -1,24 +1,31 @@
-"""Try a route that does not work, with one row on a channel of its own.
+"""Try a route that does not work, or ask whether an exchange works, on a channel of its own.
 
-What becomes of that row touches no other. The broker closes a channel for a missing exchange; and RabbitMQ makes a
-channel wait, and then the whole connection, that has sent a few dozen messages to a quorum queue without a leader.
+What becomes of that channel touches no other row. The broker closes a channel for a missing exchange; and RabbitMQ
+makes a channel wait, and then the whole connection, that has sent a few dozen messages to a quorum queue without a
+leader.
 """
 
 import asyncio
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 from aiormq.abc import AbstractChannel as Underlay
-from aiormq.exceptions import AMQPError
+from aiormq.exceptions import AMQPError, ChannelAccessRefused, ChannelNotFoundEntity
+from pamqp.commands import Basic
 
 from relay.broker import connection as broker
-from relay.broker.connection import Connection, words
+from relay.broker.connection import Connection, answer_within, words
 from relay.engine.row import Outcome, Row, Settled
+from relay.engine.send.routes import Address, Router
 from relay.engine.send.wire import Settle, Wire
+from relay.errors import BrokerUnavailableError
 
 ANSWER_WITHIN = 5.0  # seconds for the channel and the confirm, not counting those in which the broker blocks us
-AT_ONCE = 16  # channels
+AT_ONCE = 16  # channels of rows, and as many of questions
 LOST = "the connection was lost before the confirm"
+# An exchange of the type x-recent-history would keep the message, in spite of the rollback.
+NOT_KEPT = Basic.Properties(headers={"x-recent-history-no-store": True})
 # An answer for a single row that says what is wrong; after any other, nothing is known but that it did not get through.
 TELLING = frozenset(Outcome) - {Outcome.NACKED, Outcome.SUSPECT, Outcome.UNKNOWN}
 
@@ -28,16 +35,24 @@ class Prober:
 
     Args:
         wire_on: gives a wire on a channel, which settles by the call given.
+        router: tells the addresses of rows.
     """
 
     def __init__(
-        self, connection: Connection, wire_on: Callable[[Underlay, Connection, Settle], Wire], settle: Settle
+        self,
+        connection: Connection,
+        wire_on: Callable[[Underlay, Connection, Settle], Wire],
+        settle: Settle,
+        router: Router,
     ) -> None:
+        self.router = router
         self._connection = connection
         self._wire_on = wire_on
         self._settle = settle
         self._room = asyncio.Semaphore(AT_ONCE)
         self._tasks: set[asyncio.Task[Settled]] = set()
+        self._room_to_ask = asyncio.Semaphore(AT_ONCE)  # rows may wait seconds for a confirm, questions must not
+        self._questions: set[asyncio.Task[str]] = set()
 
     def send(self, row: Row, *, redelivered: bool) -> None:
         """Send a row; its outcome comes by `settle`, and never within this call."""
@@ -45,16 +60,35 @@ class Prober:
         self._tasks.add(task)
         task.add_done_callback(lambda task: self._end(row, task))
 
+    def ask(self, address: Address, done: Callable[[str], None], *, at_once: bool) -> None:
+        """Ask whether the broker takes messages for an address; `done` gets its refusal, or "", and never at once.
+
+        A broker that does not answer in time refuses nothing.
+
+        Args:
+            at_once: does not wait for one of the `AT_ONCE` channels.
+        """
+        task = asyncio.create_task(self._refusal(address, at_once=at_once), name="ask")
+        self._questions.add(task)
+
+        def end(task: asyncio.Task[str]) -> None:
+            self._questions.discard(task)
+            done("" if task.cancelled() else task.result())
+
+        task.add_done_callback(end)
+
     def give_up(self) -> None:
-        """Wait for no answer any more; what was sent is settled soon."""
+        """Wait for no row any more; what was sent is settled soon."""
         for task in self._tasks:
             task.cancel()
 
     async def close(self) -> None:
-        """Give up, and return when every row is settled."""
+        """Give up, and return when every row is settled and every question has ended."""
         self.give_up()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        for question in self._questions:
+            question.cancel()
+        if tasks := [*self._tasks, *self._questions]:
+            await asyncio.wait(tasks)
 
     def _end(self, row: Row, task: asyncio.Task[Settled]) -> None:
         self._tasks.discard(task)
@@ -109,3 +143,36 @@ class Prober:
                     settle(lost)
             if not channel.is_closed:
                 await broker.close_channel(channel)
+
+    async def _refusal(self, address: Address, *, at_once: bool) -> str:
+        async with nullcontext() if at_once else self._room_to_ask:
+            try:
+                channel = await broker.open_channel(self._connection, ANSWER_WITHIN)
+                try:
+                    await self._publish_and_take_back(channel, address)
+                finally:
+                    if not channel.is_closed:
+                        await broker.close_channel(channel)
+            except (ChannelNotFoundEntity, ChannelAccessRefused) as error:
+                return words(error)
+            except (AMQPError, OSError, RuntimeError, BrokerUnavailableError):
+                return ""  # the rows go out, and the wire sees what becomes of them
+        return ""
+
+    async def _publish_and_take_back(self, channel: Underlay, address: Address) -> None:
+        """Publish an empty message in a transaction, and roll it back: the broker checks it, and no queue gets it.
+
+        A passive declare would need no transaction, but tells nothing about permissions.
+        """
+        async with answer_within("ask for an exchange", ANSWER_WITHIN):
+            await channel.tx_select()
+            await channel.basic_publish(
+                b"",
+                exchange=address.exchange.decode(),
+                # Through the default exchange it might be a direct reply, which RabbitMQ delivers at once.
+                routing_key=address.routing_key.decode() if address.exchange else "",
+                properties=NOT_KEPT,
+                # The rollback must be written before the answer to a close, or the broker ends the connection over it.
+                wait=False,  # type: ignore[call-arg]  # the library's base class does not know it
+            )
+            await channel.tx_rollback()

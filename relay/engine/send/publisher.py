@@ -1,7 +1,7 @@
 """Send the rows that may go, and decide what follows from each outcome."""
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from time import monotonic
 from typing import assert_never
 
@@ -9,7 +9,7 @@ from relay.engine.delivery_policy import DeliveryPolicy
 from relay.engine.row import Blame, Fault, Outcome, Row, Settled
 from relay.engine.send.probe import Prober
 from relay.engine.send.send_queue import SendQueue
-from relay.engine.send.wire import Wire
+from relay.engine.send.wire import Wire, names_address
 from relay.engine.snapshot import CONFIRM_BOUNDS
 from relay.observe.histogram import Histogram
 
@@ -70,7 +70,7 @@ class Publisher:
         self._taken: list[Row] = []  # confirmed, and being marked
         self._unmarked = Unmarked()
         self._stopped = False
-        self.queue = SendQueue(policy, self.pump)
+        self.queue = SendQueue(policy, self.pump, self._refuse)
         self.in_flight = 0
         self.failures: dict[Outcome, int] = {outcome: 0 for outcome in Outcome if outcome is not Outcome.CONFIRMED}
         self.confirm_times = Histogram(CONFIRM_BOUNDS)
@@ -97,17 +97,18 @@ class Publisher:
     def attach(self, wire: Wire | None) -> None:
         """Send through this wire from now on; None while there is no connection."""
         self._wire = wire
+        if wire is None:
+            self.queue.take_back_checked()
         self.pump()
 
     def attach_prober(self, prober: Prober | None) -> None:
-        """Send through it what is to go out alone; None while there is no connection."""
+        """Send through it what is to go out alone, and ask it for exchanges; None while there is no connection."""
         self._prober = prober
+        self.queue.checks.forget_answers()
 
     def settle(self, settled: Settled) -> None:
         """Act on an outcome. The wire calls this."""
         self.in_flight -= len(settled.rows)
-        if self._probing:
-            self._probing.difference_update(row.id for row in settled.rows)
         settled = self.queue.suspects.judge(settled)
         if settled.outcome is not Outcome.CONFIRMED:
             self.failures[settled.outcome] += len(settled.rows)
@@ -123,6 +124,7 @@ class Publisher:
             case Outcome.BARRED:
                 self._blame(settled, Blame.ADDRESS)
                 self._redelivered.update(row.id for row in settled.rows)  # an earlier one of them may have arrived
+                self._learn(settled)
             case Outcome.REFUSED:
                 self._blame(settled, Blame.ROW)
             case Outcome.REJECTED | Outcome.UNSENDABLE:
@@ -135,9 +137,20 @@ class Publisher:
                 self.queue.put_first(settled.rows)
             case _:
                 assert_never(settled.outcome)
+        if self._probing:
+            self._probing.difference_update(row.id for row in settled.rows)
         if self._stopped:
             self.settled.set()
         self.pump()
+
+    def _learn(self, barred: Settled) -> None:
+        """Ask for exchanges from now on if one has closed the channel that all rows share."""
+        row = barred.rows[0]
+        if self._prober is not None and row.id not in self._probing and names_address(barred.reason):
+            self.queue.checks.begin(self._prober.router.address(row), barred.reason)
+
+    def _refuse(self, rows: Sequence[Row], reason: str) -> None:
+        self._blame(Settled(rows, Outcome.BARRED, reason), Blame.ADDRESS)
 
     def _blame(self, settled: Settled, blame: Blame) -> None:
         self.faulty.extend(Fault(row, settled.reason, blame) for row in settled.rows)
@@ -218,8 +231,13 @@ class Publisher:
         ready = queue.ready
         room = min(limit - self.in_flight + len(self._probing), len(ready))
         if room > 0 and room >= min(len(ready), limit // REFILL):
-            self.in_flight += room
-            wire.send([ready.popleft() for _ in range(room)], self._redelivered)
+            if queue.checks.is_on and self._prober is not None:
+                rows = queue.take_checked(room, self._prober)
+            else:
+                rows = [ready.popleft() for _ in range(room)]
+            if rows:
+                self.in_flight += len(rows)
+                wire.send(rows, self._redelivered)
 
     def _probe(self, prober: Prober) -> None:
         for row in self.queue.take_alone():

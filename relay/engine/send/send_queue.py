@@ -13,6 +13,8 @@ from typing import NamedTuple
 from relay.backoff import backoff
 from relay.engine.delivery_policy import DeliveryPolicy
 from relay.engine.row import Key, Outcome, Row, Settled, key_of
+from relay.engine.send.exchange_checks import Checked, ExchangeChecks
+from relay.engine.send.probe import Prober
 from relay.engine.send.resend_timer import ResendTimer
 
 NACK_BACKOFF, NACK_BACKOFF_MAX = 0.05, 2.0  # seconds; a leader election takes half a second
@@ -64,29 +66,35 @@ class SendQueue:
     """The rows that were offered and are not at the broker.
 
     Args:
-        on_ready: called when a row has become ready by a method that says so, or by a timer.
+        on_ready: called when a row has become ready by a method that says so, by a timer or by the broker's answer.
+        on_refused: takes rows that were not sent, as the broker takes no message for their address, and its words.
     Attributes:
         ready: the rows that may go now, in order; the publisher takes them from the left.
+        checks: while they are on, the publisher takes rows by `take_checked`.
         alone: ids of rows that go out alone on a channel.
         suspects: rows that go one at a time.
         live_until: until when (monotonic) rows without a backlog have come recently.
     """
 
-    def __init__(self, policy: DeliveryPolicy, on_ready: Callable[[], None]) -> None:
+    def __init__(
+        self, policy: DeliveryPolicy, on_ready: Callable[[], None], on_refused: Callable[[Sequence[Row], str], None]
+    ) -> None:
         self._policy = policy
         self._by_key = policy.one_at_a_time
         self._on_ready = on_ready
+        self._on_refused = on_refused
         self._in_flight_keys: dict[Key, list[Row] | None] = {}  # a row of it is under way -> the rows behind that one
         self._resends = ResendTimer(self._due)
         self._nacks: dict[int, int] = {}  # id -> times
+        self.checks = ExchangeChecks(self._checked)
         self.alone: set[int] = set()
         self.ready: deque[Row] = deque()
         self.suspects = Suspects()
         self.live_until = 0.0
 
     def __len__(self) -> int:
-        """Return how many rows may go now or after a refusal; not those behind another row of their key."""
-        return len(self.ready) + len(self._resends)
+        """Return how many rows may go now, after a refusal or after a check; not those behind a row of their key."""
+        return len(self.ready) + len(self._resends) + len(self.checks)
 
     def offer(self, rows: Iterable[Row], behind: Collection[int]) -> None:
         """Take rows over; those of one lane must come in id order.
@@ -133,8 +141,28 @@ class SendQueue:
             self.alone.remove(row.id)
         return found
 
+    def take_checked(self, room: int, prober: Prober) -> list[Row]:
+        """Take up to `room` ready rows whose exchange works; let others before them wait for the broker's answer."""
+        self.checks.end_if_quiet()
+        taken: list[Row] = []
+        while self.ready and len(taken) < room:
+            row = self.ready.popleft()
+            if self.checks.lets_go(row, prober):
+                taken.append(row)
+        return taken
+
+    def take_back_checked(self) -> None:
+        """Make the rows that wait for an answer ready again: what is in flight before them may come back."""
+        self.ready.extendleft(reversed(self.checks.take_back()))
+
+    def _checked(self, checked: Checked) -> None:
+        self.put_first(checked.free)
+        if checked.refused:
+            self._on_refused(self._withdrawn(checked.refused), checked.reason)
+        self._on_ready()
+
     def put_first(self, rows: Sequence[Row]) -> None:
-        """Send these rows again before all others; they were sent, and may not have arrived."""
+        """Send these rows before all others."""
         self.ready.extendleft(reversed(rows))
 
     def put_later(self, rows: Iterable[Row]) -> None:
@@ -179,6 +207,7 @@ class SendQueue:
 
     def withdraw(self, matches: Callable[[Row], bool]) -> Withdrawn:
         """Take out the rows that match, and the rows behind these if a row that is put away holds its key."""
+        self.take_back_checked()
         heads = [row for row in self.ready if matches(row)]
         if heads:
             self.ready = deque(row for row in self.ready if not matches(row))
@@ -210,6 +239,7 @@ class SendQueue:
 
     def drop_unsent(self) -> None:
         """Forget the rows that might go now or later."""
+        self.checks.take_back()
         self.ready.clear()
         self._resends.clear()
         self.alone.clear()

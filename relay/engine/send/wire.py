@@ -86,6 +86,17 @@ def after_close(rows: Sequence[Row], closing: asyncio.Future[Any], router: Route
     return [Settled(rows, Outcome.REJECTED if is_rejected else Outcome.REFUSED, words)]
 
 
+def names_address(words: str) -> bool:
+    """Whether the broker's words say that an exchange is missing, or that it or a topic is forbidden."""
+    return ADDRESS_NAMED.search(words) is not None
+
+
+def forbids_topic(words: str) -> bool:
+    """Whether the broker's words forbid a topic, and not the whole exchange."""
+    found = ADDRESS_NAMED.search(words)
+    return found is not None and found[0].startswith("topic")
+
+
 def _is_named(address: Address, words: str) -> bool:
     if (found := ADDRESS_NAMED.search(words)) is None:
         return False

@@ -6,8 +6,8 @@ message_id.
 
 import asyncio
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TypeVar, assert_never
+from collections.abc import Sequence
+from typing import assert_never
 
 import psycopg
 from psycopg.sql import SQL
@@ -21,13 +21,12 @@ from relay.engine.send.publisher import Publisher
 from relay.engine.session.database_retry import DatabaseRetry, retried
 from relay.engine.session.session import LaneSession, places
 from relay.engine.settle.parked_keys import ParkedKeys
+from relay.engine.settle.pieces import pieces
 from relay.engine.settle.quarantine import Quarantine
 from relay.engine.snapshot import Delivered
 from relay.logger import get_logger
 
 log = get_logger(__name__)
-
-Given = TypeVar("Given", Row, Fault)
 
 # DELETE and INSERT in one statement, not UPDATE ... SET state = 'sent': letting PostgreSQL move each row to its
 # partition costs it twice the time (docs/decisions/0002-mark-by-delete-and-insert.md).
@@ -75,9 +74,6 @@ ROWS_WORTH_A_MARK = 1000
 BUSY_IN_FLIGHT = 200  # messages; a backlog keeps more in flight, a steady flow far fewer
 TIMED_ROWS = 8  # of a mark: all of a steady flow's few, and a sample of a backlog's thousands
 ROWS_PER_MARK = 4000  # bounds the statement, not the rate: a mark takes what the last one left behind
-# Of rows that are parked in one statement. One by one, 20,000 rows that a writer got wrong kept the rows of others
-# waiting for half a minute. But a row may have a gigabyte that was never read, and parking moves it.
-ROWS_PER_PARK, BYTES_PER_PARK = 500, 16 * 1024 * 1024
 
 
 class Marker:
@@ -171,7 +167,7 @@ class Marker:
                     given_up.append(fault._replace(row=row))
                 case _:
                     assert_never(fault.blame)
-        for piece in _pieces(given_up, (fault.row.cost for fault in given_up)):
+        for piece in pieces(given_up, (fault.row.cost for fault in given_up)):
             await self._park(piece)
 
     async def _postpone(self, row: Row, reason: str) -> None:
@@ -205,8 +201,7 @@ class Marker:
                 followers += queue.remove_followers(row)
                 self._held.add(row.key)
         self._tail.forget([fault.row for fault in faults])
-        for piece in _pieces(followers, (row.cost for row in followers)):
-            await self._held.park_behind(piece)
+        await self._held.park_behind(followers)
 
     @retried
     async def _write_parked(self, faults: Sequence[Fault]) -> bool:
@@ -231,15 +226,3 @@ class Marker:
 
 def mark_statement(session: LaneSession) -> bytes:
     return session.sql(MARK_SENT, kept=KEPT)
-
-
-def _pieces(given: Sequence[Given], costs: Iterable[int]) -> Iterator[Sequence[Given]]:
-    """Divide what is to be parked, of which each costs so many bytes, so that a statement can move it in its time."""
-    start = size = 0
-    for end, cost in enumerate(costs):
-        if end > start and (end - start == ROWS_PER_PARK or size + cost > BYTES_PER_PARK):
-            yield given[start:end]
-            start, size = end, 0
-        size += cost
-    if given:
-        yield given[start:]

@@ -12,6 +12,7 @@ from relay.engine.read.tail import Tail
 from relay.engine.row import Key, Row
 from relay.engine.session.database_retry import DatabaseRetry, retried
 from relay.engine.session.session import LaneSession, places
+from relay.engine.settle.pieces import pieces
 from relay.logger import get_logger
 
 log = get_logger(__name__)
@@ -81,8 +82,10 @@ class ParkedKeys:
         If no row of the key is parked any more, an operator has released the key: its rows are read again, in order
         with those that the operator put back. Or the row itself has gone, and its key stays held.
         """
-        if not rows:
-            return
+        for piece in pieces(rows, (row.cost for row in rows)):
+            await self._park_behind(piece)
+
+    async def _park_behind(self, rows: Sequence[Row]) -> None:
         parked = await self._write_parked(rows)
         self._tail.forget(rows)
         if left := [row for row in rows if row.id not in parked]:

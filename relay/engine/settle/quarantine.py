@@ -20,6 +20,7 @@ from relay.engine.send.publisher import Publisher
 from relay.engine.send.routes import Address, Router
 from relay.engine.session.database_retry import DatabaseRetry
 from relay.engine.session.session import LaneSession
+from relay.engine.settle.pieces import pieces
 from relay.engine.settle.quarantine_table import Place, QuarantineTable, names
 from relay.logger import get_logger
 
@@ -205,8 +206,9 @@ class Quarantine:
             self._arm()  # also when nothing was due: the loop counts milliseconds, and a timer may be over a bit early
 
     async def _set_aside(self, address: Address, rows: Sequence[Row], reason: str) -> None:
-        id_, probes = await self._table.set_aside(address, rows, reason)
-        self._tail.forget(rows)
+        for piece in pieces(rows, (row.cost for row in rows)):
+            id_, probes = await self._table.set_aside(address, piece, reason)
+            self._tail.forget(piece)
         route = self._routes.get(address)
         if route is None:
             route = self._routes[address] = QuarantinedRoute(id_, reason, probes)

@@ -24,7 +24,7 @@ from pamqp.commands import Basic
 
 from relay.broker.connection import Connection, answer_within, connect, is_told_to_end, words
 from relay.config.settings import BrokerSettings
-from relay.consume.failed.copy_publisher import CopyRefusedError, Outgoing
+from relay.consume.failed.copy_publisher import CopyPublisher, CopyRefusedError
 from relay.consume.failed.envelope import renewed, unfolded
 from relay.errors import AccessError, BrokerUnavailableError, BusyError, NotFoundError, OutboxError
 from relay.operate.dead_letters.letter import Held, read_letter
@@ -66,7 +66,7 @@ class DeadQueue:
         self.refusal: str | None = None
         self._broker = broker
         self._connection = connection
-        self._outgoing = Outgoing(broker, "relay dead-letters copies")
+        self._outgoing = CopyPublisher(broker, "relay dead-letters copies")
         self._page: Page | None = None
         self._held: list[AbstractChannel] = []
         self._left = 0  # letters of theirs, without those of the page

@@ -9,11 +9,12 @@ import psycopg
 import pytest
 from pamqp.commands import Basic
 from structlog.testing import capture_logs
+from yarl import URL
 
 from relay.config.settings import BrokerSettings, DatabaseSettings
 from relay.consume import FailurePolicy, Inbox, Message, Transient, WorkPolicy, on
 from relay.consume.apply.fence import Fence
-from relay.consume.failed.copy_publisher import Outgoing
+from relay.consume.failed.copy_publisher import CopyPublisher
 from relay.consume.pool import Partition, PartitionedConsumer, PoolPolicy
 from relay.consume.pool.candidate import Candidate
 from relay.database import connect_async
@@ -24,6 +25,7 @@ from tests.consume.pool.partitions import Partitions
 from tests.consume.test_outages import port_of
 from tests.support.eventually import eventually
 from tests.support.proxy import Act, FaultProxy, Way
+from tests.support.rabbitmq import RabbitServer
 
 KEYS = 50
 
@@ -41,6 +43,12 @@ def test_a_hook_that_cannot_run_is_refused(
 ) -> None:
     with pytest.raises(ConfigurationError, match=words):
         PartitionedConsumer("billing", [count], inbox=inbox, broker=broker, pool=PoolPolicy(**{which: hook}))
+
+
+async def test_a_pool_takes_a_work_policy_without_concurrency(inbox: Inbox, broker: BrokerSettings) -> None:
+    member = PartitionedConsumer("billing", [count], inbox=inbox, broker=broker, work=WorkPolicy(batch_size=20))
+
+    assert member.partitions == []
 
 
 class Stand:
@@ -64,7 +72,7 @@ class Stand:
                 on_assigned=lambda partition: self.hooks[name].append(("assigned", partition.number)),
                 on_revoked=lambda partition: self.hooks[name].append(("revoked", partition.number)),
             ),
-            work=WorkPolicy(concurrency=1, backoff=QUICK),
+            work=WorkPolicy(backoff=QUICK),
         )
         self.members[name] = member
         return member
@@ -119,7 +127,7 @@ async def test_members_come_and_go_and_each_key_keeps_its_order(
 async def test_a_copy_that_is_cut_off_leaves_those_of_other_partitions_alone(
     stand: Stand, partitions: Partitions, broker: BrokerSettings
 ) -> None:
-    def publish(outgoing: Outgoing, number: int) -> asyncio.Task[None]:
+    def publish(outgoing: CopyPublisher, number: int) -> asyncio.Task[None]:
         properties = Basic.Properties(message_id=f"{number}")
         return asyncio.create_task(outgoing.publish(f"{QUEUE}.dead", properties, b""))
 
@@ -306,6 +314,39 @@ def test_more_than_one_worker_a_partition_and_keys_out_of_order_are_refused(
     inbox: Inbox, broker: BrokerSettings
 ) -> None:
     with pytest.raises(ConfigurationError, match=r"concurrency \(4\) is 1 in a pool"):
-        PartitionedConsumer("billing", [count], inbox=inbox, broker=broker, work=WorkPolicy(batch_size=20))
+        PartitionedConsumer("billing", [count], inbox=inbox, broker=broker, work=WorkPolicy(concurrency=4))
     with pytest.raises(ConfigurationError, match="order is 'hold' in a pool, not 'skip'"):
         PartitionedConsumer("billing", [count], inbox=inbox, broker=broker, failures=FailurePolicy(order="skip"))
+
+
+def let_read(pattern: str, broker: BrokerSettings, rabbitmq: RabbitServer) -> None:
+    url = URL(broker.url.get_secret_value())
+    rabbitmq.ctl("set_permissions", "-p", url.path[1:], str(url.user), ".*", ".*", pattern)
+
+
+async def test_a_member_that_may_read_no_queue_is_refused_and_leaves(
+    stand: Stand, partitions: Partitions, master: Candidate, rabbitmq: RabbitServer
+) -> None:
+    let_read("^$", stand.broker, rabbitmq)
+    member = stand.member("a", declare=False)
+
+    with pytest.raises(ConfigurationError, match=r"queue 'billing\.\d+' cannot be consumed: .* give the user of"):
+        await asyncio.wait_for(member.run(signals=False), 60)
+
+    assert member.partitions == []
+    let_read(".*", stand.broker, rabbitmq)
+    async with running(stand.member("b")):  # nothing is left with the first
+        await eventually(lambda: len(stand.members["b"].partitions) == 16, "the other has all partitions")
+
+
+async def test_a_right_that_is_taken_from_a_running_member_is_an_outage(
+    stand: Stand, partitions: Partitions, table: Table, master: Candidate, rabbitmq: RabbitServer
+) -> None:
+    async with running(stand.member("a")):
+        await stand.shared(16)
+        let_read("^$", stand.broker, rabbitmq)
+        rabbitmq.ctl("close_all_connections", "--vhost", URL(stand.broker.url.get_secret_value()).path[1:], "test")
+        await eventually(lambda: "cannot be consumed" in stand.members["a"].hindrances().get("partitions", ""), "told")
+
+        let_read(".*", stand.broker, rabbitmq)
+        await stand.shared(16)

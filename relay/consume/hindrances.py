@@ -1,0 +1,226 @@
+"""What keeps a consumer from its work although no message is to blame.
+
+The consumer is told to stop, a handler reports an overload, the database is away, or no message in hand settles.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+from relay.backoff import Backoff, until_tick, wait_for_event
+from relay.consume.classify import cause_of
+from relay.consume.counters import Counters
+from relay.database import kind_of_loss, one_line
+from relay.engine.health import Health
+from relay.errors import UnavailableError
+from relay.logger import get_logger
+
+STALL_LOOK_INTERVAL = 1.0  # seconds
+
+log = get_logger("relay.consume")
+
+
+class Stopping(Exception):  # noqa: N818  (nothing went wrong)
+    """The consumer stops, so that what was waited for cannot happen any more.
+
+    Its tasks end; no code outside of it sees this.
+    """
+
+
+def raise_if_set(stopping: asyncio.Event) -> None:
+    """Raise Stopping once the consumer was told to stop."""
+    if stopping.is_set():
+        raise Stopping
+
+
+@dataclass(frozen=True, slots=True)
+class Overloaded:
+    """What became of an attempt that ended by an overload: nothing was applied, and no attempt counts."""
+
+
+@dataclass(slots=True)
+class Entry:
+    """A stay inside, which tells how it ended; what began before a pause says nothing about its end."""
+
+    gate: "OverloadGate"
+    overloads: int  # in a row, when it began
+
+    def succeeded(self) -> None:
+        """Something was applied: whoever was overloaded is not any more."""
+        if self.overloads == self.gate.overloads:
+            self.gate.open()
+
+    def overloaded(self, words: str) -> None:
+        if self.overloads == self.gate.overloads:
+            self.gate.pause(words)
+
+
+@dataclass(slots=True)
+class OverloadGate:
+    """Passed by everybody who is about to call a handler: all together, one alone, or one to try during a pause.
+
+    During a pause one at a time gets in, each after a longer wait, until one of them succeeds. Nothing is handed back
+    to the broker and no attempt is counted, so a pause may take as long as it likes.
+    """
+
+    backoff: Backoff
+    counters: Counters
+    overloads: int = 0  # in a row; 0: no pause
+    _words: str = ""
+    _paused_at: float = 0.0
+    _due: float = 0.0
+    _counted_until: float = 0.0
+    _inside: int = 0
+    _empty: asyncio.Event = field(default_factory=asyncio.Event)
+    _door: asyncio.Lock = field(default_factory=asyncio.Lock)  # fair, so that whoever wants to be alone gets his turn
+
+    @asynccontextmanager
+    async def enter(self, stopping: asyncio.Event, *, alone: bool = False) -> AsyncIterator[Entry]:
+        """Wait for the turn. Raises Stopping: no handler may be called any more."""
+        async with self._door:
+            if self.overloads:
+                await wait_for_event(stopping, self._due - asyncio.get_running_loop().time())
+                self.count()
+            if alone or self.overloads:
+                while self._inside and not stopping.is_set():
+                    self._empty.clear()
+                    await self._empty.wait()
+                raise_if_set(stopping)
+                yield Entry(self, self.overloads)
+                return
+            raise_if_set(stopping)
+            self._inside += 1
+        try:
+            yield Entry(self, 0)
+        finally:
+            self._inside -= 1
+            self._empty.set()
+
+    def pause(self, words: str) -> None:
+        now = asyncio.get_running_loop().time()
+        self.overloads += 1
+        wait = self.backoff.seconds(self.overloads)
+        self._words, self._due = words, now + wait
+        if self.overloads == 1:
+            self._paused_at = self._counted_until = now
+        log.warning("consumer.paused", overloads=self.overloads, probe_in_s=round(wait, 3), error=words)
+
+    def open(self) -> None:
+        if self.overloads:
+            self.count()
+            log.info("consumer.resumed", overloads=self.overloads, paused_s=round(self.counters.paused_seconds, 3))
+            self.overloads = 0
+
+    @property
+    def reason(self) -> str | None:
+        """Why all pause; None: they do not."""
+        if not self.overloads:
+            return None
+        seconds = asyncio.get_running_loop().time() - self._paused_at
+        return f"paused for {seconds:.0f} s: {self._words}"
+
+    def count(self) -> None:
+        """Bring `paused_seconds` up to date."""
+        if self.overloads:
+            now = asyncio.get_running_loop().time()
+            self.counters.paused_seconds += now - self._counted_until
+            self._counted_until = now
+
+
+@dataclass(slots=True)
+class Outages:
+    """Which connections of a consumer wait for the database; it is lost while one of them does."""
+
+    backoff: Backoff
+    counters: Counters
+    health: Health
+    waiting: set["Outage"] = field(default_factory=set)
+
+    def begin(self, backoff: Backoff | None = None) -> "Outage":
+        """Begin something that may have to wait; in a `with`, at the end of which nobody waits any more."""
+        return Outage(self, backoff or self.backoff)
+
+
+@dataclass(slots=True, eq=False)
+class Outage:
+    """The failures in a row of one connection; none: it works, as far as anybody knows."""
+
+    outages: Outages
+    backoff: Backoff
+    failures: int = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.leave()
+
+    async def wait(self, error: Exception, stopping: asyncio.Event) -> None:
+        """Say that the database was lost, and wait until it is time for the next try, or we are to stop."""
+        self.failures += 1
+        if self.failures == 1:
+            self.outages.counters.database_losses[kind_of_loss(cause_of(error.__cause__ or error))] += 1
+        self.outages.waiting.add(self)
+        is_refusal = isinstance(error, UnavailableError) and error.is_refusal
+        reason = one_line(error) or type(error).__name__
+        self.outages.health.degrade("database", reason, is_refusal=is_refusal)
+        await wait_for_event(stopping, self.backoff.seconds(self.failures))
+
+    def leave(self) -> None:
+        """Wait no more; whether the database works is for others to find out."""
+        self.outages.waiting.discard(self)
+
+    def end(self) -> None:
+        """It works."""
+        self.failures = 0
+        self.leave()
+        if not self.outages.waiting:
+            self.outages.health.heal("database")
+
+
+class StallWatch:
+    """Notices what nobody reports: messages are in hand, and none settles, while the consumer has a channel.
+
+    It looks once a second at counters that are kept anyway: a message costs nothing.
+
+    Attributes:
+        reason: set while it is stalled. A pause is none, and nor is idleness, however long.
+    """
+
+    def __init__(self, counters: Counters, gate: OverloadGate, stall_after: float) -> None:
+        self._counters = counters
+        self._gate = gate
+        self._stall_after = stall_after
+        self._settled = 0
+        self._settled_at = 0.0
+        self.reason: str | None = None
+
+    async def run(self) -> None:
+        self._settled_at = time.monotonic()
+        try:
+            while True:
+                self.look(time.monotonic())
+                await asyncio.sleep(until_tick(STALL_LOOK_INTERVAL))
+        finally:
+            self.reason = None
+
+    def look(self, now: float) -> None:
+        counters = self._counters
+        # A held message is in hand without being a delivery, and has settled without being acknowledged.
+        in_hand = max(counters.unacknowledged, counters.in_flight)
+        settled = counters.acknowledged + counters.applied + counters.failed
+        if settled != self._settled or not in_hand or self._gate.overloads:
+            self._settled, self._settled_at = settled, now
+        if (seconds := now - self._settled_at) > self._stall_after:
+            if self.reason is None:
+                log.warning("delivery.stalled", waiting=in_hand, seconds=round(seconds, 1))
+            self.reason = f"nothing has settled for {seconds:.0f} s, messages in hand: {in_hand}"
+        elif self.reason is not None:
+            self.reason = None
+            log.info("delivery.resumed")
