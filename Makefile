@@ -67,19 +67,9 @@ image: ## build the container image with docker, podman or buildah; TARGET=spark
 
 bench: setup ## measure drain, latency, replay, consumer, publisher, table, pauses, several nodes, pools, a large batch and Spark, each next to a reference; about an hour
 	@PYTHON=$(PYTHON) tests/support/packages bench
-	$(BIN)/python -m bench.drain
-	$(BIN)/python -m bench.latency
-	$(BIN)/python -m bench.replay
-	$(BIN)/python -m bench.consume
-	$(BIN)/python -m bench.table
-	$(BIN)/python -m bench.pauses
-	$(BIN)/python -m bench.nodes
-	$(BIN)/python -m bench.pool
-	$(BIN)/python -m bench.batch
-	$(BIN)/python -m bench.publisher
-	$(BIN)/python -m bench.spark
-	$(BIN)/python -m bench.spark_scale
-	$(BIN)/python -m bench.spark_read
+	for name in drain latency replay consume table pauses nodes pool batch publisher spark spark_scale spark_read; do \
+		$(BIN)/python -m bench.$$name || exit 1; \
+	done
 
 soak: setup ## 2,000 messages a second for 5 minutes, MINUTES=60 for an hour: fails on a loss, or when memory or table grow
 	@PYTHON=$(PYTHON) tests/support/packages bench

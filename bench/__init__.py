@@ -1,1 +1,4 @@
-"""The measuring commands: each prints ratios against a reference run beside it. See docs/benchmarks.md."""
+"""The measuring commands, a file each, next to a reference of the same run; bench/frame has what they share.
+
+See docs/benchmarks.md.
+"""

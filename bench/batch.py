@@ -5,19 +5,19 @@ the relay publishes them, applications write steadily. Their rows in the batch's
 commit to confirm is measured, next to the same load without a batch.
 """
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from functools import partial
 
 import psycopg
-from cyclopts import App
 
-from bench import backlog as table
-from bench import queue, report
-from bench.command import BenchmarkError, Count, Positive, main
-from bench.confirms import read_confirms
-from bench.latency_case import Stand, clear, standing
-from bench.watch import wait_drained
-from bench.writers import PAYLOAD, write_steadily
+from bench.frame import backlog as table
+from bench.frame import queue
+from bench.frame.drains import clear
+from bench.frame.error import BenchmarkError
+from bench.frame.run import Bench, Column, Count, Figures, Positive, main, quantile
+from bench.frame.servers import private_servers
+from bench.frame.stand import Stand, standing
+from bench.frame.watch import wait_drained
+from bench.frame.writers import PAYLOAD, write_steadily
 from relay.engine.session.session import LANES
 
 FIRST_OTHER = LANES // 2  # the batch has the lanes below
@@ -39,29 +39,11 @@ WRITE = """
 """
 LANE_OF = "SELECT id, lane FROM outbox.message WHERE id = ANY(%s)"
 
-app = App(name="python -m bench.batch", help="Measure live traffic beside a large batch.", version_flags=[])
-console = report.open_console()
 
-
-@dataclass(frozen=True, slots=True)
-class Beside:
-    """One round: the 99th percentile from the COMMIT's answer to the confirm, milliseconds.
-
-    Attributes:
-        shared: of rows in the batch's lanes, which come behind it.
-        published: rows of the batch that went out while the others were written.
-    """
-
-    alone: float
-    others: float
-    shared: float
-    published: int
-    lost: int
-
-
-@app.default
-def batch(*, rows: Count = 1_000_000, rounds: Count = 3, rate: Positive = 200.0, seconds: Positive = 20.0) -> int:
-    """Print a table; write JSON to bench/results/. Exit code 1 when a message was lost.
+def measure(
+    *, rows: Count = 1_000_000, rounds: Count = 3, rate: Positive = 200.0, seconds: Positive = 20.0, run: Bench
+) -> None:
+    """Measure live traffic beside a large batch. Exit code 1 when a message was lost.
 
     Parameters
     ----------
@@ -74,42 +56,35 @@ def batch(*, rows: Count = 1_000_000, rounds: Count = 3, rate: Positive = 200.0,
     seconds
         For how long; the batch should take longer.
     """
-    measured: list[Beside] = []
-    with standing(console) as stand:
-        with console.status("warming up"):
+    waits = run.table(
+        f"p99 of commit to confirm beside {rows:,} rows in one transaction, ms",
+        Column("in other lanes", "others", 1),
+        Column("in the batch's lanes", "shared", 1),
+        Column("rows of the batch sent meanwhile", "published"),
+    )
+    with private_servers(run, routing_key=table.ROUTING_KEY) as servers, standing(servers) as stand:
+        with run.status("warming up"):
             _p99(stand, rate, WARM_UP, rows=0)
-        for number in range(1, rounds + 1):
-            with console.status(f"round {number} of {rounds}"):
-                alone, _, _, lost = _p99(stand, rate, seconds, rows=0)
-                others, shared, published, lost_beside = _p99(stand, rate, seconds, rows=rows)
-            measured.append(Beside(alone, others, shared, published, lost + lost_beside))
-            console.print(
-                f"{number}/{rounds}  p99 alone {alone:.1f} ms, in other lanes beside the batch {others:.1f} ms"
-            )
-    _report(measured, rows)
-    report.print_files(console, report.write_json("batch", {"rows": rows, "rounds": [asdict(one) for one in measured]}))
-    return 1 if any(one.lost for one in measured) else 0
+        alone, beside = (partial(_p99, stand, rate, seconds, rows=each) for each in (0, rows))
+        waits.measure({"alone": alone, "while the batch is published": beside}, rounds)
 
 
-def _p99(stand: Stand, rate: float, seconds: float, *, rows: int) -> tuple[float, float, int, int]:
-    """Give p99 in the other lanes and in the batch's, how much of the batch went out meanwhile, and what was lost."""
-    clear(stand)
+def _p99(stand: Stand, rate: float, seconds: float, *, rows: int) -> Figures:
+    """Return p99 in the other lanes and in the batch's, how much of the batch went out meanwhile, and what was lost."""
+    servers = stand.servers
+    clear(servers, same_ids=False)
     if rows:
-        _write_batch(stand.servers.database_url, rows)
-    commits = write_steadily(stand.writers, stand.servers.database_url, rate, seconds)
-    published = queue.depth(stand.servers.broker_url) if rows else 0
+        _write_batch(servers.database_url, rows)
+    commits = write_steadily(stand.writers, servers.database_url, rate, seconds)
+    published = queue.depth(servers.broker_url) if rows else 0
     if rows and published >= rows:
         raise BenchmarkError(f"the batch was out before the {seconds:g} s were over: take more --rows")
     wait_drained(stand.watch, stand.relay)
-    confirmed_at = read_confirms(stand.confirms)
     lane_of: dict[int, int] = dict(stand.watch.execute(LANE_OF, [[commit.id for commit in commits]]).fetchall())
-    waits: dict[bool, list[float]] = {True: [], False: []}
-    for commit in commits:
-        if commit.id in confirmed_at:
-            is_other = lane_of[commit.id] >= FIRST_OTHER
-            waits[is_other].append(1000 * (confirmed_at[commit.id] - commit.returned_at))
-    others, shared = (report.quantile(sorted(waits[is_other]), 0.99) for is_other in (True, False))
-    return others, shared, published, rows + len(commits) - queue.depth(stand.servers.broker_url)
+    others = stand.waits([commit for commit in commits if lane_of[commit.id] >= FIRST_OTHER])
+    shared = stand.waits([commit for commit in commits if lane_of[commit.id] < FIRST_OTHER])
+    lost = rows + len(commits) - queue.depth(servers.broker_url)
+    return {"others": quantile(others, 0.99), "shared": quantile(shared, 0.99), "published": published, "lost": lost}
 
 
 def _write_batch(database_url: str, rows: int) -> None:
@@ -126,18 +101,5 @@ def _write_batch(database_url: str, rows: int) -> None:
         connection.execute(WRITE, values)
 
 
-def _report(measured: Sequence[Beside], rows: int) -> None:
-    cases = {
-        "alone": "alone",
-        "in other lanes, while the batch is published": "others",
-        "in the batch's lanes, behind it": "shared",
-    }
-    spreads = {name: report.spread([getattr(one, field) for one in measured]) for name, field in cases.items()}
-    lines = [[name, each.shown(1), each.range_shown(1)] for name, each in spreads.items()]
-    lost = sum(one.lost for one in measured)
-    title = f"p99 of commit to confirm beside {rows:,} rows in one transaction, ms: {len(measured)} rounds; lost {lost}"
-    report.print_table(console, title, ["", "median", "lowest-highest"], lines)
-
-
 if __name__ == "__main__":
-    main(app)
+    main(measure)

@@ -1,77 +1,106 @@
 """What the inbox costs a consumer, and what batches save: `python -m bench.consume`. See docs/benchmarks.md."""
 
-from collections.abc import Sequence
-from dataclasses import asdict
+import os
+import signal
+import sys
+import time
+from functools import partial
+from pathlib import Path
 
-from cyclopts import App
+import psycopg
 
-from bench import backlog as table
-from bench import reference, report
-from bench.command import Count, main
-from bench.consume_case import Consumed, measure
-from bench.consumers import BATCH, CONCURRENCY, Kind
-from bench.keys import Keys
-from bench.servers import private_servers
+from bench.frame import backlog as table
+from bench.frame import queue, reference
+from bench.frame.backlog import Backlog, Keys
+from bench.frame.error import BenchmarkError
+from bench.frame.processes import cpu_seconds
+from bench.frame.run import Bench, Column, Count, Figures, Shown, main
+from bench.frame.servers import Servers, private_servers
+from bench.frame.watch import value, watching
+from bench.programs.consumers import BROKER_URL, CONCURRENCY, DATABASE_URL, Kind
+from tests.support.process import Process
 
-PARTS = ("consumer_cpu", "postgres_cpu", "rabbitmq_cpu")
+POLL = 0.1  # seconds
+TOO_LONG = 600.0  # seconds
 
-app = App(name="python -m bench.consume", help="Measure a consumer with inbox next to a bare loop.", version_flags=[])
-console = report.open_console()
+MAKE_PROJECTION = "CREATE TABLE IF NOT EXISTS projection (message_id uuid PRIMARY KEY, customer text, bytes integer)"
+EMPTY = "TRUNCATE projection, outbox.processed_message"
+# By the begin of the first and of the last transaction, as the server has them: the same for all programs.
+DONE = """
+    SELECT count(*), extract(epoch FROM max(processed_at) - min(processed_at))::float8 FROM outbox.processed_message
+"""
+EFFECTS = "SELECT count(*) FROM projection"
 
 
-@app.default
-def consume(*, rounds: Count = 3, messages: Count = 20_000) -> int:
-    """Print a table; write JSON and a plot to bench/results/. Exit code 1 when a message was lost or applied twice.
+def measure(*, rounds: Count = 3, messages: Count = 20_000, run: Bench) -> None:
+    """Measure a consumer with inbox next to a bare loop. Exit code 1 when a message was lost or applied twice.
 
     Parameters
     ----------
     rounds
-        How often each case is measured.
+        How often each side is measured.
     messages
         How many are in the queue.
     """
-    measured: list[Consumed] = []
-    with private_servers(console, routing_key=table.ROUTING_KEY) as servers:
+    applied = run.table(
+        "Messages applied once each; CPU in us a message",
+        Column("msg/s", "rate"),
+        Column("of bare", "rate", 2, is_ratio=True),
+        Column("of one", "rate", 2, is_ratio=True, reference=Kind.SINGLE),
+        Column("CPU us: consumer", "consumer_cpu", 0, Shown.MEDIAN),
+        Column("PostgreSQL", "postgres_cpu", 0, Shown.MEDIAN),
+        Column("RabbitMQ", "rabbitmq_cpu", 0, Shown.MEDIAN),
+    )
+    with private_servers(run, routing_key=table.ROUTING_KEY) as servers:
         program = reference.build(servers.folder)
-        with console.status("drawing the messages"):
+        with run.status("drawing the messages"):
             backlog = table.prepare(servers.database_url, servers.folder, Keys.CDNOW, messages)
-        kinds = list(Kind)
-        for number in range(1, rounds + 1):
-            first = (number - 1) % len(kinds)
-            for kind in kinds[first:] + kinds[:first]:
-                with console.status(f"round {number} of {rounds}: {kind}"):
-                    measured.append(one := measure(servers, kind, number, backlog, program))
-                console.print(f"round {number}/{rounds}  {kind:22}  {one.rate:8,.0f} msg/s")
-    return _report(measured, {"rounds": rounds, "messages": messages, "concurrency": CONCURRENCY, "batch_size": BATCH})
+        applied.measure({kind: partial(_consume, servers, kind, backlog, program) for kind in Kind}, rounds)
 
 
-def _report(measured: Sequence[Consumed], options: dict[str, int]) -> int:
-    rates = {(one.kind, one.round): one.rate for one in measured}
-    lines, used, summary, bars = [], [], {}, {}
-    for kind in Kind:
-        rounds = [one for one in measured if one.kind is kind]
-        rate = bars[str(kind)] = report.spread([one.rate for one in rounds])
-        ratios = {
-            str(other): report.spread([one.rate / rates[other, one.round] for one in rounds])
-            for other in (Kind.BARE, Kind.SINGLE)
-        }
-        cpu = {part: report.spread([getattr(one, part) for one in rounds]) for part in PARTS}
-        shown = [part for ratio in ratios.values() for part in (ratio.shown(2), ratio.range_shown(2))]
-        lines.append([str(kind), rate.shown(), rate.range_shown(), *shown])
-        used.append([str(kind), *(part.shown() for part in cpu.values())])
-        summary[str(kind)] = {
-            "rate": asdict(rate),
-            "ratios": {of: asdict(ratio) for of, ratio in ratios.items()},
-            "cpu": {part: asdict(each) for part, each in cpu.items()},
-        }
-    columns = ["", "msg/s", "range", "of bare", "range", "of one", "range"]
-    report.print_table(console, f"Applied once each: median of {options['rounds']} rounds", columns, lines)
-    report.print_table(console, "CPU, us a message", ["", "consumer", "PostgreSQL", "RabbitMQ"], used)
-    figures = {"options": options, "summary": summary, "rounds": [asdict(one) for one in measured]}
-    plot = report.plot_bars("consume", "Messages applied once each", "messages a second", bars)
-    report.print_files(console, report.write_json("consume", figures), plot)
-    return 0
+def _consume(servers: Servers, kind: Kind, backlog: Backlog, program: Path) -> Figures:
+    """Let one consumer take all messages of a backlog.
+
+    Raises:
+        BenchmarkError: a message was lost or had two effects, or the consumer ended.
+    """
+    queue.purge(servers.broker_url)
+    reference.publish(program, servers.broker_url, backlog)
+    with watching(servers.database_url) as watch:
+        watch.execute(MAKE_PROJECTION)
+        watch.execute(EMPTY)
+        watch.execute("CHECKPOINT")
+        servers.rest()
+        meter, consumer = servers.cpu(), _start(servers, kind)
+        try:
+            seconds = _wait_done(watch, consumer, backlog.rows)
+            own = 1e6 * cpu_seconds(consumer.pid) / backlog.rows  # its start counts too
+            cpu = {**meter.micros(backlog.rows), "consumer_cpu": own}
+        finally:
+            consumer.stop(signal.SIGTERM)
+        effects = value(watch, EFFECTS)
+    left = queue.depth(servers.broker_url)
+    if effects != backlog.rows or left > CONCURRENCY:
+        raise BenchmarkError(f"{kind}: {effects} effects of {backlog.rows} messages, {left} left in the queue")
+    return {"rate": backlog.rows / seconds, **cpu}
+
+
+def _start(servers: Servers, kind: Kind) -> Process:
+    urls = {DATABASE_URL: servers.database_url, BROKER_URL: servers.broker_url}
+    command = [sys.executable, "-m", "bench.programs.consumers", kind]
+    return Process(command, log=servers.folder / "consumer.log", environment={**os.environ, **urls}, name="consumer")
+
+
+def _wait_done(watch: psycopg.Connection, consumer: Process, messages: int) -> float:
+    """Return the seconds from the first transaction to the last."""
+    deadline = time.monotonic() + TOO_LONG
+    while time.monotonic() < deadline and consumer.is_running():
+        done, seconds = watch.execute(DONE).fetchone() or (0, None)
+        if done >= messages:
+            return float(seconds)
+        time.sleep(POLL)
+    raise BenchmarkError(f"the consumer has not taken {messages} messages within {TOO_LONG:g} s, or has ended")
 
 
 if __name__ == "__main__":
-    main(app)
+    main(measure)

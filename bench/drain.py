@@ -1,27 +1,24 @@
 """How fast a backlog goes out: `python -m bench.drain`, next to a C client that publishes the same messages.
 
 The relay's interval begins when the transaction that wrote the whole backlog commits, and ends when no row is
-pending any more: reading, publishing, the broker's confirms and the marks of all rows lie in it. The C client's
+pending: reading, publishing, the broker's confirms and the marks of all rows lie in it. The C client's
 begins with its first publish and ends with its last confirm. See docs/benchmarks.md.
 """
 
-from collections.abc import Sequence
-from dataclasses import asdict
 from enum import StrEnum
+from functools import partial
+from pathlib import Path
 
-from cyclopts import App
-
-from bench import backlog as table
-from bench import reference, report
-from bench.command import Count, main
-from bench.drain_case import REFERENCE, Case, Measured, measure
-from bench.drain_report import print_drains
-from bench.keys import Keys
-from bench.servers import Servers, private_servers
+from bench.frame import backlog as table
+from bench.frame import queue, reference
+from bench.frame.backlog import Backlog, Keys
+from bench.frame.drains import CPU, RATE, clear, drain_backlog
+from bench.frame.relay import Relay
+from bench.frame.run import RESULTS, Bench, Column, Count, Figures, main
+from bench.frame.servers import Servers, private_servers
 from relay.config.settings import Ordering
 
-app = App(name="python -m bench.drain", help="Measure how fast the relay drains a backlog.", version_flags=[])
-console = report.open_console()
+REFERENCE = "C client"
 
 
 class WhichOrdering(StrEnum):
@@ -40,8 +37,7 @@ class WhichKeys(StrEnum):
     BOTH = "both"
 
 
-@app.default
-def drain(
+def measure(
     *,
     rounds: Count = 3,
     rows: Count = 200_000,
@@ -50,13 +46,14 @@ def drain(
     keys: WhichKeys = WhichKeys.BOTH,
     skip_reference: bool = False,
     profile: bool = False,
-) -> int:
-    """Print a table; write JSON and a plot to bench/results/. Exit code 1 when a message was lost.
+    run: Bench,
+) -> None:
+    """Measure how fast the relay drains a backlog.
 
     Parameters
     ----------
     rounds
-        How often each case is measured; each round starts with another case.
+        How often each side is measured; each round starts with another one.
     rows
         Rows in the backlog whose keys are drawn from the CDNOW purchases.
     hot_rows
@@ -70,48 +67,35 @@ def drain(
     profile
         Run the relay under cProfile, which slows it down; its figures go to bench/results/relay.pstats.
     """
-    report.RESULTS.mkdir(exist_ok=True)
-    measured: list[Measured] = []
-    with private_servers(console, routing_key=table.ROUTING_KEY) as servers:
-        program = None if skip_reference else reference.build(servers.folder)
-        cases = _cases(servers, rows, hot_rows, ordering, keys)
-        if not skip_reference:
-            cases.insert(0, Case(cases[0].backlog, None))
-        for number in range(1, rounds + 1):
-            first = (number - 1) % len(cases)
-            for case in cases[first:] + cases[:first]:
-                with console.status(f"round {number} of {rounds}: {case.name}"):
-                    statistics = report.RESULTS / "relay.pstats" if profile else None
-                    measured.append(measure(servers, case, number, program=program, profile=statistics))
-                _print_measured(measured[-1], rounds)
-
-    options = {"rounds": rounds, "rows": rows, "hot_rows": hot_rows, "payload_bytes": table.PAYLOAD_BYTES}
-    return _report(measured, [case.name for case in cases], options)
-
-
-def _cases(servers: Servers, rows: int, hot_rows: int, ordering: WhichOrdering, keys: WhichKeys) -> list[Case]:
+    RESULTS.mkdir(exist_ok=True)
+    ratio = () if skip_reference else (Column("of C", "rate", 2, is_ratio=True),)
+    drained = run.table("Backlog drained; CPU of each process in us a message", RATE, *ratio, *CPU)
     kinds = [Keys.CDNOW, Keys.HOT] if keys is WhichKeys.BOTH else [Keys(keys)]
-    both = [Ordering.KEY, Ordering.PIPELINED]
-    orderings = both if ordering is WhichOrdering.BOTH else [Ordering(ordering)]
-    with console.status("drawing the rows"):
-        counts = {Keys.CDNOW: rows, Keys.HOT: hot_rows}
-        backlogs = [table.prepare(servers.database_url, servers.folder, kind, counts[kind]) for kind in kinds]
-    return [Case(backlog, each) for backlog in backlogs for each in orderings]
+    orderings = [Ordering.KEY, Ordering.PIPELINED] if ordering is WhichOrdering.BOTH else [Ordering(ordering)]
+    with private_servers(run, routing_key=table.ROUTING_KEY) as servers:
+        with run.status("drawing the rows"):
+            counts = {Keys.CDNOW: rows, Keys.HOT: hot_rows}
+            backlogs = [table.prepare(servers.database_url, servers.folder, kind, counts[kind]) for kind in kinds]
+        sides = {}
+        if not skip_reference:
+            sides[REFERENCE] = partial(_publish, servers, backlogs[0], reference.build(servers.folder))
+        statistics = RESULTS / "relay.pstats" if profile else None
+        for backlog in backlogs:
+            for each in orderings:
+                relay = Relay(*servers.urls, servers.folder, each, profile=statistics)
+                sides[f"{each}, {backlog.keys} keys"] = partial(drain_backlog, servers, backlog, relay)
+        drained.measure(sides, rounds)
 
 
-def _print_measured(one: Measured, rounds: int) -> None:
-    console.print(f"round {one.round}/{rounds}  {one.case:22}  {one.rate:8,.0f} msg/s  lost {one.lost}")
-
-
-def _report(measured: Sequence[Measured], names: Sequence[str], options: dict[str, int]) -> int:
-    title = f"Backlog drained: median of {options['rounds']} rounds; CPU of each process in us a message"
-    summary = print_drains(console, title, measured, names, reference=REFERENCE, of="of C")
-    bars = {name: report.Spread(**figures["rate"]) for name, figures in summary.items()}
-    figures = {"options": options, "summary": summary, "rounds": [asdict(one) for one in measured]}
-    plot = report.plot_bars("drain", "Backlog drained, confirms and marks included", "messages a second", bars)
-    report.print_files(console, report.write_json("drain", figures), plot)
-    return 1 if any(one.lost for one in measured) else 0
+def _publish(servers: Servers, backlog: Backlog, program: Path) -> Figures:
+    clear(servers, same_ids=True)
+    servers.rest()
+    meter = servers.cpu()
+    published = reference.publish(program, servers.broker_url, backlog)
+    cpu = {**meter.micros(backlog.rows), "sender_cpu": 1e6 * published.cpu_seconds / backlog.rows, "postgres_cpu": 0.0}
+    lost = max(0, backlog.rows - queue.depth(servers.broker_url))
+    return {"rate": backlog.rows / published.seconds, **cpu, "lost": lost}
 
 
 if __name__ == "__main__":
-    main(app)
+    main(measure)

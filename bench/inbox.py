@@ -1,26 +1,20 @@
 """What the inbox costs by the day of its messages, next to one without days: `python -m bench.inbox`."""
 
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, date, datetime
-from typing import Any
+from functools import partial
 from uuid import uuid4
 
 import psycopg
-from cyclopts import App
 from psycopg.sql import SQL, Composed, Identifier
-from pydantic import SecretStr
 
-from bench import report
-from bench.command import Count, CountOrNone, main
-from bench.processes import cpu_seconds, wait_idle
+from bench.frame.processes import CpuMeter, wait_idle
+from bench.frame.run import Bench, Column, Count, CountOrNone, Figures, Shown, main
+from bench.frame.servers import private_postgres
 from relay.config.settings import DatabaseSettings
 from relay.consume.apply.inbox import EVERYTHING, Inbox
-from relay.operate.migrate import migrate
-from tests.support.postgres import PostgresServer
 
-BY_DAY, UNDIVIDED = "by day", "undivided"
 DAYS = 30  # that are remembered
 BATCHES = (1, 100)  # messages a transaction
 
@@ -55,62 +49,58 @@ COPY = """
 CLEAR_UP = "VACUUM (FREEZE, ANALYZE)"
 
 STATEMENTS = {
-    BY_DAY: EVERYTHING.statement(Inbox(DatabaseSettings(), "bench")),
-    UNDIVIDED: SQL(REMEMBER_UNDIVIDED).format(schema=Identifier("undivided")),
+    "undivided": SQL(REMEMBER_UNDIVIDED).format(schema=Identifier("undivided")),
+    "by day": EVERYTHING.statement(Inbox(DatabaseSettings(), "bench")),
 }
-
-app = App(name="python -m bench.inbox", help="Measure what the inbox costs by days.", version_flags=[])
-console = report.open_console()
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """One case of one round."""
+class Inboxes:
+    """Both inboxes, filled alike."""
 
-    case: str
-    batch: int
-    round: int
-    rate: float  # messages a second
-    server_us: float  # CPU time of the server a message
+    postgres_pid: int
+    connection: psycopg.Connection
+    today: date
+    seconds: float
 
 
-@app.default
-def measure(*, rounds: Count = 3, seconds: Count = 5, remembered: CountOrNone = 1_000_000) -> int:
-    """Print a table; write JSON to bench/results/.
+def measure(*, rounds: Count = 3, seconds: Count = 5, remembered: CountOrNone = 1_000_000, run: Bench) -> None:
+    """Measure what the inbox costs by days.
 
     Parameters
     ----------
     rounds
-        How often each case is measured; the cases alternate.
+        How often each side is measured; the sides alternate.
     seconds
         For how long each.
     remembered
         Messages of the last 30 days that both inboxes know already.
     """
-    measured: list[Measured] = []
-    with PostgresServer(durable=True) as postgres:
-        url = postgres.create_database("bench")
-        migrate(DatabaseSettings(url=SecretStr(url)))
+    remembering = run.table(
+        f"REMEMBER alone, {remembered:,} messages of {DAYS} days known",
+        Column("messages/s", "rate"),
+        Column("of undivided", "rate", 2, is_ratio=True),
+        Column("server CPU, us a message", "server_cpu", 0, Shown.MEDIAN),
+    )
+    with private_postgres(run) as (postgres_pid, url):
         today = datetime.now(UTC).date()
         with psycopg.connect(url, autocommit=True) as connection:
-            with console.status("filling both inboxes"):
+            with run.status("filling both inboxes"):
                 _prepare(connection, {"today": today, "days": DAYS, "rows": remembered})
-            for number in range(rounds):
-                for batch in BATCHES:
-                    for case in (BY_DAY, UNDIVIDED) if number % 2 else (UNDIVIDED, BY_DAY):
-                        with console.status(f"{case}, {batch} a transaction: round {number + 1} of {rounds}"):
-                            wait_idle(postgres.pid)
-                            started, cpu = time.monotonic(), cpu_seconds(postgres.pid)
-                            done = _remember(connection, STATEMENTS[case], batch, today, until=started + seconds)
-                            took, used = time.monotonic() - started, cpu_seconds(postgres.pid) - cpu
-                        measured.append(Measured(case, batch, number + 1, done / took, used / done * 1e6))
-    title = f"REMEMBER alone, {remembered:,} messages of {DAYS} days known; medians of {rounds} rounds"
-    columns = ["", "messages a transaction", "messages a second", "of undivided", "server CPU, us a message"]
-    report.print_table(console, title, columns, [_row(case, n, measured) for n in BATCHES for case in STATEMENTS])
-    figures = {"options": {"rounds": rounds, "seconds": seconds, "remembered": remembered}}
-    rows: list[dict[str, Any]] = [asdict(one) for one in measured]
-    report.print_files(console, report.write_json("inbox", {**figures, "rounds": rows}))
-    return 0
+            inboxes = Inboxes(postgres_pid, connection, today, seconds)
+            for batch in BATCHES:
+                sides = {
+                    f"{name}, {batch} a transaction": partial(_measure, inboxes, statement, batch)
+                    for name, statement in STATEMENTS.items()
+                }
+                remembering.measure(sides, rounds)
+
+
+def _measure(inboxes: Inboxes, statement: Composed, batch: int) -> Figures:
+    wait_idle(inboxes.postgres_pid)
+    meter, started = CpuMeter(server=[inboxes.postgres_pid]), time.monotonic()
+    done = _remember(inboxes.connection, statement, batch, inboxes.today, until=started + inboxes.seconds)
+    return {"rate": done / (time.monotonic() - started), **meter.micros(done)}
 
 
 def _prepare(connection: psycopg.Connection, values: dict[str, object]) -> None:
@@ -122,7 +112,7 @@ def _prepare(connection: psycopg.Connection, values: dict[str, object]) -> None:
 
 
 def _remember(connection: psycopg.Connection, statement: Composed, batch: int, today: date, *, until: float) -> int:
-    """Remember new messages of today until then; give their number."""
+    """Remember new messages of today until then; return their number."""
     done = 0
     while time.monotonic() < until:
         ids = [uuid4() for _ in range(batch)]
@@ -134,15 +124,5 @@ def _remember(connection: psycopg.Connection, statement: Composed, batch: int, t
     return done
 
 
-def _row(case: str, batch: int, measured: Sequence[Measured]) -> list[str]:
-    of = {name: [one for one in measured if (one.case, one.batch) == (name, batch)] for name in STATEMENTS}
-    rates = report.spread([one.rate for one in of[case]])
-    pairs = zip(of[case], of[UNDIVIDED], strict=True)
-    ratio = report.spread([one.rate / other.rate for one, other in pairs])
-    cpu = report.spread([one.server_us for one in of[case]])
-    shares = f"{ratio.shown(2)} ({ratio.range_shown(2)})"
-    return [case, str(batch), f"{rates.shown()} ({rates.range_shown()})", shares, cpu.shown()]
-
-
 if __name__ == "__main__":
-    main(app)
+    main(measure)

@@ -5,39 +5,59 @@ transactions; the same beside rows that cannot be delivered; CPU of relay and da
 rate of writers who write as fast as they can, with the wake-up trigger and without. See docs/benchmarks.md.
 """
 
-from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from enum import StrEnum
+from functools import partial
 
-from cyclopts import App
+import psycopg
 
-from bench import report
-from bench.command import CountOrNone, Positive, PositiveOrNone, main
-from bench.guilty import Guilt
-from bench.latency_case import (
-    Idle,
-    Innocence,
-    Latencies,
-    WriterRates,
-    measure_idle,
-    measure_innocents,
-    measure_latency,
-    measure_writers,
-    standing,
-)
-from bench.latency_plot import plot
-from bench.writers import WRITERS
+from bench.frame import backlog as table
+from bench.frame import queue
+from bench.frame.backlog import EVENT_TYPE
+from bench.frame.drains import clear
+from bench.frame.run import Bench, Column, CountOrNone, Figures, Positive, PositiveOrNone, Shown, main, quantile
+from bench.frame.servers import private_servers
+from bench.frame.stand import Stand, standing
+from bench.frame.watch import wait_drained
+from bench.frame.writers import WRITERS, Commit, write_flat_out, write_steadily
 from relay.config.settings import Ordering
 
 WARM_UP = 3.0  # seconds of the same load before the first round: statements prepared, caches filled
 QUANTILES = {"p50": 0.50, "p95": 0.95, "p99": 0.99, "max": 1.0}
+FROM_ANSWER = "from COMMIT's answer"
+SENT = "SELECT id, extract(epoch FROM sent_at)::float8 FROM outbox.message WHERE state = 'sent'"
+ENABLE, DISABLE = (f"ALTER TABLE outbox.message {verb} TRIGGER ring".encode() for verb in ("ENABLE", "DISABLE"))
 
-app = App(name="python -m bench.latency", help="Measure commit to confirm, the idle relay and writers.")
-console = report.open_console()
+INTERVAL, KEYS = 0.1, 10  # seconds between two transactions of undeliverable rows, and the keys of the rows in each
+FULL, NOWHERE = "bench.full", "bench.nowhere"  # queues: the one takes no message, the other is not there
+UNSENDABLE = '{"' + "x" * 129 + '": true}'  # no AMQP header may have so long a name
+WRITE = """
+    INSERT INTO outbox.message (aggregate_type, aggregate_id, event_type, payload, exchange, routing_key, headers)
+    SELECT 'guilty', key::text, %(event_type)s, '1', %(exchange)s, %(routing_key)s, %(headers)s
+    FROM generate_series(1, %(keys)s) AS key
+"""
+FORGET = "DELETE FROM outbox.message WHERE aggregate_type = 'guilty'"
 
 
-@app.default
-def latency(
+class Guilt(StrEnum):
+    """Why rows cannot be delivered."""
+
+    QUEUE = "a queue is full"  # it refuses each message: backoff, then quarantine
+    ROUTE = "a route is missing"  # each is returned: quarantine
+    ROW = "rows cannot be sent"  # each key's first row is parked, the others wait behind it
+
+
+ADDRESSES: dict[Guilt, dict[str, str | None]] = {
+    Guilt.QUEUE: {"exchange": "", "routing_key": FULL, "headers": None},
+    Guilt.ROUTE: {"exchange": "", "routing_key": NOWHERE, "headers": None},
+    Guilt.ROW: {"exchange": None, "routing_key": None, "headers": UNSENDABLE},
+}
+
+
+def measure(
     *,
     rounds: CountOrNone = 3,
     innocent_rounds: CountOrNone = 3,
@@ -47,8 +67,9 @@ def latency(
     writer_rounds: CountOrNone = 5,
     writer_seconds: Positive = 8.0,
     ordering: Ordering = Ordering.KEY,
-) -> int:
-    """Print tables; write JSON and a plot to bench/results/. Exit code 1 when a message was lost.
+    run: Bench,
+) -> None:
+    """Measure commit to confirm, the idle relay and writers. Exit code 1 when a message was lost.
 
     Parameters
     ----------
@@ -69,114 +90,130 @@ def latency(
     ordering
         The relay's setting.
     """
-    options = {"rounds": rounds, "seconds": seconds, "rate": rate, "writers": WRITERS, "ordering": ordering.value}
-    latencies: list[Latencies] = []
-    innocents: list[Innocence] = []
-    rates: list[WriterRates] = []
-    with standing(console, ordering) as stand:
-        with console.status("warming up"):
-            measure_latency(stand, rate, WARM_UP)
-        for number in range(1, rounds + 1):
-            with console.status(f"commit to confirm: round {number} of {rounds}"):
-                latencies.append(measure_latency(stand, rate, seconds))
-            console.print(
-                f"commit to confirm {number}/{rounds}  p50 {report.quantile(latencies[-1].from_returned, 0.5):.2f} ms"
-            )
-        for number in range(1, innocent_rounds + 1):
-            for guilt in Guilt:
-                with console.status(f"innocent keys while {guilt}: round {number} of {innocent_rounds}"):
-                    innocents.append(measure_innocents(stand, rate, seconds, guilt))
-                last = innocents[-1]
-                console.print(f"{guilt} {number}/{innocent_rounds}  p99 {last.alone:.1f} ms, {last.beside:.1f} ms")
-        idle = None
+    late = Column("out of order, %", "out_of_order", 0, Shown.MEDIAN)  # visible after a higher id
+    waits = run.table("Commit to confirm, ms", *(Column(name, name, 2) for name in QUANTILES), late)
+    p99, ratio = Column("p99", "p99", 2), Column("ratio", "p99", 2, is_ratio=True)
+    innocents = run.table("Keys of which nothing is refused, ms", p99, ratio)
+    names = {"relay and PostgreSQL": "sum", "relay": "relay", "PostgreSQL": "postgres", "RabbitMQ": "rabbitmq"}
+    idle = run.table("Nothing to do: percent of one core", *(Column(title, name, 2) for title, name in names.items()))
+    commits = Column("commits/s", "rate"), Column("ratio", "rate", 3, is_ratio=True)
+    writers = run.table(f"{WRITERS} writers flat out", *commits)
+    with private_servers(run, routing_key=table.ROUTING_KEY) as servers, standing(servers, ordering) as stand:
+        with run.status("warming up"):
+            measure_waits(stand, rate, WARM_UP)
+        for number, _ in run.turns(["commit to confirm"], rounds):
+            for name, figures in measure_waits(stand, rate, seconds).items():
+                waits.add(name, figures, number)
+        for guilt in Guilt:
+            sides = {
+                f"alone, before {guilt}": partial(measure_innocents, stand, rate, seconds, None),
+                f"while {guilt}": partial(measure_innocents, stand, rate, seconds, guilt),
+            }
+            innocents.measure(sides, innocent_rounds)
         if idle_seconds:
-            with console.status(f"idle relay: {idle_seconds:g} s"):
-                idle = measure_idle(stand, idle_seconds)
-        for number in range(1, writer_rounds + 1):
-            with console.status(f"writers flat out: round {number} of {writer_rounds}"):
-                rates.append(measure_writers(stand, writer_seconds, number))
-            console.print(f"writers {number}/{writer_rounds}  {rates[-1].trigger_on:,.0f} commits/s with the trigger")
-
-    figures: dict[str, Any] = {"options": options}
-    if latencies:
-        figures["latency"] = _report_latency(latencies)
-    if innocents:
-        figures["innocents"] = _report_innocents(innocents)
-    if idle is not None:
-        figures["idle"] = _report_idle(idle)
-    if rates:
-        figures["writers"] = _report_writers(rates)
-    report.print_files(console, report.write_json("latency", figures), plot(latencies, rates))
-    lost = sum(one.lost for one in latencies) + sum(one.lost for one in innocents)
-    return 1 if lost else 0
-
-
-def _report_latency(rounds: Sequence[Latencies]) -> dict[str, Any]:
-    figures: dict[str, Any] = {
-        "written": sum(one.written for one in rounds),
-        "lost": sum(one.lost for one in rounds),
-        "out_of_order_share": report.spread([one.out_of_order for one in rounds]).median,
-    }
-    lines = []
-    cases = {
-        "from COMMIT's answer": "from_returned",
-        "from COMMIT's request": "from_asked",
-        "from COMMIT's answer to the mark": "to_mark",
-    }
-    for name, field in cases.items():
-        spreads = {
-            title: report.spread([report.quantile(getattr(one, field), share) for one in rounds])
-            for title, share in QUANTILES.items()
+            idle.measure({f"{idle_seconds:g} s": partial(measure_idle, stand, idle_seconds)}, 1)
+        sides = {
+            "without the trigger": partial(measure_writers, stand, writer_seconds, has_trigger=False),
+            "with the trigger": partial(measure_writers, stand, writer_seconds, has_trigger=True),
         }
-        figures[field] = {title: asdict(each) for title, each in spreads.items()}
-        lines.append([name, *(f"{each.shown(2)}  ({each.range_shown(2)})" for each in spreads.values())])
-    title = (
-        f"Commit to confirm, ms: median of {len(rounds)} rounds (lowest-highest); {figures['written']:,} rows, "
-        f"{figures['out_of_order_share']:.0%} of them visible after a higher id, lost {figures['lost']}"
-    )
-    report.print_table(console, title, ["", *QUANTILES], lines)
-    return figures
+        writers.measure(sides, writer_rounds)
 
 
-def _report_innocents(rounds: Sequence[Innocence]) -> dict[str, Any]:
-    figures: dict[str, Any] = {}
-    lines = []
-    for guilt in Guilt:
-        of_guilt = [one for one in rounds if one.guilt is guilt]
-        spreads = {
-            name: report.spread([getattr(one, name) for one in of_guilt]) for name in ("alone", "beside", "ratio")
-        }
-        figures[guilt.name.lower()] = {name: asdict(each) for name, each in spreads.items()}
-        lines.append([guilt, *(f"{each.shown(2)}  ({each.range_shown(2)})" for each in spreads.values())])
-    lost = sum(one.lost for one in rounds)
-    title = f"p99 of keys of which nothing is refused, ms: medians (lowest-highest); lost {lost}"
-    report.print_table(console, title, ["", "alone", "beside", "ratio"], lines)
-    return {**figures, "lost": lost}
+def measure_waits(stand: Stand, rate: float, seconds: float, guilt: Guilt | None = None) -> Mapping[str, Figures]:
+    """Write steadily, and compare each commit with its row's confirm, as the relay noted it, and with `sent_at`.
 
-
-def _report_idle(idle: Idle) -> dict[str, float]:
-    shares = asdict(idle)
-    lines = [["relay and PostgreSQL", f"{idle.relay + idle.postgres:.2f}"]]
-    lines += [[f"  {name}", f"{share:.2f}"] for name, share in (("relay", idle.relay), ("PostgreSQL", idle.postgres))]
-    lines.append(["RabbitMQ, for comparison", f"{idle.rabbitmq:.2f}"])
-    report.print_table(console, "Nothing to do: percent of one core", ["", "%"], lines)
-    return shares
-
-
-def _report_writers(rounds: Sequence[WriterRates]) -> dict[str, Any]:
-    spreads = {
-        "with the trigger": report.spread([one.trigger_on for one in rounds]),
-        "without": report.spread([one.trigger_off for one in rounds]),
-        "ratio": report.spread([one.trigger_on / one.trigger_off for one in rounds]),
+    `sent_at` is the begin of the transaction that marks the row. All are readings of one machine's clock.
+    """
+    servers = stand.servers
+    clear(servers, same_ids=False)
+    with guilty_rows(*servers.urls, guilt) if guilt else nullcontext():
+        commits = write_steadily(stand.writers, servers.database_url, rate, seconds)
+    wait_drained(stand.watch, stand.relay)
+    sent_at: dict[int, float] = dict(stand.watch.execute(SENT).fetchall())
+    confirmed_at = stand.confirmed_at()
+    sent = [commit for commit in commits if commit.id in sent_at and commit.id in confirmed_at]
+    lost = len(commits) - min(len(sent), queue.depth(servers.broker_url))
+    counts = {"written": len(commits), "lost": lost, "out_of_order": 100 * _share_out_of_order(commits)}
+    return {
+        FROM_ANSWER: {**_quantiles([confirmed_at[one.id] - one.returned_at for one in sent]), **counts},
+        "from COMMIT's request": _quantiles([confirmed_at[one.id] - one.asked_at for one in sent]),
+        "from COMMIT's answer to the mark": _quantiles([sent_at[one.id] - one.returned_at for one in sent]),
     }
-    lines = [
-        [name, each.shown(digits), each.range_shown(digits)]
-        for (name, each), digits in zip(spreads.items(), (0, 0, 3), strict=True)
-    ]
-    title = f"{WRITERS} writers flat out, commits a second: median of {len(rounds)} rounds"
-    report.print_table(console, title, ["", "median", "lowest-highest"], lines)
-    return {"rounds": [asdict(one) for one in rounds], **{name: asdict(each) for name, each in spreads.items()}}
+
+
+def measure_innocents(stand: Stand, rate: float, seconds: float, guilt: Guilt | None) -> Figures:
+    """Write steadily, alone or beside rows that cannot be delivered."""
+    return measure_waits(stand, rate, seconds, guilt)[FROM_ANSWER]
+
+
+def measure_idle(stand: Stand, seconds: float) -> Figures:
+    """Look at the CPU time that everything uses while nobody writes."""
+    stand.servers.rest(stand.relay.pid)
+    meter = stand.servers.cpu(relay=[stand.relay.pid])
+    time.sleep(seconds)
+    percents = meter.percents()
+    return {**percents, "sum": percents["relay"] + percents["postgres"]}
+
+
+def measure_writers(stand: Stand, seconds: float, *, has_trigger: bool) -> Figures:
+    """Let the writers go as fast as they can."""
+    clear(stand.servers, same_ids=False)
+    if not has_trigger:
+        stand.watch.execute(DISABLE)
+    stand.watch.execute("CHECKPOINT")
+    stand.servers.rest(stand.relay.pid)
+    rate = write_flat_out(stand.writers, stand.servers.database_url, seconds)
+    wait_drained(stand.watch, stand.relay)
+    stand.watch.execute(ENABLE)
+    return {"rate": rate}
+
+
+@contextmanager
+def guilty_rows(database_url: str, broker_url: str, guilt: Guilt) -> Iterator[None]:
+    """Write rows that cannot be delivered within the block, from its beginning to its end, and remove them then."""
+    if guilt is Guilt.QUEUE:
+        queue.declare_full(broker_url, FULL)
+    values = {"event_type": EVENT_TYPE, "keys": KEYS, **ADDRESSES[guilt]}
+    done = threading.Event()
+    with psycopg.connect(database_url, autocommit=True) as connection:
+
+        def write() -> None:
+            while not done.wait(INTERVAL):
+                connection.execute(WRITE, values)
+
+        writer = threading.Thread(target=write, name="guilty")
+        writer.start()
+        try:
+            yield
+        finally:
+            done.set()
+            writer.join()
+            _forget(connection)
+
+
+def _forget(connection: psycopg.Connection) -> None:
+    """Remove them, also while the relay moves them from partition to partition."""
+    while True:
+        try:
+            connection.execute(FORGET)
+        except psycopg.errors.SerializationFailure:
+            continue
+        return
+
+
+def _quantiles(waits: list[float]) -> dict[str, float]:
+    """Return them in milliseconds."""
+    ascending = sorted(waits)
+    return {name: 1000 * quantile(ascending, share) for name, share in QUANTILES.items()}
+
+
+def _share_out_of_order(commits: list[Commit]) -> float:
+    highest = behind = 0
+    for commit in commits:
+        behind += commit.id < highest
+        highest = max(highest, commit.id)
+    return behind / len(commits)
 
 
 if __name__ == "__main__":
-    main(app)
+    main(measure)

@@ -5,36 +5,66 @@ PostgreSQL is killed and its standby promoted. Beside the relay a plain client o
 message or row after the other: what it waits, the server itself takes. See docs/benchmarks.md.
 """
 
+import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
-from typing import Any
+import secrets
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import count
+from pathlib import Path
 
-from cyclopts import App
+from pydantic import SecretStr
 
-from bench import report
-from bench.command import CountOrNone, Positive, main
-from bench.pauses_case import Fault, Pause, Stand, kill_leader, kill_primary, restart_broker
+from bench.frame.error import BenchmarkError
+from bench.frame.relay import Relay
+from bench.frame.run import Bench, Column, CountOrNone, Figures, Positive, main
+from bench.frame.servers import new_database
+from relay.config.settings import DatabaseSettings
+from relay.errors import leaves
+from relay.operate.migrate import migrate
+from tests.faults.checker import Findings, Invariant, Verdict, invalid, report
+from tests.faults.load import Load, under_load
 from tests.support.cluster import Cluster, why_not
+from tests.support.eventually import eventually
 from tests.support.folders import temporary_folder
 from tests.support.pair import Pair
+from tests.support.plain_client import PlainClient, PlainPublisher, PlainWriter, longest_pause
 from tests.support.postgres import PostgresServer
 from tests.support.rabbitmq import RabbitServer
 
-app = App(name="python -m bench.pauses", help="Measure the pauses of delivery when a server fails.", version_flags=[])
-console = report.open_console()
+TOO_LONG = 90.0  # seconds
 
 
-@app.default
-def pauses(
+class Fault(StrEnum):
+    """What fails."""
+
+    LEADER = "leader's node killed"  # in a cluster of three
+    BROKER = "broker restarted"  # the only one
+    PRIMARY = "primary killed"  # and its synchronous standby promoted
+
+
+@dataclass(frozen=True, slots=True)
+class Stand:
+    """What all faults have in common."""
+
+    folder: Path
+    rate: float  # messages a second
+    seconds: float  # of load before the fault, and after everything goes on
+
+
+def measure(
     *,
     leader_rounds: CountOrNone = 5,
     broker_rounds: CountOrNone = 5,
     primary_rounds: CountOrNone = 5,
     rate: Positive = 500.0,
     seconds: Positive = 4.0,
-) -> int:
-    """Print a table; write JSON and a plot to bench/results/. Exit code 1 when a message was lost.
+    run: Bench,
+) -> None:
+    """Measure the pauses of delivery when a server fails. Exit code 1 when a message was lost.
 
     Parameters
     ----------
@@ -50,72 +80,178 @@ def pauses(
         How long they write before each fault, and after everything goes on.
     """
     logging.disable(logging.CRITICAL)  # the AMQP library logs every failed connection, fifty a second
-    measured: list[Pause] = []
+    columns = Column("relay", "pause", 2), Column("own", "own", 2), Column("ratio", "ratio", 2)
+    pauses = run.table(
+        f"Longest time without a delivery at {rate:g} messages a second, and the server's own, s",
+        *columns,
+        Column("repeats", "repeats"),
+        Column("messages/s before", "rate"),
+    )
     if leader_rounds and (reason := why_not()) is not None:
-        console.print(f"left out: {Fault.LEADER} ({reason})")
+        run.console.print(f"left out: {Fault.LEADER} ({reason})")
         leader_rounds = 0
     with temporary_folder() as folder:
         stand = Stand(folder, rate, seconds)
         if leader_rounds:
-            with console.status("starting a cluster"), PostgresServer(durable=True) as postgres, Cluster() as cluster:
-                measured += _rounds(leader_rounds, lambda number: kill_leader(stand, postgres, cluster, number))
+            with run.status("starting a cluster"), PostgresServer(durable=True) as postgres, Cluster() as cluster:
+                numbers = count(1)
+                pauses.measure(
+                    {Fault.LEADER: lambda: kill_leader(stand, postgres, cluster, next(numbers))}, leader_rounds
+                )
         if broker_rounds:
-            with (
-                console.status("starting a broker"),
-                PostgresServer(durable=True) as postgres,
-                RabbitServer() as broker,
-            ):
-                measured += _rounds(broker_rounds, lambda number: restart_broker(stand, postgres, broker, number))
+            with run.status("starting a broker"), PostgresServer(durable=True) as postgres, RabbitServer() as broker:
+                pauses.measure({Fault.BROKER: lambda: restart_broker(stand, postgres, broker)}, broker_rounds)
         if primary_rounds:
-            with console.status("starting a pair"), Pair() as pair, RabbitServer() as broker:
-                measured += _rounds(primary_rounds, lambda number: kill_primary(stand, pair, broker, number))
-    return _report(measured, {"rate": rate, "seconds": seconds})
+            with run.status("starting a pair"), Pair() as pair, RabbitServer() as broker:
+                pauses.measure({Fault.PRIMARY: lambda: kill_primary(stand, pair, broker)}, primary_rounds)
 
 
-def _rounds(rounds: int, measure: Callable[[int], Pause]) -> list[Pause]:
-    measured = []
-    for number in range(1, rounds + 1):
-        with console.status(f"round {number} of {rounds}"):
-            measured.append(one := measure(number))
-        console.print(
-            f"round {number}/{rounds}  {one.fault}: {one.pause:.2f} s, without us {one.own:.2f} s"
-            f"  ({one.rate:.0f} messages/s before)  lost {one.lost}"
-        )
-    return measured
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """A fault, and everybody whom it hits.
+
+    Attributes:
+        relay_url: the broker, of which it may name several nodes.
+        declare_url: the node that is to lead the queue of all messages.
+        read_url: where that queue is read in the end, while what failed may still be gone.
+        client: what the relay is compared with.
+        strike: lets it happen.
+    """
+
+    fault: Fault
+    database_url: str
+    relay_url: str
+    declare_url: str
+    read_url: str
+    client: PlainClient
+    strike: Callable[[], Awaitable[None]]
 
 
-def _report(measured: Sequence[Pause], options: dict[str, Any]) -> int:
-    lines: list[list[str]] = []
-    bars: dict[str, report.Spread] = {}
-    summary = {}
-    for fault in Fault:
-        rounds = [one for one in measured if one.fault is fault]
-        if not rounds:
-            continue
-        pause = report.spread([one.pause for one in rounds])
-        own = report.spread([one.own for one in rounds])
-        ratio = report.spread([one.ratio for one in rounds])
-        repeats = report.spread([one.repeats for one in rounds])
-        lost = sum(one.lost for one in rounds)
-        figures = [part for each in (pause, own, ratio) for part in (each.shown(2), each.range_shown(2))]
-        lines.append([str(fault), *figures, repeats.range_shown(), str(lost)])
-        bars |= {str(fault): pause, f"{fault}: without us": own}
-        summary[fault.name.lower()] = {
-            "pause": asdict(pause),
-            "own": asdict(own),
-            "ratio": asdict(ratio),
-            "repeats": asdict(repeats),
-            "lost": lost,
-        }
+def kill_leader(stand: Stand, postgres: PostgresServer, cluster: Cluster, number: int) -> Figures:
+    """Kill the node that leads the queue and has the relay's connection, each round another one, and start it again."""
+    leader = cluster.nodes[number % len(cluster.nodes)]
+    followers = [node for node in cluster.nodes if node is not leader]
+    vhost = _new_name()
+    urls = [node.url(vhost) for node in (*followers, leader)]
+    leader.add_vhost(vhost)
+    client = PlainPublisher(urls)
+    asyncio.run(client.declare(leader.url(vhost)))
+    scene = Scene(
+        Fault.LEADER,
+        new_database(postgres, _new_name()),
+        cluster.urls(vhost, first=leader),
+        leader.url(vhost),
+        urls[0],
+        client,
+        lambda: asyncio.to_thread(leader.stop, signal.SIGKILL),
+    )
+    pause = _measure(stand, scene)
+    asyncio.run(cluster.heal())
+    leader.delete_vhost(vhost)
+    return pause
 
-    columns = ["", "relay, s", "range", "own, s", "range", "ratio", "range", "repeats", "lost"]
-    title = f"Longest time without a delivery at {options['rate']:g} messages a second, and the server's own: medians"
-    report.print_table(console, title, columns, lines)
-    figures_of_all = {"options": options, "summary": summary, "rounds": [asdict(one) for one in measured]}
-    plot = report.plot_bars("pauses", "Longest time without a delivery", "seconds", bars, digits=2)
-    report.print_files(console, report.write_json("pauses", figures_of_all), plot)
-    return 1 if any(one.lost for one in measured) else 0
+
+def restart_broker(stand: Stand, postgres: PostgresServer, broker: RabbitServer) -> Figures:
+    """End the broker in order and start it again."""
+    vhost = _new_name()
+    url = broker.add_vhost(vhost)
+    client = PlainPublisher([url])
+    asyncio.run(client.declare(url))
+
+    async def restart() -> None:
+        await asyncio.to_thread(broker.stop)
+        broker.launch()
+        await asyncio.to_thread(broker.await_up)
+
+    scene = Scene(Fault.BROKER, new_database(postgres, _new_name()), url, url, url, client, restart)
+    pause = _measure(stand, scene)
+    broker.delete_vhost(vhost)
+    return pause
+
+
+def kill_primary(stand: Stand, pair: Pair, broker: RabbitServer) -> Figures:
+    """Kill the primary and promote its synchronous standby at once; then let the other one follow it."""
+    vhost, database = _new_name(), _new_name()
+    url = broker.add_vhost(vhost)
+    pair.primary.create_database(database)
+    database_url = pair.url(database)
+    migrate(DatabaseSettings(url=SecretStr(database_url)))
+    client = PlainWriter(database_url)
+    asyncio.run(client.create())
+
+    async def fail_over() -> None:
+        await asyncio.to_thread(pair.primary.stop, signal.SIGKILL)
+        await asyncio.to_thread(pair.promote)
+
+    pause = _measure(stand, Scene(Fault.PRIMARY, database_url, url, url, url, client, fail_over))
+    broker.delete_vhost(vhost)
+    pair.rejoin()
+    return pause
+
+
+def _new_name() -> str:
+    return f"pauses_{secrets.token_hex(4)}"
+
+
+def _measure(stand: Stand, scene: Scene) -> Figures:
+    """Return the longest pauses, in seconds: of the relay, of the plain client, and of the relay before the fault."""
+    relay = Relay(scene.database_url, scene.relay_url, stand.folder, is_noted=True)
+    with relay.running():
+        try:
+            load, findings, begun_at, struck_at = asyncio.run(_strike(stand, scene))
+        except* TimeoutError as errors:
+            raise BenchmarkError(f"{scene.fault}: {next(leaves(errors))}") from errors
+    confirmed_at = [at for _, at in relay.confirms.read()]
+    before = [at for at in confirmed_at if begun_at <= at < struck_at]
+    pause, own = longest_pause(confirmed_at, struck_at), longest_pause(scene.client.answered_at, struck_at)
+    return {
+        "pause": pause,
+        "own": own,
+        "ratio": pause / own,
+        "before": longest_pause(before),
+        "rate": len(before) / (struck_at - begun_at),
+        "messages": len(load.acknowledged),
+        "repeats": load.repeats,
+        "lost": count_lost(findings),
+    }
+
+
+async def _strike(stand: Stand, scene: Scene) -> tuple[Load, Findings, float, float]:
+    """Let it happen under load; return what was written, what the checker says, and when load and fault began."""
+    client = scene.client
+    async with (
+        under_load(scene.database_url, scene.declare_url, rate=stand.rate) as load,
+        asyncio.TaskGroup() as tasks,
+    ):
+        running = tasks.create_task(client.run(), name="plain client")
+        await load.comes_on(TOO_LONG)
+        begun_at = time.time()
+        await asyncio.sleep(stand.seconds)
+        struck_at = time.time()
+        await scene.strike()
+        happened_at = time.time()
+        await load.comes_on(TOO_LONG)
+        await eventually(lambda: client.answered_at[-1] > happened_at, "the plain client goes on", TOO_LONG)
+        await asyncio.sleep(stand.seconds)
+        running.cancel()
+        load.broker_url = scene.read_url
+        return load, await load.settle(TOO_LONG), begun_at, struck_at
+
+
+def count_lost(findings: Findings) -> int:
+    """Count what is lost; whatever else is wrong makes the measurement worthless.
+
+    Raises:
+        BenchmarkError: the checker does not know, or something was reordered, changed or invented.
+    """
+    lost = findings[Invariant.NOTHING_LOST]
+    wrong = invalid(findings) - {Invariant.NOTHING_LOST}
+    if lost.verdict is Verdict.UNKNOWN:
+        wrong.add(Invariant.NOTHING_LOST)
+    if wrong:
+        raise BenchmarkError(report(findings, wrong))
+    return len(lost.words)
 
 
 if __name__ == "__main__":
-    main(app)
+    main(measure)

@@ -7,22 +7,18 @@ order. Measured is the time until the last of its partitions flows again, in the
 import asyncio
 import logging
 import signal
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
 from enum import StrEnum
+from itertools import count
 
 import structlog
-from cyclopts import App
 from pydantic import SecretStr
 
-from bench import report
-from bench.command import BenchmarkError, CountOrNone, main
-from bench.servers import Servers, private_servers
+from bench.frame.error import BenchmarkError
+from bench.frame.run import Bench, Column, CountOrNone, Run, Table, main
+from bench.frame.servers import Servers, private_servers
 from relay.config.settings import BrokerSettings, DatabaseSettings
 from tests.consume.pool.stand import Stand, standing
-
-app = App(name="python -m bench.pool", help="Measure how soon a pool's partitions flow again.", version_flags=[])
-console = report.open_console()
 
 RATE = 600  # messages a second, of 40 keys
 BEFORE = 1.0  # seconds of load before a member goes
@@ -50,17 +46,8 @@ class Going(StrEnum):
 STRIKES = {Going.KILLED: signal.SIGKILL, Going.FROZEN: signal.SIGSTOP, Going.STOPPED: signal.SIGTERM}
 
 
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """One round; seconds from the strike until the last of the member's partitions flows again."""
-
-    going: Going
-    gap: float
-
-
-@app.default
-def pool(*, killed: CountOrNone = 10, frozen: CountOrNone = 3, stopped: CountOrNone = 5) -> int:
-    """Print a table; write JSON to bench/results/. Exit code 1 when a message was lost, doubled or out of order.
+def measure(*, killed: CountOrNone = 10, frozen: CountOrNone = 3, stopped: CountOrNone = 5, run: Bench) -> None:
+    """Measure how soon a pool's partitions flow again. Exit code 1 when a message was lost, doubled or out of order.
 
     Parameters
     ----------
@@ -68,41 +55,31 @@ def pool(*, killed: CountOrNone = 10, frozen: CountOrNone = 3, stopped: CountOrN
         How often one of two members is killed, frozen or stopped in order; 0 leaves it out.
     """
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))  # of the declarations
-    rounds = [going for going, times in zip(Going, (killed, frozen, stopped), strict=True) for _ in range(times)]
-    with private_servers(console, routing_key="none") as servers:
-        measured = asyncio.run(_measure(servers, rounds))
-    lines, figures = [], {}
-    for going in Going:
-        if gaps := [one.gap for one in measured if one.going is going]:
-            spread = report.spread(gaps)
-            lines.append([str(going), spread.shown(2), spread.range_shown(2), str(len(gaps))])
-            figures[going.name.lower()] = {**asdict(spread), "rounds": len(gaps)}
-    title = "Until all partitions of a member flow again, s: medians"
-    report.print_table(console, title, ["", "gap", "range", "rounds"], lines)
-    report.print_files(console, report.write_json("pool", figures))
-    return 0
+    gaps = run.table("Until all partitions of a member flow again, s", Column("gap", "gap", 2))
+    with private_servers(run, routing_key="none") as servers:
+        asyncio.run(_measure(servers, dict(zip(Going, (killed, frozen, stopped), strict=True)), run, gaps))
 
 
-async def _measure(servers: Servers, rounds: Sequence[Going]) -> list[Gap]:
+async def _measure(servers: Servers, rounds: Mapping[Going, int], run: Run, gaps: Table) -> None:
     database = DatabaseSettings(url=SecretStr(servers.database_url))
     broker = BrokerSettings(url=SecretStr(servers.broker_url))
-    measured = []
+    names = map("member-{}".format, count(1))
     async with standing(database, broker, servers.folder, nodes=["relay"], members=["member-0"]) as stand:
         stop = asyncio.Event()
         writing = asyncio.create_task(stand.write_on(RATE, stop))
-        for number, going in enumerate(rounds, 1):
-            measured.append(one := await _round(stand, going, f"member-{number}"))
-            console.print(f"round {number}/{len(rounds)}  {going}: {one.gap:.2f} s")
+        for going, times in rounds.items():
+            for number, _ in run.turns([going], times):
+                gaps.add(going, {"gap": await _gap(stand, going, next(names))}, number)
         stop.set()
         await writing
         try:
             await stand.judge()
         except (AssertionError, TimeoutError) as error:
             raise BenchmarkError(str(error)) from error
-    return measured
 
 
-async def _round(stand: Stand, going: Going, name: str) -> Gap:
+async def _gap(stand: Stand, going: Going, name: str) -> float:
+    """Return the seconds from the strike until the last of the member's partitions flows again."""
     (other,) = stand.members
     stand.start_member(name)
     await stand.shared(other, name)
@@ -116,13 +93,13 @@ async def _round(stand: Stand, going: Going, name: str) -> Gap:
         values = {"member": name, "since": since, "partitions": partitions}
         async with asyncio.timeout(WITHIN):
             while True:
-                count, gap = await (await connection.execute(FLOWS_AGAIN, values)).fetchone() or (0, 0.0)
-                if count == len(partitions):
+                flowing, gap = await (await connection.execute(FLOWS_AGAIN, values)).fetchone() or (0, 0.0)
+                if flowing == len(partitions):
                     break
                 await asyncio.sleep(0.05)
     process.stop(signal.SIGKILL)
-    return Gap(going, gap)
+    return float(gap)
 
 
 if __name__ == "__main__":
-    main(app)
+    main(measure)

@@ -1,27 +1,25 @@
 """How fast the durable publisher takes events: `python -m bench.publisher`, beside the AMQP library's own publish.
 
 Callers publish one event after the other, each when its last one is accepted: 1, 100 or 1,000 of them, with a key of
-their own. Four cases take turns: the durable publisher on the direct way; aio-pika's `exchange.publish` with confirms;
+their own. Four sides take turns: the durable publisher on the direct way; aio-pika's `exchange.publish` with confirms;
 and the durable publisher without a broker, into the table and into a file. See docs/benchmarks.md.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import asdict
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import aio_pika
 import structlog
-from cyclopts import App
 from pydantic import SecretStr
 
-from bench import report
-from bench.command import BenchmarkError, Count, Positive, main
-from bench.queue import EXCHANGE, depth, purge
-from bench.servers import Servers, private_servers
+from bench.frame.error import BenchmarkError
+from bench.frame.queue import EXCHANGE, depth, purge
+from bench.frame.run import Bench, Column, Count, Figures, Positive, main
+from bench.frame.servers import Servers, private_servers
 from relay.config.settings import BrokerSettings, DatabaseSettings
 from relay.outbox import Event
 from relay.publisher import DurablePublisher
@@ -32,36 +30,37 @@ NOWHERE = "amqp://127.0.0.1:1/"
 DIRECT, LIBRARY, TABLE, FILE = "durable publisher", "aio-pika", "without a broker: table", "without a broker: file"
 
 Publish = Callable[[str], Awaitable[object]]
-
-app = App(name="python -m bench.publisher", help="Measure the durable publisher.", version_flags=[])
-console = report.open_console()
+Way = Callable[[Servers, int, float], Coroutine[None, None, float]]
 
 
-@app.default
-def publisher(*, rounds: Count = 3, seconds: Positive = 4.0) -> int:
-    """Print a table; write JSON to bench/results/.
+def measure(*, rounds: Count = 3, seconds: Positive = 4.0, run: Bench) -> None:
+    """Measure the durable publisher.
 
     Parameters
     ----------
     rounds
-        Rounds of all cases.
+        Rounds of all sides.
     seconds
-        How long each case publishes.
+        How long each side publishes.
     """
     logging.disable(logging.CRITICAL)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
-    rates: dict[tuple[str, int], list[float]] = {}
-    cases = {DIRECT: _direct, LIBRARY: _library, TABLE: _table, FILE: _file}
-    with private_servers(console, routing_key="invoice.InvoiceIssued") as servers:
-        for number in range(rounds):
-            names = list(cases)[number % len(cases) :] + list(cases)[: number % len(cases)]
-            for in_flight in IN_FLIGHT:
-                for name in names:
-                    rate = asyncio.run(cases[name](servers, in_flight, seconds))
-                    rates.setdefault((name, in_flight), []).append(rate)
-                    console.print(f"round {number + 1}/{rounds}  {name}, {in_flight} callers: {rate:,.0f}/s")
-                    purge(servers.broker_url)
-    return _report(rates, {"rounds": rounds, "seconds": seconds})
+    ratio = Column("of aio-pika", "rate", 2, is_ratio=True)
+    accepted = run.table("Events accepted a second", Column("a second", "rate"), ratio)
+    ways = {LIBRARY: _library, DIRECT: _direct, TABLE: _table, FILE: _file}
+    with private_servers(run, routing_key="invoice.InvoiceIssued") as servers:
+        for callers in IN_FLIGHT:
+            sides = {
+                f"{callers:,} callers, {name}": partial(_measure, way, servers, callers, seconds)
+                for name, way in ways.items()
+            }
+            accepted.measure(sides, rounds)
+
+
+def _measure(way: Way, servers: Servers, callers: int, seconds: float) -> Figures:
+    rate = asyncio.run(way(servers, callers, seconds))
+    purge(servers.broker_url)
+    return {"rate": rate}
 
 
 async def _direct(servers: Servers, in_flight: int, seconds: float) -> float:
@@ -110,7 +109,7 @@ async def _buffered(place: DatabaseSettings | Path, in_flight: int, seconds: flo
 
 
 async def _rate(publish: Publish, callers: int, seconds: float) -> float:
-    """Give the events accepted a second, after half a second to warm up."""
+    """Return the events accepted a second, after half a second to warm up."""
     accepted = 0
     began = time.perf_counter() + 0.5
     end = began + seconds
@@ -133,18 +132,5 @@ def _database(servers: Servers) -> DatabaseSettings:
     return DatabaseSettings(url=SecretStr(servers.database_url))
 
 
-def _report(rates: dict[tuple[str, int], list[float]], options: dict[str, Any]) -> int:
-    lines = []
-    summary = {}
-    for (name, in_flight), values in sorted(rates.items(), key=lambda item: item[0][1]):
-        figures = report.spread(values)
-        ratio = report.spread([one / other for one, other in zip(values, rates[LIBRARY, in_flight], strict=True)])
-        lines.append([f"{in_flight:,} callers, {name}", figures.shown(), figures.range_shown(), ratio.shown(2)])
-        summary[f"{name}, {in_flight}"] = {"rate": asdict(figures), "ratio": asdict(ratio)}
-    report.print_table(console, "Events accepted a second: medians", ["", "a second", "range", "of aio-pika"], lines)
-    report.print_files(console, report.write_json("publisher", {"options": options, "summary": summary}))
-    return 0
-
-
 if __name__ == "__main__":
-    main(app)
+    main(measure)

@@ -4,30 +4,46 @@ Three measurements: the rate of a replay next to that of a drain of the same row
 with a replay beside it and without; the memory of a replay of a million rows.
 """
 
-from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
 
-from cyclopts import App
-
-from bench import backlog as table
-from bench import report
-from bench.command import Count, CountOrNone, Positive, PositiveOrNone, main
-from bench.keys import Keys
-from bench.replay_case import Beside, Rates, measure_beside, measure_memory, measure_rates, running_live
-from bench.servers import Servers, private_servers
-from bench.writers import write_steadily
+from bench.frame import backlog as table
+from bench.frame import queue
+from bench.frame.backlog import Backlog, Keys
+from bench.frame.drains import clear, drain_backlog
+from bench.frame.error import BenchmarkError
+from bench.frame.processes import peak_bytes
+from bench.frame.relay import Relay
+from bench.frame.run import Bench, Column, Count, CountOrNone, Figures, Positive, PositiveOrNone, Shown, main, quantile
+from bench.frame.servers import Servers, private_servers
+from bench.frame.stand import Stand, standing
+from bench.frame.watch import value, wait_drained, watching
+from bench.frame.writers import write_steadily
+from tests.support.process import Process, wait_for
 
 WARM_UP = 3.0  # seconds of live traffic that do not count
+POLL = 0.02  # seconds
+REPLAY_LOG = "replay.log"
+TOO_LONG = 900.0  # seconds
+HOLD = (0.0, 0.004)  # seconds that a writer's transaction stays open: short, so that eight reach 1,000 a second
 
-Pair = tuple[Beside, Beside]  # live traffic alone, and beside a replay
+# Sent long before the live rows, and of the same size.
+FILL = """
+    INSERT INTO outbox.message (aggregate_type, aggregate_id, event_type, payload, state, sent_at)
+    SELECT 'invoice', (n %% 20000)::text, 'InvoiceIssued', json_build_object('n', n, 'note', repeat('n', 480)),
+        'sent', now()
+    FROM generate_series(1, %s) AS n
+"""
+REPLAYED = "SELECT replayed FROM outbox.replay ORDER BY id DESC LIMIT 1"
 
-app = App(name="python -m bench.replay", help="Measure replays: rate, live traffic beside one, memory.")
-console = report.open_console()
 
-
-@app.default
-def replay(
+def measure(
     *,
     rounds: CountOrNone = 3,
     rows: Count = 200_000,
@@ -36,8 +52,9 @@ def replay(
     live_seconds: Positive = 30.0,
     replay_rate: PositiveOrNone = 0.0,
     memory_rows: CountOrNone = 1_000_000,
-) -> int:
-    """Print tables; write JSON to bench/results/. Exit code 1 when a message was lost.
+    run: Bench,
+) -> None:
+    """Measure replays: rate, live traffic beside one, memory. Exit code 1 when a message was lost.
 
     Parameters
     ----------
@@ -56,95 +73,146 @@ def replay(
     memory_rows
         Rows of the replay whose memory is measured; 0 leaves it out.
     """
-    figures: dict[str, Any] = {
-        "options": {"rows": rows, "live_rate": live_rate, "live_seconds": live_seconds, "replay_rate": replay_rate}
-    }
-    lost = 0
-    with private_servers(console, routing_key=table.ROUTING_KEY) as servers:
+    rates = run.table(
+        "A replay next to a drain of the same rows",
+        Column("rows/s", "rate"),
+        Column("ratio", "rate", 2, is_ratio=True),
+        Column("PostgreSQL's CPU, us a row", "postgres_cpu", 1),
+    )
+    live = run.table(
+        "Live traffic, commit to confirm, ms",
+        *(Column(name, name, 2) for name in ("p50", "p99")),
+        *(Column(f"{name}, ratio", name, 2, is_ratio=True) for name in ("p50", "p99")),
+        Column("rows written/s", "rate", 0, Shown.MEDIAN),
+        Column("replayed meanwhile", "replayed", 0, Shown.MEDIAN),
+    )
+    memory = run.table("The most memory that a replay held, MiB", Column("MiB", "peak"))
+    with private_servers(run, routing_key=table.ROUTING_KEY) as servers:
         if rounds:
-            rates = _measure_rates(servers, rounds, rows)
-            figures["rate"] = _report_rates(rates)
-            lost += sum(one.lost for one in rates)
+            with run.status("drawing the rows"):
+                backlog = table.prepare(servers.database_url, servers.folder, Keys.CDNOW, rows)
+            for number, _ in run.turns(["a drain, then a replay"], rounds):
+                for name, figures in zip(("drain", "replay"), measure_rates(servers, backlog), strict=True):
+                    rates.add(name, figures, number, reference="drain")
         if live_rounds:
-            pairs = _measure_live(
-                servers, live_rounds, live_rate, live_seconds, rows=rows, replay_rate=replay_rate or None
-            )
-            figures["live"] = _report_live(pairs)
-            lost += sum(alone.lost + beside.lost for alone, beside in pairs)
+            with standing(servers) as stand:
+                with run.status("warming up"):
+                    write_steadily(stand.writers, servers.database_url, live_rate, WARM_UP)
+                beside = partial(measure_beside, stand, live_rate, live_seconds, rows=rows, replay_rate=replay_rate)
+                sides = {"alone": partial(beside, is_beside=False), "beside a replay": partial(beside, is_beside=True)}
+                live.measure(sides, live_rounds)
         if memory_rows:
-            with console.status(f"a replay of {memory_rows:,} rows"):
-                peak = measure_memory(servers, memory_rows)
-            console.print(f"\nA replay of {memory_rows:,} rows held at most {peak:.0f} MiB")
-            figures["memory"] = {"rows": memory_rows, "peak_mib": peak}
-    figures["lost"] = lost
-    console.print(f"lost messages: {lost}")
-    report.print_files(console, report.write_json("replay", figures))
-    return 1 if lost else 0
+            memory.measure({f"{memory_rows:,} rows": partial(measure_memory, servers, memory_rows)}, 1)
 
 
-def _measure_rates(servers: Servers, rounds: int, rows: int) -> list[Rates]:
-    with console.status("drawing the rows"):
-        backlog = table.prepare(servers.database_url, servers.folder, Keys.CDNOW, rows)
-    measured = []
-    for number in range(1, rounds + 1):
-        with console.status(f"drain and replay: round {number} of {rounds}"):
-            measured.append(one := measure_rates(servers, backlog))
-        console.print(f"rate {number}/{rounds}  drain {one.drain:,.0f} rows/s, replay {one.replay:,.0f} rows/s")
-    return measured
+def measure_rates(servers: Servers, backlog: Backlog) -> tuple[Figures, Figures]:
+    """Drain a backlog, then replay it, each on servers that have come to rest.
+
+    The drain is measured as bench/drain.py does. The replay's interval is the life of its process: the start of Python,
+    the list of the rows and the last confirm lie in it.
+    """
+    drained = drain_backlog(servers, backlog, Relay(*servers.urls, servers.folder))
+    queue.purge(servers.broker_url)
+    with watching(servers.database_url) as watch:
+        watch.execute("CHECKPOINT")
+    servers.rest()
+    meter, started = servers.cpu(), time.monotonic()
+    with running_replay(servers) as replaying:
+        wait_ended(replaying)
+    rate, cpu = backlog.rows / (time.monotonic() - started), meter.micros(backlog.rows)
+    return drained, {"rate": rate, **cpu, "lost": max(0, backlog.rows - queue.depth(servers.broker_url))}
 
 
-def _measure_live(
-    servers: Servers, rounds: int, rate: float, seconds: float, *, rows: int, replay_rate: float | None
-) -> list[Pair]:
-    pairs = []
-    with running_live(servers) as live:
-        with console.status("warming up"):
-            write_steadily(live.writers, servers.database_url, rate, WARM_UP)
-        for number in range(1, rounds + 1):
-            measured: dict[bool, Beside] = {}
-            for is_beside in (True, False) if number % 2 else (False, True):
-                name = "beside a replay" if is_beside else "alone"
-                with console.status(f"live traffic {name}: round {number} of {rounds}"):
-                    one = measure_beside(live, rate, seconds, rows=rows, is_beside=is_beside, replay_rate=replay_rate)
-                console.print(f"live {number}/{rounds}  p99 {report.quantile(one.latencies, 0.99):.1f} ms {name}")
-                measured[is_beside] = one
-            pairs.append((measured[False], measured[True]))
-    return pairs
+def measure_beside(
+    stand: Stand, rate: float, seconds: float, *, rows: int, is_beside: bool, replay_rate: float = 0.0
+) -> Figures:
+    """Write steadily to a table with `rows` sent ones; with `is_beside`, while a replay sends these again.
 
-
-def _report_rates(rounds: Sequence[Rates]) -> dict[str, Any]:
-    spreads = {
-        "drain, rows a second": report.spread([one.drain for one in rounds]),
-        "replay, rows a second": report.spread([one.replay for one in rounds]),
-        "ratio": report.spread([one.replay / one.drain for one in rounds]),
-        "drain, PostgreSQL's CPU, us a row": report.spread([one.drain_postgres for one in rounds]),
-        "replay, PostgreSQL's CPU, us a row": report.spread([one.replay_postgres for one in rounds]),
+    The replay starts with the writers, so its start and its list count; it is stopped with them.
+    """
+    servers, watch = stand.servers, stand.watch
+    clear(servers, same_ids=False)
+    watch.execute(FILL, [rows])
+    watch.execute("CHECKPOINT")
+    servers.rest(stand.relay.pid)
+    replayed = 0
+    if is_beside:
+        with running_replay(servers, replay_rate) as replaying:
+            commits = write_steadily(stand.writers, servers.database_url, rate, seconds, HOLD)
+            wait_for(lambda: not replaying.is_running() or has_begun(servers), "the replay begins", TOO_LONG)
+        # The third: the signal met a process that had done its job, and was about to exit.
+        _require(replaying, 0, 130, -signal.SIGTERM)
+        replayed = value(watch, REPLAYED)
+    else:
+        commits = write_steadily(stand.writers, servers.database_url, rate, seconds, HOLD)
+    wait_drained(watch, stand.relay)
+    waits = stand.waits(commits)
+    missing = len(commits) + replayed - queue.depth(servers.broker_url)
+    return {
+        "p50": quantile(waits, 0.5),
+        "p99": quantile(waits, 0.99),
+        "rate": len(commits) / (commits[-1].returned_at - commits[0].returned_at),
+        "confirmed": len(waits),
+        "replayed": replayed,
+        "lost": max(0, missing, len(commits) - len(waits)),
     }
-    lines = [
-        [name, each.shown(digits), each.range_shown(digits)]
-        for (name, each), digits in zip(spreads.items(), (0, 0, 2, 1, 1), strict=True)
-    ]
-    title = f"A replay next to a drain of the same rows: median of {len(rounds)} rounds"
-    report.print_table(console, title, ["", "median", "lowest-highest"], lines)
-    return {"rounds": [asdict(one) for one in rounds], **{name: asdict(each) for name, each in spreads.items()}}
 
 
-def _report_live(pairs: Sequence[Pair]) -> dict[str, Any]:
-    spreads = {}
-    for title, share in (("p50", 0.5), ("p99", 0.99)):
-        alone = [report.quantile(one.latencies, share) for one, _ in pairs]
-        beside = [report.quantile(one.latencies, share) for _, one in pairs]
-        spreads[f"{title} alone, ms"] = report.spread(alone)
-        spreads[f"{title} beside a replay, ms"] = report.spread(beside)
-        spreads[f"{title}, ratio"] = report.spread([b / a for a, b in zip(alone, beside, strict=True)])
-    spreads["rows written a second alone"] = report.spread([one.rate for one, _ in pairs])
-    spreads["rows written a second beside a replay"] = report.spread([one.rate for _, one in pairs])
-    spreads["rows replayed meanwhile"] = report.spread([one.replayed for _, one in pairs])
-    lines = [[name, each.shown(2), each.range_shown(2)] for name, each in spreads.items()]
-    title = f"Live traffic, commit to confirm: median of {len(pairs)} rounds"
-    report.print_table(console, title, ["", "median", "lowest-highest"], lines)
-    return {name: asdict(each) for name, each in spreads.items()}
+def measure_memory(servers: Servers, rows: int) -> Figures:
+    """Replay so many rows of half a KiB, and return the most memory that the process had at one time, in MiB."""
+    clear(servers, same_ids=True)
+    with watching(servers.database_url) as watch:
+        watch.execute(FILL, [rows])
+    with running_replay(servers) as replaying:
+        return {"peak": wait_ended(replaying) / (1 << 20)}
+
+
+@contextmanager
+def running_replay(servers: Servers, rate: float = 0.0) -> Iterator[Process]:
+    """Start `relay replay --all`, and hand it over at once; at the end it is told to stop."""
+    log = servers.folder / REPLAY_LOG
+    log.write_text("")
+    environment = {
+        **os.environ,
+        "RELAY_DATABASE_URL": servers.database_url,
+        "RELAY_BROKER_URL": servers.broker_url,
+        "RELAY_LOG_FORMAT": "json",
+    }
+    command = [str(Path(sys.executable).with_name("relay")), "replay", "--all"]
+    replaying = Process([*command, *(["--rate", f"{rate:g}"] if rate else [])], log=log, environment=environment)
+    try:
+        yield replaying
+    finally:
+        replaying.stop(signal.SIGTERM)
+
+
+def has_begun(servers: Servers) -> bool:
+    """Whether the replay has listed its rows; before, SIGTERM may meet a Python that is still starting."""
+    return "replay.listed" in (servers.folder / REPLAY_LOG).read_text()
+
+
+def wait_ended(replaying: Process) -> int:
+    """Wait until it has done its job; return the most memory that it had at one time, in bytes.
+
+    Raises:
+        BenchmarkError: it failed or takes TOO_LONG; it shows its last words.
+    """
+    deadline = time.monotonic() + TOO_LONG
+    peak = 0
+    while replaying.is_running():
+        if time.monotonic() > deadline:
+            raise BenchmarkError(f"the replay takes longer than {TOO_LONG:g} s:\n{replaying.log_end()}")
+        with suppress(FileNotFoundError, ProcessLookupError):  # it ends just now
+            peak = max(peak, peak_bytes(replaying.pid))
+        time.sleep(POLL)
+    _require(replaying, 0)
+    return peak
+
+
+def _require(replaying: Process, *codes: int) -> None:
+    if replaying.returncode not in codes:
+        raise BenchmarkError(f"the replay ended with code {replaying.returncode}:\n{replaying.log_end()}")
 
 
 if __name__ == "__main__":
-    main(app)
+    main(measure)

@@ -15,22 +15,13 @@ from time import monotonic
 from typing import Any
 
 import psycopg
-from cyclopts import App
-from pydantic import SecretStr
 from pyspark.sql import DataFrame, SparkSession
 
 import outbox_spark
-from bench import report
-from bench.command import BenchmarkError, Count, main
-from bench.servers import make_wal_files
-from bench.spark_session import driver_jar, spark_session
-from bench.turns import Titles, report_turns, take_turns
-from relay.config.settings import DatabaseSettings
-from relay.operate.migrate import migrate
-from tests.support.postgres import PostgresServer
-
-app = App(name="python -m bench.spark", help="Measure Spark's writes into the outbox.", version_flags=[])
-console = report.open_console()
+from bench.frame.error import BenchmarkError
+from bench.frame.run import Bench, Column, Count, Figures, Run, main
+from bench.frame.servers import make_wal_files, private_postgres
+from bench.frame.spark_session import jdbc, spark_session
 
 BILLING = (Path(__file__).resolve().parents[1] / "spark" / "jobs" / "billing.sql").read_text()
 AGGREGATE_TYPE, EVENT_TYPE = "customer", "InvoiceIssued"
@@ -59,9 +50,8 @@ class Writer(StrEnum):
     OUTBOX_PIECES = "outbox, atomic=partition"
 
 
-@app.default
-def spark(*, rows: Count = 600_000, rounds: Count = 3, partitions: Count = 4) -> int:
-    """Print a table; write JSON and a plot to bench/results/.
+def measure(*, rows: Count = 600_000, rounds: Count = 3, partitions: Count = 4, run: Bench) -> None:
+    """Measure Spark's writes into the outbox.
 
     Parameters
     ----------
@@ -72,44 +62,38 @@ def spark(*, rows: Count = 600_000, rounds: Count = 3, partitions: Count = 4) ->
     partitions
         Partitions of the DataFrame; two tasks run at a time.
     """
-    with database() as url, driver_jar() as jar, spark_session(jar) as session:
-        frame, money = cached_invoices(session, rows, partitions)
-        ways = {
-            str(writer): partial(measure, url, write, rows, money)
+    written = run.table(
+        f"{rows:,} invoices with their events, rows of both tables",
+        Column("rows/s", "rate"),
+        Column("of JDBC", "rate", 2, is_ratio=True),
+    )
+    with database(run) as url, spark_session() as session:
+        frame, money = cached_invoices(run, session, rows, partitions)
+        sides = {
+            str(writer): partial(measure_write, url, write, rows, money)
             for writer, write in writers(session, frame, url, partitions).items()
         }
-        turns = take_turns(console, ways, rounds=rounds, rows=dict.fromkeys(ways, 2 * rows))
-    titles = Titles(
-        f"{rows:,} invoices with their events",
-        "JDBC",
-        "Invoices and events written by Spark",
-        "rows of both tables a second",
-    )
-    options = {"rows": rows, "rounds": rounds, "partitions": partitions}
-    report_turns(console, "spark", turns, [*ways], titles=titles, options=options)
-    return 0
+        written.measure(sides, rounds, warm_up=1)
 
 
 @contextmanager
-def database() -> Iterator[str]:
-    with console.status("starting PostgreSQL"), PostgresServer(durable=True) as postgres:
-        url = postgres.create_database("bench")
-        migrate(DatabaseSettings(url=SecretStr(url)))
+def database(run: Run) -> Iterator[str]:
+    with private_postgres(run) as (_, url):
         with psycopg.connect(url) as connection:
             connection.execute(BILLING)
         make_wal_files(url)
         yield url
 
 
-def cached_invoices(session: SparkSession, rows: int, partitions: int) -> tuple[DataFrame, Any]:
-    """Make the invoices and give them, in Spark's cache, with the sum of their money."""
-    with console.status(f"making {rows:,} invoices"):
+def cached_invoices(run: Run, session: SparkSession, rows: int, partitions: int) -> tuple[DataFrame, Any]:
+    """Make the invoices and return them, in Spark's cache, with the sum of their money."""
+    with run.status(f"making {rows:,} invoices"):
         frame = session.sql(MAKE_INVOICES.format(customers=CUSTOMERS, rows=rows, partitions=partitions)).cache()
         return frame, frame.selectExpr("sum(amount)").collect()[0][0]
 
 
 def writers(session: SparkSession, frame: DataFrame, url: str, partitions: int) -> dict[Writer, Callable[[], None]]:
-    """Give what writes this frame, and its events, in each way."""
+    """Return what writes this frame, and its events, in each way."""
     outbox_spark.register(session)
     events = frame.selectExpr(
         f"'{AGGREGATE_TYPE}' AS aggregate_type",
@@ -132,16 +116,13 @@ def writers(session: SparkSession, frame: DataFrame, url: str, partitions: int) 
 
 
 def _save_by_jdbc(frame: DataFrame, url: str, table: str) -> None:
-    login, _, place = url.removeprefix("postgresql://").rpartition("@")
-    user, _, password = login.partition(":")
+    address, login = jdbc(url)
     frame.write.format("jdbc").mode("append").options(
         # Without stringtype the server refuses text in a json column.
-        url=f"jdbc:postgresql://{place}?reWriteBatchedInserts=true&stringtype=unspecified",
-        driver="org.postgresql.Driver",
+        url=f"{address}?reWriteBatchedInserts=true&stringtype=unspecified",
         dbtable=table,
-        user=user,
-        password=password,
         batchsize="10000",
+        **login,
     ).save()
 
 
@@ -156,8 +137,8 @@ def _save_to_outbox(frame: DataFrame, url: str, **more: str) -> None:
     ).save()
 
 
-def measure(url: str, write: Callable[[], None], rows: int, money: Any) -> float:
-    """Write into empty tables, look that all of it is there, and give the seconds that the write took."""
+def measure_write(url: str, write: Callable[[], None], rows: int, money: Any) -> Figures:
+    """Write into empty tables, and look that all of it is there."""
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("TRUNCATE billing.invoice, outbox.message_pending, outbox.batch")
         connection.execute("CHECKPOINT")  # so that nobody pays for the writes of the one before
@@ -167,8 +148,8 @@ def measure(url: str, write: Callable[[], None], rows: int, money: Any) -> float
         found = connection.execute(CHECK).fetchone()
     if found != (rows, rows, money, money):
         raise BenchmarkError(f"rows or money do not add up: {found}, not {rows} invoices and events of {money}")
-    return seconds
+    return {"rate": 2 * rows / seconds}
 
 
 if __name__ == "__main__":
-    main(app)
+    main(measure)

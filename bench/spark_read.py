@@ -11,27 +11,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from itertools import pairwise
 from time import monotonic
 
 import psycopg
-from cyclopts import App
-from pydantic import SecretStr
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as f
 
 import outbox_spark
-from bench import report
-from bench.command import BenchmarkError, Count, main
-from bench.spark_session import driver_jar, spark_session
-from bench.turns import Titles, report_turns, take_turns
-from relay.config.settings import DatabaseSettings
-from relay.operate.migrate import migrate
+from bench.frame.error import BenchmarkError
+from bench.frame.run import Bench, Column, Count, Figures, Run, main
+from bench.frame.servers import private_postgres
+from bench.frame.spark_session import jdbc, spark_session
 from tests.support.days import ADD_DAY, NAME
-from tests.support.postgres import PostgresServer
-
-app = App(name="python -m bench.spark_read", help="Measure Spark's reads of the outbox.", version_flags=[])
-console = report.open_console()
 
 AGO = 3  # days: a closed one
 FILL = """
@@ -69,9 +62,8 @@ class Filled:
     characters: int  # of all payloads
 
 
-@app.default
-def spark_read(*, rows: Count = 3_000_000, rounds: Count = 3, partitions: Count = 8) -> int:
-    """Print a table; write JSON and a plot to bench/results/.
+def measure(*, rows: Count = 3_000_000, rounds: Count = 3, partitions: Count = 8, run: Bench) -> None:
+    """Measure Spark's reads of the outbox.
 
     Parameters
     ----------
@@ -82,25 +74,18 @@ def spark_read(*, rows: Count = 3_000_000, rounds: Count = 3, partitions: Count 
     partitions
         Tasks; two run at a time.
     """
-    with _filled_day(rows) as day, driver_jar() as jar, spark_session(jar) as session:
-
-        def measured(read: Callable[[], DataFrame]) -> Callable[[], float]:
-            return lambda: _measure(read(), day)
-
-        readers = {str(reader): measured(read) for reader, read in _readers(session, day, partitions).items()}
-        rates = take_turns(console, readers, rounds=rounds, rows=dict.fromkeys(readers, rows))
-    titles = Titles(f"{rows:,} sent rows of a day", "JDBC", "Sent rows read by Spark", "rows a second")
-    options = {"rows": rows, "rounds": rounds, "partitions": partitions}
-    report_turns(console, "spark_read", rates, [*readers], titles=titles, options=options)
-    return 0
+    read = run.table(
+        f"{rows:,} sent rows of a day", Column("rows/s", "rate"), Column("of JDBC", "rate", 2, is_ratio=True)
+    )
+    with _filled_day(run, rows) as day, spark_session() as session:
+        readers = _readers(session, day, partitions)
+        read.measure({reader: partial(_measure, open_, day) for reader, open_ in readers.items()}, rounds, warm_up=1)
 
 
 @contextmanager
-def _filled_day(rows: int) -> Iterator[Filled]:
-    with console.status("starting PostgreSQL and filling the day"), PostgresServer(durable=True) as postgres:
-        url = postgres.create_database("bench")
-        migrate(DatabaseSettings(url=SecretStr(url)))
-        with psycopg.connect(url, autocommit=True) as connection:
+def _filled_day(run: Run, rows: int) -> Iterator[Filled]:
+    with private_postgres(run) as (_, url):
+        with run.status("filling the day"), psycopg.connect(url, autocommit=True) as connection:
             ((midnight,),) = connection.execute(ADD_DAY, {"ago": AGO}).fetchall()
             connection.execute(FILL, {"midnight": midnight, "rows": rows})
             connection.execute(CLEAR_UP)
@@ -112,18 +97,15 @@ def _filled_day(rows: int) -> Iterator[Filled]:
 
 def _readers(session: SparkSession, day: Filled, partitions: int) -> dict[Reader, Callable[[], DataFrame]]:
     outbox_spark.register(session)
-    login, _, place = day.url.removeprefix("postgresql://").rpartition("@")
-    user, _, password = login.partition(":")
-    jdbc = {"user": user, "password": password, "driver": "org.postgresql.Driver", "fetchsize": "10000"}
-    url, query = f"jdbc:postgresql://{place}", f"({QUERY.format(day=day.table)}) AS sent"
+    url, login = jdbc(day.url)
+    properties, query = {**login, "fetchsize": "10000"}, f"({QUERY.format(day=day.table)}) AS sent"
     borders = [day.blocks * piece // partitions for piece in range(partitions)] + [2**32 - 1]
     blocks = [f"place >= '({low},0)' AND place < '({high},0)'" for low, high in pairwise(borders)]
     types = ", ".join(f"{name} {'BIGINT' if name == 'id' else 'STRING'}" for name in COLUMNS[:-1])
+    by_jdbc = partial(session.read.jdbc, url, query, properties=properties)
     return {
-        Reader.JDBC: lambda: session.read.jdbc(url, query, "id", 1, day.rows + 1, partitions, properties=jdbc).select(
-            *COLUMNS
-        ),
-        Reader.JDBC_BLOCKS: lambda: session.read.jdbc(url, query, predicates=blocks, properties=jdbc).select(*COLUMNS),
+        Reader.JDBC: lambda: by_jdbc("id", 1, day.rows + 1, partitions).select(*COLUMNS),
+        Reader.JDBC_BLOCKS: lambda: by_jdbc(predicates=blocks).select(*COLUMNS),
         Reader.OUTBOX: lambda: (
             session.read.format("outbox")
             .options(url=day.url, numPartitions=str(partitions))
@@ -132,16 +114,16 @@ def _readers(session: SparkSession, day: Filled, partitions: int) -> dict[Reader
     }
 
 
-def _measure(frame: DataFrame, day: Filled) -> float:
+def _measure(read: Callable[[], DataFrame], day: Filled) -> Figures:
     seen = Observation()
-    counted = frame.observe(seen, f.count(f.lit(1)).alias("rows"), f.sum(f.length("payload")).alias("characters"))
+    counted = read().observe(seen, f.count(f.lit(1)).alias("rows"), f.sum(f.length("payload")).alias("characters"))
     started = monotonic()
     counted.write.format("noop").mode("overwrite").save()
     seconds = monotonic() - started
     if seen.get != {"rows": day.rows, "characters": day.characters}:
         raise BenchmarkError(f"not all of the day arrived: {seen.get} of {day}")
-    return seconds
+    return {"rate": day.rows / seconds}
 
 
 if __name__ == "__main__":
-    main(app)
+    main(measure)

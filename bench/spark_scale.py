@@ -5,28 +5,16 @@ Each way of writing invoices with their events takes batches of several sizes by
 
 from functools import partial
 
-from cyclopts import App
-
-from bench import report
-from bench.command import Count, main
-from bench.spark import Writer, cached_invoices, database, measure, writers
-from bench.spark_session import driver_jar, spark_session
-from bench.turns import Titles, report_turns, take_turns
-
-app = App(name="python -m bench.spark_scale", help="Measure Spark's writes by the size of the batch.", version_flags=[])
-console = report.open_console()
+from bench.frame.run import Bench, Column, Count, main
+from bench.frame.spark_session import spark_session
+from bench.spark import Writer, cached_invoices, database, measure_write, writers
 
 SIZES = (100_000, 1_000_000, 3_000_000)
-WAYS = {
-    Writer.OUTBOX: "spark_scale_batch",
-    Writer.OUTBOX_SINGLE: "spark_scale_single",
-    Writer.OUTBOX_PIECES: "spark_scale_partition",
-}
+WAYS = (Writer.OUTBOX, Writer.OUTBOX_SINGLE, Writer.OUTBOX_PIECES)
 
 
-@app.default
-def spark_scale(*, rounds: Count = 3, partitions: Count = 4) -> int:
-    """Print a table for each way of writing; write JSON and plots to bench/results/.
+def measure(*, rounds: Count = 3, partitions: Count = 4, run: Bench) -> None:
+    """Measure Spark's writes by the size of the batch.
 
     Parameters
     ----------
@@ -35,20 +23,18 @@ def spark_scale(*, rounds: Count = 3, partitions: Count = 4) -> int:
     partitions
         Partitions of the DataFrame; two tasks run at a time.
     """
-    with database() as url, driver_jar() as jar, spark_session(jar) as session:
-        frames = {size: cached_invoices(session, size, partitions) for size in SIZES}
-        for way, name in WAYS.items():
-            ways = {
-                f"{size:,} invoices": partial(measure, url, writers(session, frame, url, partitions)[way], size, money)
+    columns = Column("rows/s", "rate"), Column(f"of {SIZES[0]:,}", "rate", 2, is_ratio=True)
+    with database(run) as url, spark_session() as session:
+        frames = {size: cached_invoices(run, session, size, partitions) for size in SIZES}
+        for way in WAYS:
+            sides = {
+                f"{size:,} invoices": partial(
+                    measure_write, url, writers(session, frame, url, partitions)[way], size, money
+                )
                 for size, (frame, money) in frames.items()
             }
-            rows = dict(zip(ways, (2 * size for size in SIZES), strict=True))
-            turns = take_turns(console, ways, rounds=rounds, rows=rows)
-            titles = Titles(str(way), f"{SIZES[0]:,}", f"Spark's writes: {way}", "rows of both tables a second")
-            options = {"rounds": rounds, "partitions": partitions}
-            report_turns(console, name, turns, [*ways], titles=titles, options=options)
-    return 0
+            run.table(f"{way}, rows of both tables", *columns).measure(sides, rounds, warm_up=1)
 
 
 if __name__ == "__main__":
-    main(app)
+    main(measure)

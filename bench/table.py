@@ -4,40 +4,76 @@ Three measurements: the rate of a drain with ten million sent rows retained next
 held open next to one without; the relay's memory while it drains a million rows of 4 KiB.
 """
 
-from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
 
-from cyclopts import App
+import psycopg
 
-from bench import backlog as table
-from bench import report
-from bench.backlog import Backlog
-from bench.command import Count, CountOrNone, main
-from bench.drain_case import Measured
-from bench.drain_report import print_drains
-from bench.keys import Keys
-from bench.servers import Servers, private_servers, second_database
-from bench.table_case import (
-    NO_SNAPSHOT,
-    NONE_RETAINED,
-    RETAINED,
-    SNAPSHOT,
-    Course,
-    Snapshotted,
-    measure_memory,
-    measure_retained,
-    measure_snapshot,
-    retain,
-)
+from bench.frame import backlog as table
+from bench.frame import queue
+from bench.frame.backlog import Backlog, Keys
+from bench.frame.drains import CPU, RATE, clear, drain
+from bench.frame.error import BenchmarkError
+from bench.frame.processes import peak_bytes
+from bench.frame.relay import Relay
+from bench.frame.run import Bench, Column, Count, CountOrNone, Figures, main
+from bench.frame.servers import Servers, holding_snapshot, private_servers, require_space, second_database
+from bench.frame.watch import value, watching
+from tests.support.process import resident_bytes
 
+DAYS = 10  # over which the retained rows are spread; today is the last of them
+KEYS = 20_000
+LARGE_PAYLOAD_BYTES = 4096
 SHARES = (0.1, 0.5, 0.9)  # of the drain, after which the memory is told
+MIB = 1 << 20
 
-app = App(name="python -m bench.table", help="Measure retained rows, an old snapshot, memory.", version_flags=[])
-console = report.open_console()
+# Bytes of disk for each one of a payload: in the table, once more when the row moves to its day, in the write-ahead
+# log, in the queue's log and its segments. 4.7 were seen.
+DISK_PER_BYTE = 6
+
+# A JSON text of a given length. Built from text: json_build_object takes several times as long.
+HEAD, TAIL = '{"invoice":"', '"}'
+NOTE = '","note":"'
+NUMBER_DIGITS = 8
+
+MAKE_DAYS = """
+    SELECT outbox.make_day('message_sent', day)
+    FROM (SELECT (now() AT TIME ZONE 'UTC')::date - %s + n FROM generate_series(1, %s + 2) AS n) AS wanted (day)
+    WHERE outbox.attached_day('message_sent', day) IS NULL
+"""
+
+# In the order in which they would have been sent, as many a day. `lane` is generated.
+RETAIN = """
+    INSERT INTO outbox.message_sent
+        (id, aggregate_type, aggregate_id, event_type, payload, created_at, state, sent_at)
+    SELECT n, 'invoice', (n %% %(keys)s)::text, 'InvoiceIssued',
+        (%(head)s || lpad(n::text, %(digits)s, '0') || %(rest)s)::json, sent_at, 'sent', sent_at
+    FROM generate_series(1, %(rows)s) AS n
+    CROSS JOIN LATERAL (
+        SELECT midnight + (now() - midnight) * (n::float8 / %(rows)s) AS sent_at
+        FROM (
+            SELECT ((now() AT TIME ZONE 'UTC')::date - %(days)s + 1)::timestamp AT TIME ZONE 'UTC' AS midnight
+        ) AS first_day
+    ) AS moment
+"""
+# What autovacuum would do in the hours after; it must not fall into the measurement.
+CLEAR_UP = "VACUUM (FREEZE, ANALYZE) outbox.message_sent"
+GO_ON_ABOVE = "SELECT setval('outbox.message_id_seq', %s)"
+EMPTY_PENDING = "TRUNCATE outbox.message_pending"
+
+FILL_LARGE = """
+    INSERT INTO outbox.message (aggregate_type, aggregate_id, event_type, payload)
+    SELECT 'invoice', (n %% %(keys)s)::text, 'InvoiceIssued',
+        (%(head)s || lpad(n::text, %(digits)s, '0') || %(rest)s)::json
+    FROM generate_series(1, %(rows)s) AS n
+"""
+
+CLEAR_PENDING = "VACUUM outbox.message_pending"
+PENDING_BYTES = "SELECT pg_table_size('outbox.message_pending')"
+PUBLISHED = "SELECT coalesce(sum(published_total), 0)::bigint FROM outbox.node"
 
 
-@app.default
 def measure(
     *,
     rows: Count = 200_000,
@@ -45,8 +81,9 @@ def measure(
     retained_rows: Count = 10_000_000,
     snapshot_rounds: CountOrNone = 3,
     memory_rows: CountOrNone = 1_000_000,
-) -> int:
-    """Print tables; write JSON to bench/results/. Exit code 1 when a message was lost.
+    run: Bench,
+) -> None:
+    """Measure retained rows, an old snapshot, memory.
 
     Parameters
     ----------
@@ -61,86 +98,133 @@ def measure(
     memory_rows
         Rows of 4 KiB, drained while the relay's memory is looked at; 0 leaves it out. They take 24 KiB of disk each.
     """
-    figures: dict[str, Any] = {"options": {"rows": rows, "payload_bytes": table.PAYLOAD_BYTES}}
-    lost = 0
-    with private_servers(console, routing_key=table.ROUTING_KEY) as servers:
+    ratio = Column("ratio", "rate", 2, is_ratio=True)
+    kept = run.table("Drained with sent rows retained, and without; CPU in us a message", RATE, ratio, *CPU)
+    dead = Column("dead rows, MiB", "dead_mib", 1)
+    held = run.table("Drained with a snapshot held open, and without; CPU in us a message", RATE, ratio, *CPU, dead)
+    after = (Column(f"after {share:.0%}", f"after {share:.0%}", 1) for share in SHARES)
+    columns = (Column("idle, before", "idle", 1), *after, Column("peak", "peak", 1), RATE)
+    memory = run.table("The relay's memory while it drains rows of 4 KiB, MiB", *columns)
+    with private_servers(run, routing_key=table.ROUTING_KEY) as servers:
         if retained_rounds or snapshot_rounds:
-            with console.status("drawing the rows"):
+            with run.status("drawing the rows"):
                 backlog = table.prepare(servers.database_url, servers.folder, Keys.CDNOW, rows)
         if retained_rounds:
-            drains = _measure_retained(servers, backlog, retained_rounds, retained_rows)
-            figures["retained"] = {"rows": retained_rows, **_report_retained(drains, retained_rows)}
-            lost += sum(one.lost for one in drains)
+            with second_database(servers, "retained") as filled:
+                with run.status(f"filling a table with {retained_rows:,} sent rows"):
+                    retain(filled, retained_rows)
+                sides = {
+                    "no sent rows": partial(measure_retained, servers, backlog, retained_rows, is_retained=False),
+                    f"{retained_rows:,} sent rows": partial(
+                        measure_retained, filled, backlog, retained_rows, is_retained=True
+                    ),
+                }
+                kept.measure(sides, retained_rounds)
         if snapshot_rounds:
-            snapshotted = _measure_snapshot(servers, backlog, snapshot_rounds)
-            figures["snapshot"] = _report_snapshot(snapshotted)
-            lost += sum(one.measured.lost for one in snapshotted)
+            snapshot = partial(measure_snapshot, servers, backlog)
+            sides = {
+                "no snapshot": partial(snapshot, is_held=False),
+                "an old snapshot": partial(snapshot, is_held=True),
+            }
+            held.measure(sides, snapshot_rounds)
         if memory_rows:
-            with console.status(f"a backlog of {memory_rows:,} rows of 4 KiB"):
-                course = measure_memory(servers, memory_rows)
-            figures["memory"] = _report_memory(course)
-            lost += course.lost
-    figures["lost"] = lost
-    console.print(f"lost messages: {lost}")
-    report.print_files(console, report.write_json("table", figures))
-    return 1 if lost else 0
+            memory.measure({f"{memory_rows:,} rows": partial(measure_memory, servers, memory_rows)}, rounds=1)
 
 
-def _measure_retained(servers: Servers, backlog: Backlog, rounds: int, retained: int) -> list[Measured]:
-    measured = []
-    with second_database(servers, "retained") as filled:
-        with console.status(f"filling a table with {retained:,} sent rows"):
-            retain(filled, retained)
-        for number in range(1, rounds + 1):
-            for is_retained in (True, False) if number % 2 else (False, True):
-                name = RETAINED if is_retained else NONE_RETAINED
-                with console.status(f"{name}: round {number} of {rounds}"):
-                    where = filled if is_retained else servers
-                    one = measure_retained(where, backlog, number, retained=retained, is_retained=is_retained)
-                _print_measured(one, rounds)
-                measured.append(one)
-    return measured
+def retain(servers: Servers, rows: int) -> None:
+    """Fill the last DAYS days with sent rows.
+
+    Raises:
+        BenchmarkError: the disk has no room for them.
+    """
+    require_space(servers.folder, rows * table.PAYLOAD_BYTES * DISK_PER_BYTE)
+    with watching(servers.database_url) as connection:
+        connection.execute(MAKE_DAYS, [DAYS, DAYS])
+        connection.execute(RETAIN, {**_payload(table.PAYLOAD_BYTES), "keys": KEYS, "rows": rows, "days": DAYS})
+        connection.execute(CLEAR_UP)
 
 
-def _measure_snapshot(servers: Servers, backlog: Backlog, rounds: int) -> list[Snapshotted]:
-    measured = []
-    for number in range(1, rounds + 1):
-        for is_held in (True, False) if number % 2 else (False, True):
-            with console.status(f"{SNAPSHOT if is_held else NO_SNAPSHOT}: round {number} of {rounds}"):
-                one = measure_snapshot(servers, backlog, number, is_held=is_held)
-            _print_measured(one.measured, rounds, f", {one.dead_mib:,.0f} MiB of dead rows")
-            measured.append(one)
-    return measured
+def measure_retained(servers: Servers, backlog: Backlog, retained: int, *, is_retained: bool) -> Figures:
+    """Drain a backlog in a database that `retain` has filled, or in one that keeps nothing.
+
+    In both, ids are above those of the retained rows. What is sent in the first is kept with them.
+    """
+    queue.purge(servers.broker_url)
+    with psycopg.connect(servers.database_url) as connection:
+        connection.execute(EMPTY_PENDING if is_retained else table.EMPTY)
+        connection.execute(GO_ON_ABOVE, [retained])
+    with watching(servers.database_url) as watch, Relay(*servers.urls, servers.folder).running() as relay:
+        return drain(servers, watch, [relay], table.uncommitted(servers.database_url, backlog), backlog.rows)
 
 
-def _print_measured(one: Measured, rounds: int, more: str = "") -> None:
-    console.print(f"round {one.round}/{rounds}  {one.case:18}  {one.rate:8,.0f} msg/s  lost {one.lost}{more}")
+def measure_snapshot(servers: Servers, backlog: Backlog, *, is_held: bool) -> Figures:
+    """Drain a backlog twice with the same relay, and measure the second time.
+
+    With `is_held` a snapshot is open all the while, taken before the first backlog was written; so the rows of the
+    first drain are still there, dead, when the second begins. Without, a VACUUM between the two clears them away.
+
+    Raises:
+        BenchmarkError: the first drain lost a message.
+    """
+    clear(servers, same_ids=True)
+    with (
+        watching(servers.database_url) as watch,
+        Relay(*servers.urls, servers.folder).running() as relay,
+        holding_snapshot(servers.database_url) if is_held else nullcontext(),
+    ):
+        first = drain(servers, watch, [relay], table.uncommitted(servers.database_url, backlog), backlog.rows)
+        if first["lost"]:
+            raise BenchmarkError(f"of the {backlog.rows} messages before the measurement {first['lost']:.0f} were lost")
+        queue.purge(servers.broker_url)
+        watch.execute(CLEAR_PENDING)
+        dead_mib = value(watch, PENDING_BYTES) / MIB
+        second = drain(servers, watch, [relay], table.uncommitted(servers.database_url, backlog), backlog.rows)
+        return {**second, "dead_mib": dead_mib}
 
 
-def _report_retained(drains: Sequence[Measured], retained: int) -> dict[str, Any]:
-    title = f"Drained with {retained:,} sent rows retained, and without; CPU of each process in us a message"
-    return _report_pairs(title, drains, NONE_RETAINED, RETAINED)
+def measure_memory(servers: Servers, rows: int) -> Figures:
+    """Drain so many rows of 4 KiB that are committed at one moment, and look at the relay's memory all the while.
+
+    The queue keeps all of them, so that a lost one is seen. The first look is at the idle relay.
+
+    Raises:
+        BenchmarkError: the disk has no room for them.
+    """
+    require_space(servers.folder, rows * LARGE_PAYLOAD_BYTES * DISK_PER_BYTE)
+    clear(servers, same_ids=True)
+    looks: list[tuple[int, float]] = []  # published, as the relay's heartbeat has it: up to a second old; MiB
+    with watching(servers.database_url) as watch, Relay(*servers.urls, servers.folder).running() as relay:
+        earlier = value(watch, PUBLISHED)
+
+        def look() -> None:
+            looks.append((value(watch, PUBLISHED) - earlier, resident_bytes(relay.pid) / MIB))
+
+        drained = drain(servers, watch, [relay], _large(servers.database_url, rows), rows, look=look)
+        look()
+        peak = peak_bytes(relay.pid) / MIB
+    after = {f"after {share:.0%}": memory_after(looks, share * rows) for share in SHARES}
+    return {**drained, "idle": looks[0][1], **after, "peak": peak, "looks": len(looks)}
 
 
-def _report_snapshot(snapshotted: Sequence[Snapshotted]) -> dict[str, Any]:
-    title = "Drained with a snapshot held open, and without; CPU of each process in us a message"
-    summary = _report_pairs(title, [one.measured for one in snapshotted], NO_SNAPSHOT, SNAPSHOT)
-    return {**summary, "dead_mib": [one.dead_mib for one in snapshotted]}
+def memory_after(looks: list[tuple[int, float]], rows: float) -> float:
+    """Return the memory when so many rows were published."""
+    return next((mib for published, mib in looks if published >= rows), looks[-1][1])
 
 
-def _report_pairs(title: str, drains: Sequence[Measured], reference: str, other: str) -> dict[str, Any]:
-    summary = print_drains(console, title, drains, [reference, other], reference=reference, of="ratio")
-    return {"summary": summary, "rounds": [asdict(one) for one in drains]}
+@contextmanager
+def _large(database_url: str, rows: int) -> Iterator[psycopg.Connection]:
+    """Fill the table with rows of 4 KiB in a transaction that is still open when it is handed over."""
+    with psycopg.connect(database_url) as connection:
+        connection.execute(FILL_LARGE, {**_payload(LARGE_PAYLOAD_BYTES), "keys": KEYS, "rows": rows})
+        connection.execute(table.RING)
+        yield connection
 
 
-def _report_memory(course: Course) -> dict[str, Any]:
-    after = {f"after {share:.0%}": course.at(share) for share in SHARES}
-    shown = {"idle, before": course.resident[0], **after, "most that the kernel saw": course.peak}
-    rate = course.rows / course.seconds
-    title = f"The relay's memory, {course.rows:,} rows of 4 KiB drained at {rate:,.0f} msg/s; lost {course.lost}"
-    report.print_table(console, title, ["", "MiB"], [[name, f"{mib:.1f}"] for name, mib in shown.items()])
-    return {"rate": rate, "mib": shown, **asdict(course)}
+def _payload(size: int) -> dict[str, str | int]:
+    """Return what stands before and behind the number in a payload of this many bytes."""
+    note = "n" * (size - len(HEAD) - NUMBER_DIGITS - len(NOTE) - len(TAIL))
+    return {"head": HEAD, "digits": NUMBER_DIGITS, "rest": NOTE + note + TAIL}
 
 
 if __name__ == "__main__":
-    main(app)
+    main(measure)

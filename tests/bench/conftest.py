@@ -7,9 +7,9 @@ import aio_pika
 import pytest
 from pamqp.common import FieldTable
 
-from bench import queue
-from bench.backlog import ROUTING_KEY
-from bench.servers import Servers
+from bench.frame import queue
+from bench.frame.backlog import ROUTING_KEY
+from bench.frame.servers import Servers
 from tests.support.postgres import PostgresServer
 from tests.support.rabbitmq import RabbitServer
 

@@ -8,13 +8,12 @@ import aio_pika
 import pytest
 from pamqp import decode
 
-from bench import backlog as table
-from bench import queue, reference
-from bench.backlog import ROUTING_KEY, Backlog
-from bench.keys import Keys
-from bench.relay_process import running_relay
-from bench.watch import wait_drained, watching
-from relay.config.settings import Ordering
+from bench.frame import backlog as table
+from bench.frame import queue, reference
+from bench.frame.backlog import Backlog, Keys
+from bench.frame.relay import Relay
+from bench.frame.servers import Servers
+from bench.frame.watch import wait_drained, watching
 
 pytestmark = pytest.mark.skipif(
     not reference.is_buildable(),
@@ -44,14 +43,12 @@ def header_kinds(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 
 
 def test_the_c_client_sends_the_same_message_as_the_relay(
-    database_url: str, broker_url: str, backlog: Backlog, tmp_path: Path, header_kinds: list[bytes]
+    servers: Servers, backlog: Backlog, tmp_path: Path, header_kinds: list[bytes]
 ) -> None:
-    queue.bind_queue(broker_url, ROUTING_KEY)
-
-    reference.publish(reference.build(tmp_path), broker_url, backlog)
-    of_the_client = asyncio.run(_take(broker_url, header_kinds))
-    _relay_all(database_url, broker_url, backlog, tmp_path / "relay.log")
-    of_the_relay = asyncio.run(_take(broker_url, header_kinds))
+    reference.publish(reference.build(tmp_path), servers.broker_url, backlog)
+    of_the_client = asyncio.run(_take(servers.broker_url, header_kinds))
+    _relay_all(servers, backlog)
+    of_the_relay = asyncio.run(_take(servers.broker_url, header_kinds))
 
     assert of_the_client == of_the_relay
     assert of_the_relay["body_bytes"] == table.PAYLOAD_BYTES
@@ -64,12 +61,12 @@ def test_the_c_client_fails_when_a_message_is_returned(broker_url: str, backlog:
         reference.publish(reference.build(tmp_path), broker_url, backlog)
 
 
-def _relay_all(database_url: str, broker_url: str, backlog: Backlog, log: Path) -> None:
-    table.empty(database_url, same_ids=True)
+def _relay_all(servers: Servers, backlog: Backlog) -> None:
+    table.empty(servers.database_url, same_ids=True)
     with (
-        watching(database_url) as watch,
-        running_relay(database_url, broker_url, Ordering.KEY, log=log) as relay,
-        table.uncommitted(database_url, backlog) as writer,
+        watching(servers.database_url) as watch,
+        Relay(*servers.urls, servers.folder).running() as relay,
+        table.uncommitted(servers.database_url, backlog) as writer,
     ):
         writer.commit()
         wait_drained(watch, relay)

@@ -6,64 +6,57 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from bench import backlog as table
-from bench import queue
-from bench.command import BenchmarkError
-from bench.keys import Keys
-from bench.replay_case import (
-    Live,
-    measure_beside,
-    measure_memory,
-    measure_rates,
-    running_live,
-    running_replay,
-    wait_ended,
-)
-from bench.servers import Servers
+from bench.frame import backlog as table
+from bench.frame import queue
+from bench.frame.backlog import Keys
+from bench.frame.error import BenchmarkError
+from bench.frame.servers import Servers
+from bench.frame.stand import Stand, standing
+from bench.replay import measure_beside, measure_memory, measure_rates, running_replay, wait_ended
 from tests.bench.conftest import Forget
 
 ROWS = 500
 
 
 @pytest.fixture
-def live(servers: Servers) -> Iterator[Live]:
-    with running_live(servers) as live:
-        yield live
+def stand(servers: Servers) -> Iterator[Stand]:
+    with standing(servers) as stand:
+        yield stand
 
 
 def test_a_backlog_is_drained_and_all_of_it_is_replayed(servers: Servers) -> None:
     backlog = table.prepare(servers.database_url, servers.folder, Keys.CDNOW, rows=ROWS)
 
-    measured = measure_rates(servers, backlog)
+    drained, replay = measure_rates(servers, backlog)
 
-    assert measured.lost == 0
-    assert min(measured.drain, measured.replay, measured.replay_postgres) > 0
+    assert (drained["lost"], replay["lost"]) == (0, 0)
+    assert min(drained["rate"], replay["rate"], replay["postgres_cpu"]) > 0
     assert replayed(servers) == queue.depth(servers.broker_url) == ROWS
 
 
-def test_live_traffic_is_measured_beside_a_replay_and_alone(servers: Servers, live: Live) -> None:
-    alone = measure_beside(live, 100, 1, rows=ROWS, is_beside=False)
-    beside = measure_beside(live, 100, 1, rows=ROWS, is_beside=True)
+def test_live_traffic_is_measured_beside_a_replay_and_alone(servers: Servers, stand: Stand) -> None:
+    alone = measure_beside(stand, 100, 1, rows=ROWS, is_beside=False)
+    beside = measure_beside(stand, 100, 1, rows=ROWS, is_beside=True)
 
-    assert (alone.lost, beside.lost) == (0, 0)
-    assert alone.replayed == 0
-    assert beside.replayed == replayed(servers)
-    assert min(len(alone.latencies), len(beside.latencies)) >= 100
+    assert (alone["lost"], beside["lost"]) == (0, 0)
+    assert alone["replayed"] == 0
+    assert beside["replayed"] == replayed(servers)
+    assert min(alone["confirmed"], beside["confirmed"]) >= 100
 
 
 async def test_a_message_that_does_not_arrive_is_lost(servers: Servers, forget_all_but: Forget) -> None:
     backlog = table.prepare(servers.database_url, servers.folder, Keys.CDNOW, rows=ROWS)
     await forget_all_but(ROWS - 10)
 
-    measured = await asyncio.to_thread(measure_rates, servers, backlog)
+    drained, replay = await asyncio.to_thread(measure_rates, servers, backlog)
 
-    assert measured.lost == 20  # of the drain and of the replay
+    assert (drained["lost"], replay["lost"]) == (10, 10)
 
 
 def test_the_memory_is_that_of_the_replay_s_process(servers: Servers) -> None:
-    peak = measure_memory(servers, ROWS)
+    memory = measure_memory(servers, ROWS)
 
-    assert 20 < peak < 300  # MiB
+    assert 20 < memory["peak"] < 300  # MiB
     assert replayed(servers) == ROWS
 
 

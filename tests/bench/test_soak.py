@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from bench import queue, soak_case
-from bench.notes import NOTE, NoteReader
-from bench.servers import Servers
-from bench.soak_case import Minute, Sample, Soaked, growths, soak
-from bench.soak_ledger import Ledger
-from bench.taker import running_taker
+from bench import soak as soak_bench
+from bench.frame import queue
+from bench.frame.notes import NOTE, NoteReader
+from bench.frame.servers import Servers
+from bench.programs.taker import running_taker
+from bench.soak import Ledger, Minute, Sample, Soaked, growths, soak
 
 
 def test_all_that_is_written_is_confirmed_and_taken(servers: Servers) -> None:
@@ -28,7 +28,7 @@ def test_all_that_is_written_is_confirmed_and_taken(servers: Servers) -> None:
 
 
 def test_what_somebody_else_took_is_lost(servers: Servers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(soak_case, "ARRIVE_WITHIN", 5.0)
+    monkeypatch.setattr(soak_bench, "ARRIVE_WITHIN", 5.0)
     stolen = tmp_path / "stolen"
 
     with running_taker(servers.broker_url, log=tmp_path / "thief.log", taken=stolen):

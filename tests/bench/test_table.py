@@ -6,23 +6,13 @@ import os
 import psycopg
 import pytest
 
-from bench import backlog as table
-from bench import queue
-from bench.backlog import Backlog
-from bench.command import BenchmarkError
-from bench.keys import Keys
-from bench.processes import peak_bytes
-from bench.servers import Servers, second_database
-from bench.table_case import (
-    DAYS,
-    Course,
-    holding_snapshot,
-    measure_memory,
-    measure_retained,
-    measure_snapshot,
-    require_space,
-    retain,
-)
+from bench.frame import backlog as table
+from bench.frame import queue
+from bench.frame.backlog import Backlog, Keys
+from bench.frame.error import BenchmarkError
+from bench.frame.processes import peak_bytes
+from bench.frame.servers import Servers, holding_snapshot, require_space, second_database
+from bench.table import DAYS, SHARES, measure_memory, measure_retained, measure_snapshot, memory_after, retain
 from tests.bench.conftest import Forget
 from tests.support.process import resident_bytes
 
@@ -55,20 +45,20 @@ def test_the_drain_of_a_full_table_keeps_what_is_retained(servers: Servers, back
     with second_database(servers, f"{servers.folder.name}_full".lower()) as filled:
         retain(filled, RETAINED)
 
-        kept = measure_retained(filled, backlog, 1, retained=RETAINED, is_retained=True)
-        without = measure_retained(servers, backlog, 1, retained=RETAINED, is_retained=False)
+        kept = measure_retained(filled, backlog, RETAINED, is_retained=True)
+        without = measure_retained(servers, backlog, RETAINED, is_retained=False)
 
-        assert (kept.lost, without.lost) == (0, 0)
+        assert (kept["lost"], without["lost"]) == (0, 0)
         assert count(filled, SENT) == RETAINED + ROWS
     assert count(servers, SENT) == ROWS
 
 
 def test_dead_rows_are_there_only_under_a_snapshot(servers: Servers, backlog: Backlog) -> None:
-    held = measure_snapshot(servers, backlog, 1, is_held=True)
-    free = measure_snapshot(servers, backlog, 1, is_held=False)
+    held = measure_snapshot(servers, backlog, is_held=True)
+    free = measure_snapshot(servers, backlog, is_held=False)
 
-    assert (held.measured.lost, free.measured.lost) == (0, 0)
-    assert held.dead_mib * 2**20 > ROWS * table.PAYLOAD_BYTES > free.dead_mib * 2**20
+    assert (held["lost"], free["lost"]) == (0, 0)
+    assert held["dead_mib"] * 2**20 > ROWS * table.PAYLOAD_BYTES > free["dead_mib"] * 2**20
 
 
 def test_a_snapshot_is_held_until_the_end_of_its_block(servers: Servers) -> None:
@@ -80,18 +70,19 @@ def test_a_snapshot_is_held_until_the_end_of_its_block(servers: Servers) -> None
 
 
 def test_the_memory_is_looked_at_in_the_course_of_a_drain(servers: Servers) -> None:
-    course = measure_memory(servers, ROWS)
+    memory = measure_memory(servers, ROWS)
 
-    assert course.lost == 0
+    assert memory["lost"] == 0
     assert queue.depth(servers.broker_url) == ROWS
-    assert len(course.resident) == len(course.published) >= 2
-    assert 20 < max(course.resident) <= course.peak + 1 < 300  # MiB; Linux counts both, each a little late
+    assert memory["looks"] >= 2
+    seen = max(memory["idle"], *(memory[f"after {share:.0%}"] for share in SHARES))
+    assert 20 < seen <= memory["peak"] + 1 < 300  # MiB; Linux counts both, each a little late
 
 
 def test_the_memory_is_told_by_what_was_published() -> None:
-    course = Course(rows=100, published=[0, 9, 10, 60, 60], resident=[1.0, 2.0, 3.0, 4.0, 5.0])
+    looks = [(0, 1.0), (9, 2.0), (10, 3.0), (60, 4.0), (60, 5.0)]
 
-    assert [course.at(share) for share in (0.0, 0.1, 0.5, 0.9)] == [1.0, 3.0, 4.0, 5.0]
+    assert [memory_after(looks, rows) for rows in (0, 10, 50, 90)] == [1.0, 3.0, 4.0, 5.0]
 
 
 def test_a_process_holds_no_more_than_it_did_at_most() -> None:
@@ -105,12 +96,12 @@ async def test_a_message_that_does_not_arrive_is_lost(
 ) -> None:
     await forget_all_but(ROWS - 10)
 
-    course = await asyncio.to_thread(measure_memory, servers, ROWS)
-    retained = await asyncio.to_thread(measure_retained, servers, backlog, 1, retained=RETAINED, is_retained=False)
+    memory = await asyncio.to_thread(measure_memory, servers, ROWS)
+    retained = await asyncio.to_thread(measure_retained, servers, backlog, RETAINED, is_retained=False)
 
-    assert (course.lost, retained.lost) == (10, 10)
-    with pytest.raises(BenchmarkError, match="only 490 arrived"):
-        await asyncio.to_thread(measure_snapshot, servers, backlog, 1, is_held=False)
+    assert (memory["lost"], retained["lost"]) == (10, 10)
+    with pytest.raises(BenchmarkError, match="10 were lost"):
+        await asyncio.to_thread(measure_snapshot, servers, backlog, is_held=False)
 
 
 def test_a_disk_without_room_ends_the_benchmark(servers: Servers) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.processes import peak_bytes
+from bench.frame.processes import peak_bytes
 from relay.memory import MIB, RESERVED
 from tests.engine.conftest import Outbox, Reader
 from tests.support.eventually import eventually

@@ -1,11 +1,12 @@
 """Look at the table while the relay works, at next to no cost to it."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, LiteralString
 
 import psycopg
 
-from bench.command import BenchmarkError
+from bench.frame.error import BenchmarkError
 from relay.engine.session.session import LANES
 from tests.support.process import Process
 
@@ -29,6 +30,15 @@ def watching(database_url: str) -> psycopg.Connection:
     # Statistics of an empty table would make the planner read the whole of a full one.
     options = "-c enable_seqscan=off -c enable_bitmapscan=off"
     return psycopg.connect(database_url, autocommit=True, options=options, application_name="bench")
+
+
+def value(
+    connection: psycopg.Connection, query: LiteralString, values: Sequence[Any] | Mapping[str, Any] | None = None
+) -> Any:
+    """Return the first column of a query's only row."""
+    row = connection.execute(query, values).fetchone()
+    assert row is not None, "each of these queries gives a row"
+    return row[0]
 
 
 def wait_drained(watch: psycopg.Connection, relay: Process, *, look: Callable[[], None] = lambda: None) -> float:

@@ -11,7 +11,7 @@ Note = tuple[int, float]
 
 
 def open_notes(file: Path) -> Callable[[Iterable[int]], None]:
-    """Begin the file anew, and give what notes that something happens to these rows now."""
+    """Empty the file, and return a function that notes that something happens to these rows now."""
     notes = file.open("wb", buffering=0)
 
     def note(ids: Iterable[int]) -> None:
@@ -29,7 +29,7 @@ class NoteReader:
         self._place = 0
 
     def read(self) -> list[Note]:
-        """Give what was noted since the last call; nothing while there is no file."""
+        """Return what was noted since the last call; nothing while there is no file."""
         if not self._file.exists():
             return []
         with self._file.open("rb") as notes:

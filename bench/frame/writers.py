@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import psycopg
 
-from bench.backlog import AGGREGATE_TYPE, EVENT_TYPE, PAYLOAD_BYTES
-from bench.notes import open_notes
+from bench.frame.backlog import AGGREGATE_TYPE, EVENT_TYPE, PAYLOAD_BYTES
+from bench.frame.notes import open_notes
 
 WRITERS = 8
 HOLD = (0.001, 0.020)  # seconds that a steady writer's transaction stays open after its insert
@@ -45,7 +45,7 @@ class Commit(NamedTuple):
 
 @contextmanager
 def writer_pool() -> Iterator[ProcessPoolExecutor]:
-    """Give WRITERS processes, ended with the block."""
+    """Return WRITERS processes, ended with the block."""
     with ProcessPoolExecutor(WRITERS, mp_context=multiprocessing.get_context("spawn")) as pool:
         # Ctrl-C reaches all processes of the terminal. The writers inherit that it is ignored: we alone decide.
         ours = signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -83,7 +83,7 @@ def start_batches(
 ) -> dict[Path, Future[None]]:
     """Begin to write `rate` rows a second for `seconds`, BATCH of them a transaction; give each writer's work.
 
-    Each notes its rows, as their COMMIT is answered, in the file that its work is given under (bench/notes.py).
+    Each notes its rows, as their COMMIT is answered, in the file that its work is given under (bench/frame/notes.py).
     Transactions last and overlap as those of `write_steadily`, and eight writers reach 5,000 rows a second so.
     """
     start = time.time() + HEAD_START

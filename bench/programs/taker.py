@@ -1,4 +1,4 @@
-"""A consumer that takes what comes, acknowledges it and notes which rows it were: `python -m bench.taker FILE`."""
+"""A consumer that acknowledges what comes and notes which rows it were: `python -m bench.programs.taker FILE`."""
 
 import asyncio
 import os
@@ -11,8 +11,8 @@ from pathlib import Path
 import aiormq
 from aiormq.abc import DeliveredMessage
 
-from bench.notes import open_notes
-from bench.queue import QUEUE
+from bench.frame.notes import open_notes
+from bench.frame.queue import QUEUE
 from tests.support.process import Process
 
 PREFETCH = 2000
@@ -25,7 +25,7 @@ READY = "taking"
 def running_taker(broker_url: str, *, log: Path, taken: Path) -> Iterator[Process]:
     """Start one, which notes in `taken`, and end it with the block."""
     log.write_text("")
-    command = [sys.executable, "-m", "bench.taker", str(taken)]
+    command = [sys.executable, "-m", "bench.programs.taker", str(taken)]
     taker = Process(command, log=log, environment={**os.environ, URL: broker_url}, name="taker")
     try:
         taker.wait_until(lambda: READY in log.read_text(), 30)

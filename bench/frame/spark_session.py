@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from bench.command import BenchmarkError
+from bench.frame.error import BenchmarkError
 from tests.support.folders import temporary_folder
 from tests.support.java import java_home
 
@@ -20,30 +20,10 @@ GIVEN = "POSTGRESQL_JDBC_JAR"
 
 
 @contextmanager
-def driver_jar() -> Iterator[Path]:
-    """Give the driver's jar: named by the environment, installed, or taken out of Debian's package without root.
-
-    Raises:
-        BenchmarkError: it cannot be had; the message names the ways.
-    """
-    given = os.environ.get(GIVEN)
-    if given:
-        yield Path(given)
-    elif INSTALLED.exists():
-        yield INSTALLED
-    else:
-        with temporary_folder() as folder:
-            yield _from_package(folder)
-
-
-@contextmanager
-def spark_session(jar: Path) -> Iterator[SparkSession]:
-    """Give a session of two tasks at a time, so that it runs alike on every machine."""
-    home = java_home()
-    if home is None:
-        raise BenchmarkError("no Java 17-21 found; `tests/support/packages demo` installs one")
-    os.environ.update(JAVA_HOME=str(home), PYSPARK_PYTHON=sys.executable)
-    with temporary_folder() as folder:
+def spark_session() -> Iterator[SparkSession]:
+    """Hand over a session of two tasks at a time, so that it runs alike on every machine."""
+    use_java()
+    with _driver_jar() as jar, temporary_folder() as folder:
         settings = {
             "spark.jars": str(jar),
             "spark.ui.enabled": "false",
@@ -60,6 +40,41 @@ def spark_session(jar: Path) -> Iterator[SparkSession]:
             yield session
         finally:
             session.stop()
+
+
+def use_java() -> None:
+    """Let Spark find Java and this Python.
+
+    Raises:
+        BenchmarkError: there is no Java that Spark runs on.
+    """
+    if (home := java_home()) is None:
+        raise BenchmarkError("no Java 17-21 found; `tests/support/packages demo` installs one")
+    os.environ.update(JAVA_HOME=str(home), PYSPARK_PYTHON=sys.executable)
+
+
+def jdbc(url: str) -> tuple[str, dict[str, str]]:
+    """Return the address of a database for JDBC, and the options to log in with."""
+    login, _, place = url.removeprefix("postgresql://").rpartition("@")
+    user, _, password = login.partition(":")
+    return f"jdbc:postgresql://{place}", {"user": user, "password": password, "driver": "org.postgresql.Driver"}
+
+
+@contextmanager
+def _driver_jar() -> Iterator[Path]:
+    """Hand over the driver's jar: named by the environment, installed, or taken out of Debian's package without root.
+
+    Raises:
+        BenchmarkError: it cannot be had; the message names the ways.
+    """
+    given = os.environ.get(GIVEN)
+    if given:
+        yield Path(given)
+    elif INSTALLED.exists():
+        yield INSTALLED
+    else:
+        with temporary_folder() as folder:
+            yield _from_package(folder)
 
 
 def _from_package(folder: Path) -> Path:

@@ -1,4 +1,4 @@
-"""`relay run` as it is, with a note of each confirm in a file: `python -m bench.confirms FILE`.
+"""`relay run` as it is, with a note of each confirm in a file: `python -m bench.programs.confirms FILE`.
 
 The table knows when a row was marked, which is milliseconds later.
 """
@@ -6,15 +6,10 @@ The table knows when a row was marked, which is milliseconds later.
 import sys
 from pathlib import Path
 
-from bench.notes import NoteReader, open_notes
+from bench.frame.notes import open_notes
 from relay.cli import main
 from relay.engine.row import Outcome, Settled
 from relay.engine.send.publisher import Publisher
-
-
-def read_confirms(file: Path) -> dict[int, float]:
-    """Give the moment of each confirm (Unix time) by outbox id."""
-    return dict(NoteReader(file).read())
 
 
 def _note_confirms(file: Path) -> None:

@@ -36,7 +36,7 @@ def declare_full(broker_url: str, name: str) -> None:
 
 
 def depth(broker_url: str) -> int:
-    """Tell how many messages the queue holds. The leader answers, so every confirmed one is counted."""
+    """Return how many messages the queue holds. The leader answers, so every confirmed one is counted."""
 
     async def count(channel: AbstractChannel) -> int:
         return (await _queue(channel)).declaration_result.message_count or 0

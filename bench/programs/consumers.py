@@ -1,4 +1,4 @@
-"""The programs that bench/consume measures: `python -m bench.consumers KIND`, with the URLs in the environment.
+"""The programs that bench.consume measures: `python -m bench.programs.consumers KIND`, with URLs in the environment.
 
 Each takes what is in the queue, writes for each message the inbox row and one business row in one transaction, and
 acknowledges it, until it is told to stop.
@@ -17,7 +17,7 @@ import uvloop
 from aio_pika.abc import AbstractIncomingMessage
 from pydantic import SecretStr
 
-from bench.queue import QUEUE
+from bench.frame.queue import QUEUE
 from relay.config.settings import BrokerSettings, DatabaseSettings, LogSettings
 from relay.consume import Consumer, Inbox, Message, WorkPolicy, on
 from relay.observe.log import set_up

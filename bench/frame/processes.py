@@ -4,16 +4,17 @@ import os
 import re
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 
-from bench.command import BenchmarkError
+from bench.frame.error import BenchmarkError
 
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 IDLE_SHARE = 0.08  # of one core; an idle broker takes 1-3 %
 
 
 def cpu_seconds(root: int) -> float:
-    """Tell the CPU time that process `root` and everything it ever started have used.
+    """Return the CPU time that process `root` and everything it ever started have used.
 
     A child that ended is counted by its parent once that has waited for it, as the postmaster does with a backend.
     """
@@ -39,6 +40,27 @@ def cpu_seconds(root: int) -> float:
     return total / TICKS_PER_SECOND
 
 
+class CpuMeter:
+    """The CPU time of named groups of processes since it was made."""
+
+    def __init__(self, **roots: Sequence[int]) -> None:
+        self._roots = roots
+        self._since, self._before = time.monotonic(), self._now()
+
+    def micros(self, messages: int) -> dict[str, float]:
+        """Return the microseconds a message, as `NAME_cpu`."""
+        now = self._now()
+        return {f"{name}_cpu": 1e6 * (now[name] - before) / messages for name, before in self._before.items()}
+
+    def percents(self) -> dict[str, float]:
+        """Return the percent of one core, by name."""
+        now, passed = self._now(), time.monotonic() - self._since
+        return {name: 100 * (now[name] - before) / passed for name, before in self._before.items()}
+
+    def _now(self) -> dict[str, float]:
+        return {name: sum(map(cpu_seconds, pids)) for name, pids in self._roots.items()}
+
+
 def wait_idle(*roots: int, timeout: float = 120.0) -> None:
     """Wait until the processes have done their chores of the last run (segments, snapshots, checkpoints).
 
@@ -57,6 +79,6 @@ def wait_idle(*roots: int, timeout: float = 120.0) -> None:
 
 
 def peak_bytes(pid: int) -> int:
-    """Tell how much memory a process held at one time at most; 0 when it has just ended."""
+    """Return how much memory a process held at one time at most; 0 when it has just ended."""
     found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
     return 1024 * int(found[1]) if found else 0

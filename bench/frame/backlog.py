@@ -5,18 +5,21 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
 from pathlib import Path
 
 import orjson
 import psycopg
 
-from bench.keys import Keys, draw
+from tests.support.purchases import purchases
 
 AGGREGATE_TYPE = "invoice"
 EVENT_TYPE = "InvoiceIssued"
 ROUTING_KEY = f"{AGGREGATE_TYPE}.{EVENT_TYPE}"
 PAYLOAD_BYTES = 512
 SEED = 1997
+HOT_KEY = "00001"
 
 EMPTY = "TRUNCATE outbox.message"
 START_IDS_AGAIN = "ALTER SEQUENCE outbox.message_id_seq RESTART"
@@ -34,6 +37,13 @@ LIST_ROWS = """
 RING = "SELECT pg_notify('outbox.doorbell', '')"
 
 
+class Keys(StrEnum):
+    """How the rows of a backlog spread over ordering keys."""
+
+    CDNOW = "cdnow"  # 23,570 customers, some with hundreds of purchases
+    HOT = "hot"  # all rows have one key: the worst case for order per key
+
+
 @dataclass(frozen=True, slots=True)
 class Backlog:
     """The same rows for every round: to be copied from `table_file`, and listed for the C client in `list_file`."""
@@ -49,7 +59,7 @@ def prepare(database_url: str, folder: Path, keys: Keys, rows: int) -> Backlog:
     backlog = Backlog(keys, rows, folder / f"{keys}.copy", folder / f"{keys}.rows")
     numbers = random.Random(SEED)
     with backlog.table_file.open("wb") as file:
-        for number, customer in enumerate(draw(keys, rows, SEED), start=1):
+        for number, customer in enumerate(_draw(keys, rows, SEED), start=1):
             message_id = uuid.UUID(int=numbers.getrandbits(128), version=4)
             head = f"{message_id}\t{AGGREGATE_TYPE}\t{customer}\t{EVENT_TYPE}\t".encode()
             file.write(head + _payload(number, customer, numbers) + b"\n")
@@ -90,7 +100,24 @@ def uncommitted(database_url: str, backlog: Backlog) -> Iterator[psycopg.Connect
 
 
 def _payload(number: int, customer: str, numbers: random.Random) -> bytes:
-    """Give an invoice as JSON of exactly PAYLOAD_BYTES."""
+    """Return an invoice as JSON of exactly PAYLOAD_BYTES."""
     invoice = {"invoice": f"CDNOW-{number:07}", "customer": customer, "cents": numbers.randrange(100, 20_000)}
     bare = orjson.dumps({**invoice, "note": ""})
     return bare[:-2] + b"n" * (PAYLOAD_BYTES - len(bare)) + bare[-2:]
+
+
+def _draw(keys: Keys, count: int, seed: int) -> list[str]:
+    """Draw `count` keys; the same seed gives the same ones.
+
+    With `CDNOW` each key is the customer of one of the file's purchases, drawn with replacement: a customer
+    comes as often as they bought, and a key's rows lie scattered among the others' as they do in time.
+    """
+    if keys is Keys.HOT:
+        return [HOT_KEY] * count
+    return random.Random(seed).choices(_customers(), k=count)
+
+
+@cache
+def _customers() -> list[str]:
+    """Return the customer of each purchase."""
+    return [line.split()[0] for line in purchases().read_text(encoding="ascii").splitlines()[1:]]

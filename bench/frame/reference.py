@@ -6,11 +6,11 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.backlog import AGGREGATE_TYPE, EVENT_TYPE, PAYLOAD_BYTES, Backlog
-from bench.command import BenchmarkError
-from bench.queue import EXCHANGE
+from bench.frame.backlog import AGGREGATE_TYPE, EVENT_TYPE, PAYLOAD_BYTES, Backlog
+from bench.frame.error import BenchmarkError
+from bench.frame.queue import EXCHANGE
 
-SOURCE = Path(__file__).with_name("publish.c")
+SOURCE = Path(__file__).parents[1] / "publish.c"
 APP_ID = "outbox-relay"  # the relay's default
 HEADERS = (Path("/usr/include/amqp.h"), Path("/usr/include/rabbitmq-c/amqp.h"))  # before and since release 0.12
 WINDOW = 1000  # messages unconfirmed at a time; a larger window costs the broker more CPU a message
@@ -30,7 +30,7 @@ class Published:
 
 
 def is_buildable() -> bool:
-    """Tell whether this machine has a C compiler and librabbitmq."""
+    """Whether this machine has a C compiler and librabbitmq."""
     return shutil.which("cc") is not None and any(header.exists() for header in HEADERS)
 
 

@@ -1,0 +1,63 @@
+"""How fast relays drain a backlog, and with how much CPU time: what several benches measure."""
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+
+import psycopg
+
+from bench.frame import backlog as table
+from bench.frame import queue
+from bench.frame.backlog import Backlog
+from bench.frame.relay import Relay
+from bench.frame.run import Column, Figures, Shown
+from bench.frame.servers import Servers
+from bench.frame.watch import wait_drained, watching
+from tests.support.process import Process
+
+RATE = Column("msg/s", "rate")
+CPU = (
+    Column("CPU us: sender", "sender_cpu", 1, Shown.MEDIAN),
+    Column("PostgreSQL", "postgres_cpu", 1, Shown.MEDIAN),
+    Column("RabbitMQ", "rabbitmq_cpu", 1, Shown.MEDIAN),
+)
+
+
+def drain(
+    servers: Servers,
+    watch: psycopg.Connection,
+    relays: Sequence[Process],
+    writing: AbstractContextManager[psycopg.Connection],
+    rows: int,
+    *,
+    look: Callable[[], None] = lambda: None,
+) -> Figures:
+    """Let idle relays drain what `writing` has written and not yet committed.
+
+    The interval begins with that commit and ends when no row is pending. `look` is called all the time meanwhile, and
+    once just before.
+    """
+    with writing as writer:
+        watch.execute("CHECKPOINT")  # what the filling left to write is not the relay's
+        servers.rest()
+        look()
+        meter = servers.cpu(sender=[relay.pid for relay in relays])
+        started = time.monotonic()
+        writer.commit()
+        ended = wait_drained(watch, relays[0], look=look)
+        cpu = meter.micros(rows)
+    lost = max(0, rows - queue.depth(servers.broker_url))
+    return {"rate": rows / (ended - started), **cpu, "lost": lost}
+
+
+def drain_backlog(servers: Servers, backlog: Backlog, relay: Relay) -> Figures:
+    """Let one relay drain a backlog; queue and table are empty before."""
+    clear(servers, same_ids=True)
+    with watching(servers.database_url) as watch, relay.running() as process:
+        return drain(servers, watch, [process], table.uncommitted(servers.database_url, backlog), backlog.rows)
+
+
+def clear(servers: Servers, *, same_ids: bool) -> None:
+    """Empty the queue and the table; `same_ids` as `backlog.empty` has it."""
+    queue.purge(servers.broker_url)
+    table.empty(servers.database_url, same_ids=same_ids)

@@ -1,0 +1,1 @@
+"""Programs that a bench starts as processes of their own: `python -m bench.programs.NAME`."""
