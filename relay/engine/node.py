@@ -27,10 +27,10 @@ from relay.engine.send.publisher import Publisher
 from relay.engine.send.routes import Router
 from relay.engine.session.database_retry import DatabaseRetry
 from relay.engine.session.session import SESSION_LOST, LaneSession
-from relay.engine.settle.mark import Marker
+from relay.engine.settle.mark import Delivered, Marker
 from relay.engine.settle.parked_keys import ParkedKeys
 from relay.engine.settle.quarantine import Quarantine
-from relay.engine.snapshot import Delivered, NodeSnapshot
+from relay.engine.snapshot import NodeSnapshot
 from relay.errors import AccessError, DatabaseUnavailableError, OutboxError, SchemaError, leaves
 from relay.logger import get_logger
 from relay.memory import return_large_blocks

@@ -20,7 +20,7 @@ from relay.backoff import backoff, unless_set, wait_for_event
 from relay.config.settings import KeyPolicy, Ordering, Settings
 from relay.engine.delivery_policy import DeliveryPolicy
 from relay.engine.health import Health
-from relay.engine.read.window import READ_SHARE
+from relay.engine.read.positions import READ_SHARE
 from relay.engine.row import Row
 from relay.engine.send.broker_link import BrokerLink
 from relay.engine.send.message import REPLAY_ID, REPLAYED_AT

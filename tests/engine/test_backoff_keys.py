@@ -2,7 +2,7 @@
 
 import pytest
 
-from relay.engine.read.backoff_keys import BackingOff
+from relay.engine.read.tail import BackingOff
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.engine.follower import IN_ORDER
 from tests.engine.test_frames import ROW

@@ -9,7 +9,7 @@ import pytest
 
 from relay.config.settings import KeyPolicy, Ordering
 from relay.engine.delivery_policy import DeliveryPolicy
-from relay.engine.read.backoff_keys import BackingOff
+from relay.engine.read.tail import BackingOff
 from relay.engine.row import Outcome, Settled
 from tests.engine.test_publish import attached, rows
 

@@ -18,7 +18,7 @@ from psycopg.errors import LockNotAvailable
 
 from relay.config.settings import KeyPolicy, RelaySettings
 from relay.engine.delivery_policy import DeliveryPolicy
-from relay.engine.read import open_transactions, positions, tail
+from relay.engine.read import positions, tail
 from relay.engine.read.tail import Tail
 from relay.engine.row import Key, Outcome, Row, Settled
 from relay.engine.send.publisher import Publisher
@@ -66,7 +66,7 @@ class Relaying(RuleBasedStateMachine):
         self.patches = (
             patch.multiple(tail, time=clock),
             patch.object(positions, "FAR", 3),
-            patch.object(open_transactions, "NEAR", 2),
+            patch.object(positions, "NEAR", 2),
         )
         for each in self.patches:
             each.start()

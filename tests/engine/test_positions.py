@@ -4,8 +4,7 @@ import hypothesis.strategies as st
 from hypothesis import given, settings
 
 from relay.config.settings import RelaySettings
-from relay.engine.read.positions import FAR, Plan, Positions
-from relay.engine.read.window import START_BYTES
+from relay.engine.read.positions import FAR, START_BYTES, Plan, Positions
 from relay.engine.row import Row
 from relay.engine.session.session import HeldLanes
 from tests.engine.test_frames import ROW

@@ -11,11 +11,10 @@ from aio_pika.abc import AbstractChannel
 from relay.config.settings import DatabaseSettings, RelaySettings, Wire
 from relay.engine.nodes.lanes import lock_lanes
 from relay.engine.read.tail import Tail
-from relay.engine.row import Row
+from relay.engine.row import ROWS_PER_MOVE, Row
 from relay.engine.send.publisher import Publisher
 from relay.engine.send.routes import Address, Router
 from relay.engine.session.session import LaneSession
-from relay.engine.settle.pieces import ROWS_PER_MOVE
 from relay.engine.settle.quarantine import ROUTES_AT_A_TIME, Quarantine
 from relay.engine.settle.quarantine_table import Place, QuarantineTable
 from relay.operate.quarantine import Changed, discard, list_routes, probe, reroute

@@ -10,7 +10,7 @@ from relay.engine.nodes.stall import StallWatch
 from relay.engine.row import Outcome, Settled
 from relay.engine.send.publisher import Publisher
 from relay.engine.session.session import LaneSession
-from relay.engine.snapshot import Delivered
+from relay.engine.settle.mark import Delivered
 from tests.engine.follower import IN_ORDER
 from tests.engine.test_publish import Recorder, rows
 

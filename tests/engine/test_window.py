@@ -6,7 +6,7 @@ from typing import LiteralString
 import psycopg
 import pytest
 
-from relay.engine.read.window import START_BYTES
+from relay.engine.read.positions import START_BYTES
 from tests.engine.conftest import Outbox
 from tests.engine.follower import Follow, Follower, insert
 from tests.support.eventually import eventually

@@ -14,8 +14,7 @@ from pamqp.commands import Basic
 from pamqp.common import FieldTable
 
 from relay.config.settings import Settings
-from relay.engine.read.open_transactions import OpenTransactions
-from relay.engine.read.positions import Positions
+from relay.engine.read.positions import OpenTransactions, Positions
 from relay.engine.row import Outcome, Row, Settled
 from relay.engine.send.publisher import Publisher
 from relay.engine.send.wire import FrameWire

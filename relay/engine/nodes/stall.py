@@ -14,7 +14,7 @@ from relay.config.settings import RelaySettings
 from relay.engine.health import Health
 from relay.engine.send.publisher import Publisher
 from relay.engine.session.session import LaneSession
-from relay.engine.snapshot import Delivered
+from relay.engine.settle.mark import Delivered
 
 LOOK_INTERVAL = 1.0  # seconds
 SESSION_SETTLES = 2.0  # seconds after which a new session has read again what waits

@@ -10,19 +10,24 @@ A read from far back walks over every dead row that cannot be vacuumed yet, and 
 one lane at a time is read in that way.
 """
 
+from collections import defaultdict, deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from itertools import chain, groupby
 from operator import itemgetter
 
 from relay.config.settings import RelaySettings
-from relay.engine.read.open_transactions import OpenTransactions
-from relay.engine.read.window import Window
 from relay.engine.row import Row
 from relay.engine.session.session import HeldLanes
+from relay.memory import beside
 
 SWEEP_SHARE = 50  # a sweep takes at most this part of the time
 FAR = 100_000  # ids; a read that starts so far behind the last one may have to pass many dead rows
+GAP = 0.05  # seconds between taking an id and taking a transaction id, at most (the sweep catches the rest)
+NEAR = 5_000  # ids: running transactions that started within them are awaited by reading from there each time
+LANE_SHARE = 4  # a lane may hold this part of the window: one whose key is stuck must not fill all of it
+READ_SHARE = 4  # a read brings this part of the window at most: its rows are in libpq's memory at the same time
+START_BYTES = 8 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,3 +278,102 @@ class Positions:
     def _has_to_wait(self, lane: int) -> bool:
         size = self._large.get(lane)
         return size is not None and not self._window.has_room_for(size)
+
+
+class OpenTransactions:
+    """Transactions that run while the table is read: their rows will become visible behind rows that were read.
+
+    They tell how far back the next read has to begin. Times are monotonic, positions are ids.
+    """
+
+    def __init__(self) -> None:
+        self._since: dict[int, int] = {}  # transaction id -> the position at which it was first seen
+        self._positions: deque[tuple[float, int]] = deque([(0.0, 0)])  # (after a read, highest id given by then)
+
+    def horizon(self, known_until: float) -> int:
+        """Return the highest position up to which each id belongs to a transaction that had its own id by then."""
+        while len(self._positions) > 1 and self._positions[1][0] <= known_until - GAP:
+            self._positions.popleft()
+        return self._positions[0][1]
+
+    def floor(self, horizon: int) -> int:
+        """Return the position from which to read the rows of transactions that run now, or have just begun."""
+        position = self._positions[-1][1]
+        return min([horizon, *(since for since in self._since.values() if position - since <= NEAR)])
+
+    def note(self, snapshot: bytes, horizon: int) -> int | None:
+        """Learn from a snapshot what runs; return the lowest position at which an ended one was first seen, if any."""
+        running = {int(xid) for xid in snapshot.split(b":")[2].split(b",") if xid}
+        ended = [self._since.pop(xid) for xid in self._since.keys() - running]
+        for xid in running - self._since.keys():
+            self._since[xid] = horizon
+        return min(ended, default=None)
+
+    def note_read(self, at: float, position: int) -> None:
+        """Note that a read has ended at that time; `position` was the highest id given when it was made."""
+        self._positions.append((at, position))
+
+
+class Window:
+    """What was read and is not yet settled, bounded in rows and bytes, and fair to every lane.
+
+    The bound in bytes starts low and grows with what is settled. A relay that was killed for its memory thus makes
+    progress after each start, and sends only a few rows again.
+
+    Attributes:
+        lane_quota: rows that one lane may hold.
+        settled: bytes that have left it.
+    """
+
+    def __init__(self, settings: RelaySettings) -> None:
+        self._max_rows, self._most_bytes = settings.max_window_rows, settings.max_window_bytes
+        self._largest = settings.max_message_bytes
+        self._max_bytes = min(START_BYTES, self._most_bytes)  # grows
+        self._sizes = defaultdict[int, dict[int, int]](dict)  # lane -> id -> bytes
+        self._rows = self._bytes = self.settled = 0
+        self.lane_quota = max(1, settings.max_window_rows // LANE_SHARE)
+
+    @property
+    def room(self) -> tuple[int, int]:
+        """Rows and bytes that a read may bring."""
+        return self._max_rows - self._rows, min(self._max_bytes - self._bytes, self._max_bytes // READ_SHARE)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a quarter is free: a read costs a statement, and a few rows are not worth it while many wait."""
+        return self._rows <= self._max_rows * 3 // 4 and self._bytes <= self._max_bytes * 3 // 4
+
+    def has_room(self, lane: int) -> bool:
+        return len(self._sizes[lane]) <= self.lane_quota * 3 // 4
+
+    def has_room_for(self, size: int) -> bool:
+        """Whether a row of so many bytes may be read. One larger than a quarter goes when little else is under way."""
+        if size <= self._max_bytes // READ_SHARE:
+            return self._bytes + size <= self._max_bytes
+        return self._bytes <= beside(size, self._max_bytes, self._largest)
+
+    def ids(self, lane: int) -> Collection[int]:
+        return self._sizes[lane]
+
+    def add(self, lane: int, rows: Iterable[Row]) -> None:
+        """Take rows of one lane in."""
+        sizes = {row.id: row.size for row in rows}
+        self._sizes[lane] |= sizes
+        self._rows += len(sizes)
+        self._bytes += sum(sizes.values())
+
+    def forget(self, rows: Iterable[Row]) -> bool:
+        """Forget rows; return whether a lane that had no room has some again."""
+        opened = False
+        settled = 0
+        for row in rows:
+            of_lane = self._sizes[row.lane]
+            size = of_lane.pop(row.id, 0)
+            if size:
+                self._rows -= 1
+                settled += size
+                opened |= len(of_lane) == self.lane_quota * 3 // 4
+        self._bytes -= settled
+        self.settled += settled
+        self._max_bytes = min(self._max_bytes + settled, self._most_bytes)
+        return opened

@@ -6,11 +6,12 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Collection, Iterable
+from dataclasses import dataclass
+from operator import itemgetter
 
 from relay.backoff import wait_for_event
 from relay.config.settings import RelaySettings
 from relay.engine.delivery_policy import DeliveryPolicy
-from relay.engine.read.backoff_keys import BackingOff
 from relay.engine.read.pending import DUE, read_statement
 from relay.engine.read.positions import Plan, Positions
 from relay.engine.row import Key, Row, fetch_rows, give_rows
@@ -21,6 +22,8 @@ SHORT_REST = 0.002  # seconds between two reads while rows keep coming
 DOORBELL_AFTER = 0.02  # seconds without a row, after which writers are asked to ring
 DUE_INTERVAL = 0.5  # seconds between two looks for rows that are due, at least
 STUCK_AFTER = 0.1  # seconds in which nothing is settled: a large row that waits for room holds up no others then
+
+wait_of = itemgetter(Row._fields.index("backoff_ms"))
 
 
 class Tail:
@@ -211,3 +214,69 @@ class Tail:
         for lane, first in (*due, *self._backing_off.end(now)):
             if lane in self._lanes.held:
                 self._positions.reread_from(lane, first - 1)
+
+
+@dataclass(slots=True)
+class Wait:
+    """The wait of one key."""
+
+    lane: int
+    first: int  # the lowest id that was read of it
+    until: float  # time.monotonic()
+
+
+class BackingOff:
+    """The keys that wait because their first row backs off; a row that holds no key waits alone.
+
+    Neither that row nor the rows behind it are kept in memory: a few such keys would fill the window, and no other
+    rows would be read. Only the place from which to read again is kept. The table decides what is found there: the
+    first row with its attempts, the rows behind it in order, or no row when an operator has removed them.
+    """
+
+    def __init__(self, policy: DeliveryPolicy) -> None:
+        self._policy = policy
+        self._waits: dict[Key | None, Wait] = {}  # never of None, which asks for no order
+
+    def add(self, row: Row, until: float, followers: Iterable[Row] = ()) -> None:
+        """Let a row back off, and its key if it holds one. A follower that became visible late may have a lower id."""
+        if self._policy.backoff_holds_key and row.key is not None:
+            self._waits[row.key] = Wait(row.lane, min(each.id for each in (row, *followers)), until)
+
+    def holds(self, row: Row) -> bool:
+        """Whether a row must not be sent yet."""
+        return bool(row.backoff_ms) or row.key in self._waits
+
+    def keys(self) -> Collection[Key]:
+        """Return the keys that wait."""
+        return [key for key in self._waits if key is not None]
+
+    def hold_rows(self, window: list[Row], read_at: float) -> tuple[list[Row], list[Row]]:
+        """Split rows that were read at that moment into those to send now and those to read again later."""
+        if not self._waits and not any(map(wait_of, window)):
+            return window, []
+        free: list[Row] = []
+        held: list[Row] = []
+        for row in window:
+            if (wait := self._waits.get(row.key)) is not None:
+                wait.first = min(wait.first, row.id)
+                held.append(row)
+            elif row.backoff_ms:  # it has failed in another session
+                self.add(row, read_at + row.backoff_ms / 1000)
+                held.append(row)
+            else:
+                free.append(row)
+        return free, held
+
+    def end(self, now: float) -> list[tuple[int, int]]:
+        """Forget the keys whose wait is over; return the lane and the id from which to read each of them again.
+
+        Call it when every row that was read is offered: the later rows of such a key must not come before the first.
+        """
+        over = {key: wait for key, wait in self._waits.items() if wait.until <= now}
+        for key in over:
+            del self._waits[key]
+        return [(wait.lane, wait.first) for wait in over.values()]
+
+    def forget(self, lanes: Collection[int]) -> None:
+        """Forget the keys of these lanes, which another node held in between."""
+        self._waits = {key: wait for key, wait in self._waits.items() if wait.lane not in lanes}

@@ -16,15 +16,14 @@ from relay.backoff import backoff
 from relay.config.settings import RelaySettings
 from relay.engine.delivery_policy import DeliveryPolicy
 from relay.engine.read.tail import Tail
-from relay.engine.row import Blame, Fault, Row
+from relay.engine.row import Blame, Fault, Row, pieces
 from relay.engine.send.publisher import Publisher
 from relay.engine.session.database_retry import DatabaseRetry, retried
 from relay.engine.session.session import LaneSession, places
 from relay.engine.settle.parked_keys import ParkedKeys
-from relay.engine.settle.pieces import pieces
 from relay.engine.settle.quarantine import Quarantine
-from relay.engine.snapshot import Delivered
 from relay.logger import get_logger
+from relay.observe.histogram import Histogram
 
 log = get_logger(__name__)
 
@@ -74,6 +73,25 @@ ROWS_WORTH_A_MARK = 1000
 BUSY_IN_FLIGHT = 200  # messages; a backlog keeps more in flight, a steady flow far fewer
 TIMED_ROWS = 8  # of a mark: all of a steady flow's few, and a sample of a backlog's thousands
 ROWS_PER_MARK = 4000  # bounds the statement, not the rate: a mark takes what the last one left behind
+# From what a woken relay needs to what an outage of hours leaves behind.
+DELIVERY_BOUNDS = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200)
+
+
+class Delivered:
+    """The rows that a node has delivered since its start, over all its sessions: confirmed by the broker and marked.
+
+    Attributes:
+        total: rows, as the marker counts them.
+        times: see `NodeSnapshot.delivery_times`.
+    """
+
+    def __init__(self) -> None:
+        self.total = 0
+        self.times = Histogram(DELIVERY_BOUNDS)
+
+    def add(self, rows: int) -> None:
+        """Count marked rows."""
+        self.total += rows
 
 
 class Marker:

@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from psycopg.sql import SQL
 
 from relay.engine.read.tail import Tail
-from relay.engine.row import Key, Row
+from relay.engine.row import Key, Row, pieces
 from relay.engine.session.database_retry import DatabaseRetry, retried
 from relay.engine.session.session import LaneSession, places
-from relay.engine.settle.pieces import pieces
 from relay.logger import get_logger
 
 log = get_logger(__name__)

@@ -15,12 +15,11 @@ from dataclasses import dataclass
 from relay.backoff import backoff
 from relay.engine.delivery_policy import DeliveryPolicy
 from relay.engine.read.tail import Tail
-from relay.engine.row import Fault, Row
+from relay.engine.row import Fault, Row, pieces
 from relay.engine.send.publisher import Publisher
 from relay.engine.send.routes import Address, Router
 from relay.engine.session.database_retry import DatabaseRetry
 from relay.engine.session.session import LaneSession
-from relay.engine.settle.pieces import pieces
 from relay.engine.settle.quarantine_table import Place, QuarantineTable, names
 from relay.logger import get_logger
 
