@@ -73,7 +73,24 @@ async def test_many_missing_exchanges_close_the_shared_channel_once(
     assert await outbox.ids("sent") == fine
 
 
-async def test_exchanges_that_are_forbidden_close_it_once(
+@pytest.mark.parametrize(
+    ("rights", "address", "reason"),
+    [
+        (("set_permissions", ".*", "^(?!secret)", ".*"), {"exchange": "secret-{}"}, "access to exchange"),
+        # The broker names it `amq.default` in its refusal.
+        (
+            ("set_permissions", ".*", "^(?!amq.default)", ".*"),
+            {"exchange": "", "routing_key": "q-{}"},
+            "access to exchange",
+        ),
+        (("set_topic_permissions", "outbox", "^customer", ".*"), {"routing_key": "secret.{}"}, "access to topic"),
+    ],
+    ids=["exchanges", "the default exchange", "topics"],
+)
+async def test_what_is_forbidden_closes_it_once(
+    rights: tuple[str, ...],
+    address: dict[str, str],
+    reason: str,
     outbox: Outbox,
     channel: AbstractChannel,
     queue: Reader,
@@ -82,56 +99,17 @@ async def test_exchanges_that_are_forbidden_close_it_once(
     broker_url: str,
     closed: list[Verdict],
 ) -> None:
-    for n in range(10):
-        await channel.declare_exchange(f"secret-{n}", aio_pika.ExchangeType.FANOUT)
-    vhost, user = vhost_and_user(broker_url)
-    rabbitmq.ctl("set_permissions", "-p", vhost, user, ".*", "^(?!secret)", ".*")
     odd, fine = [], []
     async with outbox.connection.transaction():
         for n in range(10):
-            odd.append(await outbox.insert(f"odd-{n}", exchange=f"secret-{n}"))
+            await channel.declare_exchange(f"secret-{n}", aio_pika.ExchangeType.FANOUT)
+            odd.append(await outbox.insert(f"odd-{n}", **{name: text.format(n) for name, text in address.items()}))
             fine.append(await outbox.insert(f"fine-{n}"))
+    rabbitmq.ctl(rights[0], "-p", *vhost_and_user(broker_url), *rights[1:])
 
     async with run_node():
         await eventually(outbox.is_empty, "nothing pending")
-        await eventually(lambda: outbox.are_aside(odd, "access to exchange"), "they wait aside")
-        assert closed == [Verdict.CLOSED]
-
-    assert set(await outbox.ids("sent")) == set(fine)
-
-
-async def test_topics_that_are_forbidden_close_it_once(
-    outbox: Outbox, queue: Reader, run_node: RunNode, rabbitmq: RabbitServer, broker_url: str, closed: list[Verdict]
-) -> None:
-    rabbitmq.ctl("set_topic_permissions", "-p", *vhost_and_user(broker_url), "outbox", "^customer", ".*")
-    odd, fine = [], []
-    async with outbox.connection.transaction():
-        for n in range(20):
-            odd.append(await outbox.insert(f"odd-{n}", routing_key=f"secret.{n}"))
-            fine.append(await outbox.insert(f"fine-{n}"))
-
-    async with run_node():
-        await eventually(outbox.is_empty, "nothing pending")
-        await eventually(lambda: outbox.are_aside(odd, "access to topic"), "they wait aside")
-        assert closed == [Verdict.CLOSED]
-
-    assert set(await outbox.ids("sent")) == set(fine)
-
-
-async def test_the_default_exchange_that_is_forbidden_closes_it_once(
-    outbox: Outbox, queue: Reader, run_node: RunNode, rabbitmq: RabbitServer, broker_url: str, closed: list[Verdict]
-) -> None:
-    """The broker names it `amq.default` in its refusal."""
-    rabbitmq.ctl("set_permissions", "-p", *vhost_and_user(broker_url), ".*", "^(?!amq.default)", ".*")
-    odd, fine = [], []
-    async with outbox.connection.transaction():
-        for n in range(8):
-            odd.append(await outbox.insert(f"odd-{n}", exchange="", routing_key=f"q-{n}"))
-            fine.append(await outbox.insert(f"fine-{n}"))
-
-    async with run_node():
-        await eventually(outbox.is_empty, "nothing pending")
-        await eventually(lambda: outbox.are_aside(odd, "access to exchange"), "they wait aside")
+        await eventually(lambda: outbox.are_aside(odd, reason), "they wait aside")
         assert closed == [Verdict.CLOSED]
 
     assert set(await outbox.ids("sent")) == set(fine)
