@@ -148,10 +148,11 @@ class Connection(psycopg.AsyncConnection):
     ended_in_wait = False  # by the server, or by psycopg, which gives up a statement that cannot be cancelled
 
     async def wait(self, gen: PQGen[RV], *args: Any, **kwargs: Any) -> RV:
+        was_broken = self.broken  # by `pgconn.finish()`, for one
         try:
             return await super().wait(gen, *args, **kwargs)
         finally:
-            self.ended_in_wait |= self.broken
+            self.ended_in_wait |= self.broken and not was_broken
             if self._pulling is not None:
                 self._pulling.cancel()
                 self._pulling = None

@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 
 from relay.logger import get_logger
 
@@ -19,17 +19,26 @@ log = get_logger(__name__)
 @contextmanager
 def at_signals(stop: Callable[[], None], *, reload: Callable[[], None] | None) -> Iterator[None]:
     """Call `stop` at each SIGTERM and SIGINT, and `reload` at each SIGHUP, unless it is None; main thread only."""
+    with ExitStack() as stack:
+        for number in STOPS:
+            stack.enter_context(at_signal(number, stop))
+        if reload is not None:
+            stack.enter_context(at_signal(signal.SIGHUP, reload))
+        yield
+
+
+@contextmanager
+def at_signal(number: signal.Signals, call: Callable[[], None]) -> Iterator[None]:
+    """Call at each such signal; main thread only. One that was ignored before is ignored again in the end."""
     loop = asyncio.get_running_loop()
-    calls = dict.fromkeys(STOPS, stop)
-    if reload is not None:
-        calls[signal.SIGHUP] = reload
-    for number, call in calls.items():
-        loop.add_signal_handler(number, call)
+    before = signal.getsignal(number)
+    loop.add_signal_handler(number, call)
     try:
         yield
     finally:
-        for number in calls:
-            loop.remove_signal_handler(number)
+        loop.remove_signal_handler(number)
+        if before is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_IGN)
 
 
 @contextmanager

@@ -29,7 +29,7 @@ from relay.consume.classify import Judge
 from relay.consume.counters import ConsumerSnapshot, Counters
 from relay.consume.failed.queues import dead_queue, dead_queue_name, prepare, retry_queues
 from relay.consume.hindrances import Stopping, raise_if_set
-from relay.consume.policies import CONCURRENCY, FailurePolicy, WorkPolicy
+from relay.consume.policies import FailurePolicy, WorkPolicy
 from relay.consume.queue_depth import ready_count
 from relay.consume.setup import Setup
 from relay.consume.startup import check_inbox, tell_left_behind
@@ -66,8 +66,7 @@ class Consumer:
         work: WorkPolicy = WorkPolicy(),  # noqa: B008 (immutable)
         declare: bool = True,
     ) -> None:
-        concurrency = CONCURRENCY if work.concurrency is None else work.concurrency
-        inbox.require_connections(concurrency + BESIDE_THE_WORKERS)
+        inbox.require_connections(work.workers + BESIDE_THE_WORKERS)
         found = collect_handlers(handlers)
         open_transactions(inbox, found, pipeline=work.pipeline)  # refuses now what does not fit together
         judge = Judge(failures)
@@ -80,7 +79,7 @@ class Consumer:
             broker=settings_of(BrokerSettings, broker),
             failures=failures,
             work=work,
-            concurrency=concurrency,
+            concurrency=work.workers,
             judge=judge,
         )
         steps = [] if failures.holds_keys else judge.steps

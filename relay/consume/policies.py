@@ -142,9 +142,14 @@ class WorkPolicy:
     backoff: Backoff = Backoff()  # noqa: RUF009 (immutable)
 
     def __post_init__(self) -> None:
-        concurrency = CONCURRENCY if self.concurrency is None else self.concurrency
+        concurrency = self.workers
         if concurrency < 1 or self.batch_size < 1 or concurrency * self.batch_size > MAX_PREFETCH:
             raise ConfigurationError(
                 f"concurrency ({concurrency}) and batch_size ({self.batch_size}) are at least 1,"
                 f" and their product at most {MAX_PREFETCH}"
             )
+
+    @property
+    def workers(self) -> int:
+        """Return how many workers a consumer has that is no member of a pool."""
+        return CONCURRENCY if self.concurrency is None else self.concurrency

@@ -81,12 +81,14 @@ READ_OWNERS = """
         array_agg(name ORDER BY name), array_agg(part ORDER BY name)
     FROM (
         SELECT relowner AS owner, relname::text AS name,
-            format('%%s %%s', CASE relkind WHEN 'v' THEN 'VIEW' ELSE 'TABLE' END, oid::regclass) AS part
+            format('%%s %%I.%%I', CASE relkind WHEN 'v' THEN 'VIEW' ELSE 'TABLE' END, %(schema)s::text, relname) AS part
         FROM pg_class
         WHERE relnamespace = to_regnamespace(quote_ident(%(schema)s)) AND relkind IN ('r', 'p', 'v')
             AND (relname = ANY (%(tables)s) OR relname ~ '^(message_sent|processed_message)_[0-9]{8}$')
         UNION ALL
-        SELECT proowner, proname::text, format('FUNCTION %%s', oid::regprocedure) FROM pg_proc
+        SELECT proowner, proname::text,
+            format('FUNCTION %%I.%%I(%%s)', %(schema)s::text, proname, oidvectortypes(proargtypes))
+        FROM pg_proc
         WHERE pronamespace = to_regnamespace(quote_ident(%(schema)s))
             AND proname || '(' || oidvectortypes(proargtypes) || ')' = ANY (%(functions)s)
     ) AS owned

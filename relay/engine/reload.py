@@ -12,6 +12,7 @@ from relay.config.keys import all_keys, value_of
 from relay.config.settings import Settings
 from relay.errors import ConfigurationError
 from relay.logger import get_logger
+from relay.stopping import at_signal
 
 log = get_logger(__name__)
 
@@ -24,14 +25,12 @@ UseHosts = Callable[[SecretStr], Awaitable[None]]
 @asynccontextmanager
 async def reloading(load: Callable[[], Settings], settings: Settings, use_hosts: UseHosts) -> AsyncIterator[None]:
     """At each SIGHUP meanwhile, `load` and give `broker.url` to `use_hosts`; `settings` are those of the start."""
-    loop = asyncio.get_running_loop()
     asked = asyncio.Event()
     rereading = asyncio.create_task(_reload_whenever(asked, load, settings, use_hosts), name="reload")
-    loop.add_signal_handler(signal.SIGHUP, asked.set)
     try:
-        yield
+        with at_signal(signal.SIGHUP, asked.set):
+            yield
     finally:
-        loop.remove_signal_handler(signal.SIGHUP)
         rereading.cancel()
         with suppress(asyncio.CancelledError):
             await rereading

@@ -1,5 +1,6 @@
 """Whatever handlers do to their connection: a message is applied, or it has failed, and the others go on."""
 
+from contextlib import suppress
 from typing import Any
 
 import psycopg
@@ -19,6 +20,7 @@ ENDS = [
     "ROLLBACK; BEGIN; SELECT 1 / 0",
     "close",
     "finish",
+    "finish, and go on",
     "reset",
     "leave open",
 ]
@@ -54,6 +56,11 @@ async def by_psycopg(message: Message[int], connection: psycopg.AsyncConnection)
             await connection.close()
         case "finish" | "reset" as deed:
             getattr(connection.pgconn, deed)()
+        case "finish, and go on":
+            cursor = connection.cursor()
+            connection.pgconn.finish()
+            with suppress(psycopg.Error):
+                await cursor.execute(write)
         case "leave open":
             LEFT_OPEN.append(connection.transaction())
             await LEFT_OPEN[-1].__aenter__()
@@ -72,6 +79,11 @@ def by_thread(message: Message[int], connection: psycopg.Connection) -> None:
             connection.close()
         case "finish" | "reset" as deed:
             getattr(connection.pgconn, deed)()
+        case "finish, and go on":
+            cursor = connection.cursor()
+            connection.pgconn.finish()
+            with suppress(psycopg.Error):
+                cursor.execute(write)
         case "leave open":
             LEFT_OPEN.append(connection.transaction())
             LEFT_OPEN[-1].__enter__()
@@ -89,7 +101,7 @@ async def by_session(message: Message[int], session: Any) -> None:
     match deed_of(message):
         case "close":
             await connection.close()
-        case "finish":  # psycopg itself may do so: taken for an outage
+        case "finish" | "finish, and go on":  # psycopg itself may do so: taken for an outage
             await connection.close()
         case "reset":
             (await connection.get_raw_connection()).driver_connection.pgconn.reset()

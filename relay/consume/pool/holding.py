@@ -86,7 +86,8 @@ class Holding:
             except (BrokerUnavailableError, QueueMissingError, ConfigurationError, *LOST) as error:
                 failures = 1 if self.is_consuming else failures + 1
                 self.hindrance = f"partition {self.fence.partition}: {error}"
-                if isinstance(error, ConfigurationError) and not self._consumed.is_set():
+                is_serving = self._consumed.is_set() or self.setup.stop.is_set()
+                if isinstance(error, ConfigurationError) and not is_serving:
                     self.refusal = error
                     continue
                 await wait_for_event(self.setup.stop, self.setup.work.backoff.seconds(failures))

@@ -6,8 +6,8 @@ leader.
 """
 
 import asyncio
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from aiormq.abc import AbstractChannel as Underlay
@@ -25,12 +25,13 @@ from relay.engine.send.routes import Address, Router
 from relay.engine.send.wire import Settle, Wire
 from relay.errors import BrokerUnavailableError
 
-ANSWER_WITHIN = 5.0  # seconds for the channel and the confirm, not counting those in which the broker blocks us
+# Seconds for the channel and the confirm, not counting those in which the broker blocks us; for a question, all count.
+ANSWER_WITHIN = 5.0
 AT_ONCE = 16  # channels of rows, and as many of questions
 LOST = "the connection was lost before the confirm"
 # An exchange of the type x-recent-history would keep the message, in spite of the rollback.
 NOT_KEPT = ContentHeader(properties=Basic.Properties(headers={"x-recent-history-no-store": True}))
-NO_CHANNEL = (AMQPError, OSError, RuntimeError, ValueError)  # ValueError: the library has no number left for one
+NO_CHANNEL = (AMQPError, OSError, RuntimeError)
 # An answer for a single row that says what is wrong; after any other, nothing is known but that it did not get through.
 TELLING = frozenset(Outcome) - {Outcome.NACKED, Outcome.SUSPECT, Outcome.UNKNOWN}
 
@@ -144,7 +145,8 @@ class Prober:
             if not answer.done():
                 answer.set_result(settled)
 
-        opened = await self._connection.channel(publisher_confirms=True, on_return_raises=True)
+        with _numbered():
+            opened = await self._connection.channel(publisher_confirms=True, on_return_raises=True)
         channel = await opened.get_underlay_channel()
         if broker.is_told_to_end():  # which the library swallows while it opens a channel
             raise asyncio.CancelledError
@@ -162,7 +164,8 @@ class Prober:
     async def _refusal(self, address: Address, *, at_once: bool) -> str:
         async with nullcontext() if at_once else self._room_to_ask:
             try:
-                channel = await broker.open_channel(self._connection, ANSWER_WITHIN)
+                with _numbered():
+                    channel = await broker.open_channel(self._connection, ANSWER_WITHIN)
                 try:
                     await self._publish_and_take_back(channel, address)
                 finally:
@@ -195,3 +198,12 @@ class Prober:
                 answer.cancel()
             if channel.closing.done():
                 channel.closing.result()
+
+
+@contextmanager
+def _numbered() -> Iterator[None]:
+    """Raise ConnectionError where the library has no number left for a channel."""
+    try:
+        yield
+    except ValueError as error:
+        raise ConnectionError(str(error)) from error
