@@ -267,7 +267,7 @@ class RelaySettings(Section):
     standby: bool = False
     """take lanes only while no other node can deliver, standbys aside"""
     stall_after: Seconds = 5.0
-    """so long no message settles while some wait, or the database is silent: not ready, `stalled`"""
+    """no message settles while some wait, or the database is silent, for this long: not ready, `stalled`"""
     start_timeout: Seconds = 60.0
     """how long the start waits for database and broker"""
     drain_timeout: Seconds = 8.0
