@@ -133,7 +133,7 @@ def _key(name: str, field: FieldInfo) -> Key:
 
 def _default(name: str, field: FieldInfo, default: object) -> str:
     if field.is_required():
-        return "none: it must be given"
+        return "required"
     return UNFIXED_DEFAULTS.get(name) or ("none" if default is None else as_toml(default))
 
 

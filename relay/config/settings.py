@@ -164,8 +164,7 @@ class DatabaseSettings(Section):
     """`[database]`: where the outbox is."""
 
     url: DatabaseUrl = SecretStr("postgresql://localhost/postgres")
-    """PostgreSQL; several hosts are tried in turn, and libpq's parameters may follow the question mark; a file that
-    holds it is read again at each connection"""
+    """PostgreSQL; several hosts are tried in turn; libpq's parameters may follow a question mark"""
     schema_name: Identifier = Field("outbox", alias="schema")
     """schema of the outbox tables"""
     connect_timeout: Seconds = 5.0
@@ -182,26 +181,25 @@ class BrokerSettings(Section):
     """`[broker]`: where the messages go."""
 
     url: BrokerUrl = SecretStr("amqp://guest:guest@localhost/")
-    """RabbitMQ; several URLs are tried in turn, and each address of a name; a file that holds it is read again at each
-    connection and at SIGHUP"""
+    """RabbitMQ; several URLs are tried in turn, and each address of a name"""
     exchange: ShortString = "outbox"
     """for rows that name no exchange and that no route takes"""
     allowed_exchanges: Patterns = "*"
-    """the exchanges that rows may name themselves; a row that names another is parked"""
+    """exchanges that rows may name; a row that names another is parked"""
     sender_selected_distribution: bool = False
-    """rows may name further routing keys in the headers `CC` and `BCC`; else a row that has them is parked"""
+    """rows may name more routing keys in the headers `CC` and `BCC`; else such rows are parked"""
     declare: bool = True
-    """at start, declare what `[topology]` lists, and that exchange (topic, durable), where they are missing"""
+    """at start, declare that exchange (topic, durable) and what `[topology]` lists, where missing"""
     app_id: ShortString = "outbox-relay"
     """the property `app_id` of every message"""
     connect_timeout: Seconds = 5.0
-    """for resolving a name, and for a connection to each of its addresses"""
+    """for resolving a name, and for a connection to each address"""
     confirm_timeout: Seconds = 30.0
-    """no confirm within this: the outcome is unknown, and the message is sent again"""
+    """no confirm within this: the message is sent again"""
     heartbeat: Annotated[
         int, BeforeValidator(seconds_of), Field(ge=1, le=60), Takes('whole seconds from 1 to 60, or as in "30s"')
     ] = 5
-    """the relay leaves a broker that is silent for two of them"""
+    """the relay leaves a broker that is silent for two of these"""
 
     if TYPE_CHECKING:  # the type of the field does not tell that pydantic takes text for it
 
@@ -232,13 +230,13 @@ class RelaySettings(Section):
     """`[relay]`: how rows are carried."""
 
     node: NodeName = Field(default_factory=gethostname)
-    """name of this node, one of a kind"""
+    """unique name of this node"""
     ordering: Ordering = Ordering.KEY
     """what is kept in order on the way to the broker"""
     key_policy: KeyPolicy = KeyPolicy.HOLD
-    """later rows of a key whose row is parked, backs off or has no route wait behind it (hold) or go on (skip)"""
+    """behind a row that is parked, backs off or has no route, later rows of its key wait (hold) or go on (skip)"""
     wire: Wire = Wire.FRAMES
-    """frames: encoded here, one write for many messages; publish: the AMQP library's own call for each"""
+    """frames: one write for many messages; publish: the AMQP library's call for each"""
     max_in_flight: Annotated[int, Field(ge=1, le=65535)] = 800
     """messages sent and not yet confirmed; a third while live rows come beside a backlog"""
     max_window_rows: Annotated[int, Field(ge=1)] = 2000
@@ -254,35 +252,35 @@ class RelaySettings(Section):
     backoff_max: Seconds = 60.0
     """longest wait between two attempts"""
     poll_interval: Seconds = 1.0
-    """a sleeping relay looks for rows this often, also when nobody rings"""
+    """how often a sleeping relay looks for rows"""
     sweep_interval: Seconds = 10.0
-    """rows that became visible late, behind higher ids, are looked for this often"""
+    """how often it looks for rows that became visible late, behind higher ids"""
     heartbeat_interval: Seconds = 1.0
-    """the node's row in the table `node` is renewed this often"""
+    """how often the node renews its row in the table `node`"""
     node_timeout: Annotated[
         float,
         BeforeValidator(seconds_of),
         Field(ge=1, allow_inf_nan=False),
         Takes('seconds, at least 1, or as in "30s"'),
     ] = 10.0
-    """a node that has given no heartbeat for this long is frozen: another one ends its session and takes its lanes"""
+    """a node without a heartbeat for this long is frozen: another ends its session and takes its lanes"""
     standby: bool = False
-    """take lanes only when no node that does not stand by can deliver"""
+    """take lanes only while no other node can deliver, standbys aside"""
     stall_after: Seconds = 5.0
-    """messages wait and none settles, or the database does not answer, for this long: not ready, and `stalled`"""
+    """no message settles while some wait, or the database is silent, for this long: not ready, `stalled`"""
     start_timeout: Seconds = 60.0
-    """at the start, the database and the broker are waited for this long"""
+    """how long the start waits for database and broker"""
     drain_timeout: Seconds = 8.0
-    """after SIGTERM, messages in flight have this long to be confirmed and marked; 2 s later the process has ended"""
+    """time after SIGTERM to confirm and mark messages in flight; the process ends within 2 s more"""
     pools: bool = True
-    """be a candidate for the master of partitioned consumers (docs/partitioned-consumers.md)"""
+    """be a candidate for the master of pools (docs/partitioned-consumers.md)"""
     retention: Retention = "14 days"
-    """sent rows are kept for this long, then dropped by the day (docs/database.md); off: for ever"""
+    """sent rows are dropped by the day after this (docs/database.md); off: never"""
     retention_waits_for_archive: bool = False
-    """a day of sent rows is dropped only once it is archived, whatever its age (docs/archive.md)"""
+    """drop a day of sent rows only once it is archived (docs/archive.md)"""
     inbox_retention: InboxRetention = "30 days"
-    """an inbox remembers a message for this long after the day on which it was written, and never for less than
-    `retention` (docs/consumer.md); off: for ever"""
+    """an inbox forgets a message this long after the day it was written, never before `retention`
+    (docs/consumer.md); off: never"""
 
     @property
     def retention_days(self) -> int | None:

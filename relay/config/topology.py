@@ -118,7 +118,7 @@ class Exchange(Section):
     type: ExchangeType = ExchangeType.TOPIC
     """how it finds the queues"""
     durable: bool = True
-    """there again after a restart of the broker"""
+    """survives a restart of the broker"""
     alternate_exchange: ShortString | None = None
     """takes what this one has no queue for"""
     arguments: Arguments = Field(default_factory=dict)
@@ -141,21 +141,21 @@ class Queue(Section):
     name: Annotated[QueueName, AfterValidator(_unreserved)]
     """not one of the broker's own, `amq.*`"""
     type: QueueType = QueueType.QUORUM
-    """how it keeps its messages; always said to the broker"""
+    """always told to the broker"""
     durable: bool = True
-    """there again after a restart of the broker; only a classic queue may be without"""
+    """survives a restart of the broker; only a classic queue may be without"""
     dead_letter_exchange: ShortString | None = None
     """takes what is rejected, expires or is dropped; `""` is the default exchange"""
     dead_letter_routing_key: ShortString | None = None
     """in place of the message's own"""
     delivery_limit: Count = None
-    """a message that was given back this often is dead-lettered; of a quorum queue"""
+    """of a quorum queue: a message given back this often is dead-lettered"""
     max_length: Count = None
     """messages"""
     max_length_bytes: Count = None
     """bytes of payload"""
     overflow: Overflow | None = None
-    """when it is full: drops its oldest message (drop-head), or refuses new ones, which wait here (reject-publish)"""
+    """a full queue drops its oldest message (drop-head), or refuses new ones, which the relay keeps (reject-publish)"""
     message_ttl: Ttl = None
     """a message that has waited this long expires"""
     single_active_consumer: bool | None = None
@@ -211,9 +211,9 @@ class Binding(Section):
     to_exchange: Annotated[ExchangeName | None, AfterValidator(lambda name: name and _unreserved(name))] = None
     """... or an exchange; one of the two"""
     routing_key: ShortString = ""
-    """which of them: `customer.*` for a topic exchange; empty for a fanout or headers exchange"""
+    """such as `customer.*` for a topic exchange; empty for a fanout or headers exchange"""
     arguments: Arguments = Field(default_factory=dict)
-    """which of them, for a headers exchange"""
+    """for a headers exchange"""
 
     @model_validator(mode="after")
     def _to_one(self) -> Self:

@@ -25,7 +25,7 @@ from tests.support.postgres import PostgresServer
 from tests.support.rabbitmq import RabbitServer
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
-DOCUMENTED = re.compile(r"^\| `(\w+)(?:\{[^}]*\})?` \| (\w+) \|[^|]*\|[^|]+\|$", re.MULTILINE)
+DOCUMENTED = re.compile(r"^\| `(\w+)(?:\{[^}]*\})?` \| (\w+) \|[^|]+\|$", re.MULTILINE)
 
 Metrics = set[tuple[str, str]]  # name and type
 
