@@ -116,7 +116,7 @@ def app() -> App:
         name="relay",
         help=HELP,
         help_epilogue=EXIT_CODES,
-        version=f"relay {__version__}",
+        version=_version,
         help_formatter="default" if on_terminal else "plain",
         help_format="plaintext",
         default_parameter=Parameter(show_default=_default, negative=""),
@@ -125,6 +125,12 @@ def app() -> App:
     for name, (place, about) in COMMANDS.items():
         relay.command(place, name=name, help=about)
     return relay
+
+
+def _version() -> str:
+    from relay.engine.send.codec import CODEC  # noqa: PLC0415  (the engine, which few commands need)
+
+    return f"relay {__version__}, codec: {CODEC}"
 
 
 def _default(value: object) -> object:

@@ -17,7 +17,8 @@ from relay.config.settings import Settings, Wire
 from relay.doctor.finding import Finding, Verdict
 from relay.engine.row import Row
 from relay.engine.send import broker_link as link
-from relay.engine.send.frames import MANDATORY, Encoder, Part
+from relay.engine.send.codec import CODEC, Encoder
+from relay.engine.send.frames import MANDATORY
 from relay.engine.send.message import PERSISTENT, REDELIVERED, Identity, properties
 from relay.engine.send.routes import Router
 from relay.engine.settle import quarantine
@@ -30,6 +31,7 @@ def review(settings: Settings) -> Iterator[Finding]:
         "review.confirms", link.CONFIRMS, "every channel is in confirm mode; a row is marked sent after its confirm"
     )
     yield _in_flight(settings)
+    yield Finding("review.codec", Verdict.OK, f"the codec that encodes messages is {CODEC}")
     yield Finding(
         "review.returns",
         Verdict.OK,
@@ -63,9 +65,8 @@ def _sent(row: Row, settings: Settings, *, redelivered: bool) -> tuple[bool, Bas
     identity = Identity.of(settings)
     if settings.relay.wire is Wire.PUBLISH:
         return bool(MANDATORY), properties(row, identity, redelivered=redelivered)
-    parts: list[Part] = []
-    Encoder(1, FRAME_MIN_SIZE, Router.of(settings), identity).encode(row, parts, redelivered=redelivered)
-    data = b"".join(parts)
+    encoder = Encoder(1, FRAME_MIN_SIZE, Router.of(settings), identity)
+    data = encoder.encode((row,), {row.id} if redelivered else ()).frames
     size, _, publish = pamqp.frame.unmarshal(data)
     _, _, header = pamqp.frame.unmarshal(data[size:])
     if not isinstance(publish, Basic.Publish) or not isinstance(header, ContentHeader):

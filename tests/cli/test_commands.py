@@ -11,6 +11,7 @@ import pytest
 
 import relay as product
 from relay.config.keys import all_keys
+from relay.engine.send.codec import CODEC
 from relay.operate.reference import example
 from relay.operate.whereabouts import Missing
 from relay.replay.job import operator
@@ -25,7 +26,7 @@ ESCAPE = "\x1b"
 def test_version_and_help(tmp_path: Path) -> None:
     relay = Command(tmp_path)
 
-    assert relay("--version").out == f"relay {product.__version__}\n"
+    assert relay("--version").out == f"relay {product.__version__}, codec: {CODEC}\n"
     told = relay("--help")
     assert told.code == 0
     for name in (

@@ -169,7 +169,7 @@ def test_no_sigterm_after_its_start_is_lost(relay: Relay, milliseconds: int) -> 
 def test_it_runs_as_whatever_user_the_platform_gives(podman: Podman, image: str) -> None:
     said = podman("run", "--rm", "--read-only", "--read-only-tmpfs=false", "--user=1000660000:0", image, "--version")
 
-    assert (said.code, said.out) == (0, f"relay {package.__version__}\n"), said.err
+    assert (said.code, said.out) == (0, f"relay {package.__version__}, codec: compiled\n"), said.err
 
 
 def test_it_says_what_it_is_and_has_nothing_to_build_with(

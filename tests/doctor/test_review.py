@@ -22,7 +22,7 @@ def answer(name: str, **sections: Any) -> Finding:
 def test_a_message_is_stable_told_apart_mandatory_and_persistent(wire: Wire) -> None:
     found = {each.check: each for each in review(Settings(relay=RelaySettings(wire=wire, max_message_bytes=1)))}
 
-    for name in ("message_id", "repeats", "mandatory", "persistence", "confirms", "returns"):
+    for name in ("message_id", "repeats", "mandatory", "persistence", "confirms", "codec", "returns"):
         assert found[f"review.{name}"].verdict == OK
     assert found["review.persistence"].words == "messages have delivery mode 2 (persistent)"
 

@@ -14,7 +14,7 @@ from relay.consume.apply.fence import EPOCH, PARTITION
 from relay.consume.failed.envelope import FOLDED, OF_FAILURES, ORIGINAL_EXCHANGE, ORIGINAL_ROUTING_KEY, THE_BROKERS
 from relay.consume.failed.queues import retry_queue_name
 from relay.consume.message import VERSION
-from relay.engine.send.frames import Encoder, Part
+from relay.engine.send.codec import Encoder
 from relay.engine.send.message import OURS, REDELIVERED, REPLAY_ID, REPLAYED_AT, Identity
 from relay.engine.send.routes import Router
 from tests.consume.effects import running
@@ -95,9 +95,8 @@ async def test_the_documented_properties_and_headers_are_those_of_a_message(
 
 def test_the_documented_types_are_those_of_the_frames() -> None:
     row = ROW._replace(traceparent=TRACE["traceparent"].encode(), tracestate=TRACE["tracestate"].encode())
-    parts: list[Part] = []
-    Encoder(1, 4096, Router((), "outbox"), Identity(b"relay", 1 << 20)).encode(row, parts, redelivered=True)
-    frames = b"".join(parts)
+    encoder = Encoder(1, 4096, Router((), "outbox"), Identity(b"relay", 1 << 20))
+    frames = encoder.encode([row], {row.id}).frames
 
     types = {name: cells[0].strip("`").encode() for name, cells in table("### Headers").items()}
     for name in OURS | TRACE.keys():

@@ -1,5 +1,7 @@
-"""The fast encoder says the same as the library's own types."""
+"""Both codecs write the same bytes, and say the same as the library's own types."""
 
+import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import pamqp.frame
@@ -13,7 +15,9 @@ from pamqp.header import ContentHeader
 from relay.broker.content_header import decode_header
 from relay.config.settings import Route
 from relay.engine.row import Row
-from relay.engine.send.frames import Encoder, Part
+from relay.engine.send import codec, frames
+from relay.engine.send.codec import Codec
+from relay.engine.send.frames import Encoder
 from relay.engine.send.message import Identity, UnsendableError, properties
 from relay.engine.send.routes import Router
 
@@ -41,24 +45,33 @@ ROW = Row(
 )
 
 
-def encoder(*routes: Route, frame_max: int = 4096) -> Encoder:
-    return Encoder(7, frame_max, Router(routes, "outbox"), IDENTITY)
+only_compiled = pytest.mark.skipif(codec.CODEC is Codec.PURE, reason="the codec was not built: no compiler")
+CODECS = [
+    pytest.param(frames.Encoder, id=Codec.PURE),
+    pytest.param(codec.Encoder, id=Codec.COMPILED, marks=only_compiled),
+]
+each_codec = pytest.mark.parametrize("make", CODECS)
+Make = Callable[[int, int, Router, Identity], Encoder]
+
+
+def encoder(make: Make, *routes: Route, frame_max: int = 4096) -> Encoder:
+    return make(7, frame_max, Router(routes, "outbox"), IDENTITY)
 
 
 def decode(data: bytes) -> list[Any]:
-    frames = []
+    decoded = []
     while data:
         size, channel, frame = pamqp.frame.unmarshal(data)
         assert channel == 7
-        frames.append(frame)
+        decoded.append(frame)
         data = data[size:]
-    return frames
+    return decoded
 
 
 def encode(row: Row, by: Encoder, *, redelivered: bool = False) -> tuple[Basic.Publish, ContentHeader, bytes]:
-    parts: list[Part] = []
-    by.encode(row, parts, redelivered=redelivered)
-    publish, header, *bodies = decode(b"".join(parts))
+    data, count, refused = by.encode([row], {row.id} if redelivered else set())
+    assert (count, refused) == (1, {})
+    publish, header, *bodies = decode(data)
     assert all(isinstance(body, ContentBody) for body in bodies)
     return publish, header, b"".join(body.value for body in bodies)
 
@@ -83,9 +96,10 @@ rows = st.builds(
 ).map(lambda row: row if row.payload is None else row._replace(payload_bytes=None))
 
 
+@each_codec
 @given(rows, st.booleans())
-def test_frames_decode_to_the_library_s_own_message(row: Row, redelivered: bool) -> None:
-    publish, header, body = encode(row, encoder(), redelivered=redelivered)
+def test_frames_decode_to_the_library_s_own_message(make: Make, row: Row, redelivered: bool) -> None:
+    publish, header, body = encode(row, encoder(make), redelivered=redelivered)
 
     address = Router((), "outbox").address(row)
     assert (publish.exchange.encode(), publish.routing_key.encode()) == address
@@ -95,24 +109,26 @@ def test_frames_decode_to_the_library_s_own_message(row: Row, redelivered: bool)
     assert body == row.body
 
 
-def test_a_stamp_is_on_every_message_whatever_the_headers_of_its_row_are() -> None:
+@each_codec
+def test_a_stamp_is_on_every_message_whatever_the_headers_of_its_row_are(make: Make) -> None:
     stamped = IDENTITY._replace(stamp={"x-replay-id": 7, "x-replayed-at": "2026-11-21T12:00:00Z"})
     row = ROW._replace(headers=b'{"x-replay-id": 1, "mine": 2}')
 
-    _, header, _ = encode(row, Encoder(7, 4096, Router((), "outbox"), stamped))
+    _, header, _ = encode(row, make(7, 4096, Router((), "outbox"), stamped))
 
     headers = header.properties.headers or {}
     assert {name: headers[name] for name in (*stamped.stamp, "mine")} == {**stamped.stamp, "mine": 2}
     assert dict(header.properties) == dict(properties(row, stamped, redelivered=False))
-    own = encode(row, encoder())[1].properties.headers or {}
+    own = encode(row, encoder(make))[1].properties.headers or {}
     assert own["x-replay-id"] == 1  # spark/jobs/replay.py has written it
 
 
-def test_a_number_in_a_header_arrives_as_it_is() -> None:
+@each_codec
+def test_a_number_in_a_header_arrives_as_it_is(make: Make) -> None:
     row = ROW._replace(headers=b'{"rate": 0.1, "far": [1e300, 7]}')
 
     by_frames, by_library = (
-        encode(row, encoder())[1],
+        encode(row, encoder(make))[1],
         ContentHeader(properties=properties(row, IDENTITY, redelivered=False)),
     )
 
@@ -121,8 +137,9 @@ def test_a_number_in_a_header_arrives_as_it_is() -> None:
         assert (headers["rate"], headers["far"]) == (0.1, [1e300, 7])
 
 
-def test_one_encoder_keeps_kinds_apart() -> None:
-    by = encoder()
+@each_codec
+def test_one_encoder_keeps_kinds_apart(make: Make) -> None:
+    by = encoder(make)
     variants = [
         ROW,
         ROW._replace(event_type=b"InvoicePaid"),
@@ -140,20 +157,19 @@ def test_one_encoder_keeps_kinds_apart() -> None:
         assert (publish.exchange.encode(), publish.routing_key.encode()) == Router((), "outbox").address(row)
 
 
-def test_a_route_that_names_the_aggregate_id_is_filled_in_for_each_row() -> None:
-    by = encoder(Route(exchange="invoices", routing_key="customer.{aggregate_id}"))
+@each_codec
+def test_a_route_that_names_the_aggregate_id_is_filled_in_for_each_row(make: Make) -> None:
+    by = encoder(make, Route(exchange="invoices", routing_key="customer.{aggregate_id}"))
 
     keys = [encode(ROW._replace(aggregate_id=key), by)[0].routing_key for key in (b"1", b"2", b"1")]
 
     assert keys == ["customer.1", "customer.2", "customer.1"]
 
 
-def test_no_frame_is_larger_than_the_connection_allows() -> None:
-    parts: list[Part] = []
+@each_codec
+def test_no_frame_is_larger_than_the_connection_allows(make: Make) -> None:
+    data = encoder(make, frame_max=4096).encode([ROW._replace(payload=b"x" * 20_000)], set()).frames
 
-    encoder(frame_max=4096).encode(ROW._replace(payload=b"x" * 20_000), parts)
-
-    data = b"".join(parts)
     while data:
         size, _, _ = pamqp.frame.unmarshal(data)
         assert size <= 4096
@@ -167,12 +183,76 @@ def test_no_frame_is_larger_than_the_connection_allows() -> None:
         (ROW._replace(headers=b'{"' + b"n" * 200 + b'": 1}'), "header name"),
         (ROW._replace(headers=b'{"big": 18446744073709551615}'), "header big"),
         (ROW._replace(routing_key=b"k" * 256), "routing key"),
+        (ROW._replace(message_id=b"m" * 35), "message_id has 36"),
+        (ROW._replace(excess=b"not read"), "not read"),
+        (ROW._replace(aggregate_id=b"k" * 4096), "frame_max"),
     ],
 )
-def test_what_cannot_be_a_message_is_refused_and_leaves_no_bytes(row: Row, words: str) -> None:
-    parts: list[Part] = []
+@each_codec
+def test_what_cannot_be_a_message_is_refused_and_leaves_no_bytes(make: Make, row: Row, words: str) -> None:
+    data, count, refused = encoder(make).encode([ROW, row, ROW._replace(id=7)], set())
 
-    with pytest.raises(UnsendableError, match=words):
-        encoder().encode(row, parts)
+    assert count == 3
+    assert isinstance(refused[1], UnsendableError)
+    assert words in str(refused[1])
+    assert list(refused) == [1]
+    headers = [frame.properties.headers or {} for frame in decode(data) if isinstance(frame, ContentHeader)]
+    assert [each["x-outbox-id"] for each in headers] == [ROW.id, 7]
 
-    assert not parts
+
+@each_codec
+def test_a_write_ends_with_the_row_that_fills_it(make: Make) -> None:
+    rows = [ROW._replace(id=n, payload=b"x" * 400_000) for n in range(1, 6)]
+
+    first = encoder(make).encode(rows, set())
+
+    assert first.rows == 3
+    assert len(first.frames) >= frames.PIECE_BYTES
+
+
+anything = st.none() | st.binary(max_size=300)
+hostile_rows = st.builds(
+    ROW._replace,
+    lane=st.integers(-(2**40), 2**40),
+    id=st.integers(-(2**64), 2**64),
+    message_id=st.binary(min_size=35, max_size=37),
+    aggregate_type=st.binary(max_size=300),
+    event_type=st.binary(max_size=300),
+    **dict.fromkeys(
+        ("aggregate_id", "exchange", "routing_key", "content_type", "headers", "payload", "payload_bytes"), anything
+    ),
+    created_at=st.integers(-(2**63), 2**63 - 1),
+    excess=st.none() | st.binary(max_size=9),
+)
+wrong_rows = st.lists(anything | st.integers() | st.text(max_size=3), min_size=18, max_size=22).map(tuple)
+
+
+@only_compiled
+@given(
+    st.lists(rows | hostile_rows, max_size=5),
+    st.sets(st.integers(1, 2**63 - 1)),
+    st.sampled_from([0, 64, 300, 4096, 131_072]),
+    st.booleans(),
+)
+def test_the_codecs_write_the_same_bytes_and_refuse_the_same_rows(
+    several: list[Row], others: set[int], frame_max: int, by_key: bool
+) -> None:
+    routes = [Route(exchange="e", routing_key="{aggregate_id}")] if by_key else []
+    redelivered = others | {row.id for row in several[::2]}
+
+    by_each = [
+        encoder(make, *routes, frame_max=frame_max).encode(several, redelivered)
+        for make in (frames.Encoder, codec.Encoder)
+    ]
+
+    pure, compiled = by_each
+    assert (compiled.frames, compiled.rows, set(compiled.refused)) == (pure.frames, pure.rows, set(pure.refused))
+
+
+@only_compiled
+@given(st.lists(wrong_rows, max_size=3))
+def test_what_is_no_row_ends_in_an_error_of_python(several: list[tuple[Any, ...]]) -> None:
+    for values in several:
+        with contextlib.suppress(AttributeError):
+            encoded = encoder(codec.Encoder).encode([values], ())  # type: ignore[list-item]
+            assert encoded.refused or decode(encoded.frames)

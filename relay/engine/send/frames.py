@@ -2,12 +2,14 @@
 
 The library encodes one message at a time, at 20 us or more. Here what is the same for all messages of a kind is
 encoded once and kept as a template, and a row costs two struct packs: about 1 us.
-Layout: AMQP 0-9-1 specification, sections 2.3.5 and 4.2. tests/engine/test_frames.py decodes it with the library
-and compares it with `message.properties`.
+This is the pure codec; `compiled_frames.pyx` writes the same bytes without an object a field. `codec` chooses one.
+Layout: AMQP 0-9-1 specification, sections 2.3.5 and 4.2. tests/engine/test_frames.py decodes what both write with the
+library, and compares it with `message.properties`.
 """
 
 import struct
-from typing import Any, NamedTuple
+from collections.abc import Container, Iterable
+from typing import Any, NamedTuple, NoReturn
 
 from relay.broker.content_header import encode_table
 from relay.engine.row import Row
@@ -36,6 +38,8 @@ FLAGS = 1 << 15 | 1 << 13 | 1 << 12 | 1 << 7 | 1 << 6 | 1 << 5 | 1 << 3
 FRAME_OVERHEAD = 8  # type, channel, size and end mark
 UNLIMITED = 128 * 1024  # bytes of a frame where the broker sets no limit: its own default
 TEMPLATES_KEPT = 4096  # an address that differs by row must not grow the memory
+PIECE_BYTES = 1024 * 1024  # of frames that are written at once: the library's writer holds them, beside their rows
+MESSAGE_ID_BYTES = 36
 
 Part = bytes | memoryview
 Kind = tuple[bytes, bytes, bytes | None, bytes | None, bytes | None, bool, bytes | None]
@@ -45,7 +49,7 @@ class Template(NamedTuple):
     """What all messages of a kind share, laid around what differs by row."""
 
     front: struct.Struct  # publish frame, then the header frame up to the outbox id and lane
-    back: struct.Struct  # the rest of the header frame, then the start of the body frame
+    back: struct.Struct  # the rest of the header frame
     start: bytes
     header_size: int  # of the header frame's payload, without the headers that differ by row
     properties: bytes
@@ -56,23 +60,52 @@ class Template(NamedTuple):
     end: bytes
 
 
+class Encoded(NamedTuple):
+    """The frames of the first rows of many."""
+
+    frames: bytes
+    rows: int  # how many they are, with those that were refused
+    refused: dict[int, Exception]  # which of them, counted from 0, cannot be a message, and why
+
+
 class Encoder:
     """Encode messages for one channel.
 
     Args:
         channel: the channel's number.
         frame_max: the connection's negotiated frame size in bytes, 0 for no limit; larger bodies are split.
+    Attributes:
+        max_body: bytes that fit into a frame.
     """
 
     def __init__(self, channel: int, frame_max: int, router: Router, identity: Identity) -> None:
-        self._channel = channel
+        self.channel = channel
         self._frame_max = frame_max or UNLIMITED
-        self._max_body = self._frame_max - FRAME_OVERHEAD
+        self.max_body = self._frame_max - FRAME_OVERHEAD
         self.router = router
-        self._identity = identity
+        self.identity = identity
         self._templates: dict[Kind, Template] = {}
 
-    def encode(self, row: Row, parts: list[Part], *, redelivered: bool = False) -> None:
+    def encode(self, rows: Iterable[Row], redelivered: Container[int]) -> Encoded:
+        """Return the frames of the first rows, in order, as many as one write should have.
+
+        Messages of the ids in `redelivered` carry the header that says so.
+        """
+        parts: list[Part] = []
+        refused: dict[int, Exception] = {}
+        count = size = 0
+        for row in rows:
+            try:
+                self._append(row, parts, redelivered=row.id in redelivered)
+                size += row.size
+            except ENCODING_ERRORS as error:
+                refused[count] = error
+            count += 1
+            if size >= PIECE_BYTES:
+                break
+        return Encoded(b"".join(parts), count, refused)
+
+    def _append(self, row: Row, parts: list[Part], *, redelivered: bool) -> None:
         """Append the frames of one message to `parts`.
 
         Raises:
@@ -86,61 +119,74 @@ class Encoder:
         kind = (aggregate_type, event_type, exchange, routing_key, declared_type, payload is None, varies_by_key)
         template = self._templates.get(kind)
         if template is None:
-            template = self._keep(kind, row)
+            if len(self._templates) >= TEMPLATES_KEPT:
+                self._templates.clear()
+            template = self._templates[kind] = self.template(row)
         body = payload if payload is not None else payload_bytes or b""
         size = len(body)
-        if excess is not None or size > self._identity.max_message_bytes:
-            check_row(row, self._identity)
+        if excess is not None or size > self.identity.max_message_bytes:
+            check_row(row, self.identity)
+        if len(message_id) != MESSAGE_ID_BYTES:
+            self.refuse_message_id(row)
         own = b"" if aggregate_id is None else KEY_ENTRY + len(aggregate_id).to_bytes(4, "big") + aggregate_id
         if headers is not None or traceparent is not None or redelivered:
-            own += _table(extra_headers(row, self._identity, redelivered=redelivered))
-        if template.header_size + len(own) > self._max_body:
-            check_header_frame(template.header_size + len(own) + FRAME_OVERHEAD, self._frame_max)
+            own += self.further(row, redelivered=redelivered)
+        if template.header_size + len(own) > self.max_body:
+            self.check_header(template.header_size + len(own))
         seconds = created_at // 1_000_000 + POSTGRES_EPOCH
         if not 0 <= seconds <= LAST_SECOND:
             seconds = unix_time(row)
-        back = template.back.pack(template.delivery, message_id, seconds, template.end, size)
         parts += (
             template.front.pack(
                 template.start, template.header_size + len(own), BASIC_CONTENT, size, FLAGS,
                 template.properties, template.table_size + len(own), template.names, id_, template.lane, lane,
             ),
             own,
+            template.back.pack(template.delivery, message_id, seconds, template.end),
         )  # fmt: skip
-        if 0 < size <= self._max_body:
-            parts += (back, body, END)
-        else:
-            self._split(back, body, parts)
+        if 0 < size <= self.max_body:
+            parts += (BODY_START.pack(BODY, self.channel, size), body, END)
+        elif size:
+            self._split(body, parts)
 
-    def _split(self, back: bytes, body: bytes, parts: list[Part]) -> None:
-        """Append a body that is not exactly one frame; an empty one has no frame at all."""
-        parts.append(back[: -BODY_START.size])
+    def _split(self, body: bytes, parts: list[Part]) -> None:
+        """Append a body of more than one frame."""
         whole = memoryview(body)  # a slice of it is no copy
-        for start in range(0, len(body), self._max_body):
-            chunk = whole[start : start + self._max_body]
-            parts += (BODY_START.pack(BODY, self._channel, len(chunk)), chunk, END)
+        for start in range(0, len(body), self.max_body):
+            chunk = whole[start : start + self.max_body]
+            parts += (BODY_START.pack(BODY, self.channel, len(chunk)), chunk, END)
 
-    def _keep(self, kind: Kind, row: Row) -> Template:
-        if len(self._templates) >= TEMPLATES_KEPT:
-            self._templates.clear()
-        template = self._templates[kind] = self._template(row)
-        return template
+    def further(self, row: Row, *, redelivered: bool) -> bytes:
+        """Return the table entries beyond those that every message has."""
+        return _table(extra_headers(row, self.identity, redelivered=redelivered))
 
-    def _template(self, row: Row) -> Template:
+    def refuse_message_id(self, row: Row) -> NoReturn:
+        raise UnsendableError(f"a message_id has {MESSAGE_ID_BYTES} bytes, not {row.message_id!r}")
+
+    def check_header(self, size: int) -> None:
+        """Raise UnsendableError when a header of so many bytes does not fit into a frame."""
+        check_header_frame(size + FRAME_OVERHEAD, self._frame_max)
+
+    def template(self, row: Row) -> Template:
+        """Return what all messages of the row's kind share.
+
+        Raises:
+            UnsendableError: no message of the kind can be sent.
+        """
         address = self.router.allowed_address(row)
-        start = publish_frame(self._channel, address, flags=MANDATORY) + struct.pack(">BH", HEADER, self._channel)
+        start = publish_frame(self.channel, address, flags=MANDATORY) + struct.pack(">BH", HEADER, self.channel)
         properties = _short(content_type(row), "content type")
-        stamp = _table(dict(self._identity.stamp))
+        stamp = _table(dict(self.identity.stamp))
         names = stamp + b"\x10x-aggregate-typeS" + _long(row.aggregate_type) + b"\x0bx-outbox-idl"
         lane = b"\x0dx-outbox-lanes"
-        delivery = bytes((PERSISTENT, len(row.message_id)))
-        end = _short(row.event_type, "event type") + _short(self._identity.app_id, "app id")
+        delivery = bytes((PERSISTENT, MESSAGE_ID_BYTES))
+        end = _short(row.event_type, "event type") + _short(self.identity.app_id, "app id")
         table_size = len(names) + 8 + len(lane) + 2
-        header_size = 14 + len(properties) + 4 + table_size + len(delivery) + len(row.message_id) + 8 + len(end)
-        end += END + struct.pack(">BH", BODY, self._channel)
+        header_size = 14 + len(properties) + 4 + table_size + len(delivery) + MESSAGE_ID_BYTES + 8 + len(end)
+        end += END
         return Template(
             front=struct.Struct(f">{len(start)}sIIQH{len(properties)}sI{len(names)}sq{len(lane)}sh"),
-            back=struct.Struct(f">{len(delivery)}s{len(row.message_id)}sQ{len(end)}sI"),
+            back=struct.Struct(f">{len(delivery)}s{MESSAGE_ID_BYTES}sQ{len(end)}s"),
             start=start,
             header_size=header_size,
             properties=properties,

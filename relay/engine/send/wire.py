@@ -11,7 +11,7 @@ The fast way leans on four attributes of aiormq's channel, which are public but 
 import asyncio
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from aiormq.abc import AbstractChannel, ChannelFrame
@@ -30,16 +30,13 @@ from pamqp.commands import Basic, Channel
 from pamqp.header import ContentHeader
 
 from relay.engine.row import Outcome, Row, Settled
-from relay.engine.send.frames import Encoder, Part
-from relay.engine.send.message import ENCODING_ERRORS, not_sent
+from relay.engine.send.frames import PIECE_BYTES, Encoder
+from relay.engine.send.message import not_sent
 from relay.engine.send.routes import Address, Router
 from relay.observe.histogram import Histogram
 
 Settle = Callable[[Settled], None]
 NACKED = "the broker refused it for now (basic.nack)"
-# Of messages that are joined for one write, or written one after the other before they are waited for: the library's
-# writer holds them a second time.
-PIECE_BYTES = 1024 * 1024
 TIMED_EVERY = 16  # rows: brokers confirm a hundred at once, but one by one where several queues take turns
 # RabbitMQ: "NOT_FOUND - no exchange 'x' in vhost '/'", "ACCESS_REFUSED - access to exchange 'x' in vhost '/' refused
 # for user 'u'", and with permissions by topic "access to topic 'k' in exchange 'x' in vhost '/' refused for ...".
@@ -116,7 +113,7 @@ class Wire(Protocol):
     def in_flight(self) -> int:
         """Messages sent and not yet settled."""
 
-    def send(self, rows: Iterable[Row], redelivered: set[int]) -> None:
+    def send(self, rows: Sequence[Row], redelivered: set[int]) -> None:
         """Send in this order; the outcome of each comes by the wire's `settle`, and never within this call.
 
         Rows whose id is in `redelivered` carry the header that says so.
@@ -165,9 +162,8 @@ class FrameWire:
         self._sent_at: deque[tuple[int, float]] = deque()  # (last tag of a write, when)
         self._return: Basic.Return | None = None  # its header and body are still to come
         self._return_bytes = 0
-        self._parts: list[Part] = []  # of frames that are to be written
-        self._part_bytes = 0
-        self._pieces: deque[tuple[int, list[Part]]] = deque()  # full ones, each with its last tag
+        self._unsent: deque[Row] = deque()
+        self._redelivered: set[int] = set()  # ids of such rows among these
         self._undrained = 0  # bytes written since they were last waited for
         self._wake = asyncio.Event()
         self._is_closing = False  # the broker closes the channel
@@ -180,54 +176,40 @@ class FrameWire:
 
     @property
     def in_flight(self) -> int:
-        return len(self._rows)
+        return len(self._rows) + len(self._unsent)
 
-    def send(self, rows: Iterable[Row], redelivered: set[int]) -> None:
-        refused: list[Settled] = []
-        for row in rows:
-            try:
-                self._encoder.encode(row, self._parts, redelivered=row.id in redelivered)
-            except ENCODING_ERRORS as error:
-                refused.append(Settled((row,), Outcome.UNSENDABLE, not_sent(error)))
-                continue
-            self._tag += 1
-            self._rows[self._tag] = row
-            self._part_bytes += row.size
-            if self._part_bytes >= PIECE_BYTES:
-                self._cut()
-        for settled in refused:
-            self._loop.call_soon(self._settle, settled)
+    def send(self, rows: Sequence[Row], redelivered: set[int]) -> None:
+        self._unsent.extend(rows)
+        if redelivered:
+            self._redelivered.update(row.id for row in rows if row.id in redelivered)
         self._wake.set()
 
     async def run(self) -> None:
         closing = self._channel.closing
         closing.add_done_callback(lambda _: self._wake.set())
         while not closing.done():
-            if self._parts or self._pieces:
+            if self._unsent:
                 await self._flush()
             await self._wake.wait()
             self._wake.clear()
 
     async def close(self) -> list[Settled]:
         self._channel.frames.put = self._pass_on  # type: ignore[method-assign]
-        lost = tuple(self._rows.values())
+        lost = (*self._rows.values(), *self._unsent)
         self._rows.clear()
+        self._unsent.clear()
         return after_close(lost, self._channel.closing, self._encoder.router)
 
     async def _flush(self) -> None:
         """Write what was sent, piece by piece; a broker that reads nothing is given no more than two of them."""
-        while self._parts or self._pieces:
+        while self._unsent:
             await self._channel.connection.ready()  # held back while the broker blocks us: buffers would grow
-            if not self._pieces:
-                self._cut()
             written = None
             async with self._writing:
                 if self._is_closing:  # what follows the library's answer to that would end the connection
                     return
-                tag, parts = self._pieces.popleft()
-                self._sent_at.append((tag, self._clock()))
-                payload = b"".join(parts)
-                del parts
+                payload = self._encode()
+                self._sent_at.append((self._tag, self._clock()))
                 self._undrained += len(payload)
                 if self._undrained >= PIECE_BYTES:  # wait until they are out
                     written, self._undrained = self._loop.create_future(), 0
@@ -238,9 +220,19 @@ class FrameWire:
                 # The library's writer keeps the last frame until the next one comes: let that be an empty one.
                 await self._write_queue.put(ChannelFrame(b"", should_close=False))
 
-    def _cut(self) -> None:
-        self._pieces.append((self._tag, self._parts))
-        self._parts, self._part_bytes = [], 0
+    def _encode(self) -> bytes:
+        """Return the frames of the next rows, which are in flight from now on."""
+        encoded = self._encoder.encode(self._unsent, self._redelivered)
+        rows = [self._unsent.popleft() for _ in range(encoded.rows)]
+        if self._redelivered:
+            self._redelivered.difference_update(row.id for row in rows)
+        if encoded.refused:
+            for index, error in encoded.refused.items():
+                self._loop.call_soon(self._settle, Settled((rows[index],), Outcome.UNSENDABLE, not_sent(error)))
+            rows = [row for index, row in enumerate(rows) if index not in encoded.refused]
+        self._rows.update(enumerate(rows, self._tag + 1))
+        self._tag += len(rows)
+        return encoded.frames
 
     def unconfirmed_for(self, now: float) -> float:
         if not self._rows:

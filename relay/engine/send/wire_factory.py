@@ -4,7 +4,7 @@ from aiormq.abc import AbstractChannel as Underlay
 
 from relay.broker.connection import Connection
 from relay.config.settings import Wire as WireChoice
-from relay.engine.send.frames import Encoder
+from relay.engine.send.codec import Encoder
 from relay.engine.send.message import Identity
 from relay.engine.send.plain_wire import PlainWire
 from relay.engine.send.routes import Router

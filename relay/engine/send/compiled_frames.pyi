@@ -1,0 +1,3 @@
+from relay.engine.send import frames
+
+class CompiledEncoder(frames.Encoder): ...

@@ -1,0 +1,245 @@
+# cython: language_level=3, boundscheck=False, wraparound=False
+"""The compiled codec: write the frames of many rows into one buffer, without a Python object a field.
+
+Its twin is `frames.Encoder.encode`, which says what it does; both pass the same tests (tests/engine/test_frames.py).
+Whatever is seldom (a new kind of row, headers, a fault) is done by the methods of `Encoder`.
+Every size is known, and all that may fail has been done, before a row's first byte is written.
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_XDECREF
+from cpython.tuple cimport PyTuple_Check, PyTuple_GET_SIZE
+from libc.stdint cimport int16_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.string cimport memcpy
+
+from relay.engine.send import frames
+from relay.engine.send.message import ENCODING_ERRORS, LAST_SECOND, POSTGRES_EPOCH, check_row, unix_time
+
+cdef extern from "Python.h":
+    int _PyBytes_Resize(PyObject **bytes, Py_ssize_t size) except -1
+    char *data_of "PyBytes_AS_STRING"(PyObject *bytes)
+    PyObject *new_bytes "PyBytes_FromStringAndSize"(const char *data, Py_ssize_t size) except NULL
+
+cdef extern from *:
+    """
+    #define big16(value) __builtin_bswap16(value)
+    #define big32(value) __builtin_bswap32(value)
+    #define big64(value) __builtin_bswap64(value)
+    """
+    uint16_t big16(uint16_t value) nogil
+    uint32_t big32(uint32_t value) nogil
+    uint64_t big64(uint64_t value) nogil
+
+cdef enum:
+    START_BYTES = 4096  # of the buffer, which doubles
+    ROW_FIELDS = 20
+    BODY_START = 7  # type, channel, size
+    MICROSECONDS = 1000000  # of a second
+
+cdef int64_t EPOCH = POSTGRES_EPOCH
+cdef int64_t LATEST = LAST_SECOND
+cdef Py_ssize_t PIECE_BYTES = frames.PIECE_BYTES
+cdef Py_ssize_t MESSAGE_ID_BYTES = frames.MESSAGE_ID_BYTES
+cdef uint32_t BASIC_CONTENT = frames.BASIC_CONTENT
+cdef uint16_t FLAGS = frames.FLAGS
+cdef bytes KEY_ENTRY = frames.KEY_ENTRY
+cdef uint8_t BODY = frames.BODY
+cdef uint8_t END = frames.END[0]
+
+
+cdef class Buffer:
+    """Bytes that are written from the front; `room` before they are."""
+
+    cdef PyObject *data  # a bytes object that nobody else knows
+    cdef Py_ssize_t capacity
+    cdef Py_ssize_t size
+
+    def __cinit__(self):
+        self.capacity = START_BYTES
+        self.data = new_bytes(NULL, START_BYTES)
+
+    def __dealloc__(self):
+        Py_XDECREF(self.data)
+
+    cdef int room(self, Py_ssize_t size) except -1:
+        """Make room for so many bytes more."""
+        if self.size + size > self.capacity:
+            self.capacity = max(self.capacity * 2, self.size + size)
+            _PyBytes_Resize(&self.data, self.capacity)
+        return 0
+
+    cdef bytes taken(self):
+        """Return what was written; the buffer is used no more."""
+        _PyBytes_Resize(&self.data, self.size)
+        return <bytes>self.data
+
+    cdef inline void copy(self, const char *data, Py_ssize_t size) noexcept:
+        memcpy(data_of(self.data) + self.size, data, size)
+        self.size += size
+
+    cdef inline void put(self, bytes data) noexcept:
+        self.copy(PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
+
+    cdef inline void put8(self, uint8_t value) noexcept:
+        self.copy(<char *>&value, 1)
+
+    cdef inline void put16(self, uint16_t value) noexcept:
+        value = big16(value)
+        self.copy(<char *>&value, 2)
+
+    cdef inline void put32(self, uint32_t value) noexcept:
+        value = big32(value)
+        self.copy(<char *>&value, 4)
+
+    cdef inline void put64(self, uint64_t value) noexcept:
+        value = big64(value)
+        self.copy(<char *>&value, 8)
+
+
+cdef class Template:
+    """A `frames.Template` whose fields have types."""
+
+    cdef bytes start, properties, names, lane, delivery, end
+    cdef Py_ssize_t header_size, table_size, fixed
+
+    def __cinit__(self, template):
+        self.start, self.properties, self.names = template.start, template.properties, template.names
+        self.lane, self.delivery, self.end = template.lane, template.delivery, template.end
+        self.header_size, self.table_size = template.header_size, template.table_size
+        # The header frame's own size, and its END, are in none of the three.
+        self.fixed = len(self.start) + 4 + self.header_size + 1
+
+
+cdef class Writer:
+    """What `encode` of one encoder needs, and the templates that it keeps."""
+
+    cdef object encoder
+    cdef dict templates
+    cdef bint varies_by_key
+    cdef uint16_t channel
+    cdef Py_ssize_t max_body
+    cdef Py_ssize_t max_message_bytes
+
+    def __init__(self, encoder):
+        self.encoder = encoder
+        self.templates = {}
+        self.varies_by_key = encoder.router.uses_aggregate_id
+        self.channel = encoder.channel
+        self.max_body = encoder.max_body
+        if self.max_body <= 0:
+            raise ValueError("a frame has room for no byte")
+        self.max_message_bytes = encoder.identity.max_message_bytes
+
+    def encode(self, rows, redelivered):
+        """Return what `frames.Encoder.encode` does, byte by byte."""
+        cdef Buffer buffer = Buffer()
+        cdef dict refused = {}
+        cdef Py_ssize_t count = 0
+        cdef bint has_repeats = bool(redelivered)
+        for row in rows:
+            try:
+                self.append(buffer, row, has_repeats and row.id in redelivered)
+            except ENCODING_ERRORS as error:
+                refused[count] = error
+            count += 1
+            if buffer.size >= PIECE_BYTES:
+                break
+        return frames.Encoded(buffer.taken(), count, refused)
+
+    cdef int append(self, Buffer buffer, row, bint redelivered) except -1:
+        if not PyTuple_Check(row) or PyTuple_GET_SIZE(row) != ROW_FIELDS:
+            raise TypeError(f"{type(row)} is no row")
+        cdef int16_t lane = (<tuple>row)[0]
+        cdef int64_t id_ = (<tuple>row)[1]
+        cdef bytes message_id = (<tuple>row)[2]
+        cdef bytes aggregate_id = (<tuple>row)[4]
+        cdef bytes headers = (<tuple>row)[9]
+        cdef bytes traceparent = (<tuple>row)[10]
+        cdef bytes payload = (<tuple>row)[12]
+        cdef bytes payload_bytes = (<tuple>row)[13]
+        cdef int64_t created_at = (<tuple>row)[14]
+        cdef bytes body = payload if payload is not None else payload_bytes if payload_bytes is not None else b""
+        cdef Py_ssize_t size = len(body)
+        cdef Template template = self.template(row, payload is None)
+
+        if (<tuple>row)[17] is not None or size > self.max_message_bytes:
+            check_row(row, self.encoder.identity)
+        if message_id is None or len(message_id) != MESSAGE_ID_BYTES:
+            self.encoder.refuse_message_id(row)
+        cdef bytes further = b""
+        if headers is not None or traceparent is not None or redelivered:
+            further = self.encoder.further(row, redelivered=redelivered)
+        cdef Py_ssize_t own = len(further)
+        if aggregate_id is not None:
+            own += len(KEY_ENTRY) + 4 + len(aggregate_id)
+        cdef Py_ssize_t header_size = template.header_size + own
+        if header_size > self.max_body:
+            self.encoder.check_header(header_size)
+        cdef int64_t seconds = created_at // MICROSECONDS + EPOCH
+        if not 0 <= seconds <= LATEST:
+            seconds = unix_time(row)
+        cdef Py_ssize_t frames_of_body = (size + self.max_body - 1) // self.max_body
+        buffer.room(template.fixed + own + size + frames_of_body * (BODY_START + 1))
+
+        buffer.put(template.start)
+        buffer.put32(<uint32_t>header_size)
+        buffer.put32(BASIC_CONTENT)
+        buffer.put64(<uint64_t>size)
+        buffer.put16(FLAGS)
+        buffer.put(template.properties)
+        buffer.put32(<uint32_t>(template.table_size + own))
+        buffer.put(template.names)
+        buffer.put64(<uint64_t>id_)
+        buffer.put(template.lane)
+        buffer.put16(<uint16_t>lane)
+        if aggregate_id is not None:
+            buffer.put(KEY_ENTRY)
+            buffer.put32(<uint32_t>len(aggregate_id))
+            buffer.put(aggregate_id)
+        buffer.put(further)
+        buffer.put(template.delivery)
+        buffer.put(message_id)
+        buffer.put64(<uint64_t>seconds)
+        buffer.put(template.end)  # with the header frame's end
+        self.put_body(buffer, body)
+        return 0
+
+    cdef void put_body(self, Buffer buffer, bytes body) noexcept:
+        """Write the body in as many frames as it needs; an empty one has no frame at all."""
+        cdef const char *data = PyBytes_AS_STRING(body)
+        cdef Py_ssize_t left = len(body)
+        cdef Py_ssize_t part
+        while left > 0:
+            part = min(left, self.max_body)
+            buffer.put8(BODY)
+            buffer.put16(self.channel)
+            buffer.put32(<uint32_t>part)
+            buffer.copy(data, part)
+            buffer.put8(END)
+            data += part
+            left -= part
+
+    cdef Template template(self, row, bint is_binary):
+        """Return the template of the row's kind."""
+        fields = <tuple>row
+        kind = (
+            fields[3], fields[5], fields[6], fields[7], fields[8], is_binary, fields[4] if self.varies_by_key else None
+        )
+        template = self.templates.get(kind)
+        if template is None:
+            if len(self.templates) >= frames.TEMPLATES_KEPT:
+                self.templates.clear()
+            template = self.templates[kind] = Template(self.encoder.template(row))
+        return template
+
+
+class CompiledEncoder(frames.Encoder):
+    """See `frames.Encoder`."""
+
+    def __init__(self, channel, frame_max, router, identity):
+        super().__init__(channel, frame_max, router, identity)
+        self._writer = Writer(self)
+
+    def encode(self, rows, redelivered):
+        return self._writer.encode(rows, redelivered)
