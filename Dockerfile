@@ -12,13 +12,17 @@ RUN --mount=type=secret,id=pip.conf \
     python3 -m venv /tools && /tools/bin/pip install --quiet --require-hashes -r requirements/build.txt
 
 FROM tools AS wheel
-COPY LICENSE README.md pyproject.toml ./
+# The codec is compiled: gcc, and Debian's own Python has its headers in a package of their own.
+RUN apt-get update --quiet=2 \
+    && headers=$(python3 -c 'import os, sysconfig; print("" if os.path.exists(sysconfig.get_path("include") + "/Python.h") else "python3-dev")') \
+    && DEBIAN_FRONTEND=noninteractive apt-get install --quiet=2 --yes --no-install-recommends gcc libc6-dev $headers
+COPY LICENSE README.md hatch_build.py pyproject.toml ./
 COPY config config
 COPY examples examples
 COPY migrations migrations
 COPY relay relay
 COPY spark spark
-RUN /tools/bin/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir /wheel .
+RUN OUTBOX_RELAY_CODEC=compiled /tools/bin/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir /wheel .
 
 # The locked dependencies first: they change less often than the project, and their layer is kept.
 FROM tools AS installed

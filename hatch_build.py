@@ -25,13 +25,13 @@ class CodecHook(BuildHookInterface):  # type: ignore[type-arg]
         if wish == "pure":
             return
         root = Path(self.root)
-        with_others = root / SOURCE.parent if version == "editable" else Path(self.directory) / "codec"
+        folder = root / SOURCE.parent if version == "editable" else root / "build/codec"
         try:
-            built = build_codec(root, with_others)
+            built = build_codec(root, folder)
         except Exception as error:
             if wish == "compiled":
                 raise
-            self.app.display_warning(f"without the compiled codec, which is 2 us a message faster: {error}")
+            self.app.display_warning(f"without the compiled codec, which is 0.8 us a message faster: {error}")
             return
         build_data["pure_python"] = False
         build_data["infer_tag"] = True
@@ -46,7 +46,7 @@ def build_codec(root: Path, folder: Path) -> Path:
 
     name = ".".join(SOURCE.with_suffix("").parts)
     with TemporaryDirectory() as scratch:
-        extension = Extension(name, [str(root / SOURCE)], extra_compile_args=["-O2"])
+        extension = Extension(name, [str(root / SOURCE)], extra_compile_args=["-O2", "-g0"])
         modules = cythonize([extension], build_dir=scratch, quiet=True)
         command = build_ext(Distribution({"name": "codec", "ext_modules": modules}))
         command.build_lib, command.build_temp = str(Path(scratch, "lib")), scratch

@@ -28,6 +28,7 @@ from tests.support.template import template_of
 hypothesis_settings.register_profile(
     "patient", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize="CI" in os.environ
 )
+hypothesis_settings.register_profile("fuzz", hypothesis_settings.get_profile("patient"), max_examples=5000)
 hypothesis_settings.load_profile("patient")
 
 # Their tests take as long as ten others.
