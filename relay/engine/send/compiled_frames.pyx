@@ -23,6 +23,9 @@ cdef extern from "Python.h":
 
 cdef extern from *:
     """
+    #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+    #error "the codec swaps bytes: this machine is not little-endian"
+    #endif
     #define big16(value) __builtin_bswap16(value)
     #define big32(value) __builtin_bswap32(value)
     #define big64(value) __builtin_bswap64(value)
