@@ -11,13 +11,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from hatchling.builders.config import BuilderConfig
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 SOURCE = Path("relay/engine/send/compiled_frames.pyx")
 WISH = "OUTBOX_RELAY_CODEC"
 
 
-class CodecHook(BuildHookInterface):  # type: ignore[type-arg]
+class CodecHook(BuildHookInterface[BuilderConfig]):
     """Called by hatchling before it puts a wheel together."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
@@ -31,7 +32,7 @@ class CodecHook(BuildHookInterface):  # type: ignore[type-arg]
         except Exception as error:
             if wish == "compiled":
                 raise
-            self.app.display_warning(f"without the compiled codec, which is 0.8 us a message faster: {error}")
+            self.app.display_warning(f"without the compiled codec, so the relay is slower: {error}")
             return
         build_data["pure_python"] = False
         build_data["infer_tag"] = True
@@ -41,8 +42,8 @@ class CodecHook(BuildHookInterface):  # type: ignore[type-arg]
 def build_codec(root: Path, folder: Path) -> Path:
     """Build the codec of the project at `root` into a folder, and return the library."""
     from Cython.Build import cythonize  # noqa: PLC0415  (a build without them is one without the codec)
-    from setuptools import Distribution, Extension  # noqa: PLC0415
-    from setuptools.command.build_ext import build_ext  # noqa: PLC0415
+    from setuptools import Distribution, Extension  # noqa: PLC0415  (the same)
+    from setuptools.command.build_ext import build_ext  # noqa: PLC0415  (the same)
 
     name = ".".join(SOURCE.with_suffix("").parts)
     with TemporaryDirectory() as scratch:
