@@ -46,6 +46,8 @@ def build_codec(root: Path, folder: Path) -> Path:
     from setuptools.command.build_ext import build_ext  # noqa: PLC0415  (the same)
 
     name = ".".join(SOURCE.with_suffix("").parts)
+    for old in folder.glob(f"{SOURCE.stem}.*.so"):
+        old.unlink()  # it must not stay when this build fails
     with TemporaryDirectory() as scratch:
         extension = Extension(name, [str(root / SOURCE)], extra_compile_args=["-O2", "-g0"])
         modules = cythonize([extension], build_dir=scratch, quiet=True)
@@ -56,7 +58,6 @@ def build_codec(root: Path, folder: Path) -> Path:
         (built,) = Path(scratch, "lib").rglob(f"{SOURCE.stem}*")
         folder.mkdir(parents=True, exist_ok=True)
         target = folder / built.name
-        target.unlink(missing_ok=True)  # a relay that runs has the old one mapped
         target.write_bytes(built.read_bytes())
     return target
 

@@ -2,7 +2,7 @@
 """The compiled codec: write the frames of many rows into one buffer, without a Python object a field.
 
 Its twin is `frames.Encoder.encode`, which says what it does; both pass the same tests (tests/engine/test_frames.py).
-Whatever is seldom (a new kind of row, headers, a fault) is done by the methods of `Encoder`.
+Whatever is seldom (a new kind of row, headers that are nested or escaped, a fault) is done by the methods of `Encoder`.
 Every size is known, and all that may fail has been done, before a row's first byte is written.
 """
 
@@ -11,14 +11,17 @@ from cpython.object cimport PyObject
 from cpython.ref cimport Py_XDECREF
 from cpython.tuple cimport PyTuple_Check, PyTuple_GET_SIZE
 from libc.stdint cimport int16_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
-from libc.string cimport memcpy
+from libc.string cimport memcmp, memcpy, strncmp
 
 from relay.engine.send import frames
-from relay.engine.send.message import ENCODING_ERRORS, LAST_SECOND, POSTGRES_EPOCH, check_row, unix_time
+from relay.engine.send.message import (
+    ENCODING_ERRORS, LAST_SECOND, OURS, POSTGRES_EPOCH, SENDER_SELECTED, check_row, unix_time
+)
+from relay.outbox.headers import MAX_HEADER_NAME_BYTES
 
 cdef extern from "Python.h":
     int _PyBytes_Resize(PyObject **bytes, Py_ssize_t size) except -1
-    char *data_of "PyBytes_AS_STRING"(PyObject *bytes)
+    char *data_of "PyBytes_AS_STRING"(PyObject *bytes) nogil
     PyObject *new_bytes "PyBytes_FromStringAndSize"(const char *data, Py_ssize_t size) except NULL
 
 cdef extern from *:
@@ -39,6 +42,10 @@ cdef enum:
     ROW_FIELDS = 20
     BODY_START = 7  # type, channel, size
     MICROSECONDS = 1000000  # of a second
+    PLAIN_BYTES = 2048  # more of a row's headers are not written here
+    PLAIN_ENTRIES = 16
+    DIGITS = 18  # of a number that certainly fits in 64 bits
+    TRACEPARENT_BYTES = 55
 
 cdef int64_t EPOCH = POSTGRES_EPOCH
 cdef int64_t LATEST = LAST_SECOND
@@ -49,6 +56,9 @@ cdef uint16_t FLAGS = frames.FLAGS
 cdef bytes KEY_ENTRY = frames.KEY_ENTRY
 cdef uint8_t BODY = frames.BODY
 cdef uint8_t END = frames.END[0]
+cdef Py_ssize_t MAX_NAME_BYTES = MAX_HEADER_NAME_BYTES
+cdef bytes TRACE_ENTRY = b"\x0btraceparentS\x00\x00\x007"
+TRACE_HEADERS = ("traceparent", "tracestate")
 
 
 cdef class Buffer:
@@ -77,27 +87,176 @@ cdef class Buffer:
         _PyBytes_Resize(&self.data, self.size)
         return <bytes>self.data
 
-    cdef inline void copy(self, const char *data, Py_ssize_t size) noexcept:
+    cdef inline void copy(self, const char *data, Py_ssize_t size) noexcept nogil:
         memcpy(data_of(self.data) + self.size, data, size)
         self.size += size
 
     cdef inline void put(self, bytes data) noexcept:
         self.copy(PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
 
-    cdef inline void put8(self, uint8_t value) noexcept:
+    cdef inline void put8(self, uint8_t value) noexcept nogil:
         self.copy(<char *>&value, 1)
 
-    cdef inline void put16(self, uint16_t value) noexcept:
+    cdef inline void put16(self, uint16_t value) noexcept nogil:
         value = big16(value)
         self.copy(<char *>&value, 2)
 
-    cdef inline void put32(self, uint32_t value) noexcept:
+    cdef inline void put32(self, uint32_t value) noexcept nogil:
         value = big32(value)
         self.copy(<char *>&value, 4)
 
-    cdef inline void put64(self, uint64_t value) noexcept:
+    cdef inline void put64(self, uint64_t value) noexcept nogil:
         value = big64(value)
         self.copy(<char *>&value, 8)
+
+
+cdef class Table(Buffer):
+    """The entries of a row's own headers, where they are plain: a flat object of texts in ASCII, integers, true, false
+    and null, as PostgreSQL prints jsonb. All else is left to `Encoder.further`.
+    """
+
+    cdef frozenset reserved  # names that a row's headers may not have, or not always
+
+    def __init__(self, reserved):
+        self.reserved = frozenset(name.encode() for name in reserved)
+
+    cdef bint write(self, bytes headers, bytes traceparent) except -1:
+        """Write the entries in place of earlier ones; return whether they are plain."""
+        self.size = 0
+        if traceparent is not None and not is_traceparent(text_of(traceparent), len(traceparent)):
+            return False
+        if headers is not None:
+            if len(headers) > PLAIN_BYTES:
+                return False
+            self.room(len(headers))  # an entry is no longer than its JSON
+            if not self.write_object(text_of(headers), len(headers)):
+                return False
+        if traceparent is not None:
+            self.room(len(TRACE_ENTRY) + TRACEPARENT_BYTES)
+            self.put(TRACE_ENTRY)
+            self.put(traceparent)
+        return True
+
+    cdef bint write_object(self, const uint8_t *at, Py_ssize_t size) except -1:
+        # Behind the text is a zero byte, which is part of nothing that is plain.
+        cdef const uint8_t *end = at + size
+        cdef const uint8_t *names[PLAIN_ENTRIES]
+        cdef Py_ssize_t lengths[PLAIN_ENTRIES]
+        cdef Py_ssize_t count = 0, length, other
+        if at[0] != c"{":
+            return False
+        at += 1
+        if at[0] == c"}":
+            return at + 1 == end
+        while count < PLAIN_ENTRIES:
+            length = text_length(at)
+            if not 0 <= length <= MAX_NAME_BYTES or (<const char *>at)[1:length + 1] in self.reserved:
+                return False
+            for other in range(count):
+                if lengths[other] == length and memcmp(names[other], at + 1, length) == 0:
+                    return False
+            names[count], lengths[count] = at + 1, length
+            count += 1
+            self.put8(<uint8_t>length)
+            self.copy(<const char *>at + 1, length)
+            at += length + 2
+            if at[0] != c":":
+                return False
+            at = self.write_value(at + 1 + (at[1] == c" "))
+            if at == NULL:
+                return False
+            if at[0] == c"}":
+                return at + 1 == end
+            if at[0] != c",":
+                return False
+            at += 1 + (at[1] == c" ")
+        return False
+
+    cdef const uint8_t *write_value(self, const uint8_t *at) noexcept nogil:
+        """Return what is behind the value; NULL if it is not plain."""
+        cdef Py_ssize_t length
+        if at[0] == c'"':
+            length = text_length(at)
+            if length < 0:
+                return NULL
+            self.put8(c"S")
+            self.put32(<uint32_t>length)
+            self.copy(<const char *>at + 1, length)
+            return at + length + 2
+        if strncmp(<const char *>at, "true", 4) == 0:
+            self.put8(c"t")
+            self.put8(1)
+            return at + 4
+        if strncmp(<const char *>at, "false", 5) == 0:
+            self.put8(c"t")
+            self.put8(0)
+            return at + 5
+        if strncmp(<const char *>at, "null", 4) == 0:
+            self.put8(c"V")
+            return at + 4
+        return self.write_integer(at)
+
+    cdef const uint8_t *write_integer(self, const uint8_t *at) noexcept nogil:
+        cdef int64_t value = 0
+        cdef bint is_negative = at[0] == c"-"
+        at += is_negative
+        cdef const uint8_t *start = at
+        while c"0" <= at[0] <= c"9" and at - start < DIGITS:
+            value = value * 10 + at[0] - c"0"
+            at += 1
+        if at == start or (start[0] == c"0" and (is_negative or at - start > 1)):
+            return NULL
+        if at[0] != c"," and at[0] != c"}":
+            return NULL
+        if is_negative:
+            value = -value
+        # The smallest type, as pamqp chooses it.
+        if -(1 << 7) <= value < 1 << 7:
+            self.put8(c"b")
+            self.put8(<uint8_t>value)
+        elif -(1 << 15) <= value < 1 << 16:
+            self.put8(c"s" if value < 1 << 15 else c"u")
+            self.put16(<uint16_t>value)
+        elif -(<int64_t>1 << 31) <= value < <int64_t>1 << 32:
+            self.put8(c"I" if value < <int64_t>1 << 31 else c"i")
+            self.put32(<uint32_t>value)
+        else:
+            self.put8(c"l")
+            self.put64(<uint64_t>value)
+        return at
+
+
+cdef inline const uint8_t *text_of(bytes text) noexcept:
+    return <const uint8_t *>PyBytes_AS_STRING(text)
+
+
+cdef inline Py_ssize_t text_length(const uint8_t *at) noexcept nogil:
+    """Return the bytes between a text's quotes; -1 where there is none in ASCII without escapes."""
+    cdef const uint8_t *end = at + 1
+    if at[0] != c'"':
+        return -1
+    while 0x20 <= end[0] < 0x80 and end[0] != c'"' and end[0] != c"\\":
+        end += 1
+    return end - at - 1 if end[0] == c'"' else -1
+
+
+cdef inline bint is_traceparent(const uint8_t *text, Py_ssize_t size) noexcept nogil:
+    """Whether `message.TRACEPARENT` matches."""
+    cdef uint8_t trace = 0, parent = 0
+    cdef Py_ssize_t n
+    if size != TRACEPARENT_BYTES or (text[0] == c"f" and text[1] == c"f"):
+        return False
+    for n in range(TRACEPARENT_BYTES):
+        if n == 2 or n == 35 or n == 52:
+            if text[n] != c"-":
+                return False
+        elif not (c"0" <= text[n] <= c"9" or c"a" <= text[n] <= c"f"):
+            return False
+        elif 2 < n < 35:
+            trace |= text[n] ^ c"0"
+        elif 35 < n < 52:
+            parent |= text[n] ^ c"0"
+    return trace != 0 and parent != 0
 
 
 cdef class Template:
@@ -119,6 +278,7 @@ cdef class Writer:
 
     cdef object encoder
     cdef dict templates
+    cdef Table table
     cdef bint varies_by_key
     cdef uint16_t channel
     cdef Py_ssize_t max_body
@@ -127,6 +287,7 @@ cdef class Writer:
     def __init__(self, encoder):
         self.encoder = encoder
         self.templates = {}
+        self.table = Table({*OURS, *SENDER_SELECTED, *TRACE_HEADERS, *encoder.identity.stamp})
         self.varies_by_key = encoder.router.uses_aggregate_id
         self.channel = encoder.channel
         self.max_body = encoder.max_body
@@ -170,10 +331,7 @@ cdef class Writer:
             check_row(row, self.encoder.identity)
         if message_id is None or len(message_id) != MESSAGE_ID_BYTES:
             self.encoder.refuse_message_id(row)
-        cdef bytes further = b""
-        if headers is not None or traceparent is not None or redelivered:
-            further = self.encoder.further(row, redelivered=redelivered)
-        cdef Py_ssize_t own = len(further)
+        cdef Py_ssize_t own = self.write_table(row, headers, traceparent, redelivered)
         if aggregate_id is not None:
             own += len(KEY_ENTRY) + 4 + len(aggregate_id)
         cdef Py_ssize_t header_size = template.header_size + own
@@ -200,13 +358,23 @@ cdef class Writer:
             buffer.put(KEY_ENTRY)
             buffer.put32(<uint32_t>len(aggregate_id))
             buffer.put(aggregate_id)
-        buffer.put(further)
+        buffer.copy(data_of(self.table.data), self.table.size)
         buffer.put(template.delivery)
         buffer.put(message_id)
         buffer.put64(<uint64_t>seconds)
         buffer.put(template.end)  # with the header frame's end
         self.put_body(buffer, body)
         return 0
+
+    cdef Py_ssize_t write_table(self, row, bytes headers, bytes traceparent, bint redelivered) except -1:
+        """Write the entries beyond those that every message has into `table`; return how many bytes they have."""
+        cdef bytes further
+        if redelivered or (<tuple>row)[11] is not None or not self.table.write(headers, traceparent):
+            further = self.encoder.further(row, redelivered=redelivered)
+            self.table.size = 0
+            self.table.room(len(further))
+            self.table.put(further)
+        return self.table.size
 
     cdef void put_body(self, Buffer buffer, bytes body) noexcept:
         """Write the body in as many frames as it needs; an empty one has no frame at all."""
