@@ -10,8 +10,7 @@ import asyncio
 from relay.engine.read.tail import Tail
 from relay.engine.send.publisher import Publisher
 from relay.engine.settle.mark import Marker
-from relay.engine.settle.parked_keys import ParkedKeys
-from relay.engine.settle.quarantine import Quarantine
+from relay.engine.settle.quarantine import ParkedKeys, Quarantine
 
 
 async def forward(

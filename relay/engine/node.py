@@ -6,6 +6,7 @@ import signal
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
+from functools import partial
 
 import psycopg
 from pydantic import SecretStr
@@ -28,8 +29,7 @@ from relay.engine.send.routes import Router
 from relay.engine.session.database_retry import DatabaseRetry
 from relay.engine.session.session import SESSION_LOST, LaneSession
 from relay.engine.settle.mark import Delivered, Marker
-from relay.engine.settle.parked_keys import ParkedKeys
-from relay.engine.settle.quarantine import Quarantine
+from relay.engine.settle.quarantine import ParkedKeys, Quarantine
 from relay.engine.snapshot import NodeSnapshot
 from relay.errors import AccessError, DatabaseUnavailableError, OutboxError, SchemaError, leaves
 from relay.logger import get_logger
@@ -134,7 +134,7 @@ class Node:
             self._health.expect(part, "not connected yet")
         self._health.expect("lanes", NO_LANES)
         self._policy = DeliveryPolicy.of(settings.relay.ordering, settings.relay.key_policy)
-        self._publisher = Publisher(self._policy, settings.relay.max_in_flight, may_send=self._holds_its_lanes)
+        self._publisher = Publisher(self._policy, settings.relay.max_in_flight)
         self._delivered = Delivered()
         self._broker_link = BrokerLink(
             settings,
@@ -150,9 +150,8 @@ class Node:
         self._losses: dict[str, int] = Counter()  # of database sessions, by reason
         self._sweep_finds = 0  # of earlier sessions' tails
         self._ready = False
-        self._ours_for = settings.relay.node_timeout * OURS_FOR
         self._former: int | None = None  # the server process of the last session
-        self._forwarding: asyncio.Timeout | None = None
+        self._forwarding: asyncio.Task[None] | None = None
         self.drain = asyncio.Event()
 
     def is_ready(self) -> bool:
@@ -225,7 +224,7 @@ class Node:
         await asyncio.sleep(drain_timeout)
         log.warning("drain.timed_out", in_flight=self.in_flight, seconds=drain_timeout)
         if self._forwarding is not None:
-            self._forwarding.reschedule(asyncio.get_running_loop().time())
+            self._forwarding.cancel()
         linking.cancel()
         await asyncio.sleep(GOODBYE)
         self.unplug()
@@ -276,6 +275,7 @@ class Node:
         """Relay through one session until drained or until it is lost."""
         settings = self._settings.relay
         self._sweep_finds += self._tail.sweep_finds if self._tail else 0
+        self._publisher.send_while(partial(session.has_answered_within, settings.node_timeout * OURS_FOR))
         retry = DatabaseRetry(session, self._health, drain=self.drain)
         tail = self._tail = Tail(session, settings, self._policy, retry)
         held = ParkedKeys(session, tail, retry)
@@ -298,7 +298,7 @@ class Node:
                 await held.load()
             await quarantine.load()
 
-        lanes = Lanes(session, tail, self._publisher, health=self._health, retry=retry, learn=learn)
+        lanes = Lanes(session, tail, self._publisher, health=self._health, learn=learn)
         membership = Membership(
             session,
             settings,
@@ -322,20 +322,16 @@ class Node:
                 await wait_for_event(self._broker_link.up, DRAIN_LOOK)
             membership.hurry()
             announcing = tasks.create_task(self._announce(session, lanes), name="announce")
+            # A task, although nothing else happens here: each step of an awaited coroutine passes through all callers.
+            forwarding = forward(tail, held, quarantine, self._publisher, marker, drain=self.drain)
+            self._forwarding = tasks.create_task(forwarding, name="forward")
             try:
-                async with asyncio.timeout(None) as self._forwarding:
-                    await forward(tail, held, quarantine, self._publisher, marker, drain=self.drain)
-            except TimeoutError:
-                pass  # `_end_in_time` has told it
+                await asyncio.wait([self._forwarding])  # until drained, or until `_end_in_time` cancels it
             finally:
                 self._forwarding = None
             for task in (*beside, announcing):
                 task.cancel()
         await membership.leave()
-
-    def _holds_its_lanes(self) -> bool:
-        """Whether no other node can have ended the session yet, as far as this one knows."""
-        return self._session is not None and self._session.answered_for() < self._ours_for
 
     async def _announce(self, session: LaneSession, lanes: Lanes) -> None:
         if not self._ready:

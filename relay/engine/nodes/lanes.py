@@ -13,7 +13,6 @@ from relay.backoff import wait_for_event
 from relay.engine.health import Health
 from relay.engine.read.tail import Tail
 from relay.engine.send.publisher import Publisher
-from relay.engine.session.database_retry import DatabaseRetry
 from relay.engine.session.session import LANES, LaneSession, array_text
 from relay.logger import get_logger
 
@@ -61,7 +60,6 @@ class Lanes:
         publisher: Publisher,
         *,
         health: Health,
-        retry: DatabaseRetry,
         learn: Callable[[], Awaitable[None]],
     ) -> None:
         self._session = session
@@ -69,7 +67,6 @@ class Lanes:
         self._tail = tail
         self._publisher = publisher
         self._health = health
-        self._retry = retry
         self._learn = learn
         self._number = 0
         self._aimed = asyncio.Event()
@@ -105,7 +102,7 @@ class Lanes:
     async def _take(self, number: int) -> None:
         taken = await lock_lanes(self._session, number)
         if taken:
-            await self._retry.run(self._learn)
+            await self._learn()
             self._lanes.take(taken)
             self._tail.enter(taken)
             self._health.heal("lanes")

@@ -22,8 +22,7 @@ from relay.engine.health import Health
 from relay.engine.nodes.lanes import Lanes
 from relay.engine.send.broker_link import BrokerLink
 from relay.engine.send.publisher import Publisher
-from relay.engine.session.database_retry import DatabaseRetry
-from relay.engine.session.session import LANES, LaneSession
+from relay.engine.session.session import LANES, LaneSession, Retry, retried
 from relay.logger import get_logger
 from relay.silence import Silence
 
@@ -144,7 +143,7 @@ class Membership:
         publisher: Publisher,
         broker_link: BrokerLink,
         health: Health,
-        retry: DatabaseRetry,
+        retry: Retry,
         former: int | None,
     ) -> None:
         self._session = session
@@ -170,7 +169,7 @@ class Membership:
         await self._join()
         while True:
             self._session.nodes_changed.clear()
-            members = await self._retry.run(self._beat)
+            members = await self._beat()
             self._aim(share(self._settings.node, members))
             self._publisher.pump()  # it may have waited for this answer
             others = [member for member in members if member.pid != self._session.pid]
@@ -184,9 +183,10 @@ class Membership:
         """Delete what marks have counted and heartbeats have added, until cancelled; one node does it for all."""
         while True:
             await asyncio.sleep(CLEAR_INTERVAL)
-            while 0 in self._session.lanes.held and await self._retry.run(self._clear_added) == ROWS_PER_CLEAR:
+            while 0 in self._session.lanes.held and await self._clear_added() == ROWS_PER_CLEAR:
                 pass
 
+    @retried
     async def _clear_added(self) -> int:
         async with self._session.use() as connection:
             return (await connection.execute(self._session.sql(CLEAR_ADDED), {"rows": ROWS_PER_CLEAR})).rowcount
@@ -198,7 +198,7 @@ class Membership:
     async def leave(self) -> None:
         """Let the other nodes have our lanes, of which no row is under way any more."""
         self._lanes.release_all()
-        await self._beat()
+        await self._write_beat()  # once: what is in the way must not hold up the end
         async with self._session.use() as connection:
             await connection.execute(self._session.sql(LEAVE, nodes=self._session.nodes_channel))
 
@@ -221,7 +221,11 @@ class Membership:
             cursor = await connection.execute(self._join_statement, {"name": self._settings.node})
             return await cursor.fetchone() == (True,)
 
+    @retried
     async def _beat(self) -> list[Peer]:
+        return await self._write_beat()
+
+    async def _write_beat(self) -> list[Peer]:
         """Write the node's heartbeat, and return all members, this node included."""
         can_deliver = self._broker_link.can_deliver
         values = {

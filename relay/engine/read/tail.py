@@ -15,8 +15,7 @@ from relay.engine.delivery_policy import DeliveryPolicy
 from relay.engine.read.pending import DUE, read_statement
 from relay.engine.read.positions import Plan, Positions
 from relay.engine.row import Key, Row, fetch_rows, give_rows
-from relay.engine.session.database_retry import DatabaseRetry
-from relay.engine.session.session import LaneSession, array_text
+from relay.engine.session.session import LaneSession, Retry, array_text, retried
 
 SHORT_REST = 0.002  # seconds between two reads while rows keep coming
 DOORBELL_AFTER = 0.02  # seconds without a row, after which writers are asked to ring
@@ -33,9 +32,7 @@ class Tail:
         sweep_finds: rows that no rule foresaw, and that only a sweep has found.
     """
 
-    def __init__(
-        self, session: LaneSession, settings: RelaySettings, policy: DeliveryPolicy, retry: DatabaseRetry
-    ) -> None:
+    def __init__(self, session: LaneSession, settings: RelaySettings, policy: DeliveryPolicy, retry: Retry) -> None:
         self._session = session
         self._lanes = session.lanes
         self._settings = settings
@@ -77,7 +74,7 @@ class Tail:
                 continue
             if not self._positions.has_more:
                 await asyncio.sleep(self._read_at + SHORT_REST - time.monotonic())
-            rows = await self._retry.run(self._next_rows)  # whose floors move only when all is read
+            rows = await self._next_rows()
             if rows:
                 self._row_at = time.monotonic()
                 await self._session.hold_doorbell(hold=False)
@@ -170,6 +167,7 @@ class Tail:
         rest = min(max(idle / 10, SHORT_REST), self._settings.poll_interval, until_due)
         await self._session.rest(rest, listen=doorbell)
 
+    @retried  # the floors move only when all is read
     async def _next_rows(self) -> list[Row]:
         positions = self._positions
         began = time.monotonic()

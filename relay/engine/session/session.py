@@ -2,14 +2,20 @@
 
 A lane belongs to the session that holds its advisory lock. Its rows are read and marked on that very session, so a
 node that lost the session can neither read nor mark another row.
+
+Some errors leave the session and its lanes as they are: a full disk, a locked table, a missing day. The statement is
+then repeated (`retried`) until it succeeds. Confirmed rows that cannot be marked stay in the window, which fills; then
+the relay reads no more, and so sends no more.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
+from functools import wraps
+from math import inf
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 
 import psycopg
 from psycopg import AsyncConnection, AsyncCursor
@@ -66,6 +72,9 @@ SESSION_LOST = (
     CommitUnknownError,
 )
 
+# What passes, and leaves the session usable.
+PASSING = (psycopg.errors.DiskFull, psycopg.errors.LockNotAvailable, psycopg.errors.QueryCanceled)
+NO_DAY = psycopg.errors.CheckViolation  # no partition takes the day
 
 LANES = 16
 
@@ -275,6 +284,7 @@ class LaneSession:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._answered_at = -inf
         await self._connection.close()
 
     def sql(self, statement: SQL, **names: Any) -> bytes:
@@ -336,9 +346,12 @@ class LaneSession:
         """Note that a statement that began at that moment (monotonic) has changed some row."""
         self.written_at = began
 
-    def answered_for(self) -> float:
-        """Return the seconds since the last statement that was answered began: then the locks were ours."""
-        return time.monotonic() - self._answered_at
+    def has_answered_within(self, seconds: float) -> bool:
+        """Whether the last statement that was answered began so recently, and the session is open: the locks were ours.
+
+        A node asks for each batch that it sends.
+        """
+        return time.monotonic() - self._answered_at < seconds
 
     async def rest(self, seconds: float, *, listen: bool) -> None:
         """Sleep until a notification comes (if `listen`), the session is wanted, or the time is over.
@@ -404,3 +417,43 @@ def array_text(numbers: Iterable[int]) -> str:
 def places(rows: Collection[Row]) -> dict[str, str]:
     """Return the parameters of `GIVEN`."""
     return {"lanes": array_text(row.lane for row in rows), "ids": array_text(row.id for row in rows)}
+
+
+Asked = ParamSpec("Asked")
+Result = TypeVar("Result")
+
+
+class Retry(Protocol):
+    """What `retried` needs: the pause between two tries of a statement."""
+
+    async def wait(self, error: psycopg.Error, tries: int) -> None:
+        """Return when a statement that has failed so many times, now with such an error, may run again."""
+
+    def heal(self) -> None:
+        """Note that a statement has succeeded after it had failed."""
+
+
+def retried(
+    ask: Callable[Concatenate[Any, Asked], Awaitable[Result]],
+) -> Callable[Concatenate[Any, Asked], Coroutine[Any, Any, Result]]:
+    """Repeat a method until it succeeds, with pauses by its object's `_retry`; losing the session ends it.
+
+    The method is one transaction and changes nothing else.
+    """
+
+    @wraps(ask)
+    async def run(self: Any, /, *args: Asked.args, **kwargs: Asked.kwargs) -> Result:
+        tries = 0
+        while True:
+            try:
+                result = await ask(self, *args, **kwargs)
+            except (*PASSING, NO_DAY) as error:
+                tries += 1
+                retry: Retry = self._retry
+                await retry.wait(error, tries)
+            else:
+                if tries:
+                    self._retry.heal()
+                return result
+
+    return run
