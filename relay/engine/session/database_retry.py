@@ -1,4 +1,4 @@
-"""What happens while a statement fails and the session lives: explain the error, make missing days, wait.
+"""The pauses while a statement fails and the session lives: explain the error, make missing days, wait.
 
 No row passes through here while the database works.
 """
@@ -19,14 +19,14 @@ log = get_logger(__name__)
 RETRY_INITIAL, RETRY_MAX = 0.1, 2.0  # seconds
 ENSURE_DAYS_INTERVAL, BLOCKED_DAYS_INTERVAL = 3600.0, 10.0  # seconds
 
-# Rows can be marked while somebody keeps new days from being made, so this waits for him only for a moment.
+# Rows can be marked while another session keeps new days from being made, so this waits for its lock only a moment.
 ENSURE_DAYS = SQL("""
     SELECT {schema}.ensure_sent_days((now() AT TIME ZONE 'UTC')::date, 3)
     FROM set_config('lock_timeout', '200ms', true)
 """)
 
-# Whose locks keep rows from being marked, parked or put aside, or days from being made. A prepared transaction has no
-# process.
+# The sessions whose locks keep rows from being marked, parked or set aside, or days from being made. A prepared
+# transaction has no process.
 BLOCKERS = SQL("""
     SELECT string_agg(DISTINCT
         coalesce('session ' || pid || coalesce(' (' || nullif(application_name, '') || ')', ''),
@@ -85,13 +85,13 @@ class DatabaseRetry:
         self._health.heal("database")
 
     async def keep_days(self) -> None:
-        """Make the days' partitions in time, until cancelled."""
+        """Make the partitions of the coming days in time, until cancelled."""
         while True:
             are_made = await self.ensure_days()
             await asyncio.sleep(ENSURE_DAYS_INTERVAL if are_made else BLOCKED_DAYS_INTERVAL)
 
     async def ensure_days(self) -> bool:
-        """Make the partitions of today and the next two days (UTC); tell whether they are there."""
+        """Make the partitions of today and the next two days (UTC); return whether they are there."""
         try:
             async with self._session.use() as connection:
                 await connection.execute(self._session.sql(ENSURE_DAYS))
@@ -113,4 +113,4 @@ class DatabaseRetry:
         async with self._session.use() as connection:
             statement = self._session.sql(BLOCKERS, name=self._session.schema)
             row = await (await connection.execute(statement)).fetchone()
-        return row[0] if row and row[0] else "nobody holds a lock on it any more"
+        return row[0] if row and row[0] else "no session holds a lock on it any more"
