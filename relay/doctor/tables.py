@@ -10,7 +10,7 @@ from relay.config.settings import Settings
 from relay.doctor.finding import Finding, Verdict
 from relay.operate.revision import head_revision
 
-DAYS_AHEAD = 3  # today (UTC) and the next two, as the relay makes them (relay/engine/session/session.py, ENSURE_DAYS)
+DAYS_AHEAD = 3  # today (UTC) and the next two, as the relay makes them (`database_retry.ENSURE_DAYS`)
 
 # A day is there when its partition is attached; a table that only has the name keeps it from being made.
 READ_DAYS = SQL("""

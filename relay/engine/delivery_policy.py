@@ -1,4 +1,4 @@
-"""Whether a row may go now: what `ordering` and `key_policy` mean together.
+"""What `ordering` and `key_policy` mean together: what a row waits for.
 
 docs/decisions/0029-one-delivery-policy.md says why each combination does what it does.
 """
@@ -23,7 +23,7 @@ class DeliveryPolicy:
         holds = key_policy is KeyPolicy.HOLD
         return cls(
             one_at_a_time=ordering is Ordering.KEY,
-            # When later rows are already in flight, to keep the rest back would not restore the order.
+            # When later rows are already in flight, keeping back the rest would not restore the order.
             backoff_holds_key=holds and ordering is Ordering.KEY,
             put_away_holds_key=holds and ordering is not Ordering.NONE,
         )

@@ -1,4 +1,4 @@
-"""What keeps this node from delivering, in words for the operator."""
+"""What keeps this node from delivering, as the operator reads it."""
 
 import time
 from enum import StrEnum
@@ -9,27 +9,27 @@ from relay.logger import get_logger
 log = get_logger(__name__)
 
 REFUSED_AFTER = 5.0  # seconds, for what has no `relay.stall_after`
-TOLD_REASONS = 20  # remembered a part: a reason with a changing number in it must not fill the memory of a long outage
+TOLD_REASONS = 20  # remembered for each part: reasons with a changing number must not fill the memory
 
-# Some messages wait there while the others go out: a reason to look, none to take the node for unable.
+# Some messages wait there while the others go out. The operator should look, but the node can deliver.
 PARTIAL = frozenset({"queues", "routes"})
 
 
 class HealthState(StrEnum):
-    """How a node is, in one word."""
+    """The state of a node."""
 
     OK = "ok"
     DEGRADED = "degraded"  # a part does not work
-    STALLED = "stalled"  # messages wait and none settles
+    STALLED = "stalled"  # messages wait, and no message settles
 
 
 class Health:
-    """Reasons by part ("broker", "database", ...); none of them: all is well.
+    """Reasons by part ("broker", "database", ...). Without a reason the node is well.
 
     Args:
         refused_after: seconds of refused connections after which the reason says so.
     Attributes:
-        refusals: for how long each end has refused us.
+        refusals: for how long each end has refused the node.
     """
 
     def __init__(self, refused_after: float = REFUSED_AFTER) -> None:
@@ -41,14 +41,14 @@ class Health:
         self._stalled = ""
 
     def expect(self, part: str, reason: str) -> None:
-        """Note that a part is not there yet, and that nothing is wrong so far."""
+        """Note that a part is not ready yet, and that nothing is wrong so far."""
         self._expected[part] = reason
 
     def degrade(self, part: str, reason: str, *, is_refusal: bool = False, **more: object) -> None:
-        """Note that a part does not work; each reason is logged once, with `more`, until the part works again.
+        """Note that a part does not work. Each reason is logged once, with `more`, until the part works again.
 
         Args:
-            is_refusal: the server answered, and did not let us in.
+            is_refusal: the server answered, and refused the connection.
         """
         self.refusals.note(part, reason, is_refusal=is_refusal)
         self._reasons[part] = reason
@@ -73,20 +73,20 @@ class Health:
         return now - self._since.get(part, now)
 
     def stall(self, waiting: int, seconds: float) -> None:
-        """Note that messages wait and that none has settled for this long."""
+        """Note that messages wait, and that no message has settled for this long."""
         if not self._stalled:
             log.warning("delivery.stalled", waiting=waiting, seconds=round(seconds, 1))
         self._stalled = f"nothing has settled for {seconds:.0f} s, messages that wait: {waiting}"
 
     def move(self) -> None:
-        """Note that delivery goes on, or that nothing waits any more."""
+        """Note that messages settle again, or that no message waits."""
         if self._stalled:
             self._stalled = ""
             log.info("delivery.resumed")
 
     @property
     def hindrances(self) -> dict[str, str]:
-        """What keeps us from delivering at this moment, by part; with what is only expected yet."""
+        """What keeps the node from delivering now, by part; also what is not ready yet."""
         whole = {part: reason for part, reason in self._worded.items() if part not in PARTIAL}
         return self._expected | whole | self._stall
 

@@ -10,8 +10,7 @@ import asyncio
 from relay.engine.read.tail import Tail
 from relay.engine.send.publisher import Publisher
 from relay.engine.settle.mark import Marker
-from relay.engine.settle.parked_keys import ParkedKeys
-from relay.engine.settle.quarantine import Quarantine
+from relay.engine.settle.quarantine import ParkedKeys, Quarantine
 
 
 async def forward(
@@ -25,18 +24,18 @@ async def forward(
 ) -> None:
     """Carry pending rows to the broker until `drain` is set.
 
-    On return every row that was read is marked, put away or still pending: what was sent is settled and written; what
+    On return every row that was read is marked, put away or still pending. What was sent is settled and written; what
     was only read is left for the next run.
-    Being cancelled, or losing the session, is a crash that we are told about: rows in flight stay pending and go out
-    again. So ends a drain that takes too long.
+    After a cancel, or when the session is lost, rows in flight stay pending and go out again, as after a crash. A drain
+    that takes too long ends in that way.
     """
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(marker.run(), name="mark")
         async for window in tail.windows(until=drain):  # sleeps while idle, waits for room
             rows = await quarantine.hold_rows(await held.hold_rows(window))
-            while held.holds_any(rows):  # since a moment ago: a row was parked while the table was asked
+            while held.holds_any(rows):  # a row was parked while the table was asked
                 rows = await quarantine.hold_rows(await held.hold_rows(rows))
             publisher.offer(tail.hold_rows(rows), behind=tail.behind)
-            del window[:], rows[:]  # else they stay in memory, long settled, while the next ones are read
+            del window[:], rows[:]  # otherwise they stay in memory, long settled, while the next rows are read
             await quarantine.tend()
         publisher.stop()

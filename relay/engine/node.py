@@ -6,6 +6,7 @@ import signal
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
+from functools import partial
 
 import psycopg
 from pydantic import SecretStr
@@ -28,8 +29,7 @@ from relay.engine.send.routes import Router
 from relay.engine.session.database_retry import DatabaseRetry
 from relay.engine.session.session import SESSION_LOST, LaneSession
 from relay.engine.settle.mark import Delivered, Marker
-from relay.engine.settle.parked_keys import ParkedKeys
-from relay.engine.settle.quarantine import Quarantine
+from relay.engine.settle.quarantine import ParkedKeys, Quarantine
 from relay.engine.snapshot import NodeSnapshot
 from relay.errors import AccessError, DatabaseUnavailableError, OutboxError, SchemaError, leaves
 from relay.logger import get_logger
@@ -40,9 +40,9 @@ from relay.stopping import GOODBYE
 log = get_logger(__name__)
 
 RECONNECT_INITIAL, RECONNECT_MAX = 0.1, 3.0  # seconds; ready again within 5 s of the heal
-INTERRUPTED = 130
-OURS_FOR = 0.9  # of node_timeout without an answer: then others may end our session, and we send no more
-DRAIN_LOOK = 0.2  # seconds: it may be told to stop before there is a broker
+INTERRUPTED = 130  # exit code
+OURS_FOR = 0.9  # of node_timeout: without an answer for so long, other nodes may soon end the session
+DRAIN_LOOK = 0.2  # seconds: the drain may begin before there is a broker
 NO_LANES = "none held"
 
 # What a relay gets when another process downgrades or drops its tables.
@@ -59,17 +59,17 @@ async def serve(
     beside: "Callable[[Node], AbstractAsyncContextManager[None]]" = lambda _: nullcontext(),
     reload: Callable[[], Settings] | None = None,
 ) -> int:
-    """Relay until SIGTERM or SIGINT, then drain; a second signal stops at once, and loses nothing.
+    """Relay until SIGTERM or SIGINT, then drain. A second signal stops at once, and loses nothing.
 
     Args:
-        beside: what is open from before the start until after the end, such as an HTTP server with the node's state.
-        reload: reads the settings again, at SIGHUP; by default they stay those of the start.
+        beside: a context that is open from before the start until after the end, such as an HTTP server.
+        reload: reads the settings again at SIGHUP; by default they stay as they were at the start.
     Returns:
         The exit code: 0 after draining, 130 after a second signal.
     Raises:
-        OutboxError: it could not start: no database or broker within `relay.start_timeout`, or no tables.
+        OutboxError: it could not start. There was no database or broker within `relay.start_timeout`, or no table.
     """
-    # Rows live for milliseconds and by the thousand: the collector's usual pace finds nothing among them, and costs
+    # Thousands of rows live for milliseconds each. At its usual pace the collector finds nothing among them, and costs
     # a tenth of the relay's CPU time.
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
@@ -134,7 +134,7 @@ class Node:
             self._health.expect(part, "not connected yet")
         self._health.expect("lanes", NO_LANES)
         self._policy = DeliveryPolicy.of(settings.relay.ordering, settings.relay.key_policy)
-        self._publisher = Publisher(self._policy, settings.relay.max_in_flight, may_send=self._holds_its_lanes)
+        self._publisher = Publisher(self._policy, settings.relay.max_in_flight)
         self._delivered = Delivered()
         self._broker_link = BrokerLink(
             settings,
@@ -150,13 +150,12 @@ class Node:
         self._losses: dict[str, int] = Counter()  # of database sessions, by reason
         self._sweep_finds = 0  # of earlier sessions' tails
         self._ready = False
-        self._ours_for = settings.relay.node_timeout * OURS_FOR
         self._former: int | None = None  # the server process of the last session
-        self._forwarding: asyncio.Timeout | None = None
+        self._forwarding: asyncio.Task[None] | None = None
         self.drain = asyncio.Event()
 
     def is_ready(self) -> bool:
-        """Whether there were, at one moment, lanes and both connections."""
+        """Whether the node has had lanes and both connections at the same time."""
         return self._ready
 
     @property
@@ -164,7 +163,7 @@ class Node:
         return self._publisher.in_flight
 
     def snapshot(self) -> NodeSnapshot:
-        """Return what this node knows of itself at this moment."""
+        """Return the node's counters and state at this moment."""
         publisher, session = self._publisher, self._session
         return NodeSnapshot(
             ready=not self.hindrances(),
@@ -183,7 +182,7 @@ class Node:
         )
 
     def hindrances(self) -> dict[str, str]:
-        """Return what keeps the node from delivering at this moment, by part; empty when it can deliver."""
+        """Return what keeps the node from delivering now, by part; empty when it can deliver."""
         draining = {"relay": "draining: it was told to stop"} if self.drain.is_set() else {}
         return self._health.hindrances | draining
 
@@ -204,7 +203,7 @@ class Node:
     def start_draining(self) -> None:
         """Stop reading and sending; `run` returns when what is in flight is settled and marked.
 
-        Whatever it waits for by then, and on whichever server: it returns `GOODBYE` after `relay.drain_timeout`.
+        It returns `GOODBYE` after `relay.drain_timeout` at the latest, also when a server does not answer.
         """
         if self.drain.is_set():
             return
@@ -214,24 +213,24 @@ class Node:
             self._tail.wake()
 
     def unplug(self) -> None:
-        """End the database session at once: nothing more is waited for on it."""
+        """End the database session at once; every statement on it fails."""
         if self._session is not None:
             self._session.unplug()
 
     async def _end_in_time(self, linking: asyncio.Task[None]) -> None:
-        """Bound the whole stop: first what is in flight, then the goodbyes to both servers at once."""
+        """Bound the whole stop: first what is in flight, then the goodbyes to both servers."""
         await self.drain.wait()
         drain_timeout = self._settings.relay.drain_timeout
         await asyncio.sleep(drain_timeout)
         log.warning("drain.timed_out", in_flight=self.in_flight, seconds=drain_timeout)
         if self._forwarding is not None:
-            self._forwarding.reschedule(asyncio.get_running_loop().time())
+            self._forwarding.cancel()
         linking.cancel()
         await asyncio.sleep(GOODBYE)
         self.unplug()
 
     async def use_hosts(self, url: SecretStr) -> None:
-        """Go on with the broker's hosts of this URL; see `BrokerLink.use_hosts`."""
+        """Use the broker's hosts of this URL from now on; see `BrokerLink.use_hosts`."""
         await self._broker_link.use_hosts(url)
 
     async def _relay(self) -> None:
@@ -263,11 +262,11 @@ class Node:
                 lost = session.ended_by or _first(group)
                 self._losses[kind_of_loss(lost)] += 1
                 self._health.degrade("database", f"session lost: {one_line(lost)}")
-                # Sessions that end as soon as they begin are followed by longer and longer waits.
+                # After sessions that end as soon as they begin, the waits grow.
                 failures = failures + 1 if loop.time() - opened_at < RECONNECT_MAX else 1
             self._session = None
             self._health.expect("lanes", NO_LANES)
-            if self.drain.is_set():  # what is in flight still has had its time
+            if self.drain.is_set():  # what is in flight has had its time
                 return
             await unless_set(self.drain, self._publisher.abandon())
             await wait_for_event(self.drain, backoff(failures, RECONNECT_INITIAL, RECONNECT_MAX))
@@ -276,6 +275,7 @@ class Node:
         """Relay through one session until drained or until it is lost."""
         settings = self._settings.relay
         self._sweep_finds += self._tail.sweep_finds if self._tail else 0
+        self._publisher.send_while(partial(session.has_answered_within, settings.node_timeout * OURS_FOR))
         retry = DatabaseRetry(session, self._health, drain=self.drain)
         tail = self._tail = Tail(session, settings, self._policy, retry)
         held = ParkedKeys(session, tail, retry)
@@ -298,7 +298,7 @@ class Node:
                 await held.load()
             await quarantine.load()
 
-        lanes = Lanes(session, tail, self._publisher, health=self._health, retry=retry, learn=learn)
+        lanes = Lanes(session, tail, self._publisher, health=self._health, learn=learn)
         membership = Membership(
             session,
             settings,
@@ -322,20 +322,16 @@ class Node:
                 await wait_for_event(self._broker_link.up, DRAIN_LOOK)
             membership.hurry()
             announcing = tasks.create_task(self._announce(session, lanes), name="announce")
+            # A task, although nothing else happens here: each step of an awaited coroutine passes through all callers.
+            forwarding = forward(tail, held, quarantine, self._publisher, marker, drain=self.drain)
+            self._forwarding = tasks.create_task(forwarding, name="forward")
             try:
-                async with asyncio.timeout(None) as self._forwarding:
-                    await forward(tail, held, quarantine, self._publisher, marker, drain=self.drain)
-            except TimeoutError:
-                pass  # `_end_in_time` has told it
+                await asyncio.wait([self._forwarding])  # until drained, or until `_end_in_time` cancels it
             finally:
                 self._forwarding = None
             for task in (*beside, announcing):
                 task.cancel()
         await membership.leave()
-
-    def _holds_its_lanes(self) -> bool:
-        """Whether no other node can have ended the session yet, as far as this one knows."""
-        return self._session is not None and self._session.answered_for() < self._ours_for
 
     async def _announce(self, session: LaneSession, lanes: Lanes) -> None:
         if not self._ready:
@@ -345,6 +341,6 @@ class Node:
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the error that an operator should read: one of ours if there is one."""
+    """Return the error that the operator should read: an OutboxError if there is one."""
     found = list(leaves(group))
     return next((leaf for leaf in found if isinstance(leaf, OutboxError)), found[0])

@@ -24,7 +24,11 @@ UseHosts = Callable[[SecretStr], Awaitable[None]]
 
 @asynccontextmanager
 async def reloading(load: Callable[[], Settings], settings: Settings, use_hosts: UseHosts) -> AsyncIterator[None]:
-    """At each SIGHUP meanwhile, `load` and give `broker.url` to `use_hosts`; `settings` are those of the start."""
+    """Within the block, call `load` at each SIGHUP and pass its `broker.url` to `use_hosts`.
+
+    Args:
+        settings: as they were at the start.
+    """
     asked = asyncio.Event()
     rereading = asyncio.create_task(_reload_whenever(asked, load, settings, use_hosts), name="reload")
     try:

@@ -14,11 +14,11 @@ from psycopg.types.string import ByteaBinaryLoader
 Key = tuple[bytes, bytes]
 
 MAX_TRACEPARENT, MAX_TRACESTATE = 55, 512  # bytes, of W3C Trace Context
-ROW_BYTES = 512  # what a row costs in memory beside its payload and headers
+ROW_BYTES = 512  # what a row costs in memory, without its payload and headers
 
 
 class Row(NamedTuple):
-    """One pending message, its text as the UTF-8 bytes that PostgreSQL sent: nothing is decoded on the way.
+    """One pending message, its text as the UTF-8 bytes that PostgreSQL sent; nothing is decoded.
 
     The fields are the columns of `pending.READ`, in that order.
     """
@@ -39,14 +39,14 @@ class Row(NamedTuple):
     payload_bytes: bytes | None
     created_at: int  # microseconds since 2000-01-01 UTC, as PostgreSQL keeps them
     attempts: int
-    backoff_ms: int  # how long it still has to wait; 0: it is due
-    excess: bytes | None  # why it was not read whole: no message can be made of it
-    cost: int  # bytes that it takes of a lane's share, or moves when it is parked, as the server counts them
-    left_out: bool = False  # it does not fit for now: payload and headers were not read
+    backoff_ms: int  # how long it must still wait; 0 when it is due
+    excess: bytes | None  # why it was not read completely; no message can be made of it
+    cost: int  # bytes, as the server counts them, of a lane's share, or moved when the row is parked
+    left_out: bool = False  # it does not fit for now; payload and headers were not read
 
     @property
     def key(self) -> Key | None:
-        """The ordering key; None asks for no order."""
+        """The ordering key; None if the row asks for no order."""
         return None if self.aggregate_id is None else (self.aggregate_type, self.aggregate_id)
 
     @property
@@ -59,15 +59,15 @@ class Row(NamedTuple):
         return len(self.payload or self.payload_bytes or b"") + len(self.headers or b"") + ROW_BYTES
 
 
-# Row.key, or (type, None) where that is None, without a Python frame a row: for loops over all of them.
+# The same key without a Python frame for each row, for loops over many rows. A row without a key has (type, None).
 key_of: Callable[[Row], Any] = itemgetter(*map(Row._fields.index, ("aggregate_type", "aggregate_id")))
 
 
 async def fetch_rows(cursor: AsyncCursor[Any]) -> list[Any]:
     """Return all rows of the last statement.
 
-    libpq's copy of them is freed at once. The cursor keeps it until the next statement otherwise: each byte of a
-    window would be in memory twice.
+    libpq's copy of them is freed at once. Otherwise the cursor keeps it until the next statement, and each byte of a
+    window is in memory twice.
     """
     rows = await cursor.fetchall()
     if cursor.pgresult is not None:
@@ -76,7 +76,7 @@ async def fetch_rows(cursor: AsyncCursor[Any]) -> list[Any]:
 
 
 def give_rows(cursor: AsyncCursor[Any]) -> None:
-    """Make a cursor for results in binary form return `Row`s, their text undecoded."""
+    """Make a binary cursor return `Row`s whose text is not decoded."""
     cursor.row_factory = lambda _: partial(tuple.__new__, Row)
     raw: dict[str, type[Loader]] = {
         "text": ByteaBinaryLoader,
@@ -88,21 +88,21 @@ def give_rows(cursor: AsyncCursor[Any]) -> None:
 
 
 class Outcome(StrEnum):
-    """What became of one publish, as far as we can know."""
+    """What became of one publish, as far as the relay can know."""
 
     CONFIRMED = "confirmed"  # the broker has taken it over
-    NACKED = "nacked"  # the broker could not; nothing is wrong with the row
+    NACKED = "nacked"  # the broker could not take it over; nothing is wrong with the row
     RETURNED = "returned"  # no queue is bound for its routing key
-    BARRED = "barred"  # its address takes nothing: a missing or forbidden exchange, or a queue that is full or dead
+    BARRED = "barred"  # its address takes nothing: the exchange is missing or forbidden, or the queue full or dead
     REFUSED = "refused"  # it alone closed the channel
-    REJECTED = "rejected"  # the same by 406: the broker takes no message like it, such as one that is too large
+    REJECTED = "rejected"  # the same by 406: the broker never takes such a message, for example a too large one
     UNSENDABLE = "unsendable"  # the relay cannot make a message of it, and never will
-    SUSPECT = "suspect"  # the broker closed the channel on account of one of them
+    SUSPECT = "suspect"  # the broker closed the channel because of one of several rows
     UNKNOWN = "unknown"  # time-out or lost connection: it may have arrived
 
 
 class Settled(NamedTuple):
-    """Rows with one outcome, in the order in which they were sent; `reason` is in the broker's words."""
+    """Rows with one outcome, in the order in which they were sent, and the broker's reason."""
 
     rows: Sequence[Row]
     outcome: Outcome
@@ -127,13 +127,13 @@ class Fault(NamedTuple):
 
 Given = TypeVar("Given", Row, Fault)
 
-# Of rows that one statement moves. One by one, 20,000 rows that a writer got wrong kept the rows of others waiting for
-# half a minute. But a row may have a gigabyte that was never read, and moving it takes its time.
+# Bounds of one statement that moves rows. When 20,000 faulty rows moved one by one, the rows of other writers waited
+# for half a minute. But a row may have a gigabyte that was never read, and moving that takes time.
 ROWS_PER_MOVE, BYTES_PER_MOVE = 500, 16 * 1024 * 1024
 
 
 def pieces(given: Sequence[Given], costs: Iterable[int]) -> Iterator[Sequence[Given]]:
-    """Divide rows that statements move to another partition, of which each costs so many bytes."""
+    """Split rows, each with its cost in bytes, into pieces that one statement can move to another partition."""
     start = size = 0
     for end, cost in enumerate(costs):
         if end > start and (end - start == ROWS_PER_MOVE or size + cost > BYTES_PER_MOVE):

@@ -1,4 +1,4 @@
-"""What a node counts and knows of itself, for its metrics and its status."""
+"""The counters and the state of a node, for its metrics and its status."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from relay.engine.row import Outcome
 from relay.observe.histogram import Histogram
 
-# From half a millisecond, the fastest confirm of a broker beside us, to the default of broker.confirm_timeout.
+# From half a millisecond, the fastest confirm of a broker on the same host, to the default of broker.confirm_timeout.
 CONFIRM_BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 
 @dataclass(frozen=True, slots=True)
 class NodeSnapshot:
-    """A node at one moment; what is counted is counted since its start."""
+    """A node at one moment; it counts since its start."""
 
     ready: bool
     stalled: bool
@@ -26,4 +26,4 @@ class NodeSnapshot:
     database_losses: Mapping[str, int]  # by reason
     broker_losses: Mapping[str, int]
     blocked_seconds: float
-    refused_seconds: Mapping[str, float]  # by end; 0 while it does not refuse us
+    refused_seconds: Mapping[str, float]  # by end; 0 while it refuses no connection

@@ -14,6 +14,7 @@ from unittest.mock import patch
 import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from psycopg import Error
 from psycopg.errors import LockNotAvailable
 
 from relay.config.settings import KeyPolicy, RelaySettings
@@ -23,13 +24,22 @@ from relay.engine.read.tail import Tail
 from relay.engine.row import Key, Outcome, Row, Settled
 from relay.engine.send.publisher import Publisher
 from relay.engine.session.session import LaneSession
-from tests.engine.follower import unhurried
 from tests.engine.test_publish import Recorder
 from tests.engine.world import Transaction, World, WorldSession
 
 MAX_ATTEMPTS = 2
 BETWEEN = 0.03  # seconds: two steps are longer than the tail's GAP
 ANY = st.integers(0, 1_000)
+
+
+class GivesUp:
+    """A retry that does not wait: the error comes out of the first try."""
+
+    async def wait(self, error: Error, _: int) -> None:
+        raise error
+
+    def heal(self) -> None:
+        """Nothing: no statement succeeds after it has failed."""
 
 
 class SteppedLoop(asyncio.SelectorEventLoop):
@@ -94,7 +104,7 @@ class Relaying(RuleBasedStateMachine):
     async def _open_session(self) -> None:
         self.session = WorldSession(self.world)
         session = cast("LaneSession", self.session)
-        self.tail = Tail(session, self.settings, self.policy, unhurried(session))
+        self.tail = Tail(session, self.settings, self.policy, GivesUp())
 
     def teardown(self) -> None:
         if not hasattr(self, "loop"):
@@ -159,7 +169,7 @@ class Relaying(RuleBasedStateMachine):
 
     @rule(answers=st.integers(0, 2))
     def read_in_vain(self, answers: int) -> None:
-        """Somebody's lock ends the read after so many statements; then the same session reads again (patience.py)."""
+        """Another session's lock ends the read after so many statements; then the tail reads again (`retried`)."""
         self.session.answers = answers
         with suppress(LockNotAvailable):
             self.read()

@@ -9,7 +9,7 @@ import pytest
 from relay.config.settings import KeyPolicy, Ordering, Settings
 from relay.engine.row import BYTES_PER_MOVE, ROWS_PER_MOVE, Blame, Fault, Row, pieces
 from relay.engine.settle.mark import Marker
-from relay.engine.settle.parked_keys import ParkedKeys
+from relay.engine.settle.quarantine import ParkedKeys
 from relay.engine.settle.quarantine_table import QuarantineTable
 from relay.operate.parked import Selection
 from relay.operate.release import Done, discard, retry

@@ -169,8 +169,7 @@ async def test_rows_of_a_lane_without_a_backlog_do_not_wait_for_that_of_others(o
 
 async def test_a_backlog_leaves_room_at_the_broker_while_live_rows_come(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    for module in ("publisher", "send_queue"):
-        monkeypatch.setattr(f"relay.engine.send.{module}.monotonic", lambda: now)
+    monkeypatch.setattr("relay.engine.send.publisher.monotonic", lambda: now)
     publisher, wire = attached(max_in_flight=12)
     live = ROW._replace(id=100, lane=ROW.lane + 1, aggregate_id=b"live")
 

@@ -99,7 +99,8 @@ class Broker:
         self.barred = 0
         self.lost: set[int] = set()  # were in flight as their channel went away
         self.again: set[int] = set()  # of these, those that were not sent again
-        self.publisher = Publisher(policy, max_in_flight, may_send=lambda: self.may_send)
+        self.publisher = Publisher(policy, max_in_flight)
+        self.publisher.send_while(lambda: self.may_send)
 
     def ask(self, address: Address, done: Callable[[str], None], *, at_once: bool) -> None:
         assert at_once is (address.exchange == b"e9")

@@ -13,10 +13,11 @@ from pamqp.common import FieldTable
 
 from relay.engine.row import Outcome, Row, Settled
 from relay.engine.send import codec, frames
+from relay.engine.send.frames import FrameWire
 from relay.engine.send.message import Identity
 from relay.engine.send.plain_wire import PlainWire
 from relay.engine.send.routes import Router
-from relay.engine.send.wire import FrameWire, Settle, Wire
+from relay.engine.send.wire import Settle, Wire
 from tests.engine.conftest import Reader
 from tests.engine.test_frames import ROW
 from tests.support.eventually import eventually

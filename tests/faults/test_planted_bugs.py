@@ -16,8 +16,8 @@ from pamqp.common import FieldTable
 from relay.config.settings import Settings
 from relay.engine.read.positions import OpenTransactions, Positions
 from relay.engine.row import Outcome, Row, Settled
+from relay.engine.send.frames import FrameWire
 from relay.engine.send.publisher import Publisher
-from relay.engine.send.wire import FrameWire
 from tests.faults.checker import SENDING, Findings, Invariant, assert_valid, invalid, report
 from tests.faults.history import Nacked, Returned
 from tests.faults.scene import QUEUE, Scene, scene

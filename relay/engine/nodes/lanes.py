@@ -1,7 +1,7 @@
 """The lanes that a node holds: taken when they are free, and given up with nothing of them under way.
 
-A lane is given up in this order: it is read no more; its rows that were not sent are left to the table; its rows in
-flight are settled and marked; then its lock is released, and the other nodes are notified.
+A node gives up a lane in this order. It stops reading the lane, and leaves to the table the rows that were not sent.
+It settles and marks the rows in flight. Then it releases the lock and notifies the other nodes.
 """
 
 import asyncio
@@ -13,7 +13,6 @@ from relay.backoff import wait_for_event
 from relay.engine.health import Health
 from relay.engine.read.tail import Tail
 from relay.engine.send.publisher import Publisher
-from relay.engine.session.database_retry import DatabaseRetry
 from relay.engine.session.session import LANES, LaneSession, array_text
 from relay.logger import get_logger
 
@@ -37,7 +36,7 @@ LEAVING_INTERVAL = 0.01  # seconds between two looks at what is still under way
 
 
 async def lock_lanes(session: LaneSession, number: int = LANES) -> list[int]:
-    """Lock up to `number` free lanes and return them; `session.lanes` does not have them yet."""
+    """Lock up to `number` free lanes and return them; the caller adds them to `session.lanes`."""
     others = [lane for lane in range(LANES) if lane not in session.lanes.held]
     async with session.use() as connection:
         statement = LOCK.format(schema=Literal(session.schema))
@@ -46,10 +45,10 @@ async def lock_lanes(session: LaneSession, number: int = LANES) -> list[int]:
 
 
 class Lanes:
-    """Holds as many lanes as `aim` says; the only one that changes `session.lanes`.
+    """Holds as many lanes as `aim` asks for. Only this class changes `session.lanes`.
 
     Args:
-        learn: called before a new lane is read, to learn what other nodes have put away.
+        learn: called before a new lane is read; it reads what other nodes have put away.
     Attributes:
         held: set once there was a lane.
     """
@@ -61,7 +60,6 @@ class Lanes:
         publisher: Publisher,
         *,
         health: Health,
-        retry: DatabaseRetry,
         learn: Callable[[], Awaitable[None]],
     ) -> None:
         self._session = session
@@ -69,19 +67,18 @@ class Lanes:
         self._tail = tail
         self._publisher = publisher
         self._health = health
-        self._retry = retry
         self._learn = learn
         self._number = 0
         self._aimed = asyncio.Event()
         self.held = asyncio.Event()
 
     def aim(self, number: int) -> None:
-        """Hold this many lanes from now on. Call it now and then: a lane that was not free may be by now."""
+        """Hold this many lanes from now on. Call it repeatedly: a lane may have become free."""
         self._number = number
         self._aimed.set()
 
     def release_all(self) -> None:
-        """Hold no lane any more: none of their rows is under way, and the session is about to unlock them."""
+        """Hold no lane from now on: no row is under way, and the session is about to unlock the lanes."""
         self._lanes.release(self._lanes.held)
 
     async def run(self) -> None:
@@ -94,7 +91,7 @@ class Lanes:
             await wait_for_event(self._aimed, LEAVING_INTERVAL if self._lanes.leaving else None)
 
     async def _take_or_leave(self) -> None:
-        # A lane that is leaving must go: some of its rows may be read again, behind others that still wait here.
+        # A lane that is leaving must go: the table may return rows of it again, behind rows that still wait here.
         missing = self._number - len(self._lanes.staying)
         if missing < 0:
             self._lanes.leave(self._lanes.staying[missing:])
@@ -105,7 +102,7 @@ class Lanes:
     async def _take(self, number: int) -> None:
         taken = await lock_lanes(self._session, number)
         if taken:
-            await self._retry.run(self._learn)
+            await self._learn()
             self._lanes.take(taken)
             self._tail.enter(taken)
             self._health.heal("lanes")

@@ -1,4 +1,4 @@
-"""Keep a node among the others: give heartbeats, see the other nodes, end the session of a node that is frozen.
+"""The membership of a node: it writes heartbeats, reads the other nodes, and ends the session of a frozen node.
 
 A node is a member while its session holds the advisory lock of its name. So a killed node is gone as soon as the server
 ends its session, and no clock has to be right.
@@ -22,8 +22,7 @@ from relay.engine.health import Health
 from relay.engine.nodes.lanes import Lanes
 from relay.engine.send.broker_link import BrokerLink
 from relay.engine.send.publisher import Publisher
-from relay.engine.session.database_retry import DatabaseRetry
-from relay.engine.session.session import LANES, LaneSession
+from relay.engine.session.session import LANES, LaneSession, Retry, retried
 from relay.logger import get_logger
 from relay.silence import Silence
 
@@ -39,10 +38,10 @@ MEMBERS = SQL("""
         AND lock.database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """)
 
-# `published_total` grows by what marks of this name have counted in `published` since the last heartbeat, those of a
-# killed relay included. Positions of a name commit in order: a session marks one statement after the other, and the
-# next session has the name's lock only when the server has ended this one.
-# Gives the members, too, as of just before: one round trip, for this is most of what an idle node costs.
+# `published_total` grows by what the marks of this name have counted in `published` since the last heartbeat, also by
+# those of a killed relay. Positions of a name commit in order. A session marks one statement after the other, and the
+# next session gets the name's lock only when the server has ended this one.
+# The statement also returns the members as they were just before. One round trip is most of what an idle node costs.
 BEAT = SQL("""
     WITH beat AS (
         INSERT INTO {schema}.node AS node (
@@ -69,8 +68,8 @@ BEAT = SQL("""
     SELECT * FROM ({members}) AS other WHERE pid <> pg_backend_pid()
 """)
 
-# For all nodes: some never come back. Not with each heartbeat, which would walk over the deleted rows that an old
-# snapshot keeps. Some at a time: marks wait meanwhile.
+# For all nodes, as some never come back. Not with each heartbeat: that would walk over the deleted rows that an old
+# snapshot keeps. In small parts, as marks wait meanwhile.
 CLEAR_ADDED = SQL("""
     DELETE FROM {schema}.published
     WHERE ctid = ANY (ARRAY(
@@ -96,7 +95,7 @@ ENDED_WITHIN = 0.1  # seconds that the server takes to end a session, about
 
 
 class Peer(NamedTuple):
-    """A relay whose session is there; the fields are the columns of `membership.MEMBERS`."""
+    """A relay with an open session; the fields are the columns of `membership.MEMBERS`."""
 
     name: str
     pid: int  # of its session's server process
@@ -108,8 +107,8 @@ class Peer(NamedTuple):
 def share(name: str, members: Iterable[Peer]) -> int:
     """Return how many lanes a node should hold when these are all members, the node included.
 
-    The shares differ by one at most. The nodes that can deliver and do not stand by share all lanes; if there are none,
-    the standbys that can deliver; if no node can deliver, the nodes that do not stand by.
+    The shares differ by one at most. The first of these groups that has a node shares all lanes: the nodes that can
+    deliver and do not stand by, the standbys that can deliver, the nodes that do not stand by.
     """
     serving = [member.name for member in _serving(list(members))]
     if name not in serving:
@@ -129,10 +128,10 @@ def _serving(members: Sequence[Peer]) -> Sequence[Peer]:
 
 
 class Membership:
-    """Keeps one session's node among the others.
+    """The membership of one session's node.
 
     Args:
-        former: the server process of this node's last session, which the server may not know to be gone.
+        former: the server process of this node's last session; the server may not have noticed its end.
     """
 
     def __init__(
@@ -144,7 +143,7 @@ class Membership:
         publisher: Publisher,
         broker_link: BrokerLink,
         health: Health,
-        retry: DatabaseRetry,
+        retry: Retry,
         former: int | None,
     ) -> None:
         self._session = session
@@ -162,15 +161,15 @@ class Membership:
         self._beat_statement = session.sql(BEAT, members=members)
         self._end_statement = session.sql(END, members=members)
         self._silence = Silence(settings.node_timeout, 2 * settings.heartbeat_interval + 1)
-        self._could_deliver: bool | None = None  # as the others know
+        self._could_deliver: bool | None = None  # as the other nodes know
         self._stands_by = False
 
     async def run(self) -> None:
-        """Join, and give heartbeats until cancelled."""
+        """Join, and write heartbeats until cancelled."""
         await self._join()
         while True:
             self._session.nodes_changed.clear()
-            members = await self._retry.run(self._beat)
+            members = await self._beat()
             self._aim(share(self._settings.node, members))
             self._publisher.pump()  # it may have waited for this answer
             others = [member for member in members if member.pid != self._session.pid]
@@ -184,21 +183,22 @@ class Membership:
         """Delete what marks have counted and heartbeats have added, until cancelled; one node does it for all."""
         while True:
             await asyncio.sleep(CLEAR_INTERVAL)
-            while 0 in self._session.lanes.held and await self._retry.run(self._clear_added) == ROWS_PER_CLEAR:
+            while 0 in self._session.lanes.held and await self._clear_added() == ROWS_PER_CLEAR:
                 pass
 
+    @retried
     async def _clear_added(self) -> int:
         async with self._session.use() as connection:
             return (await connection.execute(self._session.sql(CLEAR_ADDED), {"rows": ROWS_PER_CLEAR})).rowcount
 
     def hurry(self) -> None:
-        """Give the next heartbeat at once: something has changed here."""
+        """Write the next heartbeat at once: something has changed here."""
         self._session.nodes_changed.set()
 
     async def leave(self) -> None:
-        """Let the other nodes have our lanes, of which no row is under way any more."""
+        """Release the lanes to the other nodes; no row of theirs is under way."""
         self._lanes.release_all()
-        await self._beat()
+        await self._write_beat()  # once: a locked table must not delay the end
         async with self._session.use() as connection:
             await connection.execute(self._session.sql(LEAVE, nodes=self._session.nodes_channel))
 
@@ -221,7 +221,11 @@ class Membership:
             cursor = await connection.execute(self._join_statement, {"name": self._settings.node})
             return await cursor.fetchone() == (True,)
 
+    @retried
     async def _beat(self) -> list[Peer]:
+        return await self._write_beat()
+
+    async def _write_beat(self) -> list[Peer]:
         """Write the node's heartbeat, and return all members, this node included."""
         can_deliver = self._broker_link.can_deliver
         values = {
@@ -262,7 +266,7 @@ class Membership:
         self._stands_by = number == 0
 
     async def _end(self, peer: Peer) -> None:
-        """End the session of a node that is frozen or gone: its lanes are free then."""
+        """End the session of a node that is frozen or gone; then its lanes are free."""
         told = {"node": peer.name, "pid": peer.pid}
         try:
             async with self._session.use() as connection:

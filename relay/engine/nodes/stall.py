@@ -1,8 +1,8 @@
-"""Notice outages that no connection reports: messages wait and none settles, or the database does not answer.
+"""Notice outages that no connection reports: waiting messages do not settle, or the database does not answer.
 
-The watch looks once a second at counters that the engine keeps anyway, so a message costs nothing. An outage that a
-connection reports is told at once by the object that holds it. A peer that only falls silent is noticed here, long
-before a time-out ends the connection.
+The watch looks once a second at counters that the engine keeps anyway, so a message costs nothing. The object that
+holds a connection reports its outages at once. The watch notices a peer that only falls silent, long before a time-out
+ends the connection.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ class StallWatch:
     """Watches a node.
 
     Args:
-        session: returns the session that the node works with; None between two.
+        session: returns the session that the node works with; None between two sessions.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class StallWatch:
             self._health.degrade("database", f"it has not answered for more than {self._answers_within:g} s")
         elif self._is_silent:
             self._is_silent = False
-            if session is not None:  # else the session was lost at last, and its end was told
+            if session is not None:  # otherwise the session was lost, and the node has reported that
                 self._health.heal("database")
 
     def _look_at_delivery(self, now: float) -> None:

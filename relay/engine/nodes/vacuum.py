@@ -1,7 +1,7 @@
-"""Notice who keeps PostgreSQL from clearing dead rows away: an old snapshot, a transaction left open or prepared.
+"""Notice what keeps PostgreSQL from removing dead rows: an old snapshot, a transaction left open or prepared.
 
-Deliveries stay right meanwhile, and the tail does not read what is behind its floors; but the table grows, and what
-looks at its front (a sweep, the first read of a session) walks over all that was sent since.
+Deliveries stay right meanwhile, and the tail does not read what is behind its floors. But the table grows. A sweep and
+the first read of a session begin at its front, and walk over all that was sent since.
 """
 
 import asyncio
@@ -17,8 +17,8 @@ from relay.logger import get_logger
 
 log = get_logger(__name__)
 
-# A role without pg_read_all_stats sees every column but xact_start. Autovacuum's workers, who hold nothing back, have
-# no user; snapshots of other databases do not matter, but a standby's (no database) do.
+# A role without pg_read_all_stats sees every column but xact_start. Autovacuum's workers hold nothing back, and have no
+# user. Snapshots of other databases do not matter, but a standby's snapshots do; they have no database.
 HOLDERS = SQL("""
     SELECT kind, name, owner, xid::text, age_s
     FROM (
@@ -41,18 +41,18 @@ HOLDERS = SQL("""
 """)
 
 LOOK_INTERVAL = 10.0  # seconds
-HELD_LONG = 60.0  # seconds; a dead row may wait for so long without anybody noticing
+HELD_LONG = 60.0  # seconds; until then the wait of a dead row is not worth a warning
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Somebody because of whom dead rows stay; the fields are the columns of HOLDERS."""
+    """A session, transaction or slot that keeps dead rows; the fields are the columns of HOLDERS."""
 
     kind: str
     name: str  # process id, gid or slot name
     owner: str  # application, or user
     xid: str
-    age_s: float | None  # of the transaction; None where we may not see it
+    age_s: float | None  # of the transaction; None where the role may not see it
 
     def __str__(self) -> str:
         owner = f" ({self.owner})" if self.owner else ""
@@ -61,7 +61,7 @@ class Holder:
 
 
 class VacuumWatch:
-    """Looks now and then, and logs who has held the same place for long, each once."""
+    """Looks every few seconds, and logs each holder that has kept the same place for long, once."""
 
     def __init__(self, session: LaneSession) -> None:
         self._session = session
@@ -69,19 +69,19 @@ class VacuumWatch:
         self._told: set[tuple[str, str, str]] = set()
 
     async def run(self) -> None:
-        """Look until cancelled, or until it is clear that we may not."""
+        """Look until cancelled, or until the database forbids it."""
         while True:
             try:
                 async with self._session.use() as connection:
                     found = [Holder(*row) for row in await (await connection.execute(HOLDERS)).fetchall()]
-            except psycopg.errors.InsufficientPrivilege as error:  # some take these views away from everybody
+            except psycopg.errors.InsufficientPrivilege as error:  # some servers hide these views
                 log.warning("vacuum.not_watched", reason=error.diag.message_primary)
                 return
             self._compare(found, time.monotonic())
             await asyncio.sleep(LOOK_INTERVAL)
 
     def _compare(self, found: Sequence[Holder], now: float) -> None:
-        # Whoever moves on to a newer snapshot holds nothing back, however old his transaction is.
+        # A holder that moves on to a newer snapshot holds nothing back, however old its transaction is.
         self._since = {place: self._since.get(place, now) for place in map(_place, found)}
         for gone in self._told - self._since.keys():
             self._told.discard(gone)

@@ -10,7 +10,7 @@ from relay.outbox.headers import MAX_HEADER_DEPTH
 if TYPE_CHECKING:
     from relay.engine.session.session import LaneSession
 
-# What fits into no message is not read. Headers that relay.outbox takes (64 KiB of JSON) are well below these.
+# What fits into no message is not read. Headers that relay.outbox takes (64 KiB of JSON) are well below these limits.
 MAX_HEADER_BYTES = 256 * 1024  # of jsonb, uncompressed
 MAX_HEADER_TEXT_BYTES = 256 * 1024
 FEW_HEADER_BYTES = 100  # of jsonb: seven numbers at most
@@ -25,9 +25,9 @@ SIZE_SLACK = 8  # the server counts the header of a value, too
 DUE_FAR = 86_400_000  # ms: a later row's delay may be too large a number, or infinite
 
 # How many decimals the numbers in `headers` have beyond those that their bytes stand for, of which a number has twelve.
-# jsonb keeps 16,383 zeros in them and writes them all. Too many where a number is more than AMQP can carry (it may have
-# 131,072 digits), NULL where it is nested too deeply. Headers of few bytes and few decimals may be written as text; any
-# others may become gigabytes, which ends the statement.
+# jsonb keeps 16,383 zeros in them and writes them all. The result is too many where AMQP cannot carry a number (it may
+# have 131,072 digits), and NULL where one is nested too deeply. Headers of few bytes and few decimals may be written as
+# text; all others may become gigabytes, which ends the statement.
 DECIMALS = SQL("""
     CASE WHEN NOT headers @? 'strict $.**{{{too_deep}}}' THEN (
         SELECT coalesce(sum(CASE WHEN abs(number::numeric) <= 3.5e38 THEN greatest(scale(number::numeric) - 31, 0)
@@ -38,13 +38,13 @@ DECIMALS = SQL("""
     ) END
 """).format(too_deep=TOO_DEEP, too_many=MAX_HEADER_TEXT_BYTES + 1)
 
-# Whether `headers` of whatever size may be written as text: a megabyte or two at most.
+# Whether `headers` of any size may be written as text: a megabyte or two at most.
 MAY_BE_WRITTEN = SQL("pg_column_size(headers || '{{}}') <= {header_bytes} AND {decimals} <= {text_bytes}").format(
     header_bytes=MAX_HEADER_BYTES, decimals=DECIMALS, text_bytes=MAX_HEADER_TEXT_BYTES
 )
 
-# Bytes of the payload. Both columns are stored uncompressed, so this costs no detoasting; but a writer may have taken a
-# compressed value from another table, and what counts is what it becomes.
+# Bytes of the payload. Both columns are stored uncompressed, so this costs no detoasting. But a writer may have taken a
+# compressed value from another table; then its uncompressed size counts.
 BODY_SIZE = SQL("""
     CASE WHEN payload_bytes IS NOT NULL THEN octet_length(payload_bytes)
         WHEN pg_column_compression(payload) IS NULL THEN pg_column_size(payload)
@@ -52,18 +52,18 @@ BODY_SIZE = SQL("""
     END
 """)
 
-# The first row, of lane -1, carries the snapshot in which all the others were seen, how far ids were given, and when
-# the first of the delayed rows is due.
-# A row that waits out its backoff is read, so that its key is held; one that its writer delayed is not until then.
-# What is held already is left out by a hashed subplan.
-# A row that does not fit into the bytes of its lane is left out: it comes again when there is room. What is stored
-# compressed is unpacked only when the rows up to there fit by their stored sizes (`reach`): 60 MB of headers are 240 KB
-# in the table, and to unpack those of all rows takes longer than a statement may. A row that becomes more than it was
-# counted as (`stored_cost`) is given only as the first of its lane, and the next rows as far as they fit beside it. Of
-# what is too large for any message only the size is read.
+# The first row has lane -1. It carries the snapshot in which all other rows were seen, the highest id given so far, and
+# the time until the first delayed row is due.
+# A row that waits out its backoff is read, so that its key is held. A row that its writer delayed is not read before it
+# is due. A hashed subplan leaves out what is held already.
+# A row that does not fit into the bytes of its lane is left out, and comes again when there is room. What is stored
+# compressed is unpacked only when the rows up to there fit by their stored sizes (`reach`). 60 MB of headers are 240 KB
+# in the table, and unpacking the headers of all rows takes longer than a statement may. A row may become larger than it
+# was counted (`stored_cost`). Then it is returned only as the first of its lane, with the next rows that still fit.
+# Of what is too large for any message, only the size is read.
 # Sums are of float8, exact up to 2^53 bytes: a sum of bigint is numeric, which costs 0.3 us a row of the read's 3.5.
-# `OFFSET 0` keeps the planner from computing a value once for each place that names it. `least` before a moment is
-# subtracted: neither an infinite one nor one in a month has a difference that fits.
+# `OFFSET 0` keeps the planner from computing a value once for each place that names it. `least` comes before a moment
+# is subtracted: the difference to an infinite one, or to one in a month, does not fit.
 READ = SQL("""
     SELECT -1::smallint, (SELECT last_value - (NOT is_called)::integer FROM {schema}.message_id_seq),
         pg_current_snapshot()::text, '', NULL, '', NULL, NULL, NULL, NULL, NULL, NULL, NULL::json, NULL::bytea, now(),
@@ -184,7 +184,7 @@ READ = SQL("""
 
 
 def read_statement(session: "LaneSession", max_message_bytes: int) -> bytes:
-    """Write the tail's READ for a schema, and for the largest payload that is read at all."""
+    """Return the tail's READ for the session's schema; of a larger payload only the size is read."""
     return session.sql(
         READ,
         body_size=BODY_SIZE,
@@ -206,7 +206,7 @@ def read_statement(session: "LaneSession", max_message_bytes: int) -> bytes:
     )
 
 
-# Rows whose delay is over, or that an operator put back: where to go back to.
+# Rows whose delay is over, or that an operator put back: by lane, the id from which to read again.
 DUE = SQL("""
     SELECT lane, min(id)
     FROM {schema}.message

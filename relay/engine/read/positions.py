@@ -3,10 +3,10 @@
 Ids are given before commit, so a row may become visible behind a higher id. The positions remember for each lane how
 far it was read (its floor). They go back when a transaction that was running during an earlier read has ended: to the
 position at which that transaction was first seen. All decisions about what was missed go by the snapshot of the read
-itself. What no rule foresees (an id taken long before its row was inserted) is caught by the sweep, which reads from
-zero: the row's state, not its position, is the truth.
+itself. No rule foresees an id that was taken long before its row was inserted. The sweep finds such a row, as it reads
+from zero: the row's state, not its position, is the truth.
 
-A read from far back walks over every dead row that cannot be vacuumed yet, and there may be tens of millions: so only
+A read from far back walks over every dead row that cannot be vacuumed yet, and there may be tens of millions. So only
 one lane at a time is read in that way.
 """
 
@@ -22,7 +22,7 @@ from relay.engine.session.session import HeldLanes
 from relay.memory import beside
 
 SWEEP_SHARE = 50  # a sweep takes at most this part of the time
-FAR = 100_000  # ids; a read that starts so far behind the last one may have to pass many dead rows
+FAR = 100_000  # ids; a read that starts so far behind the last one may walk over many dead rows
 GAP = 0.05  # seconds between taking an id and taking a transaction id, at most (the sweep catches the rest)
 NEAR = 5_000  # ids: running transactions that started within them are awaited by reading from there each time
 LANE_SHARE = 4  # a lane may hold this part of the window: one whose key is stuck must not fill all of it
@@ -35,11 +35,11 @@ class Plan:
     """One read of the table.
 
     Attributes:
-        lanes: those that it reads.
+        lanes: the lanes that it reads.
         floors: for each of them, the id above which it reads.
         held: ids above these floors that were read before and are still under way.
-        rows: how many a lane may bring.
-        bytes: by lane, how many it may bring.
+        rows: how many rows a lane may bring.
+        bytes: how many bytes each lane may bring.
         sweeping: the lane that it reads from zero for the sweep.
         horizon: the highest id that was taken before the transactions that its snapshot names.
         floor: the id above which every lane must be read for transactions that run now.
@@ -60,18 +60,19 @@ class Plan:
 class Positions:
     """The floors of the lanes that a session holds, and the window of rows that are under way.
 
-    A read is: `plan`; as long as `plan_again` gives a longer one, that; then `take`. Times are monotonic.
+    A read begins with `plan`. While `plan_again` returns a longer plan, that is read instead; then follows `take`.
+    Times are monotonic.
 
     Attributes:
         has_more: whether a lane may have more rows than were read of it.
-        behind: lanes of which the last read has not brought all that there was, or only the rest of a backlog.
+        behind: lanes of which the last read has not brought all rows, or only the rest of a backlog.
     """
 
     def __init__(self, lanes: HeldLanes, settings: RelaySettings, now: float) -> None:
         self._lanes = lanes
         self._window = Window(settings)
         self._floors: dict[int, int] = {}  # lane -> everything visible at or below was read
-        self._far: dict[int, None] = {}  # lanes that are to be read from far back, in the order of their turn
+        self._far: dict[int, None] = {}  # lanes to read from far back, in the order of their turn
         self._large: dict[int, int] = {}  # lane -> cost of its next row, which did not fit, in the order of their turn
         self._gone_back: dict[int, int] = {}  # lane -> how far, since the last read began
         self._open = OpenTransactions()
@@ -107,7 +108,7 @@ class Positions:
         return not self._large.keys() >= set(self._readable())
 
     def forget(self, rows: Iterable[Row]) -> None:
-        """Let rows go: they are settled, or left to the table."""
+        """Forget rows that are settled, or left to the table."""
         self.has_more |= self._window.forget(rows)  # a lane that was left out until now
 
     def is_clear(self, lane: int) -> bool:
@@ -153,7 +154,7 @@ class Positions:
         return self._plan(horizon, floor, reach=floor)
 
     def plan_again(self, plan: Plan, snapshot: bytes) -> Plan | None:
-        """Learn from the snapshot of a read who runs; return a read that goes further back, None if this one did.
+        """Note the transactions that run in a read's snapshot; return a plan that goes further back, if one is needed.
 
         A long transaction has ended: its rows belong before what was just read. Another may end meanwhile.
         """
@@ -165,7 +166,7 @@ class Positions:
         return self._plan(plan.horizon, plan.floor, reach=back)
 
     def found_by_sweep(self, plan: Plan, rows: Iterable[Row]) -> list[Row]:
-        """Return the rows of a read that only its sweep has found. Ask before `take`."""
+        """Return the rows of a read that only its sweep has found. Call it before `take`."""
         if plan.sweeping is None or plan.reach != plan.floor:
             return []
         read_to = min(plan.floor, self._floors[plan.sweeping])
@@ -186,7 +187,7 @@ class Positions:
             rows = [row for row in rows if row.lane not in waiting or row.id < waiting[row.lane].id]
             self._large |= {lane: row.cost for lane, row in waiting.items() if row.cost > plan.bytes[lane]}
         self._move_floors(plan, rows, waiting, position)
-        # A lane without room waits for its turn until it has some: `forget` says so.
+        # A lane without room waits until it has some; then `forget` sets `has_more`.
         self.has_more |= any(
             lane in self._far or lane in self._unswept or lane in self._large for lane in self._lanes_with_room()
         )
@@ -270,7 +271,7 @@ class Positions:
         return [lane for lane in self._lanes.staying if self._window.has_room(lane)]
 
     def _readable(self) -> list[int]:
-        """Return the lanes with room: of those that are to be read from far back, the first whose row need not wait."""
+        """Return the lanes with room; of the lanes to read from far back, only the first whose row need not wait."""
         lanes = self._lanes_with_room()
         far = min((lane for lane in self._far if lane in lanes), key=self._has_to_wait, default=None)
         return [lane for lane in lanes if lane == far or lane not in self._far]
@@ -283,7 +284,7 @@ class Positions:
 class OpenTransactions:
     """Transactions that run while the table is read: their rows will become visible behind rows that were read.
 
-    They tell how far back the next read has to begin. Times are monotonic, positions are ids.
+    They decide how far back the next read must begin. Times are monotonic, positions are ids.
     """
 
     def __init__(self) -> None:
@@ -302,7 +303,7 @@ class OpenTransactions:
         return min([horizon, *(since for since in self._since.values() if position - since <= NEAR)])
 
     def note(self, snapshot: bytes, horizon: int) -> int | None:
-        """Learn from a snapshot what runs; return the lowest position at which an ended one was first seen, if any."""
+        """Note what runs; return the lowest position at which a transaction that has ended was first seen, if any."""
         running = {int(xid) for xid in snapshot.split(b":")[2].split(b",") if xid}
         ended = [self._since.pop(xid) for xid in self._since.keys() - running]
         for xid in running - self._since.keys():
@@ -315,7 +316,7 @@ class OpenTransactions:
 
 
 class Window:
-    """What was read and is not yet settled, bounded in rows and bytes, and fair to every lane.
+    """The rows that were read and are not yet settled, bounded in rows and bytes, and fair to every lane.
 
     The bound in bytes starts low and grows with what is settled. A relay that was killed for its memory thus makes
     progress after each start, and sends only a few rows again.
@@ -335,7 +336,7 @@ class Window:
 
     @property
     def room(self) -> tuple[int, int]:
-        """Rows and bytes that a read may bring."""
+        """How many rows and bytes a read may bring."""
         return self._max_rows - self._rows, min(self._max_bytes - self._bytes, self._max_bytes // READ_SHARE)
 
     @property
@@ -347,7 +348,7 @@ class Window:
         return len(self._sizes[lane]) <= self.lane_quota * 3 // 4
 
     def has_room_for(self, size: int) -> bool:
-        """Whether a row of so many bytes may be read. One larger than a quarter goes when little else is under way."""
+        """Whether a row of so many bytes may be read. One above a quarter may when little else is under way."""
         if size <= self._max_bytes // READ_SHARE:
             return self._bytes + size <= self._max_bytes
         return self._bytes <= beside(size, self._max_bytes, self._largest)
@@ -356,7 +357,7 @@ class Window:
         return self._sizes[lane]
 
     def add(self, lane: int, rows: Iterable[Row]) -> None:
-        """Take rows of one lane in."""
+        """Add rows of one lane."""
         sizes = {row.id: row.size for row in rows}
         self._sizes[lane] |= sizes
         self._rows += len(sizes)

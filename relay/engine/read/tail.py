@@ -1,6 +1,6 @@
-"""Read pending rows, lane by lane in id order, each once, and none of them too late.
+"""Read pending rows, lane by lane in id order, each once, and without delay.
 
-`positions` decides what to read; this module asks the table for it, and waits: for room, for a doorbell, for the time.
+`positions` decides what to read. This module reads it from the table, and waits for room, for a doorbell or for a time.
 """
 
 import asyncio
@@ -15,13 +15,12 @@ from relay.engine.delivery_policy import DeliveryPolicy
 from relay.engine.read.pending import DUE, read_statement
 from relay.engine.read.positions import Plan, Positions
 from relay.engine.row import Key, Row, fetch_rows, give_rows
-from relay.engine.session.database_retry import DatabaseRetry
-from relay.engine.session.session import LaneSession, array_text
+from relay.engine.session.session import LaneSession, Retry, array_text, retried
 
 SHORT_REST = 0.002  # seconds between two reads while rows keep coming
 DOORBELL_AFTER = 0.02  # seconds without a row, after which writers are asked to ring
 DUE_INTERVAL = 0.5  # seconds between two looks for rows that are due, at least
-STUCK_AFTER = 0.1  # seconds in which nothing is settled: a large row that waits for room holds up no others then
+STUCK_AFTER = 0.1  # seconds in which nothing is settled; then a large row that waits for room delays no other row
 
 wait_of = itemgetter(Row._fields.index("backoff_ms"))
 
@@ -30,12 +29,10 @@ class Tail:
     """The pending rows of the session's lanes, as windows bounded in rows and bytes.
 
     Attributes:
-        sweep_finds: rows that no rule foresaw, and that only a sweep has found.
+        sweep_finds: rows that only a sweep has found, as no rule foresaw them.
     """
 
-    def __init__(
-        self, session: LaneSession, settings: RelaySettings, policy: DeliveryPolicy, retry: DatabaseRetry
-    ) -> None:
+    def __init__(self, session: LaneSession, settings: RelaySettings, policy: DeliveryPolicy, retry: Retry) -> None:
         self._session = session
         self._lanes = session.lanes
         self._settings = settings
@@ -50,15 +47,15 @@ class Tail:
         self._known_until = 0.0  # the last read's snapshot named all running transactions that had an id by then
         self._row_at = 0.0
         self._due_at = 0.0  # when to look for rows that are due
-        self._looked_at = 0.0  # for them
+        self._looked_at = 0.0  # when it last looked for them
         self._room = asyncio.Event()
         self._is_interrupted = False
-        self._clock_offset = 0.0  # microseconds from our monotonic clock to the database's
+        self._clock_offset = 0.0  # microseconds from the monotonic clock to the database's
         self.sweep_finds = 0
 
     @property
     def behind(self) -> set[int]:
-        """The lanes of which the last window has not all that there was, or only the rest of a backlog."""
+        """The lanes of which the last window does not hold all rows, or only the rest of a backlog."""
         return self._positions.behind
 
     async def windows(self, *, until: asyncio.Event) -> AsyncIterator[list[Row]]:
@@ -77,7 +74,7 @@ class Tail:
                 continue
             if not self._positions.has_more:
                 await asyncio.sleep(self._read_at + SHORT_REST - time.monotonic())
-            rows = await self._retry.run(self._next_rows)  # whose floors move only when all is read
+            rows = await self._next_rows()
             if rows:
                 self._row_at = time.monotonic()
                 await self._session.hold_doorbell(hold=False)
@@ -86,13 +83,13 @@ class Tail:
                 await self._rest()
 
     def forget(self, rows: Iterable[Row]) -> None:
-        """Let rows go that are settled in the table, or left to it."""
+        """Forget rows that are settled in the table, or left to it."""
         self._positions.forget(rows)
         if self._positions.has_room():
             self._room.set()
 
     def back_off(self, row: Row, until: float, followers: Collection[Row]) -> None:
-        """Leave a row to the table until that moment (monotonic), with the followers that come back behind it."""
+        """Leave a row to the table until that moment (monotonic), and its followers, which come back behind it."""
         self._backing_off.add(row, until, followers)
         self._due_at = min(self._due_at, until)
         self.forget((row, *followers))
@@ -100,7 +97,7 @@ class Tail:
     def hold_rows(self, window: list[Row]) -> list[Row]:
         """Return the rows that may be sent now; the others are left to the table.
 
-        Offer them at once: in between a key may begin to wait, or a lane to leave.
+        The caller offers them at once: later a key may begin to wait, or a lane to leave.
         """
         free, held = self._backing_off.hold_rows(window, self._read_at)
         if leaving := self._lanes.leaving:
@@ -111,17 +108,17 @@ class Tail:
         return free
 
     def keys_backing_off(self) -> Collection[Key]:
-        """Return the keys whose first row backs off: none of their rows is sent for now."""
+        """Return the keys whose first row backs off; no row of theirs is sent for now."""
         return self._backing_off.keys()
 
     def enter(self, lanes: Collection[int]) -> None:
-        """Read these lanes from the start: they are new in `session.lanes`."""
+        """Read these lanes, which are new in `session.lanes`, from the start."""
         self._backing_off.forget(lanes)
         self._positions.enter(lanes)
         self.wake()
 
     def is_clear(self, lane: int) -> bool:
-        """Whether no row of the lane is under way. Ask while no read can run: inside `session.use`."""
+        """Whether no row of the lane is under way. Call it while no read can run: inside `session.use`."""
         return self._positions.is_clear(lane)
 
     def reread_from(self, lane: int, before: int = 0) -> None:
@@ -129,28 +126,28 @@ class Tail:
         self._positions.reread_from(lane, before)
 
     def interrupt(self) -> None:
-        """Make `windows` yield soon, even an empty window: the loop has something to do between two windows."""
+        """Make `windows` yield soon, even an empty window, as the loop must do something between two windows."""
         self._is_interrupted = True
         self.wake()
 
     def go_on(self) -> None:
-        """Withdraw an `interrupt`: what it asked for is done."""
+        """Withdraw an `interrupt`, as its work is done."""
         self._is_interrupted = False
 
     def database_time(self) -> float:
-        """Return the database's time in units of `Row.created_at`: that of the last read, plus our clock since then."""
+        """Return the database's time in units of `Row.created_at`: as of the last read, plus the time since then."""
         return self._clock_offset + time.monotonic() * 1e6
 
     def wake(self) -> None:
-        """Make `windows` check its conditions again: lanes have come or leave, or `until` is set."""
+        """Make `windows` check its conditions again, as lanes have come or leave, or `until` is set."""
         self._room.set()
         self._session.wake.set()
 
     async def _is_stuck(self) -> bool:
         """Wait for room; return whether a large row waits for rows that do not settle, and other lanes can be read.
 
-        Nothing else is read while it waits, or it would wait for ever beside a backlog. But what is under way may wait
-        for queues that take nothing, and that must not stop every lane.
+        While it waits, nothing else is read: a backlog would fill its room again and again. But what is under way may
+        wait for queues that take nothing, and that must not stop every lane.
         """
         self._room.clear()
         settled = self._positions.settled
@@ -164,17 +161,18 @@ class Tail:
         doorbell = idle >= DOORBELL_AFTER
         if doorbell and await self._session.hold_doorbell(hold=True):
             return  # read once more first: a writer that committed until now has not rung
-        # A writer that tested the doorbell while we were busy and commits only now is found by polling:
-        # after a tenth of the time that it took.
+        # A writer may have tested the doorbell while the tail was busy, and commit only now. Polling finds its row
+        # after a tenth of the time that the transaction took.
         until_due = max(0.0, self._due_at - time.monotonic())
         rest = min(max(idle / 10, SHORT_REST), self._settings.poll_interval, until_due)
         await self._session.rest(rest, listen=doorbell)
 
+    @retried  # the floors move only when all is read
     async def _next_rows(self) -> list[Row]:
         positions = self._positions
         began = time.monotonic()
         is_sweep_due = positions.is_sweep_due(began)
-        if began >= self._due_at or is_sweep_due:  # what is merely due is no find of the sweep
+        if began >= self._due_at or is_sweep_due:  # rows that are merely due must not count as finds of the sweep
             await self._look_for_due(began)
         if is_sweep_due:
             positions.begin_sweep(began)
@@ -228,17 +226,17 @@ class Wait:
 class BackingOff:
     """The keys that wait because their first row backs off; a row that holds no key waits alone.
 
-    Neither that row nor the rows behind it are kept in memory: a few such keys would fill the window, and no other
-    rows would be read. Only the place from which to read again is kept. The table decides what is found there: the
-    first row with its attempts, the rows behind it in order, or no row when an operator has removed them.
+    Neither that row nor the rows behind it stay in memory, or a few such keys would fill the window. Only the place
+    from which to read again is kept. The table decides what is found there: the first row with its attempts, the rows
+    behind it in order, or no row when an operator has removed them.
     """
 
     def __init__(self, policy: DeliveryPolicy) -> None:
         self._policy = policy
-        self._waits: dict[Key | None, Wait] = {}  # never of None, which asks for no order
+        self._waits: dict[Key | None, Wait] = {}  # without None, which asks for no order
 
     def add(self, row: Row, until: float, followers: Iterable[Row] = ()) -> None:
-        """Let a row back off, and its key if it holds one. A follower that became visible late may have a lower id."""
+        """Note that a row backs off, and its key if the row holds it. A late follower may have a lower id."""
         if self._policy.backoff_holds_key and row.key is not None:
             self._waits[row.key] = Wait(row.lane, min(each.id for each in (row, *followers)), until)
 
@@ -270,7 +268,7 @@ class BackingOff:
     def end(self, now: float) -> list[tuple[int, int]]:
         """Forget the keys whose wait is over; return the lane and the id from which to read each of them again.
 
-        Call it when every row that was read is offered: the later rows of such a key must not come before the first.
+        Call it when every row that was read is offered. The later rows of such a key must not come before the first.
         """
         over = {key: wait for key, wait in self._waits.items() if wait.until <= now}
         for key in over:

@@ -29,7 +29,7 @@ from relay.broker.topology import Declared, Standing, Thing, declare, default_ex
 from relay.config.settings import BrokerSettings, Settings
 from relay.config.topology import TopologySettings
 from relay.engine.health import Health
-from relay.engine.row import Outcome, Settled
+from relay.engine.row import Settled
 from relay.engine.send.message import Identity
 from relay.engine.send.probe import Prober
 from relay.engine.send.refusals import Refusals
@@ -117,13 +117,12 @@ class BrokerLink:
         self._start_timeout = settings.broker.connect_timeout if start_timeout is None else start_timeout
         self._router = router = Router.of(settings)
         self._wires = Wires(settings.relay.wire, router, Identity.of(settings, stamp), publisher.confirm_times)
-        self._refusals = Refusals(router, health, barring=barring)
+        self._refusals = Refusals(router, health, publisher.settle, barring=barring)
         self._undeclared = undeclared(settings.broker, listed(topology) if topology else ())
         self._broker = settings.broker  # with the hosts of the last `use_hosts`
         self._connection: Connection | None = None
         self._left: Connection | None = None  # a connection whose host is not among them
         self._blocked_before = 0.0  # on connections that have ended
-        self._confirmed = False  # something, on this connection
         self._renew_after = RENEW_AFTER
         self.up = asyncio.Event()
         self.reconnects: dict[str, int] = Counter()
@@ -164,7 +163,7 @@ class BrokerLink:
                     lost = None
                     continue
                 lost, reason, is_refusal = connection, ended.reason, False
-                if self._confirmed or loop.time() - connected_at >= HELD_AFTER:
+                if self._refusals.confirmed_at >= connected_at or loop.time() - connected_at >= HELD_AFTER:
                     failures = 0
             if not self.up.is_set() and loop.time() >= give_up_at:
                 raise BrokerUnavailableError(reason, is_refusal=is_refusal)
@@ -189,7 +188,7 @@ class BrokerLink:
 
     async def _use_to_the_end(self, connection: Connection) -> Ended:
         """Publish through one connection until it is lost, or left for other hosts."""
-        self._connection, self._confirmed = connection, False
+        self._connection = connection
         prober = Prober(connection, self._wires.on, self._publisher.settle, self._router)
         self._publisher.attach_prober(prober)
         end: BaseException | None = None
@@ -231,7 +230,7 @@ class BrokerLink:
 
     async def _publish(self, connection: Connection, channel: Underlay) -> Verdict:
         """Publish through one channel until it has closed or is of no more use."""
-        wire = self._wires.on(channel, connection, self._settle)
+        wire = self._wires.on(channel, connection, self._refusals.settle)
         carrying = asyncio.create_task(wire.run(), name="wire")
         verdict = Verdict.CLOSED
         try:
@@ -251,12 +250,10 @@ class BrokerLink:
             timeout = self._settings.broker.confirm_timeout
             late = wire.sent_before(connection.clock() - timeout / 2) if verdict is Verdict.OVERDUE else []
             for lost in await wire.close():
-                judged = [lost]
                 if verdict is Verdict.OVERDUE:
-                    now = asyncio.get_running_loop().time()
-                    judged = self._refusals.judge_overdue(lost, late, timeout, now)
-                for settled in judged:
-                    self._publisher.settle(settled)
+                    self._refusals.settle_overdue(lost, late, timeout)
+                else:
+                    self._publisher.settle(lost)
         return verdict
 
     async def _settle_all(self, in_flight: Callable[[], int], within: float, channel: Underlay) -> None:
@@ -267,12 +264,6 @@ class BrokerLink:
         # The publisher is told of it, not we.
         while in_flight() and not channel.closing.done() and loop.time() < until:  # noqa: ASYNC110
             await asyncio.sleep(REOPEN_AFTER)
-
-    def _settle(self, settled: Settled) -> None:
-        if settled.outcome is Outcome.CONFIRMED:
-            self._confirmed = True
-        for each in self._refusals.judge(settled, asyncio.get_running_loop().time()):
-            self._publisher.settle(each)
 
     async def _watch(
         self, wire: Wire, connection: Connection, channel: Underlay, carrying: asyncio.Task[None]
@@ -302,7 +293,7 @@ class BrokerLink:
                 return Verdict.OVERDUE
             if (silent := connection.silent_for) > self._settings.broker.heartbeat * HEARTBEATS_UNTIL_GONE:
                 raise TimeoutError(f"nothing heard for {silent:.0f} s")
-            self._refusals.tell(clock())
+            self._refusals.report()
             if (since := self._refusals.since) is None:
                 self._renew_after = RENEW_AFTER
             elif not was_hindered and clock() - max(since, opened_at) > self._renew_after:

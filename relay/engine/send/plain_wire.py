@@ -22,7 +22,7 @@ from relay.observe.histogram import Histogram
 
 
 class PlainWire:
-    """See `wire.Wire`, and `wire.FrameWire` for the arguments that both take."""
+    """See `wire.Wire`, and `frames.FrameWire` for the arguments that both take."""
 
     def __init__(
         self,

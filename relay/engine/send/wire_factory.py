@@ -5,10 +5,11 @@ from aiormq.abc import AbstractChannel as Underlay
 from relay.broker.connection import Connection
 from relay.config.settings import Wire as WireChoice
 from relay.engine.send.codec import Encoder
+from relay.engine.send.frames import FrameWire
 from relay.engine.send.message import Identity
 from relay.engine.send.plain_wire import PlainWire
 from relay.engine.send.routes import Router
-from relay.engine.send.wire import FrameWire, Settle, Wire
+from relay.engine.send.wire import Settle, Wire
 from relay.observe import tracing
 from relay.observe.histogram import Histogram
 

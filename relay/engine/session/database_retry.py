@@ -1,13 +1,9 @@
-"""What the database cannot do just now, it is asked again: a full disk, a table that somebody locks, a missing day.
+"""The pauses while a statement fails and the session lives: explain the error, make missing days, wait.
 
-Such an error leaves the session and its lanes as they are. What is confirmed and cannot be marked stays in the window,
-which fills; then no more is read, and so no more is sent.
+No row passes through here while the database works.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import psycopg
 from psycopg import errors
@@ -15,26 +11,22 @@ from psycopg.sql import SQL
 
 from relay.backoff import backoff, wait_for_event
 from relay.engine.health import Health
-from relay.engine.session.session import LaneSession
+from relay.engine.session.session import NO_DAY, PASSING, LaneSession
 from relay.logger import get_logger
 
 log = get_logger(__name__)
 
-Asked = ParamSpec("Asked")
-Result = TypeVar("Result")
-
-PASSING = (errors.DiskFull, errors.LockNotAvailable, errors.QueryCanceled)
 RETRY_INITIAL, RETRY_MAX = 0.1, 2.0  # seconds
 ENSURE_DAYS_INTERVAL, BLOCKED_DAYS_INTERVAL = 3600.0, 10.0  # seconds
 
-# Rows can be marked while somebody keeps new days from being made, so this waits for him only for a moment.
+# Rows can be marked while another session keeps new days from being made, so this waits for its lock only a moment.
 ENSURE_DAYS = SQL("""
     SELECT {schema}.ensure_sent_days((now() AT TIME ZONE 'UTC')::date, 3)
     FROM set_config('lock_timeout', '200ms', true)
 """)
 
-# Whose locks keep rows from being marked, parked or put aside, or days from being made. A prepared transaction has no
-# process.
+# The sessions whose locks keep rows from being marked, parked or set aside, or days from being made. A prepared
+# transaction has no process.
 BLOCKERS = SQL("""
     SELECT string_agg(DISTINCT
         coalesce('session ' || pid || coalesce(' (' || nullif(application_name, '') || ')', ''),
@@ -62,10 +54,10 @@ BLOCKERS = SQL("""
 
 
 class DatabaseRetry:
-    """Waits on a node's session, and says what is in the way.
+    """The pauses between the tries of a node's statements; the log and the health report say what is in the way.
 
     Args:
-        drain: set when the node is to stop: then it asks again at once, and often. Its caller is cancelled at the end.
+        drain: set when the node must stop. The pauses are short from then on, and the caller is cancelled at the end.
     """
 
     def __init__(self, session: LaneSession, health: Health, *, drain: asyncio.Event) -> None:
@@ -74,37 +66,32 @@ class DatabaseRetry:
         self._drain = drain
         self._days_blocked = False
 
-    async def run(self, statement: Callable[[], Awaitable[Result]]) -> Result:
-        """Run a statement, as often as it takes. Losing the session ends it, as ever."""
-        tries = 0
-        while True:
-            try:
-                result = await statement()
-            except errors.CheckViolation:  # the clock has gone past, or before, the days that are there
-                if await self.ensure_days():
-                    continue
-                reason = f"no partition takes the rows sent today: {await self._blockers()}"
-            except PASSING as error:
-                reason = await self._explain(error)
-            else:
-                if tries:
-                    self._health.heal("database")
-                return result
-            tries += 1
-            self._health.degrade("database", reason)
-            if self._drain.is_set():
-                await asyncio.sleep(RETRY_INITIAL)
-            else:
-                await wait_for_event(self._drain, backoff(tries, RETRY_INITIAL, RETRY_MAX))
+    async def wait(self, error: psycopg.Error, tries: int) -> None:
+        """Return when a statement that has failed so many times may run again."""
+        if isinstance(error, NO_DAY):  # the clock is past, or before, the days that have partitions
+            if await self.ensure_days():
+                return
+            reason = f"no partition takes the rows sent today: {await self._blockers()}"
+        else:
+            reason = await self._explain(error)
+        self._health.degrade("database", reason)
+        if self._drain.is_set():
+            await asyncio.sleep(RETRY_INITIAL)
+        else:
+            await wait_for_event(self._drain, backoff(tries, RETRY_INITIAL, RETRY_MAX))
+
+    def heal(self) -> None:
+        """Note that a statement has succeeded after it had failed."""
+        self._health.heal("database")
 
     async def keep_days(self) -> None:
-        """Make the days' partitions in time, until cancelled."""
+        """Make the partitions of the coming days in time, until cancelled."""
         while True:
             are_made = await self.ensure_days()
             await asyncio.sleep(ENSURE_DAYS_INTERVAL if are_made else BLOCKED_DAYS_INTERVAL)
 
     async def ensure_days(self) -> bool:
-        """Make the partitions of today and the next two days (UTC); tell whether they are there."""
+        """Make the partitions of today and the next two days (UTC); return whether they are there."""
         try:
             async with self._session.use() as connection:
                 await connection.execute(self._session.sql(ENSURE_DAYS))
@@ -126,17 +113,4 @@ class DatabaseRetry:
         async with self._session.use() as connection:
             statement = self._session.sql(BLOCKERS, name=self._session.schema)
             row = await (await connection.execute(statement)).fetchone()
-        return row[0] if row and row[0] else "nobody holds a lock on it any more"
-
-
-def retried(
-    ask: Callable[Concatenate[Any, Asked], Awaitable[Result]],
-) -> Callable[Concatenate[Any, Asked], Awaitable[Result]]:
-    """Let a method ask as often as it takes, by its object's `_retry`; it is one transaction and changes no more."""
-
-    @wraps(ask)
-    async def run(self: Any, /, *args: Asked.args, **kwargs: Asked.kwargs) -> Result:
-        retry: DatabaseRetry = self._retry
-        return await retry.run(lambda: ask(self, *args, **kwargs))
-
-    return run
+        return row[0] if row and row[0] else "no session holds a lock on it any more"

@@ -1,15 +1,21 @@
-"""The database session that holds the lanes: what is read and marked goes through it, and ends with it.
+"""The database session that holds the lanes. All reads and marks go through it, and end with it.
 
 A lane belongs to the session that holds its advisory lock. Its rows are read and marked on that very session, so a
 node that lost the session can neither read nor mark another row.
+
+Some errors leave the session and its lanes as they are: a full disk, a locked table, a missing day. The statement is
+then repeated (`retried`) until it succeeds. Confirmed rows that cannot be marked stay in the window, which fills; then
+the relay reads no more, and so sends no more.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
+from functools import wraps
+from math import inf
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 
 import psycopg
 from psycopg import AsyncConnection, AsyncCursor
@@ -53,11 +59,11 @@ SET_TIMEOUTS = SQL("""
 # One wide row, and libpq keeps an input buffer of its size: 16 KiB else, and a wake-up for each 16 KiB of a window.
 WIDE_ROW = SQL("SELECT repeat(' ', 262144)")
 
-ROUTES_CHANGED = "routes"  # what an operator's command notifies the nodes of; they notify each other of no word
+ROUTES_CHANGED = "routes"  # the payload by which an operator's command notifies the nodes; their own has no word
 
-OLDEST_REVISION = "0014"  # what this release needs; newer ones are served unless their note says otherwise
+OLDEST_REVISION = "0014"  # what this release needs; it serves newer ones unless their note forbids that
 
-# What ends a session, or makes it useless to us.
+# What ends a session, or makes it useless to the relay.
 SESSION_LOST = (
     psycopg.OperationalError,
     psycopg.InterfaceError,
@@ -66,23 +72,26 @@ SESSION_LOST = (
     CommitUnknownError,
 )
 
+# What passes, and leaves the session usable.
+PASSING = (psycopg.errors.DiskFull, psycopg.errors.LockNotAvailable, psycopg.errors.QueryCanceled)
+NO_DAY = psycopg.errors.CheckViolation  # no partition takes the day
 
 LANES = 16
 
-# Shared: any number of nodes may sleep. A writer that cannot have the lock for itself rings.
+# Shared: any number of nodes may sleep. A writer that cannot get the lock exclusively rings.
 TAKE_DOORBELL = SQL("SELECT pg_advisory_lock_shared(hashtextextended({doorbell}, 0))")
 LEAVE_DOORBELL = SQL("SELECT pg_advisory_unlock_shared(hashtextextended({doorbell}, 0))")
 
 HALF_TIMEOUT = "SELECT set_config('statement_timeout', %(timeout)s, true)"
 
-# Every command that parks, retries or discards takes it: a row can then not be parked behind one that is just leaving.
+# Every command that parks, retries or discards takes it, so that no row is parked behind one that is just leaving.
 # A command that releases many rows holds it for long (relay/engine/session/database_retry.py waits).
 PARK_LOCK = SQL("SELECT pg_advisory_xact_lock(hashtextextended({park}, 0))")
 
 
 # Pending rows by lane and id (`places`), for statements that change them. The planner can only run a LATERAL with LIMIT
-# row by row through the index: statistics taken while a large transaction was still open say that the table is empty,
-# and a plain join is then a scan of the backlog for each row.
+# row by row through the index. A plain join may scan the backlog for each row: statistics that were taken while a large
+# transaction was still open say that the table is empty.
 GIVEN = SQL("""
     unnest(%(lanes)s::smallint[], %(ids)s::bigint[]) AS wanted (lane, id)
     CROSS JOIN LATERAL (
@@ -95,7 +104,7 @@ GIVEN = SQL("""
 
 
 def nodes_channel(schema: str) -> str:
-    """Name the channel on which nodes notify each other."""
+    """Return the name of the channel on which nodes notify each other."""
     return f"{schema}.nodes"
 
 
@@ -105,7 +114,7 @@ async def prepare(connection: AsyncConnection, database: DatabaseSettings) -> No
     Raises:
         DatabaseUnavailableError: it does not answer, or was ended.
         ConfigurationError: it is a pooler's, and no session.
-        SchemaError: the outbox tables are missing, too old, or of a release that left this one behind.
+        SchemaError: the outbox tables are missing, too old, or of a release that this one cannot serve.
     """
     schema = database.schema_name
     try:
@@ -129,7 +138,7 @@ async def prepare(connection: AsyncConnection, database: DatabaseSettings) -> No
 
 
 def _timeouts(connection: AsyncConnection, database: DatabaseSettings) -> dict[str, list[str]]:
-    """Return the server's time-outs for this session, whatever its defaults are for this role or database.
+    """Return the server's time-outs for this session, which replace the defaults of its role and database.
 
     The server, too, must notice a peer that died silently: until then no live node holds the lanes.
     """
@@ -147,12 +156,12 @@ def _timeouts(connection: AsyncConnection, database: DatabaseSettings) -> dict[s
 
 
 class HeldLanes:
-    """The lanes that a session holds. `nodes.Lanes` takes them and gives them up; all others only read.
+    """The lanes that a session holds. Only `nodes.Lanes` changes them; all others read.
 
     Attributes:
-        held: all of them, ascending.
-        leaving: those that are to be given up: none of their rows is read or sent any more.
-        staying: the others.
+        held: all lanes, ascending.
+        leaving: the lanes that the node gives up; no row of them is read or sent.
+        staying: the other lanes.
     """
 
     def __init__(self) -> None:
@@ -165,11 +174,11 @@ class HeldLanes:
         self._set({*self.held, *lanes}, {*self.leaving})
 
     def leave(self, lanes: Iterable[int]) -> None:
-        """Begin to give these up."""
+        """Note that the node gives these up."""
         self._set({*self.held}, {*self.leaving, *lanes})
 
     def release(self, lanes: Iterable[int]) -> None:
-        """Note that these are held no more."""
+        """Note that these are no longer held."""
         gone = set(lanes)
         self._set({*self.held} - gone, {*self.leaving} - gone)
 
@@ -178,18 +187,18 @@ class HeldLanes:
 
 
 class LaneSession:
-    """A connection and the lanes that it holds; `async with` closes it, which hands the lanes over.
+    """A connection and the lanes that it holds. The end of `async with` closes it, which hands over the lanes.
 
     Attributes:
         host: the server that it is on.
-        ended_by: why the server has ended it, where a statement does not fail with that.
+        ended_by: why the server has ended it, when no statement fails with that error.
         lanes: the lanes held.
-        nodes_channel: where nodes notify each other that one has come or gone, or has given up lanes.
+        nodes_channel: on it a node notifies the others that it has come or gone, or has given up lanes.
         wake: set when a writer rings, or when the session is wanted; ends `rest`.
         nodes_changed: set when another node has notified.
-        written_at: when our last committed change began (monotonic). Its transaction id is above all that were given
-            before, so from then on every snapshot names those that still run: a snapshot does not know of running
-            transactions above the last one that has ended.
+        written_at: when the last committed change of this session began (monotonic). A snapshot does not know of
+            running transactions above the last one that has ended. The id of that change is above all that were given
+            before, so every later snapshot names those that still run.
     """
 
     def __init__(self, connection: Connection, database: DatabaseSettings) -> None:
@@ -219,11 +228,11 @@ class LaneSession:
         """Connect, without a lane yet.
 
         Args:
-            last: the host to try after all others. It is the one whose session was lost: an old primary that lives on
-                beside the new one lets us in, but commits nothing.
+            last: the host to try after all others: the host of the lost session. It may be an old primary that lives on
+                next to the new one. Such a server accepts the session, but commits nothing.
         Raises:
-            DatabaseUnavailableError: nothing lets us in.
-            ConfigurationError: what lets us in is a pooler that keeps no session.
+            DatabaseUnavailableError: no host accepts the session.
+            ConfigurationError: the host is a pooler that keeps no session.
             SchemaError: the outbox tables are missing or too old.
         """
         # A standby may show commits in another order than the primary made them, and cannot be marked on.
@@ -237,7 +246,7 @@ class LaneSession:
         return cls(connection, database)
 
     def _heed(self, notice: psycopg.errors.Diagnostic) -> None:
-        # The server's last words, which libpq takes for a notice when they come with the answer to a statement.
+        # The server's last message. libpq takes it for a notice when it comes with the answer to a statement.
         if notice.severity_nonlocalized == "FATAL" and notice.sqlstate:
             self.ended_by = psycopg.errors.lookup(notice.sqlstate)(notice.message_primary or "")
         self._is_unreplicated |= is_unreplicated(notice)
@@ -251,9 +260,9 @@ class LaneSession:
             self.nodes_changed.set()
 
     def _stir(self) -> None:
-        """Wake the tail: something has come on the socket, and its next statement reads it."""
+        """Wake the tail, as something has come on the socket; its next statement reads it."""
         self.wake.set()
-        if not self.lanes.held:  # then the tail runs none
+        if not self.lanes.held:  # then the tail runs no statement
             self.nodes_changed.set()
 
     def on_routes_changed(self, call: Callable[[], None]) -> None:
@@ -261,7 +270,7 @@ class LaneSession:
         self._routes_changed = call
 
     def unplug(self) -> None:
-        """End the session at once, whatever is waited for on it: it fails as on a lost connection."""
+        """End the session at once. Every statement on it fails as on a lost connection."""
         unplug(self._connection)
 
     @property
@@ -275,10 +284,11 @@ class LaneSession:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._answered_at = -inf
         await self._connection.close()
 
     def sql(self, statement: SQL, **names: Any) -> bytes:
-        """Fill in the schema, and `GIVEN` and the name of the lock for parking where asked for.
+        """Return a statement with the names filled in; the schema, `GIVEN` and the name of the park lock are known.
 
         As bytes, the driver parses the placeholders of a statement once and not each time.
         """
@@ -290,8 +300,8 @@ class LaneSession:
         """Use the connection exclusively, for statements that answer within the command time-out.
 
         Raises:
-            DeadlineError: they did not; the session cannot be used any more.
-            CommitUnknownError: they did, but a failover may undo it; the table must be read again.
+            DeadlineError: a statement did not answer in time; the session cannot be used any more.
+            CommitUnknownError: a failover may undo the commit; the table must be read again.
             psycopg.OperationalError: the session is lost.
         """
         async with self._alone():
@@ -325,7 +335,7 @@ class LaneSession:
     async def write(self) -> AsyncIterator[AsyncConnection]:
         """`use` the connection for one statement or transaction that changes some row, and note when it began.
 
-        Not for one that may find none to change: PostgreSQL gives it no transaction id.
+        Do not use it for a statement that may change no row: PostgreSQL gives that no transaction id.
         """
         started = time.monotonic()
         async with self.use() as connection:
@@ -336,17 +346,20 @@ class LaneSession:
         """Note that a statement that began at that moment (monotonic) has changed some row."""
         self.written_at = began
 
-    def answered_for(self) -> float:
-        """Return the seconds since the last statement that was answered began: then the locks were ours."""
-        return time.monotonic() - self._answered_at
+    def has_answered_within(self, seconds: float) -> bool:
+        """Whether the session is open, and a statement that was answered began within so many seconds.
+
+        At that moment the session held its locks. The publisher calls this for each batch.
+        """
+        return time.monotonic() - self._answered_at < seconds
 
     async def rest(self, seconds: float, *, listen: bool) -> None:
         """Sleep until a notification comes (if `listen`), the session is wanted, or the time is over.
 
-        To wait for the doorbell, read once while the doorbell lock is held, then rest: a writer that committed before
-        the lock was held did not ring.
+        To wait for the doorbell, read once while the doorbell lock is held, and then rest. A writer that committed
+        before the lock was held did not ring.
         """
-        # No other task waits for the socket meanwhile: `use` wakes us before it takes the lock, and we hold it.
+        # No other task waits for the socket meanwhile: `use` ends the rest before it takes the lock, held here.
         async with self._lock:
             if self._wanted:  # since before we had the lock
                 return
@@ -362,7 +375,7 @@ class LaneSession:
                     self._loop.remove_reader(socket)
 
     async def hold_doorbell(self, *, hold: bool) -> bool:
-        """Ask writers to ring from now on, or no more; return whether that was a change."""
+        """Ask writers to ring from now on, or to stop ringing; return whether that was a change."""
         if hold is self._doorbell_held:
             return False
         doorbell = f"{self.schema}.doorbell"
@@ -376,7 +389,7 @@ class LaneSession:
         return True
 
     async def leave_doorbell(self) -> None:
-        """Stop listening to the doorbell: there is no lane to read."""
+        """Stop listening to the doorbell, as there is no lane to read."""
         await self.hold_doorbell(hold=False)
         if self._doorbell_heard:
             async with self.use() as connection:
@@ -384,11 +397,11 @@ class LaneSession:
             self._doorbell_heard = False
 
     async def take_park_lock(self, connection: AsyncConnection) -> None:
-        """Keep everyone else from parking, retrying and discarding until the end of this transaction."""
+        """Keep all other sessions from parking, retrying and discarding until the end of this transaction."""
         await connection.execute(self.sql(PARK_LOCK))
 
     async def halve_timeout(self, connection: AsyncConnection) -> None:
-        """Let the server end a statement of this transaction before the command time-out ends the session."""
+        """Make the server end a statement of this transaction before the command time-out ends the session."""
         await connection.execute(HALF_TIMEOUT, {"timeout": f"{max(1, round(self._command_timeout * 500))}ms"})
 
     def cursor(self) -> AsyncCursor[Any]:
@@ -397,10 +410,50 @@ class LaneSession:
 
 
 def array_text(numbers: Iterable[int]) -> str:
-    """Write an array as PostgreSQL reads it: the driver's own dumper takes four times as long."""
+    """Return an array as PostgreSQL reads it. The driver's own dumper takes four times as long."""
     return "{" + ",".join(map(str, numbers)) + "}"
 
 
 def places(rows: Collection[Row]) -> dict[str, str]:
     """Return the parameters of `GIVEN`."""
     return {"lanes": array_text(row.lane for row in rows), "ids": array_text(row.id for row in rows)}
+
+
+Asked = ParamSpec("Asked")
+Result = TypeVar("Result")
+
+
+class Retry(Protocol):
+    """What `retried` needs: the pause between two tries of a statement."""
+
+    async def wait(self, error: psycopg.Error, tries: int) -> None:
+        """Return when a statement that has failed so many times, now with such an error, may run again."""
+
+    def heal(self) -> None:
+        """Note that a statement has succeeded after it had failed."""
+
+
+def retried(
+    ask: Callable[Concatenate[Any, Asked], Awaitable[Result]],
+) -> Callable[Concatenate[Any, Asked], Coroutine[Any, Any, Result]]:
+    """Repeat a method until it succeeds, with pauses by its object's `_retry`; losing the session ends it.
+
+    The method is one transaction and changes nothing else.
+    """
+
+    @wraps(ask)
+    async def run(self: Any, /, *args: Asked.args, **kwargs: Asked.kwargs) -> Result:
+        tries = 0
+        while True:
+            try:
+                result = await ask(self, *args, **kwargs)
+            except (*PASSING, NO_DAY) as error:
+                tries += 1
+                retry: Retry = self._retry
+                await retry.wait(error, tries)
+            else:
+                if tries:
+                    self._retry.heal()
+                return result
+
+    return run

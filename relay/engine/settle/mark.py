@@ -18,10 +18,8 @@ from relay.engine.delivery_policy import DeliveryPolicy
 from relay.engine.read.tail import Tail
 from relay.engine.row import Blame, Fault, Row, pieces
 from relay.engine.send.publisher import Publisher
-from relay.engine.session.database_retry import DatabaseRetry, retried
-from relay.engine.session.session import LaneSession, places
-from relay.engine.settle.parked_keys import ParkedKeys
-from relay.engine.settle.quarantine import Quarantine
+from relay.engine.session.session import LaneSession, Retry, places, retried
+from relay.engine.settle.quarantine import ParkedKeys, Quarantine
 from relay.logger import get_logger
 from relay.observe.histogram import Histogram
 
@@ -107,7 +105,7 @@ class Marker:
         *,
         policy: DeliveryPolicy,
         delivered: Delivered,
-        retry: DatabaseRetry,
+        retry: Retry,
         settings: RelaySettings,
     ) -> None:
         self._session = session

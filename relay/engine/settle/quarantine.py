@@ -1,9 +1,13 @@
-"""Routes that do not work, and the rows that wait for them.
+"""Rows that wait in the table: behind a parked row of their key, or for a route that does not work.
 
-Nothing is bound for a routing key, an exchange is missing or forbidden, a queue has taken nothing for long: that is a
-fault of the address, not of the row. Rows for such an address burn no attempt. They wait in a separate partition, where
-they delay no other row. Now and then one of them goes out as a probe, alone on a channel; once the broker takes it, the
-others follow in order.
+`ParkedKeys`: where `key_policy` is "hold", the later rows of a parked row's key are parked behind it, out of the hot
+partition. They follow in order when an operator retries or discards the parked row. The table decides; the keys in
+memory only save the question for all other keys.
+
+`Quarantine`: nothing is bound for a routing key, an exchange is missing or forbidden, or a queue has taken nothing for
+long. That is a fault of the address, not of the row. Rows for such an address burn no attempt. They wait in a separate
+partition, where they delay no other row. Now and then one of them goes out as a probe, alone on a channel. Once the
+broker takes it, the others follow in order.
 Where a row that is put away holds its key (`DeliveryPolicy`), the later rows of the key wait with it, whatever their
 address.
 """
@@ -12,14 +16,15 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from psycopg.sql import SQL
+
 from relay.backoff import backoff
 from relay.engine.delivery_policy import DeliveryPolicy
 from relay.engine.read.tail import Tail
-from relay.engine.row import Fault, Row, pieces
+from relay.engine.row import Fault, Key, Row, pieces
 from relay.engine.send.publisher import Publisher
 from relay.engine.send.routes import Address, Router
-from relay.engine.session.database_retry import DatabaseRetry
-from relay.engine.session.session import LaneSession
+from relay.engine.session.session import LaneSession, Retry, places, retried
 from relay.engine.settle.quarantine_table import Place, QuarantineTable, names
 from relay.logger import get_logger
 
@@ -30,6 +35,97 @@ PROBES_A_SECOND = 20  # of all routes; each costs the database three transaction
 LOAD_INTERVAL = 5.0  # seconds between two looks at the routes in the table, while there are any
 ROUTES_AT_A_TIME = 20  # between two windows: where thousands are due, other rows go on in between
 ROWS_PER_RELEASE = 2000
+
+LOAD_PARKED = SQL("""
+    SELECT DISTINCT aggregate_type, aggregate_id
+    FROM {schema}.message
+    WHERE state = 'parked' AND held_behind IS NULL AND aggregate_id IS NOT NULL
+""")
+
+PARK_BEHIND = SQL("""
+    UPDATE {schema}.message AS row
+    SET state = 'parked', parked_at = now(), (held_behind, last_error) = (
+        SELECT min(head.id), 'waits behind message ' || min(head.id)
+        FROM {schema}.message AS head
+        WHERE head.state = 'parked' AND head.held_behind IS NULL
+            AND head.aggregate_type = row.aggregate_type AND head.aggregate_id = row.aggregate_id
+    )
+    WHERE state = 'pending' AND ctid = ANY (ARRAY(
+        SELECT given.place
+        FROM {given}
+        CROSS JOIN LATERAL (
+            SELECT
+            FROM {schema}.message AS head
+            WHERE head.state = 'parked' AND head.held_behind IS NULL
+                AND head.aggregate_type = given.aggregate_type AND head.aggregate_id = given.aggregate_id
+            LIMIT 1
+        ) AS head
+    ))
+    RETURNING row.id
+""")
+
+
+class ParkedKeys:
+    """The keys whose rows are parked as they come."""
+
+    def __init__(self, session: LaneSession, tail: Tail, retry: Retry) -> None:
+        self._session = session
+        self._tail = tail
+        self._retry = retry
+        self._keys: set[Key] = set()
+
+    async def load(self) -> None:
+        """Learn from the table which keys have a parked row."""
+        self._keys |= await self._read_keys()
+
+    def add(self, key: Key) -> None:
+        self._keys.add(key)
+
+    def holds_any(self, rows: Sequence[Row]) -> bool:
+        return bool(self._keys) and any(row.key in self._keys for row in rows)
+
+    async def hold_rows(self, window: list[Row]) -> list[Row]:
+        """Park the rows of held keys, and return the others."""
+        if not self._keys:
+            return window
+        free: list[Row] = []
+        held: list[Row] = []
+        for row in window:
+            (held if row.key in self._keys else free).append(row)
+        await self.park_behind(held)
+        return free
+
+    async def park_behind(self, rows: Sequence[Row]) -> None:
+        """Park rows behind the parked one of their key.
+
+        If no row of the key is parked any more, an operator has released the key: its rows are read again, in order
+        with those that the operator put back. Or the row itself has gone, and its key stays held.
+        """
+        for piece in pieces(rows, (row.cost for row in rows)):
+            await self._park_behind(piece)
+
+    async def _park_behind(self, rows: Sequence[Row]) -> None:
+        parked = await self._write_parked(rows)
+        self._tail.forget(rows)
+        if left := [row for row in rows if row.id not in parked]:
+            self._keys -= {row.key for row in left if row.key is not None} - await self._read_keys()
+            for row in left:
+                self._tail.reread_from(row.lane)
+        if parked:
+            log.warning("messages.held", rows=len(parked))
+
+    @retried
+    async def _read_keys(self) -> set[Key]:
+        async with self._session.use() as connection:
+            cursor = await connection.execute(self._session.sql(LOAD_PARKED))
+            return {(kind.encode(), id_.encode()) for kind, id_ in await cursor.fetchall()}
+
+    @retried
+    async def _write_parked(self, rows: Sequence[Row]) -> set[int]:
+        async with self._session.use() as connection, connection.transaction():
+            await self._session.take_park_lock(connection)
+            cursor = await connection.execute(self._session.sql(PARK_BEHIND), places(rows))
+            return {row[0] for row in await cursor.fetchall()}
 
 
 @dataclass(slots=True)
@@ -55,7 +151,7 @@ class Quarantine:
         router: Router,
         policy: DeliveryPolicy,
         *,
-        retry: DatabaseRetry,
+        retry: Retry,
     ) -> None:
         self._session = session
         self._table = QuarantineTable(session, retry)
@@ -249,9 +345,9 @@ class Quarantine:
             del self._routes[address]
             log.info("route.released", **names(address), probes=route.probes)
 
-    def _go_back(self, places: Iterable[Place]) -> None:
+    def _go_back(self, rows: Iterable[Place]) -> None:
         first: dict[int, int] = {}
-        for lane, id_ in places:
+        for lane, id_ in rows:
             first[lane] = min(id_, first.get(lane, id_))
         for lane, id_ in first.items():
             self._tail.reread_from(lane, id_ - 1)

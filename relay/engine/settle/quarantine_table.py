@@ -6,8 +6,7 @@ from psycopg.sql import SQL
 
 from relay.engine.row import Key, Row
 from relay.engine.send.routes import Address
-from relay.engine.session.database_retry import DatabaseRetry, retried
-from relay.engine.session.session import LaneSession, array_text, places
+from relay.engine.session.session import LaneSession, Retry, array_text, places, retried
 
 Place = tuple[int, int]  # lane and id of a row
 
@@ -113,7 +112,7 @@ class QuarantineTable:
     Those that may find no row to change, most often `set_aside_behind`, are no `write`.
     """
 
-    def __init__(self, session: LaneSession, retry: DatabaseRetry) -> None:
+    def __init__(self, session: LaneSession, retry: Retry) -> None:
         self._session = session
         self._retry = retry
 
