@@ -1,10 +1,10 @@
 """The ledger of committed batches, `outbox.batch`: what makes a batch be written once.
 
-Its row is the first thing of the transaction that writes the batch. Two drivers at the same batch meet in its
-primary key: the second waits for the first, and finds the batch written or writes it itself.
+Its row is the first thing of the transaction that writes the batch. Two drivers at the same batch meet in its primary
+key. The second waits for the first, and finds the batch written or writes it itself.
 
-A batch in pieces has a row for each of them, the first thing of its transaction, too; one before these, of how many
-pieces there are, so that no rerun divides the rows otherwise; and the row of a whole batch behind the last.
+A batch in pieces has a row for each of them, the first thing of its transaction, too. A row before these says how many
+pieces there are, so that no rerun divides the rows otherwise. The row of a whole batch comes behind the last.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from outbox_spark.plan import Staged
 # The `partition` of rows that are no piece's.
 WHOLE_BATCH = -1  # the batch is committed
 IN_PIECES = -2  # it was begun in so many pieces
-OF_QUERY = -3  # a query of foreach_batch() has the name; its batches have names of their own
+OF_QUERY = -3  # a query of foreach_batch() has the name; its batches have their own names
 
 # Two that begin a batch in different ways have no row in common to meet in: they meet here.
 TAKE_NAME = """
@@ -95,7 +95,7 @@ def read(connection: psycopg.Connection, schema: str, app_id: str, version: int)
         BatchError: a role wrote it that this one is no member of.
     """
     try:
-        found = _find(connection, schema, app_id, version, WHOLE_BATCH)
+        found = _find(connection, schema, app_id, version, partition=WHOLE_BATCH)
         _refuse_foreign(connection, schema, app_id, version)
     except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn):
         raise TableError(
@@ -171,13 +171,13 @@ def begin_pieces(
             token=token,
             row_counts=Jsonb({}),
         )
-        begun = _find(connection, schema, app_id, version, IN_PIECES)
+        begun = _find(connection, schema, app_id, version, partition=IN_PIECES)
         counted = _count_pieces(connection, schema, app_id, version)
     assert begun is not None and counted is not None, "it was entered above"  # noqa: S101, PT018
     if begun.partitions != number:
         raise BatchError(
             f"batch {app_id!r} version {version} was begun in {begun.partitions} pieces, of which {counted[1]} are "
-            f"written, and cannot go on in {number}: run it again with numPartitions={begun.partitions} and as many "
+            f"written, and cannot go on in {number}. Run it again with numPartitions={begun.partitions} and as many "
             "partitions"
         )
     return begun.token
@@ -211,7 +211,7 @@ def enter_piece(
         token=token,
         row_counts=Jsonb(piece.row_counts),
     )
-    found = _find(connection, schema, app_id, version, piece.partition)
+    found = _find(connection, schema, app_id, version, partition=piece.partition)
     if found is None or found.row_counts == piece.row_counts:
         return entered
     which = f"partition {piece.partition} of batch {app_id!r} version {version}"
@@ -221,8 +221,8 @@ def enter_piece(
             "batch with that release"
         )
     raise BatchError(
-        f"{which} was written with {found.row_counts['rows']} rows, and they are not the {piece.rows} that it has now: "
-        "a rerun takes the same options and types of columns, and the same rows in the same partitions and order"
+        f"{which} was written with {found.row_counts['rows']} rows, and they are not the {piece.rows} that it has now. "
+        "A rerun takes the same options and types of columns, and the same rows in the same partitions and order"
     )
 
 
@@ -263,7 +263,7 @@ def take_for_query(connection: psycopg.Connection, schema: str, *, app_id: str, 
     if found is None:
         names = {"app_id": app_id, "version": 0, "partition": OF_QUERY, "partitions": 0}
         _enter(connection, schema, **names, token=uuid4(), row_counts=Jsonb({"query": query}))
-        found = _find(connection, schema, app_id, 0, OF_QUERY)
+        found = _find(connection, schema, app_id, 0, partition=OF_QUERY)
     if found is not None:
         refuse_other_query(found, query)
     name = f"{app_id}/{query}"
@@ -277,20 +277,20 @@ def refuse_other_query(found: Batch, query: str) -> None:
         # Numbered from 0 again, its micro-batches would be taken for those of the other: lost without an error.
         raise BatchError(
             f"{found.app_id!r} belongs to another query than this one, in the ledger since "
-            f"{found.committed_at:%Y-%m-%d %H:%M:%S%z}: a stream without its checkpoint is a new one, and takes "
+            f"{found.committed_at:%Y-%m-%d %H:%M:%S%z}. A stream without its checkpoint is a new one, and takes "
             "another name (txnAppId or app_id)"
         )
 
 
 def refuse_older_checkpoint(connection: psycopg.Connection, schema: str, *, app_id: str, number: int) -> None:
-    """Raise BatchError when later micro-batches are written: Spark repeats none but the last."""
+    """Raise BatchError when later micro-batches are written: Spark repeats only the last."""
     names = {"app_id": app_id, "version": number, "whole_batch": WHOLE_BATCH}
     ((later,),) = connection.execute(FIND_LATER.format(schema=Identifier(schema)), names).fetchall()
     if later is not None:
         # The number stands for other rows now, and would be taken for written: lost without an error.
         raise BatchError(
-            f"micro-batch {number} of {app_id!r} comes after micro-batch {later} was written: its checkpoint is older "
-            "than the ledger, and its rows would be lost; go on with the newest checkpoint, or with a new one under "
+            f"micro-batch {number} of {app_id!r} comes after micro-batch {later} was written. Its checkpoint is older "
+            "than the ledger, and its rows would be lost. Go on with the newest checkpoint, or with a new one under "
             "another name (txnAppId or app_id)"
         )
 
@@ -306,14 +306,14 @@ def _refuse_foreign(connection: psycopg.Connection, schema: str, app_id: str, ve
     ).fetchall()
     if writer is not None:
         raise BatchError(
-            f"batch {app_id!r} version {version} is in the ledger {schema}.batch by role {writer!r}, and role {role!r}"
+            f"batch {app_id!r} version {version} is in the ledger {schema}.batch by role {writer!r}. Role {role!r}"
             f" of this job is no member of it, or shares it with every job. If it is the same job: GRANT {writer} TO"
             f" {role}, or, where that role is gone or shared, let the ledger's owner set written_as. If not: name the"
             " batch otherwise, by txnAppId"
         )
 
 
-def _find(connection: psycopg.Connection, schema: str, app_id: str, version: int, partition: int) -> Batch | None:
+def _find(connection: psycopg.Connection, schema: str, app_id: str, version: int, *, partition: int) -> Batch | None:
     names = {"app_id": app_id, "version": version, "partition": partition}
     found = connection.execute(READ.format(schema=Identifier(schema)), names).fetchone()
     return None if found is None else Batch(*found)
