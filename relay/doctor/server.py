@@ -11,7 +11,7 @@ OLDEST_SERVER = 15  # the oldest release that the tests run on
 
 NODE_SESSIONS = 2  # the one with the lanes, and one now and then: to find a pooler, to look as here, to drop days
 METRICS_SESSIONS = 1  # relay/http/backlog.py, when http.listen names an address
-OPERATOR_SESSIONS = 2  # a replay, and a `relay status` beside it
+OPERATOR_SESSIONS = 2  # a replay, and a `relay status` meanwhile
 
 LOST_IN_A_CRASH = {
     "fsync": "a crash of the machine may destroy the whole database",

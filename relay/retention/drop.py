@@ -1,4 +1,4 @@
-"""Drop days that are older than is to be kept, one process at a time, next to everybody who uses their table.
+"""Drop days that are older than retention allows, one process at a time, next to everybody who uses their table.
 
 A function of the tables' owner checks a day and drops it in one transaction, so no step can be left half done
 (docs/decisions/0027-drop-a-day-by-a-function.md). A table that an operator has detached, to keep it, is no day.
