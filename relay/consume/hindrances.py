@@ -56,14 +56,14 @@ class OverloadGate:
 
     backoff: Backoff
     counters: Counters
-    overloads: int = 0  # in a row; 0: no pause
-    _words: str = ""
-    _paused_at: float = 0.0
-    _due: float = 0.0
-    _counted_until: float = 0.0
-    _inside: int = 0
-    _empty: asyncio.Event = field(default_factory=asyncio.Event)
-    _door: asyncio.Lock = field(default_factory=asyncio.Lock)  # fair, so that a worker that must be alone gets its turn
+    overloads: int = field(init=False, default=0)  # in a row; 0: no pause
+    _words: str = field(init=False, default="")
+    _paused_at: float = field(init=False, default=0.0)
+    _due: float = field(init=False, default=0.0)
+    _counted_until: float = field(init=False, default=0.0)
+    _inside: int = field(init=False, default=0)
+    _empty: asyncio.Event = field(init=False, default_factory=asyncio.Event)
+    _door: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)  # fair: a worker that must be alone gets in
 
     @asynccontextmanager
     async def enter(self, stopping: asyncio.Event, *, alone: bool = False) -> AsyncIterator[Entry]:

@@ -27,7 +27,7 @@ def metrics(consumer: ConsumerSnapshot, waiting: int | None) -> Iterator[Metric]
             yield _one(GaugeMetricFamily, name, about, number=gauge, labels=labels)
     for name, about, count in (
         ("deliveries", "Messages that the broker has delivered", counters.deliveries),
-        ("redeliveries", "Of these: had been delivered before, to whomever", counters.redeliveries),
+        ("redeliveries", "Of these: had been delivered before, to any consumer", counters.redeliveries),
         ("acknowledged", "Messages that were settled", counters.acknowledged),
         ("given_back", "Messages that were not settled when their channel ended", counters.given_back),
         ("applied", "Messages that were committed for the first time", counters.applied),

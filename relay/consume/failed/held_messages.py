@@ -47,9 +47,9 @@ class HeldMessages:
     copies: Copies
     unfit_for: Callable[[Delivery], Failure | None]  # our handlers
     poison_limit: int
-    _wake: asyncio.Event = field(default_factory=asyncio.Event)
-    _claimed: Head | None = None
-    _must_be_alone: bool = False
+    _wake: asyncio.Event = field(init=False, default_factory=asyncio.Event)
+    _claimed: Head | None = field(init=False, default=None)
+    _must_be_alone: bool = field(init=False, default=False)
 
     async def put(self, delivery: Delivery, failure: Failure) -> None:
         await self.table.put(delivery, failure, self.context.stopping)
