@@ -14,7 +14,7 @@ from relay.config.settings import BrokerSettings
 from relay.consume import Consumer, FailurePolicy, Inbox, Message, Permanent, WorkPolicy, on
 from relay.consume.classify import Failure
 from relay.consume.failed.copies import Copies, Offer
-from relay.consume.failed.held_table import HeldTable
+from relay.consume.failed.held_table import Head, HeldTable
 from tests.consume.effects import (
     CONSUMER,
     QUICK,
@@ -235,7 +235,7 @@ async def test_a_claim_keeps_others_away_for_ten_seconds_at_most(
         await eventually(lambda: consumer.counters.acknowledged == 1, "it is held")
     await table.connection.execute(DUE)
 
-    assert await HeldTable(inbox, consumer.setup.session).claim() is not None
+    assert isinstance(await HeldTable(inbox, consumer.setup.session).claim(), Head)
     await consumer.setup.session.close()
 
     row = await (

@@ -11,7 +11,7 @@ from relay.backoff import Stopping, wait_for_event
 from relay.consume.apply.transactions import Attempt
 from relay.consume.classify import Failure, Judge, Reason, log_failure, poisoned
 from relay.consume.failed.copies import ChannelContext, Copies, Offer
-from relay.consume.failed.held_table import Head, HeldTable
+from relay.consume.failed.held_table import Head, HeldTable, NoHead
 from relay.consume.failed.poison import SUSPECT_FROM
 from relay.consume.hindrances import Overloaded, OverloadGate
 from relay.consume.message import Delivery
@@ -114,9 +114,10 @@ class HeldMessages:
     async def _work_on_one(self) -> Work:
         """Claim the first head that is due, and try it. Raises Stopping."""
         async with self.gate.enter(self.context.stopping, alone=self._must_be_alone) as entry:
-            self._claimed = head = await self.table.claim()
-            if head is None:
-                return Work.NONE_DUE
+            head = await self.table.claim()
+            if isinstance(head, NoHead):
+                return Work.NONE_DUE if head is NoHead.NONE_DUE else Work.DONE
+            self._claimed = head
             failure = self._verdict(head)
             if failure is None and head.unended >= SUSPECT_FROM and not self._must_be_alone:
                 self._must_be_alone = True

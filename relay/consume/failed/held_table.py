@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from enum import Enum, auto
 from typing import Any, LiteralString, NamedTuple
 from uuid import UUID
 
@@ -196,6 +197,13 @@ class Head:
     dead: Failure | None  # it waits to become a dead letter
 
 
+class NoHead(Enum):
+    """Why a claim took no head."""
+
+    NONE_DUE = auto()
+    UNREADABLE = auto()  # and so it was put off
+
+
 class HeldTable:
     """The held messages of one consumer, or of the partition that it holds.
 
@@ -219,18 +227,17 @@ class HeldTable:
         await self._session.insist(stopping, self._inbox.statement(PUT), *rows)
         await self._session.insist(stopping, self._inbox.statement(PROMOTE), self._of(keys=keys))
 
-    async def claim(self) -> Head | None:
-        """Take a head that is due, and write down that a try begins. Return `None` when no head is due.
-
-        A head that cannot be read is put off.
-        """
-        while rows := await self._run(CLAIM, claim=CLAIM_FOR):
-            row = _Row(*rows[0])
-            try:
-                return self._head(row)
-            except Exception as error:  # whatever it is: it is kept, perhaps for a later release, and other keys go on
-                await self._put_off(row, name_of(error), f"it cannot be read: {first_line(error)}")
-        return None
+    async def claim(self) -> Head | NoHead:
+        """Take a head that is due, and write down that an attempt begins."""
+        rows = await self._run(CLAIM, claim=CLAIM_FOR)
+        if not rows:
+            return NoHead.NONE_DUE
+        row = _Row(*rows[0])
+        try:
+            return self._head(row)
+        except Exception as error:  # whatever it is: it is kept, perhaps for a later release, and other keys go on
+            await self._put_off(row, name_of(error), f"it cannot be read: {first_line(error)}")
+            return NoHead.UNREADABLE
 
     async def next_due(self) -> float | None:
         """Return the seconds until the next head is due; None: no head waits for its time."""
