@@ -74,7 +74,7 @@ class Retention:
             yield cls(connection, database.schema_name)
 
     async def take_lock(self) -> bool:
-        """Be the one that drops; False while another session is."""
+        """Take the lock of the one that drops. Return whether no other session has it."""
         (is_taken,) = (await self._rows(TAKE_LOCK.format(lock=Literal(f"{self._schema}.retention"))))[0]
         return bool(is_taken)
 

@@ -30,6 +30,7 @@ from jobs.sales_tests import DataTestError, Figures, examine
 from jobs.tables import Database
 from outbox_spark import OutboxBatch, WriteLimits
 from outbox_spark.connection import connect, conninfo
+from outbox_spark.ledger import Batch
 
 PROGRAM = "daily.py"
 APP_ID = "sales"  # the ledger's name of every run; its version is the number of the run
@@ -119,7 +120,8 @@ def bill_day(spark: SparkSession, parsed: DataFrame, day: date, options: argpars
             told = {"day": str(day), **{name: _plain(value) for name, value in asdict(figures).items()}}
             if not figures.has_news:
                 return {**told, "recognised": True}
-            if _write(spark, bills, _note(figures, day, number), options):
+            taken_by = _write(spark, bills, _note(figures, day, number), options)
+            if taken_by is None:
                 return {**told, "recognised": False, "run": number}
         finally:
             bills.unpersist()
@@ -150,8 +152,8 @@ def _note(figures: Figures, day: date, number: int) -> dict[str, Any]:
     }
 
 
-def _write(spark: SparkSession, bills: Bills, note: dict[str, Any], options: argparse.Namespace) -> bool:
-    """Write what is not written yet, in one transaction; False when another run has taken the number."""
+def _write(spark: SparkSession, bills: Bills, note: dict[str, Any], options: argparse.Namespace) -> Batch | None:
+    """Write what is missing, in one transaction. Return the batch of another run that has taken the number."""
     issued_on = f.lit(note["day"]).alias("issued_on")
     lines, invoices = (frame.where("is_changed") for frame in (bills.lines, bills.invoices))
     # Each column has the name that it has in its table.
@@ -194,7 +196,7 @@ def _write(spark: SparkSession, bills: Bills, note: dict[str, Any], options: arg
             payload=f.struct("customer_id", "tier", "threshold", "total", f.lit(note["day"]).alias("reached_on")),
             message_key=f.col("tier"),
         )
-    return batch.recognised is None
+    return batch.recognised
 
 
 def _plain(value: object) -> object:

@@ -12,6 +12,7 @@ from outbox_spark.connection import connect, retried, wait_for_room
 from outbox_spark.errors import BatchError, CommitUnknownError, OutboxWriteError, one_line
 from outbox_spark.ledger import (
     Batch,
+    Entry,
     complete_pieces,
     enter,
     enter_piece,
@@ -120,7 +121,7 @@ def _write_pieces(connection: psycopg.Connection, save: Save, pieces: Pieces, st
     missing = [
         each
         for each in _by_partition(staged)
-        if enter_piece(connection, schema, **name, number=number, token=token, piece=each) and each.rows
+        if enter_piece(connection, schema, **name, number=number, token=token, piece=each) is Entry.NEW and each.rows
     ]
     _move_all(connection, [(save, missing)])
     complete_pieces(connection, schema, **name, number=number, token=token, table=".".join(save.plan.table or ()))
@@ -179,7 +180,7 @@ def _enter_ledger(connection: psycopg.Connection, written: Written) -> Batch | N
         token=save.token,
         row_counts=row_counts,
     )
-    found = None if entered else read(connection, options.outbox_schema, options.app_id, options.version)
+    found = None if entered is Entry.NEW else read(connection, options.outbox_schema, options.app_id, options.version)
     if save.query is not None:
         if found is not None:
             refuse_other_query(found, save.query)

@@ -9,6 +9,7 @@ pieces there are, so that no rerun divides the rows otherwise. The row of a whol
 
 from dataclasses import dataclass
 from datetime import datetime
+from enum import Enum, auto
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -87,6 +88,13 @@ class Batch:
         )
 
 
+class Entry(Enum):
+    """Whether a row of the ledger was written now."""
+
+    NEW = auto()
+    KNOWN = auto()  # an earlier transaction has written it
+
+
 def read(connection: psycopg.Connection, schema: str, app_id: str, version: int) -> Batch | None:
     """Read the ledger row of a batch.
 
@@ -114,8 +122,8 @@ def enter(
     partitions: int,
     token: UUID,
     row_counts: dict[str, Any],
-) -> bool:
-    """Enter the batch into the ledger, in the caller's transaction; False when it is in already.
+) -> Entry:
+    """Enter the batch into the ledger, in the caller's transaction.
 
     Waits while another transaction is at the same batch.
 
@@ -133,7 +141,7 @@ def enter(
         token=token,
         row_counts=Jsonb(row_counts),
     )
-    if entered:
+    if entered is Entry.NEW:
         refuse_begun_in_pieces(connection, schema, app_id, version)
     return entered
 
@@ -195,8 +203,8 @@ def take(connection: psycopg.Connection, schema: str, app_id: str, version: int)
 
 def enter_piece(
     connection: psycopg.Connection, schema: str, *, app_id: str, version: int, number: int, token: UUID, piece: Staged
-) -> bool:
-    """Enter a piece in the caller's transaction; False when it is in already, with the same rows.
+) -> Entry:
+    """Enter a piece in the caller's transaction; one that is in already has the same rows.
 
     Raises:
         BatchError: it is in with other rows, or the ledger does not say with which.
@@ -319,8 +327,9 @@ def _find(connection: psycopg.Connection, schema: str, app_id: str, version: int
     return None if found is None else Batch(*found)
 
 
-def _enter(connection: psycopg.Connection, schema: str, **values: Any) -> bool:
-    return connection.execute(ENTER.format(schema=Identifier(schema)), values).rowcount == 1
+def _enter(connection: psycopg.Connection, schema: str, **values: Any) -> Entry:
+    written = connection.execute(ENTER.format(schema=Identifier(schema)), values).rowcount
+    return Entry.NEW if written else Entry.KNOWN
 
 
 def _count_pieces(
