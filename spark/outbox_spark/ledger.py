@@ -88,6 +88,13 @@ class Batch:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A batch in pieces that is not committed."""
+
+    token: UUID  # of the `save()` that began it
+
+
 class Entry(Enum):
     """Whether a row of the ledger was written now."""
 
@@ -159,8 +166,8 @@ def refuse_begun_in_pieces(connection: psycopg.Connection, schema: str, app_id: 
 
 def begin_pieces(
     connection: psycopg.Connection, schema: str, *, app_id: str, version: int, number: int, token: UUID
-) -> Batch | UUID:
-    """Fix the number of the batch's pieces; return the batch when it is committed, else the token it was begun with.
+) -> Batch | Begun:
+    """Fix the number of the batch's pieces. Return the batch if it is committed, else how it was begun.
 
     Raises:
         BatchError: it was begun with another number, or by another role.
@@ -188,7 +195,7 @@ def begin_pieces(
             f"written, and cannot go on in {number}. Run it again with numPartitions={begun.partitions} and as many "
             "partitions"
         )
-    return begun.token
+    return Begun(begun.token)
 
 
 def take(connection: psycopg.Connection, schema: str, app_id: str, version: int) -> Batch | None:

@@ -123,7 +123,7 @@ def _begin(
             recognised = begun
         else:
             # Of one piece all is written or nothing: a rerun has nothing to compare with.
-            pieces = _pieces(options, plan, number, made_by, directly=begun == token or number == 1)
+            pieces = _pieces(options, plan, number, made_by, directly=begun.token == token or number == 1)
     if recognised is None and not (pieces and pieces.directly):
         require_staging(connection, options)
         make_pattern(connection, staging, plan)
