@@ -213,8 +213,8 @@ async def require_session(connection: psycopg.AsyncConnection, database: Databas
         ) from error
     if not is_kept:
         raise ConfigurationError(
-            "database.url (RELAY_DATABASE_URL) leads to a pooler that lends sessions out between transactions, and the"
-            " relay's locks need one session. Name the server itself, or a pool with pool_mode = session"
+            "database.url (RELAY_DATABASE_URL) leads to a pooler that lends sessions out between transactions."
+            " The relay's locks need one session: name the server itself, or a pool with pool_mode = session"
         )
 
 

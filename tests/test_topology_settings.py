@@ -147,7 +147,7 @@ def test_what_is_shown_can_be_read_again(tmp_path: Path) -> None:
             "[[topology.queues]]\nname = 'q'\narguments = { x-max-length = 1 }",
             (
                 "topology.queues[0].arguments = {'x-max-length': 1} (file FILE):"
-                " x-max-length has a key of its own, max_length"
+                " x-max-length has its own key, max_length"
             ),
         ),
         (

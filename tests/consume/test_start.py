@@ -36,7 +36,7 @@ async def test_a_stream_is_refused_at_the_start(queue: Queue, inbox: Inbox, brok
     queue.name = "stream"
     await queue.declare("stream")
 
-    with pytest.raises(ConfigurationError, match=r"queue 'stream' is a stream.*: consume a quorum or classic queue"):
+    with pytest.raises(ConfigurationError, match=r"queue 'stream' is a stream.*Consume a quorum or classic queue"):
         await asyncio.wait_for(Consumer(queue.name, [count], inbox=inbox, broker=broker).run(signals=False), 60)
 
 
