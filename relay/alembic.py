@@ -14,7 +14,7 @@
     )
 
 For tables in another schema than `outbox`: `include_name=partial(include_name, schema="events")`, and so for the other
-hook. Alembic calls the connection's default schema None: `schema=None` is for tables that are there.
+hook. Alembic calls the connection's default schema `None`: `schema=None` is for tables that are there.
 """
 
 import re

@@ -42,7 +42,7 @@ class Backoff:
 
 
 def until_tick(interval: float) -> float:
-    """Give the seconds until the clock has gone on by a multiple of `interval`, the same moment for all who ask.
+    """Return the seconds until the clock has gone on by a multiple of `interval`, the same moment for all who ask.
 
     Waking up costs an idle process more than what it does then: what is looked at every second is looked at together.
     Other processes have other moments.
@@ -58,9 +58,22 @@ async def wait_for_event(event: asyncio.Event, within: float | None) -> None:
             await event.wait()
 
 
-async def unless_set(event: asyncio.Event, work: Coroutine[Any, Any, Result]) -> Result | None:
-    """Return the result of `work`; None when the event was set before, and `work` was cancelled for it."""
-    working, told = asyncio.ensure_future(work), asyncio.ensure_future(event.wait())
+class Stopping(Exception):  # noqa: N818  (nothing went wrong)
+    """A stop was asked for, so that what was waited for cannot happen any more.
+
+    The tasks of a consumer or of a replay end by it; no code outside of them sees it.
+    """
+
+
+def raise_if_set(stopping: asyncio.Event) -> None:
+    """Raise Stopping if a stop was asked for."""
+    if stopping.is_set():
+        raise Stopping
+
+
+async def unless_stopping(stopping: asyncio.Event, work: Coroutine[Any, Any, Result]) -> Result:
+    """Return the result of `work`. Raises Stopping: the event was set before, and `work` was cancelled."""
+    working, told = asyncio.ensure_future(work), asyncio.ensure_future(stopping.wait())
     try:
         await asyncio.wait((working, told), return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -68,4 +81,13 @@ async def unless_set(event: asyncio.Event, work: Coroutine[Any, Any, Result]) ->
         if not working.done():
             working.cancel()
             await asyncio.wait((working,))
-    return None if working.cancelled() else working.result()
+    if working.cancelled():
+        raise_if_set(stopping)
+    return working.result()
+
+
+async def unless_set(event: asyncio.Event, work: Coroutine[Any, Any, Result]) -> Result | None:
+    """Return the result of `work`, or `None` when the event was set before, and `work` was cancelled."""
+    with suppress(Stopping):
+        return await unless_stopping(event, work)
+    return None

@@ -11,7 +11,7 @@ from psycopg.sql import SQL
 import relay
 from relay.errors import SchemaError
 
-# The revision, and the note if there is one: a dump made with --no-comments has none, and then no limit is known.
+# The revision, and the note if there is one: a dump made with --no-comments has no note, and then no limit is known.
 READ_TABLES = SQL("SELECT version_num, obj_description(tableoid, 'pg_class') FROM {schema}.migration")
 NOTE = "oldest release that runs on these tables: "
 
@@ -22,7 +22,7 @@ def note_of(releases: list[str]) -> str:
 
 
 def release_needed(note: str | None) -> str | None:
-    """Return the oldest release that runs on the tables if this release is older; else None."""
+    """Return the oldest release that runs on the tables if this release is older, else `None`."""
     if note is None or not note.startswith(NOTE):
         return None
     oldest = note.removeprefix(NOTE)
@@ -37,8 +37,8 @@ def refuse_newer(schema: str, revision: str, note: str | None) -> None:
     """
     if needed := release_needed(note):
         raise SchemaError(
-            f"the outbox tables in schema {schema} are of version {revision} and need release {needed} or a later one,"
-            f" and this is release {relay.__version__}: run release {needed}, or let that release go back first with"
+            f"the outbox tables in schema {schema} are of version {revision} and need release {needed} or a later one."
+            f" This is release {relay.__version__}: run release {needed}, or let that release go back first with"
             " `relay migrate --downgrade`"
         )
 

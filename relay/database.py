@@ -37,7 +37,7 @@ LOOK_TIMEOUT = 5.0  # seconds for all of them
 SILENT, LOST, OTHER = "silent", "lost", "other"  # no word for too long; ended without a word; another word
 
 # PostgreSQL's words for why it ended a session, or serves it no more, as the label `reason` of the metrics has them.
-# A closed list: docs/metrics.md tells each, and no server can fill Prometheus with words of its own.
+# A closed list: docs/metrics.md tells each, and no server can fill Prometheus with its own words.
 LOSSES = frozenset(
     {
         "admin_shutdown",
@@ -94,7 +94,7 @@ def conninfo(database: DatabaseSettings, *, last: Host | None = None, **override
 
 
 def each_host(database: DatabaseSettings) -> list[dict[str, str]]:
-    """Give, for each host of the URL, what makes `connect` go there and nowhere else, whatever it is.
+    """Return, for each host of the URL, what makes `connect` go there and nowhere else, whatever it is.
 
     Raises:
         ConfigurationError: libpq cannot read the URL.
@@ -133,7 +133,7 @@ async def connect_async(database: DatabaseSettings, *, last: Host | None = None,
 def is_refusal(error: psycopg.Error) -> bool:
     """Whether a server answered a connection, and refused it: a wrong password, no such role or database."""
     # libpq keeps the SQLSTATE of such an answer to itself, and its words depend on the server's language. But it puts
-    # two spaces behind the severity of what a server says ("FATAL:  password ..."), and behind nothing of its own.
+    # two spaces behind the severity of what a server says ("FATAL: password ..."), and libpq itself does not.
     return error.sqlstate is None and SERVER_SAYS.search(str(error)) is not None
 
 
@@ -141,7 +141,7 @@ class Connection(psycopg.AsyncConnection):
     """A connection whose interrupted statement ends within `CANCEL_TIMEOUT`, also when the server is silent.
 
     psycopg asks the server to cancel the statement, which keeps no lock then. For a silent server psycopg waits up to
-    10 s: whoever stops the relay would wait as long, and once for each statement that is interrupted.
+    10 s. A stop of the relay would take as long, and once for each statement that is interrupted.
     """
 
     _pulling: asyncio.TimerHandle | None = None
@@ -199,7 +199,7 @@ async def require_session(connection: psycopg.AsyncConnection, database: Databas
     """
     if await _backend(connection) == connection.info.backend_pid:
         return
-    # Every pooler gives its clients process ids of its own making.
+    # Every pooler gives its clients process ids that it makes up.
     try:
         async with (
             asyncio.timeout(LOOK_TIMEOUT),
@@ -213,13 +213,13 @@ async def require_session(connection: psycopg.AsyncConnection, database: Databas
         ) from error
     if not is_kept:
         raise ConfigurationError(
-            "database.url (RELAY_DATABASE_URL) leads to a pooler that lends sessions out between transactions, and the"
-            " relay's locks need a session of their own: name the server itself, or a pool with pool_mode = session"
+            "database.url (RELAY_DATABASE_URL) leads to a pooler that lends sessions out between transactions."
+            " The relay's locks need one session: name the server itself, or a pool with pool_mode = session"
         )
 
 
 async def _is_kept(connection: psycopg.AsyncConnection, other: psycopg.AsyncConnection) -> bool:
-    """Tell whether our server process stays ours while another connection opens transactions.
+    """Return whether our server process stays ours while another connection opens transactions.
 
     If sessions are lent out, it gets the process that we had as soon as it begins one, and we get another.
     """
@@ -235,7 +235,7 @@ async def _is_kept(connection: psycopg.AsyncConnection, other: psycopg.AsyncConn
 
 
 def is_unreplicated(notice: psycopg.errors.Diagnostic) -> bool:
-    """Tell whether a notice says that a commit was made here and maybe nowhere else."""
+    """Return whether a notice says that a commit was made here and maybe nowhere else."""
     # Its SQLSTATE, 01000, is that of any warning, and its words depend on the server's language.
     return notice.source_function == "SyncRepWaitForLSN"
 
@@ -268,12 +268,12 @@ def _hosts(given: dict[str, Any]) -> list[Host]:
 
 
 def _put_last(given: dict[str, Any], hosts: list[Host], last: Host | None) -> dict[str, str]:
-    """Give the lists of the URL's hosts in the order in which they are to be tried."""
+    """Return the lists of the URL's hosts in the order in which they are tried."""
     return _places(given, sorted(range(len(hosts)), key=lambda place: hosts[place] == last))
 
 
 def _places(given: dict[str, Any], order: list[int]) -> dict[str, str]:
-    """Give the URL's lists of hosts with these places of them; a list of one port is every host's."""
+    """Return the URL's lists of hosts with these places of them; a list of one port is every host's."""
     count = len(_hosts(given))
     lists = {key: str(given[key]).split(",") for key in ("host", "hostaddr", "port") if given.get(key)}
     return {key: ",".join(values[place] for place in order) for key, values in lists.items() if len(values) == count}

@@ -17,13 +17,13 @@ OutboxError
   ListenError             the address for probes and metrics cannot be had
   ConsumerError           the consumer cannot go on; nothing was acknowledged that was not applied
     QueueMissingError
-    QueueUnfitError       a queue beside it is missing, or not what it has to be
+    QueueUnfitError       a queue next to it is missing, or has other arguments
   MessageError            a message that this consumer can never apply, however often it tries
     InvalidPayloadError
     ExpiredMessageError
     MisdatedMessageError
   PartitionLostError      another member of the pool has the partition by now
-  HandlerError            a handler did what none may
+  HandlerError            a handler did what no handler may do
     HandlerResultError    it returned what is still to be run
     HandlerCancelledError it ended itself by CancelledError
     HandlerAbortedError   it raised what is no Exception
@@ -31,7 +31,7 @@ OutboxError
       TransactionEndedError  it committed or rolled back itself
   NotAcceptedError        an event that was neither confirmed nor buffered
   BufferFileError         a file that cannot be a publisher's buffer
-  BusyError               somebody else is at it
+  BusyError               another process is working on it
   NotFoundError           nothing of that name or id is there
   NotReadyError           the relay does not run, or cannot deliver
   PartlyDoneError         a command did a part of what it was asked for
@@ -127,7 +127,7 @@ class ListenError(OutboxError):
 
 
 class NotAcceptedError(OutboxError):
-    """The event was neither confirmed by the broker nor committed in the buffer, as far as we know.
+    """The event was neither confirmed by the broker nor committed in the buffer, as far as the publisher knows.
 
     It may have been: published again as the same `Event` it has the same message_id, and takes effect once.
     """
@@ -138,7 +138,7 @@ class BufferFileError(OutboxError):
 
 
 class BusyError(OutboxError):
-    """Somebody else is at it; nothing was done."""
+    """Another process is working on it; nothing was done."""
 
 
 class NotFoundError(OutboxError):
@@ -154,7 +154,7 @@ class PartlyDoneError(OutboxError):
 
 
 class ConsumerError(OutboxError):
-    """The consumer stopped because going on would lose a message or none would come."""
+    """The consumer stopped because going on would lose a message, or because no message would come."""
 
 
 class QueueMissingError(ConsumerError):
@@ -169,7 +169,7 @@ class QueueMissingError(ConsumerError):
 
 
 class QueueUnfitError(ConsumerError):
-    """What a consumer needs beside its queue is missing, or there with other arguments; nothing was consumed."""
+    """What a consumer needs besides its queue is missing, or there with other arguments; nothing was consumed."""
 
     def __init__(self, kind: str, name: str, words: str, arguments: Mapping[str, Any]) -> None:
         super().__init__(
@@ -227,11 +227,11 @@ class MisdatedMessageError(MessageError):
 
 
 class HandlerError(OutboxError):
-    """A handler did what none may; nothing that it did is kept."""
+    """A handler did what no handler may do; nothing that it did is kept."""
 
 
 class HandlerResultError(HandlerError):
-    """A handler returned what somebody would still have to run."""
+    """A handler returned what the consumer would still have to run."""
 
     def __init__(self, function: str, kind: str) -> None:
         super().__init__(
@@ -259,7 +259,7 @@ class HandlerAbortedError(HandlerError):
 
 
 class HandlerTransactionError(HandlerError):
-    """A handler returned, and its transaction is none that can be committed."""
+    """A handler returned, and its transaction cannot be committed."""
 
 
 class TransactionEndedError(HandlerTransactionError):
@@ -292,7 +292,7 @@ def importing(extra: str) -> Iterator[None]:
 
 
 def leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
-    """Give the errors in a group and in the groups inside it, first to last."""
+    """Yield the errors in a group and in the groups inside it, first to last."""
     for error in group.exceptions:
         if isinstance(error, BaseExceptionGroup):
             yield from leaves(error)

@@ -18,7 +18,7 @@ RESERVED = 230 * MIB  # address space beyond what is resident: libraries, stacks
 WINDOW_COST = 1.25  # resident bytes for each byte of a window: the rows, and the part that a read brings
 LARGEST_KEPT = 1.75  # for each byte of the largest row: libpq's buffer, which grows to that size and stays
 LARGEST_COST = 3.25  # for each byte of such a row on its way: libpq's buffer, its result, then the row and its frames
-ALONE_SHARE = 0.25  # of the window: what may be under way beside a row that hardly fits into the window
+ALONE_SHARE = 0.25  # of the window: what may be under way next to a row that hardly fits into the window
 MOST_WINDOW = 64 * MIB
 LEAST_WINDOW = MIB
 
@@ -69,7 +69,7 @@ def beside(size: int, window: int, largest: int) -> float:
 
 
 def largest_within(limit: int) -> int:
-    """Return the bytes of the largest message that a relay can carry within `limit`; 0: there is none."""
+    """Return the bytes of the largest message that a relay can carry within `limit`; 0: no message is small enough."""
     return max(0, int((limit - needed(LEAST_WINDOW, 0)) / LARGEST_COST))
 
 
@@ -80,8 +80,8 @@ def mib(size: float) -> str:
 def return_large_blocks() -> None:
     """Let malloc give blocks of 1 MiB and more back to the system as soon as they are freed.
 
-    glibc raises its threshold up to 32 MiB with the blocks that it sees, and keeps what is smaller: 15 MiB more stayed
-    resident with payloads of 1 MB, and 14 MiB with such of 16 MB.
+    glibc raises its threshold up to 32 MiB with the blocks that it sees, and keeps what is smaller. So 15 MiB more
+    stayed resident with payloads of 1 MB, and 14 MiB with such of 16 MB.
     """
     with suppress(AttributeError):  # a C library that has no such threshold
         ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, MIB)
@@ -117,7 +117,7 @@ def _up(top: Path, below: Path, files: tuple[str, ...]) -> Iterator[tuple[Path, 
             file = top / folder / name
             try:
                 text = file.read_text().strip()
-            except OSError:  # the topmost group has none, nor one that is outside of our view
+            except OSError:  # the topmost group has no such file, nor one that is outside of our view
                 continue
             if text.isdigit():  # else "max"
                 yield file, int(text)

@@ -14,7 +14,7 @@ HIDDEN = "***"
 # than 8 is hidden where it stands as a word: "test" stays in "latest".
 SHORTEST_WORD, SHORTEST_PART = 4, 8
 PUBLIC = frozenset({"guest"})  # the password in the default of `broker.url`
-MOST_REMEMBERED = 256  # URLs and passwords; a source may give a new one each time, and none is used for long
+MOST_REMEMBERED = 256  # URLs and passwords; a source may give a new one each time, and each is used for a short time
 
 URL_START = r"(?:postgres(?:ql)?|amqps?)://"
 SECRETLY_NAMED = r"[^=&?\s]*(?:pass|secret|token|scram)[^=&?\s]*\s*=\s*"
@@ -110,7 +110,7 @@ def _password_bounds(url: str) -> tuple[int, int] | None:
     if not separator:
         return None
     before, question, parameters = rest.partition("?")
-    # An @ in proper parameters is none of the password's, which ended before.
+    # An @ in proper parameters does not belong to the password, which ended before.
     is_proper = "@" in before and PARAMETERS.fullmatch(parameters) is not None
     credentials, at, _ = (before if question and is_proper else rest).rpartition("@")
     user, colon, password = credentials.partition(":")

@@ -12,7 +12,7 @@ class Silence:
 
     Args:
         timeout: seconds.
-        gap: seconds between two looks, at most; after a longer one it was us who stood still, and all begins anew.
+        gap: seconds between two looks, at most; after a longer one it was us who stood still, and all begins again.
     """
 
     def __init__(self, timeout: float, gap: float) -> None:
@@ -22,7 +22,7 @@ class Silence:
         self._since: dict[Hashable, float] = {}  # heartbeat -> first seen
 
     def look(self, beats: Mapping[Beat, Peer], now: float) -> list[Peer]:
-        """Give those that have been silent for the time-out, of all by their last heartbeats; `now` is monotonic."""
+        """Return those that have been silent for the time-out, of all by their last heartbeats; `now` is monotonic."""
         before = self._since if now - self._looked_at <= self._gap else {}
         self._looked_at = now
         self._since = {beat: before.get(beat, now) for beat in beats}

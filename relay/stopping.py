@@ -18,7 +18,7 @@ log = get_logger(__name__)
 
 @contextmanager
 def at_signals(stop: Callable[[], None], *, reload: Callable[[], None] | None) -> Iterator[None]:
-    """Call `stop` at each SIGTERM and SIGINT, and `reload` at each SIGHUP, unless it is None; main thread only."""
+    """Call `stop` at each SIGTERM and SIGINT, and `reload` at each SIGHUP, unless it is `None`; main thread only."""
     with ExitStack() as stack:
         for number in STOPS:
             stack.enter_context(at_signal(number, stop))
@@ -85,7 +85,7 @@ async def cut_after(told: asyncio.Event, drain_timeout: float) -> AsyncIterator[
 async def ending_in_time(told: asyncio.Event, drain_timeout: float) -> AsyncIterator[None]:
     """End the process with 0 `GOODBYES` after the time to drain, which begins when `told` is set.
 
-    The last resort: what waits in a thread, such as for a name server, cannot be interrupted, and a process that ends
+    The last resort: what waits in a thread, such as for a name server, cannot be interrupted. And a process that ends
     in order waits for its threads. Nothing is lost by it: the tables tell what is left to do.
     """
 

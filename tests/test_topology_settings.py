@@ -126,7 +126,7 @@ def test_what_is_shown_can_be_read_again(tmp_path: Path) -> None:
         ),
         (
             "[[topology.queues]]\nname = 'q'\ntype = 'stream'\nmax_length = 5",
-            "topology.queues[0].max_length = 5 (file FILE): a stream has none",
+            "topology.queues[0].max_length = 5 (file FILE): a stream takes no such key",
         ),
         (
             "[[topology.queues]]\nname = 'q'\nmax_length = -1",
@@ -141,13 +141,13 @@ def test_what_is_shown_can_be_read_again(tmp_path: Path) -> None:
         ),
         (
             "[[topology.queues]]\nname = 'q'\ndead_letter_routing_key = 'k'",
-            ("topology.queues[0].dead_letter_routing_key = 'k' (file FILE): it needs a dead_letter_exchange beside it"),
+            ("topology.queues[0].dead_letter_routing_key = 'k' (file FILE): it needs a dead_letter_exchange, too"),
         ),
         (
             "[[topology.queues]]\nname = 'q'\narguments = { x-max-length = 1 }",
             (
                 "topology.queues[0].arguments = {'x-max-length': 1} (file FILE):"
-                " x-max-length has a key of its own, max_length"
+                " x-max-length has its own key, max_length"
             ),
         ),
         (

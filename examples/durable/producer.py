@@ -48,10 +48,10 @@ def main(ledger: Path, *, file: Path | None = None, sensors: int = 5, interval: 
     settings = load().settings
     set_up(settings.log)
     with ledger.open("a", buffering=1) as lines:
-        asyncio.run(produce(settings, lines, file, sensors, interval))
+        asyncio.run(produce(settings, lines, file, sensors=sensors, interval=interval))
 
 
-async def produce(settings: Settings, ledger: TextIO, file: Path | None, sensors: int, interval: float) -> None:
+async def produce(settings: Settings, ledger: TextIO, file: Path | None, *, sensors: int, interval: float) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -61,12 +61,13 @@ async def produce(settings: Settings, ledger: TextIO, file: Path | None, sensors
     async with publisher, asyncio.TaskGroup() as tasks:
         log.info("producer.ready", state=publisher.state.mode)
         for sensor in range(sensors):
-            tasks.create_task(measure(publisher, f"s{sensor}", ledger, stop, interval), name=f"sensor:{sensor}")
+            measuring = measure(publisher, f"s{sensor}", ledger, stop=stop, interval=interval)
+            tasks.create_task(measuring, name=f"sensor:{sensor}")
         await stop.wait()
 
 
 async def measure(
-    publisher: DurablePublisher, sensor: str, ledger: TextIO, stop: asyncio.Event, interval: float
+    publisher: DurablePublisher, sensor: str, ledger: TextIO, *, stop: asyncio.Event, interval: float
 ) -> None:
     while not stop.is_set():
         number = time.time_ns()  # rises from one run to the next

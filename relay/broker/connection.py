@@ -60,8 +60,8 @@ ENDS = frozenset(
 class Connection(aio_pika.Connection):
     """A connection that knows why the broker blocks it, and why it was lost; `connect` opens it.
 
-    It is not a robust one: those declare exchanges and queues anew after a reconnect, which loses messages
-    in a split, and who publishes must know that the connection was lost.
+    It is not a robust connection. Those declare exchanges and queues again after a reconnect, which loses messages in a
+    split. And a publisher must know that the connection was lost.
 
     Attributes:
         host: what it leads to.
@@ -88,7 +88,7 @@ class Connection(aio_pika.Connection):
         self._blocked_before = 0.0
 
     def __del__(self) -> None:
-        """Leave it: the library's own closes in whatever loop runs by then, and Python warns when there is none.
+        """Leave it: the library's own closes in whatever loop runs by then, and Python warns when no loop runs.
 
         A connection that was opened is closed by `hang_up`; one that was not has nothing to close.
         """
@@ -134,7 +134,7 @@ class Connection(aio_pika.Connection):
         return f"nothing has come from it for {silence:g} s" if self.silent_for > silence else None
 
     def clock(self) -> float:
-        """Give a time in seconds that stands still while the broker blocks us."""
+        """Return a time in seconds that stands still while the broker blocks us."""
         return self.loop.time() - self.blocked_seconds
 
     @property
@@ -144,7 +144,7 @@ class Connection(aio_pika.Connection):
 
     @property
     def is_lost(self) -> bool:
-        """Tell whether it has ended; the library's `is_closed` is about our own `close`."""
+        """Return whether it has ended; the library's `is_closed` is about our own `close`."""
         return self._closing.done()
 
     @property
@@ -268,7 +268,7 @@ async def connect_to(host: Host, broker: BrokerSettings, name: str) -> Connectio
 
 
 async def close_channel(channel: Underlay) -> None:
-    """Tell the broker that a channel is used no more; the library takes note of the answer.
+    """Close a channel at the broker; the library takes note of the answer.
 
     Without waiting for it: a channel that waits for a node that is gone does not answer.
     """
@@ -310,20 +310,22 @@ async def answer_within(what: str, within: float) -> AsyncIterator[None]:
             raise
         raise ConnectionResetError(f"{what}: the connection was lost") from None
     if is_told_to_end():
-        # The library swallows a cancellation while it closes a channel; who asked for it would wait for ever.
+        # The library swallows a cancellation while it closes a channel; the task that asked for it would wait without
+        # end.
         raise asyncio.CancelledError
 
 
 def is_told_to_end() -> bool:
-    """Tell whether somebody has cancelled the current task: the library raises CancelledError also on its own account,
-    and swallows some that were meant for us.
+    """Return whether another task has cancelled the current one.
+
+    The library raises CancelledError also on its own account, and swallows some that were meant for us.
     """
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 def words(error: BaseException) -> str:
-    """Give what the broker or the kernel said, on one line."""
+    """Return what the broker or the kernel said, on one line."""
     if isinstance(error, ssl.SSLError):
         return f"TLS: {error_words(error)}"
     if isinstance(error, AuthenticationError):  # the library's own, before it has sent a password
@@ -348,7 +350,7 @@ def _is_refusal(error: BaseException | None) -> bool:
 
 
 def _refusal(error: BaseException) -> BaseException:
-    """Give the broker's refusal of the virtual host: the library keeps the frame with its words to itself."""
+    """Return the broker's refusal of the virtual host: the library keeps the frame with its words to itself."""
     for frame, _ in walk_tb(error.__traceback__):
         close = frame.f_locals.get("frame")
         if isinstance(error, InvalidFrameError) and isinstance(close, Methods.Close):

@@ -40,7 +40,7 @@ FIXED = {
 class Properties(Basic.Properties):
     """Properties whose headers are encoded here: what `decode_header` has decoded is written again as it was.
 
-    Without slots of its own, because the library takes the names of the properties from there.
+    Without `__slots__`, because the library takes the names of the properties from there.
     """
 
     def encode_property(self, name: str, value: Any) -> bytes:
@@ -83,7 +83,7 @@ def decode_header(payload: bytes) -> ContentHeader:
 
 
 def mark(header: ContentHeader, fault: str, raw: Mapping[str, bytes]) -> None:
-    """Tell in the headers that the message cannot be decoded, and what of it as it came."""
+    """Add headers that say that the message cannot be decoded, with its undecoded parts."""
     told = {name: b64encode(each).decode() for name, each in raw.items()}
     header.properties.headers = {**(header.properties.headers or {}), UNDECODABLE: fault, **told}
 

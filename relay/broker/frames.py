@@ -1,6 +1,6 @@
 """A connection whose reader does not fail on what an AMQP client has put into a message.
 
-The AMQP library ends the connection over a frame that it cannot decode. The broker delivers it again, for ever.
+The AMQP library ends the connection over a frame that it cannot decode. The broker delivers it again, without end.
 """
 
 import asyncio

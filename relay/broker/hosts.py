@@ -1,4 +1,4 @@
-"""The hosts that `broker.url` names: each address of each name is one, and names are resolved anew each time."""
+"""The hosts that `broker.url` names: each address of each name is one, and names are resolved again each time."""
 
 import asyncio
 import os
@@ -15,7 +15,7 @@ from relay.config.settings import BrokerSettings
 from relay.config.urls import amqp_urls
 from relay.errors import BrokerUnavailableError, ConfigurationError
 
-# Each process tries the addresses of a name in an order of its own, always the same, whatever that of DNS is.
+# Each process has its own order of the addresses of a name; it stays the same, whatever the order of DNS is.
 SALT = os.urandom(8)
 
 
@@ -31,7 +31,7 @@ class Host:
 
 
 def broker_urls(broker: BrokerSettings) -> list[URL]:
-    """Give each URL, in the order in which they are tried.
+    """Return each URL, in the order in which they are tried.
 
     Raises:
         ConfigurationError: one of them is no AMQP URL.
@@ -59,7 +59,7 @@ def vhost(url: URL) -> str:
 async def in_turn(
     urls: Sequence[URL], *, after: Host | None, within: float
 ) -> AsyncGenerator[Host | BrokerUnavailableError, None]:
-    """Give every host once, or why a name has none; a name is resolved when its turn comes.
+    """Yield every host once, or why a name has no address; a name is resolved when its turn comes.
 
     Args:
         within: seconds for a name.
@@ -84,10 +84,10 @@ async def in_turn(
 
 
 async def addresses(url: URL, within: float) -> list[Host]:
-    """Give each address that the URL's name has now as a host, in the order in which this process tries them.
+    """Return each address that the URL's name has now as a host, in the order in which this process tries them.
 
     Raises:
-        BrokerUnavailableError: it has none, or that is not known within so many seconds.
+        BrokerUnavailableError: the name has no address, or DNS does not answer within so many seconds.
     """
     name = str(url.host)
     if _is_address(name):
@@ -119,9 +119,9 @@ async def is_listed(host: Host, urls: Sequence[URL], within: float) -> bool:
 
 
 async def _resolve(name: str) -> set[str]:
-    """Ask on a thread of its own: a call that hangs would take one away from a pool, and hold up the process's end."""
+    """Ask on a separate thread: a call that hangs would take one away from a pool, and hold up the process's end."""
     asked: Future[set[str]] = Future()
-    asked.set_running_or_notify_cancel()  # whoever does not wait any more leaves it to its end
+    asked.set_running_or_notify_cancel()  # a caller that gives up leaves it to its end
 
     def ask() -> None:
         try:

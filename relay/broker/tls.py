@@ -1,6 +1,6 @@
 """What may stand behind the question mark of `broker.url`, and the TLS that it asks for.
 
-The AMQP library would read these parameters itself. But it ignores names that it does not know, it turns verification
+The AMQP library would read these parameters itself. But it ignores names that it does not know. It turns verification
 off for `no_verify_ssl=false`, and it does not name a file that it cannot read.
 """
 

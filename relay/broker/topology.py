@@ -1,7 +1,7 @@
 """Declare what `[topology]` lists: what is missing is made, what is there is compared, and nothing is ever changed.
 
-At a start or by command only. After a split a node of RabbitMQ 3.x may have parted from the others without a word: what
-is declared through it takes confirmed messages, and vanishes with them when the node restarts.
+At a start or by command only. After a split a node of RabbitMQ 3.x may have parted from the others without a word. A
+queue that is declared through it takes confirmed messages, and vanishes with them when the node restarts.
 """
 
 import asyncio
@@ -69,24 +69,24 @@ class Declared:
 
 
 def listed(topology: TopologySettings) -> list[Thing]:
-    """Give everything in the order in which it has to be declared."""
+    """Return everything in the order in which it has to be declared."""
     return [*topology.exchanges, *topology.queues, *topology.bindings]
 
 
 def default_exchange(broker: BrokerSettings, things: Sequence[Thing]) -> Exchange | None:
-    """Give the exchange that a relay declares though nobody lists it; it may be of any type: do not compare it."""
+    """Return the exchange that a relay declares though nobody lists it; it may be of any type: do not compare it."""
     is_listed = any(isinstance(thing, Exchange) and thing.name == broker.exchange for thing in things)
     # Not checked, as a name that cannot be declared can be published to.
     return Exchange.model_construct(name=broker.exchange) if broker.exchange and not is_listed else None
 
 
 def kind_of(thing: Thing) -> str:
-    """Give `exchange`, `queue` or `binding`."""
+    """Return `exchange`, `queue` or `binding`."""
     return type(thing).__name__.lower()
 
 
 def name_of(thing: Thing) -> str:
-    """Give its name; of a binding `exchange -> queue (routing key)`."""
+    """Return its name; of a binding `exchange -> queue (routing key)`."""
     if not isinstance(thing, Binding):
         return thing.name
     key = f" ({thing.routing_key})" if thing.routing_key else ""
@@ -167,7 +167,7 @@ async def declare(
 
 
 def failed(thing: Thing, error: Exception) -> Declared:
-    """Give the result for what is not tried again."""
+    """Return the result for what is not tried again."""
     return _told(thing, Standing.FAILED, words(error), SEE_LOG)
 
 
@@ -178,8 +178,8 @@ async def _declare(connection: Connection, thing: Exchange | Queue, *, compare: 
     if not is_there and dry_run:
         return _told(thing, Standing.MISSING)
     try:
-        # What is there is compared by this, and stays as it is; AMQP has no verb for it. Whoever takes it away between
-        # the two gets it back, also in a dry run.
+        # What is there is compared by this, and stays as it is; AMQP has no verb for it. If another client deletes it
+        # between the two calls, it is declared again, also in a dry run.
         async with _channel(connection) as channel:
             if isinstance(thing, Exchange):
                 await channel.exchange_declare(
@@ -221,7 +221,7 @@ async def _bind(connection: Connection, binding: Binding) -> Declared:
 
 
 async def _look(connection: Connection, binding: Binding, to_come: Collection[tuple[str, str]]) -> Declared:
-    """Tell whether a binding could be made."""
+    """Return whether a binding could be made."""
     to = Exchange(name=binding.to_exchange) if binding.to_exchange else Queue(name=str(binding.queue))
     ends = (Exchange.model_construct(name=binding.exchange), to)
     missing = [end for end in ends if not await _is_there(connection, end)]

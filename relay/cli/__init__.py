@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _hear_signals(arguments: list[str]) -> None:
-    """Be stoppable from now on, until the command sets handlers of its own."""
+    """Be stoppable from now on, until the command sets its own handlers."""
     if any(arguments[: len(command)] == command for command in UNTIL_TOLD):
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # who tells of new hosts or passwords must not end the process
         signal.signal(signal.SIGTERM, _leave)

@@ -59,7 +59,7 @@ class Audit:
         """Refuse to go on without a reason.
 
         Raises:
-            UsageError: there is none.
+            UsageError: there is no reason.
         """
         if not self.reason:
             raise UsageError("--why is needed: it is kept with who did it and when")

@@ -21,7 +21,7 @@ from relay.logger import get_logger
 from relay.observe.log import keep_libraries_quiet
 from relay.observe.printable import printable, utc
 from relay.operate.dead_letters.audit import Entry, write_audit
-from relay.operate.dead_letters.change import Change, Done, queues_of
+from relay.operate.dead_letters.change import Command, Done, Preview, queues_of
 from relay.operate.dead_letters.document import document, json_of
 from relay.operate.dead_letters.export import export, written_whole
 from relay.operate.dead_letters.letter import Held, Letter, Selection
@@ -162,7 +162,10 @@ def retry_(
     if not dry_run:
         audit.check_reason()
     entry = Entry("retry", dead, consumed, audit.operator, audit.reason)
-    return _change(_load(options), entry, selection, rate, output, dry_run=dry_run)
+    settings = _load(options)
+    if dry_run:
+        return _preview(settings, entry, selection, output)
+    return _change(settings, entry, selection, rate=rate, output=output)
 
 
 @app.command(name="discard")
@@ -181,9 +184,11 @@ def discard_(
     consent.check()
     settings = _load(options)
     entry = Entry("discard", dead, None, consent.operator, consent.reason)
-    if not consent.dry_run and not consent.is_given(lambda: _loss(settings, dead, selection)):
+    if consent.dry_run:
+        return _preview(settings, entry, selection, output)
+    if not consent.is_given(lambda: _loss(settings, dead, selection)):
         return ExitCode.FAILED
-    return _change(settings, entry, selection, None, output, dry_run=consent.dry_run)
+    return _change(settings, entry, selection, rate=None, output=output)
 
 
 @app.command(name="export")
@@ -234,20 +239,22 @@ def _loss(settings: Settings, queue: str, selection: Selection) -> Loss:
     return Loss(f"throw away {counted(read.matched, 'letter')} of {queue} for good", oldest, excerpt)
 
 
-def _change(
-    settings: Settings, entry: Entry, selection: Selection, rate: float | None, output: Output, *, dry_run: bool
-) -> ExitCode:
-    if dry_run:
-        done = asyncio.run(Change(settings.broker, entry, selection, write=None).run())
-        return _report(entry, done, output, dry_run=True)
+def _preview(settings: Settings, entry: Entry, selection: Selection, output: Output) -> ExitCode:
+    done = asyncio.run(Preview(settings.broker, entry, selection).run())
+    return _report(entry, done, output, dry_run=True)
+
+
+def _change(settings: Settings, entry: Entry, selection: Selection, *, rate: float | None, output: Output) -> ExitCode:
     database = settings.database
     with (
         session(database) as connection,
         shown_progress(settings.log, f"{entry.command} {entry.queue}", partial(_tell, entry)) as show,
     ):
         write = partial(write_audit, connection, database.schema_name, entry)
-        change = Change(settings.broker, entry, selection, write=write, rate=rate, show=lambda *seen: show(Seen(*seen)))
-        done = asyncio.run(change.run_until_told())
+        command = Command(
+            settings.broker, entry, selection, write=write, rate=rate, show=lambda *seen: show(Seen(*seen))
+        )
+        done = asyncio.run(command.run_until_told())
     return _report(entry, done, output, dry_run=False)
 
 

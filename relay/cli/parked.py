@@ -146,7 +146,7 @@ def discard_(
     consent: Consent = Consent(),
     output: Output = "text",
 ) -> ExitCode:
-    """Give rows up: they are kept and never sent; rows held behind them go out."""
+    """Discard rows: they are kept and never sent; rows held behind them go out."""
     selection = filters.bulk_selection(ids)
     consent.check()
     database = options.load().settings.database

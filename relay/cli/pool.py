@@ -45,7 +45,7 @@ def status(
     options: Options = Options(),
     output: Output = "text",
 ) -> ExitCode:
-    """Tell the members of each pool, and of each partition the holder, the epoch and the lag."""
+    """Show the members of each pool, and the holder, the epoch and the lag of each partition."""
     settings = options.load().settings
     with session(settings.database):
         seen = asyncio.run(read_status(settings, names=pools or ()))

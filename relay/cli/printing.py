@@ -93,7 +93,7 @@ def say(line: str) -> None:
 
 
 def aside(line: str) -> None:
-    """Print one line beside the result, out of the way of a pipe."""
+    """Print one line on stderr, out of the way of a pipe."""
     sys.stderr.write(printable(line) + "\n")
     sys.stderr.flush()
 

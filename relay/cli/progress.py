@@ -17,7 +17,7 @@ LOG_INTERVAL = 5.0  # seconds
 class Seen(NamedTuple):
     """How far it is."""
 
-    total: int | None  # None while that is being counted
+    total: int | None  # None while the rows are being counted
     done: int
     failed: int  # of these
 

@@ -91,7 +91,7 @@ def reconcile(
             flags=_flags(options),
         )
         with _shown_progress() as show:
-            report = compare(outbox, database.schema_name, opened, question, show)
+            report = compare(outbox, database.schema_name, opened, question, show=show)
         _tell_what_is_not_compared(outbox, database.schema_name, question)
     if report.kept_from is not None and first < report.kept_from:
         aside(f"sent rows are kept from {report.kept_from:%Y-%m-%d} (UTC) on; nothing older can be compared")

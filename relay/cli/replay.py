@@ -121,7 +121,8 @@ def replay(
 ) -> ExitCode:
     """Send rows again that were sent before now, in order per key, with their message ids and x-replay-id.
 
-    Ctrl-C stops it, and `relay replay resume` goes on. Beside live traffic it goes slowly, unless --rate says how fast.
+    Ctrl-C stops it, and `relay replay resume` goes on. Next to live traffic it goes slowly, unless --rate says how
+    fast.
     """
     filters.check(message_ids)
     target.check()

@@ -29,7 +29,7 @@ def retention(
     consent: Consent = Consent(),
     output: Output = "text",
 ) -> ExitCode:
-    """Drop days of sent rows and of the inbox that are older than is to be kept, as a running relay does each hour.
+    """Drop days of sent rows and of the inbox that are older than retention allows, as a running relay does each hour.
 
     With --inbox those of this inbox alone.
     """
@@ -62,7 +62,7 @@ def retention(
 
 
 def _keeps(relay: RelaySettings, keep: str | None, keep_inbox: str | None) -> dict[Kind, int]:
-    """Return for how many days each kind of row is kept, without those that are kept for ever."""
+    """Return for how many days each kind of row is kept, without those that are kept without end."""
     given = {"retention": ("--keep", keep), "inbox_retention": ("--keep-inbox", keep_inbox)}
     keeps = kept_days(
         relay.model_copy(update={name: _days(flag, text) for name, (flag, text) in given.items() if text is not None})

@@ -30,7 +30,7 @@ def status(
     interval: Annotated[Seconds, Parameter(help="Time between two looks.", validator=validators.Number(gte=0.1))] = 2.0,
     output: Output = "text",
 ) -> ExitCode:
-    """Tell the backlog, the parked rows and the relays. Exits with 0 whatever the state is."""
+    """Show the backlog, the parked rows and the relays. Exits with 0 whatever the state is."""
     settings = options.load().settings
     console = Console()
     if not watch:
@@ -57,7 +57,7 @@ def _read(settings: Settings) -> Status:
 
 
 def _looks(settings: Settings, interval: float) -> Iterator[Status | DatabaseUnavailableError]:
-    """Yield a status each `interval` seconds; after the first, the error while the database is away."""
+    """Yield a status each `interval` seconds; after the first, the error while the database is unreachable."""
     yield _read(settings)
     while True:
         time.sleep(interval)

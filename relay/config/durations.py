@@ -12,7 +12,7 @@ def parse_duration(text: str) -> timedelta:
     """Return the length of time that `text` names.
 
     Raises:
-        ValueError: it names none, or one that is too long.
+        ValueError: it names no duration, or one that is too long.
     """
     if not (found := DURATION.fullmatch(text)):
         raise ValueError

@@ -63,13 +63,13 @@ class Key:
 
 @cache
 def all_keys() -> tuple[Key, ...]:
-    """Give every key, in the order of the models."""
+    """Return every key, in the order of the models."""
     return tuple(_walk(Settings))
 
 
 @cache
 def table_keys(table: type[Section]) -> tuple[Key, ...]:
-    """Give the keys of one table of a list."""
+    """Return the keys of one table of a list."""
     return tuple(_key(name, field) for name, field in _fields(table))
 
 
@@ -85,7 +85,7 @@ def as_toml(value: object) -> str:
 
 
 def as_json(value: object) -> object:
-    """Give a setting's value as JSON would have it."""
+    """Return a setting's value as JSON would have it."""
     match value:
         case SecretStr():
             return scrub(redacted(value.get_secret_value()))
@@ -156,7 +156,7 @@ def _words(field: FieldInfo) -> str:
 
 
 def _without_none(field: FieldInfo) -> tuple[Any, list[Any]]:
-    """Give the type of a value that is there, and what is said beside the type."""
+    """Return the type of a value that is there, and what its annotation says next to the type."""
     annotation, metadata = field.annotation, list(field.metadata)
     if get_origin(annotation) in (Union, UnionType):
         (inner,) = (each for each in get_args(annotation) if each is not NoneType)

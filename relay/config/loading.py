@@ -68,7 +68,7 @@ def load(
     flags: Mapping[str, str | None] | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Loaded:
-    """Give the settings of this process.
+    """Return the settings of this process.
 
     Args:
         config: path of relay.toml, from a flag; else RELAY_CONFIG; else ./relay.toml when there is one.
@@ -144,7 +144,7 @@ def _from_secret_files(environ: Mapping[str, str]) -> Source:
 
 
 def _nearest_variables(unknown: str) -> list[str]:
-    """Return the known variables that share most words with `unknown`, or the one spelled most alike if none does."""
+    """Return the known variables that share most words with `unknown`, or else the one that is spelled most alike."""
     suffix = FILE_SUFFIX if unknown.endswith(FILE_SUFFIX) else ""
     known = {name: _words(name) for name in (*(key.variable + suffix for key in all_keys()), *OTHER_VARIABLES)}
     vocabulary = {word for words in known.values() for word in words}
@@ -280,7 +280,7 @@ class _Nested(PydanticBaseSettingsSource):
 
 
 def _explain(error: ErrorDetails, values: Mapping[str, Any], origins: Mapping[str, str]) -> str:
-    """Say in one line what a validation error is about, without the words of pydantic and without a secret."""
+    """Return in one line what a validation error is about, without the words of pydantic and without a secret."""
     loc = error["loc"]
     key = next(key for key in all_keys() if key.path == loc[: len(key.path)])
     words = redacted(str(error["ctx"]["error"])) if error["type"] == "value_error" else ""

@@ -52,7 +52,7 @@ def _readable(url: SecretStr, read: Callable[[str], object]) -> SecretStr:
 
 
 def days_kept(retention: str) -> int | None:
-    """Give the days of `relay.retention` or `relay.inbox_retention`; None when nothing is dropped.
+    """Return the days of `relay.retention` or `relay.inbox_retention`; None when nothing is dropped.
 
     Raises:
         ValueError: it is neither so many days nor "off".

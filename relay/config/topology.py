@@ -1,6 +1,6 @@
 """What `[topology]` lists: the exchanges, queues and bindings that are declared at a deployment, never on a reconnect.
 
-Each model gives its AMQP arguments. What is None is not among them: a policy of the broker decides.
+Each model gives its AMQP arguments. What is `None` is not among them: a policy of the broker decides.
 """
 
 import re
@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, fie
 from relay.config.durations import seconds_of
 from relay.config.sections import Section, ShortString, Takes
 
-# RabbitMQ takes other names, too, and exchanges of up to 255 bytes. The AMQP library declares none of these.
+# RabbitMQ takes other names, too, and exchanges of up to 255 bytes. The AMQP library cannot declare these.
 NAME = re.compile(r"[A-Za-z0-9\-_.:@#,/+ ]+")
 RESERVED = "amq."
 MAX_INTEGER = 2**63 - 1
@@ -130,7 +130,7 @@ class Exchange(Section):
         return _said_once(arguments, {"alternate_exchange": "alternate-exchange"})
 
     def amqp_arguments(self) -> dict[str, Any]:
-        """Give what it is declared with."""
+        """Return what it is declared with."""
         alternate = {} if self.alternate_exchange is None else {"alternate-exchange": self.alternate_exchange}
         return alternate | self.arguments
 
@@ -176,7 +176,7 @@ class Queue(Section):
     def _of_its_type(cls, value: Any, info: ValidationInfo) -> Any:
         kind = info.data.get("type")
         if value is not None and kind is QueueType.STREAM and info.field_name not in STREAM_TAKES:
-            raise ValueError("a stream has none")
+            raise ValueError("a stream takes no such key")
         if value is not None and kind is QueueType.CLASSIC and info.field_name == "delivery_limit":
             raise ValueError('only a quorum queue has one: type = "quorum"')
         return value
@@ -185,7 +185,7 @@ class Queue(Section):
     @classmethod
     def _with_an_exchange(cls, key: str | None, info: ValidationInfo) -> str | None:
         if key is not None and info.data.get("dead_letter_exchange", "") is None:
-            raise ValueError("it needs a dead_letter_exchange beside it")
+            raise ValueError("it needs a dead_letter_exchange, too")
         return key
 
     @field_validator("arguments")
@@ -194,7 +194,7 @@ class Queue(Section):
         return _said_once(arguments, QUEUE_ARGUMENTS)
 
     def amqp_arguments(self) -> dict[str, Any]:
-        """Give what it is declared with; times in milliseconds."""
+        """Return what it is declared with; times in milliseconds."""
         said = {argument: getattr(self, key) for key, argument in QUEUE_ARGUMENTS.items()}
         if self.message_ttl is not None:
             said["x-message-ttl"] = round(self.message_ttl * 1000)
@@ -257,7 +257,7 @@ def _refuse_repeats(things: Iterable[str]) -> None:
 def _said_once(arguments: dict[str, Any], keys: dict[str, str]) -> dict[str, Any]:
     for key, argument in keys.items():
         if argument in arguments:
-            raise ValueError(f"{argument} has a key of its own, {key}")
+            raise ValueError(f"{argument} has its own key, {key}")
     return arguments
 
 

@@ -25,7 +25,7 @@ from relay.consume.apply.transactions import Attempt
 from relay.consume.apply.transactions_factory import open_transactions
 from relay.consume.classify import Failure, Reason, first_line, name_of, unfit
 from relay.consume.counters import Counters
-from relay.consume.failed.copies import Copies
+from relay.consume.failed.copies import ChannelContext, Copies
 from relay.consume.failed.envelope import history_of, restored
 from relay.consume.failed.held_messages import HeldMessages
 from relay.consume.failed.held_table import NOT_HELD, TAKEN, HeldTable
@@ -37,7 +37,7 @@ from relay.database import CANCEL_TIMEOUT
 from relay.errors import BrokerUnavailableError, ConfigurationError, QueueMissingError
 from relay.logger import get_logger
 
-# The priority that every consumer has. Only a stream takes none: it refuses the argument, and so it refuses us.
+# The priority that every consumer has. Only a stream takes no priority: it refuses the argument, and so it refuses us.
 REFUSED_BY_STREAMS: Arguments = {"x-priority": 0}
 CLOSE_TIMEOUT = 2.0  # seconds for a goodbye to a broker that may be gone
 LOST = (AMQPError, ChannelInvalidStateError, OSError)  # TimeoutError is an OSError
@@ -59,23 +59,26 @@ class ChannelConsumer:
         self._cancelled = asyncio.Event()  # by the broker: the queue was deleted, or its leader went down
         channel.on_consumer_cancel_callbacks.add(lambda _: self._cancelled.set())
         self._receipts = Receipts(channel, setup.counters)
-        self._copies = Copies(
-            outgoing=setup.outgoing,
-            queue=setup.queue,
-            dead_queue=setup.dead_queue,
-            consumer_name=setup.inbox.consumer_name,
+        self._context = ChannelContext(
             counters=setup.counters,
             backoff=setup.work.backoff,
             begun_attempts=setup.begun_attempts,
             settle=self._receipts.settle,
             stopping=self._stopping,
+        )
+        self._copies = Copies(
+            context=self._context,
+            outgoing=setup.outgoing,
+            queue=setup.queue,
+            dead_queue=setup.dead_queue,
+            consumer_name=setup.inbox.consumer_name,
             tasks=tasks,
         )
         self._attempts: list[Attempt] = []
         self._held = self._hold() if setup.failures.holds_keys else None
         self._key_queue = KeyQueue()
         self._repeats = Repeats(setup.inbox, setup.session)
-        self._workers = [self._worker() for _ in range(setup.concurrency)]
+        self._workers = [self._worker() for _ in range(setup.work.workers)]
 
     async def begin(self) -> str:
         """Ask for deliveries, and give the consumer's tag.
@@ -93,12 +96,12 @@ class ChannelConsumer:
             raise QueueMissingError(queue) from None
         except ChannelPreconditionFailed as error:
             raise ConfigurationError(
-                f"queue {queue!r} is a stream, which keeps what is acknowledged and forgets what was not: consume a"
+                f"queue {queue!r} is a stream, which keeps what is acknowledged and forgets what was not. Consume a"
                 f" quorum or classic queue, bound to the same exchange ({words(error)})"
             ) from error
         except ChannelAccessRefused as error:
             raise ConfigurationError(
-                f"queue {queue!r} cannot be consumed: {words(error)}: give the user of broker.url the permission to"
+                f"queue {queue!r} cannot be consumed: {words(error)}. Give the user of broker.url the permission to"
                 " read it (rabbitmqctl set_permissions), or stop the consumer that has it for itself"
             ) from error
         return str(begun.consumer_tag)
@@ -126,8 +129,8 @@ class ChannelConsumer:
             # Before the drain, which takes long without a database: until then the queue gives nobody else anything.
             await close(self._channel)
         if not self._channel.is_closed:
-            # A single active consumer that is cancelled makes room for the next one at once, while what it has not
-            # settled still waits for the end of its channel: that would come behind what is newer.
+            # A single active consumer that is cancelled makes room for the next one at once. What it has not settled
+            # still waits for the end of its channel, and would come behind what is newer.
             if not self._setup.failures.holds_keys:
                 await self._cancel_consumer(tag)
             log.info("consumer.draining", queue=self._setup.queue)
@@ -143,13 +146,13 @@ class ChannelConsumer:
         await close(self._channel)
         self._receipts.give_back()  # also what came until then
 
-    def why_it_ended(self) -> BrokerUnavailableError | None:
-        """Return what a consumer that was not told to stop has to wait for."""
+    def raise_if_lost(self) -> None:
+        """Raise BrokerUnavailableError if the channel ended and no stop was asked for."""
         if self._setup.stop.is_set():
-            return None
+            return
         if self._cancelled.is_set():
-            return BrokerUnavailableError(f"queue {self._setup.queue!r} was deleted or lost its leader")
-        return BrokerUnavailableError("the channel was closed")
+            raise BrokerUnavailableError(f"queue {self._setup.queue!r} was deleted or lost its leader")
+        raise BrokerUnavailableError("the channel was closed")
 
     async def _deliver(self, delivered: DeliveredMessage) -> None:
         """Let a delivery wait for its turn; without any wait of ours, so that the order stays."""
@@ -182,35 +185,28 @@ class ChannelConsumer:
     def _worker(self) -> Worker:
         setup = self._setup
         return Worker(
+            context=self._context,
             key_queue=self._key_queue,
             attempt=self._attempt(EVERYTHING if self._held is None else NOT_HELD),
             gate=setup.gate,
-            begun_attempts=setup.begun_attempts,
             judge=setup.judge,
             aside=self._held or self._copies,
-            settle=self._receipts.settle,
-            counters=setup.counters,
             batch_size=setup.work.batch_size,
             poison_limit=setup.failures.poison_limit,
-            stopping=self._stopping,
             repeats=self._repeats,
         )
 
     def _hold(self) -> HeldMessages:
         setup = self._setup
         return HeldMessages(
+            context=self._context,
             table=HeldTable(setup.inbox, setup.session, setup.fence),
             attempt=self._attempt(TAKEN),
             gate=setup.gate,
             judge=setup.judge,
             copies=self._copies,
-            begun_attempts=setup.begun_attempts,
             unfit_for=self._unfit_for,
-            counters=setup.counters,
-            backoff=setup.work.backoff,
-            settle=self._receipts.settle,
             poison_limit=setup.failures.poison_limit,
-            stopping=self._stopping,
         )
 
     def _attempt(self, admission: Admission) -> Attempt:
@@ -234,7 +230,7 @@ class ChannelConsumer:
 
     async def _cancel_consumer(self, tag: str) -> None:
         """Take no more deliveries."""
-        with suppress(*LOST):  # then none will come either
+        with suppress(*LOST):  # then no delivery will come either
             async with answer_within("cancel a consumer", CLOSE_TIMEOUT):
                 await self._channel.basic_cancel(tag)
 
@@ -252,7 +248,7 @@ class ChannelConsumer:
             await asyncio.wait(silent)
 
     async def _let_go(self) -> None:
-        """Forget the tries that we have ended ourselves: nobody has died of them."""
+        """Forget the attempts that we have ended ourselves: no process has died of them."""
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_TIMEOUT):
                 await self._setup.begun_attempts.end_all()
@@ -336,8 +332,9 @@ async def consume(
         else:
             tell_ready()
             await consuming.work(tag)
-    if end := refused or consuming.why_it_ended():
-        raise end
+    if refused is not None:
+        raise refused
+    consuming.raise_if_lost()
 
 
 async def close(channel: AbstractChannel) -> None:

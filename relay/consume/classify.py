@@ -4,7 +4,7 @@
     raise Transient("the shop is closed")          again later, so and so often
     raise Overload("429 from the tax office")      everything pauses until a try gets through; no attempt is burnt
 
-Everything else is unclassified, unless the consumer was told what it means: again later, so and so often.
+Everything else is unclassified, unless the consumer was told what it means: again later, a number of times.
 """
 
 from dataclasses import dataclass
@@ -114,7 +114,7 @@ class Judge:
         return sorted({step for retries in self._retries.values() for step in retries.steps()})
 
     def fault_of(self, error: BaseException) -> Fault:
-        """Return the class of an error: that of its own class, or of the nearest one above that is known."""
+        """Return the class of an error: the one of its type, or of the nearest type above that is known."""
         kinds = (*type(error).__mro__, *type(cause_of(error)).__mro__)
         return next((self._faults[each] for each in kinds if each in self._faults), Fault.UNCLASSIFIED)
 
@@ -172,7 +172,7 @@ def unfit(reason: Reason, words: str, history: History) -> Failure:
 
 
 def is_outage(error: BaseException) -> bool:
-    """Whether the database could not, whoever asked it: then nobody's message has failed."""
+    """Whether the database could not answer: then no message has failed."""
     cause = cause_of(error)
     return isinstance(cause, psycopg.Error) and (cause.sqlstate or "").startswith(OUTAGES)
 

@@ -7,9 +7,9 @@
     consumer = Consumer("billing", [project], inbox=Inbox("postgresql://...", "billing"), broker="amqp://...")
     asyncio.run(consumer.run())
 
-A lost broker or database is waited for, a handler that fails is called again later, and what cannot be applied goes to
-the dead letters. A process that dies leaves unacknowledged what it had not committed, and what
-it had committed is known to the inbox: both come again, and only the first has an effect.
+The consumer waits for a lost broker or database, and calls a handler that failed again later. What cannot be applied
+goes to the dead letters. A process that dies leaves its messages unacknowledged, and they come again. The inbox knows
+those that were committed, and only the others have an effect.
 """
 
 from collections.abc import AsyncIterator, Iterable
@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager, nullcontext
 
 from aiormq.abc import AbstractChannel
 
-from relay.backoff import unless_set, wait_for_event
+from relay.backoff import Stopping, unless_stopping, wait_for_event
 from relay.broker.connection import Connection, connect, kind_of_end, open_channel, words
 from relay.config.secret import read_again
 from relay.config.settings import BrokerSettings, Url, settings_of
@@ -25,10 +25,8 @@ from relay.consume.apply.handlers import AsyncHandler, SyncHandler, collect_hand
 from relay.consume.apply.inbox import Inbox
 from relay.consume.apply.transactions_factory import open_transactions
 from relay.consume.channel import LOST, consume
-from relay.consume.classify import Judge
 from relay.consume.counters import ConsumerSnapshot, Counters
 from relay.consume.failed.queues import dead_queue, dead_queue_name, prepare, retry_queues
-from relay.consume.hindrances import Stopping, raise_if_set
 from relay.consume.policies import FailurePolicy, WorkPolicy
 from relay.consume.queue_depth import ready_count
 from relay.consume.setup import Setup
@@ -69,7 +67,6 @@ class Consumer:
         inbox.require_connections(work.workers + BESIDE_THE_WORKERS)
         found = collect_handlers(handlers)
         open_transactions(inbox, found, pipeline=work.pipeline)  # refuses now what does not fit together
-        judge = Judge(failures)
         self.queue = queue
         self.setup = Setup(
             queue=queue,
@@ -79,10 +76,8 @@ class Consumer:
             broker=settings_of(BrokerSettings, broker),
             failures=failures,
             work=work,
-            concurrency=work.workers,
-            judge=judge,
         )
-        steps = [] if failures.holds_keys else judge.steps
+        steps = [] if failures.holds_keys else self.setup.judge.steps
         self._beside = [*retry_queues(queue, steps), dead_queue(queue)]
         self._may_declare = declare
         self._was_ready = False
@@ -160,18 +155,18 @@ class Consumer:
         with at_signals(self.stop, reload=self.reload) if signals else nullcontext():
             try:
                 async with cut_after(setup.stop, setup.work.drain_timeout):
-                    await unless_set(setup.stop, self._prepare())
+                    await unless_stopping(setup.stop, self._prepare())
                     while not setup.stop.is_set():
                         try:
                             async with self._channel() as channel:
                                 await consume(setup, channel, self._tell_ready)
-                        except Stopping:
-                            break
                         except (BrokerUnavailableError, QueueMissingError, ConfigurationError, *LOST) as error:
                             if self._was_ready:
                                 await self._wait_for_broker(error)
                             elif not setup.stop.is_set():
                                 raise
+            except Stopping:
+                pass
             finally:
                 await setup.outgoing.close()
                 await setup.session.close()
@@ -194,11 +189,8 @@ class Consumer:
     async def _channel(self) -> AsyncIterator[AbstractChannel]:
         broker = self.setup.broker
         name = f"outbox-consumer {self.setup.inbox.consumer_name}"
-        connection = await unless_set(self.setup.stop, connect(broker, name, after=self._connection))
-        if connection is None:
-            raise_if_set(self.setup.stop)
-            raise BrokerUnavailableError("the connection was reset while it was opened")
-        self._connection = connection
+        connecting = connect(broker, name, after=self._connection)
+        self._connection = connection = await unless_stopping(self.setup.stop, connecting)
         try:
             yield await open_channel(connection, broker.connect_timeout)
         except (BrokerUnavailableError, *LOST):
@@ -212,7 +204,7 @@ class Consumer:
         self._was_ready, self._failures = True, 0
         setup = self.setup
         setup.health.heal("broker")
-        log.info("consumer.ready", queue=self.queue, prefetch=setup.prefetch, concurrency=setup.concurrency)
+        log.info("consumer.ready", queue=self.queue, prefetch=setup.prefetch, concurrency=setup.work.workers)
 
     async def _wait_for_broker(self, error: Exception) -> None:
         self._failures += 1

@@ -17,7 +17,7 @@ class Counters:
     """Since the consumer was made; `unacknowledged`, `in_flight`, `held` and `last_age` are of now."""
 
     deliveries: int = 0
-    redeliveries: int = 0  # of these: had been delivered before, maybe to somebody else
+    redeliveries: int = 0  # of these: had been delivered before, maybe to another consumer
     acknowledged: int = 0
     unacknowledged: int = 0
     given_back: int = 0  # unacknowledged when their channel ended: they come again
@@ -26,9 +26,9 @@ class Counters:
     failed: int = 0  # tries that a handler failed
     retried: Counter[float] = field(default_factory=Counter)  # put off until their next try, by step (seconds)
     dead_letters: Counter[str] = field(default_factory=Counter)  # by reason
-    held: int = 0  # messages of this consumer in the table, whoever put them there
+    held: int = 0  # messages of this consumer in the table, whichever process put them there
     overloads: int = 0  # tries that ended by an overload
-    paused_seconds: float = 0.0  # for overloads; brought up to date at each probe, and when somebody asks
+    paused_seconds: float = 0.0  # for overloads; brought up to date at each probe, and when a figure is read
     in_flight: int = 0  # transactions that run
     last_age: float | None = None  # seconds between the writing and the applying of the message last applied
     broker_losses: Counter[str] = field(default_factory=Counter)  # connections, by reason

@@ -1,6 +1,6 @@
 """What keeps a consumer from its work although no message is to blame.
 
-The consumer is told to stop, a handler reports an overload, the database is away, or no message in hand settles.
+The consumer is told to stop, a handler reports an overload, the database is unreachable, or no message in hand settles.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
-from relay.backoff import Backoff, until_tick, wait_for_event
+from relay.backoff import Backoff, raise_if_set, until_tick, wait_for_event
 from relay.consume.classify import cause_of
 from relay.consume.counters import Counters
 from relay.database import kind_of_loss, one_line
@@ -22,19 +22,6 @@ from relay.logger import get_logger
 STALL_LOOK_INTERVAL = 1.0  # seconds
 
 log = get_logger("relay.consume")
-
-
-class Stopping(Exception):  # noqa: N818  (nothing went wrong)
-    """The consumer stops, so that what was waited for cannot happen any more.
-
-    Its tasks end; no code outside of it sees this.
-    """
-
-
-def raise_if_set(stopping: asyncio.Event) -> None:
-    """Raise Stopping once the consumer was told to stop."""
-    if stopping.is_set():
-        raise Stopping
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +37,7 @@ class Entry:
     overloads: int  # in a row, when it began
 
     def succeeded(self) -> None:
-        """Something was applied: whoever was overloaded is not any more."""
+        """Something was applied, so the overload is over."""
         if self.overloads == self.gate.overloads:
             self.gate.open()
 
@@ -69,14 +56,14 @@ class OverloadGate:
 
     backoff: Backoff
     counters: Counters
-    overloads: int = 0  # in a row; 0: no pause
-    _words: str = ""
-    _paused_at: float = 0.0
-    _due: float = 0.0
-    _counted_until: float = 0.0
-    _inside: int = 0
-    _empty: asyncio.Event = field(default_factory=asyncio.Event)
-    _door: asyncio.Lock = field(default_factory=asyncio.Lock)  # fair, so that whoever wants to be alone gets his turn
+    overloads: int = field(init=False, default=0)  # in a row; 0: no pause
+    _words: str = field(init=False, default="")
+    _paused_at: float = field(init=False, default=0.0)
+    _due: float = field(init=False, default=0.0)
+    _counted_until: float = field(init=False, default=0.0)
+    _inside: int = field(init=False, default=0)
+    _empty: asyncio.Event = field(init=False, default_factory=asyncio.Event)
+    _door: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)  # fair: a worker that must be alone gets in
 
     @asynccontextmanager
     async def enter(self, stopping: asyncio.Event, *, alone: bool = False) -> AsyncIterator[Entry]:
@@ -162,7 +149,7 @@ class Outage:
         self.leave()
 
     async def wait(self, error: Exception, stopping: asyncio.Event) -> None:
-        """Say that the database was lost, and wait until it is time for the next try, or we are to stop."""
+        """Report that the database was lost, and wait until it is time for the next try, or `stopping` is set."""
         self.failures += 1
         if self.failures == 1:
             self.outages.counters.database_losses[kind_of_loss(cause_of(error.__cause__ or error))] += 1
@@ -185,12 +172,12 @@ class Outage:
 
 
 class StallWatch:
-    """Notices what nobody reports: messages are in hand, and none settles, while the consumer has a channel.
+    """Notices a stall: messages are in hand, and no message settles, while the consumer has a channel.
 
     It looks once a second at counters that are kept anyway: a message costs nothing.
 
     Attributes:
-        reason: set while it is stalled. A pause is none, and nor is idleness, however long.
+        reason: set while it is stalled. A pause is no stall, and neither is idleness, however long.
     """
 
     def __init__(self, counters: Counters, gate: OverloadGate, stall_after: float) -> None:

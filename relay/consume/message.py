@@ -31,7 +31,7 @@ class Message(Generic[Payload_co]):
     content_type: str | None
     timestamp: datetime | None
     routing_key: str
-    redelivered: bool  # the broker has delivered it before, maybe to somebody else
+    redelivered: bool  # the broker has delivered it before, maybe to another consumer
     headers: Mapping[str, Any]
     consumer_name: str  # who applies it
     payload: Payload_co  # the body as the handler's annotation wants it: Message[Invoice]; else the body itself
@@ -100,7 +100,7 @@ def read_delivery(delivered: DeliveredMessage, consumer_name: str) -> Delivery |
         consumer_name=consumer_name,
         payload=delivered.body,
     )
-    # Without an aggregate id no order is asked for: the message is a key of its own.
+    # Without an aggregate id no order is asked for: the message has its own key.
     key = str(message_id) if message.aggregate_id is None else f"{message.aggregate_type}/{message.aggregate_id}"
     # Where it fails it is put into a table, and PostgreSQL's texts hold no NUL.
     for what, text in (

@@ -120,14 +120,14 @@ class WorkPolicy:
     """How much a consumer works on at once, and how long it waits.
 
     Args:
-        concurrency: concurrent transactions, each on a database connection of its own. Messages of one key
-            (aggregate type and id) are never in two of them, and stay in order. None: 4; in a pool 1 for each
-            partition, which takes no other value.
+        concurrency: concurrent transactions, each on a separate database connection. Messages of one key (aggregate
+            type and id) are never in two of them, and stay in order. None: 4; in a pool 1 for each partition, which
+            takes no other value.
         batch_size: messages in one transaction, at most. When one of them fails, the batch is rolled back and applied
-            again one by one, so what a handler does outside of the database may be done twice.
+            again one by one. So what a handler does outside of the database may be done twice.
         pipeline: send the handlers' statements without waiting for each answer (psycopg's pipeline mode). An error
             then shows at a later statement or at the end, and `rowcount` is unknown before a fetch.
-        stall_after: seconds; when messages are in flight and none settles for so long, the consumer is not ready.
+        stall_after: seconds; when messages are in flight and no message settles for so long, the consumer is not ready.
         drain_timeout: seconds that running transactions get when the consumer is stopped.
         backoff: waits for a lost database or broker, for a queue that refuses, and between the probes of an overload.
     Raises:

@@ -7,7 +7,7 @@ from relay.errors import BrokerUnavailableError
 
 
 async def ready_count(connection: Connection, queue: str, within: float) -> int | None:
-    """Return what the broker answers on a channel of its own, which alone is closed when it refuses; None: no answer.
+    """Return what the broker answers on a separate channel, which alone is closed when it refuses; `None`: no answer.
 
     Messages that are with a consumer do not wait.
     """

@@ -17,7 +17,7 @@ from relay.consume.hindrances import Outages, OverloadGate, StallWatch
 from relay.consume.policies import FailurePolicy, WorkPolicy
 from relay.engine.health import Health
 
-AHEAD = 16  # deliveries of a partition that wait in its holder, beside those that are worked on
+AHEAD = 16  # deliveries of a partition that wait in its holder, besides those that are worked on
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -31,13 +31,12 @@ class Setup:
     broker: BrokerSettings
     failures: FailurePolicy
     work: WorkPolicy
-    concurrency: int
-    judge: Judge
     fence: Fence | None = None  # around the partition that is consumed
     state: PartitionState | None = None  # of that partition
-    counters: Counters = field(default_factory=Counters)
-    stop: asyncio.Event = field(default_factory=asyncio.Event)
-    stop_at_once: asyncio.Event = field(default_factory=asyncio.Event)
+    judge: Judge = field(init=False)
+    counters: Counters = field(init=False, default_factory=Counters)
+    stop: asyncio.Event = field(init=False, default_factory=asyncio.Event)
+    stop_at_once: asyncio.Event = field(init=False, default_factory=asyncio.Event)
     gate: OverloadGate = field(init=False)
     stalls: StallWatch = field(init=False)
     health: Health = field(init=False)
@@ -47,6 +46,7 @@ class Setup:
     outgoing: CopyPublisher = field(init=False)
 
     def __post_init__(self) -> None:
+        self.judge = Judge(self.failures)
         self.gate = OverloadGate(self.work.backoff, self.counters)
         self.stalls = StallWatch(self.counters, self.gate, self.work.stall_after)
         self.health = Health(self.work.stall_after)
@@ -59,18 +59,11 @@ class Setup:
     def prefetch(self) -> int:
         # Nobody but the holder of a partition could work on what it has not begun.
         ahead = 0 if self.fence is None else AHEAD
-        return self.concurrency * self.work.batch_size + ahead
+        return self.work.workers * self.work.batch_size + ahead
 
     def of(self, fence: Fence, queue: str) -> "Setup":
-        """Return what consumes one partition: with counters and an end of its own, and what a process has once."""
-        own = replace(
-            self,
-            queue=queue,
-            fence=fence,
-            counters=Counters(),
-            stop=asyncio.Event(),
-            stop_at_once=asyncio.Event(),
-        )
+        """Return what consumes one partition: with its own counters and its own end, and what a process has once."""
+        own = replace(self, queue=queue, fence=fence)
         own.gate, own.outages, own.session = self.gate, self.outages, self.session
         own.stalls = StallWatch(own.counters, own.gate, own.work.stall_after)
         own.health = self.health

@@ -7,13 +7,12 @@ from contextlib import asynccontextmanager, suppress
 import psycopg
 from psycopg import errors
 
-from relay.backoff import wait_for_event
+from relay.backoff import Stopping, wait_for_event
 from relay.consume.apply.fence import NO_PARTITION
 from relay.consume.apply.inbox import Inbox
 from relay.consume.apply.inbox_session import InboxSession
 from relay.consume.apply.transactions import Transactions
 from relay.consume.apply.transactions_factory import open_transactions
-from relay.consume.hindrances import Stopping
 from relay.database import one_line
 from relay.errors import DeadlineError, OutboxError, SchemaError
 from relay.logger import get_logger

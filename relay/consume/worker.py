@@ -1,31 +1,38 @@
 """Apply messages, those of a key in the order in which they were delivered.
 
 A worker that is free takes what has waited longest, and no two workers have messages of one key. A hash of the key does
-not choose the worker: with as many deliveries as workers, some always meet in one worker, and the others idle
-(docs/decisions/0017-keys-to-whoever-is-free.md).
+not choose the worker. With as many deliveries as workers, some would always meet in one worker, and others idle
+(`docs/decisions/0017-keys-to-whoever-is-free.md`).
 
 What fails goes aside (`copies.Aside`), into a retry queue or behind its key's held ones, and is acknowledged once it is
-safe there: nothing that waits for its next try takes a place of the prefetch. It is not handed back to the broker
-between two tries, because that would let its successors overtake it, and because RabbitMQ 4 drops a message from a
-quorum queue when it came back 20 times.
+safe there. So nothing that waits for its next attempt takes a place of the prefetch. It is not handed back to the
+broker between two attempts: its successors would overtake it. And RabbitMQ 4 drops a message from a quorum queue when
+it came back 20 times.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from uuid import UUID
 
+from relay.backoff import Stopping, raise_if_set
 from relay.consume.apply.inbox import Applied, Inbox
 from relay.consume.apply.inbox_session import InboxSession
 from relay.consume.apply.transactions import Attempt
 from relay.consume.classify import Judge, log_failure, poisoned
-from relay.consume.counters import Counters
-from relay.consume.failed.copies import Aside, Settle
+from relay.consume.failed.copies import Aside, ChannelContext
 from relay.consume.failed.envelope import history_of
-from relay.consume.failed.poison import SUSPECT_FROM, BegunAttempts
-from relay.consume.hindrances import OverloadGate, Stopping, raise_if_set
+from relay.consume.failed.poison import SUSPECT_FROM
+from relay.consume.hindrances import OverloadGate
 from relay.consume.message import Delivery
+
+
+class End(Enum):
+    """What a queue holds behind its last key."""
+
+    STOPPED = auto()
 
 
 class KeyQueue:
@@ -33,7 +40,7 @@ class KeyQueue:
 
     def __init__(self) -> None:
         self._waiting: dict[str, deque[Delivery]] = {}  # of every key that waits or is worked on
-        self._free: asyncio.Queue[str | None] = asyncio.Queue()  # keys that wait and nobody works on; None: `stop`
+        self._free: asyncio.Queue[str | End] = asyncio.Queue()  # keys that wait and that no worker has
         self._is_stopped = False
 
     def put(self, delivery: Delivery) -> None:
@@ -54,7 +61,7 @@ class KeyQueue:
         """
         batch: list[Delivery] = []
         key = await self._free.get()
-        while key is not None:
+        while key is not End.STOPPED:
             waiting = self._waiting[key]
             while waiting and len(batch) < most:
                 batch.append(waiting.popleft())
@@ -62,7 +69,7 @@ class KeyQueue:
                 break
             key = self._free.get_nowait()
         if self._is_stopped:
-            self._free.put_nowait(None)  # lets the next one go
+            self._free.put_nowait(End.STOPPED)  # lets the next one go
             raise Stopping
         if len(batch) > 1:
             batch.sort(key=lambda delivery: delivery.tag)
@@ -84,7 +91,7 @@ class KeyQueue:
     def stop(self) -> None:
         """Let all who wait in `take` go."""
         self._is_stopped = True
-        self._free.put_nowait(None)
+        self._free.put_nowait(End.STOPPED)
 
 
 LOOKED_UP_AT_ONCE = 500  # deliveries
@@ -135,17 +142,14 @@ class Repeats:
 class Worker:
     """One transaction at a time, of at most `batch_size` messages."""
 
+    context: ChannelContext
     key_queue: KeyQueue
     attempt: Attempt
     gate: OverloadGate
-    begun_attempts: BegunAttempts
     judge: Judge
     aside: Aside
-    settle: Settle
-    counters: Counters
     batch_size: int
     poison_limit: int
-    stopping: asyncio.Event
     repeats: Repeats
 
     async def run(self) -> None:
@@ -168,7 +172,7 @@ class Worker:
 
     async def _work(self, batch: Sequence[Delivery]) -> None:
         again = {delivery.message.message_id for delivery in batch if delivery.message.redelivered}
-        unended = await self.begun_attempts.unended(again, self.stopping) if again else {}
+        unended = await self.context.begun_attempts.unended(again, self.context.stopping) if again else {}
         most = max((unended[message_id] for message_id in again), default=0)
         if most < SUSPECT_FROM:
             await self._apply(batch, unended, alone=False)
@@ -186,19 +190,19 @@ class Worker:
             if not self.repeats.expected:
                 return
             batch = await self.key_queue.take(LOOKED_UP_AT_ONCE)
-            known = await self.repeats.known(batch, self.stopping)
+            known = await self.repeats.known(batch, self.context.stopping)
             # A redelivered one is worked on, too: `BegunAttempts` has to forget it.
             rest = [each for each in batch if each.message.redelivered or each.message.message_id not in known]
             self.repeats.expected = not rest
             self.key_queue.give_back(rest)
             self.key_queue.done(batch)
         left = {each.tag for each in rest}
-        self.counters.duplicates += len(batch) - len(rest)
-        self.settle(each.tag for each in batch if each.tag not in left)
+        self.context.counters.duplicates += len(batch) - len(rest)
+        self.context.settle(each.tag for each in batch if each.tag not in left)
 
     async def _work_one_by_one(self, batch: Sequence[Delivery]) -> None:
         for delivery in batch:
-            raise_if_set(self.stopping)
+            raise_if_set(self.context.stopping)
             await self._work([delivery])
 
     async def _apply(self, batch: Sequence[Delivery], unended: dict[UUID, int], *, alone: bool) -> None:
@@ -208,29 +212,29 @@ class Worker:
             raise
         except Exception as error:  # a handler may raise anything, and this task must go on with the others
             if len(batch) > 1:
-                # Somebody in a batch that was rolled back is to blame; its neighbours are innocent.
+                # One message of a batch that was rolled back is to blame; its neighbours are innocent.
                 await self._work_one_by_one(batch)
             else:
                 await self._fail(batch[0], error)
             return
         self.repeats.expected = not applied.count and not applied.left
-        await self.begun_attempts.end(unended)
+        await self.context.begun_attempts.end(unended)
         left = [delivery for delivery in batch if delivery.message.message_id in applied.left]
-        self.settle(delivery.tag for delivery in batch if delivery.message.message_id not in applied.left)
+        self.context.settle(delivery.tag for delivery in batch if delivery.message.message_id not in applied.left)
         if left:
             await self.aside.put_behind(left)
 
     async def _try(self, batch: Sequence[Delivery], unended: dict[UUID, int], *, alone: bool) -> Applied:
         """Apply, however many overloads it takes. Raises Stopping: nothing was applied."""
         while True:
-            async with self.gate.enter(self.stopping, alone=alone) as entry:
-                await self.begun_attempts.begin(unended, self.stopping)
+            async with self.gate.enter(self.context.stopping, alone=alone) as entry:
+                await self.context.begun_attempts.begin(unended, self.context.stopping)
                 if isinstance(applied := await self.attempt.apply(batch, entry), Applied):
                     return applied
 
     async def _fail(self, delivery: Delivery, error: Exception) -> None:
         failure = self.judge.failure(error, history_of(delivery.delivered))
-        self.counters.failed += 1
+        self.context.counters.failed += 1
         log_failure(delivery, failure, error)
-        await self.begun_attempts.end([delivery.message.message_id])
+        await self.context.begun_attempts.end([delivery.message.message_id])
         await self.aside.put(delivery, failure)

@@ -108,7 +108,7 @@ def certificates(hosts: Iterable[OpenHost]) -> Iterator[Finding]:
 
 
 def versions(hosts: Iterable[OpenHost]) -> Iterator[Finding]:
-    """Tell what each host runs."""
+    """Yield what each host runs."""
     check = "broker.version"
     for host in hosts:
         properties, version = host.properties, host.version
@@ -209,7 +209,7 @@ async def message_size(hosts: Iterable[OpenHost], settings: Settings) -> AsyncIt
 
 
 def why_not_publish(host: OpenHost) -> str | None:
-    """Tell why a host cannot be asked by a message that it refuses; None when it can."""
+    """Return why a host cannot be asked by a message that it refuses; None when it can."""
     if host.connection.blocked is not None:
         return "the broker blocks publishers"
     if host.connection.is_lost:

@@ -28,7 +28,7 @@ def clock_difference(connection: psycopg.Connection, _: Settings) -> Iterator[Fi
 
 
 def _look(connection: psycopg.Connection) -> tuple[float, float]:
-    """Give the time there and back, and by how much the database is ahead of the middle of it; seconds."""
+    """Return the time there and back, and by how much the database is ahead of the middle of it; seconds."""
     asked = time.time()
     row = connection.execute(READ_CLOCK).fetchone()
     answered = time.time()

@@ -49,7 +49,7 @@ def examine_database(settings: Settings, *, only: Collection[str] | None = None)
     """Look at the database; what cannot be looked at is skipped, and the finding says why. Changes nothing.
 
     Args:
-        only: names of checks, beside those of the hosts; every check unless given.
+        only: names of checks, besides those of the hosts; every check unless given.
     """
     names = [name for name in (POOLER, *CHECKS) if only is None or name in only]
     with Hosts(settings.database) as hosts:
@@ -81,7 +81,7 @@ def _pooler(database: DatabaseSettings) -> Finding:
 
 
 def _answers(name: str, check: Check, connection: psycopg.Connection, settings: Settings) -> list[Finding]:
-    """Give the findings of one check, or why there are none."""
+    """Return the findings of one check, or why there are no findings."""
     timeout = {"milliseconds": str(round(settings.database.command_timeout * 1000))}
     try:
         with connection.transaction(force_rollback=True):

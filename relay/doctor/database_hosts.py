@@ -22,7 +22,7 @@ class Hosts:
     """Looks at one host after the other and keeps the connection that the checks are to use; `with` closes it.
 
     Attributes:
-        connection: to the first that takes writes, else to the first that lets us in, else None.
+        connection: to the first that takes writes, else to the first that lets us in, else `None`.
     """
 
     def __init__(self, database: DatabaseSettings) -> None:
@@ -37,7 +37,7 @@ class Hosts:
             self.connection.close()
 
     def look(self) -> Iterator[Finding]:
-        """Tell what each host is, and whether exactly one takes writes."""
+        """Yield what each host is, and whether exactly one takes writes."""
         ways = each_host(self._database)
         primaries: list[str] = []
         for way in ways:

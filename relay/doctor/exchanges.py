@@ -13,7 +13,7 @@ AS_LISTED = "list it as it is, or delete it and run `relay topology apply`"
 
 
 def exchanges(settings: Settings) -> list[str]:
-    """Give the exchanges that the settings name, in their order."""
+    """Return the exchanges that the settings name, in their order."""
     listed = settings.topology.exchanges
     names = [
         *published_to(settings),
@@ -25,7 +25,7 @@ def exchanges(settings: Settings) -> list[str]:
 
 
 def published_to(settings: Settings) -> list[str]:
-    """Give the exchanges that the relay publishes to; the rows may name others."""
+    """Return the exchanges that the relay publishes to; the rows may name others."""
     return list(dict.fromkeys([*(route.exchange for route in settings.routes), settings.broker.exchange]))
 
 

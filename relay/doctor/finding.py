@@ -33,7 +33,7 @@ class Finding:
 
 
 def worst(findings: list[Finding]) -> Verdict:
-    """Tell what the findings come to as a whole."""
+    """Return what the findings come to as a whole."""
     seen = {finding.verdict for finding in findings}
     return next((verdict for verdict in (Verdict.FAILED, Verdict.WARNING) if verdict in seen), Verdict.OK)
 

@@ -1,6 +1,6 @@
 """Is something on every host of the list, and the same on each?
 
-A node of RabbitMQ 3.x that has parted from the others without a word keeps exchanges and queues of its own.
+A node of RabbitMQ 3.x that has parted from the others without a word keeps its own exchanges and queues.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ async def ask_each(hosts: Sequence[OpenHost], question: Question) -> Replies:
 async def absence(
     check: str, thing: str, hosts: Sequence[OpenHost], question: Question, *, declaration: Question | None
 ) -> Finding | None:
-    """Say where something is missing; None when every host has it.
+    """Return where something is missing; None when every host has it.
 
     Args:
         declaration: what `relay run` would declare at its start, asked so that nothing is; None when it does not.
@@ -52,7 +52,7 @@ async def absence(
 
 
 def odd_one(check: str, thing: str, replies: Replies) -> Finding | None:
-    """Say how something is not the same on every host; None when it is."""
+    """Return how something is not the same on every host; None when it is."""
     if len({(reply.answer, reply.difference) for _, reply in replies}) == 1:
         return None
     words = "; ".join(f"{place}: {reply.words or 'as asked for'}" for place, reply in replies)

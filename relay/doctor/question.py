@@ -1,7 +1,7 @@
-"""Questions to a broker that change nothing, each on a channel of its own: a wrong one closes the channel.
+"""Questions to a broker that change nothing, each on a separate channel: a wrong one closes the channel.
 
 AMQP has no verb to ask what an exchange is like, or whether we may publish to it. RabbitMQ tells it all the same when
-it refuses: it looks at what was asked for in a fixed order, and the last thing that it looks at is one that we made
+it refuses. It looks at what was asked for in a fixed order, and the last thing that it looks at is one that we made
 impossible. Nothing is declared and nothing is routed, also when what we ask about goes away at this moment.
 """
 
@@ -26,10 +26,11 @@ from relay.broker.connection import Connection, close_channel, is_told_to_end, w
 
 Question = Callable[[AbstractChannel], Awaitable[object]]
 
-# RabbitMQ looks at size, permission, exchange and then this, and routes the message after that: so in the tests with
+# RabbitMQ looks at size, permission, exchange and then this, and routes the message after that. So in the tests with
 # 3.10, and in the source of 4.
 NO_TIME = Basic.Properties(expiration="outbox-doctor")
-# Compared last with those of an exchange or queue that is there; where none is, nothing can be made with it.
+# Compared last with those of an exchange or queue that is there; without such an exchange or queue, nothing can be made
+# with it.
 NO_ALTERNATE = {"alternate-exchange": 0}
 NO_LOCATOR = {"x-queue-leader-locator": "outbox-doctor"}
 
@@ -44,7 +45,7 @@ class Answer(Enum):
     FORBIDDEN = auto()  # 403 ACCESS_REFUSED
     REFUSED = auto()  # 406 PRECONDITION_FAILED
     RETURNED = auto()  # a message for which there is no queue
-    NONE = auto()  # or none that we know
+    NONE = auto()  # or no answer that we know
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ ANSWERS: dict[type[Exception], Answer] = {
 
 
 async def ask(connection: Connection, question: Question, within: float) -> Reply:
-    """Give the broker's answer; NONE after `within` seconds, or when the connection is lost."""
+    """Return the broker's answer; NONE after `within` seconds, or when the connection is lost."""
     try:
         async with asyncio.timeout(within):
             opened = await connection.channel(publisher_confirms=True, on_return_raises=True)

@@ -16,7 +16,7 @@ ASK_POLICY = "`rabbitmqctl list_queues name effective_policy_definition` tells w
 
 
 def addressed_queues(settings: Settings) -> list[str]:
-    """Give the queues that routes address by the default exchange, as far as their names are written out."""
+    """Return the queues that routes address by the default exchange, as far as their names are written out."""
     named = (route.routing_key for route in settings.routes if not route.exchange)
     return list(dict.fromkeys(name for name in named if "{" not in name))
 

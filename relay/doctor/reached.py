@@ -1,8 +1,8 @@
 """Does what the relay publishes reach a queue?
 
-Over AMQP only a message that is delivered would tell: RabbitMQ looks for its queues and delivers in one go, in a
-transaction too, where it returns at the commit what no queue takes. So this tells what the relay has seen itself: the
-routes in quarantine, what was confirmed and not returned lately, and what relay.toml binds.
+Over AMQP only a message that is delivered would tell. RabbitMQ looks for its queues and delivers in one go. So it is in
+a transaction, too, where it returns at the commit what no queue takes. So this returns what the relay has seen itself:
+the routes in quarantine, what was confirmed and not returned lately, and what relay.toml binds.
 """
 
 from collections.abc import Iterator, Sequence
@@ -40,7 +40,7 @@ READ_SENT = SQL("""
 
 
 def reached(settings: Settings, exchanges: Sequence[str]) -> Iterator[Finding]:
-    """Tell for each exchange what is known of a queue that takes its messages."""
+    """Yield for each exchange what is known of a queue that takes its messages."""
     try:
         with session(settings.database) as connection:
             in_quarantine = list_routes(connection, settings.database.schema_name)
@@ -73,7 +73,7 @@ def reached(settings: Settings, exchanges: Sequence[str]) -> Iterator[Finding]:
 
 
 def _sent_to(connection: psycopg.Connection, settings: Settings) -> tuple[dict[str, str], dict[str, str]]:
-    """Give when a message was last seen to be sent, by the exchange that it named, and by that of its route."""
+    """Return when a message was last seen to be sent, by the exchange that it named, and by that of its route."""
     router = Router.of(settings)
     named: dict[str, str] = {}
     routed: dict[str, str] = {}

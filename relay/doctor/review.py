@@ -1,7 +1,7 @@
 """The producer's answers for a design review, each with the value in use.
 
-What a message is like comes from encoding one as the relay does and reading it back; the rest from the settings and
-from the engine's own constants.
+What a message is like comes from encoding one as the relay does and reading it back. The rest comes from the settings
+and from the engine's own constants.
 """
 
 from collections.abc import Iterator
@@ -61,7 +61,7 @@ def _message(settings: Settings) -> Iterator[Finding]:
 
 
 def _sent(row: Row, settings: Settings, *, redelivered: bool) -> tuple[bool, Basic.Properties]:
-    """Give what `relay.wire` makes of a row: whether it is mandatory, and its properties."""
+    """Return what `relay.wire` makes of a row: whether it is mandatory, and its properties."""
     identity = Identity.of(settings)
     if settings.relay.wire is Wire.PUBLISH:
         return bool(MANDATORY), properties(row, identity, redelivered=redelivered)

@@ -5,6 +5,7 @@ tests/doctor/test_rights.py compares the list with config/roles.sql.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum, auto
 
 import psycopg
 from psycopg.sql import SQL
@@ -18,6 +19,14 @@ ADDRESS = ("exchange", "routing_key")
 PROGRESS = ("state", "selected", "replayed", "failed", "position", "saved_at")
 
 
+class Standing(Enum):
+    """Whether the role has a right."""
+
+    HELD = auto()
+    MISSING = auto()
+    NO_OBJECT = auto()  # what the right is for does not exist
+
+
 @dataclass(frozen=True, slots=True)
 class Grant:
     """A privilege on an object of the schema, or on some columns of it."""
@@ -29,7 +38,7 @@ class Grant:
     command: str = "run"  # which does not work without
 
     def statement(self, schema: str, role: str) -> str:
-        """Give the SQL that grants it."""
+        """Return the SQL that grants it."""
         columns = f" ({', '.join(self.columns)})" if self.columns else ""
         kind = "" if self.kind == "TABLE" else f"{self.kind} "
         name = schema if self.kind == "SCHEMA" else f"{schema}.{self.name}"
@@ -103,15 +112,15 @@ def rights(connection: psycopg.Connection, settings: Settings) -> Iterator[Findi
     """Name each grant that is missing; of what does not exist nothing is said, `relay migrate` makes it."""
     check, schema = "database.rights", settings.database.schema_name
     (role,) = connection.execute(ROLE).fetchone() or ("",)
-    held = {grant: _is_held(connection, schema, grant) for grant in GRANTS}
-    missing = [grant for grant, is_held in held.items() if is_held is False]
+    standings = {grant: _standing_of(connection, schema, grant) for grant in GRANTS}
+    missing = [grant for grant, standing in standings.items() if standing is Standing.MISSING]
     if missing:
         commands = sorted({grant.command for grant in missing}, key=lambda name: name != "run")
         named = " and ".join(f"`relay {command}`" for command in commands)
         words = f"role {role} lacks {len(missing)} of {len(GRANTS)} rights, without which {named} does not work"
         verdict = Verdict.FAILED if "run" in commands else Verdict.WARNING
         yield Finding(check, verdict, words, "; ".join(grant.statement(schema, role) for grant in missing))
-    elif None in held.values():
+    elif Standing.NO_OBJECT in standings.values():
         yield Finding(check, Verdict.SKIPPED, "the tables are not all there", "run `relay migrate` first")
     else:
         yield Finding(check, Verdict.OK, f"role {role} may do all that the relay does")
@@ -145,7 +154,7 @@ def ownership(connection: psycopg.Connection, settings: Settings) -> Iterator[Fi
         yield Finding(check, Verdict.OK, f"{told}, and role {role} may drop what is older")
 
 
-def _is_held(connection: psycopg.Connection, schema: str, grant: Grant) -> bool | None:
+def _standing_of(connection: psycopg.Connection, schema: str, grant: Grant) -> Standing:
     statement = HAS_ON_COLUMNS if grant.columns else ASK[grant.kind]
     parameters = {
         "privilege": grant.privilege,
@@ -154,4 +163,6 @@ def _is_held(connection: psycopg.Connection, schema: str, grant: Grant) -> bool 
         "columns": list(grant.columns),
     }
     row = connection.execute(statement, parameters).fetchone()
-    return None if row is None else bool(row[0])
+    if row is None:
+        return Standing.NO_OBJECT
+    return Standing.HELD if row[0] else Standing.MISSING

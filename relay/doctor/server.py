@@ -11,7 +11,7 @@ OLDEST_SERVER = 15  # the oldest release that the tests run on
 
 NODE_SESSIONS = 2  # the one with the lanes, and one now and then: to find a pooler, to look as here, to drop days
 METRICS_SESSIONS = 1  # relay/http/backlog.py, when http.listen names an address
-OPERATOR_SESSIONS = 2  # a replay, and a `relay status` beside it
+OPERATOR_SESSIONS = 2  # a replay, and a `relay status` meanwhile
 
 LOST_IN_A_CRASH = {
     "fsync": "a crash of the machine may destroy the whole database",
@@ -94,7 +94,7 @@ def keepalive(connection: psycopg.Connection, _: Settings) -> Iterator[Finding]:
     if is_local:
         yield Finding(check, Verdict.SKIPPED, "through a local socket nobody dies without a word")
     elif seconds > DEAD_TOO_LONG:
-        words = f"the server believes for {seconds} s in a writer whose machine died, and keeps his locks so long"
+        words = f"the server believes for {seconds} s in a writer whose machine died, and keeps its locks so long"
         remedy = "on the server: tcp_keepalives_idle = 60, tcp_keepalives_interval = 10, tcp_keepalives_count = 3"
         yield Finding(check, Verdict.WARNING, words, remedy)
     else:

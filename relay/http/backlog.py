@@ -1,4 +1,4 @@
-"""Count what waits in the table, seldom and beside the engine: on a connection of its own, and only when asked."""
+"""Count what waits in the table, seldom and apart from the engine: on a separate connection, and only when asked."""
 
 import asyncio
 from contextlib import suppress
@@ -25,7 +25,7 @@ COUNT_QUARANTINED = SQL("""
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What is in the table, whoever wrote it and whichever relay carries it."""
+    """What is in the table, whichever application wrote it and whichever relay carries it."""
 
     pending: int
     oldest_pending_age: float  # seconds; 0 when nothing is due
@@ -44,7 +44,7 @@ class Backlog:
         self._reason = ""
 
     async def counts(self) -> Counts | None:
-        """Give counts, a few seconds old at most unless counting takes longer; None when the last try failed."""
+        """Return counts, a few seconds old at most unless counting takes longer; None when the last try failed."""
         return await self._seldom.answer()
 
     async def close(self) -> None:

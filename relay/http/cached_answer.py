@@ -1,4 +1,4 @@
-"""What is asked only when somebody wants to know, and not again for a few seconds."""
+"""What is asked only when a client wants to know, and not again for a few seconds."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -12,7 +12,7 @@ Answer = TypeVar("Answer")
 
 
 class CachedAnswer(Generic[Answer]):
-    """An answer that `ask` gives, which does not raise; None: it has none."""
+    """An answer that `ask` gives, which does not raise; `None`: it is not known."""
 
     def __init__(self, ask: Callable[[], Awaitable[Answer | None]]) -> None:
         self._ask = ask
@@ -21,7 +21,7 @@ class CachedAnswer(Generic[Answer]):
         self._due_at = 0.0  # loop time
 
     async def answer(self) -> Answer | None:
-        """Give an answer, a few seconds old at most unless asking takes longer; None when the last try had none."""
+        """Return an answer, a few seconds old at most unless asking takes longer; `None` when the last try failed."""
         if self._asking is None and asyncio.get_running_loop().time() >= self._due_at:
             self._asking = asyncio.create_task(self._renew(), name="cached_answer")
         if self._asking is not None:

@@ -24,10 +24,10 @@ def metrics(consumer: ConsumerSnapshot, waiting: int | None) -> Iterator[Metric]
         ("last_applied_age_seconds", "Age of the message last applied, when it was", counters.last_age),
     ):
         if gauge is not None:  # absent is better than a number that nobody knows
-            yield _one(GaugeMetricFamily, name, about, gauge, labels)
+            yield _one(GaugeMetricFamily, name, about, number=gauge, labels=labels)
     for name, about, count in (
         ("deliveries", "Messages that the broker has delivered", counters.deliveries),
-        ("redeliveries", "Of these: had been delivered before, to whomever", counters.redeliveries),
+        ("redeliveries", "Of these: had been delivered before, to any consumer", counters.redeliveries),
         ("acknowledged", "Messages that were settled", counters.acknowledged),
         ("given_back", "Messages that were not settled when their channel ended", counters.given_back),
         ("applied", "Messages that were committed for the first time", counters.applied),
@@ -36,7 +36,7 @@ def metrics(consumer: ConsumerSnapshot, waiting: int | None) -> Iterator[Metric]
         ("overloads", "Tries that ended by an overload", counters.overloads),
         ("paused_seconds", "For how long overloads have paused it", counters.paused_seconds),
     ):
-        yield _one(CounterMetricFamily, name, about, count, labels)
+        yield _one(CounterMetricFamily, name, about, number=count, labels=labels)
     # From 0 on, or the first would be no increase.
     retries = [(f"{step:g}", counters.retried[step]) for step in consumer.steps]
     yield counted("outbox_consumer_retries", "Tries that were put off, by the longest wait", "step", retries, **labels)
@@ -50,7 +50,7 @@ def metrics(consumer: ConsumerSnapshot, waiting: int | None) -> Iterator[Metric]
 
 
 def _one(
-    kind: type[CounterMetricFamily | GaugeMetricFamily], name: str, about: str, number: float, labels: dict[str, str]
+    kind: type[CounterMetricFamily | GaugeMetricFamily], name: str, about: str, *, number: float, labels: dict[str, str]
 ) -> Metric:
     family = kind(f"outbox_consumer_{name}", about, labels=list(labels))
     family.add_metric(list(labels.values()), number)

@@ -12,7 +12,7 @@ from relay.observe.histogram import Histogram
 
 
 def metrics(node: NodeSnapshot, counts: Counts | None) -> Iterator[Metric]:
-    """Give the metrics of a relay and of its table at one moment; no counts: the database does not tell."""
+    """Yield the metrics of a relay and of its table at one moment; no counts: the database does not tell."""
     yield from _state(node)
     yield from _outcomes(node)
     yield from _troubles(node)
@@ -21,7 +21,7 @@ def metrics(node: NodeSnapshot, counts: Counts | None) -> Iterator[Metric]:
 
 
 def reconnects(name: str, broker: Mapping[str, int], database: Mapping[str, int], **labels: str) -> Metric:
-    """Give the lost connections of both ends by reason."""
+    """Return the lost connections of both ends by reason."""
     lost = CounterMetricFamily(name, "Connections that were lost", labels=[*labels, "end", "reason"])
     for end, losses in (("broker", broker), ("database", database)):
         for reason, number in {"lost": 0, **losses}.items():  # from 0 on, or the first loss would be no increase

@@ -1,7 +1,7 @@
-"""A small HTTP server for probes and metrics, in a thread with an event loop of its own.
+"""A small HTTP server for probes and metrics, in a thread with its own event loop.
 
 In a thread, so that it answers for a main loop that hangs. A request costs the main loop one callback: the thread asks
-it for the figures, and makes text of them. Slow clients cost neither threads nor the relay's file descriptors: the
+it for the figures, and makes text of them. Slow clients cost neither threads nor the relay's file descriptors. The
 number of connections is bounded, the oldest ones make room for new ones, and each has a deadline.
 """
 
@@ -66,10 +66,12 @@ class Request(NamedTuple):
 
 
 class Subject(Protocol):
-    """Whoever is told about; asked on the event loop, where nothing else changes its figures meanwhile."""
+    """The relay or consumer that is asked about; asked on the event loop, where nothing else changes its figures
+    meanwhile.
+    """
 
     def hindrances(self, query: str) -> Mapping[str, str]:
-        """Say what keeps it from its work at this moment, by part; nothing when it can. `query` is the URL's."""
+        """Return what keeps it from its work at this moment, by part; nothing when it can. `query` is the URL's."""
 
     async def look(self) -> Callable[[], Iterator[Metric]]:
         """Take the figures; what is given makes metrics of them, in a thread."""
@@ -340,7 +342,7 @@ class _Client(asyncio.Protocol):
 
 
 def read_request(head: bytes) -> Request | Answer:
-    """Return the request, or the answer to what is none."""
+    """Return the request, or the answer to what is no request."""
     line, *fields = head.split(b"\n")
     if len(line) > MOST_LINE:
         return Answer(HTTPStatus.REQUEST_URI_TOO_LONG, b"the request line is too long\n")

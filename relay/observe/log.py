@@ -18,10 +18,10 @@ with importing("publisher"):
 # At debug and info the libraries tell every frame, payloads included.
 LIBRARIES_FROM = logging.WARNING
 
-# They report a broken connection as an error, with the traceback of their own insides. It heals by itself, and what an
+# They report a broken connection as an error, with a traceback of their insides. It heals by itself, and what an
 # operator has to know the relay says (`broker.degraded`).
 AMQP_LIBRARIES = {"aio_pika", "aiormq"}
-# Said at each try to connect, beside the exception that its caller gets: a line every few seconds of an outage.
+# Said at each try to connect, in addition to the exception that its caller gets: a line every few seconds of an outage.
 FAILED_TRY = "error when creating transport: %r"
 
 

@@ -1,7 +1,7 @@
 """Text of strangers on a terminal: rows, headers, the broker's words and exceptions must not move its cursor.
 
-What Python calls not printable is escaped: control characters (C0, C1, DEL), the marks that turn the direction of text,
-line separators, characters without a glyph, and halves of surrogate pairs.
+What Python calls not printable is escaped: control characters (C0, C1, DEL) and the marks that turn the direction of
+text. So are line separators, characters without a glyph, and halves of surrogate pairs.
 """
 
 import re

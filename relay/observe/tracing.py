@@ -21,11 +21,11 @@ log = get_logger(__name__)
 SERVICE = "outbox-relay"
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
-FLUSH_TIMEOUT = 2.0  # seconds at the end: a collector that is away must not outlast the drain
+FLUSH_TIMEOUT = 2.0  # seconds at the end: a collector that is unreachable must not outlast the drain
 
 
 def tracer() -> "Tracer | None":
-    """Return a tracer where OpenTelemetry is set up in this process, else None."""
+    """Return a tracer where OpenTelemetry is set up in this process, else `None`."""
     api = sys.modules.get("opentelemetry.trace")
     if api is None:
         return None

@@ -8,7 +8,7 @@ from relay.config.settings import Settings
 
 
 def definitions(settings: Settings) -> Mapping[str, list[dict[str, Any]]]:
-    """Give the exchanges, queues and bindings for the virtual host of the first URL in `broker.url`."""
+    """Return the exchanges, queues and bindings for the virtual host of the first URL in `broker.url`."""
     topology = settings.topology
     vhost = broker_urls(settings.broker)[0].path.removeprefix("/") or "/"
     return {

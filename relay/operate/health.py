@@ -1,6 +1,6 @@
-"""Tell whether one relay is alive, and whether it can deliver: what `relay healthcheck` asks every few seconds.
+"""Whether one relay is alive, and whether it can deliver: what `relay healthcheck` asks every few seconds.
 
-A module of its own, since the whole status takes longer to import than to read.
+A separate module, since the whole status takes longer to import than to read.
 """
 
 from enum import StrEnum

@@ -99,7 +99,7 @@ def dropped_tables(found: str | None, revision: str) -> list[str]:
 
 
 def write_sql(database: DatabaseSettings, output: TextIO) -> None:
-    """Write the statements that `migrate` would run on an empty database; connects to none."""
+    """Write the statements that `migrate` would run on an empty database; connects to no server."""
     command.upgrade(_config(database, output), "head", sql=True)
 
 
@@ -173,7 +173,7 @@ def _working(database: DatabaseSettings, limits: LockLimits | None, tell: Callab
 
 @contextmanager
 def _locked_connection(database: DatabaseSettings) -> Iterator[sa.Connection]:
-    """Give the connection of the plain `alembic` command: it tries once, and gives way as `relay migrate` does."""
+    """Yield the connection of the plain `alembic` command: it tries once, and gives way as `relay migrate` does."""
     with (
         sqlalchemy_engine(database).connect() as connection,
         LockWait(database, connection, LockLimits(), print) as waiting,

@@ -1,4 +1,4 @@
-"""Files for other programs that come with this release: inside the installed package, or beside it in a checkout."""
+"""Files for other programs that come with this release: inside the installed package, or next to it in a checkout."""
 
 import re
 from pathlib import Path
@@ -48,7 +48,7 @@ def example_file(name: str) -> str:
     """Return the text of one of EXAMPLES.
 
     Raises:
-        UsageError: there is none of this name.
+        UsageError: there is no file of this name.
     """
     if name not in EXAMPLES:
         raise UsageError(f"there is no example {name}: `relay config examples` lists them")

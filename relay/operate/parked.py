@@ -30,7 +30,7 @@ MATCHES = SQL("""row.state = 'parked'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Which parked rows; what is None selects nothing away."""
+    """Which parked rows; what is `None` selects nothing away."""
 
     ids: list[int] | None = None
     message_ids: list[UUID] | None = None
@@ -83,7 +83,7 @@ class ParkedMessage:
     exchange: str | None
     routing_key: str | None
     content_type: str | None
-    headers: dict[str, Any] | None  # also None where they are too large to be shown
+    headers: dict[str, Any] | None  # also `None` where they are too large to be shown
     headers_size: int | None  # bytes of jsonb
     writer: str | None
     payload: str | None
@@ -113,7 +113,7 @@ COUNT_PARKED = SQL("""
 def list_parked(
     connection: psycopg.Connection, schema: str, selection: Selection, *, with_held: bool
 ) -> tuple[list[Parked], int]:
-    """Give the selected rows by id, and how many there are beyond `selection.limit`.
+    """Return the selected rows by id, and how many there are beyond `selection.limit`.
 
     Without `with_held`, rows that only wait behind another one of their key are left out.
     """
@@ -145,7 +145,7 @@ LAST_RETRY = SQL("""
 
 
 def show_parked(connection: psycopg.Connection, schema: str, row: RowId, *, length: int) -> ParkedMessage:
-    """Give one row by its id or message id, with the first `length` characters or bytes of its payload.
+    """Return one row by its id or message id, with the first `length` characters or bytes of its payload.
 
     Raises:
         NotFoundError: no such row is parked or discarded; the message says where it is.
@@ -167,6 +167,6 @@ def composed(schema: str, statement: SQL, **parts: Composed) -> Composed:
 
 
 def scalar(connection: psycopg.Connection, statement: SQL | Composed, parameters: dict[str, Any] | None = None) -> Any:
-    """Give the one value of the one row."""
+    """Return the one value of the one row."""
     row = connection.execute(statement, parameters).fetchone()
     return row[0] if row else None

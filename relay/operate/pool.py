@@ -1,4 +1,4 @@
-"""Tell how the pools are doing: members, and for each partition its holder, epoch and lag."""
+"""How the pools are doing: members, and for each partition its holder, epoch and lag."""
 
 from collections import defaultdict
 from collections.abc import Sequence

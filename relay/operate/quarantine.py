@@ -1,6 +1,6 @@
 """Routes in quarantine as an operator handles them: listed, shown, tried now, their rows sent elsewhere or given up.
 
-A relay may run meanwhile. Every change takes the lock on the route's row that the relay takes to let rows out, and
+A relay may run meanwhile. Every change takes the lock on the route's row that the relay takes to let rows out. It
 leaves the rows in quarantine: the relay alone makes them pending, in the order of their keys.
 """
 
@@ -129,7 +129,9 @@ class WaitingRow:
 
 def list_rows(connection: psycopg.Connection, schema: str, route: int, *, limit: int) -> list[WaitingRow]:
     """Return the first rows of a route, by id."""
-    return _read_rows(connection, READ_ROWS.format(schema=Identifier(schema), which=OF_ROUTE), route, [], limit)
+    return _read_rows(
+        connection, READ_ROWS.format(schema=Identifier(schema), which=OF_ROUTE), route=route, rows=[], limit=limit
+    )
 
 
 def list_chosen(
@@ -137,11 +139,13 @@ def list_chosen(
 ) -> list[WaitingRow]:
     """Return the first rows that `reroute` or `discard` would change now, by id."""
     names = {"schema": Identifier(schema), "is_behind": IS_BEHIND}
-    return _read_rows(connection, READ_ROWS.format(**names, which=CHOSEN.format(**names)), route, rows, limit)
+    return _read_rows(
+        connection, READ_ROWS.format(**names, which=CHOSEN.format(**names)), route=route, rows=rows, limit=limit
+    )
 
 
 def _read_rows(
-    connection: psycopg.Connection, statement: Composed, route: int, rows: Sequence[RowId], limit: int
+    connection: psycopg.Connection, statement: Composed, *, route: int, rows: Sequence[RowId], limit: int
 ) -> list[WaitingRow]:
     with connection.cursor(row_factory=class_row(WaitingRow)) as cursor:
         return cursor.execute(statement, {**_values(route, rows), "limit": limit}).fetchall()
@@ -191,7 +195,7 @@ def reroute(
     by: str,
     why: str,
 ) -> Changed:
-    """Give the rows of a route, or those named, another address, in one transaction.
+    """Send the rows of a route, or those named, to another address, in one transaction.
 
     They wait for the new address in quarantine: the relay tries it with one row, and lets the others follow in order.
     A row that is on its way as a probe has no new address; it is waited for.
@@ -212,7 +216,7 @@ def reroute(
             connection.execute(_sql(schema, MOVE_FOLLOWERS), {**values, "to": entered})
         return moved
 
-    return _change(connection, schema, route.id, rows, move)
+    return _change(connection, schema, route=route.id, rows=rows, change=move)
 
 
 DISCARD = SQL("""
@@ -230,7 +234,7 @@ DISCARD = SQL("""
 def discard(
     connection: psycopg.Connection, schema: str, route: QuarantinedRoute, rows: Sequence[RowId], *, by: str, why: str
 ) -> Changed:
-    """Give the rows of a route up, or those named, in one transaction; they are kept as `discarded`.
+    """Discard the rows of a route, or those named, in one transaction; they are kept as `discarded`.
 
     The rows behind them go out.
 
@@ -241,9 +245,9 @@ def discard(
     return _change(
         connection,
         schema,
-        route.id,
-        rows,
-        lambda values: connection.execute(_sql(schema, DISCARD), {**values, **words}).rowcount,
+        route=route.id,
+        rows=rows,
+        change=lambda values: connection.execute(_sql(schema, DISCARD), {**values, **words}).rowcount,
     )
 
 
@@ -281,11 +285,12 @@ RING = SQL("SELECT pg_notify(%(channel)s, %(word)s)")
 def _change(
     connection: psycopg.Connection,
     schema: str,
+    *,
     route: int,
     rows: Sequence[RowId],
     change: Callable[[dict[str, Any]], int],
 ) -> Changed:
-    """Change the rows once none of them is on its way as a probe, or the others after `PROBE_WAIT`."""
+    """Change the rows once no probe of them is on its way, or the others after `PROBE_WAIT`."""
     values = _values(route, rows)
     deadline = time.monotonic() + PROBE_WAIT
     while True:

@@ -1,8 +1,7 @@
 """Let parked rows go: send them again, or give them up.
 
-Whoever retries or discards a head lets those go that waited behind it, unless another parked row of their key
-still stands in front of them: behind that one they wait on, so the order of a key outlives every choice of an
-operator.
+An operator who retries or discards a head lets the rows behind it go. But if another parked row of their key stands in
+front of them, they wait on behind that one. So the order of a key outlives every choice of an operator.
 """
 
 from collections.abc import Callable
@@ -66,7 +65,7 @@ NOW = SQL("SELECT clock_timestamp()")
 
 
 def preview(connection: psycopg.Connection, schema: str, selection: Selection) -> Done:
-    """Tell exactly what `retry` or `discard` would do now; changes nothing."""
+    """Return exactly what `retry` or `discard` would do now; changes nothing."""
     with connection.transaction():
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
         parameters = {**asdict(selection), "after": 0, "until": scalar(connection, NOW), "batch": selection.limit}
@@ -120,7 +119,7 @@ DISCARD_HEADS = SQL("""
 
 
 def discard(connection: psycopg.Connection, schema: str, selection: Selection, *, by: str, why: str) -> Done:
-    """Give the selected heads up and release what is held behind them; the rows are kept as `discarded`.
+    """Discard the selected heads and release what is held behind them; the rows are kept as `discarded`.
 
     Who did so and why is added to the reason of each row, and noted in the table `operator_audit`.
 

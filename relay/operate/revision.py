@@ -9,12 +9,12 @@ import relay
 
 _PACKAGE = Path(relay.__file__).parent
 
-# Inside the installed package, or beside it in a checkout.
+# Inside the installed package, or next to it in a checkout.
 SCRIPTS = next(folder for folder in (_PACKAGE / "migrations", _PACKAGE.parent / "migrations") if folder.is_dir())
 
 
 def head_revision() -> str:
-    """Tell the newest revision: the number that its file's name begins with.
+    """Return the newest revision: the number that its file's name begins with.
 
     tests/migrations/test_migrate.py compares with Alembic, which reads the files.
     """

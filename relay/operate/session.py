@@ -18,7 +18,7 @@ SET_TIMEOUT = SQL("SELECT set_config('statement_timeout', %(milliseconds)s, fals
 
 @contextmanager
 def session(database: DatabaseSettings, *, timeout: float | None = None) -> Iterator[psycopg.Connection]:
-    """Give an autocommit connection to a database that has the tables.
+    """Yield an autocommit connection to a database that has the tables.
 
     Args:
         timeout: seconds for each statement, in place of database.command_timeout.
@@ -46,7 +46,7 @@ def limit_statements(connection: psycopg.Connection, seconds: float) -> None:
 
 @contextmanager
 def in_words(connection: psycopg.Connection, lack: str, seconds: float, *, url: str = "database.url") -> Iterator[None]:
-    """Give the errors of this connection in words; raises as `session`.
+    """Yield the errors of this connection in words; raises as `session`.
 
     Args:
         lack: what is said of a database where a table is missing: "no ...".

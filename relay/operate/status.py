@@ -1,4 +1,4 @@
-"""Tell how the outbox is doing, from its tables alone: nothing here asks a relay or the broker."""
+"""How the outbox is doing, from its tables alone: nothing here asks a relay or the broker."""
 
 import time
 from collections.abc import Sequence
@@ -14,9 +14,9 @@ from relay.operate.health import NODE_STALE_AFTER, State
 from relay.operate.holders import foreign_locks, long_holders
 from relay.operate.quarantine import QuarantinedRoute, list_routes
 
-# Seconds that a row may wait before somebody must be seen working on it. It cannot follow from `relay.stall_after`:
-# that is each relay's own, counts from its last mark and stands in no table, while here all that is known is how long
-# a row has waited. A relay has time to notice by itself (after 5 s) and to say so, which is then among the reasons.
+# Seconds that a row may wait before a relay must be seen working on it. It cannot follow from `relay.stall_after`: that
+# is each relay's own, counts from its last mark and stands in no table. Here all that is known is how long a row has
+# waited. A relay has time to notice by itself (after 5 s) and to say so, which is then among the reasons.
 STALLED_AFTER = 10.0
 LANES = 16
 ROUTES_TOLD = 10  # among the reasons; `quarantined_routes` has them all
@@ -50,9 +50,9 @@ COUNT_NOT_SENT = SQL(
     "SELECT count(*) FROM {schema}.message_state WHERE state = 'parked' AND starts_with(last_error, {words})"
 )
 
-# A row scheduled for next week must not look like one that has waited since last week: a row waits since it
-# was written, or since its available_at. The first of each lane stands for its lane (ids and times of writing
-# run together but for transactions that overlap), so a backlog of a million rows costs what one of ten does.
+# A row scheduled for next week must not look like one that has waited since last week. A row waits since it was
+# written, or since its available_at. The first of each lane stands for its lane, as ids and times of writing run
+# together but for transactions that overlap. So a backlog of a million rows costs what one of ten does.
 OLDEST_PENDING = SQL("""
     SELECT extract(epoch FROM now() - least(
         (SELECT min(front.created_at)
@@ -120,9 +120,9 @@ class Status:
 def read_status(connection: psycopg.Connection, schema: str, *, progress_timeout: float = 3.0) -> Status:
     """Read how the outbox is doing.
 
-    When rows have waited for long although a relay is alive, this watches for up to `progress_timeout`
-    seconds whether anything goes out: a large backlog being worked off is no stall. Give it three
-    heartbeats, since the counters move with them.
+    When rows have waited for long although a relay is alive, it watches for up to `progress_timeout` seconds whether
+    anything goes out. A large backlog being worked off is no stall. Give it three heartbeats, since the counters move
+    with them.
     """
     names = {"schema": Identifier(schema)}
     # One snapshot for all figures: a row that is being parked must not be counted twice, or not at all.
@@ -176,7 +176,7 @@ def _numbers(connection: psycopg.Connection, query: psycopg.sql.Composed) -> tup
 
 
 def _progresses(connection: psycopg.Connection, schema: str, before: Sequence[Node], timeout: float) -> bool:
-    """Tell whether a relay that is alive publishes anything within `timeout` seconds."""
+    """Return whether a relay that is alive publishes anything within `timeout` seconds."""
     published = {node.name: node.published_total for node in before if node.alive}
     deadline = time.monotonic() + timeout
     while published and time.monotonic() < deadline:
@@ -214,7 +214,7 @@ def _row_reasons(refused: int, parked: int, held: int, not_sent: int) -> list[st
 
 
 def route_reason(route: QuarantinedRoute) -> str:
-    """Say what does not work, since when, and for how many rows."""
+    """Return what does not work, since when, and for how many rows."""
     rows = "1 row waits" if route.rows == 1 else f"{route.rows} rows wait"
     since = f"{route.since:%Y-%m-%d %H:%M:%S %Z}"
     return (

@@ -80,7 +80,7 @@ class Found:
 
 
 def find_rows(connection: psycopg.Connection, schema: str, wanted: Collection[RowId]) -> dict[RowId, Found | Missing]:
-    """Return for each id the row that has it, or why none was found."""
+    """Return for each id the row that has it, or why no row was found."""
     found = _find(connection, schema, wanted, is_sent=False)
     missing = [each for each in wanted if each not in found]
     lack = Missing.UNKNOWN

@@ -24,9 +24,9 @@ class Event:
 
     `aggregate_type` and `aggregate_id` together are the ordering key: events of one key are delivered in the
     order of their writing. Transactions that write one key at the same time have no order between them, unless they
-    first lock a common row. An `aggregate_id` of None asks for no order.
+    first lock a common row. An `aggregate_id` of `None` asks for no order.
 
-    The payload by its type and `content_type`, where None means `application/json`:
+    The payload by its type and `content_type`, where `None` means `application/json`:
     - str or bytes with a JSON content type (`application/json`, `...+json`) is JSON text; it goes out byte for byte;
     - str (as UTF-8) or bytes with another content type goes out as these bytes, whatever they are;
     - a dict or list is written as JSON by orjson, which takes datetimes, UUIDs and dataclasses, and no Decimal;

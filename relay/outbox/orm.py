@@ -1,4 +1,4 @@
-"""The mapped class, for those whose events hang in a session beside their business objects."""
+"""The mapped class, for those whose events hang in a session next to their business objects."""
 
 from datetime import datetime
 from typing import Any
@@ -32,7 +32,7 @@ class JsonText(sa.types.TypeDecorator[str]):
 
 
 class OutboxBase(DeclarativeBase):
-    """A registry of its own: the table belongs to `relay migrate`, not to the application's metadata."""
+    """A separate registry: the table belongs to `relay migrate`, not to the application's metadata."""
 
 
 class OutboxMessage(OutboxBase):

@@ -96,7 +96,7 @@ def _check_available_at(event: Event) -> None:
 
 
 def _payload(event: Event) -> tuple[str | None, bytes | None]:
-    """Return the values of the columns `payload` and `payload_bytes`, of which one is None."""
+    """Return the values of the columns `payload` and `payload_bytes`, of which one is `None`."""
     payload = event.payload
     if event.content_type is None or _is_json(event.content_type):
         return _json_text(event), None

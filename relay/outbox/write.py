@@ -28,7 +28,7 @@ class DjangoCursor(Protocol):
     def db(self) -> Any: ...
 
 
-# SQLAlchemy costs 0.2 s to import: only who hands us something of its own pays, and has paid already.
+# SQLAlchemy costs 0.2 s to import: only an application that uses it pays, and has paid already.
 if TYPE_CHECKING:
     from relay.outbox import alchemy
 
@@ -83,9 +83,9 @@ def add_many(
 ) -> Coroutine[Any, Any, None] | None:
     """Write as `add` does, by COPY where the events are many.
 
-    All rows are in memory before the first is sent, so that a bad event leaves the transaction usable: give
-    millions in several calls, in one transaction. COPY takes psycopg 3, also beneath SQLAlchemy, and its errors
-    are psycopg's own there.
+    All rows are in memory before the first is sent, so that a bad event leaves the transaction usable. Give millions in
+    several calls, in one transaction. COPY takes psycopg 3, also beneath SQLAlchemy, and its errors are psycopg's own
+    there.
     """
     rows = _rows(events, max_payload_bytes)
     return _write(target, rows, schema, by_copy=len(rows) >= ROWS_TO_COPY)

@@ -1,4 +1,4 @@
-"""Publish events that belong to no transaction, and lose none of them while the broker is away.
+"""Publish events that belong to no transaction, and lose no event while the broker is unreachable.
 
 from relay.outbox import Event
 from relay.publisher import DurablePublisher

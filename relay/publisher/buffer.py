@@ -22,7 +22,7 @@ class Buffer(Protocol):
 
     @property
     def reasons(self) -> Sequence[str]:
-        """Say why it cannot be written, or what in it cannot be sent; nothing when all is well."""
+        """Return why it cannot be written, or what in it cannot be sent; nothing when all is well."""
 
     @property
     def publisher(self) -> Publisher | None:

@@ -100,8 +100,8 @@ class DeliveryPath:
     async def watch(self) -> None:
         """Go back to the direct way when it is open and the buffer is empty, until cancelled.
 
-        While events come in, the buffer may never be seen empty: once it could be so within a moment, they are held
-        back for that long. When more come in than go out, there is no such moment: they are let in more slowly.
+        While events come in, the buffer may never be seen empty. Once it could be so within a moment, they are held
+        back for that long. When more come in than go out, there is no such moment, and they are let in more slowly.
         """
         clock = asyncio.get_running_loop().time
         last, last_at, last_buffered = EMPTY, 0.0, 0
@@ -150,21 +150,21 @@ class DeliveryPath:
         else:
             self._choose(entry, deque())
 
-    def _choose(self, entry: Entry, behind: deque[Entry]) -> bool:
-        """Let an event go; tell whether it is on the direct way, and those behind it have to wait."""
+    def _choose(self, entry: Entry, behind: deque[Entry]) -> Mode:
+        """Let an event go, and return the way that it took; in mode DIRECT those behind it have to wait."""
         if self.mode is Mode.DIRECT and not self.direct.is_open:
             self._leave_direct("; ".join(self._health.reasons) or "not connected")
-        if self.mode is Mode.DIRECT:
+        mode = self.mode
+        if mode is Mode.DIRECT:
             if (key := entry.row.key) is not None:
                 self._busy[key] = behind
             self.direct.send(entry)
-            return True
-        if self.mode is Mode.HOLDING:
+        elif mode is Mode.HOLDING:
             self._held.append(entry)
         else:
             self._unwritten.append(entry)
             self._write.set()
-        return False
+        return mode
 
     def _settle(self, entry: Entry, outcome: Outcome, reason: str) -> None:
         """Act on what became of an event on the direct way, and let the next of its key go."""
@@ -178,7 +178,7 @@ class DeliveryPath:
         else:
             self._leave_direct(f"{outcome}: {reason}")
             self._choose(entry, behind)
-        while behind and not self._choose(behind.popleft(), behind):
+        while behind and self._choose(behind.popleft(), behind) is not Mode.DIRECT:
             pass
 
     def _leave_direct(self, reason: str) -> None:

@@ -42,7 +42,7 @@ class Direct:
 
     @property
     def is_open(self) -> bool:
-        """Tell whether the broker takes what it is given, as far as we know."""
+        """Return whether the broker is known to take what it is given."""
         return self._wire is not None and self._health.state is HealthState.OK
 
     @property
@@ -80,7 +80,7 @@ class Direct:
     async def run(self) -> None:
         """Give up what is not confirmed in time, until cancelled.
 
-        The link's own time-out stands still while the broker blocks us, and whoever publishes must not.
+        The link's own time-out stands still while the broker blocks us, and the publisher must not.
         """
         while True:
             await asyncio.sleep(LOOK_INTERVAL)
@@ -95,7 +95,7 @@ class Direct:
             self._done(entry, Outcome.UNKNOWN, f"no confirm within {self._confirm_timeout:g} s")
 
     def abandon(self) -> list[Entry]:
-        """Give what is under way, of which nothing will be heard any more."""
+        """Return what is under way, of which nothing will be heard any more."""
         entries = list(self._under_way.values())
         self._under_way.clear()
         return entries

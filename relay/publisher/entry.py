@@ -49,12 +49,12 @@ class Entry:
 
 
 def now() -> int:
-    """Give the time as the table has it: microseconds since 2000-01-01 UTC."""
+    """Return the time as the table has it: microseconds since 2000-01-01 UTC."""
     return time.time_ns() // 1000 - POSTGRES_EPOCH * 1_000_000
 
 
 def engine_row(written: Row, accepted_at: int) -> engine.Row:
-    """Give the row as the relay would read it from the table; `accepted_at` is a time as `now` gives it."""
+    """Return the row as the relay would read it from the table; `accepted_at` is a time as `now` gives it."""
     id_ = next(IDS)
     aggregate_type = written.aggregate_type.encode()
     aggregate_id = _bytes(written.aggregate_id)

@@ -1,6 +1,6 @@
 """A file as the buffer, where there is no PostgreSQL: SQLite, each commit on the disk before it is told.
 
-All of SQLite happens in one thread of its own, call after call.
+All of SQLite happens in one separate thread, call after call.
 """
 
 import asyncio
@@ -31,8 +31,8 @@ BESIDE = ("-wal", "-shm", "-journal")  # files that SQLite makes
 BEHIND = 2**62  # `due` of a row that waits behind another one of its key
 
 # Bytes of its volume that events never take: to delete a row takes room, too. SQLite's log has 4 MB before it goes into
-# the file, and 500 deleted rows add 3 MB to it at most (measured: keys and order by chance, 1 B to 20 kB a row).
-# To change a row writes all of it, into the log and then into the file: as much as the largest row is kept twice.
+# the file. And 500 deleted rows add 3 MB to it at most (measured: keys and order by chance, 1 B to 20 kB a row). To
+# change a row writes all of it, into the log and then into the file: as much as the largest row is kept twice.
 RESERVE = 8 * 1024 * 1024
 FORGOTTEN_AT_ONCE = 500  # rows
 CHANGED_AT_ONCE, CHANGED_BYTES = 200, 1024 * 1024  # rows of a key, and what they carry
@@ -160,15 +160,15 @@ class File:
         await self._change((WRITE, values))
 
     async def read(self, after: int, most: int, most_bytes: int) -> list[Stored]:
-        """Give the rows that may go, from behind a position, so many or a few more bytes at most."""
+        """Return the rows that may go, from behind a position, so many or a few more bytes at most."""
         return await self._do(lambda: self._rows(READ, (after,), most, most_bytes))
 
     async def read_due(self, most: int, most_bytes: int) -> list[Stored]:
-        """Give the refused rows that are to be tried again."""
+        """Return the refused rows that must be tried again."""
         return await self._do(lambda: self._rows(READ_DUE, (_milliseconds(),), most, most_bytes))
 
     async def held(self) -> list[Stored]:
-        """Give all refused rows."""
+        """Return all refused rows."""
         return await self._do(lambda: self._rows(READ_HELD, (), BEHIND, BEHIND))
 
     async def hold(self, stored: Stored, seconds: float, reason: str) -> None:
@@ -201,8 +201,8 @@ class File:
         needed = kept + 2 * size  # in the log, and then in the file
         if free < needed:
             raise NotAcceptedError(
-                f"{self.path} could not be written: its volume has {free:,} bytes free and {needed:,} are needed,"
-                f" of which {kept:,} are kept to send what is in it: make room, or let the broker take it"
+                f"{self.path} could not be written: its volume has {free:,} bytes free and {needed:,} are needed."
+                f" Of these {kept:,} are kept to send what is in it. Make room, or let the broker take it"
             )
 
     async def _change(self, *changes: tuple[str, Sequence[object]]) -> None:
@@ -269,7 +269,7 @@ def _opened(path: Path) -> sqlite3.Connection:
             raise
     except sqlite3.Error as error:
         if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:  # without what extended codes add
-            raise BusyError(f"{path} is the buffer of another process: give each publisher a file of its own") from None
+            raise BusyError(f"{path} is the buffer of another process: give each publisher its own file") from None
         raise BufferFileError(f"{path} cannot be a buffer: {error}") from error
     return database
 
@@ -277,7 +277,7 @@ def _opened(path: Path) -> sqlite3.Connection:
 def _keep_private(path: Path) -> None:
     """Make a new file that its owner alone can read, whatever the umask is; log what others can read already.
 
-    SQLite makes the files beside it with the mode of the file itself.
+    SQLite makes the files next to it with the mode of the file itself.
     """
     try:
         # Only a new one: to close a file drops the locks that SQLite has on it in this process.

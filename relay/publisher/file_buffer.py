@@ -4,8 +4,8 @@ file ──rows──> publisher ──frames──> broker
   ^               │ <──confirms────────┘
   └──forget, hold─┘ settled rows
 
-The publisher is the relay's own. A row that the broker refuses on its own account or on that of its address is tried
-again, alone and later and later, for as long as it takes; what came behind it of its key waits in the file.
+The publisher is the relay's own. A row that the broker refuses, for itself or for its address, is tried again, alone,
+for as long as it takes. Each wait is longer. What came behind it of its key waits in the file.
 """
 
 import asyncio
@@ -112,7 +112,7 @@ class FileBuffer:
         for stored in self._confirmed:
             del self._read[stored.row.id]
             if self._refused.pop(stored.position, None) is not None:
-                self._after = min(self._after, stored.position)  # what waited behind it is to be read
+                self._after = min(self._after, stored.position)  # what waited behind it must be read
                 log.info("message.released", message_id=stored.row.message_id.decode(), attempts=stored.attempts)
         self._confirmed.clear()
         while self._faults:

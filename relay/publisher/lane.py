@@ -11,7 +11,7 @@ LAST_STEPS = ((2, 1, 14), (0, 2, 11), (1, 0, 25), (2, 1, 16), (0, 2, 4), (1, 0, 
 
 @lru_cache(KEYS_CACHED)
 def lane_of(aggregate_type: bytes, aggregate_id: bytes) -> int:
-    """Give the lane, 0-15, that PostgreSQL computes for a row of this key.
+    """Return the lane, 0-15, that PostgreSQL computes for a row of this key.
 
     Source:
         migrations/versions/0001_outbox.py, column `lane`: the low bits of hashtextextended(..., 0), which is

@@ -35,7 +35,7 @@ class DurablePublisher:
     """Publishes events outside of any transaction; `async with` opens and closes it.
 
     An event is accepted when the broker has confirmed it. While the broker takes nothing, it is accepted when it is
-    committed in the buffer, from where it goes out in order per key, with the same message_id and timestamp, also when
+    committed in the buffer. From there it goes out in order per key, with the same message_id and timestamp, also when
     this process has ended meanwhile.
 
     Args:
@@ -60,7 +60,7 @@ class DurablePublisher:
         embedded: bool = False,
     ) -> None:
         if not name or "\0" in name:
-            raise ConfigurationError(f"a durable publisher needs a name that lasts; {name!r} is none")
+            raise ConfigurationError(f"a durable publisher needs a name that lasts, and {name!r} does not")
         self.name = name
         relay = relay or RelaySettings()
         self._settings = Settings(broker=settings_of(BrokerSettings, broker), routes=tuple(routes), relay=relay)

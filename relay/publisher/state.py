@@ -10,7 +10,7 @@ class Mode(StrEnum):
 
     DIRECT = "direct"  # to the broker
     BUFFERED = "buffered"  # to the buffer: the broker takes nothing, or something of ours may be in the buffer
-    HOLDING = "holding"  # nowhere, for a moment: the buffer is nearly empty, and nothing is to be put behind the last
+    HOLDING = "holding"  # nowhere, for a moment: the buffer is nearly empty, and nothing may be put behind the last
 
 
 @dataclass(frozen=True, slots=True)

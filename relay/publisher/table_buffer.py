@@ -35,7 +35,7 @@ MAY_WRITE = SQL("""
 """)
 
 # No index leads to a writer's rows: one would cost every writer, and Spark. So this reads all that is pending, and is
-# asked with pauses that are long beside it (relay/publisher/delivery_path.py).
+# asked with pauses that are long in comparison (relay/publisher/delivery_path.py).
 LEFT = SQL("""
     SELECT count(*) FILTER (WHERE state = 'pending'), count(*) FILTER (WHERE state <> 'pending')
     FROM {schema}.message_state
@@ -44,7 +44,7 @@ LEFT = SQL("""
 
 
 class TableBuffer:
-    """The rows of one writer. It has a connection of its own, which need not be a session: a pooler may lend it.
+    """The rows of one writer. It has a separate connection, which need not be a session: a pooler may lend it.
 
     A connection that is lost at the commit leaves open whether the rows are there. They are written again then, and
     may go out twice, with the same message_id.

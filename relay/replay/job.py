@@ -112,15 +112,15 @@ READ_JOBS = SQL("""
 
 
 def list_jobs(connection: psycopg.Connection, schema: str, *, limit: int) -> list[Job]:
-    """Give the newest jobs, the newest first."""
+    """Return the newest jobs, the newest first."""
     return _read(connection, schema, {"id": None, "limit": limit})
 
 
 def read_job(connection: psycopg.Connection, schema: str, job: int) -> Job:
-    """Give one job.
+    """Return one job.
 
     Raises:
-        NotFoundError: there is none of this id.
+        NotFoundError: there is no job of this id.
     """
     if not (found := _read(connection, schema, {"id": job, "limit": 1})):
         raise NotFoundError(f"there is no replay {job}: see `relay replay list`")
@@ -134,7 +134,7 @@ LIST_FAILURES = SQL("""
 
 
 def list_failures(connection: psycopg.Connection, schema: str, job: int, *, limit: int) -> list[Failure]:
-    """Give the first rows, by id, that the job could not replay."""
+    """Return the first rows, by id, that the job could not replay."""
     with connection.cursor(row_factory=class_row(Failure)) as cursor:
         statement = LIST_FAILURES.format(schema=Identifier(schema))
         return cursor.execute(statement, {"job": job, "limit": limit}).fetchall()
@@ -154,7 +154,7 @@ def cancel_job(connection: psycopg.Connection, schema: str, job: int, *, by: str
     """End a job for good, and return it; a process that runs it stops when it saves its position the next time.
 
     Raises:
-        NotFoundError: there is none of this id.
+        NotFoundError: there is no job of this id.
         UsageError: it has ended already.
     """
     values = {"id": job, "by": by, "why": why}

@@ -18,8 +18,8 @@ class Failed(NamedTuple):
 class Ledger:
     """The rows handed over, in id order, until they and all before them are settled.
 
-    Rows settle out of order. Saved is the position below which nothing is left, with the counts up to there: whoever
-    resumes there sends some messages twice, misses none, and counts each once.
+    Rows settle out of order. Saved is the position below which nothing is left, with the counts up to there. A run that
+    resumes there sends some messages twice, misses no message, and counts each once.
 
     Attributes:
         position: every row up to this id is settled.

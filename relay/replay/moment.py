@@ -9,7 +9,7 @@ FORMS = f"2026-11-21T08:00:00Z, 2026-11-21 (midnight UTC), or {DURATIONS} ago"
 
 
 def parse_moment(text: str, name: str, now: datetime) -> datetime:
-    """Give the moment that `text` names, in UTC.
+    """Return the moment that `text` names, in UTC.
 
     Args:
         name: the flag, for the error.
@@ -28,7 +28,7 @@ def parse_moment(text: str, name: str, now: datetime) -> datetime:
 
 
 def parse_interval(since: str | None, until: str | None, now: datetime) -> tuple[datetime | None, datetime | None]:
-    """Give the moments of `--since` and `--until`; UsageError when nothing can lie between them."""
+    """Return the moments of `--since` and `--until`; UsageError when nothing can lie between them."""
     first = None if since is None else parse_moment(since, "--since", now)
     end = None if until is None else parse_moment(until, "--until", now)
     if first is not None and first >= (end or now):
@@ -37,7 +37,7 @@ def parse_interval(since: str | None, until: str | None, now: datetime) -> tuple
 
 
 def parse_length(text: str, name: str) -> timedelta:
-    """Give the length of time that `text` names; UsageError when it is none."""
+    """Return the length of time that `text` names; UsageError when it is no length of time."""
     try:
         return parse_duration(text)
     except ValueError:

@@ -7,11 +7,11 @@ SLICE = 0.01  # seconds' worth of messages that may go out at once
 NAP = 0.05  # longest sleep at a time, so that a stop is noticed
 
 QUIET_AFTER = 1.0  # seconds without a new row, after which nothing is in the way
-BESIDE_LIVE = 1000.0  # messages a second beside live traffic
+BESIDE_LIVE = 1000.0  # messages a second next to live traffic
 
 
 class Pace:
-    """Give out room to send.
+    """Decides how many messages may go now.
 
     Attributes:
         limit: messages a second; FULL: no bound.
@@ -27,7 +27,7 @@ class Pace:
         self._busy_at = self._counted_at
 
     async def room(self, wanted: int) -> int:
-        """Wait a little, if there is none; give how many of `wanted` messages may be sent now."""
+        """Wait a little, if there is no room; return how many of `wanted` messages may be sent now."""
         limit = self.limit
         now = self._loop.time()
         if limit == FULL:
@@ -43,7 +43,7 @@ class Pace:
         return given
 
     def see(self, last_id: int, is_pending: bool) -> None:
-        """Take note of the live rows: does somebody write, or wait?"""
+        """Take note of the live rows: does an application write, or a row wait?"""
         now = self._loop.time()
         if is_pending or last_id != self._last_id:
             self._busy_at = now

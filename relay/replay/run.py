@@ -11,12 +11,13 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import UTC, datetime
+from enum import Enum, auto
 from math import inf
 from typing import NamedTuple, TypeVar
 
 import psycopg
 
-from relay.backoff import backoff, unless_set, wait_for_event
+from relay.backoff import Stopping, backoff, unless_stopping, wait_for_event
 from relay.config.settings import KeyPolicy, Ordering, Settings
 from relay.engine.delivery_policy import DeliveryPolicy
 from relay.engine.health import Health
@@ -51,6 +52,13 @@ class Progress(NamedTuple):
     selected: int | None
     replayed: int
     failed: int
+
+
+class RunEnd(Enum):
+    """How a run of a job ended."""
+
+    DONE = auto()
+    STOPPED = auto()  # before the end of the job, which can be resumed
 
 
 class Replay:
@@ -95,19 +103,19 @@ class Replay:
         job, ledger = self._job, self._ledger
         return Progress(self._selected, job.replayed + ledger.replayed, job.failed + ledger.failed)
 
-    async def run(self) -> bool:
-        """Send what is left of the job; False when told to stop before its end.
+    async def run(self) -> RunEnd:
+        """Send the rest of the job.
 
         Raises:
             PartlyDoneError: it was cancelled, or too much was refused.
             OutboxError: it cannot begin.
         """
-        complete = False
+        end = RunEnd.STOPPED
         try:
             async with asyncio.timeout(None) as self._whole:
                 if self.drain.is_set():
                     self._whole.reschedule(self._stop_at + GOODBYE)
-                complete = await self._run()
+                end = await self._run()
         except TimeoutError:
             seconds = self._settings.relay.drain_timeout
             log.warning("drain.timed_out", in_flight=self._publisher.in_flight, seconds=seconds)
@@ -119,7 +127,7 @@ class Replay:
                 f"replay {self._job.id} stopped: {self._refused} rows were refused, the last with: {self._reason};"
                 f" `relay replay resume {self._job.id}` goes on behind them"
             )
-        return complete
+        return end
 
     def stop(self) -> None:
         """Send no more; `run` returns when what is in flight is settled and saved.
@@ -134,13 +142,13 @@ class Replay:
         if self._whole is not None:
             self._whole.reschedule(self._stop_at + GOODBYE)
 
-    async def _run(self) -> bool:
+    async def _run(self) -> RunEnd:
         async with asyncio.TaskGroup() as tasks:
             linking = tasks.create_task(self._link.run(), name="link")
             settling = tasks.create_task(self._settle(), name="settle")
             saving = tasks.create_task(self._save_often(), name="save")
             looking = None if self._pace.is_fixed else tasks.create_task(self._look_often(), name="look")
-            complete = await self._carry()
+            end = await self._carry()
             loop = asyncio.get_running_loop()
             stop_at = min(self._stop_at, loop.time() + self._settings.relay.drain_timeout)
             await self._settle_window(stop_at)
@@ -151,15 +159,29 @@ class Replay:
             for task in (linking, settling, looking):
                 if task is not None:
                     task.cancel()
-        await self._save("done" if complete else "open")
-        return complete
+        await self._save("done" if end is RunEnd.DONE else "open")
+        return end
 
-    async def _carry(self) -> bool:
-        """List the rows and send them all; False when told to stop meanwhile."""
-        await unless_set(self.drain, self._list())  # which may take minutes
-        if not self.drain.is_set():
-            await self._send()
-        return not self.drain.is_set()
+    async def _carry(self) -> RunEnd:
+        """List the rows, and send them until they are settled or `stop` is called."""
+        try:
+            await unless_stopping(self.drain, self._list_and_send())
+        except Stopping:
+            return RunEnd.STOPPED
+        return RunEnd.DONE
+
+    async def _list_and_send(self) -> None:
+        await self._list()  # which may take minutes
+        after = self._job.position
+        while rows := await self._next_rows(after):
+            after = rows[-1].id
+            while rows:
+                count = await self._pace.room(len(rows))
+                self._ledger.offer(rows[:count])
+                self._publisher.offer(rows[:count])
+                rows = rows[count:]
+        while self._ledger.rows:
+            await self._wait_changed()
 
     async def _list(self) -> None:
         if not self._pace.is_fixed:
@@ -168,19 +190,6 @@ class Replay:
         if self._selected is None:
             self._selected = listed
         log.info("replay.listed", replay=self._job.id, rows=listed)
-
-    async def _send(self) -> None:
-        """Hand the rows to the publisher and wait until they are settled, or until told to stop."""
-        after = self._job.position
-        while rows := await self._next_rows(after):
-            after = rows[-1].id
-            while rows and not self.drain.is_set():
-                count = await self._pace.room(len(rows))
-                self._ledger.offer(rows[:count])
-                self._publisher.offer(rows[:count])
-                rows = rows[count:]
-        while self._ledger.rows and not self.drain.is_set():
-            await self._wait_changed()
 
     async def _settle_window(self, stop_at: float) -> None:
         """Told to stop: send what was handed over all the same, for what is settled behind a gap would go out twice."""
@@ -192,17 +201,12 @@ class Replay:
                     await self._wait_changed()
 
     async def _next_rows(self, after: int) -> list[Row]:
-        """Wait for room in the window and read on; nothing when that was all, or when told to stop."""
+        """Wait for room in the window, and return the next rows; no rows when these were all."""
         most = self._settings.relay.max_window_bytes
         while self._ledger.rows > WINDOW_ROWS - ROWS_PER_READ or self._ledger.bytes > most * 3 // 4:
-            if self.drain.is_set():
-                break
             await self._wait_changed()
-        if self.drain.is_set():
-            return []
         size = min(most - self._ledger.bytes, most // READ_SHARE)
-        reading = self._on_database(lambda session: session.next_rows(after, ROWS_PER_READ, size))
-        return await unless_set(self.drain, reading) or []
+        return await self._on_database(lambda session: session.next_rows(after, ROWS_PER_READ, size))
 
     async def _wait_changed(self) -> None:
         self._changed.clear()
@@ -230,8 +234,7 @@ class Replay:
     async def _save(self, state: str) -> None:
         failures = list(self._ledger.failures)
         saved = Saved(state, *self.progress, self._ledger.position, failures)
-        if not await self._on_database(lambda session: session.save(saved)):
-            raise PartlyDoneError(f"replay {self._job.id} was cancelled after {saved.replayed} rows")
+        await self._on_database(lambda session: session.save(saved))
         del self._ledger.failures[: len(failures)]
 
     async def _look_often(self) -> None:
@@ -243,7 +246,7 @@ class Replay:
         self._pace.see(*await self._on_database(ReplaySession.look))
 
     async def _on_database(self, call: Callable[[ReplaySession], Awaitable[Answer]]) -> Answer:
-        """Use the session; one that was lost is opened anew and asked again, while what was read goes out."""
+        """Use the session; one that was lost is opened again and asked again, while what was read goes out."""
         failures = 0
         async with self._database:
             while True:
@@ -267,7 +270,7 @@ class Replay:
                 await asyncio.sleep(backoff(failures, RECONNECT_INITIAL, RECONNECT_MAX))
 
     def _is_lost(self, error: Exception) -> bool:
-        """Tell whether a new session may help: there was one before, and the database did not merely refuse."""
+        """Return whether a new session may help: there was one before, and the database did not merely refuse."""
         if self._session is None:
             return self._was_connected
         return isinstance(error, DeadlineError) or self._session.is_lost

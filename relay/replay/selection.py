@@ -13,7 +13,7 @@ FOREVER = datetime(1, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """A filter; what is None selects nothing away. `since` and `until` mean the time of sending."""
+    """A filter; what is `None` selects nothing away. `since` and `until` mean the time of sending."""
 
     message_ids: list[UUID] | None = None
     aggregate_type: str | None = None
@@ -23,7 +23,7 @@ class Selection:
     until: datetime | None = None  # exclusive
 
     def as_json(self) -> dict[str, Any]:
-        """Give what is set, for the table `replay` and for people."""
+        """Return what is set, for the table `replay` and for people."""
         given = {name: value for name, value in asdict(self).items() if value is not None}
         return {name: _plain(value) for name, value in given.items()}
 
@@ -39,7 +39,7 @@ class Selection:
         return cls(**values)
 
     def conditions(self) -> Composed:
-        """Give the conditions on a row's columns as SQL that needs no parameters; without the time of sending."""
+        """Return the conditions on a row's columns as SQL that needs no parameters; without the time of sending."""
         parts: list[Composable] = [SQL("true")]
         if self.message_ids is not None:
             ids = Literal([str(each) for each in self.message_ids])
@@ -117,14 +117,14 @@ FIRST_DAY = SQL("""
 
 
 def first_day(connection: psycopg.Connection, schema: str) -> datetime | None:
-    """Tell from when on sent rows are kept: what was sent before was dropped by retention, or never was here."""
+    """Return from when on sent rows are kept: what was sent before was dropped by retention, or never was here."""
     parent = Literal(f"{schema}.message_sent")
     row = connection.execute(FIRST_DAY.format(parent=parent)).fetchone()
     return row[0].astimezone(UTC) if row and row[0] else None
 
 
 def now(connection: psycopg.Connection) -> datetime:
-    """Tell the database's time: sent rows carry it."""
+    """Return the database's time: sent rows carry it."""
     moment: datetime
     (moment,) = connection.execute("SELECT clock_timestamp()").fetchone() or (datetime.now(UTC),)
     return moment.astimezone(UTC)

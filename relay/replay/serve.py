@@ -10,7 +10,7 @@ import psycopg
 from relay.config.settings import Settings
 from relay.errors import AccessError, DatabaseUnavailableError, OutboxError, leaves
 from relay.replay.job import Job
-from relay.replay.run import Progress, Replay
+from relay.replay.run import Progress, Replay, RunEnd
 from relay.stopping import stopped_by_signals
 
 
@@ -32,7 +32,7 @@ async def serve(settings: Settings, job: Job, *, rate: float | None, show: Calla
         PartlyDoneError: it was cancelled, or too much was refused.
         OutboxError: it could not begin or go on; it can be resumed.
     """
-    # As the relay itself (relay/engine/node.py): rows live for milliseconds, and none of them is in a cycle.
+    # As the relay itself (relay/engine/node.py): rows live for milliseconds, and they are in no cycle.
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
     replay = Replay(settings, job, rate=rate, show=show)
@@ -40,7 +40,7 @@ async def serve(settings: Settings, job: Job, *, rate: float | None, show: Calla
 
     with stopped_by_signals(replay.stop, running):
         try:
-            return End(await running, replay.progress)
+            return End(await running is RunEnd.DONE, replay.progress)
         except asyncio.CancelledError:
             return End(False, replay.progress)
         except BaseExceptionGroup as group:
@@ -50,7 +50,7 @@ async def serve(settings: Settings, job: Job, *, rate: float | None, show: Calla
 
 
 def _explained(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Give the error that an operator should read: one of ours if there is one."""
+    """Return the error that an operator should read: one of ours if there is one."""
     errors = [_in_words(error) for error in leaves(group)]
     return next((error for error in errors if isinstance(error, OutboxError)), errors[0])
 

@@ -1,8 +1,8 @@
 """The database session of a replay: it holds the job's lock, lists the selected rows, reads them and saves how far.
 
-The days of sent rows have no index, since one would slow every mark. So PostgreSQL sorts the places of the
-selected rows once, into a cursor WITH HOLD, which holds no snapshot open; the rows themselves are then read by their
-place, a thousand at a time (docs/decisions/0007-replay-by-place.md).
+The days of sent rows have no index, since one would slow every mark. So PostgreSQL sorts the places of the selected
+rows once, into a cursor WITH HOLD, which holds no snapshot open. The rows themselves are then read by their place, a
+thousand at a time (docs/decisions/0007-replay-by-place.md).
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from relay.config.settings import DatabaseSettings
 from relay.database import connect_async, require_session
 from relay.engine.read.pending import BODY_SIZE
 from relay.engine.row import ROW_BYTES, Row, fetch_rows, give_rows
-from relay.errors import BusyError, DeadlineError
+from relay.errors import BusyError, DeadlineError, PartlyDoneError
 from relay.logger import get_logger
 from relay.replay.job import Job
 from relay.replay.ledger import Failed
@@ -146,7 +146,7 @@ class ReplaySession:
         return session
 
     async def close(self) -> None:
-        """Give the job free."""
+        """Let another process run the job."""
         await self._connection.close()
 
     @property
@@ -165,7 +165,7 @@ class ReplaySession:
         return count
 
     async def next_rows(self, after: int, rows: int, size: int) -> list[Row]:
-        """Give the next rows above `after` by id, at most about so many and so many bytes; none: that was all."""
+        """Return the next rows above `after` by id, at most about so many and so many bytes; none: that was all."""
         while True:
             if not self._is_listed:
                 await self.list_rows(after)
@@ -178,8 +178,12 @@ class ReplaySession:
             log.warning("replay.listed_again", replay=self._job.id, after=after)
             self._is_listed = False
 
-    async def save(self, saved: Saved) -> bool:
-        """Write down how far the job is; False when it has ended meanwhile, by a cancel."""
+    async def save(self, saved: Saved) -> None:
+        """Write down how far the job is.
+
+        Raises:
+            PartlyDoneError: an operator has cancelled it.
+        """
         values = {
             **saved._asdict(),
             "job": self._job.id,
@@ -189,10 +193,12 @@ class ReplaySession:
         }
         async with self._deadline("saving the position"):
             cursor = await self._connection.execute(self._sql(SAVE), values)
-            return await cursor.fetchone() == (1,)
+            (number,) = await cursor.fetchone() or (0,)
+        if number != 1:
+            raise PartlyDoneError(f"replay {self._job.id} was cancelled after {saved.replayed} rows")
 
     async def look(self) -> tuple[int, bool]:
-        """Tell the last id given to a new row, and whether a row is pending that could go out."""
+        """Return the last id given to a new row, and whether a row is pending that could go out."""
         async with self._deadline("looking at the live rows"):
             cursor = await self._connection.execute(self._sql(LOOK))
             row = await cursor.fetchone()
@@ -248,13 +254,13 @@ class ReplaySession:
 
 
 def places_statement(schema: str, job: Job, after: int) -> Composed:
-    """Give the SELECT of the places of a job's rows with an id above `after`."""
+    """Return the SELECT of the places of a job's rows with an id above `after`."""
     selected = {"conditions": job.selection.conditions(), **job.selection.times_before(job.made_at)}
     return PLACES.format(schema=Identifier(schema), **selected, after=Literal(after), size=BODY_SIZE)
 
 
 def read_statement(schema: str, job: Job) -> Composed:
-    """Give the SELECT of rows of one day by their places."""
+    """Return the SELECT of rows of one day by their places."""
     return READ.format(
         schema=Identifier(schema),
         to_exchange=SQL("{}::text").format(Literal(job.to_exchange)),

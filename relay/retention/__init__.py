@@ -1,1 +1,1 @@
-"""Drop the days of the divided tables that are older than is to be kept: start at rounds.py."""
+"""Drop the days of the divided tables that are older than retention allows: start at rounds.py."""

@@ -1,4 +1,4 @@
-"""Drop days that are older than is to be kept, one process at a time, next to everybody who uses their table.
+"""Drop days that are older than retention allows, one process at a time, next to everybody who uses their table.
 
 A function of the tables' owner checks a day and drops it in one transaction, so no step can be left half done
 (docs/decisions/0027-drop-a-day-by-a-function.md). A table that an operator has detached, to keep it, is no day.
@@ -74,7 +74,7 @@ class Retention:
             yield cls(connection, database.schema_name)
 
     async def take_lock(self) -> bool:
-        """Be the one that drops; False while another session is."""
+        """Take the lock of the one that drops. Return whether no other session has it."""
         (is_taken,) = (await self._rows(TAKE_LOCK.format(lock=Literal(f"{self._schema}.retention"))))[0]
         return bool(is_taken)
 

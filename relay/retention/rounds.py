@@ -1,4 +1,4 @@
-"""Rounds over the old days, now and then, beside the engine."""
+"""Rounds over the old days, now and then, next to the engine."""
 
 import asyncio
 import time

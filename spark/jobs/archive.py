@@ -3,7 +3,7 @@
     spark-submit spark/jobs/archive.py --path s3a://bucket/outbox --url postgresql://user@host/database
 
 Without --day: every day that is over and not archived yet, the oldest first. A day that is archived is recognised. Run
-it again after whatever ended it: what was under way is begun anew.
+it again after whatever ended it: what was under way is begun again.
 
 The last line on stdout is JSON with the days. Exit code 0: all of them are archived; 1: failed, and the days before are
 archived; 2: the arguments cannot be.
@@ -44,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--path", required=True, help="folder of the archive; what Spark writes, or a local path")
     parser.add_argument("--day", action="append", type=day, help="may be repeated; default: all days that are due")
-    parser.add_argument("--again", action="store_true", help="write these days anew, also when they are archived")
+    parser.add_argument("--again", action="store_true", help="write these days again, also when they are archived")
     add_database(parser)
     return parser
 

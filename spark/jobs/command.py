@@ -45,7 +45,7 @@ def run(
     except (PySparkException, Py4JError) as error:
         has_ended = SHUT_DOWN in str(error)
         return _fail(program, ENDED if has_ended else outbox_spark.reason(error) or _first_words(error))
-    except ConnectionError:  # of py4j; psycopg and Spark have errors of their own
+    except ConnectionError:  # of py4j; psycopg and Spark have their own errors
         return _fail(program, ENDED)
     return (show or print_json)(summary) or 0
 
@@ -57,7 +57,7 @@ def print_json(summary: dict[str, Any]) -> None:
 
 @contextmanager
 def session(name: str) -> Iterator[SparkSession]:
-    """Give Spark, under this name on its web page, with the format `outbox`."""
+    """Yield Spark, under this name on its web page, with the format `outbox`."""
     # Workers at plan time take the environment's Python, whatever the builder says.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(name)

@@ -2,12 +2,12 @@
 
     spark-submit spark/jobs/daily.py --input purchases/ --from 1997-01-01 --to 1997-01-31 --url postgresql://user@host/db
 
-Any day may be run again, in any order. What is written already is recognised; of a day whose purchases have changed
-the difference is written: new invoices are `InvoiceIssued`, those that differ `InvoiceCorrected`, each event with its
+Any day may be run again, in any order. What is written already is recognised. When the purchases of a day have changed,
+the difference is written. New invoices are `InvoiceIssued`, those that differ `InvoiceCorrected`, each event with its
 whole invoice. Before anything of a day is written its bills pass the data tests of sales_tests.py.
 
-The last line on stdout is JSON with the days. Exit code 0: all of them are written or recognised; 1: failed, the days
-before are written and nothing of this one; 2: the arguments cannot be.
+The last line on stdout is JSON with the days. Exit code 0: all of them are written or recognised. 1: failed, the days
+before are written and nothing of this one. 2: the arguments cannot be.
 """
 
 import argparse
@@ -30,6 +30,7 @@ from jobs.sales_tests import DataTestError, Figures, examine
 from jobs.tables import Database
 from outbox_spark import OutboxBatch, WriteLimits
 from outbox_spark.connection import connect, conninfo
+from outbox_spark.ledger import Batch
 
 PROGRAM = "daily.py"
 APP_ID = "sales"  # the ledger's name of every run; its version is the number of the run
@@ -69,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _days(options: argparse.Namespace) -> list[date]:
-    """Give the days in order, and refuse arguments that cannot be (exit code 2)."""
+    """Return the days in order, and refuse arguments that cannot be (exit code 2)."""
     check_database(PROGRAM, options)
     if options.partitions < 1:
         refuse(PROGRAM, "--partitions takes at least 1")
@@ -105,7 +106,7 @@ def bill_day(spark: SparkSession, parsed: DataFrame, day: date, options: argpars
     """Bill one day, unless its bills are written as they ought to be.
 
     Totals are computed from what was read, so each run must build on the one before it. Runs are numbered, the ledger
-    takes each number once, and whoever comes second with a number looks again: nobody holds a lock meanwhile.
+    takes each number once, and a run that comes second with a number looks again: nobody holds a lock meanwhile.
     """
     database = Database(conninfo(options.url))
     while True:
@@ -119,14 +120,15 @@ def bill_day(spark: SparkSession, parsed: DataFrame, day: date, options: argpars
             told = {"day": str(day), **{name: _plain(value) for name, value in asdict(figures).items()}}
             if not figures.has_news:
                 return {**told, "recognised": True}
-            if _write(spark, bills, _note(figures, day, number), options):
+            taken_by = _write(spark, bills, _note(figures, day, number), options)
+            if taken_by is None:
                 return {**told, "recognised": False, "run": number}
         finally:
             bills.unpersist()
         if _last_run(database) < number:
             raise JobError(
                 f"{day}: nothing of the day was written: the ledger has batch {APP_ID!r} version {number}, "
-                "but sales.run has no such run: was one of them restored without the other?"
+                "but sales.run has no such run. Was one of them restored without the other?"
             )
         print(f"{PROGRAM}: {day}: another run has written meanwhile: look again", file=sys.stderr)
 
@@ -150,8 +152,8 @@ def _note(figures: Figures, day: date, number: int) -> dict[str, Any]:
     }
 
 
-def _write(spark: SparkSession, bills: Bills, note: dict[str, Any], options: argparse.Namespace) -> bool:
-    """Write what is not written yet, in one transaction; False when another run has taken the number."""
+def _write(spark: SparkSession, bills: Bills, note: dict[str, Any], options: argparse.Namespace) -> Batch | None:
+    """Write what is missing, in one transaction. Return the batch of another run that has taken the number."""
     issued_on = f.lit(note["day"]).alias("issued_on")
     lines, invoices = (frame.where("is_changed") for frame in (bills.lines, bills.invoices))
     # Each column has the name that it has in its table.
@@ -194,7 +196,7 @@ def _write(spark: SparkSession, bills: Bills, note: dict[str, Any], options: arg
             payload=f.struct("customer_id", "tier", "threshold", "total", f.lit(note["day"]).alias("reached_on")),
             message_key=f.col("tier"),
         )
-    return batch.recognised is None
+    return batch.recognised
 
 
 def _plain(value: object) -> object:

@@ -20,7 +20,7 @@ KINDS = {
 
 
 def differences(ends: Ends, question: Question, both: DataFrame) -> DataFrame:
-    """Give each difference with its kind."""
+    """Return each difference with its kind."""
     found = [
         _kind("without_event", both.where("message_id IS NULL")),
         _kind("without_row", both.where("row_key IS NULL AND message_id IS NOT NULL")),

@@ -63,8 +63,8 @@ class Ends:
 def ends(spark: SparkSession, question: Question) -> Iterator[Ends]:
     """Read the ends.
 
-    A business row and its event are written in one transaction. So that none is seen without the other, business rows
-    and unsent events are read in one snapshot, which is held until they are on Spark's disks. Sent rows need none:
+    A business row and its event are written in one transaction. So that each is seen with the other, one snapshot is
+    read for business rows and unsent events. It is held until they are on Spark's disks. Sent rows need no snapshot:
     those sent before a moment are the same ones whenever they are read.
     """
     info, schema = conninfo(question.url), question.outbox_schema
@@ -105,7 +105,7 @@ def _kept(connection: psycopg.Connection, schema: str) -> list[date]:
 
 
 def _dropped(connection: psycopg.Connection, question: Question, kept: Sequence[date]) -> list[ArchivedDay]:
-    """Give the days that the archive alone has, if there is one to be read.
+    """Return the days that the archive alone has, if there is one to be read.
 
     Raises:
         ReadError: one lies elsewhere.
@@ -176,7 +176,7 @@ def _borders(question: Question) -> list[tuple[str, date]]:
 
 
 def announced(ends: Ends, question: Question) -> DataFrame:
-    """Give what the events tell of each key: the latest one counts, as an invoice may have been corrected."""
+    """Return what the events tell of each key: the latest one counts, as an invoice may have been corrected."""
     names = {"key": question.payload_key, "day": question.payload_day, "amount": question.payload_amount}
     kinds = {"key": "string", "day": "date", "amount": MONEY}
     fields = f.from_json("payload", ", ".join(f"`{names[name]}` {kinds[name]}" for name in names))
@@ -192,7 +192,7 @@ def announced(ends: Ends, question: Question) -> DataFrame:
 
 
 def _without_gap(days: Sequence[date]) -> date:
-    """Tell from which day on none is lacking."""
+    """Return the day from which on no day is missing."""
     if not days:
         raise ReadError("the outbox has no day of sent rows")
     every = set(days)
@@ -203,6 +203,6 @@ def _without_gap(days: Sequence[date]) -> date:
 
 
 def judged_from(ends: Ends, grace: float) -> datetime:
-    """Tell from when on an applied message must have a row: that of an earlier one may be of a day that was dropped."""
+    """Return from when on an applied message must have a row. An earlier row may be of a day that was dropped."""
     midnight = datetime(ends.kept_from.year, ends.kept_from.month, ends.kept_from.day, tzinfo=UTC)
     return midnight + timedelta(seconds=grace)

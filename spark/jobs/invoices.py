@@ -2,9 +2,9 @@
 
     spark-submit spark/jobs/invoices.py --input CDNOW_master.txt --url postgresql://user@host/database
 
-Lines that are no purchase go to billing.quarantine before that, in a transaction of their own under the name of the
-batch: run again before the batch is committed, the job replaces them; afterwards it writes nothing. So the quarantine
-of a batch that is in the ledger (outbox.batch) is exactly what its file has.
+Lines that are no purchase go to billing.quarantine before that, in a separate transaction under the name of the batch.
+Run again before the batch is committed, the job replaces them. Afterwards it writes nothing. So the quarantine of a
+batch that is in the ledger (outbox.batch) is exactly what its file has.
 
 The last line on stdout is JSON with the counts (spark-submit brings what goes to stderr there too). Exit code 0:
 written, or recognised as written before; 1: failed, nothing of the batch was written; 2: the arguments cannot be.
@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _batch(options: argparse.Namespace) -> dict[str, Any]:
-    """Give the batch its name, and refuse arguments that cannot be (exit code 2)."""
+    """Name the batch, and refuse arguments that cannot be (exit code 2)."""
     check_database(PROGRAM, options)
     if (options.app_id is None) != (options.version is None):
         refuse(PROGRAM, "--app-id and --version name a batch together: give both or neither")
@@ -85,7 +85,7 @@ def _batch(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _recognised(options: argparse.Namespace, *, app_id: str, version: int) -> dict[str, Any] | None:
-    """Tell what a batch that is committed has written; None when there is work to do."""
+    """Return what a batch that is committed has written; None when there is work to do."""
     batch = outbox_spark.committed(options.url, app_id, version, outbox_schema=options.outbox_schema)
     if batch is None:
         return None

@@ -29,8 +29,8 @@ class Counts:
 def read_lines(spark: SparkSession, path: str) -> DataFrame:
     """Read every line with its file and its number there, from 1.
 
-    Spark numbers no lines. It tells of each the split of the file that it stands in, and counts up within a split,
-    so the lines of the splits before are all that is missing: counted in one pass over the file.
+    Spark numbers no lines. It tells of each the split of the file that it stands in, and counts up within a split. So
+    the lines of the splits before are all that is missing: counted in one pass over the file.
     """
     split = (f.col("_metadata.file_path"), f.col("_metadata.file_block_start"))
     lines = spark.read.text(path).select(
@@ -47,7 +47,7 @@ def read_lines(spark: SparkSession, path: str) -> DataFrame:
 
 
 def parse(lines: DataFrame) -> DataFrame:
-    """Give each line with its fields, or with the reason why it is no purchase.
+    """Return each line with its fields, or with the reason why it is no purchase.
 
     A header and a line of blanks are neither: they say nothing that could be lost.
     """
@@ -89,7 +89,7 @@ def count(parsed: DataFrame) -> Counts:
 
 
 def quarantined(parsed: DataFrame) -> DataFrame:
-    """Give the lines that are no purchase."""
+    """Return the lines that are no purchase."""
     return parsed.where(f.col("reason").isNotNull()).select("file", "line_number", "reason", "line")
 
 
@@ -114,7 +114,7 @@ def _is_purchase() -> Column:
 
 
 def _reason() -> Column:
-    """Tell the first thing wrong with a line; NULL when it is a purchase."""
+    """Return the first thing wrong with a line; NULL when it is a purchase."""
     quantity, amount = f.col("quantity_text"), f.col("amount_text")
     return (
         f.when(~f.is_valid_utf8("raw"), "is not UTF-8")

@@ -1,4 +1,4 @@
-"""A day's bills: what its purchases come to, next to what is written of them already, and so what is to be written.
+"""A day's bills: what its purchases come to, next to what is written of them already, and so what must be written.
 
 input ──> purchases ──> lines ──> invoices ──> customers ──> tiers reached      each next to what is known of it
              └──> quarantined
@@ -39,7 +39,7 @@ class Known:
 class Bills:
     """A day as it ought to be. `is_changed` marks what is not written yet."""
 
-    purchases: DataFrame  # lines of the input that are of the day, or of none, whether they are purchases or not
+    purchases: DataFrame  # lines of the input that are of the day, or of no day, whether they are purchases or not
     quarantined: DataFrame  # of these, what is not written yet
     lines: DataFrame
     invoices: DataFrame
@@ -70,7 +70,7 @@ def read_known(spark: SparkSession, database: Database, day: date) -> Known:
 
 
 def of_days(parsed: DataFrame, first: date, last: date) -> DataFrame:
-    """Give the lines of these days, and those of which nobody can read the day; headers and blank ones say nothing."""
+    """Return the lines of these days, and those whose day cannot be read. Headers and blank lines are left out."""
     says_something = ~f.col("is_header") & ~f.col("is_blank")
     return parsed.where(says_something & (f.col("issued_on").between(first, last) | f.col("issued_on").isNull()))
 
@@ -90,7 +90,7 @@ def bill(parsed: DataFrame, known: Known, day: date) -> Bills:
 
 
 def reached(customers: DataFrame) -> DataFrame:
-    """Give each tier that a customer reaches now, the lowest first: at once he may pass several."""
+    """Return each tier that a customer reaches now, the lowest first: one purchase may pass several."""
     tiers = f.array(
         *(f.struct(f.lit(name).alias("tier"), f.lit(threshold).alias("threshold")) for name, threshold in TIERS)
     )

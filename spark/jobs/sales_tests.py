@@ -41,7 +41,7 @@ class DataTestError(Exception):
 
 
 def examine(bills: Bills, day: date, *, may_withdraw: bool) -> Figures:
-    """Tell what the bills come to.
+    """Return what the bills come to.
 
     Raises:
         DataTestError: with each test that failed, its numbers and an example.
@@ -51,12 +51,12 @@ def examine(bills: Bills, day: date, *, may_withdraw: bool) -> Figures:
     failures = [
         *_counts(bills, purchases, lines),
         *_sums(bills, lines, invoices, customers),
-        *(_repeated(getattr(bills, name), name, found[name]) for name in KEYS),
-        *(_nulls(getattr(bills, name), name, found[name]) for name in KEYS),
+        *(each for name in KEYS for each in _repeated(getattr(bills, name), name, found[name])),
+        *(each for name in KEYS for each in _nulls(getattr(bills, name), name, found[name])),
         *([] if may_withdraw else _withdrawn(bills, lines)),
     ]
-    if words := [each for each in failures if each is not None]:
-        raise DataTestError(f"{day}: nothing of the day was written: {'; '.join(words)}")
+    if failures:
+        raise DataTestError(f"{day}: nothing of the day was written: {'; '.join(failures)}")
     return Figures(
         purchases=purchases.rows,
         quarantined=purchases.of_quarantine,
@@ -129,17 +129,17 @@ def _sums(bills: Bills, lines: Row, invoices: Row, customers: Row) -> Iterator[s
         yield f"test sums: invoices change by {invoices.change}, totals by {customers.change}{_example(differing)}"
 
 
-def _repeated(frame: DataFrame, name: str, measured: Row) -> str | None:
+def _repeated(frame: DataFrame, name: str, measured: Row) -> Iterator[str]:
     if measured["keys"] == measured.rows:
-        return None
+        return
     repeated = frame.groupBy(*KEYS[name]).agg(f.count("*").alias("times")).where("times > 1")
-    return f"test uniqueness: {measured.rows} {name} have {measured['keys']} keys{_example(repeated)}"
+    yield f"test uniqueness: {measured.rows} {name} have {measured['keys']} keys{_example(repeated)}"
 
 
-def _nulls(frame: DataFrame, name: str, measured: Row) -> str | None:
-    if not measured.nulls:
-        return None
-    return f"test nulls: {measured.nulls} of {measured.rows} {name} have a null{_example(frame.where(_is_null(frame)))}"
+def _nulls(frame: DataFrame, name: str, measured: Row) -> Iterator[str]:
+    if measured.nulls:
+        example = _example(frame.where(_is_null(frame)))
+        yield f"test nulls: {measured.nulls} of {measured.rows} {name} have a null{example}"
 
 
 def _withdrawn(bills: Bills, lines: Row) -> Iterator[str]:

@@ -57,7 +57,7 @@ def read_table(
     where: Composable | None = None,
     partitions: int | None = None,
 ) -> DataFrame:
-    """Give these columns of the rows for which the condition holds (all); they are read when Spark runs the query.
+    """Return these columns of the rows for which the condition holds (all); they are read when Spark runs the query.
 
     Args:
         schema: names and Spark types of the columns, as DDL.
@@ -92,7 +92,7 @@ def read_table(
 
 
 def _run(spark: SparkSession, database: Database, statements: list[str], kinds: StructType) -> DataFrame:
-    """Give the rows of each statement, one a task."""
+    """Yield the rows of each statement, one a task."""
     info, arrow = database.info, to_arrow_schema(kinds, timezone="UTC")
     begin = ["BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY"]
     if database.snapshot is not None:

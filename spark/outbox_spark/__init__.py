@@ -19,9 +19,9 @@
 `df.writeStream.format("outbox")` writes streams, `foreach_batch` names what a function writes of them.
 `OutboxBatch` writes several DataFrames in one transaction.
 
-A batch is named by `txnAppId` and `txnVersion`: written again under the same name, by a rerun or a restarted driver,
-it is recognised and nothing is written. Executors need this package, pyarrow and the ADBC driver; the driver psycopg
-as well. No part uses RDDs or py4j, so that Spark Connect serves too.
+A batch is named by `txnAppId` and `txnVersion`: a rerun or a restarted driver that writes it again under the same name
+writes nothing. Executors need this package, pyarrow and the ADBC driver; the driver psycopg as well. No part uses RDDs
+or py4j, so that Spark Connect serves too.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -74,7 +74,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # On the driver, where psycopg is: executors import this package and have none.
+    # On the driver, where psycopg is: executors import this package and have no psycopg.
     if name == "OutboxBatch":
         from outbox_spark.batch import OutboxBatch  # noqa: PLC0415
 

@@ -1,6 +1,6 @@
-"""Several DataFrames in one transaction: rows of as many tables as you like, and events of their own.
+"""Several DataFrames in one transaction: rows of as many tables as you like, and separate events.
 
-Every table and column is checked when it is named; at the end every DataFrame is staged by its own Spark job, and one
+Every table and column is checked when it is named. At the end every DataFrame is staged by its own Spark job, and one
 transaction moves all of them, as that of a `save()` does.
 """
 
@@ -122,7 +122,7 @@ class OutboxBatch:
         if mode not in {"append", "upsert"}:
             raise OptionError(f"mode takes 'append' or 'upsert', not {mode!r}")
         if (mode == "upsert") != bool(key_columns):
-            raise OptionError("mode upsert takes key_columns, and append takes none")
+            raise OptionError("mode upsert takes key_columns, and append takes no key_columns")
         with connect(self._info) as connection:
             described = describe(connection, table, named_by="rows()")
         self._frames.append((self._bounded(frame), plan_rows(frame.schema, described, tuple(key_columns))))
@@ -144,9 +144,9 @@ class OutboxBatch:
 
         Args:
             fields: each a text that all events have, or a Column; then no other column of the DataFrame is taken.
-            function: makes the event, several or None of a row, which it gets as a dict.
+            function: makes the event, several or `None` of a row, which it gets as a dict.
             struct: the column that has an event's fields inside.
-            message_key: message ids follow from it and from type and key of the event, not from the batch: consumers
+            message_key: message ids follow from it and from type and key of the event, not from the batch. So consumers
                 know an event that comes again in another batch.
             order_by: orders the events over all partitions; else a partition's are in the DataFrame's order.
         Raises:

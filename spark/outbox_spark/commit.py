@@ -12,6 +12,7 @@ from outbox_spark.connection import connect, retried, wait_for_room
 from outbox_spark.errors import BatchError, CommitUnknownError, OutboxWriteError, one_line
 from outbox_spark.ledger import (
     Batch,
+    Entry,
     complete_pieces,
     enter,
     enter_piece,
@@ -25,8 +26,8 @@ from outbox_spark.plan import EventPlan, Pieces, Room, Save, Staged, of_outbox
 ASK_AGAIN_FOR = 30.0  # seconds, when the connection broke while the commit was under way
 
 # Rows come out of a staging table as they went in: no scan that joins another one midway, no parallel workers.
-# The server looks every 2 s whether this driver is still there, so that a killed one holds no lock for long; and it
-# gives up when a network that died silently keeps the COMMIT from it: a driver that asks the ledger gets its answer.
+# The server looks every 2 s whether this driver is still there, so that a killed one holds no lock for long. It gives
+# up when a network that died silently keeps the COMMIT from it: a driver that asks the ledger gets its answer.
 PREPARE = """
     SET LOCAL synchronize_seqscans = off;
     SET LOCAL max_parallel_workers_per_gather = 0;
@@ -45,7 +46,7 @@ FIND_REPEATED_ID = SQL("""
     GROUP BY message_id HAVING count(*) > 1 LIMIT 1
 """)
 
-# Each staging table is an INSERT of its own, of which a later one would update the rows of an earlier one.
+# Each staging table is a separate INSERT, of which a later one would update the rows of an earlier one.
 FIND_REPEATED_KEY = SQL("""
     SELECT row({keys})::text, count(*) FROM ({staged}) AS staged GROUP BY {keys} HAVING count(*) > 1 LIMIT 1
 """)
@@ -83,8 +84,8 @@ def commit_pieces(save: Save, pieces: Pieces, staged: Sequence[Staged]) -> Batch
     Else the committed batch that was found.
 
     Raises:
-        BatchError: pieces are missing or have other rows than before, and nothing was written here; or the database
-            is gone, and the batch may be run again.
+        BatchError: pieces are missing or have other rows than before, and nothing was written here. Or the database is
+            gone, and the batch may be run again.
     """
     try:
         with retried(lambda: connect(save.info), OutboxWriteError) as connection:
@@ -120,7 +121,7 @@ def _write_pieces(connection: psycopg.Connection, save: Save, pieces: Pieces, st
     missing = [
         each
         for each in _by_partition(staged)
-        if enter_piece(connection, schema, **name, number=number, token=token, piece=each) and each.rows
+        if enter_piece(connection, schema, **name, number=number, token=token, piece=each) is Entry.NEW and each.rows
     ]
     _move_all(connection, [(save, missing)])
     complete_pieces(connection, schema, **name, number=number, token=token, table=".".join(save.plan.table or ()))
@@ -130,8 +131,8 @@ def _write_pieces(connection: psycopg.Connection, save: Save, pieces: Pieces, st
 def _refuse_left_out(staged: Sequence[Staged]) -> None:
     if any(each.is_left_out for each in staged):
         raise BatchError(
-            "nothing of the batch was written: its staging tables were dropped while it ran, and no other driver has "
-            "committed it (are they older than stagingMaxAge?); run the batch again"
+            "nothing of the batch was written: its staging tables were dropped while it ran. No other driver has "
+            "committed it (are they older than stagingMaxAge?). Run the batch again"
         )
 
 
@@ -140,8 +141,8 @@ def _wait_for_room(connection: psycopg.Connection, room: Room) -> None:
 
 
 def _move_all(connection: psycopg.Connection, in_order: Written) -> None:
-    # Business rows of all partitions first: the events' ids are taken as late as can be, so that the relay
-    # has the less to wait for ids that were given out and are not yet visible.
+    # Business rows of all partitions first: the events' ids are taken as late as can be. So the relay waits less for
+    # ids that were given out and are not yet visible.
     for save, staged in in_order:
         if save.plan.table is not None:
             _refuse_repeated_keys(connection, save, staged)
@@ -179,7 +180,7 @@ def _enter_ledger(connection: psycopg.Connection, written: Written) -> Batch | N
         token=save.token,
         row_counts=row_counts,
     )
-    found = None if entered else read(connection, options.outbox_schema, options.app_id, options.version)
+    found = None if entered is Entry.NEW else read(connection, options.outbox_schema, options.app_id, options.version)
     if save.query is not None:
         if found is not None:
             refuse_other_query(found, save.query)
@@ -192,7 +193,7 @@ def _move(connection: psycopg.Connection, statement: Composed, staged: Staged, t
     if moved != staged.rows:
         raise BatchError(
             f"nothing of the batch was written: partition {staged.partition} staged {staged.rows} rows and {moved} "
-            f"reached {target} (has the database crashed meanwhile, or a trigger refused rows?); run the batch again"
+            f"reached {target} (has the database crashed meanwhile, or a trigger refused rows?). Run the batch again"
         )
 
 
@@ -241,7 +242,7 @@ def _refuse_repeated_ids(connection: psycopg.Connection, written: Written) -> No
     if found is not None:
         raise BatchError(
             f"nothing of the batch was written: {found[1]} events of key {found[0]!r} have the same message id, so "
-            "consumers would take them for one; sequenceColumn, message_key or message_id must tell them apart"
+            "consumers would take them for one. sequenceColumn, message_key or message_id must tell them apart"
         )
 
 
@@ -254,7 +255,7 @@ def _refuse_repeated_keys(connection: psycopg.Connection, save: Save, staged: Se
     if found is not None:
         raise BatchError(
             f"nothing of the batch was written: {found[1]} rows for {'.'.join(save.plan.table or ())} have the same "
-            f"{', '.join(save.plan.keys)} {found[0]}, and mode upsert writes one: leave one of them in the DataFrame"
+            f"{', '.join(save.plan.keys)} {found[0]}, and mode upsert writes one. Leave one of them in the DataFrame"
         )
 
 
@@ -284,7 +285,7 @@ def _ask_ledger(written: Written, error: psycopg.Error) -> Batch | None:
         time.sleep(0.5)
     raise CommitUnknownError(
         f"the connection broke while batch {options.app_id!r} version {options.version} was being committed "
-        f"({one_line(error)}), and the database does not tell whether it was; run it again with "
+        f"({one_line(error)}), and the database does not tell whether it was. Run it again with "
         f"txnAppId {options.app_id!r} and txnVersion {options.version}: it is then written or recognised"
     )
 

@@ -87,7 +87,7 @@ def connect(info: str) -> "psycopg.Connection":
 
 
 def retried(connect: Callable[[], Connected], refused: type[Exception]) -> Connected:
-    """Connect, again and again with growing pauses while that is refused, for as long as RECONNECT_FOR.
+    """Connect, again and again with growing pauses while the database refuses, for as long as RECONNECT_FOR.
 
     Raises:
         the last refusal.
@@ -105,7 +105,7 @@ def retried(connect: Callable[[], Connected], refused: type[Exception]) -> Conne
 
 
 def connect_task(info: str) -> dbapi.Connection:
-    """Connect a task, in autocommit: ADBC would begin a transaction of its own for each ingest."""
+    """Connect a task, in autocommit: ADBC would begin its own transaction for each ingest."""
     return retried(lambda: dbapi.connect(info, autocommit=True), dbapi.OperationalError)
 
 
@@ -121,7 +121,7 @@ def wait_for_room(room: Room, count: Callable[[str], int]) -> None:
         if time.monotonic() > give_up_at:
             raise BatchError(
                 f"more than {room.most} rows (maxPending) have been pending for {room.wait} s (maxPendingWait), and "
-                "nothing more was written: look with `relay status` why, and run the batch again"
+                "nothing more was written. Look with `relay status` why, and run the batch again"
             )
         log.warning("outbox: more than %s rows are pending: the write waits", room.most)
         time.sleep(pause)

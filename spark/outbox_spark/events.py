@@ -24,7 +24,7 @@ def made_by(function: MakeEvents, frame: DataFrame, fields: Iterable[str]) -> Da
     JSON. The other fields have the text that a column of the same value has.
 
     Raises:
-        RowError: the function raised, or gave what is no event, or a value of the row is none of Python's; the row is
+        RowError: the function raised, or gave what is no event, or Python cannot hold a value of the row; the row is
             named.
     """
     names = tuple(fields)

@@ -43,8 +43,8 @@ def foreach_batch(
 
         invoices.writeStream.foreachBatch(outbox_spark.foreach_batch(write, url=url, app_id="invoices-stream"))
 
-    The query fails with BatchError when another query has used `app_id`: without its checkpoint a stream is a new one,
-    whose numbers begin at 0 and whose rows may have been written. It fails, too, when its checkpoint is older than the
+    The query fails with BatchError when another query has used `app_id`: without its checkpoint a stream is a new one.
+    Its numbers begin at 0, and its rows may have been written. It fails, too, when its checkpoint is older than the
     batches that are written.
 
     Raises:

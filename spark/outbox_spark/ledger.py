@@ -1,14 +1,15 @@
 """The ledger of committed batches, `outbox.batch`: what makes a batch be written once.
 
-Its row is the first thing of the transaction that writes the batch. Two drivers at the same batch meet in its
-primary key: the second waits for the first, and finds the batch written or writes it itself.
+Its row is the first thing of the transaction that writes the batch. Two drivers at the same batch meet in its primary
+key. The second waits for the first, and finds the batch written or writes it itself.
 
-A batch in pieces has a row for each of them, the first thing of its transaction, too; one before these, of how many
-pieces there are, so that no rerun divides the rows otherwise; and the row of a whole batch behind the last.
+A batch in pieces has a row for each of them, the first thing of its transaction, too. A row before these says how many
+pieces there are, so that no rerun divides the rows otherwise. The row of a whole batch comes behind the last.
 """
 
 from dataclasses import dataclass
 from datetime import datetime
+from enum import Enum, auto
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -22,7 +23,7 @@ from outbox_spark.plan import Staged
 # The `partition` of rows that are no piece's.
 WHOLE_BATCH = -1  # the batch is committed
 IN_PIECES = -2  # it was begun in so many pieces
-OF_QUERY = -3  # a query of foreach_batch() has the name; its batches have names of their own
+OF_QUERY = -3  # a query of foreach_batch() has the name; its batches have their own names
 
 # Two that begin a batch in different ways have no row in common to meet in: they meet here.
 TAKE_NAME = """
@@ -87,6 +88,20 @@ class Batch:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A batch in pieces that is not committed."""
+
+    token: UUID  # of the `save()` that began it
+
+
+class Entry(Enum):
+    """Whether a row of the ledger was written now."""
+
+    NEW = auto()
+    KNOWN = auto()  # an earlier transaction has written it
+
+
 def read(connection: psycopg.Connection, schema: str, app_id: str, version: int) -> Batch | None:
     """Read the ledger row of a batch.
 
@@ -95,7 +110,7 @@ def read(connection: psycopg.Connection, schema: str, app_id: str, version: int)
         BatchError: a role wrote it that this one is no member of.
     """
     try:
-        found = _find(connection, schema, app_id, version, WHOLE_BATCH)
+        found = _find(connection, schema, app_id, version, partition=WHOLE_BATCH)
         _refuse_foreign(connection, schema, app_id, version)
     except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn):
         raise TableError(
@@ -114,8 +129,8 @@ def enter(
     partitions: int,
     token: UUID,
     row_counts: dict[str, Any],
-) -> bool:
-    """Enter the batch into the ledger, in the caller's transaction; False when it is in already.
+) -> Entry:
+    """Enter the batch into the ledger, in the caller's transaction.
 
     Waits while another transaction is at the same batch.
 
@@ -133,7 +148,7 @@ def enter(
         token=token,
         row_counts=Jsonb(row_counts),
     )
-    if entered:
+    if entered is Entry.NEW:
         refuse_begun_in_pieces(connection, schema, app_id, version)
     return entered
 
@@ -151,8 +166,8 @@ def refuse_begun_in_pieces(connection: psycopg.Connection, schema: str, app_id: 
 
 def begin_pieces(
     connection: psycopg.Connection, schema: str, *, app_id: str, version: int, number: int, token: UUID
-) -> Batch | UUID:
-    """Fix the number of the batch's pieces; return the batch when it is committed, else the token it was begun with.
+) -> Batch | Begun:
+    """Fix the number of the batch's pieces. Return the batch if it is committed, else how it was begun.
 
     Raises:
         BatchError: it was begun with another number, or by another role.
@@ -171,16 +186,16 @@ def begin_pieces(
             token=token,
             row_counts=Jsonb({}),
         )
-        begun = _find(connection, schema, app_id, version, IN_PIECES)
+        begun = _find(connection, schema, app_id, version, partition=IN_PIECES)
         counted = _count_pieces(connection, schema, app_id, version)
     assert begun is not None and counted is not None, "it was entered above"  # noqa: S101, PT018
     if begun.partitions != number:
         raise BatchError(
             f"batch {app_id!r} version {version} was begun in {begun.partitions} pieces, of which {counted[1]} are "
-            f"written, and cannot go on in {number}: run it again with numPartitions={begun.partitions} and as many "
+            f"written, and cannot go on in {number}. Run it again with numPartitions={begun.partitions} and as many "
             "partitions"
         )
-    return begun.token
+    return Begun(begun.token)
 
 
 def take(connection: psycopg.Connection, schema: str, app_id: str, version: int) -> Batch | None:
@@ -195,8 +210,8 @@ def take(connection: psycopg.Connection, schema: str, app_id: str, version: int)
 
 def enter_piece(
     connection: psycopg.Connection, schema: str, *, app_id: str, version: int, number: int, token: UUID, piece: Staged
-) -> bool:
-    """Enter a piece in the caller's transaction; False when it is in already, with the same rows.
+) -> Entry:
+    """Enter a piece in the caller's transaction; one that is in already has the same rows.
 
     Raises:
         BatchError: it is in with other rows, or the ledger does not say with which.
@@ -211,7 +226,7 @@ def enter_piece(
         token=token,
         row_counts=Jsonb(piece.row_counts),
     )
-    found = _find(connection, schema, app_id, version, piece.partition)
+    found = _find(connection, schema, app_id, version, partition=piece.partition)
     if found is None or found.row_counts == piece.row_counts:
         return entered
     which = f"partition {piece.partition} of batch {app_id!r} version {version}"
@@ -221,8 +236,8 @@ def enter_piece(
             "batch with that release"
         )
     raise BatchError(
-        f"{which} was written with {found.row_counts['rows']} rows, and they are not the {piece.rows} that it has now: "
-        "a rerun takes the same options and types of columns, and the same rows in the same partitions and order"
+        f"{which} was written with {found.row_counts['rows']} rows, and they are not the {piece.rows} that it has now. "
+        "A rerun takes the same options and types of columns, and the same rows in the same partitions and order"
     )
 
 
@@ -263,7 +278,7 @@ def take_for_query(connection: psycopg.Connection, schema: str, *, app_id: str, 
     if found is None:
         names = {"app_id": app_id, "version": 0, "partition": OF_QUERY, "partitions": 0}
         _enter(connection, schema, **names, token=uuid4(), row_counts=Jsonb({"query": query}))
-        found = _find(connection, schema, app_id, 0, OF_QUERY)
+        found = _find(connection, schema, app_id, 0, partition=OF_QUERY)
     if found is not None:
         refuse_other_query(found, query)
     name = f"{app_id}/{query}"
@@ -277,20 +292,20 @@ def refuse_other_query(found: Batch, query: str) -> None:
         # Numbered from 0 again, its micro-batches would be taken for those of the other: lost without an error.
         raise BatchError(
             f"{found.app_id!r} belongs to another query than this one, in the ledger since "
-            f"{found.committed_at:%Y-%m-%d %H:%M:%S%z}: a stream without its checkpoint is a new one, and takes "
+            f"{found.committed_at:%Y-%m-%d %H:%M:%S%z}. A stream without its checkpoint is a new one, and takes "
             "another name (txnAppId or app_id)"
         )
 
 
 def refuse_older_checkpoint(connection: psycopg.Connection, schema: str, *, app_id: str, number: int) -> None:
-    """Raise BatchError when later micro-batches are written: Spark repeats none but the last."""
+    """Raise BatchError when later micro-batches are written: Spark repeats only the last."""
     names = {"app_id": app_id, "version": number, "whole_batch": WHOLE_BATCH}
     ((later,),) = connection.execute(FIND_LATER.format(schema=Identifier(schema)), names).fetchall()
     if later is not None:
         # The number stands for other rows now, and would be taken for written: lost without an error.
         raise BatchError(
-            f"micro-batch {number} of {app_id!r} comes after micro-batch {later} was written: its checkpoint is older "
-            "than the ledger, and its rows would be lost; go on with the newest checkpoint, or with a new one under "
+            f"micro-batch {number} of {app_id!r} comes after micro-batch {later} was written. Its checkpoint is older "
+            "than the ledger, and its rows would be lost. Go on with the newest checkpoint, or with a new one under "
             "another name (txnAppId or app_id)"
         )
 
@@ -306,21 +321,22 @@ def _refuse_foreign(connection: psycopg.Connection, schema: str, app_id: str, ve
     ).fetchall()
     if writer is not None:
         raise BatchError(
-            f"batch {app_id!r} version {version} is in the ledger {schema}.batch by role {writer!r}, and role {role!r}"
+            f"batch {app_id!r} version {version} is in the ledger {schema}.batch by role {writer!r}. Role {role!r}"
             f" of this job is no member of it, or shares it with every job. If it is the same job: GRANT {writer} TO"
             f" {role}, or, where that role is gone or shared, let the ledger's owner set written_as. If not: name the"
             " batch otherwise, by txnAppId"
         )
 
 
-def _find(connection: psycopg.Connection, schema: str, app_id: str, version: int, partition: int) -> Batch | None:
+def _find(connection: psycopg.Connection, schema: str, app_id: str, version: int, *, partition: int) -> Batch | None:
     names = {"app_id": app_id, "version": version, "partition": partition}
     found = connection.execute(READ.format(schema=Identifier(schema)), names).fetchone()
     return None if found is None else Batch(*found)
 
 
-def _enter(connection: psycopg.Connection, schema: str, **values: Any) -> bool:
-    return connection.execute(ENTER.format(schema=Identifier(schema)), values).rowcount == 1
+def _enter(connection: psycopg.Connection, schema: str, **values: Any) -> Entry:
+    written = connection.execute(ENTER.format(schema=Identifier(schema)), values).rowcount
+    return Entry.NEW if written else Entry.KNOWN
 
 
 def _count_pieces(

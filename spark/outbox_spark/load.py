@@ -57,8 +57,8 @@ def _stage(save: Save, chunks: Iterable[pa.RecordBatch], *, partition: int, atte
             cursor.adbc_ingest(table, staged, mode="append", db_schema_name=save.staging.schema)
 
     with closing(connect_task(save.info)) as connection, closing(connection.cursor()) as cursor:
-        # The table is new in the transaction that fills it: PostgreSQL then only ever appends to it,
-        # so that the commit reads the rows in the order of the DataFrame.
+        # The table is new in the transaction that fills it: PostgreSQL then only ever appends to it. So the commit
+        # reads the rows in the order of the DataFrame.
         cursor.execute("BEGIN")
         cursor.execute(save.staging.create(attempt))
         load_each(made(), ingest)

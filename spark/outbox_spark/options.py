@@ -131,7 +131,7 @@ class Option:
     default_is: str = ""  # in words, where the value does not say it
     is_required: bool = False
     missing: str = ""  # what follows from the lack of a required option
-    not_here: str = ""  # why the other use on the same side takes none
+    not_here: str = ""  # why the other use on the same side takes no such option
     keeps_empty: bool = False  # '' is a value
 
     @property
@@ -400,8 +400,8 @@ class WriteLimits:
 class BatchOptions:
     """Which batch is written where, and how.
 
-    `app_id` and `version` name the batch in the ledger. Without them each `save()` is a batch of its own,
-    which nothing recognises again, as in Delta.
+    `app_id` and `version` name the batch in the ledger. Without them each `save()` is a separate batch, which nothing
+    recognises again, as in Delta.
     """
 
     url: str
@@ -467,7 +467,7 @@ class WriteOptions(BatchOptions):
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """What one read was told; bounds are inclusive, and None is no bound."""
+    """What one read was told; bounds are inclusive, and `None` is no bound."""
 
     url: str
     user: str | None
@@ -582,7 +582,7 @@ def _values(use: Use, given: Mapping[str, Any]) -> tuple[dict[str, Any], list[st
 
 
 def _unknown(use: Use, given: Mapping[str, str], known: Mapping[str, Option]) -> list[str]:
-    """Return a fault for each option that is none, with the one that may be meant."""
+    """Return a fault for each unknown option, with the one that may be meant."""
     names = {name.lower(): name for name in known}
     elsewhere = {option.name.lower(): option for option in OPTIONS if option.not_here and use not in option.uses}
     faults = []

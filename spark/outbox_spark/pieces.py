@@ -48,7 +48,7 @@ def write_piece(
         with closing(connect_task(save.info)) as connection, closing(connection.cursor()) as cursor:
             if save.room is not None:
                 wait_for_room(save.room, lambda query: cursor.execute(query).fetchall()[0][0])
-            return _write(cursor, save, pieces, rows, checksum, partition=partition)
+            return _write(cursor, save, pieces, rows=rows, checksum=checksum, partition=partition)
     except dbapi.Error as error:
         raise BatchError(f"partition {partition} could not be written: {one_line(error)}") from None
 
@@ -72,9 +72,9 @@ def _write(
     cursor: dbapi.Cursor,
     save: Save,
     pieces: Pieces,
+    *,
     rows: Iterable[pa.RecordBatch],
     checksum: "Checksum",
-    *,
     partition: int,
 ) -> Staged:
     for statement in PREPARE.split(";"):
@@ -124,9 +124,9 @@ def _exhaust(rows: Iterable[pa.RecordBatch]) -> None:
 class Checksum:
     """SHA-256 over rows in their order, and over what the options make of them.
 
-    It depends neither on how the rows are cut into batches nor on the bytes that Arrow leaves undefined beneath a NULL:
-    each column is hashed as streams of its own, of NULLs, of lengths and of values. The order of rows counts, since it
-    is the order in which the events of a key are delivered.
+    It depends neither on how the rows are cut into batches nor on the bytes that Arrow leaves undefined beneath a NULL.
+    Each column is hashed as separate streams, of NULLs, of lengths and of values. The order of rows counts, since it is
+    the order in which the events of a key are delivered.
     """
 
     def __init__(self, made_by: str) -> None:

@@ -86,7 +86,7 @@ class Staging:
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """A batch whose partitions are transactions of their own, and what their tasks say to the ledger."""
+    """A batch whose partitions are separate transactions, and what their tasks say to the ledger."""
 
     number: int
     directly: bool  # by the tasks; else they stage what is missing, and the driver writes it when all is compared

@@ -2,9 +2,9 @@
 
 It makes the staging tables, too: one for each task attempt that brings rows, filled in one transaction.
 
-A name is `staging_<made at, seconds>_<hash of the batch>_<token of the save>_<attempt id>`. So the commit takes
-exactly the tables that the winning attempts told it, whatever else lies around; a batch that is committed leaves
-nothing of its earlier, killed attempts; and what no rerun ever cleans goes by age.
+A name is `staging_<made at, seconds>_<hash of the batch>_<token of the save>_<attempt id>`. So the commit takes exactly
+the tables that the winning attempts told it, whatever else lies around. A batch that is committed leaves nothing of its
+earlier, killed attempts. What no rerun ever cleans goes by age.
 
 The same name without an attempt is the pattern of a `save()`, an empty table that its attempts copy. Spark does not
 wait for the tasks that it kills: dropping the pattern first waits for those that load, and the rest find it gone.
@@ -65,7 +65,9 @@ def prepare(given: Mapping[str, str], schema: StructType, *, overwrite: bool) ->
     token = uuid4()
     with _prepared(options, schema, overwrite=overwrite) as (connection, now, plan):
         staging = name_staging(options.staging_schema, now=now, batch_hash=options.batch_hash, token=token)
-        recognised, pieces = _begin(connection, options, plan, staging, token, made_by=options.made_by(schema))
+        recognised, pieces = _begin(
+            connection, options, plan, staging=staging, token=token, made_by=options.made_by(schema)
+        )
     return Save(token, _info(options), options, plan, staging, pieces, room_of(options)), recognised
 
 
@@ -107,7 +109,7 @@ def _info(options: WriteOptions) -> str:
 
 
 def _begin(
-    connection: psycopg.Connection, options: WriteOptions, plan: Plan, staging: Staging, token: UUID, *, made_by: str
+    connection: psycopg.Connection, options: WriteOptions, plan: Plan, *, staging: Staging, token: UUID, made_by: str
 ) -> tuple[Batch | None, Pieces | None]:
     schema, app_id, version, number = options.outbox_schema, options.app_id, options.version, options.pieces
     recognised, pieces = None, None
@@ -120,8 +122,8 @@ def _begin(
         if isinstance(begun, Batch):
             recognised = begun
         else:
-            # Of one piece all is written or nothing: a rerun has none to compare with.
-            pieces = _pieces(options, plan, number, made_by, directly=begun == token or number == 1)
+            # Of one piece all is written or nothing: a rerun has nothing to compare with.
+            pieces = _pieces(options, plan, number, made_by, directly=begun.token == token or number == 1)
     if recognised is None and not (pieces and pieces.directly):
         require_staging(connection, options)
         make_pattern(connection, staging, plan)

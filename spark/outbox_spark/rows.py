@@ -43,7 +43,7 @@ ARROW_TYPES = {
     "time": pa.time64("us"),
 }
 TEXT_BYTES = 255
-# Spark's dates are of the years 1 to 9999, but nothing keeps others out: ADBC writes one of them as -infinity, and in
+# Spark's dates are of the years 1 to 9999, but nothing keeps others out. ADBC writes one of them as -infinity, and in
 # Arrow's text most are no date.
 FIRST_DAY, BEYOND_LAST_DAY = -719_162, 2_932_897  # since 1970
 MICROSECONDS_OF_DAY = 86_400_000_000
@@ -139,7 +139,7 @@ class _Rows:
         return self._made(partial(_as_kind, column.kind), column.index)
 
     def event(self, event: EventPlan) -> dict[str, pa.Array]:
-        """Return the columns of outbox.message that these rows have of their own."""
+        """Return the columns of outbox.message that these rows have for themselves."""
         texts = {name: self._text(name, place) for name, place in event.texts.items()}
         made = {"message_id": self._message_ids(event, texts), **texts, "payload": self._payload(event)}
         if event.headers is not None:
@@ -344,10 +344,9 @@ def json_objects(members: Sequence[tuple[str, pa.Array]]) -> pa.Array:
 def json_values(column: pa.Array) -> pa.Array:
     """Make the JSON text of each value; of a null, `null`.
 
-    Numbers keep their exact text, decimals too. A date is "2026-11-21", an instant "2026-11-21T10:00:00.000000Z",
-    a timestamp without zone the same without the Z, a time "10:00:00.000000", bytes are base64; structs and maps are
-    objects.
-    NaN and infinity have no JSON: ValueError.
+    Numbers keep their exact text, decimals too. A date is "2026-11-21", an instant "2026-11-21T10:00:00.000000Z", a
+    timestamp without zone the same without the Z. A time is "10:00:00.000000", bytes are base64; structs and maps are
+    objects. NaN and infinity have no JSON: ValueError.
     """
     kind = column.type
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
@@ -368,7 +367,8 @@ def json_values(column: pa.Array) -> pa.Array:
     elif pa.types.is_date(kind):
         text = _between_quotes(column.cast(pa.string()))
     elif pa.types.is_time(kind):
-        # Spark hands over nanoseconds, whatever the type's precision; `tables.py` takes none finer than microseconds.
+        # Spark hands over nanoseconds, whatever the type's precision; `tables.py` takes nothing finer than
+        # microseconds.
         text = _between_quotes(column.cast(pa.time64("us")).cast(pa.string()))
     elif pa.types.is_timestamp(kind):
         zone = "" if kind.tz is None else "Z"

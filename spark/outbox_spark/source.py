@@ -43,7 +43,7 @@ class OutboxDataSource(DataSource):  # type: ignore[misc]  # mypy does not follo
         return OutboxWriter(save, is_recognised=recognised is not None)
 
     def schema(self) -> str:
-        """Return the columns of a read that names none. Spark calls it on the driver."""
+        """Return the columns of a read that names no columns. Spark calls it on the driver."""
         from outbox_spark.reading.columns import schema_of  # noqa: PLC0415
 
         return schema_of(self.options.get("payloadSchema"))

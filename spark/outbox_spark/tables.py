@@ -65,7 +65,7 @@ INTEGER_DIGITS = {spark.ByteType: 3, spark.ShortType: 5, spark.IntegerType: 10, 
 INTEGER_BYTES = {spark.ByteType: 1, spark.ShortType: 2, spark.IntegerType: 4, spark.LongType: 8}
 INTEGERS = {"int2": 2, "int4": 4, "int8": 8}
 
-# Each of these holds every value of the Spark type. Timestamp is an instant and needs a zone; TimestampNTZ has none.
+# Each of these holds every value of the Spark type. Timestamp is an instant and needs a zone; TimestampNTZ has no zone.
 EXACT = {
     spark.FloatType: {"float4", "float8"},
     spark.DoubleType: {"float8"},

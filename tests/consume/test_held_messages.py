@@ -13,8 +13,8 @@ from structlog.testing import capture_logs
 from relay.config.settings import BrokerSettings
 from relay.consume import Consumer, FailurePolicy, Inbox, Message, Permanent, WorkPolicy, on
 from relay.consume.classify import Failure
-from relay.consume.failed.copies import Copies
-from relay.consume.failed.held_table import HeldTable
+from relay.consume.failed.copies import Copies, Offer
+from relay.consume.failed.held_table import Head, HeldTable
 from tests.consume.effects import (
     CONSUMER,
     QUICK,
@@ -85,14 +85,14 @@ async def test_a_letter_sent_back_as_soon_as_it_is_there_is_not_lost(
     offer = Copies.offer
     sent_back: list[AbstractIncomingMessage] = []
 
-    async def offer_with_a_late_confirm(copies: Copies, delivered: DeliveredMessage, failure: Failure) -> bool:
-        is_taken = await offer(copies, delivered, failure)
+    async def offer_with_a_late_confirm(copies: Copies, delivered: DeliveredMessage, failure: Failure) -> Offer:
+        offered = await offer(copies, delivered, failure)
         if failure.reason is not None and not sent_back:
             sent_back.extend(await queue.dead())
             acknowledged = consumer.counters.acknowledged
             await queue.send(0, message_id=sent_back[0].message_id)
             await eventually(lambda: consumer.counters.acknowledged > acknowledged, "the copy is taken for held")
-        return is_taken
+        return offered
 
     monkeypatch.setattr(Copies, "offer", offer_with_a_late_confirm)
     async with running(consumer):
@@ -235,7 +235,7 @@ async def test_a_claim_keeps_others_away_for_ten_seconds_at_most(
         await eventually(lambda: consumer.counters.acknowledged == 1, "it is held")
     await table.connection.execute(DUE)
 
-    assert await HeldTable(inbox, consumer.setup.session).claim() is not None
+    assert isinstance(await HeldTable(inbox, consumer.setup.session).claim(), Head)
     await consumer.setup.session.close()
 
     row = await (

@@ -5,9 +5,9 @@ import asyncio
 import psycopg
 import pytest
 
+from relay.backoff import Stopping
 from relay.config.settings import BrokerSettings
 from relay.consume import Consumer, Inbox, Message, WorkPolicy, on
-from relay.consume.hindrances import Stopping
 from relay.consume.worker import KeyQueue
 from tests.consume.effects import Queue, Table, count, delivered, running
 from tests.support.eventually import eventually

@@ -142,7 +142,7 @@ async def of_one(message: Message[Model], connection: Connection) -> None: ...
         (of_a_connection, "(Unable to generate pydantic-core schema for <class 'psycopg.AsyncConnection'>"),
         (turned_around, "(it is called with a Message)"),
         (of_many, "(it is called with a Message)"),
-        (of_one, "(with batch=True it is called with a list); annotate it as Sequence[Message[Payload]]"),
+        (of_one, "(with batch=True it is called with a list). Annotate it as Sequence[Message[Payload]]"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

@@ -14,7 +14,7 @@ from relay.consume.classify import Reason
 from relay.database import connect
 from relay.errors import NotFoundError, PartlyDoneError
 from relay.operate.dead_letters.audit import Entry, write_audit
-from relay.operate.dead_letters.change import MOST_REFUSED, Change, Done, queues_of
+from relay.operate.dead_letters.change import MOST_REFUSED, Command, Done, Preview, queues_of
 from relay.operate.dead_letters.letter import Letter, Selection
 from tests.consume.effects import QUEUE, Stumbling, Table, running, through
 from tests.dead_letters.letters import DEAD, NO_FILTER, Letters
@@ -34,7 +34,7 @@ async def change(
     def write(done: Sequence[Letter]) -> None:
         write_audit(audit, "outbox", entry, done)
 
-    return await Change(letters.broker, entry, selection, **{"write": write, **options}).run()
+    return await Command(letters.broker, entry, selection, **{"write": write, **options}).run()
 
 
 def test_the_queue_may_be_named_by_either_name() -> None:
@@ -107,7 +107,7 @@ async def test_each_letter_has_its_row_in_the_audit(letters: Letters, audit: Aud
 async def test_a_dry_run_counts_and_changes_nothing(letters: Letters, audit: Audit) -> None:
     sent = await letters.put_all(3)
 
-    done = await change(letters, RETRY, audit, Selection(limit=2), write=None)
+    done = await Preview(letters.broker, RETRY, Selection(limit=2)).run()
 
     await eventually(lambda: letters.has(3), "all are back")
     assert (done.chosen, done.done) == (2, 2)
@@ -247,7 +247,7 @@ async def test_told_to_stop_it_settles_what_is_under_way(letters: Letters, audit
             command.stop()
         write_audit(audit, "outbox", RETRY, done)
 
-    command = Change(letters.broker, RETRY, NO_FILTER, write=write, rate=100.0)
+    command = Command(letters.broker, RETRY, NO_FILTER, write=write, rate=100.0)
     done = await command.run()
 
     assert (done.is_stopped, done.done) == (True, 1)

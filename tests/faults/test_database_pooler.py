@@ -25,8 +25,8 @@ pytestmark = pytest.mark.skipif(
 )
 
 LENT_OUT = (
-    "database.url (RELAY_DATABASE_URL) leads to a pooler that lends sessions out between transactions, and the relay's"
-    " locks need a session of their own: name the server itself, or a pool with pool_mode = session"
+    "database.url (RELAY_DATABASE_URL) leads to a pooler that lends sessions out between transactions. The relay's"
+    " locks need one session: name the server itself, or a pool with pool_mode = session"
 )
 
 StartPooler = Callable[..., PgBouncer]

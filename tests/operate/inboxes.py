@@ -84,7 +84,7 @@ class Ends:
             moment: datetime = now(connection)
             interval = Interval(moment - since, moment - until, moment, grace)
             question = Question(interval=interval, selection=selection or Selection(), **more)
-            return reconcile(connection, "outbox", opened, question, show)
+            return reconcile(connection, "outbox", opened, question, show=show)
 
     def close(self) -> None:
         self.rows.connection.close()

@@ -9,7 +9,7 @@ from yarl import URL
 from relay.config.settings import Settings
 from relay.operate.session import session as operator_session
 from relay.replay.job import make_job
-from relay.replay.run import Replay
+from relay.replay.run import Replay, RunEnd
 from relay.replay.selection import Selection
 from relay.replay.session import ReplaySession, Saved
 from tests.replay.conftest import Commands
@@ -106,17 +106,16 @@ async def test_an_end_whose_answer_is_lost_is_an_end_and_no_cancel(
     save = ReplaySession.save
     lost: list[str] = []
 
-    async def save_and_lose_the_answer(session: ReplaySession, saved: Saved) -> bool:
-        answer = await save(session, saved)
+    async def save_and_lose_the_answer(session: ReplaySession, saved: Saved) -> None:
+        await save(session, saved)
         if saved.state == "done" and not lost:
             lost.append(saved.state)
             await session.close()
             raise psycopg.OperationalError("the connection was lost")
-        return answer
 
     monkeypatch.setattr(ReplaySession, "save", save_and_lose_the_answer)
 
-    assert await Replay(settings, job, rate=None).run()
+    assert await Replay(settings, job, rate=None).run() is RunEnd.DONE
 
     assert lost == ["done"]
     await copies.has(100)

@@ -102,7 +102,7 @@ class _LateWriter(OutboxWriter):
 
         import psycopg
 
-        from outbox_spark.ledger import enter
+        from outbox_spark.ledger import Entry, enter
 
         options = self._save.options
         with psycopg.connect(self._save.info) as twin:
@@ -115,7 +115,7 @@ class _LateWriter(OutboxWriter):
                 token=uuid4(),
                 row_counts={"rows": 0},
             )
-            assert entered
+            assert entered is Entry.NEW
         super().commit(messages)
 
 

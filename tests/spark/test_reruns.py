@@ -147,7 +147,7 @@ def test_each_row_is_written_once_or_the_rerun_refused_and_nothing_changed(
         if is_written:
             _do(named, run)
         else:
-            with pytest.raises(BatchError, match="a rerun takes the same options and types of columns, and the same"):
+            with pytest.raises(BatchError, match="A rerun takes the same options and types of columns, and the same"):
                 _do(named, run)
 
         assert Counter(connection.execute(WRITTEN).fetchall()) == Counter(model.rows)
@@ -257,8 +257,8 @@ def test_a_stream_on_an_older_checkpoint_is_refused_and_never_taken_for_written(
         commit(7, [("a", 3)])
 
     assert str(refused.value) == (
-        "micro-batch 7 of 'steps' comes after micro-batch 8 was written: its checkpoint is older than the ledger, and "
-        "its rows would be lost; go on with the newest checkpoint, or with a new one under another name (txnAppId or "
+        "micro-batch 7 of 'steps' comes after micro-batch 8 was written. Its checkpoint is older than the ledger, and "
+        "its rows would be lost. Go on with the newest checkpoint, or with a new one under another name (txnAppId or "
         "app_id)"
     )
     assert connection.execute(WRITTEN).fetchall() == [("a", 1), ("a", 2)]

@@ -88,7 +88,7 @@ def test_upsert_takes_each_key_once_and_no_null(
 
     assert str(twice.value) == (
         "nothing of the batch was written: 2 rows for billing.invoice have the same invoice_id (INV-1), and mode "
-        "upsert writes one: leave one of them in the DataFrame"
+        "upsert writes one. Leave one of them in the DataFrame"
     )
     assert str(outbox_spark.reason(null.value)).endswith("written to billing.invoice: column 'invoice_id' is NULL")
     assert counts(connection) == (0, 0, 0)

@@ -76,7 +76,7 @@ def test_a_new_checkpoint_under_an_old_name_is_refused(
     with pytest.raises(PySparkException) as refused:
         _stream(spark, source, tmp_path / "another", options)
 
-    assert "a stream without its checkpoint is a new one" in str(outbox_spark.reason(refused.value))
+    assert "A stream without its checkpoint is a new one" in str(outbox_spark.reason(refused.value))
     assert counts(connection) == (20, 20, 1)
 
 
@@ -121,7 +121,7 @@ def test_foreach_batch_writes_as_everywhere_and_refuses_another_checkpoint(
     with pytest.raises(PySparkException) as refused:
         stream("another")
 
-    assert "a stream without its checkpoint is a new one" in str(outbox_spark.reason(refused.value))
+    assert "A stream without its checkpoint is a new one" in str(outbox_spark.reason(refused.value))
     assert counts(connection)[:2] == (40, 40)
 
 
@@ -142,7 +142,7 @@ def test_foreach_batch_refuses_an_older_checkpoint(connection: psycopg.Connectio
         enter(connection, "outbox", app_id=name, version=version, partitions=1, token=uuid4(), row_counts={})
     take_for_query(connection, "outbox", app_id=STREAM, number=8, query="a query")
 
-    with pytest.raises(outbox_spark.BatchError, match="its checkpoint is older than the ledger"):
+    with pytest.raises(outbox_spark.BatchError, match="Its checkpoint is older than the ledger"):
         take_for_query(connection, "outbox", app_id=STREAM, number=7, query="a query")
 
 

@@ -11,7 +11,7 @@ NO_PARTITION = -1  # of what no pool consumes
 
 # The row is locked until the transaction ends: the epoch cannot be raised meanwhile, and if it just has been, there is
 # no such row. The advisory lock only shows whose session is within the fence, so that the master can end that of a
-# frozen member (`pool.master`); whether we get it does not matter.
+# frozen member (`pool.master`). Whether we get it does not matter.
 HELD: LiteralString = """
     fence AS (
         SELECT pg_try_advisory_xact_lock_shared({space}, partition::integer) FROM {schema}.pool_partition
@@ -44,6 +44,6 @@ class Fence:
         )
 
     def stamp(self, delivered: DeliveredMessage) -> None:
-        """Tell in a message's headers under which holding it is worked on: a fence, too, for what is elsewhere."""
+        """Write into a message's headers under which holding it is worked on: a fence, too, for what is elsewhere."""
         properties = delivered.header.properties
         properties.headers = {**(properties.headers or {}), PARTITION: self.partition, EPOCH: self.epoch}

@@ -1,6 +1,6 @@
 """The functions that an application has written: which handler applies which message, and how each is called.
 
-A message is acknowledged when its handler has come back. So nothing may come back that is still to be run, and whatever
+A message is acknowledged when its handler has come back. So a handler may not return what must still be run. Whatever
 ends a handler has to reach us as an Exception, or as the end of the process. A pool calls its hooks in the same way.
 """
 
@@ -28,7 +28,7 @@ from relay.errors import (
     InvalidPayloadError,
 )
 
-# What they get beside the message is up to the inbox.
+# What they get besides the message depends on the inbox.
 AsyncHandler = Callable[[Message[Any], Any], Awaitable[None]] | Callable[[list[Message[Any]], Any], Awaitable[None]]
 SyncHandler = Callable[[Message[Any], Any], None] | Callable[[list[Message[Any]], Any], None]
 AnyHandler = TypeVar("AnyHandler", bound=Callable[..., Any])
@@ -44,16 +44,16 @@ UNFINISHED = (Iterator, AsyncIterator, futures.Future)
 def on(*event_types: str, version: str | int | None = None, batch: bool = False) -> Callable[[AnyHandler], AnyHandler]:
     """Make a function the handler of these event types; `on("*")` takes every type that no other handler takes.
 
-    With `version` it takes only messages whose header `x-event-version` has this text; without, those of every
-    version, and of none, that no other handler of the type takes.
+    With `version` it takes only messages whose header `x-event-version` has this text. Without it, the handler takes
+    every message of the type that no other handler takes.
 
-    The handler is called as `handler(message, connection)` inside an open transaction on that connection, in which
-    the inbox row is already written: what it does there and the fact that it was done are committed together.
-    It must not commit; a savepoint (`connection.transaction()`) is fine. An exception rolls everything back and
-    the message is tried again later.
+    The handler is called as `handler(message, connection)` inside an open transaction on that connection, in which the
+    inbox row is already written. What the handler does there is committed together with that row. It must not commit; a
+    savepoint (`connection.transaction()`) is fine. An exception rolls everything back and the message is tried again
+    later.
 
-    With `batch` it is called with a list instead, of the messages that follow each other in a transaction: one
-    statement for all of them costs a fraction of one each. The list is in the order of delivery.
+    With `batch` it is called with a list of the messages that follow each other in a transaction. One statement for all
+    of them costs a fraction of one each. The list is in the order of delivery.
 
     `Message[Invoice]` as annotation has the body decoded into `message.payload` (docs/consumer.md).
 
@@ -96,7 +96,7 @@ def read_decode(function: Callable[..., Any], name: str, *, takes_batch: bool) -
         reason = str(error).partition("\n")[0]
         wanted = "Sequence[Message[Payload]]" if takes_batch else "Message[Payload]"
         raise ConfigurationError(
-            f"handler {name}: {parameter} does not tell how messages are decoded ({reason}); annotate it as {wanted},"
+            f"handler {name}: {parameter} does not tell how messages are decoded ({reason}). Annotate it as {wanted},"
             " where Payload is a pydantic model, a dataclass or the like that can be imported at run time"
         ) from None
     return lambda message: _decode(adapter, message)
@@ -147,7 +147,7 @@ class Handler:
 
 @dataclass(frozen=True, slots=True)
 class Handlers:
-    """The handlers of one consumer, found by event type and version. All are `async def`, or none is."""
+    """The handlers of one consumer, found by event type and version. All are `async def`, or all are plain."""
 
     by_type: dict[str, dict[str | None, Handler]]  # by version within; None: every other version
     is_async: bool
@@ -182,9 +182,9 @@ def collect_handlers(functions: Iterable[AsyncHandler | SyncHandler]) -> Handler
     """Index handlers by the types and versions given to `@on`, and read what payload each asks for.
 
     Raises:
-        ConfigurationError: a function has no `@on` or is a generator, two take one type and version, there is none,
-            one's annotation cannot be read, or sync and async are mixed: messages of one transaction must share one
-            connection, and a connection is of one kind.
+        ConfigurationError: a function has no `@on`, is a generator, or has an annotation that cannot be read. Or there
+            is no function, two take one type and version, or sync and async are mixed. Messages of one transaction must
+            share one connection, and a connection is of one kind.
     """
     by_type: dict[str, dict[str | None, Handler]] = {}
     kinds = set()
@@ -266,7 +266,7 @@ async def call_in_thread(function: Callable[..., Any], *arguments: Any) -> None:
 
 
 async def in_own_task(calls: Coroutine[Any, Any, None]) -> None:
-    """Await calls in a task of their own: what cancels the current task in there does not end ours.
+    """Await calls in a separate task: what cancels the current task in there does not end ours.
 
     Raises:
         HandlerCancelledError: they were cancelled, and not by us.
@@ -301,7 +301,7 @@ def _as_exception() -> Iterator[None]:
         raise
     except futures.CancelledError:  # from a thread it would arrive as asyncio's, and end the task that waits there
         raise HandlerCancelledError from None
-    except StopIteration as error:  # no Future takes it: the task would wait for the thread for ever
+    except StopIteration as error:  # no Future takes it: the task would wait for the thread without end
         raise HandlerAbortedError(error) from error
     except Exception:
         raise

@@ -33,13 +33,13 @@ class Inbox:
     """The inbox of one consumer, and by which way its handlers work in the same database.
 
     Args:
-        target: the URL of the database or DatabaseSettings, for handlers that get a connection of psycopg; an engine of
-            SQLAlchemy for those that get its connection, a sessionmaker for those that get a session. Their async
+        target: the URL of the database or DatabaseSettings, for handlers that get a connection of psycopg. An engine of
+            SQLAlchemy is for handlers that get its connection, a sessionmaker for those that get a session. Their async
             kinds are for `async def`.
         consumer_name: keeps apart several consumers of one message; processes that share a queue share the name.
         schema_name: in place of that of the settings, or of `outbox`.
     Raises:
-        ConfigurationError: the URL is none of PostgreSQL, or the engine none of postgresql+psycopg.
+        ConfigurationError: the URL does not name PostgreSQL, or the engine is not one of postgresql+psycopg.
     """
 
     target: "DatabaseSettings | Url | Engine | AsyncEngine | sessionmaker[Any] | async_sessionmaker[Any]"
@@ -59,7 +59,7 @@ class Inbox:
     def database(self) -> DatabaseSettings:
         """Where it is; raises ConfigurationError where SQLAlchemy knows that."""
         if not isinstance(self.target, DatabaseSettings):
-            raise ConfigurationError("this inbox has an engine of SQLAlchemy, and no settings of its own")
+            raise ConfigurationError("this inbox has an engine of SQLAlchemy, and so no settings")
         return self.target
 
     @property
@@ -92,16 +92,16 @@ class Inbox:
         return {"application_name": f"outbox-consumer {self.consumer_name}"}
 
     def statement(self, text: LiteralString, **values: Any) -> Composed:
-        """Fill in the schema, and values that are none of the statement's parameters."""
+        """Fill in the schema, and values that the driver does not pass as parameters."""
         return SQL(text).format(schema=Identifier(self.schema), **values)
 
 
-# Gives those that were not known and are to be applied (true), and those that are not admitted (false), from one
-# snapshot: with two, a message that is not admitted any more at the second look would be taken for a known one.
-# In the order of message_id: two consumers that got the same messages wait for each other, never in a circle.
-# The setting is a mark, which ends with the transaction: see `mark_of`. It decides about transactions that begin later.
-# The arrays come by SELECT: seeing how many rows they have, the server would plan anew each time, which costs more than
-# all the rest (0.3 ms of CPU where keys may be held).
+# Gives those that were not known and must be applied (true), and those that are not admitted (false), from one
+# snapshot. With two, a message that is no longer admitted at the second look would be taken for a known one. In the
+# order of message_id: two consumers that got the same messages wait for each other, never in a circle. The setting is a
+# mark, which ends with the transaction: see `mark_of`. It decides about transactions that begin later. The arrays come
+# by SELECT. If the server saw how many rows they have, it would plan again each time. That costs more than all the rest
+# (0.3 ms of CPU where keys may be held).
 REMEMBER: LiteralString = """
     WITH {fence} {beginning} arrived AS (
         SELECT message_id, message_day, business_key, {admitted} AS is_admitted
@@ -129,7 +129,7 @@ REMEMBER: LiteralString = """
 class Admission:
     """Which messages are admitted, in SQL: common table expressions, and a condition on `arrived`.
 
-    Within a fence none is, once somebody else holds the partition.
+    Within a fence no row is, once another member holds the partition.
     """
 
     beginning: LiteralString = ""
@@ -184,7 +184,7 @@ LAST_DAY = "inbox_last_day"  # the name that ensure_inbox_days gives to its boun
 
 
 def lacks_day(error: errors.CheckViolation, schema: str) -> bool:
-    """Whether it is our INSERT that has found no partition, and not a constraint of somebody's table."""
+    """Whether it is our INSERT that has found no partition, and not a constraint of another table."""
     diag = error.diag
     return (diag.schema_name, diag.table_name, diag.constraint_name) == (schema, "processed_message", None)
 

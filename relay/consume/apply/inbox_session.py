@@ -1,4 +1,4 @@
-"""The consumer's own statements, beside the transactions of its handlers."""
+"""The consumer's own statements, apart from the transactions of its handlers."""
 
 import asyncio
 from time import monotonic
@@ -6,10 +6,11 @@ from time import monotonic
 import psycopg
 from psycopg.sql import Composed
 
+from relay.backoff import Stopping
 from relay.consume.apply.inbox import Inbox
 from relay.consume.apply.transactions import Parameters, Rows
 from relay.consume.apply.transactions_factory import open_transactions
-from relay.consume.hindrances import Outages, Stopping
+from relay.consume.hindrances import Outages
 from relay.database import one_line
 from relay.errors import DatabaseUnavailableError, SchemaError
 

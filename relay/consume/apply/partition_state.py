@@ -1,11 +1,9 @@
-"""What handlers keep in memory of a partition: used by one transaction at a time, loaded anew when one has failed."""
+"""What handlers keep in memory of a partition: used by one transaction at a time, loaded again when one has failed."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-
-from relay.errors import DatabaseUnavailableError
 
 
 @dataclass(slots=True)
@@ -13,10 +11,10 @@ class PartitionState:
     """The state of one partition, loaded before its first message.
 
     Args:
-        load: returns whether it was loaded.
+        load: loads it, or raises DatabaseUnavailableError.
     """
 
-    load: Callable[[], Awaitable[bool]]
+    load: Callable[[], Awaitable[None]]
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     _is_stale: bool = False
 
@@ -30,8 +28,8 @@ class PartitionState:
             DatabaseUnavailableError: it has to be loaded, and could not be.
         """
         async with self._turn:
-            if self._is_stale and not await self.load():
-                raise DatabaseUnavailableError("on_assigned fails: the state of the partition cannot be loaded")
+            if self._is_stale:
+                await self.load()
             self._is_stale = True
             yield
             self._is_stale = False

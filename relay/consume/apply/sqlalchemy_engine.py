@@ -14,7 +14,7 @@ def engine_of(target: object) -> Engine | AsyncEngine:
     """Return the engine of what an inbox was made with.
 
     Raises:
-        ConfigurationError: it has none, or one of another database or driver.
+        ConfigurationError: it has no URL, or one of another database or driver.
     """
     engine = target
     if isinstance(target, sessionmaker | async_sessionmaker):
@@ -37,7 +37,7 @@ def require_connections(target: object, count: int) -> None:
     """Check that the engine of an inbox may open so many connections at once.
 
     Raises:
-        ConfigurationError: its pool has fewer, and who asks for the last would wait for ever.
+        ConfigurationError: its pool has fewer, and the task that asks for the last would wait without end.
     """
     pool = engine_of(target).pool
     if not isinstance(pool, QueuePool) or pool._max_overflow == UNLIMITED:

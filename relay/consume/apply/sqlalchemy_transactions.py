@@ -1,8 +1,8 @@
 """Handlers that work with SQLAlchemy: its connection or session, in the transaction of the inbox row.
 
-The transaction is psycopg's own, below SQLAlchemy: in it the driver refuses every commit() and rollback(), whoever
-calls it, so nothing parts the inbox row from the handler's work. What SQLAlchemy begins and ends around it is its own
-idea of a transaction, and reaches no server.
+The transaction is psycopg's own, below SQLAlchemy. In it the driver refuses every commit() and rollback(), so nothing
+parts the inbox row from the handler's work. What SQLAlchemy begins and ends around it is its own idea of a transaction,
+and reaches no server.
 """
 
 import asyncio

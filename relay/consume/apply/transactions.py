@@ -1,10 +1,10 @@
 """Apply messages once: the inbox row and the handler's work in one transaction.
 
-A message whose inbox row exists was applied and committed before; it is left alone. So it does not matter how
-often a message is delivered, nor whether we learn that a commit arrived: after a lost connection we simply try again.
+A message whose inbox row exists was applied and committed before; it is left alone. So it does not matter how often a
+message is delivered, nor whether we learn that a commit arrived. After a lost connection we simply try again.
 
 `AsyncTransactions` and `ThreadTransactions` apply on one connection. `Attempt` uses them, and waits while the database
-is away, which is nobody's failure.
+is unreachable, for which no message is to blame.
 """
 
 import asyncio
@@ -22,6 +22,7 @@ from psycopg.rows import tuple_row
 from psycopg.sql import Composed
 from psycopg.transaction import OutOfOrderTransactionNesting
 
+from relay.backoff import Stopping
 from relay.consume.apply.handlers import Handlers, call, call_async, in_own_task
 from relay.consume.apply.inbox import (
     MAKE_DAYS,
@@ -38,7 +39,7 @@ from relay.consume.apply.inbox import (
 from relay.consume.apply.partition_state import PartitionState
 from relay.consume.classify import Judge, cause_of, first_line, is_outage, name_of, took_too_long
 from relay.consume.counters import Counters
-from relay.consume.hindrances import Entry, Outages, Overloaded, Stopping
+from relay.consume.hindrances import Entry, Outages, Overloaded
 from relay.consume.message import Delivery, Message
 from relay.consume.policies import Fault
 from relay.database import CANCEL_TIMEOUT, connect, connect_async, is_finished, one_line, unplug
@@ -59,7 +60,7 @@ Parameters = Mapping[str, Any]
 
 
 class ConnectionTransactions(Generic[Connection]):
-    """A connection that may be gone, and what is done on it, whoever waits for the answers."""
+    """A connection that may be gone, and what is done on it, whichever task waits for the answers."""
 
     def __init__(self, inbox: Inbox, handlers: Handlers, admission: Admission) -> None:
         self._inbox = inbox
@@ -102,7 +103,7 @@ class ConnectionTransactions(Generic[Connection]):
         """Return the handlers' calls for the messages that were not known, in order, each once.
 
         Raises:
-            PartitionLostError: they are somebody else's by now.
+            PartitionLostError: another member has them by now.
             TransactionEndedError: one is known, because a handler has committed before it was applied.
         """
         require_fence(remembered)
@@ -194,7 +195,7 @@ class Transactions(Protocol):
     """One database connection that applies batches, one transaction each."""
 
     async def open(self) -> None:
-        """Connect anew. Raises DatabaseUnavailableError."""
+        """Connect, again if need be. Raises DatabaseUnavailableError."""
 
     async def close(self) -> None: ...
 
@@ -214,14 +215,14 @@ class Transactions(Protocol):
 
         Raises:
             InboxUnavailableError: the database did not take our own statement.
-            ExpiredMessageError, MisdatedMessageError: the inbox has no day for one, and makes none.
+            ExpiredMessageError, MisdatedMessageError: the inbox has no day for one, and makes no such day.
             PartitionLostError: another member of the pool has the partition.
             Exception: whatever a handler or the commit raised.
             In every case nothing is applied, or (only when `is_lost`) maybe all.
         """
 
     async def execute(self, statement: Composed, *parameters: Parameters) -> Rows:
-        """Run a statement of ours once with each of these parameters, or once without, in a transaction of its own.
+        """Run a statement of ours once with each of these parameters, or once without, in a separate transaction.
 
         Gives the rows of the last. Raises psycopg.Error, and TimeoutError: it may have been done.
         """
@@ -237,7 +238,7 @@ class AsyncTransactions(ConnectionTransactions[psycopg.AsyncConnection]):
     async def open(self) -> None:
         await self.close()
         self._connection = await connect_async(self._inbox.database, **self._inbox.connection_options)
-        await self._connection.set_autocommit(False)  # else what a handler does after a ROLLBACK of its own would stay
+        await self._connection.set_autocommit(False)  # else what a handler does after its own ROLLBACK would stay
 
     async def close(self) -> None:
         if self._connection is not None:
@@ -384,7 +385,7 @@ class ThreadTransactions(ConnectionTransactions[psycopg.Connection]):
             return cursor.fetchall() if cursor.description else []
 
 
-# It did what none may, or left a transaction() block of its own open.
+# It did what no handler may do, or left its own transaction() block open.
 BY_HANDLER = (HandlerError, OutOfOrderTransactionNesting)
 
 

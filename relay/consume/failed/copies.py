@@ -1,12 +1,13 @@
 """Carry messages on to a retry queue or to the dead letters; the original is acknowledged once the broker has the copy.
 
-Whoever dies in between leaves the original with the broker. It comes again, so there may be two copies of it: the inbox
-lets one have an effect.
+A process that dies in between leaves the original with the broker. It comes again, so there may be two copies of it:
+the inbox lets one have an effect.
 """
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Protocol
 
 from aiormq.abc import DeliveredMessage
@@ -26,6 +27,24 @@ log = get_logger("relay.consume")
 Settle = Callable[[Iterable[int]], None]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelContext:
+    """What all that works on one channel shares."""
+
+    counters: Counters
+    backoff: Backoff
+    begun_attempts: BegunAttempts
+    settle: Settle
+    stopping: asyncio.Event
+
+
+class Offer(Enum):
+    """What became of a copy that was offered to the broker."""
+
+    TAKEN = auto()
+    REFUSED = auto()  # or not confirmed, so that the broker may have it
+
+
 class Aside(Protocol):
     """Takes over messages that cannot be applied now, and acknowledges each when it is safe elsewhere."""
 
@@ -43,15 +62,11 @@ class Copies:
     As `Aside` (order = "skip"): what is retried passes its followers by.
     """
 
+    context: ChannelContext
     outgoing: CopyPublisher
     queue: str
     dead_queue: str
     consumer_name: str
-    counters: Counters
-    backoff: Backoff
-    begun_attempts: BegunAttempts
-    settle: Settle
-    stopping: asyncio.Event
     tasks: asyncio.TaskGroup
     under_way: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -63,14 +78,14 @@ class Copies:
 
     def carry(self, delivered: DeliveredMessage, failure: Failure, *, poisoned: Delivery | None = None) -> None:
         """Begin to take it over."""
-        if self.stopping.is_set():
+        if self.context.stopping.is_set():
             return
         task = self.tasks.create_task(self._carry(delivered, failure, poisoned), name="consume.copy")
         self.under_way.add(task)
         task.add_done_callback(self.under_way.discard)
 
-    async def offer(self, delivered: DeliveredMessage, failure: Failure) -> bool:
-        """Whether the broker has the copy after one attempt; else the log says why it has not, or may not have it."""
+    async def offer(self, delivered: DeliveredMessage, failure: Failure) -> Offer:
+        """Offer the copy once. The log says why the broker did not take it."""
         if failure.reason is None:
             name = retry_queue_name(self.queue, failure.step)
             properties = retry_copy(delivered, failure)
@@ -81,11 +96,11 @@ class Copies:
             await self.outgoing.publish(name, properties, delivered.body)
         except CopyRefusedError as error:
             log.warning("copy.refused", queue=name, message_id=properties.message_id, error=str(error))
-            return False
+            return Offer.REFUSED
         if failure.reason is None:
-            self.counters.retried[failure.step] += 1
-            return True
-        self.counters.dead_letters[failure.reason] += 1
+            self.context.counters.retried[failure.step] += 1
+            return Offer.TAKEN
+        self.context.counters.dead_letters[failure.reason] += 1
         log.error(
             "message.dead",
             message_id=properties.message_id,
@@ -95,15 +110,15 @@ class Copies:
             attempts=failure.attempts,
             error=f"{failure.exception}: {failure.words}".removeprefix(": "),
         )
-        return True
+        return Offer.TAKEN
 
     async def _carry(self, delivered: DeliveredMessage, failure: Failure, poisoned: Delivery | None) -> None:
         refusals = 0
-        while not self.stopping.is_set():
-            if await self.offer(delivered, failure):
+        while not self.context.stopping.is_set():
+            if await self.offer(delivered, failure) is Offer.TAKEN:
                 if poisoned is not None:
-                    await self.begun_attempts.forget(poisoned.message.message_id, self.stopping)
-                self.settle([delivered.delivery_tag or 0])
+                    await self.context.begun_attempts.forget(poisoned.message.message_id, self.context.stopping)
+                self.context.settle([delivered.delivery_tag or 0])
                 return
             refusals += 1
-            await wait_for_event(self.stopping, self.backoff.seconds(refusals))
+            await wait_for_event(self.context.stopping, self.context.backoff.seconds(refusals))

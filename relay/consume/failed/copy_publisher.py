@@ -21,9 +21,9 @@ class CopyRefusedError(Exception):
 
 
 class CopyPublisher:
-    """Mandatory and confirmed, on a connection of its own, which is opened when it is needed.
+    """Mandatory and confirmed, on a separate connection, which is opened when it is needed.
 
-    Of its own, because an alarm of the broker stops whoever publishes: our acks must not wait behind that.
+    Separate, because an alarm of the broker stops connections that publish: our acks must not wait behind that.
     """
 
     def __init__(self, broker: BrokerSettings, name: str) -> None:
@@ -49,7 +49,7 @@ class CopyPublisher:
             except BrokerUnavailableError as error:
                 raise CopyRefusedError(str(error)) from error
             try:
-                await self._confirmed(connection, channel, queue, properties, body)
+                await self._confirmed(connection, channel, queue=queue, properties=properties, body=body)
             except PublishError:
                 raise CopyRefusedError(f"queue {queue} does not exist") from None
             except DeliveryError:
@@ -82,7 +82,7 @@ class CopyPublisher:
         return self._connection, self._channel
 
     async def _confirmed(
-        self, connection: Connection, channel: AbstractChannel, queue: str, properties: Basic.Properties, body: bytes
+        self, connection: Connection, channel: AbstractChannel, *, queue: str, properties: Basic.Properties, body: bytes
     ) -> None:
         fitting, content = folded(properties, body, channel.connection.connection_tune.frame_max)
         publishing = asyncio.ensure_future(

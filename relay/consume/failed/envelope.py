@@ -1,7 +1,7 @@
-"""A message beside its body, when it leaves this consumer for a queue or a table, and when it comes back.
+"""A message without its body, when it leaves this consumer for a queue or a table, and when it comes back.
 
 A copy is the same message: body, message_id, type, timestamp and headers. What is added tells an operator what
-happened, and the consumer how often; what is left out would make the broker do something with the copy.
+happened, and the consumer how often. What is left out would make the broker do something with the copy.
 
 A header frame cannot be split, and the broker ends a connection over one that is too large. A copy whose header does
 not fit carries it folded: in front of the body.
@@ -34,14 +34,14 @@ CONSUMER, HOST = "x-consumer", "x-host"
 
 FOLDED = "x-folded-header"  # how many bytes of the body are the header
 FRAME_SPARE = 64  # bytes: what makes a frame of the header, and a message_id that the library adds
-MOST_FOLDED = 2**20  # bytes: a frame, in base64, beside its texts, of which escapes may be four times as long
+MOST_FOLDED = 2**20  # bytes: a frame, in base64, next to its texts, of which escapes may be four times as long
 
 OF_FAILURES = frozenset(
     {ATTEMPTS, FIRST_FAILURE, LAST_FAILURE, EXCEPTION, EXCEPTION_WORDS, DEAD_REASON, DEAD_ATTEMPTS, CONSUMER, HOST}
 )
 
-# The broker routes by CC and BCC, and RabbitMQ 3 drops an expired message that has been in the target queue before by
-# x-death; the rest it writes itself.
+# The broker routes by CC and BCC. By x-death RabbitMQ 3 drops an expired message that has been in the target queue
+# before. The rest the broker writes itself.
 THE_BROKERS = frozenset(
     {"CC", "BCC", "x-death", "x-delivery-count", "x-acquired-count"}
     | {f"x-{which}-death-{what}" for which in ("first", "last") for what in ("exchange", "queue", "reason")}
@@ -63,7 +63,7 @@ def restored(came: DeliveredMessage) -> DeliveredMessage:
 
 
 def history_of(delivered: DeliveredMessage) -> History:
-    """Tell what the headers of a retry's copy say; a dead letter that somebody sent back begins anew."""
+    """Return what the headers of a retry's copy say; a dead letter that an operator sent back begins again."""
     headers = delivered.header.properties.headers or {}
     attempts = headers.get(ATTEMPTS)
     if not isinstance(attempts, int) or not 0 <= attempts <= MOST_ATTEMPTS:
@@ -156,11 +156,11 @@ def unfolded(delivered: DeliveredMessage) -> DeliveredMessage:
         return delivered
     try:
         header = decode_own(delivered.body[:size])
-    except UndecodableError:  # somebody else's, with a header of this name
+    except UndecodableError:  # of another program, with a header of this name
         return delivered
     inner, added = header.properties, {name: value for name, value in (outer.headers or {}).items() if name != FOLDED}
     inner.headers = {**(inner.headers or {}), **added}
-    inner.message_id = inner.message_id or outer.message_id  # the library gives one to what has none
+    inner.message_id = inner.message_id or outer.message_id  # the library gives one to a message without
     return replace(delivered, header=header, body=delivered.body[size:])
 
 

@@ -4,16 +4,16 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from time import monotonic
 
-from relay.backoff import Backoff, wait_for_event
+from relay.backoff import Stopping, wait_for_event
 from relay.consume.apply.transactions import Attempt
 from relay.consume.classify import Failure, Judge, Reason, log_failure, poisoned
-from relay.consume.counters import Counters
-from relay.consume.failed.copies import Copies, Settle
-from relay.consume.failed.held_table import Head, HeldTable
-from relay.consume.failed.poison import SUSPECT_FROM, BegunAttempts
-from relay.consume.hindrances import Overloaded, OverloadGate, Stopping
+from relay.consume.failed.copies import ChannelContext, Copies, Offer
+from relay.consume.failed.held_table import Head, HeldTable, NoHead
+from relay.consume.failed.poison import SUSPECT_FROM
+from relay.consume.hindrances import Overloaded, OverloadGate
 from relay.consume.message import Delivery
 from relay.errors import DatabaseUnavailableError
 
@@ -21,35 +21,45 @@ TAKEN_INTERVAL = 0.1  # seconds between two looks while what is due is in the ha
 LOOK_INTERVAL = 5.0  # seconds between two looks for what another process has left behind
 
 
+class Work(Enum):
+    """Whether a head was due, which then was worked on."""
+
+    DONE = auto()
+    NONE_DUE = auto()
+
+
+class Held(Enum):
+    """What became of a held message that failed again."""
+
+    BURIED = auto()  # it is a dead letter, and what was behind it is due
+    WAITING = auto()  # it stays in the table, and is tried, or buried, later
+
+
 @dataclass(slots=True, kw_only=True)
 class HeldMessages:
     """See `copies.Aside`: here a message is safe in the table. `run` works on it."""
 
+    context: ChannelContext
     table: HeldTable
     attempt: Attempt
     gate: OverloadGate
     judge: Judge
     copies: Copies
-    begun_attempts: BegunAttempts
     unfit_for: Callable[[Delivery], Failure | None]  # our handlers
-    counters: Counters
-    backoff: Backoff
-    settle: Settle
     poison_limit: int
-    stopping: asyncio.Event
-    _wake: asyncio.Event = field(default_factory=asyncio.Event)
-    _claimed: Head | None = None
-    _must_be_alone: bool = False
+    _wake: asyncio.Event = field(init=False, default_factory=asyncio.Event)
+    _claimed: Head | None = field(init=False, default=None)
+    _must_be_alone: bool = field(init=False, default=False)
 
     async def put(self, delivery: Delivery, failure: Failure) -> None:
-        await self.table.put(delivery, failure, self.stopping)
+        await self.table.put(delivery, failure, self.context.stopping)
         self._is_held([delivery])
         self._count(failure)
         if failure.reason is Reason.POISONED:
-            await self.begun_attempts.forget(delivery.message.message_id, self.stopping)
+            await self.context.begun_attempts.forget(delivery.message.message_id, self.context.stopping)
 
     async def put_behind(self, deliveries: Sequence[Delivery]) -> None:
-        await self.table.put_behind(deliveries, self.stopping)
+        await self.table.put_behind(deliveries, self.context.stopping)
         self._is_held(deliveries)
 
     async def run(self) -> None:
@@ -57,19 +67,19 @@ class HeldMessages:
         look_at = 0.0
         outage = self.attempt.outages.begin()
         try:
-            while not self.stopping.is_set():
+            while not self.context.stopping.is_set():
                 try:
                     if (now := monotonic()) >= look_at:
-                        self.counters.held = await self.table.look_around()
+                        self.context.counters.held = await self.table.look_around()
                         look_at = now + LOOK_INTERVAL
                     self._wake.clear()
-                    is_idle = not await self._work_on_one()
+                    is_idle = await self._work_on_one() is Work.NONE_DUE
                     pause = min(await self._due_in(), look_at - monotonic()) if is_idle else 0.0
                     outage.end()  # before the pause: it would say for seconds that the database is lost
                     if is_idle:
                         await wait_for_event(self._wake, pause)
                 except DatabaseUnavailableError as error:
-                    await outage.wait(error, self.stopping)
+                    await outage.wait(error, self.context.stopping)
         except Stopping:
             pass  # what is claimed stays so until `let_go`
         finally:
@@ -80,7 +90,7 @@ class HeldMessages:
         self._wake.set()
 
     async def let_go(self) -> None:
-        """Give back what is claimed: this consumer has ended its attempt."""
+        """Release what is claimed: this consumer has ended its attempt."""
         if self._claimed is not None:
             with suppress(DatabaseUnavailableError):  # then it counts as one that did not end
                 await self.table.release(self._claimed)
@@ -93,25 +103,26 @@ class HeldMessages:
         return due_in if due_in > 0 else TAKEN_INTERVAL
 
     def _is_held(self, deliveries: Sequence[Delivery]) -> None:
-        self.settle(delivery.tag for delivery in deliveries)
-        self.counters.held += len(deliveries)
+        self.context.settle(delivery.tag for delivery in deliveries)
+        self.context.counters.held += len(deliveries)
         self._wake.set()
 
     def _count(self, failure: Failure) -> None:
         if failure.reason is None:
-            self.counters.retried[failure.step] += 1
+            self.context.counters.retried[failure.step] += 1
 
-    async def _work_on_one(self) -> bool:
-        """Whether a head was due, which then was tried. Raises Stopping."""
-        async with self.gate.enter(self.stopping, alone=self._must_be_alone) as entry:
-            self._claimed = head = await self.table.claim()
-            if head is None:
-                return False
+    async def _work_on_one(self) -> Work:
+        """Claim the first head that is due, and try it. Raises Stopping."""
+        async with self.gate.enter(self.context.stopping, alone=self._must_be_alone) as entry:
+            head = await self.table.claim()
+            if isinstance(head, NoHead):
+                return Work.NONE_DUE if head is NoHead.NONE_DUE else Work.DONE
+            self._claimed = head
             failure = self._verdict(head)
             if failure is None and head.unended >= SUSPECT_FROM and not self._must_be_alone:
                 self._must_be_alone = True
                 await self.let_go()
-                return True
+                return Work.DONE
             if failure is None:
                 await self._connect()
                 try:
@@ -120,18 +131,18 @@ class HeldMessages:
                     raise
                 except Exception as error:  # by a handler: anything
                     failure = self.judge.failure(error, head.history)
-                    self.counters.failed += 1
+                    self.context.counters.failed += 1
                     log_failure(head.delivery, failure, error)
                 else:
                     if isinstance(applied, Overloaded):
                         await self.let_go()
-                        return True
+                        return Work.DONE
         self._must_be_alone = False
-        if failure is None or await self._is_buried(head, failure):
-            self.counters.held -= 1
+        if failure is None or await self._put_off_or_bury(head, failure) is Held.BURIED:
+            self.context.counters.held -= 1
             await self.table.promote(head)
         self._claimed = None
-        return True
+        return Work.DONE
 
     async def _connect(self) -> None:
         """Connect for a try; who cannot gives back the claim, which would lapse and count as a death."""
@@ -147,16 +158,16 @@ class HeldMessages:
             return poisoned(head.unended, head.history)
         return head.dead or self.unfit_for(head.delivery)
 
-    async def _is_buried(self, head: Head, failure: Failure) -> bool:
-        """Whether it is a dead letter now; else it is tried again, or buried again, later."""
+    async def _put_off_or_bury(self, head: Head, failure: Failure) -> Held:
+        """Put the head off until its next attempt, or make it a dead letter after its last."""
         if failure.reason is None:
             await self.table.postpone(head, failure, failure.wait)
             self._count(failure)
-            return False
-        if not await self.copies.offer(head.delivery.delivered, failure):
-            await self.table.postpone(head, failure, self.backoff.maximum)
-            return False
-        if await self.table.delete(head):
-            return True
+            return Held.WAITING
+        if await self.copies.offer(head.delivery.delivered, failure) is Offer.REFUSED:
+            await self.table.postpone(head, failure, self.context.backoff.maximum)
+            return Held.WAITING
+        if await self.table.delete_unchanged(head):
+            return Held.BURIED
         await self.table.release(head)
-        return False
+        return Held.WAITING

@@ -1,13 +1,14 @@
 """The messages that are held: those that failed and wait for their next try, and behind each what came of its key.
 
-A row is committed before its message is acknowledged, and goes away in the transaction that applies the message, or
-once the broker has it as a dead letter. The first row of a key is its head; only heads are tried.
+A row is committed before its message is acknowledged. It goes away in the transaction that applies the message, or once
+the broker has it as a dead letter. The first row of a key is its head; only heads are tried.
 """
 
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from enum import Enum, auto
 from typing import Any, LiteralString, NamedTuple
 from uuid import UUID
 
@@ -27,7 +28,7 @@ PUT_OFF_FOR = timedelta(seconds=30)  # what cannot be read
 
 log = get_logger("relay.consume")
 
-# Of arriving messages those are admitted whose key is not held. ORDER BY with LIMIT can only be had from the index:
+# Of arriving messages those are admitted whose key is not held. ORDER BY with LIMIT can only be had from the index.
 # EXISTS is a scan of all that is held when the statistics say that nothing is (tests/consume/test_plans.py).
 NOT_HELD = Admission(
     where="""(
@@ -37,7 +38,7 @@ NOT_HELD = Admission(
     ) IS NULL"""
 )
 
-# A held message is taken out as it is applied. Whoever else has it in hand keeps it.
+# A held message is taken out as it is applied. Another process that has it in hand keeps it.
 TAKEN = Admission(
     beginning="""
         chosen AS (
@@ -55,7 +56,7 @@ TAKEN = Admission(
 )
 
 # What is held already stays as it is, but is another version of its row then: see DELETE. What waits to become a dead
-# letter may be one already, which somebody has sent back: it is to be tried.
+# letter may be one already, which an operator has sent back: it must be tried.
 PUT = """
     INSERT INTO {schema}.held_message AS held (
         consumer_name, partition, key, message_id, event_type, exchange, routing_key, envelope, body,
@@ -96,8 +97,8 @@ NEXT_DUE = """
     ORDER BY due_at LIMIT 1
 """
 
-# A follower waits for ever, until it is the first of its key and somebody says so: who has taken out the one before it,
-# once that is committed, and who has put it there, once that is committed: one of them sees the other.
+# A follower waits until it is the first of its key and a process says so. Two processes say so, each after its commit:
+# the one that took out the message before it, and the one that put it there. One of them sees the other.
 PROMOTE = """
     UPDATE {schema}.held_message SET due_at = now()
     WHERE due_at = 'infinity' AND position IN (
@@ -106,7 +107,7 @@ PROMOTE = """
     )
 """
 
-# The same for all keys, as somebody may have died before he said so. One step in the index for each key, however many
+# The same for all keys, as a process may have died before it said so. One step in the index for each key, however many
 # messages it has.
 PROMOTE_ALL = """
     WITH RECURSIVE head (key, position, due_at) AS (
@@ -123,7 +124,8 @@ PROMOTE_ALL = """
     WHERE position = ANY(ARRAY(SELECT position FROM head WHERE due_at = 'infinity'))
 """
 
-# Nobody but the holder of a partition tries its messages: what is claimed when he looks, a former one has left behind.
+# Nobody but the holder of a partition tries its messages: what is claimed at that moment, a former holder has left
+# behind.
 UNCLAIM = """
     UPDATE {schema}.held_message SET due_at = now()
     WHERE consumer_name = %(consumer)s AND partition = %(partition)s AND begun > 0
@@ -153,8 +155,8 @@ PUT_OFF = """
     WHERE position = %(position)s
 """
 
-# Not if it has come again since it was claimed: perhaps somebody has sent the dead letter back the moment it was there,
-# and the copy was acknowledged because the row is here.
+# Not if it has come again since it was claimed: perhaps an operator has sent the dead letter back the moment it was
+# there. The copy was then acknowledged because the row is here.
 DELETE = """
     DELETE FROM {schema}.held_message WHERE position = %(position)s AND xmin = %(version)s::xid
     RETURNING position
@@ -195,6 +197,13 @@ class Head:
     dead: Failure | None  # it waits to become a dead letter
 
 
+class NoHead(Enum):
+    """Why a claim took no head."""
+
+    NONE_DUE = auto()
+    UNREADABLE = auto()  # and so it was put off
+
+
 class HeldTable:
     """The held messages of one consumer, or of the partition that it holds.
 
@@ -218,17 +227,17 @@ class HeldTable:
         await self._session.insist(stopping, self._inbox.statement(PUT), *rows)
         await self._session.insist(stopping, self._inbox.statement(PROMOTE), self._of(keys=keys))
 
-    async def claim(self) -> Head | None:
-        """Take a head that is due, and write down that a try begins; None: there is none, or it cannot be read."""
+    async def claim(self) -> Head | NoHead:
+        """Take a head that is due, and write down that an attempt begins."""
         rows = await self._run(CLAIM, claim=CLAIM_FOR)
         if not rows:
-            return None
+            return NoHead.NONE_DUE
         row = _Row(*rows[0])
         try:
             return self._head(row)
         except Exception as error:  # whatever it is: it is kept, perhaps for a later release, and other keys go on
             await self._put_off(row, name_of(error), f"it cannot be read: {first_line(error)}")
-            return None
+            return NoHead.UNREADABLE
 
     async def next_due(self) -> float | None:
         """Return the seconds until the next head is due; None: no head waits for its time."""
@@ -251,8 +260,8 @@ class HeldTable:
         """A try has not taken place."""
         await self._run(RELEASE, position=head.position)
 
-    async def delete(self, head: Head) -> bool:
-        """It is safe elsewhere; False: it has come again since it was claimed, and stays."""
+    async def delete_unchanged(self, head: Head) -> bool:
+        """Delete a message that is safe elsewhere. Return False if it has come again since the claim, and so stays."""
         return bool(await self._run(DELETE, position=head.position, version=head.version))
 
     async def promote(self, head: Head) -> None:

@@ -1,8 +1,8 @@
 """Count the tries of messages that come again, to find the one that processes die of.
 
-A process that dies takes everything along that it had in hand, and all of it comes again as redelivered: neither that
-mark nor the broker's count tells who it was (docs/decisions/0013-count-begun-tries.md). So a try of such a message is
-written down just before it begins, and forgotten when it has ended, however it did: what stays are tries that did not
+A process that dies takes everything along that it had in hand, and all of it comes again as redelivered. Neither that
+mark nor the broker's count tells which message it was (docs/decisions/0013-count-begun-tries.md). So an attempt at such
+a message is written down just before it begins, and forgotten when it has ended. What stays are attempts that did not
 end.
 """
 
@@ -11,15 +11,15 @@ from collections.abc import Collection
 from contextlib import suppress
 from uuid import UUID
 
+from relay.backoff import Stopping
 from relay.consume.apply.inbox import Inbox
 from relay.consume.apply.inbox_session import InboxSession
-from relay.consume.hindrances import Stopping
 from relay.consume.policies import LEAST_POISON_LIMIT
 from relay.errors import DatabaseUnavailableError
 
 # The first delivery of what comes again: nobody counted it, and it may be what the process died of.
 UNCOUNTED_ATTEMPTS = 1
-# Attempts that did not end. A suspect is tried alone, so that nobody else dies with it.
+# Attempts that did not end. A suspect is tried alone, so that no other message is to blame.
 SUSPECT_FROM = LEAST_POISON_LIMIT - 1
 
 BEGUN = """

@@ -1,7 +1,7 @@
-"""The queues beside the one that is consumed: where messages wait for their next try, and where the dead letters go.
+"""The queues next to the one that is consumed: where messages wait for their next try, and where the dead letters go.
 
 And what a pool has in place of that one: a queue for each partition. Declared at the start of a consumer and never on a
-reconnect (`relay.broker.topology` says why), or by whoever deploys.
+reconnect (`relay.broker.topology` says why), or at the deployment.
 """
 
 from collections.abc import Iterable
@@ -52,8 +52,8 @@ def came_from(letter: DeliveredMessage, queue: str) -> str:
 
 
 def retry_queue_name(queue: str, step: float) -> str:
-    """Name the retry queue of a step by its milliseconds: a queue's arguments cannot be changed, so that other settings
-    need other queues, and what is in the old ones still comes back.
+    """Name the retry queue of a step by its milliseconds. A queue's arguments cannot be changed, so other settings need
+    other queues, and what is in the old ones still comes back.
     """
     return f"{queue}.retry.{round(step * 1000)}"
 
@@ -79,9 +79,9 @@ def retry_queues(queue: str, steps: Iterable[float]) -> list[Queue]:
 def pool_topology(queue: str) -> list[Exchange | Queue | Binding]:
     """Return what a pool has at the broker.
 
-    An exchange, to be bound to where the events come from, hands each message to the queue of its partition, by the
-    header in which the relay tells the lane; what has no such header goes to the dead letters. The queue of a
-    partition stays where it is, whoever consumes it: so do the messages that a dead member had in hand.
+    Bind its exchange to where the events come from. It hands each message to the queue of its partition, by the header
+    in which the relay tells the lane. What has no such header goes to the dead letters. The queue of a partition stays
+    where it is, whichever member consumes it: so do the messages that a dead member had in hand.
     """
     dead, exchange, astray = dead_queue_name(queue), f"{queue}.partitions", f"{queue}.unpartitioned"
     partitions = [
@@ -118,11 +118,12 @@ async def prepare(
 ) -> None:
     """Check that the consumed queue is there, and what belongs to it; declare what is missing of that when we may.
 
-    A dead-letter queue is taken as it is; the others must have their arguments, as far as we may ask.
+    A dead-letter queue is taken as it is; the others must have their arguments, if the user may ask for them.
 
     Raises:
         QueueMissingError: there is nothing to consume.
-        QueueUnfitError: something beside it is missing, or otherwise; it names it, its arguments and what to do.
+        QueueUnfitError: a queue or exchange next to it is missing, or has other arguments; it names it, its arguments
+            and what to do.
         BrokerUnavailableError: no connection, or it was lost.
     """
     connection = await connect(broker, f"outbox-consumer {consumer_name} queues")

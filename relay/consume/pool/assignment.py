@@ -1,8 +1,8 @@
 """Which member works on which partition: pure code, that knows neither database nor clock.
 
-A partition has one holder at most, and each holder it gets raises its epoch. It is given to somebody else only after
-its holder has released it, or is gone: whoever is to get it otherwise is noted (`wanted_by`), and the holder, who sees
-that, settles what it has in hand and releases it.
+A partition has one holder at most, and each holder it gets raises its epoch. Another member gets it only after the
+holder has released it, or is gone. Until then `wanted_by` names that member. The holder sees that, settles what it has
+in hand and releases the partition.
 """
 
 from collections import Counter
@@ -21,7 +21,8 @@ class Assigned:
 
 
 def spread(partitions: Sequence[Assigned], members: Collection[str]) -> dict[int, str]:
-    """Return who is to hold each partition: all are held, by numbers that differ by one at most, and the fewest move.
+    """Return the member that must hold each partition: all are held, by numbers that differ by one at most, and the
+    fewest move.
 
     Nobody holds any when there are no members.
     """
@@ -48,7 +49,7 @@ def spread(partitions: Sequence[Assigned], members: Collection[str]) -> dict[int
 
 
 def changes(partitions: Sequence[Assigned], members: Collection[str], serving: Collection[str]) -> list[Assigned]:
-    """Return the partitions that change, as they are to be.
+    """Return the partitions that change, in their new state.
 
     Args:
         members: who is there; what anybody else holds is free.
@@ -74,5 +75,5 @@ def _changed(old: Assigned, target: str | None, members: Collection[str]) -> Ass
 
 
 def _home(assigned: Assigned, members: Collection[str]) -> str | None:
-    """Return where a partition belongs by now: a promise counts, so that none is taken back at the next look."""
+    """Return where a partition belongs by now: a promise counts, so that no promise is taken back at the next look."""
     return next((member for member in (assigned.wanted_by, assigned.member) if member in members), None)

@@ -9,7 +9,7 @@ import psycopg
 from psycopg import AsyncConnection
 from psycopg.sql import SQL, Identifier, Literal
 
-from relay.backoff import Backoff, unless_set, wait_for_event
+from relay.backoff import Backoff, Stopping, unless_stopping, wait_for_event
 from relay.config.secret import read_again
 from relay.config.settings import DatabaseSettings, Settings
 from relay.consume.pool.check_in import pool_channel
@@ -54,7 +54,7 @@ log = get_logger("relay.pool")
 
 
 class Candidate:
-    """Is the master, or waits until there is none.
+    """Is the master, or waits until there is no other.
 
     Args:
         beside: a relay in the same process logs that the database is lost. So a lost session is told only where a pool
@@ -75,12 +75,13 @@ class Candidate:
         read_again(self._database.url)
 
     async def run(self) -> None:
-        """Stand by, and be the master when there is none, until `stopping` is set.
+        """Stand by, and be the master when there is no other, until `stopping` is set.
 
         Raises:
             SchemaError, AccessError, ConfigurationError: at the start; later what is lost is waited for.
         """
-        await unless_set(self.stopping, self._stand())
+        with suppress(Stopping):
+            await unless_stopping(self.stopping, self._stand())
 
     async def _stand(self) -> None:
         failures, was_there = 0, False
@@ -126,7 +127,7 @@ class Candidate:
         try:
             while not self.stopping.is_set():
                 async with asyncio.timeout(self._database.command_timeout):
-                    if master is None and await self._is_master(connection):
+                    if master is None and await self._has_taken_over(connection):
                         master = Master(connection, self._database.schema_name)
                     if master is None:
                         pause = await self._stand_by(connection)
@@ -141,7 +142,8 @@ class Candidate:
                     async with asyncio.timeout(END_TIMEOUT):
                         await connection.execute(RESIGN.format(self._channel))
 
-    async def _is_master(self, connection: AsyncConnection) -> bool:
+    async def _has_taken_over(self, connection: AsyncConnection) -> bool:
+        """Become the master if no other session is. Return whether this session is the master now."""
         cursor = await connection.execute(self._sql(TAKE))
         if await cursor.fetchone() != (True,):
             return False

@@ -4,6 +4,7 @@ Through whichever way its inbox reaches the database; nothing here needs a sessi
 """
 
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Any, LiteralString
 from uuid import UUID
 
@@ -60,12 +61,19 @@ LEAVE = """
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """A partition that we hold, as the tables have it."""
+class HeldPartition:
+    """A partition that the member holds, according to the tables."""
 
     fence: Fence
-    is_wanted: bool  # by somebody else
+    is_wanted: bool  # by another member
     taken_from: str | None  # a holder that was gone
+
+
+class Joining(Enum):
+    """What became of an attempt to join the pool."""
+
+    JOINED = auto()
+    NAME_TAKEN = auto()  # by a member that lives, or by one that the master has not removed yet
 
 
 def pool_channel(schema: str) -> str:
@@ -87,22 +95,25 @@ class CheckIn:
     def is_member(self) -> bool:
         return self._incarnation is not None
 
-    async def join(self) -> bool:
-        """Become a member; False: there is one of our name, or what is left of him."""
+    async def join(self) -> Joining:
+        """Become a member, unless the name is taken."""
         for statement in (FOUND, DIVIDE):
             await self._run(statement, **self._founding)
         rows = await self._run(JOIN)
-        if rows:
-            self._incarnation = rows[0][0]
-        return bool(rows)
+        if not rows:
+            return Joining.NAME_TAKEN
+        self._incarnation = rows[0][0]
+        return Joining.JOINED
 
-    async def check_in(self, *, leaving: bool, unacknowledged: int) -> list[Told]:
-        """Tell that we live; return what we hold. When we were removed, nothing, and `is_member` is false."""
+    async def check_in(self, *, leaving: bool, unacknowledged: int) -> list[HeldPartition]:
+        """Report that the member lives, and return what it holds. If the master has removed it: nothing, and
+        `is_member` is false.
+        """
         rows = await self._run(CHECK_IN, leaving=leaving, unacknowledged=unacknowledged)
         if not rows:
             self._incarnation = None
         return [
-            Told(Fence(partition, epoch), is_wanted, taken_from)
+            HeldPartition(Fence(partition, epoch), is_wanted, taken_from)
             for partition, epoch, is_wanted, taken_from in rows
             if partition is not None
         ]

@@ -1,14 +1,16 @@
-"""Whether the database hears a member: who is not heard may be taken for dead, and his partitions be with others."""
+"""Whether the database hears a member. The master takes a member that is not heard for dead, and gives its partitions
+to others.
+"""
 
 import asyncio
 from time import monotonic
 
 
-class Touch:
+class DatabaseContact:
     """Lost when no check-in was answered for the time-out, and kept again with the next answer.
 
-    Without it a member applies nothing anyway. But a member that has lost the database alone goes on at the broker,
-    and for as long as his channels are open, the queues of his partitions give their new holders nothing.
+    Without it a member applies nothing anyway. But a member that has lost only the database goes on at the broker.
+    While its channels are open, the queues of its partitions give their new holders nothing.
 
     Attributes:
         kept, lost: one of them is set.
@@ -21,7 +23,7 @@ class Touch:
         self.keep()
 
     def keep(self) -> None:
-        """Take note of a check-in that was answered, and acted upon."""
+        """Take note of a check-in that was answered, after the member has done what the answer asked for."""
         self._answered_at = monotonic()
         self.lost.clear()
         self.kept.set()

@@ -1,33 +1,41 @@
 """A partition in our hands: from when we are told that it is ours until nothing of it is left with us."""
 
 import asyncio
+from enum import Enum, auto
 from time import monotonic
 
-from relay.backoff import wait_for_event
+from relay.backoff import Stopping, raise_if_set, wait_for_event
 from relay.consume.apply.fence import Fence
 from relay.consume.apply.handlers import call_in_thread, in_own_task
 from relay.consume.apply.partition_state import PartitionState
 from relay.consume.channel import LOST, close, consume, wait_for_first
-from relay.consume.pool.database_contact import Touch
-from relay.consume.pool.member_connection import Link
+from relay.consume.pool.database_contact import DatabaseContact
+from relay.consume.pool.member_connection import MemberConnection
 from relay.consume.pool.policy import Hook, Partition, PoolPolicy
 from relay.consume.setup import Setup
-from relay.errors import BrokerUnavailableError, ConfigurationError, QueueMissingError
+from relay.errors import BrokerUnavailableError, ConfigurationError, DatabaseUnavailableError, QueueMissingError
 from relay.logger import get_logger
 
 log = get_logger("relay.consume")
 
 
 STUCK_INTERVAL = 0.1  # seconds between two looks at what a former holder left behind
-STUCK_PATIENCE = 60.0  # seconds until which the broker has noticed that he is gone
+STUCK_PATIENCE = 60.0  # seconds until which the broker has noticed that the former holder is gone
+
+
+class HookResult(Enum):
+    """What became of a call of a hook, such as `on_assigned`."""
+
+    DONE = auto()  # also when the application gave no hook
+    FAILED = auto()
 
 
 class Holding:
     """Consumes one partition.
 
     Args:
-        link: the member's connection.
-        touch: whether the database hears the member.
+        connection: the member's connection.
+        contact: whether the database hears the member.
         taken_from: the former holder, when it was gone.
         consumed: set once the member has consumed any partition.
     Attributes:
@@ -40,8 +48,8 @@ class Holding:
         fence: Fence,
         *,
         policy: PoolPolicy,
-        link: Link,
-        touch: Touch,
+        connection: MemberConnection,
+        contact: DatabaseContact,
         taken_from: str | None,
         consumed: asyncio.Event,
     ) -> None:
@@ -49,11 +57,11 @@ class Holding:
         self.fence = fence
         self.setup = setup
         if policy.on_assigned is not None:
-            setup.state = PartitionState(lambda: self._tell(policy.on_assigned))
+            setup.state = PartitionState(self._load)
         self.is_consuming = False
         self.hindrance: str | None = f"partition {fence.partition} is not consumed yet"
-        self._link = link
-        self._touch = touch
+        self._connection = connection
+        self._contact = contact
         self._policy = policy
         self._taken_from = taken_from
         self._consumed = consumed
@@ -68,14 +76,16 @@ class Holding:
         self.setup.stop.set()
 
     def lose(self) -> None:
-        """Somebody else has it: what is under way is rolled back."""
+        """Another member has it: what is under way is rolled back."""
         self._partition.is_lost = True
         self.setup.stop_at_once.set()
         self.setup.stop.set()
 
     async def run(self) -> None:
         """Hold it until `stop` or `lose`, or until the broker refuses it to a member that has consumed nothing yet."""
-        if not await self._assigned():
+        try:
+            await self._load_first()
+        except Stopping:
             return
         watching = asyncio.create_task(self._watch_stuck(), name="pool.stuck") if self._taken_from else None
         failures = 0
@@ -95,17 +105,17 @@ class Holding:
                 self.is_consuming = False
         if watching is not None:
             watching.cancel()
-        await self._tell(self._policy.on_revoked)
+        await self._call(self._policy.on_revoked)
 
     async def _consume(self) -> None:
-        if self._touch.lost.is_set():
+        if self._contact.lost.is_set():
             self.hindrance = f"partition {self.fence.partition}: the database answers no check-in"
-            await wait_for_first(self._touch.kept.wait(), self.setup.stop.wait())
+            await wait_for_first(self._contact.kept.wait(), self.setup.stop.wait())
         if self.setup.stop.is_set():
             return
-        channel = await self._link.channel()
+        channel = await self._connection.channel()
         try:
-            await consume(self.setup, channel, self._tell_ready, cut_off=self._touch.lost)
+            await consume(self.setup, channel, self._tell_ready, cut_off=self._contact.lost)
         finally:
             await close(channel)  # also where it did not come to consuming
 
@@ -113,20 +123,24 @@ class Holding:
         self.is_consuming, self.hindrance = True, None
         self._consumed.set()
 
-    async def _assigned(self) -> bool:
-        """Load the state, however often that takes. Return whether it was loaded before we are to let go."""
+    async def _load_first(self) -> None:
+        """Load the state, however often that takes. Raises Stopping: the partition must be let go first."""
+        raise_if_set(self.setup.stop)
         failures = 0
-        while not self.setup.stop.is_set():
-            if await self._tell(self._policy.on_assigned):
-                return True
+        while await self._call(self._policy.on_assigned) is HookResult.FAILED:
             failures += 1
             self.hindrance = f"partition {self.fence.partition}: on_assigned fails"
             await wait_for_event(self.setup.stop, self.setup.work.backoff.seconds(failures))
-        return False
+            raise_if_set(self.setup.stop)
 
-    async def _tell(self, hook: Hook | None) -> bool:
+    async def _load(self) -> None:
+        """Load the state again. Raises DatabaseUnavailableError: the hook failed."""
+        if await self._call(self._policy.on_assigned) is HookResult.FAILED:
+            raise DatabaseUnavailableError("on_assigned fails: the state of the partition cannot be loaded")
+
+    async def _call(self, hook: Hook | None) -> HookResult:
         if hook is None:
-            return True
+            return HookResult.DONE
         try:
             # In a thread: a member whose event loop stands still is taken for dead. An async one only begins there.
             await in_own_task(call_in_thread(hook, self._partition))
@@ -138,17 +152,17 @@ class Holding:
                 error=str(error),
                 exc_info=True,
             )
-            return False
-        return True
+            return HookResult.FAILED
+        return HookResult.DONE
 
     async def _watch_stuck(self) -> None:
-        """Tell when what was there when a former holder was gone is settled, if there was anything."""
+        """Log when the messages that a former holder left behind are settled, if there were any."""
         began, counters = monotonic(), self.setup.counters
-        while not counters.deliveries:  # the broker gives us nothing before it has taken back what he had in hand
+        while not counters.deliveries:  # before that the broker takes back what the former holder had in hand
             if monotonic() - began > STUCK_PATIENCE:
                 return
             await asyncio.sleep(STUCK_INTERVAL)
-        stuck = counters.deliveries + (await self._link.ready_count(self.setup.queue) or 0)
+        stuck = counters.deliveries + (await self._connection.ready_count(self.setup.queue) or 0)
         while counters.acknowledged < stuck:  # noqa: ASYNC110  # an event would cost each acknowledgement something
             await asyncio.sleep(STUCK_INTERVAL)
         log.info(

@@ -1,7 +1,7 @@
 """The master of the pools: it sees who has fallen silent, and gives every partition to one who lives.
 
-One of all candidates is master, while its session holds an advisory lock. It keeps nothing to itself: whoever follows
-it finds everything in the tables.
+One of all candidates is master, while its session holds an advisory lock. It keeps nothing to itself: the next master
+finds everything in the tables.
 """
 
 import time
@@ -68,7 +68,7 @@ class Master:
         return self._known is not None and any(self._known.values())
 
     async def look(self) -> float:
-        """Do what is to be done; tell after how many seconds to look again."""
+        """Do what must be done, and return after how many seconds to look again."""
         pools = await read_pools(self._connection, self._schema)
         self._tell_members(pools)
         for pool in pools:
@@ -79,7 +79,7 @@ class Master:
         return min(pool.check_in_timeout for pool in pools if pool.members) / LOOKS
 
     async def _beat(self) -> None:
-        """Tell the other candidates that we are not frozen."""
+        """Let the other candidates see that this master is not frozen."""
         if time.monotonic() - self._beat_at < BEAT_INTERVAL:
             return
         async with self._connection.transaction():
@@ -113,9 +113,9 @@ class Master:
             return
         await self._end_sessions(pool, silent)
         try:
-            await self._change(pool, silent, members, partitions, changed)
+            await self._change(pool, silent=silent, members=members, partitions=partitions, changed=changed)
         except psycopg.errors.LockNotAvailable:
-            # Somebody who is gone for us is still in a transaction: nobody gets his partition before that has ended.
+            # A member that is gone for us is still in a transaction: no other gets its partition before that has ended.
             log.warning("pool.partitions_locked", pool=pool.name, members=[member.name for member in silent])
 
     async def _end_sessions(self, pool: Pool, silent: Sequence[Member]) -> None:
@@ -134,6 +134,7 @@ class Master:
     async def _change(
         self,
         pool: Pool,
+        *,
         silent: Sequence[Member],
         members: set[str],
         partitions: Sequence[Assigned],
@@ -150,7 +151,7 @@ class Master:
                 cursor = await self._connection.execute(
                     REMOVE.format(schema=names), {**row, "checked_in_at": member.checked_in_at}
                 )
-                if not cursor.rowcount:  # it lives: begin anew with what we see then
+                if not cursor.rowcount:  # it lives: begin again with what we see then
                     raise psycopg.Rollback
             for each in changed:
                 before = old[each.partition]

@@ -16,7 +16,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from secrets import token_hex
 
-from relay.backoff import Backoff, unless_set, wait_for_event
+from relay.backoff import Backoff, Stopping, unless_stopping, wait_for_event
 from relay.config.secret import read_again
 from relay.config.settings import BrokerSettings, Url, settings_of
 from relay.consume.apply.handlers import AsyncHandler, SyncHandler
@@ -26,10 +26,10 @@ from relay.consume.consumer import Consumer
 from relay.consume.counters import ConsumerSnapshot, Counters
 from relay.consume.failed.queues import PARTITIONS, partition_queue_name, pool_topology, prepare
 from relay.consume.policies import FailurePolicy, WorkPolicy
-from relay.consume.pool.check_in import CheckIn, Told
-from relay.consume.pool.database_contact import Touch
+from relay.consume.pool.check_in import CheckIn, HeldPartition, Joining
+from relay.consume.pool.database_contact import DatabaseContact
 from relay.consume.pool.holding import Holding
-from relay.consume.pool.member_connection import Link
+from relay.consume.pool.member_connection import MemberConnection
 from relay.consume.pool.policy import Partition, PoolPolicy
 from relay.consume.startup import check_inbox, keep_up, tell_left_behind
 from relay.errors import ConfigurationError, DatabaseUnavailableError
@@ -37,10 +37,10 @@ from relay.logger import get_logger
 from relay.stopping import at_signals, cut_after
 
 CHECK_INS = 4  # within the time-out
-# To the database, when it holds all partitions: for each its messages and what is held of them, then for check-ins, for
-# statements of the consumer and for days.
+# To the database, when it holds all partitions: two for each, for its messages and for those that are held. Then one
+# each for check-ins, for statements of the consumer and for days.
 CONNECTIONS = 2 * PARTITIONS + 3
-NAMESAKE_INTERVAL = 0.2  # seconds between two looks whether he is gone
+NAMESAKE_INTERVAL = 0.2  # seconds between two looks whether the namesake is gone
 
 log = get_logger("relay.consume")
 
@@ -90,12 +90,13 @@ class PartitionedConsumer:
         self._may_declare = declare
         self._policy = pool
         self._interval = pool.check_in_timeout / CHECK_INS
-        # Whoever comes back late from an outage is taken for dead.
+        # A member that comes back late from an outage is taken for dead.
         self._backoff = Backoff(self._interval, 2 * self._interval)
         self._session = InboxSession(inbox, self._setup.outages)  # partitions wait for theirs
         self._check_in = CheckIn(inbox, self._session, queue=queue, member=self.member, timeout=pool.check_in_timeout)
-        self._touch = Touch(pool.check_in_timeout)
-        self._link = Link(broker, f"outbox-consumer {inbox.consumer_name} {self.member}", self._setup.health)
+        self._contact = DatabaseContact(pool.check_in_timeout)
+        connection_name = f"outbox-consumer {inbox.consumer_name} {self.member}"
+        self._connection = MemberConnection(broker, connection_name, self._setup.health)
         self._holdings: dict[int, Holding] = {}
         self._ended = Counters()  # of holdings that are no more
         self._changed = asyncio.Event()
@@ -133,7 +134,7 @@ class PartitionedConsumer:
 
     async def ready_count(self) -> int | None:
         """Return how many messages wait in the queues of its partitions; None: nobody knows."""
-        counts = [await self._link.ready_count(each.setup.queue) for each in list(self._holdings.values())]
+        counts = [await self._connection.ready_count(each.setup.queue) for each in list(self._holdings.values())]
         known = [count for count in counts if count is not None]
         return sum(known) if len(known) == len(counts) else None
 
@@ -141,7 +142,7 @@ class PartitionedConsumer:
         """Return what keeps it from its work now, by part; empty when nothing does, even if it holds no partition."""
         setup = self._setup
         told = {
-            "broker": self._link.hindrance if self._holdings else None,
+            "broker": self._connection.hindrance if self._holdings else None,
             "database": setup.health.hindrances.get("database"),
             "overload": setup.gate.reason,
             "pool": None if self._check_in.is_member else "no member yet",
@@ -172,21 +173,24 @@ class PartitionedConsumer:
         Raises:
             DatabaseUnavailableError, SchemaError, BrokerUnavailableError, QueueUnfitError: at the start. Later it waits
                 for these to heal.
-            ConfigurationError: the broker refuses the queue of a partition, and the member has consumed none yet.
+            ConfigurationError: the broker refuses the queue of a partition, and the member has consumed no partition
+                yet.
         """
         setup = self._setup
         with at_signals(self.stop, reload=self.reload) if signals else nullcontext():
             try:
                 async with cut_after(setup.stop, setup.work.drain_timeout):
-                    await unless_set(setup.stop, self._prepare())
+                    await unless_stopping(setup.stop, self._prepare())
                     async with asyncio.TaskGroup() as tasks:
                         upkeep = tasks.create_task(keep_up(setup.inbox), name="consume.upkeep")
-                        touch = tasks.create_task(self._touch.watch(), name="pool.touch")
+                        contact = tasks.create_task(self._contact.watch(), name="pool.contact")
                         await self._belong(tasks)
                         upkeep.cancel()
-                        touch.cancel()
+                        contact.cancel()
+            except Stopping:
+                pass
             finally:
-                await self._link.close()
+                await self._connection.close()
                 await setup.session.close()
                 await self._session.close()
                 log.info("pool.member_stopped", member=self.member, **self.counters.told())
@@ -203,23 +207,26 @@ class PartitionedConsumer:
         await self._join()
 
     async def _join(self) -> None:
-        is_told = False
-        while not self._setup.stop.is_set() and not await self._check_in.join():
-            if not is_told:
+        """Become a member, once the name is free; or return when it is time to stop."""
+        is_logged = False
+        while not self._setup.stop.is_set():
+            if await self._check_in.join() is Joining.JOINED:
+                log.info("pool.joined", pool=self._setup.inbox.consumer_name, member=self.member)
+                return
+            if not is_logged:
                 log.warning("pool.namesake", member=self.member, reason="another member has this name, or its rest")
-            is_told = True
+            is_logged = True
             await wait_for_event(self._setup.stop, NAMESAKE_INTERVAL)
-        if self._check_in.is_member:
-            log.info("pool.joined", pool=self._setup.inbox.consumer_name, member=self.member)
 
     async def _belong(self, tasks: asyncio.TaskGroup) -> None:
-        """Check in, and do what we are told, until we are to stop and hold nothing any more."""
+        """Check in, and do what the answers ask for, until it is time to stop and no partition is held."""
         stopping = self._setup.stop
         with self._setup.outages.begin(self._backoff) as outage:
             while True:
                 self._changed.clear()
                 try:
-                    if await self._look(tasks):
+                    await self._look(tasks)
+                    if stopping.is_set() and not self._check_in.is_member and not self._holdings:
                         return
                     outage.end()
                     await wait_for_event(self._changed, self._interval)
@@ -231,50 +238,48 @@ class PartitionedConsumer:
                             holding.stop()
                     await outage.wait(error, self._changed)
 
-    async def _look(self, tasks: asyncio.TaskGroup) -> bool:
-        """Check in once, and return whether we have left."""
+    async def _look(self, tasks: asyncio.TaskGroup) -> None:
+        """Check in once, and act on the answer; leave the pool when it is time to stop and no partition is held."""
         is_leaving = self._setup.stop.is_set()
         if not self._check_in.is_member:
             if is_leaving:
-                return not self._holdings
+                return
             await self._join()
         in_hand = sum(each.setup.counters.unacknowledged for each in self._holdings.values())
-        told = await self._check_in.check_in(leaving=is_leaving, unacknowledged=in_hand)
+        assigned = await self._check_in.check_in(leaving=is_leaving, unacknowledged=in_hand)
         if not self._check_in.is_member:
             log.warning("pool.removed", member=self.member, reason="we were taken for dead")
-        held = {each.fence: each for each in told}
+        held = {each.fence: each for each in assigned}
         for holding in self._holdings.values():
             if holding.fence not in held:
                 holding.lose()
             elif is_leaving or held[holding.fence].is_wanted:
                 holding.stop()
-        self._touch.keep()  # not before: what is lost must not begin anew
-        for each in told:
+        self._contact.keep()  # not before: what is lost must not begin again
+        for each in assigned:
             if each.fence.partition in self._holdings:
                 continue  # it is being let go, maybe in an earlier epoch
             if is_leaving or each.is_wanted:
                 await self._check_in.release(each.fence)
             else:
                 self._hold(each, tasks)
-        if is_leaving and not told and not self._holdings:
+        if is_leaving and not assigned and not self._holdings:
             await self._check_in.leave()
-            return True
-        return False
 
-    def _hold(self, told: Told, tasks: asyncio.TaskGroup) -> None:
-        queue = partition_queue_name(self.queue, told.fence.partition)
+    def _hold(self, held: HeldPartition, tasks: asyncio.TaskGroup) -> None:
+        queue = partition_queue_name(self.queue, held.fence.partition)
         holding = Holding(
-            self._setup.of(told.fence, queue),
-            told.fence,
+            self._setup.of(held.fence, queue),
+            held.fence,
             policy=self._policy,
-            link=self._link,
-            touch=self._touch,
-            taken_from=told.taken_from,
+            connection=self._connection,
+            contact=self._contact,
+            taken_from=held.taken_from,
             consumed=self._consumed,
         )
-        self._holdings[told.fence.partition] = holding
-        log.info("pool.partition_assigned", member=self.member, partition=told.fence.partition, epoch=told.fence.epoch)
-        tasks.create_task(self._run(holding), name=f"pool.partition {told.fence.partition}")
+        self._holdings[held.fence.partition] = holding
+        log.info("pool.partition_assigned", member=self.member, partition=held.fence.partition, epoch=held.fence.epoch)
+        tasks.create_task(self._run(holding), name=f"pool.partition {held.fence.partition}")
 
     async def _run(self, holding: Holding) -> None:
         try:

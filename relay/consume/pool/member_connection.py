@@ -11,8 +11,8 @@ from relay.engine.health import Health
 from relay.errors import BrokerUnavailableError
 
 
-class Link:
-    """Opened when it is needed, and anew when it was lost."""
+class MemberConnection:
+    """Opened when it is needed, and again when it was lost."""
 
     def __init__(self, broker: BrokerSettings, name: str, health: Health) -> None:
         self._health = health
@@ -34,7 +34,7 @@ class Link:
         """Open a channel; raises BrokerUnavailableError."""
         async with self._opening:
             connection = self._connection
-            # Told once: after a refusal it would begin the time anew for which the broker has refused us.
+            # Reported once: after a refusal the time for which the broker has refused us would begin again.
             if connection is not None and connection.loss is not None and not self._health.degraded_for("broker"):
                 self._health.degrade("broker", connection.loss)
             if connection is None or connection.is_lost:
@@ -51,7 +51,7 @@ class Link:
         return connection
 
     async def ready_count(self, queue: str) -> int | None:
-        """Return how many messages of a queue are with nobody; None: nobody knows."""
+        """Return how many messages of a queue no consumer has, or `None` when that is not known."""
         if self._connection is None or self._connection.is_lost:
             return None
         return await ready_count(self._connection, queue, self._broker.connect_timeout)

@@ -33,8 +33,9 @@ class PoolPolicy:
         on_assigned: called before the first message of a partition, to load state, until it succeeds. It is called
             again after a transaction that failed, or whose outcome is unknown, as its handlers may have changed the
             state. With it a partition has one transaction at a time.
-        on_revoked: called after the last message, to save state. A member that dies does not call it, and one that was
-            taken for dead (`Partition.is_lost`) too late: what must not be lost, handlers write in their transaction.
+        on_revoked: called after the last message, to save state. A member that dies does not call it. One that was
+            taken for dead (`Partition.is_lost`) calls it too late. Handlers write what must not be lost in their
+            transaction.
         member: the name, unique in the pool; None: made of host, process and a random part.
         check_in_timeout: seconds without a check-in after which a member is taken for dead.
     Raises:

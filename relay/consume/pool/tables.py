@@ -80,7 +80,7 @@ async def read_pools(connection: AsyncConnection, schema: str) -> list[Pool]:
 
 
 async def read_master(connection: AsyncConnection, schema: str) -> str | None:
-    """Return the name of the master; None: there is none."""
+    """Return the name of the master, or `None` without a master."""
     statement = MASTER.format(schema=Identifier(schema), lock=Literal(master_lock(schema)))
     row = await (await connection.execute(statement)).fetchone()
     return None if row is None else str(row[0])

@@ -50,5 +50,5 @@ def write_audit(connection: psycopg.Connection[Any], schema: str, entry: Entry, 
 
 
 def _storable(text: str | None) -> str | None:
-    """Return a text with its NULs escaped: PostgreSQL's texts hold none."""
+    """Return a text with its NULs escaped: a text of PostgreSQL cannot hold them."""
     return text and text.replace("\0", r"\x00")

@@ -15,9 +15,9 @@ LINE_BREAKS = (b"\n", b"\r")
 
 
 def document(held: Held) -> dict[str, Any]:
-    """Give everything of a letter.
+    """Return everything of a letter.
 
-    `headers` and `properties` are to be read; `envelope` has them with their types, as AMQP writes them (base64).
+    `headers` and `properties` are for people; `envelope` has them with their types, as AMQP writes them (base64).
     `body` is the body itself where that is JSON on one line, byte for byte; else `body_base64` is there.
     """
     properties = held.delivered.header.properties
@@ -35,7 +35,7 @@ def document(held: Held) -> dict[str, Any]:
 
 
 def json_of(body: bytes) -> object | None:
-    """Give what the body says when it is JSON; None when it is not, or says null."""
+    """Return what the body says when it is JSON; None when it is not, or says null."""
     try:
         return orjson.loads(body)  # type: ignore[no-any-return]
     except orjson.JSONDecodeError:
@@ -50,7 +50,7 @@ def _body(body: bytes) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Give a value of an AMQP table in JSON's types."""
+    """Return a value of an AMQP table in JSON's types."""
     match value:
         case dict():
             return {name: _plain(each) for name, each in value.items()}

@@ -28,7 +28,7 @@ async def export(broker: BrokerSettings, queue: str, selection: Selection, file:
 
 @contextmanager
 def written_whole(path: Path, *, overwrite: bool) -> Iterator[IO[bytes]]:
-    """Give a file that has its name, and is on the disk, once the block has ended well; else there is none.
+    """Yield a file that has its name, and is on the disk, once the block has ended well; else there is no file.
 
     Raises:
         UsageError: there is one already, or it cannot be written.
@@ -44,7 +44,7 @@ def written_whole(path: Path, *, overwrite: bool) -> Iterator[IO[bytes]]:
                 if overwrite:
                     os.replace(file.name, path)
                 else:
-                    os.link(file.name, path)  # fails when somebody has made one meanwhile
+                    os.link(file.name, path)  # fails when another process has made one meanwhile
             finally:
                 Path(file.name).unlink(missing_ok=True)
     except OSError as error:

@@ -22,7 +22,7 @@ from relay.consume.failed.envelope import (
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """A dead letter without its body; what it does not tell is None."""
+    """A dead letter without its body; what it does not tell is `None`."""
 
     position: int  # in the queue, from 1
     message_id: str | None
@@ -57,7 +57,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Which dead letters; what is None or empty selects nothing away."""
+    """Which dead letters; what is `None` or empty selects nothing away."""
 
     message_ids: frozenset[str] = field(default_factory=frozenset)
     type: str | None = None

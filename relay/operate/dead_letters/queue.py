@@ -1,9 +1,9 @@
 """Read a queue of dead letters from first to last, and leave it as it was.
 
 AMQP cannot look at a message: it is delivered to us, and comes back to its place when our channel closes. A quorum
-queue counts that, and drops a message that has come back more often than its delivery limit allows, which is 20 unless
-set on RabbitMQ 4, and which a client cannot ask for. So what has come back a few times is not given back once more, but
-put into the queue anew. docs/decisions/0015-renew-what-came-back.md tells what was tried.
+queue counts that, and drops a message that has come back more often than its delivery limit allows. The limit is 20
+unless set on RabbitMQ 4, and a client cannot ask for it. So a copy replaces what has come back a few times.
+docs/decisions/0015-renew-what-came-back.md tells what was tried.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Collection, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import takewhile
+from typing import NamedTuple
 
 from aiormq.abc import AbstractChannel, DeliveredMessage
 from aiormq.exceptions import (
@@ -50,13 +51,21 @@ class Page:
     letters: list[Held]  # that are not acknowledged
 
 
+class Copy(NamedTuple):
+    """A copy of a letter, for a queue."""
+
+    of: Held
+    queue: str
+    properties: Basic.Properties
+
+
 class DeadQueue:
     """A queue of dead letters while we read it.
 
     Attributes:
         count: letters that were in it when we began; what comes later is not read.
         read: how many of them we have had.
-        refusal: why letters that came back often could not be put in anew; they are in the queue as before.
+        refusal: why letters that came back often could not be replaced by copies; they are in the queue as before.
     """
 
     def __init__(self, broker: BrokerSettings, connection: Connection, name: str) -> None:
@@ -74,7 +83,7 @@ class DeadQueue:
         self._came_back = False  # what was read last has come back before
 
     async def waiting(self, queue: str) -> int:
-        """Tell how many messages a queue has that are with nobody; raises as `opened`."""
+        """Return how many messages a queue has that are with nobody; raises as `opened`."""
         with in_words(queue):
             channel = await self._open_channel()
             count = await self._count(channel, queue)
@@ -82,14 +91,14 @@ class DeadQueue:
             return count
 
     async def pages(self, size: int = PAGE) -> AsyncIterator[list[Held]]:
-        """Give the letters, so many together at most; what is not acknowledged stays in the queue.
+        """Yield the letters, so many together at most; what is not acknowledged stays in the queue.
 
         Who acknowledges a part of a page asks for `ACKNOWLEDGED_PAGE`.
         """
         while self.read < self.count:
             with in_words(self.name):
                 page = self._page = await self._next_page(min(size, PAGE, self.count - self.read))
-            if not page.letters:  # somebody else has the rest
+            if not page.letters:  # another consumer has the rest
                 return
             yield list(page.letters)
             await self._leave()
@@ -109,23 +118,24 @@ class DeadQueue:
                     await page.channel.basic_ack(each.tag)
         page.letters = left
 
-    async def publish(self, copies: Iterable[tuple[str, Basic.Properties, bytes]]) -> list[str | None]:
-        """Send copies, each to a queue; None for each that the broker has, else why not, or that nobody knows."""
+    async def publish(self, copies: Iterable[Copy]) -> dict[Held, str]:
+        """Send copies. Return the letters whose copies the broker refused, or did not confirm, each with the reason."""
+        refused: dict[Held, str] = {}
 
-        async def refusal(queue: str, properties: Basic.Properties, body: bytes) -> str | None:
+        async def send(copy: Copy) -> None:
             try:
-                await self._outgoing.publish(queue, properties, body)
+                await self._outgoing.publish(copy.queue, copy.properties, copy.of.delivered.body)
             except CopyRefusedError as error:
-                return str(error)
-            return None
+                refused[copy.of] = str(error)
 
-        return await asyncio.gather(*(refusal(*copy) for copy in copies))
+        await asyncio.gather(*(send(copy) for copy in copies))
+        return refused
 
     async def finish(self) -> None:
-        """See that what was read is in its place again, or anew behind the rest."""
+        """See that what was read is in its place again, or as a copy behind the rest."""
         await self._leave()
-        # A quorum queue has what came back in a row of its own, in front of the rest, and puts what comes back again
-        # behind it. So whoever takes some of that row takes all, and whoever renews some renews all.
+        # A quorum queue keeps what came back in a separate row, in front of the rest, and puts what comes back again
+        # behind it. So a reader that takes some of that row takes all, and one that replaces some replaces all.
         if self._is_renewing or self._came_back:
             async for _ in self.pages():
                 await self._leave()
@@ -133,11 +143,13 @@ class DeadQueue:
                     break
 
     async def close(self) -> None:
-        """Give back what is left, in its order: the broker takes the channels of a lost connection in any."""
+        """Return what is left to the queue, in its order: the broker takes the channels of a lost connection in any
+        order.
+        """
         with suppress(*LOST, OutboxError):
             for channel in self._held:
                 await self._close(channel)
-            # A channel is closed before its letters are back: whoever looked at once would miss some of them.
+            # A channel is closed before its letters are back: a reader that looked at once would miss some of them.
             left = self._left + (len(self._page.letters) if self._page else 0)
             for _ in range(LOOKS if left else 0):
                 if await self.waiting(self.name) >= left:
@@ -148,8 +160,8 @@ class DeadQueue:
     async def _next_page(self, size: int) -> Page:
         if len(self._held) == MOST_CHANNELS:
             raise BusyError(
-                f"{self.read} letters of {self.name!r} are held, and a broker allows no more channels for them:"
-                " take fewer by --limit, or see to those in front first"
+                f"{self.read} letters of {self.name!r} are held, and a broker allows no more channels for them."
+                " Take fewer by --limit, or see to those in front first"
             )
         channel = await self._open_channel()
         self._held.append(channel)
@@ -175,7 +187,7 @@ class DeadQueue:
         while not arrived.empty():
             page.letters.append(self._hold(arrived.get_nowait()))
         if not page.letters and quiet >= PATIENCE:
-            raise BusyError(f"queue {self.name!r} gives us none of its letters: another consumer has it for itself")
+            raise BusyError(f"queue {self.name!r} gives us no letter: another consumer has it for itself")
         return page
 
     def _hold(self, came: DeliveredMessage) -> Held:
@@ -186,17 +198,17 @@ class DeadQueue:
         return held
 
     async def _leave(self) -> None:
-        """Keep what is left of the page until the end, when it goes back to its place; or put it in anew."""
+        """Keep what is left of the page until the end, when it goes back to its place; or replace it by a copy."""
         page = self._page
         if page is None:
             return
         self._is_renewing |= self.refusal is None and any(_returns(each) >= MOST_RETURNS for each in page.letters)
         if self._is_renewing:
-            copies = ((self.name, renewed(each.delivered), each.delivered.body) for each in page.letters)
-            refusals = await self.publish(copies)
-            await self.acknowledge({each for each, refusal in zip(page.letters, refusals, strict=True) if not refusal})
-            if any(refusals):
-                self.refusal, self._is_renewing = next(filter(None, refusals)), False
+            copies = (Copy(each, self.name, renewed(each.delivered)) for each in page.letters)
+            refused = await self.publish(copies)
+            await self.acknowledge({*page.letters} - {*refused})
+            if refused:
+                self.refusal, self._is_renewing = next(iter(refused.values())), False
         self._left += len(page.letters)
         if not page.letters:
             self._held.remove(page.channel)
@@ -221,7 +233,7 @@ class DeadQueue:
 
 @asynccontextmanager
 async def opened(broker: BrokerSettings, name: str) -> AsyncIterator[DeadQueue]:
-    """Give a queue of dead letters to read; at the end it has what was not acknowledged, in its order.
+    """Yield a queue of dead letters to read; at the end it has what was not acknowledged, in its order.
 
     Raises:
         BrokerUnavailableError: no connection, or it was lost.
@@ -241,7 +253,7 @@ async def opened(broker: BrokerSettings, name: str) -> AsyncIterator[DeadQueue]:
 
 @contextmanager
 def in_words(queue: str) -> Iterator[None]:
-    """Give what the broker says of a queue in words; raises as `opened`."""
+    """Yield what the broker says of a queue in words; raises as `opened`."""
     try:
         yield
     except ChannelNotFoundEntity:
@@ -262,6 +274,6 @@ def in_words(queue: str) -> Iterator[None]:
 
 
 def _returns(held: Held) -> int:
-    """Tell how often it has come back to its queue; a classic queue does not count, and has no limit."""
+    """Return how often it has come back to its queue; a classic queue does not count, and has no limit."""
     headers = held.delivered.header.properties.headers or {}
     return max((count for name in RETURNS if isinstance(count := headers.get(name), int)), default=0)

@@ -26,7 +26,7 @@ class Read:
 
 
 async def read_letters(broker: BrokerSettings, queue: str, selection: Selection, take: Callable[[Held], None]) -> Read:
-    """Give `take` each letter of the queue that is meant, first to last; raises as `queue.opened`."""
+    """Call `take` with each letter of the queue that is meant, first to last; raises as `queue.opened`."""
     matched = 0
     limit = selection.limit
     async with opened(broker, queue) as dead:
@@ -43,7 +43,7 @@ async def read_letters(broker: BrokerSettings, queue: str, selection: Selection,
 
 
 async def list_letters(broker: BrokerSettings, queue: str, selection: Selection) -> tuple[list[Letter], Read]:
-    """Give the letters that are meant, without their bodies."""
+    """Return the letters that are meant, without their bodies."""
     letters: list[Letter] = []
     return letters, await read_letters(broker, queue, selection, lambda held: letters.append(held.letter))
 
@@ -54,7 +54,7 @@ def list_command(queue: str) -> str:
 
 
 async def show_letter(broker: BrokerSettings, queue: str, message_id: str) -> Held:
-    """Give the first letter of this id.
+    """Return the first letter of this id.
 
     Raises:
         NotFoundError: it is not there.

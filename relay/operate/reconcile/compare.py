@@ -1,7 +1,7 @@
 """Join the rows of the table with the messages of the inboxes, both in the order of message_id.
 
-What has no partner is only a candidate: a message may have been applied long before or after the time that was read,
-and a row may be of any day. So candidates are looked up, some at a time, before they count. In memory are these, and
+What has no partner is only a candidate: a message may have been applied long before or after the time that was read.
+And a row may be of any day. So candidates are looked up, some at a time, before they count. In memory are these, and
 the first ones that are told.
 """
 
@@ -74,13 +74,13 @@ class Comparison:
         self._settle_without_row()
 
     def consumers(self) -> list[Consumer]:
-        """Give what was found of each consumer, by name."""
+        """Return what was found of each consumer, by name."""
         for tally in self._tallies.values():
             tally.expected, tally.applied = self.expected, self.expected - tally.missing
         return sorted(self._tallies.values(), key=attrgetter("consumer"))
 
     def rows(self) -> list[Count]:
-        """Give the meant rows by day and state."""
+        """Return the meant rows by day and state."""
         return [Count(day, state, rows) for (day, state), rows in sorted(self.counts.items())]
 
     def _see_rows(self, rows: Sequence[TableRow], entries: Sequence[Entry]) -> None:
@@ -134,7 +134,7 @@ class Comparison:
 
 
 def joined(rows: Iterable[TableRow], entries: Iterable[Entry]) -> Iterator[tuple[Sequence[TableRow], Sequence[Entry]]]:
-    """Give the rows and the entries of each message id that either has; both come in its order."""
+    """Yield the rows and the entries of each message id that either has; both come in its order."""
     left = groupby(rows, key=attrgetter("message_id"))
     right = groupby(entries, key=attrgetter("message_id"))
     row, entry = next(left, None), next(right, None)

@@ -1,4 +1,4 @@
-"""What consumers have applied, as their inbox tells; it may be in a database of its own."""
+"""What consumers have applied, as their inbox tells; it may be in a separate database."""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -110,7 +110,7 @@ class Inbox:
             connection.close()
 
     def consumers(self) -> list[str]:
-        """Give the names of all that have ever applied a message."""
+        """Return the names of all that have ever applied a message."""
         with self._words(), self._connection.transaction():
             self._connection.execute(BY_INDEX)
             return [name for (name,) in self._connection.execute(self._sql(CONSUMERS))]
@@ -133,7 +133,7 @@ class Inbox:
         )
 
     def applied(self, asked: Sequence[tuple[str, str]]) -> set[tuple[str, str]]:
-        """Tell which of these (consumer, message id) have been applied at any time."""
+        """Return which of these (consumer, message id) have been applied at any time."""
         values = {"consumers": [name for name, _ in asked], "message_ids": [message_id for _, message_id in asked]}
         with self._words(), self._connection.transaction():
             self._connection.execute(BY_INDEX)
@@ -167,7 +167,7 @@ class Inbox:
 
 @contextmanager
 def of_inbox(url: str) -> Iterator[None]:
-    """Let errors that name database.url name the flag in its place, where the inbox is in a database of its own."""
+    """Let errors that name database.url name the flag in its place, where the inbox is in a separate database."""
     try:
         yield
     except DatabaseUnavailableError as error:

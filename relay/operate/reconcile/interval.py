@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-# A message may be applied long before its row is marked, and long after. What lies this near is read in the same pass;
-# what lies farther off is looked up, so the figure decides about the cost and never about the result.
+# A message may be applied long before its row is marked, and long after. What lies this near is read in the same pass.
+# What lies farther off is looked up, so the figure decides about the cost and never about the result.
 BORDER = timedelta(hours=1)
 
 

@@ -10,9 +10,9 @@ from relay.replay.selection import Selection
 
 
 def mend_command(
-    missing_ids: Sequence[str], first_sent: datetime, last_sent: datetime, selection: Selection, flags: Iterable[str]
+    missing_ids: Sequence[str], *, first_sent: datetime, last_sent: datetime, selection: Selection, flags: Iterable[str]
 ) -> Mend:
-    """Give the `relay replay` that sends the missing messages: by id when they are few, else all of their time.
+    """Return the `relay replay` that sends the missing messages: by id when they are few, else all of their time.
 
     Args:
         flags: where the settings are, as the command that found them was told.

@@ -31,7 +31,7 @@ NEVER = datetime(9999, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What is to be compared; `selection` is what the consumers are expected to apply."""
+    """What must be compared; `selection` is what the consumers are expected to apply."""
 
     interval: Interval
     selection: Selection
@@ -42,12 +42,12 @@ class Question:
 
 
 def reconcile(
-    outbox: psycopg.Connection, schema: str, inbox: Inbox, question: Question, show: Show = lambda *_: None
+    outbox: psycopg.Connection, schema: str, inbox: Inbox, question: Question, *, show: Show = lambda *_: None
 ) -> Report:
     """Compare; nothing is changed.
 
     Raises:
-        NotFoundError: no consumer is named, and the inbox knows none.
+        NotFoundError: no consumer is named, and the inbox knows no consumer.
     """
     interval = question.interval
     consumers = question.consumers or inbox.consumers()
@@ -81,7 +81,7 @@ def _still_lost(outbox: psycopg.Connection, schema: str, grace: timedelta, candi
 
 
 def _judged_from(kept_from: datetime | None, grace: timedelta) -> datetime:
-    """Tell from when on an applied message must have a row: that of an earlier one may be of a day that was dropped."""
+    """Return from when on an applied message must have a row. An earlier row may be of a day that was dropped."""
     return NEVER if kept_from is None else kept_from + grace
 
 
@@ -121,7 +121,13 @@ def _mend(question: Question, comparison: Comparison) -> Mend | None:
     first, last = comparison.first_sent, comparison.last_sent
     if first is None or last is None:
         return None
-    return mend_command(list(comparison.missing_ids), first, last, question.selection, question.flags)
+    return mend_command(
+        list(comparison.missing_ids),
+        first_sent=first,
+        last_sent=last,
+        selection=question.selection,
+        flags=question.flags,
+    )
 
 
 def _differences(report: Report) -> Iterable[str]:

@@ -47,7 +47,7 @@ ROWS = SQL("""
 
 
 def rows_statement(schema: str, interval: Interval, selection: Selection) -> Composed:
-    """Give the SELECT of `TableRow`s in the order of message_id; constants, so that other days are left out."""
+    """Return the SELECT of `TableRow`s in the order of message_id; constants, so that other days are left out."""
     moments = {
         "since": interval.since,
         "until": interval.until,
@@ -92,6 +92,6 @@ FIND = SQL("SELECT DISTINCT message_id::text FROM {schema}.message_state WHERE m
 
 
 def find_ids(connection: psycopg.Connection, schema: str, message_ids: Sequence[str]) -> set[str]:
-    """Tell which of these ids a row has, in any state and of any day."""
+    """Return which of these ids a row has, in any state and of any day."""
     cursor = connection.execute(FIND.format(schema=Identifier(schema)), {"ids": message_ids}, prepare=False)
     return {message_id for (message_id,) in cursor}

@@ -27,7 +27,7 @@ def archive_day(
     """Archive a day that is over; whatever lies at its place is replaced. Retention keeps the day meanwhile.
 
     Raises:
-        ArchiveError: the table does not keep the day, and the archive stays as it was; or the files are not what the
+        ArchiveError: the table does not keep the day, and the archive stays as it was. Or the files are not what the
             table has, and the day is not noted.
     """
     hold_day(connection, outbox_schema, day)
@@ -58,19 +58,19 @@ def read_noted(spark: SparkSession, noted: ArchivedDay) -> DataFrame:
     rows = read_day(spark, noted.path, noted.day)
     if (found := rows.count()) != noted.rows:
         raise ReadError(
-            f"the archive of {noted.day} below {noted.path} has {found} rows, and {noted.rows} are noted: bring its "
-            f"files back, or, while the table keeps the day, archive it anew by archive.py --day {noted.day} --again"
+            f"the archive of {noted.day} below {noted.path} has {found} rows, and {noted.rows} are noted. Bring its "
+            f"files back, or, while the table keeps the day, archive it again by archive.py --day {noted.day} --again"
         )
     return rows
 
 
 def folder(path: str, day: date) -> str:
-    """Tell where a day lies in an archive."""
+    """Return where a day lies in an archive."""
     return f"{path.rstrip('/')}/day={day}"
 
 
 def columns() -> StructType:
-    """Give the columns of the archive."""
+    """Return the columns of the archive."""
     schema = StructType()
     for name, kind in ARCHIVED.items():
         schema = schema.add(name, kind)

@@ -1,8 +1,8 @@
 """Count and checksum of sent rows, computed by PostgreSQL over the table and by Spark over what was written.
 
-The two sides share no code: each writes a row as text, which columns are NULL and then the others, takes SHA-256 of it,
-and adds up the first 60 bits, so that the order of the rows does not count. A row that is missing, doubled or changed
-in any column shows.
+The two sides share no code: each writes a row as text: which columns are NULL, and then the others. It takes SHA-256 of
+that text, and adds up the first 60 bits, so that the order of the rows does not count. A row that is missing, doubled
+or changed in any column shows.
 """
 
 from dataclasses import dataclass
@@ -65,7 +65,7 @@ def frame_sums(rows: DataFrame) -> Sums:
 
 
 def row_number() -> Column:
-    """Give the number that a row adds to the checksum."""
+    """Return the number that a row adds to the checksum."""
     nulls = reduce(add, (f.when(f.isnull(name), bit).otherwise(0) for name, bit in NULL_BITS))
     columns = (_as_column(name, kind) for name, kind in ARCHIVED.items())
     row = f.concat_ws(DIVIDES, nulls.cast("string"), *columns)  # it leaves out what is NULL

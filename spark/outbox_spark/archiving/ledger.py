@@ -57,7 +57,7 @@ def release_day(connection: psycopg.Connection, schema: str, day: date) -> None:
 
 
 def closed_days(connection: psycopg.Connection, schema: str) -> list[date]:
-    """Give the days of sent rows that are over."""
+    """Return the days of sent rows that are over."""
     return [day.first.date() for day in list_days(connection, schema, CLOSED)]
 
 
@@ -72,7 +72,7 @@ def require_closed(connection: psycopg.Connection, schema: str, day: date) -> No
 
 
 def archived_days(connection: psycopg.Connection, schema: str) -> dict[date, ArchivedDay]:
-    """Give the days that are archived, the oldest first.
+    """Return the days that are archived, the oldest first.
 
     Raises:
         ArchiveError: the database has no such table.
@@ -91,5 +91,5 @@ def note(connection: psycopg.Connection, schema: str, archived: ArchivedDay) -> 
 
 
 def forget(connection: psycopg.Connection, schema: str, day: date) -> None:
-    """Strike out a day, before its files are written anew."""
+    """Strike out a day, before its files are written again."""
     connection.execute(FORGET.format(schema=Identifier(schema)), [day])

@@ -81,7 +81,7 @@ class Wanted:
     rate: float | None = None  # rows a second
 
     def as_json(self) -> dict[str, Any]:
-        """Give the filter in the words of `relay replay`."""
+        """Return the filter in the words of `relay replay`."""
         given = {name: getattr(self, name) for name in ("aggregate_type", "aggregate_id", "event_type")}
         midnights = [datetime.combine(day, time(), UTC) for day in (min(self.days), max(self.days))]
         return {
@@ -95,7 +95,7 @@ class Wanted:
 def rows_of(
     spark: SparkSession, connection: psycopg.Connection, wanted: Wanted, *, url: str, outbox_schema: str
 ) -> DataFrame:
-    """Give the rows: of an archived day from the archive, of another one from the table.
+    """Return the rows: of an archived day from the archive, of another one from the table.
 
     Spark reads them later, so retention keeps the days of the table until the session of the connection ends.
 

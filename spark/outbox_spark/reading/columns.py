@@ -44,8 +44,8 @@ COMPUTED = {
     "sent_day": SQL("(message.sent_at AT TIME ZONE 'UTC')::date"),
 }
 
-# A payload that is a text or a list has no fields. One that holds \u0000 or half of a surrogate pair has none either:
-# json takes both, and json_to_record fails on them, in whichever field they are.
+# A payload that is a text or a list has no fields. One that holds \u0000 or half of a surrogate pair has no fields
+# either. json takes both, and json_to_record fails on them, in whichever field they are.
 OBJECT = SQL(r"""
     CASE WHEN json_typeof(message.payload) = 'object' AND (
         strpos(message.payload::text, '\u') = 0
@@ -56,7 +56,7 @@ OBJECT = SQL(r"""
 
 
 def schema_of(payload_schema: str | None) -> str:
-    """Return the schema of a read that names none, as DDL, which Spark parses.
+    """Return the schema of a read that names no schema, as DDL, which Spark parses.
 
     Args:
         payload_schema: the fields of the payload as DDL; None: it stays text.

@@ -81,7 +81,7 @@ def _of_type(kind: pa.DataType, text: pa.Array) -> pa.Array:
     """Return the values of these texts.
 
     Raises:
-        ValueError: one of them has none.
+        ValueError: one of them has no zone.
     """
     if pa.types.is_temporal(kind):
         return _times(kind, text)
@@ -94,7 +94,8 @@ def _of_type(kind: pa.DataType, text: pa.Array) -> pa.Array:
 
 
 def _times(kind: pa.DataType, text: pa.Array) -> pa.Array:
-    # Arrow is faster by far. It reads the plain forms, of moments only when all of them name a zone, or none does.
+    # Arrow is faster by far. It reads the plain forms, of moments only when all of them name a zone, or all of them do
+    # not.
     for parsed in (kind, pa.timestamp("us")):
         with suppress(pa.ArrowInvalid):
             return _within_years(text.cast(parsed).cast(kind))

@@ -27,7 +27,7 @@ MARKING = SQL("""
         AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """)
 
-# One that is being detached is not seen any more by whoever reads the table.
+# A query of the table no longer sees one that is being detached.
 LIST_DAYS = SQL("""
     SELECT part, pg_relation_filenode(part), first, next,
         pg_relation_size(part) / current_setting('block_size')::integer, pg_table_size(part)
@@ -58,7 +58,7 @@ IS_UNCHANGED = SQL("""
 
 @dataclass(frozen=True, slots=True)
 class Day:
-    """A day of sent rows that is to be read."""
+    """A day of sent rows that must be read."""
 
     part: int
     filenode: int
@@ -75,7 +75,7 @@ def plan_read(given: Mapping[str, str], schema: StructType, *, is_stream: bool =
         OptionError, ColumnError: with every fault, by name.
     """
     options = read_options(given, is_stream=is_stream)
-    # Sent rows are read by blocks, and a view has none.
+    # Sent rows are read by blocks, and a view has no blocks.
     table = Identifier(options.outbox_schema, "message" if options.state == SENT else "message_state")
     return Read(
         options=options,
@@ -87,11 +87,11 @@ def plan_read(given: Mapping[str, str], schema: StructType, *, is_stream: bool =
 
 
 def plan_tasks(read: Read) -> list[Task]:
-    """Divide what is to be read.
+    """Divide what must be read.
 
-    Sent rows do not change, so all tasks see one picture, however late they run: what was sent before this moment,
-    once every mark that had begun by then has ended. No snapshot is held open for that, which would keep vacuum from
-    its work. Rows of any other state move meanwhile: a single statement gives them as they are at one moment.
+    Sent rows do not change, so all tasks see one picture, however late they run. It is what was sent before this
+    moment, once every mark that had begun by then has ended. No snapshot is held open for that, which would keep vacuum
+    from its work. Rows of any other state move meanwhile: a single statement gives them as they are at one moment.
 
     Raises:
         TableError: there is no outbox.
@@ -107,7 +107,7 @@ def plan_tasks(read: Read) -> list[Task]:
 
 
 def list_days(connection: psycopg.Connection, schema: str, *wanted: Composable) -> list[Day]:
-    """Give the days of sent rows for which all of these conditions hold, the oldest first."""
+    """Return the days of sent rows for which all of these conditions hold, the oldest first."""
     all_wanted = SQL(" AND ").join((SQL("true"), *wanted))
     statement = LIST_DAYS.format(sent=Literal(f"{schema}.message_sent"), wanted=all_wanted)
     connection.execute("SET TimeZone = 'UTC'")  # bounds are read as moments, be they dates or moments themselves
@@ -115,7 +115,7 @@ def list_days(connection: psycopg.Connection, schema: str, *wanted: Composable) 
 
 
 def settled_moment(connection: psycopg.Connection, schema: str) -> datetime:
-    """Give the database's time, in UTC, once every mark that carries an earlier one has ended.
+    """Return the database's time, in UTC, once every mark that carries an earlier one has ended.
 
     Raises:
         TableError: there is no outbox.
@@ -148,7 +148,7 @@ def count_sent(connection: psycopg.Connection, schema: str, start: datetime, end
 
 
 def _selected(options: ReadOptions) -> Iterator[Composable]:
-    """Give the conditions on rows."""
+    """Yield the conditions on rows."""
     equal = ("state", "aggregate_type", "aggregate_id", "event_type")
     compared = [(name, SQL("="), getattr(options, name)) for name in equal]
     compared += [("id", SQL(">="), options.starting_id), ("id", SQL("<="), options.ending_id)]
@@ -158,7 +158,7 @@ def _selected(options: ReadOptions) -> Iterator[Composable]:
 
 
 def _days(options: ReadOptions) -> Iterator[Composable]:
-    """Give the conditions on days of sent rows."""
+    """Yield the conditions on days of sent rows."""
     if options.starting_day is not None:
         yield SQL("day >= {}").format(Literal(options.starting_day))
     if options.ending_day is not None:
@@ -167,10 +167,14 @@ def _days(options: ReadOptions) -> Iterator[Composable]:
 
 def divide(days: Sequence[Day], read: Read, end: datetime, start: datetime | None = None) -> list[Task]:
     """Divide what these days have of the time from `start` until just before `end`."""
-    return [task for day in days for task in _tasks(day, read, start, end, sum(each.bytes for each in days))]
+    return [
+        task
+        for day in days
+        for task in _tasks(day, read, start=start, end=end, all_bytes=sum(each.bytes for each in days))
+    ]
 
 
-def _tasks(day: Day, read: Read, start: datetime | None, end: datetime, all_bytes: int) -> Iterator[Task]:
+def _tasks(day: Day, read: Read, *, start: datetime | None, end: datetime, all_bytes: int) -> Iterator[Task]:
     """Divide a day into ranges of blocks, each of which is read once: there is no index to find ids by.
 
     The last range is open: whatever block a row of that time lies in, one task has it.

@@ -57,8 +57,8 @@ class Task(InputPartition):  # type: ignore[misc]  # mypy does not follow pyspar
 class OutboxReader(DataSourceReader):  # type: ignore[misc]  # mypy does not follow pyspark
     """One read. Pickled to the executors, connection string and all, as Spark's JDBC source does.
 
-    It takes no filters from Spark (`pushFilters`): Spark 4.3 keeps them in the DataFrame, and a later query of it that
-    has no filter of its own silently lacks rows (docs/decisions/0022-read-by-blocks.md). Options select in their place.
+    It takes no filters from Spark (`pushFilters`): Spark 4.3 keeps them in the DataFrame. A later query of it that has
+    no filter silently lacks rows (docs/decisions/0022-read-by-blocks.md). Options select in their place.
     """
 
     def __init__(self, read: Read) -> None:
@@ -74,7 +74,7 @@ class OutboxReader(DataSourceReader):  # type: ignore[misc]  # mypy does not fol
         """Return the rows of a task; on an executor, and more than once when Spark retries or speculates.
 
         Raises:
-            ReadError: the database refuses, or is gone, or the day is not any more what was planned to be read.
+            ReadError: the database refuses, or is gone, or the day is no longer what was planned to be read.
         """
         return read_task(self._read, partition)
 
@@ -83,7 +83,7 @@ def read_task(read: Read, task: InputPartition) -> Iterator[pa.RecordBatch]:
     """Return the rows of a task.
 
     Raises:
-        ReadError: the database refuses, or is gone, or the day is not any more what was planned to be read.
+        ReadError: the database refuses, or is gone, or the day is no longer what was planned to be read.
     """
     if not isinstance(task, Task):
         return  # Spark's stand-in for no tasks at all

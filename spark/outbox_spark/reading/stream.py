@@ -1,7 +1,7 @@
 """The reader that Spark calls for a stream: rows as they are sent, each in one micro-batch.
 
-An offset is a moment: all that was sent before it is read. A sent row carries the time of its mark and never changes,
-so a micro-batch is the rows of the time between two offsets, the same ones however often Spark asks for them. Rows that
+An offset is a moment: all that was sent before it is read. A sent row carries the time of its mark and never changes.
+So a micro-batch is the rows of the time between two offsets, the same ones however often Spark asks for them. Rows that
 a clock which went back puts before an offset would never be read: they are counted, and end the query.
 
 What only the driver does is imported where it is done, since executors may have no psycopg.
@@ -40,7 +40,7 @@ class OutboxStreamReader(DataSourceStreamReader):  # type: ignore[misc]  # mypy 
         return _offset(oldest if asked is None else max(oldest, datetime.combine(asked, time(), UTC)))
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: ARG002, N802
-        """Give the moment up to which every mark has ended.
+        """Return the moment up to which every mark has ended.
 
         Raises:
             ReadError: the database's clock went back by more than BEHIND, and rows are missed, or would be.
@@ -58,14 +58,14 @@ class OutboxStreamReader(DataSourceStreamReader):  # type: ignore[misc]  # mypy 
             moment = settled_moment(connection, schema)
             if moment < begun:
                 raise ReadError(
-                    f"by the clock of the database it is {moment}, and the stream is to read what is sent from {begun} "
-                    "on: the clock went back, or startingDay is to come. Begin a new query when it is past that"
+                    f"by the clock of the database it is {moment}, and the stream must read what is sent from {begun} "
+                    "on. The clock went back, or startingDay is in the future. Begin a new query when it is past that"
                 )
             is_checked = self._read.options.fail_on_data_loss and "rows" in start
             if is_checked and (late := rows_before(begun) - start["rows"]) > 0:
                 raise ReadError(
                     f"{late} rows carry a time before {begun}, until which the stream had read: the clock of the "
-                    "database went back. Read that day anew, and go on with failOnDataLoss=false"
+                    "database went back. Read that day again, and go on with failOnDataLoss=false"
                 )
             end = max(begun, moment - BEHIND)
             return _offset(end) | {"rows": rows_before(end)}
@@ -83,19 +83,19 @@ class OutboxStreamReader(DataSourceStreamReader):  # type: ignore[misc]  # mypy 
         if first < days[0].first and self._read.options.fail_on_data_loss:
             raise ReadError(
                 f"the stream has read what was sent before {first}, and the oldest day that the table keeps is "
-                f"{days[0].first:%Y-%m-%d}: read the days between from the archive, and go on with failOnDataLoss=false"
+                f"{days[0].first:%Y-%m-%d}. Read the days between from the archive, and go on with failOnDataLoss=false"
             )
         return divide([day for day in days if day.first < beyond and day.next > first], self._read, beyond, first)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Give the rows of a task, as a batch does."""
+        """Return the rows of a task, as a batch does."""
         return read_task(self._read, partition)
 
     def _days(self) -> "Sequence[Day]":
-        """Give the days that the table keeps, the oldest first.
+        """Return the days that the table keeps, the oldest first.
 
         Raises:
-            ReadError: there are none.
+            ReadError: there are no such days.
         """
         from outbox_spark.connection import connect  # noqa: PLC0415
         from outbox_spark.reading.plan import list_days  # noqa: PLC0415

@@ -330,7 +330,7 @@ async def test_a_member_that_may_read_no_queue_is_refused_and_leaves(
     let_read("^$", stand.broker, rabbitmq)
     member = stand.member("a", declare=False)
 
-    with pytest.raises(ConfigurationError, match=r"queue 'billing\.\d+' cannot be consumed: .* give the user of"):
+    with pytest.raises(ConfigurationError, match=r"queue 'billing\.\d+' cannot be consumed: .* Give the user of"):
         await asyncio.wait_for(member.run(signals=False), 60)
 
     assert member.partitions == []

@@ -1,0 +1,103 @@
+"""The check of the prose reads docstrings, comments, error messages and help texts, and leaves code out."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.prose import __main__ as command
+from tests.prose.code import blocks_of_code, files
+from tests.prose.pages import ROOT
+from tests.prose.test_prose import EXAMPLES
+
+PLACES = [
+    '"""{}"""\n',
+    'class Row:\n    """{}"""\n',
+    'def take() -> None:\n    """Take a row.\n\n    {}\n    """\n',
+    'def take() -> None:\n    """Take a row.\n\n    Raises:\n        BusyError: {}\n    """\n',
+    "# {}\n",
+    "rows = 5  # {}\n",
+    'raise BusyError("{}")\n',
+    'raise BusyError(f"row {{row}}: {}")\n',
+    'app = App(help="{}")\n',
+]
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(("was", "better"), EXAMPLES)
+def test_each_example_is_objected_to_wherever_it_stands_in_code(
+    place: str, was: str, better: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "ROOT", tmp_path)
+    module = tmp_path / "module.py"
+
+    module.write_text(place.format(was))
+    assert command.objections(module) != []
+
+    module.write_text(place.format(better))
+    assert command.objections(module) == []
+
+
+@pytest.mark.parametrize("verb", ["Give", "Tell", "Say"])
+def test_a_docstring_begins_with_what_the_caller_gets(verb: str) -> None:
+    assert told(f'"""{verb} the rows."""\n') == [f"1: '{verb}': say what the caller gets: Return, Yield, Whether."]
+    assert told(f'"""Return the rows."""\n# {verb} the rows.\n') == []
+    assert told('"""Give up the rows."""\n') == []
+
+
+def test_entries_items_comments_and_messages_are_sentences_by_themselves_and_code_is_one_word() -> None:
+    source = '''\
+"""A module of two
+lines.
+
+- an item
+  of two lines
+- another
+
+    whoever = "an example"
+
+row ──somebody──> broker
+"""
+LIMIT = 3  # rows, `at once`
+
+# A comment
+# of two lines.
+
+# Another  # noqa: S101 (somebody)
+SQL = "-- whoever"
+
+
+def take(rows: int) -> None:
+    """Take rows.
+
+    Args:
+        rows: as many
+            as there are.
+    Raises:
+        ValueError: too many.
+    """
+    raise ValueError(f"{rows} rows "
+        f"are too many")
+'''
+    assert [(block.line, block.text) for block in blocks_of_code(source)] == [
+        (1, "A module of two lines."),
+        (4, "an item of two lines"),
+        (6, "another"),
+        (12, "rows, `code`"),
+        (14, "A comment of two lines."),
+        (17, "Another"),
+        (22, "Take rows."),
+        (25, "as many as there are."),
+        (28, "too many."),
+        (30, "`code` rows are too many"),
+    ]
+
+
+def test_every_folder_of_the_product_is_checked_but_the_engine() -> None:
+    checked = {file.relative_to(ROOT).parts[:2] for file in files()}
+
+    there = {file.relative_to(ROOT).parts[:2] for part in ("relay", "spark") for file in (ROOT / part).rglob("*.py")}
+    assert there - checked == {("relay", "engine")}
+
+
+def told(source: str) -> list[str]:
+    return [f"{line}: {message}" for line, message in command.told(source)]
