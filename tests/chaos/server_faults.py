@@ -12,7 +12,7 @@ import psycopg
 from tests.chaos.kinds import Kind, Planned
 from tests.chaos.stand import WITNESS, Stand
 from tests.faults.history import Reach
-from tests.faults.test_broker_topology import Topology
+from tests.faults.topology import Topology
 
 # On the node itself: rabbitmqctl takes half a second, and many times that on a busy machine.
 # One that ends by itself meanwhile is no error.

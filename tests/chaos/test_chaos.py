@@ -10,7 +10,7 @@ from tests.chaos import summary
 from tests.chaos.run import SHORTEST, run
 from tests.chaos.stand import private_servers
 from tests.faults.checker import Invariant
-from tests.faults.test_one_owner import WITHOUT_LOCK
+from tests.faults.without_lock import WITHOUT_LOCK
 
 pytestmark = [pytest.mark.drills, pytest.mark.timeout(300)]
 

@@ -28,16 +28,14 @@ from relay.consume.pool import PartitionedConsumer, PoolPolicy
 from relay.consume.pool.candidate import Candidate
 from relay.operate.dead_letters.letter import Held, Selection
 from relay.operate.dead_letters.read import read_letters
-from tests.consume.effects import QUEUE, QUICK, Queue, Table, count, running
+from tests.consume.effects import QUEUE, Queue, Table, count, running
+from tests.consume.policies import ORDERS, QUICK, TWICE
 from tests.consume.pool.conftest import master, partitions
 from tests.consume.pool.partitions import Partitions
-from tests.consume.test_dead_letters import ORDERS
-from tests.consume.test_foreign import TWICE
-from tests.consume.test_frames import client, nested
 from tests.support.eventually import eventually
-from tests.support.raw_client import OCTETS, SHORT_TEXTS, RawClient, entry, long, properties
+from tests.support.raw_client import OCTETS, SHORT_TEXTS, RawClient, entry, long, nested, properties
 
-__all__ = ["client", "master", "partitions"]  # fixtures
+__all__ = ["master", "partitions"]  # fixtures
 
 # The consumer draws from `random` in the loop meanwhile: it backs off. Hypothesis then prints its strategies.
 pytestmark = [

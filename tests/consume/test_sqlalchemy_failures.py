@@ -8,7 +8,8 @@ import sqlalchemy as sa
 
 from relay.config.settings import BrokerSettings
 from relay.consume import Consumer, FailurePolicy, Inbox, Message, on
-from tests.consume.effects import CONSUMER, SOON, Queue, Table, running
+from tests.consume.effects import CONSUMER, Queue, Table, running
+from tests.consume.policies import SOON
 from tests.consume.sqlalchemy_stand import HANDLERS, KINDS
 from tests.support.eventually import eventually
 

@@ -4,36 +4,32 @@ import asyncio
 import json
 import socket
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from typing import LiteralString
 
-import aio_pika
 import psycopg
 import pytest
-from aio_pika.abc import AbstractQueue
 from psycopg.sql import SQL, Identifier
 
 import relay as package
 from tests.container.podman import BASE, ROOT, Podman
 from tests.container.run import Relay
+from tests.container.witness import LEFT, WITNESS, has_none, number, witness
 from tests.faults.billing import WRITTEN, Writers
 from tests.faults.checker import Checker, Invariant, assert_valid
 from tests.support.eventually import eventually
 from tests.support.process import wait_for
-from tests.support.queues import declare_bound
 
 pytestmark = [pytest.mark.images, pytest.mark.timeout(600)]  # the first test builds the image
 
 MIB = 1024 * 1024
 LARGEST = 200 * MIB  # above the base
 
-WITNESS = "witness"
 
 SENT = "SELECT count(*) FROM outbox.message WHERE state = 'sent'"
 WAITING = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
-LEFT = "SELECT count(*) FROM outbox.message WHERE state <> 'sent'"
 
 
 def test_the_image_prints_the_roles_for_psql(relay: Relay) -> None:
@@ -196,13 +192,6 @@ def test_it_says_what_it_is_and_has_nothing_to_build_with(
     assert above_base < LARGEST
 
 
-@asynccontextmanager
-async def witness(broker_url: str) -> AsyncIterator[AbstractQueue]:
-    """A queue that gets everything that the relay publishes."""
-    async with await aio_pika.connect(broker_url) as connection:
-        yield await declare_bound(await connection.channel(), WITNESS)
-
-
 @contextmanager
 def closed(database_url: str) -> Iterator[None]:
     """Let nobody into this database, and end who is in it."""
@@ -218,12 +207,3 @@ def closed(database_url: str) -> Iterator[None]:
 
 async def has_more(reader: psycopg.AsyncConnection, query: LiteralString, than: int) -> bool:
     return await number(reader, query) > than
-
-
-async def has_none(reader: psycopg.AsyncConnection, query: LiteralString) -> bool:
-    return await number(reader, query) == 0
-
-
-async def number(reader: psycopg.AsyncConnection, query: LiteralString) -> int:
-    row = await (await reader.execute(query)).fetchone()
-    return int(row[0]) if row else 0

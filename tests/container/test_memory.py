@@ -6,7 +6,7 @@ import psycopg
 import pytest
 
 from tests.container.run import Relay
-from tests.container.test_image import LEFT, has_none, witness
+from tests.container.witness import LEFT, has_none, witness
 from tests.support.eventually import eventually
 
 pytestmark = [

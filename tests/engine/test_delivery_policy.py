@@ -11,7 +11,8 @@ from relay.config.settings import KeyPolicy, Ordering
 from relay.engine.delivery_policy import DeliveryPolicy
 from relay.engine.read.tail import BackingOff
 from relay.engine.row import Outcome, Settled
-from tests.engine.test_publish import attached, rows
+from tests.engine.recording_wire import attached
+from tests.engine.rows import rows
 
 PAGE = Path(__file__).parents[2] / "docs" / "decisions" / "0029-one-delivery-policy.md"
 

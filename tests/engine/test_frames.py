@@ -20,29 +20,9 @@ from relay.engine.send.codec import Codec
 from relay.engine.send.frames import Encoder
 from relay.engine.send.message import Identity, UnsendableError, properties
 from relay.engine.send.routes import Router
+from tests.engine.rows import ROW
 
 IDENTITY = Identity(b"outbox-relay", 1 << 20)
-ROW = Row(
-    lane=3,
-    id=12345,
-    message_id=b"0190a8f0-1111-7222-8333-444455556666",
-    aggregate_type=b"customer",
-    aggregate_id=b"42",
-    event_type=b"InvoiceIssued",
-    exchange=None,
-    routing_key=None,
-    content_type=None,
-    headers=None,
-    traceparent=None,
-    tracestate=None,
-    payload=b'{"a": 1}',
-    payload_bytes=None,
-    created_at=800_000_000_000_000,
-    attempts=0,
-    backoff_ms=0,
-    excess=None,
-    cost=0,
-)
 
 
 only_compiled = pytest.mark.skipif(codec.CODEC is Codec.PURE, reason="the codec was not built: no compiler")

@@ -14,8 +14,8 @@ from psycopg.sql import SQL, Identifier
 from relay.config.settings import Wire
 from relay.engine.node import Node
 from tests.engine.conftest import Outbox, Reader, RunNode
-from tests.engine.test_node import ROLES
 from tests.support.eventually import eventually
+from tests.support.roles import SCRIPT
 
 EXAMPLES = 25
 ROWS = 4  # of each example, beside one row of a neighbour before and one behind them
@@ -130,7 +130,7 @@ class Stand:
 async def test_no_row_of_a_writer_stops_the_others(
     outbox: Outbox, queue: Reader, run_node: RunNode, database_url: str, wire: Wire
 ) -> None:
-    await outbox.connection.execute(ROLES)
+    await outbox.connection.execute(SCRIPT.encode())
     loop = asyncio.get_running_loop()
     as_writer = f"{database_url}?options=-crole%3Doutbox_writer"
     async with (

@@ -24,7 +24,7 @@ from relay.engine.row import Key, Outcome, Row, Settled
 from relay.engine.send.publisher import Publisher
 from relay.engine.session.session import LaneSession
 from tests.engine.follower import unhurried
-from tests.engine.test_publish import Recorder
+from tests.engine.recording_wire import RecordingWire
 from tests.engine.world import Transaction, World, WorldSession
 
 MAX_ATTEMPTS = 2
@@ -79,7 +79,7 @@ class Relaying(RuleBasedStateMachine):
             node="model",
         )
         self.policy = DeliveryPolicy.of(self.settings.ordering, policy)
-        self.wire = Recorder()
+        self.wire = RecordingWire()
         self.seen = 0  # of wire.sent
         self.first_sent: set[int] = set()
         self.confirmed: set[int] = set()

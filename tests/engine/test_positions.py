@@ -7,7 +7,7 @@ from relay.config.settings import RelaySettings
 from relay.engine.read.positions import FAR, START_BYTES, Plan, Positions
 from relay.engine.row import Row
 from relay.engine.session.session import HeldLanes
-from tests.engine.test_frames import ROW
+from tests.engine.rows import ROW
 
 LANES = 3
 NOBODY_RUNS = b"9:9:"

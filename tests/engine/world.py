@@ -13,7 +13,7 @@ from psycopg.errors import LockNotAvailable
 from relay.engine.read.pending import DUE_FAR
 from relay.engine.row import Row
 from relay.engine.session.session import HeldLanes
-from tests.engine.test_frames import ROW
+from tests.engine.rows import ROW
 
 LANES = 3
 

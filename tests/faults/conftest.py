@@ -8,6 +8,7 @@ import pytest
 
 from tests.chaos.stand import Servers
 from tests.engine.conftest import channel, outbox, queue, refused_by_broker, run_node, writer
+from tests.faults.alarms import ALARMS, Alarm
 from tests.support.cluster import Cluster, why_not
 from tests.support.postgres import PostgresServer
 from tests.support.process import ServerError
@@ -49,3 +50,11 @@ def volume(request: pytest.FixtureRequest) -> Iterator[Path]:
 def servers(postgres: PostgresServer, rabbitmq: RabbitServer, database_url: str, broker_url: str) -> Servers:
     """The run's servers, for a drill of several relays."""
     return Servers(postgres, rabbitmq, database_url, broker_url)
+
+
+@pytest.fixture(params=ALARMS)
+async def alarm(request: pytest.FixtureRequest, rabbitmq: RabbitServer) -> AsyncIterator[Alarm]:
+    """An alarm of the broker that is cleared after the test: other tests use the broker, too."""
+    alarm = Alarm(rabbitmq, request.param)
+    yield alarm
+    await alarm.clear()

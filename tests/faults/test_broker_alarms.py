@@ -1,7 +1,6 @@
 """The broker blocks publishers for an alarm: the relay waits, says why, and goes on by itself; nothing comes twice."""
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import aio_pika
 import psycopg
@@ -10,6 +9,7 @@ from aio_pika.abc import AbstractQueue
 
 from relay.config.settings import Settings
 from relay.engine.node import Node
+from tests.faults.alarms import Alarm
 from tests.faults.load import relaying, under_load
 from tests.support.eventually import eventually
 from tests.support.queues import declare_bound
@@ -17,10 +17,6 @@ from tests.support.rabbitmq import RabbitServer
 
 pytestmark = pytest.mark.drills
 
-ALARMS = {
-    "memory": (["set_vm_memory_high_watermark", "absolute", "1MB"], ["set_vm_memory_high_watermark", "0.4"]),
-    "disk": (["set_disk_free_limit", "900GB"], ["set_disk_free_limit", "50MB"]),
-}
 CONFIRM_TIMEOUT = 1.0  # seconds; an alarm lasts longer
 HEARTBEAT = 2  # seconds; TCP_USER_TIMEOUT is twice that
 
@@ -29,28 +25,6 @@ INSERT_LARGE = """
     SELECT 'customer', n::text, 'InvoiceIssued', to_json(repeat('x', 1000000)) FROM generate_series(1, %s) AS n
 """
 SENT = "SELECT count(*) FROM outbox.message WHERE state = 'sent' AND attempts = 0"
-
-
-class Alarm:
-    """What keeps the broker from taking messages."""
-
-    def __init__(self, rabbitmq: RabbitServer, name: str) -> None:
-        self.reason = f"broker blocked ({name})"
-        self._rabbitmq = rabbitmq
-        self._raise, self._clear = ALARMS[name]
-
-    async def raise_(self) -> None:
-        await asyncio.to_thread(self._rabbitmq.ctl, *self._raise)
-
-    async def clear(self) -> None:
-        await asyncio.to_thread(self._rabbitmq.ctl, *self._clear)
-
-
-@pytest.fixture(params=ALARMS)
-async def alarm(request: pytest.FixtureRequest, rabbitmq: RabbitServer) -> AsyncIterator[Alarm]:
-    alarm = Alarm(rabbitmq, request.param)
-    yield alarm
-    await alarm.clear()  # others use the broker, too
 
 
 async def test_an_alarm_is_waited_out_and_nothing_comes_twice(

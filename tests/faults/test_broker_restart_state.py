@@ -12,8 +12,9 @@ from pydantic import SecretStr
 from relay.config.settings import BrokerSettings, Settings
 from relay.config.topology import Binding, Exchange, Queue, TopologySettings
 from relay.consume import Consumer, Inbox, WorkPolicy
-from tests.consume.effects import QUICK, Table, running
 from tests.consume.effects import Queue as Consumed
+from tests.consume.effects import Table, running
+from tests.consume.policies import QUICK
 from tests.engine.conftest import Outbox, RunNode
 from tests.http.consumers import Hanging, inbox, table
 from tests.support.definitions import definitions

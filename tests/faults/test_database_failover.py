@@ -15,7 +15,7 @@ from relay.engine.node import Node
 from relay.operate.migrate import migrate
 from tests.faults.evidence import read_ids
 from tests.faults.load import relaying, under_load
-from tests.faults.test_database_sessions import OF_RELAY, on, reasons
+from tests.faults.relay_sessions import RELAY_SESSIONS, reasons, with_database
 from tests.operate.inboxes import Ends, figures
 from tests.support.eventually import eventually
 from tests.support.pair import Pair
@@ -37,7 +37,7 @@ async def test_the_primary_is_killed_and_its_standby_promoted_twice(
     settings: Settings, pair: Pair, broker_url: str
 ) -> None:
     url = pair.url(DATABASE)
-    async with under_load(url, broker_url) as load, relaying(on(settings, url)):
+    async with under_load(url, broker_url) as load, relaying(with_database(settings, url)):
         for _ in range(2):
             await load.comes_on()
             await asyncio.to_thread(pair.primary.crash)
@@ -52,7 +52,7 @@ async def test_the_primary_is_killed_and_its_standby_promoted_twice(
 
 async def test_the_primary_hands_over_and_back(settings: Settings, pair: Pair, broker_url: str) -> None:
     url = pair.url(DATABASE)
-    async with under_load(url, broker_url) as load, relaying(on(settings, url)):
+    async with under_load(url, broker_url) as load, relaying(with_database(settings, url)):
         for _ in range(2):
             await load.comes_on()
             await asyncio.to_thread(pair.primary.stop)  # it ends when its standby has everything
@@ -69,7 +69,7 @@ async def test_the_old_primary_lives_on_beside_the_promoted_standby(
 ) -> None:
     url = pair.url(DATABASE)
     with capture_logs() as events:
-        async with under_load(url, broker_url) as load, relaying(on(settings, url, command_timeout=2.0)):
+        async with under_load(url, broker_url) as load, relaying(with_database(settings, url, command_timeout=2.0)):
             await load.comes_on()
             await asyncio.to_thread(pair.promote)  # every commit on the old one hangs, and it lets everyone in
 
@@ -86,7 +86,7 @@ async def test_a_standby_that_lags_behind_is_promoted(settings: Settings, pair: 
     """Commits are gone, together with their messages; what is in the new primary's tables goes out all the same."""
     url = pair.url(DATABASE)
     pair.primary.do_without_standby()
-    async with under_load(url, broker_url) as load, relaying(on(settings, url)):
+    async with under_load(url, broker_url) as load, relaying(with_database(settings, url)):
         await load.comes_on()
         await asyncio.to_thread(pair.other.stop_following)
         await load.comes_on()
@@ -117,7 +117,10 @@ def test_what_a_lagging_standby_lacked_is_named_by_reconcile(pair: Pair, databas
 
 async def test_two_relays_under_a_split(settings: Settings, pair: Pair, broker_url: str) -> None:
     url = pair.url(DATABASE)
-    async with under_load(url, broker_url) as load, two_relaying(on(settings, url, command_timeout=2.0)) as nodes:
+    async with (
+        under_load(url, broker_url) as load,
+        two_relaying(with_database(settings, url, command_timeout=2.0)) as nodes,
+    ):
         await load.comes_on()
         await asyncio.to_thread(pair.promote)
 
@@ -137,7 +140,7 @@ async def test_two_relays_when_a_standby_that_lags_behind_is_promoted(
     """What was delivered and is in no table any more is told by comparing; what lost only its mark goes out again."""
     url = pair.url(DATABASE)
     pair.primary.do_without_standby()
-    async with under_load(url, broker_url) as load, two_relaying(on(settings, url)) as nodes:
+    async with under_load(url, broker_url) as load, two_relaying(with_database(settings, url)) as nodes:
         await load.comes_on()
         known = await message_ids(pair)
         await load.comes_on()
@@ -173,4 +176,4 @@ async def message_ids(pair: Pair) -> frozenset[UUID]:
 
 async def has_relays(pair: Pair, number: int) -> bool:
     async with await psycopg.AsyncConnection.connect(pair.primary.url(DATABASE)) as connection:
-        return (await connection.execute(f"SELECT {OF_RELAY}")).rowcount == number
+        return (await connection.execute(f"SELECT {RELAY_SESSIONS}")).rowcount == number

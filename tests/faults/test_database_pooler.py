@@ -14,7 +14,7 @@ from relay.database import connect_async, require_session
 from relay.errors import ConfigurationError, DatabaseUnavailableError
 from tests.cli.command import Command
 from tests.faults.load import relaying, under_load
-from tests.faults.test_database_sessions import on
+from tests.faults.relay_sessions import with_database
 from tests.support import pgbouncer
 from tests.support.pgbouncer import PgBouncer, PoolMode
 from tests.support.postgres import PostgresServer
@@ -63,7 +63,7 @@ def test_a_pooler_that_lends_sessions_out_is_refused(
 async def test_it_is_found_out_in_a_busy_pool(start_pooler: StartPooler, settings: Settings) -> None:
     pooler = start_pooler(PoolMode.TRANSACTION)
     url = pooler.url(settings.database.url.get_secret_value())
-    database = on(settings, url).database
+    database = with_database(settings, url).database
     stop = asyncio.Event()
 
     async def work() -> None:
@@ -85,7 +85,7 @@ async def test_it_is_found_out_in_a_busy_pool(start_pooler: StartPooler, setting
 async def test_a_pool_without_a_second_session_is_waited_for(start_pooler: StartPooler, settings: Settings) -> None:
     pooler = start_pooler(PoolMode.SESSION, size=1)
     url = pooler.url(settings.database.url.get_secret_value())
-    database = on(settings, f"{url}?connect_timeout=2").database
+    database = with_database(settings, f"{url}?connect_timeout=2").database
 
     async with await connect_async(database) as connection:
         with pytest.raises(DatabaseUnavailableError, match="gives us no second connection"):
@@ -94,7 +94,7 @@ async def test_a_pool_without_a_second_session_is_waited_for(start_pooler: Start
 
 async def test_a_pooler_that_keeps_sessions_is_used(start_pooler: StartPooler, settings: Settings) -> None:
     url, broker_url = settings.database.url.get_secret_value(), settings.broker.url.get_secret_value()
-    through_pooler = on(settings, start_pooler(PoolMode.SESSION).url(url))
+    through_pooler = with_database(settings, start_pooler(PoolMode.SESSION).url(url))
 
     async with under_load(url, broker_url) as load, relaying(through_pooler):
         await load.comes_on()

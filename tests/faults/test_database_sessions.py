@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Iterator, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Iterator
 from typing import Any, LiteralString
 
 import aio_pika
@@ -20,18 +20,19 @@ from relay.database import kind_of_loss
 from relay.engine.session.session import LaneSession
 from relay.operate.migrate import migrate
 from tests.faults.load import relaying, under_load
+from tests.faults.relay_sessions import RELAY_SESSIONS, reasons, with_database
+from tests.support.events import Events
 from tests.support.eventually import eventually
 from tests.support.postgres import PostgresServer
 from tests.support.proxy import FaultProxy, Way
 from tests.support.queues import declare_bound
 
 WRITE = "INSERT INTO outbox.message (aggregate_type, event_type, payload) VALUES ('customer', 'InvoiceIssued', '1')"
-OF_RELAY = "FROM pg_stat_activity WHERE application_name = 'outbox-relay' AND datname = current_database()"
 BLOCK_MARKS = "LOCK TABLE outbox.message_sent IN SHARE MODE"
-RELAY_WAITS = f"SELECT {OF_RELAY} AND wait_event_type = 'Lock'"
+RELAY_WAITS = f"SELECT {RELAY_SESSIONS} AND wait_event_type = 'Lock'"
 RELAY_WAITS_LONG = f"{RELAY_WAITS} AND clock_timestamp() - query_start > interval '1800 ms'"
-RELAY_RESTS = f"SELECT {OF_RELAY} AND state = 'idle' AND clock_timestamp() - state_change > interval '1800 ms'"
-RELAY_WAITS_FOR_STANDBY = f"SELECT {OF_RELAY} AND wait_event = 'SyncRep'"
+RELAY_RESTS = f"SELECT {RELAY_SESSIONS} AND state = 'idle' AND clock_timestamp() - state_change > interval '1800 ms'"
+RELAY_WAITS_FOR_STANDBY = f"SELECT {RELAY_SESSIONS} AND wait_event = 'SyncRep'"
 PENDING = "SELECT count(*) FROM outbox.message WHERE state = 'pending'"
 # Longer than they would take, shorter than the relay waits or rests.
 IMPATIENT = {
@@ -40,8 +41,6 @@ IMPATIENT = {
     "transaction_timeout": "1500ms",
     "idle_session_timeout": "1500ms",
 }
-
-Events = Sequence[MutableMapping[str, Any]]
 
 
 class Operator:
@@ -109,7 +108,7 @@ async def test_sessions_ended_by_an_operator_under_load(settings: Settings, oper
         async with under_load(url, broker_url) as load, relaying(settings):
             for _ in range(4):
                 await load.comes_on()
-                await operator.tell(f"SELECT pg_terminate_backend(pid) {OF_RELAY}")
+                await operator.tell(f"SELECT pg_terminate_backend(pid) {RELAY_SESSIONS}")
             await load.comes_on()
             await load.finish()
 
@@ -123,7 +122,10 @@ async def test_a_restart_of_the_server_under_load(
     settings: Settings, server: PostgresServer, own_database_url: str, broker_url: str, how: signal.Signals
 ) -> None:
     with capture_logs() as events:
-        async with under_load(own_database_url, broker_url) as load, relaying(on(settings, own_database_url)):
+        async with (
+            under_load(own_database_url, broker_url) as load,
+            relaying(with_database(settings, own_database_url)),
+        ):
             await load.comes_on()
             await asyncio.to_thread(server.stop, how)
             await eventually(lambda: "refused" in reasons(events), "it has tried in vain to come back")
@@ -140,7 +142,9 @@ async def test_a_server_that_falls_silent_under_load(
 ) -> None:
     with capture_logs() as events:
         async with FaultProxy("127.0.0.1", postgres.port, amqp=False) as proxy:
-            silent = on(settings, database_url.replace(f":{postgres.port}/", f":{proxy.port}/"), command_timeout=1.0)
+            silent = with_database(
+                settings, database_url.replace(f":{postgres.port}/", f":{proxy.port}/"), command_timeout=1.0
+            )
             async with under_load(database_url, broker_url) as load, relaying(silent):
                 await load.comes_on()
                 for way in Way:
@@ -172,7 +176,7 @@ async def test_a_row_confirmed_but_not_marked_is_marked_later_and_not_sent_again
                 await operator.connection.execute(WRITE)
                 await eventually(lambda: operator.finds(RELAY_WAITS), "it waits for the lock")
 
-                await operator.tell(f"SELECT {end}(pid) {OF_RELAY}")
+                await operator.tell(f"SELECT {end}(pid) {RELAY_SESSIONS}")
                 await eventually(lambda: told in reasons(events), "PostgreSQL's words are told")
                 await eventually(lambda: operator.finds(RELAY_WAITS), "it waits for the lock again")
             await eventually(operator.is_sent, "the row is marked")
@@ -185,7 +189,7 @@ async def test_the_server_s_last_words_are_known_when_they_come_with_an_answer(
     settings: Settings, operator: Operator
 ) -> None:
     async with await LaneSession.open(settings.database) as session, session.use() as connection:
-        await operator.tell(f"SELECT pg_terminate_backend(pid) {OF_RELAY}")
+        await operator.tell(f"SELECT pg_terminate_backend(pid) {RELAY_SESSIONS}")
         await eventually(lambda: has_heard(connection, session), "they have come")
 
         with pytest.raises(psycopg.OperationalError) as failed:
@@ -226,7 +230,7 @@ async def test_a_server_that_takes_no_writes_is_waited_for(
     with capture_logs() as events:
         async with relaying(settings):
             await operator.set_for_new_sessions(default_transaction_read_only="on")
-            await operator.tell(f"SELECT pg_terminate_backend(pid) {OF_RELAY}")
+            await operator.tell(f"SELECT pg_terminate_backend(pid) {RELAY_SESSIONS}")
             await eventually(lambda: "session is read-only" in reasons(events), "the reason is told")
             await operator.set_for_new_sessions(default_transaction_read_only="off")
             await operator.connection.execute(WRITE)
@@ -243,7 +247,7 @@ async def test_a_session_that_turns_read_only_is_replaced(
         operator = Operator(connection)
         await connection.execute("SET default_transaction_read_only = off")
         with capture_logs() as events:
-            async with relaying(on(settings, own_database_url)):
+            async with relaying(with_database(settings, own_database_url)):
                 await operator.set_for_server(default_transaction_read_only="on")
                 await eventually(lambda: "read-only transaction" in reasons(events), "the reason is told")
                 await operator.set_for_server(default_transaction_read_only="off")
@@ -257,12 +261,12 @@ async def test_a_commit_that_its_standby_may_lack_is_not_taken_for_made(
         operator = Operator(connection)
         await connection.execute("SET synchronous_commit = local")
         with capture_logs() as events:
-            async with relaying(on(settings, own_database_url)):
+            async with relaying(with_database(settings, own_database_url)):
                 await operator.set_for_server(synchronous_standby_names="nobody")
                 await connection.execute(WRITE)
                 await eventually(lambda: operator.finds(RELAY_WAITS_FOR_STANDBY), "it waits for a standby")
 
-                await operator.tell(f"SELECT pg_cancel_backend(pid) {OF_RELAY}")
+                await operator.tell(f"SELECT pg_cancel_backend(pid) {RELAY_SESSIONS}")
                 await eventually(lambda: "a failover may undo the commit" in reasons(events), "the doubt is told")
                 await operator.set_for_server(synchronous_standby_names="")
                 await eventually(operator.is_sent, "the row is sent")
@@ -291,17 +295,6 @@ async def test_both_ends_notice_a_peer_that_died_silently(settings: Settings, da
         "tcp_user_timeout": 10_000,
     }
     assert server == {name: str(value) for name, value in client.items()}
-
-
-def on(settings: Settings, url: str, **more: float) -> Settings:
-    """Give the settings of a relay on another database."""
-    database = settings.database.model_copy(update={"url": SecretStr(url), **more})
-    return settings.model_copy(update={"database": database})
-
-
-def reasons(events: Events) -> str:
-    """Give what was told to be wrong with the database."""
-    return "\n".join(event["reason"] for event in events if event["event"] == "database.degraded")
 
 
 def healed(events: Events) -> bool:

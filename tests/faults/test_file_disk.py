@@ -6,18 +6,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from yarl import URL
 
 from relay.config.settings import BrokerSettings
 from relay.errors import NotAcceptedError
 from relay.outbox import Event
 from relay.publisher import DurablePublisher
-from tests.consume.effects import through
 from tests.engine.conftest import Reader
 from tests.publisher.events import first_of_each, is_direct, measured, publish_all
 from tests.support.eventually import eventually
 from tests.support.process import Process
-from tests.support.proxy import FaultProxy
+from tests.support.proxied import proxied
 from tests.support.volume import fill
 
 
@@ -38,9 +36,9 @@ async def test_a_full_disk_accepts_nothing_and_keeps_what_was_accepted(
     volume: Path, broker: BrokerSettings, queue: Reader
 ) -> None:
     file, late = volume / "buffer.sqlite", measured(10)
-    async with FaultProxy("127.0.0.1", URL(broker.url.get_secret_value()).port or 5672) as proxy:
+    async with proxied(broker) as (proxy, far):
         proxy.refusing = True
-        async with DurablePublisher(file, broker=through(broker, proxy.port), name="sensors") as sensors:
+        async with DurablePublisher(file, broker=far, name="sensors") as sensors:
             ids = await publish_all(sensors, range(10))
             ballast = fill(volume)
             with pytest.raises(NotAcceptedError, match=f"{file} could not be written: its volume has 0 bytes free"):
@@ -67,9 +65,9 @@ async def test_a_disk_that_the_file_has_filled_is_enough_to_send_what_is_in_it(
     volume: Path, broker: BrokerSettings, queue: Reader
 ) -> None:
     file = volume / "buffer.sqlite"
-    async with FaultProxy("127.0.0.1", URL(broker.url.get_secret_value()).port or 5672) as proxy:
+    async with proxied(broker) as (proxy, far):
         proxy.refusing = True
-        async with DurablePublisher(file, broker=through(broker, proxy.port), name="sensors") as sensors:
+        async with DurablePublisher(file, broker=far, name="sensors") as sensors:
             # Until not even the smallest has room.
             ids = [id_ for size in (400_000, 4_000, 1) for id_ in await publish_until_refused(sensors, size)]
 
@@ -84,9 +82,9 @@ async def test_a_disk_that_the_file_has_filled_is_enough_to_hold_the_key_of_a_re
     volume: Path, broker: BrokerSettings, queue: Reader
 ) -> None:
     file = volume / "buffer.sqlite"
-    async with FaultProxy("127.0.0.1", URL(broker.url.get_secret_value()).port or 5672) as proxy:
+    async with proxied(broker) as (proxy, far):
         proxy.refusing = True
-        async with DurablePublisher(file, broker=through(broker, proxy.port), name="sensors") as sensors:
+        async with DurablePublisher(file, broker=far, name="sensors") as sensors:
             await sensors.publish(measured(0, exchange="", routing_key="late"))
             ids = [id_ for size in (40_000, 400) for id_ in await publish_until_refused(sensors, size, keys=["a"])]
 

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from typing import LiteralString
 
 import psycopg
 import pytest
@@ -18,23 +17,12 @@ from tests.faults.owners import SLACK
 from tests.faults.recorder import Recorder
 from tests.faults.scene import QUICK, Scene, scene
 from tests.faults.watch import looked_at
+from tests.faults.without_lock import WITHOUT_LOCK
 from tests.support.eventually import eventually
 
 NAMES = ("one", "two")
 KEYS = [f"key-{number}" for number in range(40)]
 SENT_WHILE_WATCHED = 400  # messages
-
-# The bug: whoever asks for the lock of a lane is told that it has it, whether it is free or not. Every relay on this
-# database has it; what else it locks it does lock.
-WITHOUT_LOCK: LiteralString = """
-    CREATE SCHEMA planted;
-    CREATE FUNCTION planted.pg_try_advisory_lock(integer, integer) RETURNS boolean LANGUAGE sql AS $$
-        SELECT $1 = hashtext('outbox.lane') OR pg_catalog.pg_try_advisory_lock($1, $2)
-    $$;
-    DO $$ BEGIN
-        EXECUTE format('ALTER DATABASE %I SET search_path = public, planted, pg_catalog', current_database());
-    END $$
-"""
 
 
 @pytest.mark.parametrize("has_bug", [False, True], ids=["as it is", "without the lock"])

@@ -23,7 +23,8 @@ from relay.outbox import Event
 from relay.publisher import DurablePublisher
 from tests.consume.conftest import queue as consumed
 from tests.consume.conftest import table
-from tests.consume.effects import CONSUMER, QUICK, Queue, Table, count, running
+from tests.consume.effects import CONSUMER, Queue, Table, count, running
+from tests.consume.policies import QUICK
 from tests.consume.pool.conftest import candidate, partitions
 from tests.consume.pool.partitions import Partitions
 from tests.engine.conftest import Outbox, Reader

@@ -13,7 +13,6 @@ import pytest
 from relay.config.settings import Settings
 from tests.engine.conftest import NO_SWEEP, Outbox, Reader, RunNode
 from tests.engine.follower import insert
-from tests.engine.test_window import keys_of_other_lanes
 from tests.faults.victim import Victim
 from tests.support.eventually import eventually
 
@@ -41,7 +40,7 @@ def giant(rows: int, *, one_lane: bool, size: int = 10) -> bytes:
 async def test_other_lanes_pass_a_transaction_with_many_rows_in_one_lane(
     outbox: Outbox, writer: psycopg.AsyncConnection, queue: Reader, run_node: RunNode
 ) -> None:
-    others = await keys_of_other_lanes(outbox)
+    others = await outbox.keys_of_other_lanes()
     async with run_node(max_window_rows=200, **NO_SWEEP) as node:
         await eventually(node.is_ready, "ready")
         await writer.execute(giant(3000, one_lane=True))
@@ -112,7 +111,7 @@ async def relay(settings: Settings, tmp_path: Path) -> AsyncIterator[Victim]:
 async def test_a_million_rows_in_one_transaction_fill_no_memory_and_stop_nobody(
     outbox: Outbox, writer: psycopg.AsyncConnection, queue: Reader, relay: Victim, one_lane: bool
 ) -> None:
-    others = await keys_of_other_lanes(outbox)
+    others = await outbox.keys_of_other_lanes()
 
     async def come_through(turns: int) -> None:
         """Write a row of another lane, and the next one as soon as it is sent."""

@@ -14,7 +14,6 @@ from relay.operate.migrate import migrate
 from relay.operate.status import read_status
 from tests.engine.conftest import NO_SWEEP, Outbox, Reader, RunNode
 from tests.engine.follower import insert
-from tests.engine.test_node import sleeps
 from tests.support.eventually import eventually
 from tests.support.postgres import PostgresServer
 
@@ -59,7 +58,7 @@ async def test_a_writer_can_prepare_while_a_relay_sleeps(
 ) -> None:
     async with run_node(**NO_SWEEP) as node:
         await eventually(node.is_ready, "ready")
-        await eventually(lambda: sleeps(outbox), "asks writers to ring")
+        await eventually(outbox.has_sleeping_relay, "asks writers to ring")
 
         (id_,) = await prepare(database_url, "order-7", "1")
         await decide(database_url, "COMMIT", "order-7")
@@ -73,7 +72,7 @@ async def test_a_writer_that_lets_it_ring_is_told_why_it_cannot_prepare(
     """So the setting is needed; PostgreSQL rolls the transaction back."""
     async with run_node() as node:
         await eventually(node.is_ready, "ready")
-        await eventually(lambda: sleeps(outbox), "asks writers to ring")
+        await eventually(outbox.has_sleeping_relay, "asks writers to ring")
         await insert(writer, "1")
 
         with pytest.raises(psycopg.errors.FeatureNotSupported, match="NOTIFY"):

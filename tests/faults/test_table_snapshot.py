@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -14,8 +13,8 @@ from relay.config.settings import Settings
 from relay.engine.nodes import vacuum as horizon
 from tests.engine.conftest import NO_SWEEP, Outbox, Reader, RunNode
 from tests.support.eventually import eventually
+from tests.support.roles import SCRIPT
 
-ROLES = Path("config/roles.sql").read_bytes()
 TURNS, ROWS = 20, 500
 
 ENTRIES_READ = """
@@ -61,7 +60,7 @@ async def test_who_holds_a_snapshot_is_named_once_and_so_is_its_end(
     outbox: Outbox, settings: Settings, database_url: str, run_node: RunNode, role: str
 ) -> None:
     """A role that may not see how old a transaction is counts from the first look."""
-    await outbox.connection.execute(ROLES)
+    await outbox.connection.execute(SCRIPT.encode())
     url = SecretStr(f"{database_url}?options=-crole%3D{role}")
     base = settings.model_copy(update={"database": settings.database.model_copy(update={"url": url})})
 
@@ -84,7 +83,7 @@ async def test_who_holds_a_snapshot_is_named_once_and_so_is_its_end(
 async def test_a_server_that_shows_nobody_s_sessions_is_told_of_once(
     outbox: Outbox, settings: Settings, database_url: str, queue: Reader, run_node: RunNode
 ) -> None:
-    await outbox.connection.execute(ROLES)
+    await outbox.connection.execute(SCRIPT.encode())
     await outbox.connection.execute("REVOKE SELECT ON pg_stat_activity FROM PUBLIC")
     url = SecretStr(f"{database_url}?options=-crole%3Doutbox_relay")
     base = settings.model_copy(update={"database": settings.database.model_copy(update={"url": url})})

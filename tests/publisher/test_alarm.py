@@ -3,7 +3,8 @@
 import pytest
 
 from tests.engine.conftest import Reader
-from tests.faults.test_broker_alarms import Alarm, alarm
+from tests.faults.alarms import Alarm
+from tests.faults.conftest import alarm
 from tests.publisher.conftest import Open
 from tests.publisher.events import first_of_each, is_direct, publish_all
 from tests.support.eventually import eventually

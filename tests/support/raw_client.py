@@ -112,3 +112,12 @@ class RawClient:
         start = await self._reader.readexactly(7)
         rest = await self._reader.readexactly(int.from_bytes(start[3:]) + 1)
         return int.from_bytes(rest[:4])
+
+
+def nested(kind: bytes, depth: int) -> bytes:
+    """Encode arrays, or tables, within each other."""
+    name = b"" if kind == b"A" else b"\x01a"
+    value = b"V"
+    for _ in range(depth):
+        value = kind + long(name + value)
+    return value

@@ -19,12 +19,13 @@ from relay.consume.pool import Partition, PartitionedConsumer, PoolPolicy
 from relay.consume.pool.candidate import Candidate
 from relay.database import connect_async
 from relay.errors import ConfigurationError, QueueUnfitError
-from tests.consume.effects import QUEUE, QUICK, SOON, Table, count, running, through
+from tests.consume.effects import QUEUE, Table, count, running
+from tests.consume.policies import QUICK, SOON
 from tests.consume.pool.conftest import candidate
 from tests.consume.pool.partitions import Partitions
-from tests.consume.test_outages import port_of
 from tests.support.eventually import eventually
-from tests.support.proxy import Act, FaultProxy, Way
+from tests.support.proxied import proxied
+from tests.support.proxy import Act, Way
 from tests.support.rabbitmq import RabbitServer
 
 KEYS = 50
@@ -131,8 +132,8 @@ async def test_a_copy_that_is_cut_off_leaves_those_of_other_partitions_alone(
         properties = Basic.Properties(message_id=f"{number}")
         return asyncio.create_task(outgoing.publish(f"{QUEUE}.dead", properties, b""))
 
-    async with FaultProxy("127.0.0.1", port_of(broker)) as proxy:
-        stand.broker = through(broker, proxy.port)
+    async with proxied(broker) as (proxy, far):
+        stand.broker = far
         member = stand.member("a")
         one, another = (member._setup.of(Fence(partition, 1), QUEUE).outgoing for partition in (0, 1))
         await publish(one, 1)
