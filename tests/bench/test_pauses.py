@@ -24,6 +24,7 @@ def stand(tmp_path: Path) -> Stand:
 @pytest.mark.drills
 @pytest.mark.timeout(300)
 def test_the_node_of_a_leader_is_killed_twice(postgres: PostgresServer, stand: Stand) -> None:
+    """When the node of a queue's leader is killed, the benchmark measures a pause and no message is lost."""
     if (reason := why_not()) is not None:
         pytest.skip(f"no cluster: {reason}")
     with Cluster() as cluster:
@@ -35,6 +36,7 @@ def test_the_node_of_a_leader_is_killed_twice(postgres: PostgresServer, stand: S
 @pytest.mark.drills
 @pytest.mark.timeout(300)
 def test_a_broker_is_restarted_twice(postgres: PostgresServer, stand: Stand) -> None:
+    """When the only broker restarts, the benchmark measures a pause and no message is lost."""
     with RabbitServer(schedulers=1) as broker:
         measured = [restart_broker(stand, postgres, broker) for _ in range(2)]
 
@@ -44,6 +46,7 @@ def test_a_broker_is_restarted_twice(postgres: PostgresServer, stand: Stand) -> 
 @pytest.mark.drills
 @pytest.mark.timeout(300)
 def test_a_primary_is_killed_twice(rabbitmq: RabbitServer, stand: Stand) -> None:
+    """When the primary of a synchronous pair is killed, the benchmark measures a pause and no message is lost."""
     with Pair() as pair:
         measured = [kill_primary(stand, pair, rabbitmq) for _ in range(2)]
 

@@ -16,6 +16,7 @@ pytestmark = [pytest.mark.drills, pytest.mark.timeout(300)]
 
 
 def test_relays_that_take_lanes_without_the_lock(tmp_path: Path) -> None:
+    """When the lock of a lane excludes no other relay, the run fails and names the invariant that is broken."""
     with private_servers() as servers:
         with psycopg.connect(servers.database_url, autocommit=True) as connection:
             connection.execute(WITHOUT_LOCK)

@@ -36,9 +36,10 @@ def rabbitmq() -> Iterator[RabbitServer]:
         yield node
 
 
-async def test_a_restart_of_the_broker_brings_what_was_unacknowledged_again_once(
+async def test_a_restart_of_the_broker_redelivers_what_was_unacknowledged(
     stand: Stand, rabbitmq: RabbitServer, run_node: RunNode
 ) -> None:
+    """The broker restarts with a hundred messages unacknowledged; they come again, and each takes effect once."""
     async with run_node():
         await stand.issue()  # of a hundred customers: none waits for another
         await eventually(lambda: has(stand, SENT, 100), "all are in the queue")
@@ -71,6 +72,7 @@ async def test_a_restart_of_the_broker_brings_what_was_unacknowledged_again_once
 async def test_a_slow_downstream_throttles_the_producer_and_is_caught_up_with(
     stand: Stand, rabbitmq: RabbitServer, run_node: RunNode
 ) -> None:
+    """A slow worker fills its queue; the relay waits, memory stays bounded, and each invoice is projected once."""
     rabbitmq.ctl("set_policy", "-p", stand.vhost, "full", f"^{QUEUE}$", '{"max-length": 50}', "--apply-to", "queues")
     await stand.slow_down(SLOW)
     worker = stand.hire()
@@ -100,6 +102,7 @@ async def test_a_slow_downstream_throttles_the_producer_and_is_caught_up_with(
 
 
 async def test_a_lost_database_is_waited_for_and_nothing_is_given_up(stand: Stand, run_node: RunNode) -> None:
+    """The database is unreachable for 20 s; the worker waits, and then projects each invoice at its first delivery."""
     async with proxy_to(stand.settings.database.url, amqp=False) as proxy, run_node():
         worker = stand.hire(database=proxy)
         await stand.slow_down(0.1)
@@ -131,7 +134,7 @@ async def test_a_lost_database_is_waited_for_and_nothing_is_given_up(stand: Stan
 
 
 async def test_a_storm_of_repeats_is_absorbed(stand: Stand, run_node: RunNode) -> None:
-    """Ten thousand messages, and the same ones again."""
+    """Ten thousand messages arrive a second time; the inbox recognises each of them, and no effect is doubled."""
     worker = stand.hire()
     async with run_node():
         await stand.issue(100)

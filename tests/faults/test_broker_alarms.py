@@ -30,6 +30,7 @@ SENT = "SELECT count(*) FROM outbox.message WHERE state = 'sent' AND attempts = 
 async def test_an_alarm_is_waited_out_and_nothing_comes_twice(
     settings: Settings, database_url: str, broker_url: str, alarm: Alarm
 ) -> None:
+    """An alarm outlasts the confirm timeout; the relay keeps its connection, names the alarm, and repeats nothing."""
     impatient = changed(settings, confirm_timeout=CONFIRM_TIMEOUT)
     async with under_load(database_url, broker_url) as load, relaying(impatient) as node:
         await load.comes_on()
@@ -49,9 +50,10 @@ async def test_an_alarm_is_waited_out_and_nothing_comes_twice(
 
 
 @pytest.mark.parametrize("alarm", ["memory"], indirect=True)
-async def test_more_in_the_socket_than_it_holds_is_waited_for_as_well(
+async def test_a_full_socket_is_waited_for_during_an_alarm(
     settings: Settings, database_url: str, broker_url: str, alarm: Alarm
 ) -> None:
+    """An alarm lasts while the socket to the broker is full; the relay keeps its connection and sends each row once."""
     # The broker's kernel takes no more, for longer than TCP_USER_TIMEOUT would allow.
     rows = 40
     async with (
@@ -78,6 +80,7 @@ async def test_more_in_the_socket_than_it_holds_is_waited_for_as_well(
 async def test_a_connection_lost_during_an_alarm_is_replaced(
     settings: Settings, database_url: str, broker_url: str, rabbitmq: RabbitServer, alarm: Alarm
 ) -> None:
+    """The connection is closed during an alarm; the relay opens another, and repeats at most what was in flight."""
     async with under_load(database_url, broker_url) as load, relaying(settings) as node:
         await load.comes_on()
         await alarm.raise_()

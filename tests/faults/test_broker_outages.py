@@ -141,6 +141,7 @@ async def test_revoked_credentials_are_waited_for(
 async def test_a_broker_that_is_restarted_under_load_is_waited_for(
     settings: Settings, database_url: str, how: signal.Signals
 ) -> None:
+    """The broker stops under load and starts again; the relay reconnects and repeats at most what was in flight."""
     with RabbitServer(schedulers=1) as own:
         url = own.add_vhost(f"restart_{secrets.token_hex(4)}")
         theirs = settings.model_copy(update={"broker": settings.broker.model_copy(update={"url": SecretStr(url)})})

@@ -38,9 +38,10 @@ DECLARATIONS = (Exchange.Declare, Exchange.Bind, Queue.Declare, Queue.Bind)
 pytestmark = [pytest.mark.drills, pytest.mark.timeout(300)]
 
 
-async def test_what_a_parted_node_took_along_is_missing_and_a_replay_brings_it(
+async def test_a_replay_delivers_what_a_partitioned_node_has_lost(
     cluster: Cluster, settings: Settings, tmp_path: Path
 ) -> None:
+    """A partitioned node confirms messages and then loses them; just these are missing, and a replay sends them."""
     parted, *others = cluster.nodes
     vhost = f"drill_{secrets.token_hex(4)}"
     url = SecretStr(parted.add_vhost(vhost))

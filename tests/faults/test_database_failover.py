@@ -36,6 +36,7 @@ def pair() -> Iterator[Pair]:
 async def test_the_primary_is_killed_and_its_standby_promoted_twice(
     settings: Settings, pair: Pair, broker_url: str
 ) -> None:
+    """The primary is killed and its synchronous standby promoted, twice; no message is lost, reordered or repeated."""
     url = pair.url(DATABASE)
     async with under_load(url, broker_url) as load, relaying(with_database(settings, url)):
         for _ in range(2):
@@ -51,6 +52,7 @@ async def test_the_primary_is_killed_and_its_standby_promoted_twice(
 
 
 async def test_the_primary_hands_over_and_back(settings: Settings, pair: Pair, broker_url: str) -> None:
+    """The primary hands over to its standby and back; no message is lost, reordered or repeated."""
     url = pair.url(DATABASE)
     async with under_load(url, broker_url) as load, relaying(with_database(settings, url)):
         for _ in range(2):
@@ -64,9 +66,8 @@ async def test_the_primary_hands_over_and_back(settings: Settings, pair: Pair, b
     assert load.repeats == 0
 
 
-async def test_the_old_primary_lives_on_beside_the_promoted_standby(
-    settings: Settings, pair: Pair, broker_url: str
-) -> None:
+async def test_the_old_primary_outlives_the_promotion(settings: Settings, pair: Pair, broker_url: str) -> None:
+    """A standby is promoted while its primary still runs; the relay moves to the new one and repeats no message."""
     url = pair.url(DATABASE)
     with capture_logs() as events:
         async with under_load(url, broker_url) as load, relaying(with_database(settings, url, command_timeout=2.0)):
@@ -83,7 +84,7 @@ async def test_the_old_primary_lives_on_beside_the_promoted_standby(
 
 
 async def test_a_standby_that_lags_behind_is_promoted(settings: Settings, pair: Pair, broker_url: str) -> None:
-    """Commits are gone, together with their messages; what is in the new primary's tables goes out all the same."""
+    """A lagging standby is promoted and lacks commits; whatever its tables still hold is delivered in order."""
     url = pair.url(DATABASE)
     pair.primary.do_without_standby()
     async with under_load(url, broker_url) as load, relaying(with_database(settings, url)):
@@ -97,6 +98,7 @@ async def test_a_standby_that_lags_behind_is_promoted(settings: Settings, pair: 
 
 
 def test_what_a_lagging_standby_lacked_is_named_by_reconcile(pair: Pair, database: DatabaseSettings) -> None:
+    """A lagging standby is promoted; `relay reconcile` names each message that was applied and is in no table."""
     ends = Ends(DatabaseSettings(url=SecretStr(pair.url(DATABASE))), database)
     ends.apply(ends.send(5))
     pair.primary.do_without_standby()
@@ -116,6 +118,7 @@ def test_what_a_lagging_standby_lacked_is_named_by_reconcile(pair: Pair, databas
 
 
 async def test_two_relays_under_a_split(settings: Settings, pair: Pair, broker_url: str) -> None:
+    """A split leaves two primaries; two relays share the new one, and repeat only what neither could mark."""
     url = pair.url(DATABASE)
     async with (
         under_load(url, broker_url) as load,
@@ -137,7 +140,7 @@ async def test_two_relays_under_a_split(settings: Settings, pair: Pair, broker_u
 async def test_two_relays_when_a_standby_that_lags_behind_is_promoted(
     settings: Settings, pair: Pair, broker_url: str
 ) -> None:
-    """What was delivered and is in no table any more is told by comparing; what lost only its mark goes out again."""
+    """A lagging standby is promoted under two relays; they share its lanes, and what is gone was written last."""
     url = pair.url(DATABASE)
     pair.primary.do_without_standby()
     async with under_load(url, broker_url) as load, two_relaying(with_database(settings, url)) as nodes:

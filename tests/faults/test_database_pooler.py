@@ -83,6 +83,7 @@ async def test_it_is_found_out_in_a_busy_pool(start_pooler: StartPooler, setting
 
 @pytest.mark.drills
 async def test_a_pool_without_a_second_session_is_waited_for(start_pooler: StartPooler, settings: Settings) -> None:
+    """A pooler has no second session to give; the relay reports the database as unavailable, and so tries again."""
     pooler = start_pooler(PoolMode.SESSION, size=1)
     url = pooler.url(settings.database.url.get_secret_value())
     database = with_database(settings, f"{url}?connect_timeout=2").database

@@ -140,6 +140,7 @@ async def test_a_restart_of_the_server_under_load(
 async def test_a_server_that_falls_silent_under_load(
     settings: Settings, postgres: PostgresServer, database_url: str, broker_url: str
 ) -> None:
+    """The database stops answering under load; the relay gives up its session in time, and repeats no message."""
     with capture_logs() as events:
         async with FaultProxy("127.0.0.1", postgres.port, amqp=False) as proxy:
             silent = with_database(

@@ -52,6 +52,7 @@ async def unmarked(running: Drill) -> AsyncIterator[None]:
 async def test_lanes_stay_until_nothing_of_them_is_under_way(
     servers: Servers, tmp_path: Path, moment: Callable[[Drill], AbstractAsyncContextManager[None]], dies: str
 ) -> None:
+    """Lanes must move while confirms or marks are missing, and a relay dies; no lane moves early or loses its order."""
     async with drill(servers, tmp_path, "one", "two", **PATIENT) as running:
         history, one, two = running.stand.history, *(running.stand.relays[name].victim for name in ("one", "two"))
         history.append(Injected("away", Reach.ALL, relay="two"))

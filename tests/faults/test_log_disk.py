@@ -38,6 +38,7 @@ def server(volume: Path) -> Iterator[PostgresServer]:
 async def test_a_server_that_dies_of_a_full_disk_is_waited_for(
     server: PostgresServer, volume: Path, settings: Settings, broker_url: str
 ) -> None:
+    """PostgreSQL ends because its WAL volume is full; the relay waits for the restart, and repeats no message."""
     url = server.create_database("drill")
     theirs = settings.model_copy(update={"database": DatabaseSettings(url=SecretStr(url))})
     await asyncio.to_thread(migrate, theirs.database)

@@ -52,6 +52,7 @@ async def test_a_relay_cut_off_on_one_side_gives_its_lanes_to_the_other(
 
 @pytest.mark.drills
 async def test_a_rolling_restart_sends_nothing_twice_and_stops_nothing(servers: Servers, tmp_path: Path) -> None:
+    """Three relays restart one after the other; no message is repeated, and no message waits for long."""
     async with drill(servers, tmp_path, "one", "two", "three") as running:
         begun = len(running.stand.history)
         for name, relay in running.stand.relays.items():

@@ -171,9 +171,10 @@ async def test_a_name_that_moves_is_followed_at_a_reload_and_at_a_reconnect(
 
 
 @pytest.mark.drills
-async def test_a_relay_that_is_moved_under_load_from_broker_to_broker_and_back_loses_and_repeats_nothing(
+async def test_a_relay_moves_between_brokers_under_load_without_loss_or_repeats(
     relay: Relay, configure: Configure, rabbitmq: RabbitServer, broker_url: str, database_url: str
 ) -> None:
+    """Reloads move a relay to another broker and back under load; no message is lost or repeated."""
     with RabbitServer(schedulers=1) as other:
         other_url = other.add_vhost(f"moved_{secrets.token_hex(4)}")
         async with under_load(database_url, broker_url) as load, await aio_pika.connect(other_url) as connection:

@@ -126,6 +126,7 @@ async def test_a_consumer_is_refused_says_so_and_goes_on(
     renewed_database: DatabaseSettings,
     renewed_broker: BrokerSettings,
 ) -> None:
+    """The password of one end changes; the consumer names the refusal, and goes on with the renewed file."""
     inbox = Inbox(renewed_database, CONSUMER)
     consumer: Consumer | PartitionedConsumer
     if kind == "alone":

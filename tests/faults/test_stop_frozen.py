@@ -53,7 +53,7 @@ async def queue(broker_url: str) -> AsyncIterator[Reader]:
 
 @pytest.mark.parametrize("is_loaded", [False, True], ids=["idle", "loaded"])
 @pytest.mark.parametrize("frozen", ["database", "broker", "database and broker"])
-async def test_a_stop_beside_frozen_servers(
+async def test_a_stop_with_frozen_servers(
     frozen: str,
     *,
     is_loaded: bool,
@@ -64,6 +64,7 @@ async def test_a_stop_beside_frozen_servers(
     queue: Reader,
     tmp_path: Path,
 ) -> None:
+    """A relay must stop while servers are frozen; it exits with 0, and the next relay sends the remaining rows."""
     servers = [each for name, each in (("database", postgres), ("broker", rabbitmq)) if name in frozen]
     async with await psycopg.AsyncConnection.connect(database_url, autocommit=True) as connection:
         outbox = Outbox(connection)

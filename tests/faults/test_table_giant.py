@@ -108,9 +108,10 @@ async def relay(settings: Settings, tmp_path: Path) -> AsyncIterator[Victim]:
 @pytest.mark.drills
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("one_lane", [True, False])
-async def test_a_million_rows_in_one_transaction_fill_no_memory_and_stop_nobody(
+async def test_a_million_rows_in_one_transaction_stop_no_other_lane(
     outbox: Outbox, writer: psycopg.AsyncConnection, queue: Reader, relay: Victim, one_lane: bool
 ) -> None:
+    """One transaction writes a million rows; rows of other lanes pass it, and the relay's memory stays bounded."""
     others = await outbox.keys_of_other_lanes()
 
     async def come_through(turns: int) -> None:

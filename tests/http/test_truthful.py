@@ -92,6 +92,7 @@ async def heals(relay: RelayProcess) -> None:
 
 
 async def test_an_idle_relay_notices_a_frozen_broker(own_broker: RabbitServer, relay: RelayProcess) -> None:
+    """The broker freezes while the relay is idle; /readyz names it in time, and recovers with the broker."""
     os.kill(own_broker.pid, signal.SIGSTOP)
     try:
         await notices(relay, "broker: nothing has come from it")
@@ -102,6 +103,7 @@ async def test_an_idle_relay_notices_a_frozen_broker(own_broker: RabbitServer, r
 
 
 async def test_an_idle_relay_notices_a_killed_broker(own_broker: RabbitServer, relay: RelayProcess) -> None:
+    """The broker is killed while the relay is idle; /readyz names it in time, and recovers with the broker."""
     own_broker.stop(signal.SIGKILL)
     await notices(relay, "broker: ")
 
@@ -111,6 +113,7 @@ async def test_an_idle_relay_notices_a_killed_broker(own_broker: RabbitServer, r
 
 
 async def test_an_idle_relay_notices_a_killed_database(own_postgres: PostgresServer, relay: RelayProcess) -> None:
+    """The database is killed while the relay is idle; /readyz names it in time, and recovers with the database."""
     own_postgres.crash()
     await notices(relay, "database: ")
 
@@ -122,6 +125,7 @@ async def test_an_idle_relay_notices_a_killed_database(own_postgres: PostgresSer
 async def test_an_idle_relay_notices_a_silent_database(
     own_postgres: PostgresServer, settings: Settings, start_relay: StartRelay
 ) -> None:
+    """The database falls silent while the relay is idle; /readyz names it in time, and recovers with the database."""
     async with FaultProxy("127.0.0.1", own_postgres.port, amqp=False) as proxy:
         url = settings.database.url.get_secret_value().replace(f":{own_postgres.port}/", f":{proxy.port}/")
         relay = start_relay(RELAY_DATABASE_URL=url)
@@ -140,6 +144,7 @@ async def test_an_idle_relay_notices_a_silent_database(
 async def test_a_queue_that_is_full_is_a_fault_of_its_route_and_no_stall(
     rows: Rows, relay: RelayProcess, queue: aio_pika.abc.AbstractQueue
 ) -> None:
+    """A queue refuses messages because it is full; its route is quarantined, and the relay stays ready."""
     for _ in range(5):
         rows.pending(None, exchange="", routing_key="full")
     await eventually(lambda: states(rows) == {"sent", "quarantined"}, "the others wait aside", NOTICED_WITHIN)
@@ -153,6 +158,7 @@ async def test_a_queue_that_is_full_is_a_fault_of_its_route_and_no_stall(
 async def test_a_table_that_is_locked_stalls_the_marks(
     database_url: str, rows: Rows, relay: RelayProcess, queue: aio_pika.abc.AbstractQueue
 ) -> None:
+    """A lock keeps the relay from marking rows; /readyz names the lock and the stall, and recovers."""
     with psycopg.connect(database_url) as other:
         other.execute("LOCK TABLE outbox.message_sent IN SHARE MODE")  # writers and reads go on, marks do not
         rows.pending(None, exchange="", routing_key="full")
@@ -165,6 +171,7 @@ async def test_a_table_that_is_locked_stalls_the_marks(
 
 
 async def test_a_long_idle_is_fine(relay: RelayProcess) -> None:
+    """Nothing happens for a long time; the relay stays ready, and logs no warning."""
     looks = 0
 
     async def has_idled() -> bool:

@@ -64,7 +64,7 @@ async def relaying(relay: Command, url: str) -> AsyncIterator[None]:
         process.kill()
 
 
-async def test_a_restored_outbox_sends_what_was_pending_again_and_reconcile_names_what_is_gone(
+async def test_a_restored_outbox_sends_again_and_reconcile_names_what_is_gone(
     postgres: PostgresServer,
     new_server: PostgresServer,
     database_url: str,
@@ -73,6 +73,7 @@ async def test_a_restored_outbox_sends_what_was_pending_again_and_reconcile_name
     broker_url: str,
     tmp_path: Path,
 ) -> None:
+    """An outbox is restored from a dump; pending rows go out again, and `relay reconcile` names what it lacks."""
     relay = Command(tmp_path, RELAY_DATABASE_URL=database_url, RELAY_BROKER_URL=broker_url)
     dump = tmp_path / "outbox.dump"
     shop = DatabaseSettings(url=SecretStr(inbox_url))

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.drills
 async def test_while_an_alarm_blocks_publishers_events_go_to_the_buffer(
     publisher: Open, queue: Reader, alarm: Alarm
 ) -> None:
+    """An alarm of the broker blocks publishers; events go to the buffer, and all arrive in order afterwards."""
     async with publisher(confirm_timeout=1.0) as sensors:
         ids = await publish_all(sensors, [1])
         await alarm.raise_()

@@ -136,7 +136,7 @@ async def test_a_master_that_is_frozen_is_followed_by_another(
 async def test_random_deaths_for_a_minute(
     database: DatabaseSettings, broker: BrokerSettings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Three nodes and four members at 1,000 messages a second; whoever dies is started anew under another name."""
+    """A pool's nodes and members are killed at random under load; each message is applied once, in order."""
     seed = random.randrange(2**32)
     with capsys.disabled():
         print(f"\nseed {seed}")

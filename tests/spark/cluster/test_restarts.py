@@ -59,6 +59,7 @@ def test_while_tasks_load(
     way: Way,
     how: signal.Signals,
 ) -> None:
+    """PostgreSQL restarts while tasks load rows; at the latest a rerun has written each row once."""
     held = at_stage("loading", partition=way.partitions - 1)
     driver.save({**options, **way.options}, held.fault, way.partitions)
     held.wait_reached(driver)
@@ -81,6 +82,7 @@ def test_while_the_server_is_at_a_commit(
     way: Way,
     how: signal.Signals,
 ) -> None:
+    """PostgreSQL restarts in the middle of a commit; at the latest a rerun has written each row once."""
     connection.execute(HOLD_COMMITS)
     driver.save({**options, **way.options}, partitions=way.partitions)
     wait_for(lambda: one(connection, WAITING_FOR_LOCK) >= 1 or driver.is_answering(), "a COMMIT waits", 120)

@@ -38,6 +38,7 @@ def driver(cluster: SparkCluster, tmp_path_factory: pytest.TempPathFactory) -> I
 def test_of_a_slow_task_and_its_twin_one_counts(
     driver: Driver, options: Options, connection: psycopg.Connection, at_stage: MakeStage, way: Way
 ) -> None:
+    """Spark starts a twin of a slow task; only one of the two counts, and each row is written once."""
     slow = at_stage("loading", partition=way.partitions - 1)
     driver.save({**options, **way.options}, slow.fault, way.partitions)
     slow.wait_reached(driver)
@@ -58,6 +59,7 @@ def test_of_a_slow_task_and_its_twin_one_counts(
 async def test_a_task_whose_network_goes_silent_is_left_to_its_twin(
     driver: Driver, options: Options, connection: psycopg.Connection, at_stage: MakeStage
 ) -> None:
+    """The network of a task goes silent; its twin finishes the batch, and each row is written once."""
     port = urlsplit(options["url"]).port or 0
     async with FaultProxy("127.0.0.1", port, amqp=False) as proxy:
         silent = at_stage("loading", partition=3, ports=(port, proxy.port))
