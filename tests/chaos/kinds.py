@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from random import Random
 
-from tests.chaos.stand import Stand
+from tests.chaos.fleet import Fleet
 from tests.faults.history import Reach
 
 
@@ -22,7 +22,7 @@ class Planned:
 
     number: int
     at: float
-    kind: "Kind"
+    kind: "FaultKind"
     relay: str
     seconds: float
     seed: int
@@ -36,7 +36,7 @@ class Planned:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class FaultKind:
     """A kind of fault.
 
     Attributes:
@@ -47,7 +47,7 @@ class Kind:
     """
 
     name: str
-    act: Callable[[Stand, Planned], Awaitable[None]]
+    act: Callable[[Fleet, Planned], Awaitable[None]]
     reach: Reach
     forgets: bool
     seconds: tuple[float, float] = (0.0, 0.0)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from random import Random
 
 from tests.chaos import relay_faults, server_faults, writer_faults
-from tests.chaos.kinds import Kind, Planned
+from tests.chaos.kinds import FaultKind, Planned
 
 BETWEEN = (0.5, 3.0)  # seconds from one fault of a track to the next
 BETWEEN_RESTARTS = (3.0, 9.0)  # the database has few faults, and each hits everyone
@@ -31,7 +31,7 @@ def draw(seed: int, seconds: float, relays: Sequence[str]) -> list[Track]:
     return [[replace(one, number=numbers[one.seed]) for one in track] for track in tracks]
 
 
-def _track(chance: Random, kinds: Iterator[Kind], until: float, relay: str, between: tuple[float, float]) -> Track:
+def _track(chance: Random, kinds: Iterator[FaultKind], until: float, relay: str, between: tuple[float, float]) -> Track:
     track: Track = []
     at = chance.uniform(0, between[1])
     while at < until:
@@ -42,6 +42,6 @@ def _track(chance: Random, kinds: Iterator[Kind], until: float, relay: str, betw
     return track
 
 
-def _deck(chance: Random, kinds: Sequence[Kind]) -> Iterator[Kind]:
+def _deck(chance: Random, kinds: Sequence[FaultKind]) -> Iterator[FaultKind]:
     while True:
         yield from chance.sample(kinds, len(kinds))

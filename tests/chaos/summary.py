@@ -7,7 +7,7 @@ from tests.chaos.run import Outcome
 from tests.faults.checker import Invariant, Verdict, report
 from tests.faults.history import Written
 
-# What may stay unknown: a fault that hits some keys must stand alone, or the keys that it spares are not innocent.
+# What may stay unknown: a fault that hits some keys must fleet alone, or the keys that it spares are not innocent.
 MAY_BE_UNKNOWN = {Invariant.INNOCENT_KEYS}
 
 

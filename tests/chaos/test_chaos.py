@@ -7,8 +7,8 @@ import psycopg
 import pytest
 
 from tests.chaos import summary
+from tests.chaos.fleet import private_servers
 from tests.chaos.run import SHORTEST, run
-from tests.chaos.stand import private_servers
 from tests.faults.checker import Invariant
 from tests.faults.without_lock import WITHOUT_LOCK
 

@@ -5,9 +5,9 @@ from itertools import pairwise
 from pathlib import Path
 
 from tests.chaos import relay_faults, server_faults, writer_faults
+from tests.chaos.fleet import NAMES
 from tests.chaos.plan import draw
 from tests.chaos.run import CALM_AFTER, CALM_BEFORE
-from tests.chaos.stand import NAMES
 
 STORM = 60 - CALM_BEFORE - CALM_AFTER
 KINDS = {*relay_faults.KINDS, *server_faults.BROKER, *server_faults.DATABASE, *writer_faults.KINDS}

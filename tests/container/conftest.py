@@ -8,7 +8,7 @@ import pytest
 
 from tests.container.debian import postgres_container, rabbitmq_container
 from tests.container.podman import Podman, missing, private_podman
-from tests.container.run import Relay
+from tests.container.run import RelayImage
 from tests.support.postgres import NEWEST, PostgresServer
 from tests.support.rabbitmq import RabbitServer
 
@@ -66,8 +66,8 @@ def empty_database_url(postgres: PostgresServer) -> Iterator[str]:
 
 
 @pytest.fixture
-def relay(podman: Podman, image: str, empty_database_url: str, broker_url: str) -> Iterator[Relay]:
+def relay(podman: Podman, image: str, empty_database_url: str, broker_url: str) -> Iterator[RelayImage]:
     """Containers of the relay, on a database without tables and a virtual host of the test's own."""
-    containers = Relay(podman, image, RELAY_DATABASE_URL=empty_database_url, RELAY_BROKER_URL=broker_url)
+    containers = RelayImage(podman, image, RELAY_DATABASE_URL=empty_database_url, RELAY_BROKER_URL=broker_url)
     yield containers
     containers.remove()

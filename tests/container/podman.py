@@ -6,9 +6,9 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
+from tests.cli.command import Result
 from tests.support.folders import temporary_folder
 from tests.support.process import ServerError
 
@@ -35,15 +35,6 @@ driver = "{driver}"
 graphroot = "{folder}/images"
 runroot = "{folder}/run"
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What a command left: exit code, stdout, stderr."""
-
-    code: int
-    out: str
-    err: str
 
 
 class Podman:

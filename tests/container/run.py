@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from tests.container.podman import Podman, Result
+from tests.cli.command import Result
+from tests.container.podman import Podman
 from tests.http.site import Site
 from tests.support.process import free_port, wait_for
 
@@ -21,7 +22,7 @@ STRICT = (
 )
 
 
-class Relay:
+class RelayImage:
     """Containers of the relay with the same variables."""
 
     def __init__(self, podman: Podman, image: str, **variables: str) -> None:

@@ -15,7 +15,7 @@ from psycopg.sql import SQL, Identifier
 
 import relay as package
 from tests.container.podman import BASE, ROOT, Podman
-from tests.container.run import Relay
+from tests.container.run import RelayImage
 from tests.container.witness import LEFT, WITNESS, has_none, number, witness
 from tests.faults.billing import WRITTEN, Writers
 from tests.faults.checker import Checker, Invariant, assert_valid
@@ -32,7 +32,7 @@ SENT = "SELECT count(*) FROM outbox.message WHERE state = 'sent'"
 WAITING = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
 
 
-def test_the_image_prints_the_roles_for_psql(relay: Relay) -> None:
+def test_the_image_prints_the_roles_for_psql(relay: RelayImage) -> None:
     printed = relay("config", "roles")
 
     assert printed.code == 0, printed.err
@@ -40,7 +40,7 @@ def test_the_image_prints_the_roles_for_psql(relay: Relay) -> None:
 
 
 async def test_migrate_and_run_carry_rows_and_sigterm_under_load_loses_nothing(
-    relay: Relay, empty_database_url: str, broker_url: str
+    relay: RelayImage, empty_database_url: str, broker_url: str
 ) -> None:
     migrated = relay("migrate")
     assert migrated.code == 0, migrated.err
@@ -76,7 +76,7 @@ async def test_migrate_and_run_carry_rows_and_sigterm_under_load_loses_nothing(
         assert len(checker.deliveries) == await number(reader, SENT)
 
 
-def test_several_may_migrate_at_once(relay: Relay, empty_database_url: str) -> None:
+def test_several_may_migrate_at_once(relay: RelayImage, empty_database_url: str) -> None:
     with psycopg.connect(empty_database_url, autocommit=True) as connection:
         connection.execute("SELECT pg_advisory_lock(hashtextextended('outbox.migrate', 0))")
         replicas = [relay.start("migrate") for _ in range(3)]
@@ -87,7 +87,7 @@ def test_several_may_migrate_at_once(relay: Relay, empty_database_url: str) -> N
     assert relay("migrate", "--check").code == 0
 
 
-def test_it_is_ready_soon(relay: Relay, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_is_ready_soon(relay: RelayImage, capsys: pytest.CaptureFixture[str]) -> None:
     relay("migrate")
     running = relay.start()
     running.wait_for_log("relay.ready")
@@ -100,7 +100,7 @@ def test_it_is_ready_soon(relay: Relay, capsys: pytest.CaptureFixture[str]) -> N
     assert running.stop() == 0
 
 
-def test_the_health_check_follows_the_relay(relay: Relay, empty_database_url: str) -> None:
+def test_the_health_check_follows_the_relay(relay: RelayImage, empty_database_url: str) -> None:
     alone = relay("healthcheck", RELAY_NODE="nobody")
     assert (alone.code, alone.out) == (1, "")
     assert "run `relay migrate`" in alone.err
@@ -125,7 +125,7 @@ def test_the_health_check_follows_the_relay(relay: Relay, empty_database_url: st
     assert "Traceback" not in running.log()
 
 
-def test_what_is_logged_is_json(relay: Relay) -> None:
+def test_what_is_logged_is_json(relay: RelayImage) -> None:
     relay("migrate")
     running = relay.start()
     running.wait_for_log("relay.ready")
@@ -140,7 +140,7 @@ def test_what_is_logged_is_json(relay: Relay) -> None:
     ]
 
 
-def test_sigterm_ends_it_also_before_it_has_started(relay: Relay) -> None:
+def test_sigterm_ends_it_also_before_it_has_started(relay: RelayImage) -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:  # takes the connection and never answers
         waiting = relay.start(RELAY_DATABASE_URL=f"postgresql://127.0.0.1:{mute.getsockname()[1]}/x?connect_timeout=60")
         mute.settimeout(30)
@@ -152,7 +152,7 @@ def test_sigterm_ends_it_also_before_it_has_started(relay: Relay) -> None:
 
 
 @pytest.mark.parametrize("milliseconds", [0, 50, 100, 200])
-def test_no_sigterm_after_its_start_is_lost(relay: Relay, milliseconds: int) -> None:
+def test_no_sigterm_after_its_start_is_lost(relay: RelayImage, milliseconds: int) -> None:
     starting = relay.start()
     time.sleep(milliseconds / 1000)
 

@@ -25,7 +25,7 @@ from relay.engine.send.publisher import Publisher
 from relay.engine.session.session import LaneSession
 from tests.engine.follower import unhurried
 from tests.engine.recording_wire import RecordingWire
-from tests.engine.world import Transaction, World, WorldSession
+from tests.engine.world import OpenTransaction, World, WorldSession
 
 MAX_ATTEMPTS = 2
 BETWEEN = 0.03  # seconds: two steps are longer than the tail's GAP
@@ -252,7 +252,7 @@ class Relaying(RuleBasedStateMachine):
         """Tell whether a refused row may be passed over; one that is refused again and again is parked."""
         return self.settings.key_policy is KeyPolicy.SKIP and self.world.table[id_].attempts > 0
 
-    def _running(self, which: int) -> Transaction:
+    def _running(self, which: int) -> OpenTransaction:
         return list(self.world.running.values())[which % len(self.world.running)]
 
     def _park(self, rows: list[Row]) -> None:

@@ -58,7 +58,7 @@ WORKED_ON = """
 """
 
 
-class Stand:
+class InvoiceExample:
     """The example on servers of a test, looked at by connections of the test's own."""
 
     def __init__(

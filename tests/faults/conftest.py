@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.stand import Servers
+from tests.chaos.fleet import FleetServers
 from tests.engine.conftest import channel, outbox, queue, refused_by_broker, run_node, writer
 from tests.faults.alarms import ALARMS, Alarm
 from tests.support.cluster import Cluster, why_not
@@ -47,9 +47,9 @@ def volume(request: pytest.FixtureRequest) -> Iterator[Path]:
 
 
 @pytest.fixture
-def servers(postgres: PostgresServer, rabbitmq: RabbitServer, database_url: str, broker_url: str) -> Servers:
+def servers(postgres: PostgresServer, rabbitmq: RabbitServer, database_url: str, broker_url: str) -> FleetServers:
     """The run's servers, for a drill of several relays."""
-    return Servers(postgres, rabbitmq, database_url, broker_url)
+    return FleetServers(postgres, rabbitmq, database_url, broker_url)
 
 
 @pytest.fixture(params=ALARMS)

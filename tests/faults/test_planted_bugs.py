@@ -119,7 +119,7 @@ async def fill_the_queue(scene: Scene) -> None:
     await queue.get(no_ack=True)
 
 
-class Drill(NamedTuple):
+class PlantedBug(NamedTuple):
     """A fault, a bug that does harm under it, and what is then violated."""
 
     fault: Callable[[Scene], Awaitable[None]]
@@ -128,16 +128,18 @@ class Drill(NamedTuple):
 
 
 DRILLS = [
-    Drill(lose_the_confirms, mark_before_the_confirm, {Invariant.SENT_IS_CONFIRMED}),
-    Drill(bind_late, ignore_returns, {Invariant.NOTHING_LOST, Invariant.SENT_IS_CONFIRMED, Invariant.IN_ORDER}),
-    Drill(commit_late, skip_by_position, {Invariant.NOTHING_LOST}),
-    Drill(fill_the_queue, send_behind_a_nack, {Invariant.IN_ORDER}),
-    Drill(fill_the_queue, burn_attempts_by_nacks, {Invariant.NO_ATTEMPT_BURNT}),
+    PlantedBug(lose_the_confirms, mark_before_the_confirm, {Invariant.SENT_IS_CONFIRMED}),
+    PlantedBug(bind_late, ignore_returns, {Invariant.NOTHING_LOST, Invariant.SENT_IS_CONFIRMED, Invariant.IN_ORDER}),
+    PlantedBug(commit_late, skip_by_position, {Invariant.NOTHING_LOST}),
+    PlantedBug(fill_the_queue, send_behind_a_nack, {Invariant.IN_ORDER}),
+    PlantedBug(fill_the_queue, burn_attempts_by_nacks, {Invariant.NO_ATTEMPT_BURNT}),
 ]
 
 
 @pytest.mark.parametrize("drill", DRILLS, ids=lambda drill: drill.plant.__name__)
-async def test_a_bug_turns_its_invariant_red(settings: Settings, drill: Drill, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_bug_turns_its_invariant_red(
+    settings: Settings, drill: PlantedBug, monkeypatch: pytest.MonkeyPatch
+) -> None:
     drill.plant(monkeypatch)
 
     findings = await run(drill.fault, settings, PATIENCE)

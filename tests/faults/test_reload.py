@@ -31,7 +31,7 @@ NAME = "rabbit.test"
 Configure = Callable[..., None]
 
 
-class Relay(Victim):
+class ReloadableRelay(Victim):
     """`relay run`, which is told what is in its file by `configure`."""
 
     def reload(self) -> None:
@@ -63,15 +63,15 @@ def configure(tmp_path: Path, settings: Settings) -> Configure:
 
 
 @pytest.fixture
-def relay(tmp_path: Path) -> Iterator[Relay]:
+def relay(tmp_path: Path) -> Iterator[ReloadableRelay]:
     variables = {"RELAY_CONFIG": str(tmp_path / "relay.toml"), "RELAY_LOG_FORMAT": "json"}
-    relay = Relay("relay", [RELAY, "run"], Command(tmp_path).environment(variables), "relay.ready", tmp_path)
+    relay = ReloadableRelay("relay", [RELAY, "run"], Command(tmp_path).environment(variables), "relay.ready", tmp_path)
     yield relay
     relay.stop(signal.SIGKILL)
 
 
 async def test_the_hosts_of_the_file_are_taken_over_and_other_keys_are_named(
-    relay: Relay, configure: Configure, settings: Settings, outbox: Outbox, queue: Reader
+    relay: ReloadableRelay, configure: Configure, settings: Settings, outbox: Outbox, queue: Reader
 ) -> None:
     url = URL(settings.broker.url.get_secret_value())
     async with two_hosts(settings) as (first, second):
@@ -93,7 +93,7 @@ async def test_the_hosts_of_the_file_are_taken_over_and_other_keys_are_named(
 
 
 async def test_a_configuration_that_cannot_be_used_is_refused_and_the_old_hosts_stay(
-    relay: Relay, configure: Configure, settings: Settings, outbox: Outbox, queue: Reader
+    relay: ReloadableRelay, configure: Configure, settings: Settings, outbox: Outbox, queue: Reader
 ) -> None:
     configure(settings.broker.url.get_secret_value())
     await relay.start()
@@ -111,7 +111,7 @@ async def test_a_configuration_that_cannot_be_used_is_refused_and_the_old_hosts_
 
 
 async def test_a_secret_file_is_read_again(
-    relay: Relay, configure: Configure, settings: Settings, tmp_path: Path, outbox: Outbox, queue: Reader
+    relay: ReloadableRelay, configure: Configure, settings: Settings, tmp_path: Path, outbox: Outbox, queue: Reader
 ) -> None:
     configure("amqp://nobody/")
     url, secret = URL(settings.broker.url.get_secret_value()), tmp_path / "url"
@@ -127,7 +127,7 @@ async def test_a_secret_file_is_read_again(
 
 
 async def test_while_it_waits_for_its_broker_at_the_start_it_takes_the_hosts_over_too(
-    relay: Relay, configure: Configure, settings: Settings, outbox: Outbox, queue: Reader
+    relay: ReloadableRelay, configure: Configure, settings: Settings, outbox: Outbox, queue: Reader
 ) -> None:
     relay.ready = "broker.degraded"
     configure(f"amqp://127.0.0.1:{free_port()}/")
@@ -140,7 +140,7 @@ async def test_while_it_waits_for_its_broker_at_the_start_it_takes_the_hosts_ove
 
 
 async def test_a_name_that_moves_is_followed_at_a_reload_and_at_a_reconnect(
-    relay: Relay, configure: Configure, settings: Settings, tmp_path: Path, outbox: Outbox, queue: Reader
+    relay: ReloadableRelay, configure: Configure, settings: Settings, tmp_path: Path, outbox: Outbox, queue: Reader
 ) -> None:
     """Real names, of a hosts file that the relay alone sees."""
     if os.geteuid() != 0:
@@ -172,7 +172,7 @@ async def test_a_name_that_moves_is_followed_at_a_reload_and_at_a_reconnect(
 
 @pytest.mark.drills
 async def test_a_relay_moves_between_brokers_under_load_without_loss_or_repeats(
-    relay: Relay, configure: Configure, rabbitmq: RabbitServer, broker_url: str, database_url: str
+    relay: ReloadableRelay, configure: Configure, rabbitmq: RabbitServer, broker_url: str, database_url: str
 ) -> None:
     """Reloads move a relay to another broker and back under load; no message is lost or repeated."""
     with RabbitServer(schedulers=1) as other:

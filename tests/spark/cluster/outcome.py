@@ -25,7 +25,7 @@ OPEN = """
 
 
 @dataclass(frozen=True)
-class Way:
+class WriteWay:
     """A way for a batch of this name to be atomic."""
 
     name: str
@@ -38,13 +38,13 @@ class Way:
 
 
 NAME = {"txnAppId": "nightly", "txnVersion": "7", "batchsize": "10"}  # so that a partition comes in several ingests
-BATCH = Way("batch", 4, 1, NAME)
-PARTITION = Way("partition", 4, 4 + 2, {**NAME, "atomic": "partition", "numPartitions": "4"})
-SINGLE_TASK = Way("single-task", 1, 1 + 2, {**NAME, "singleTask": "true"})
+BATCH = WriteWay("batch", 4, 1, NAME)
+PARTITION = WriteWay("partition", 4, 4 + 2, {**NAME, "atomic": "partition", "numPartitions": "4"})
+SINGLE_TASK = WriteWay("single-task", 1, 1 + 2, {**NAME, "singleTask": "true"})
 WAYS = pytest.mark.parametrize("way", [BATCH, PARTITION, SINGLE_TASK], ids=str)
 
 
-def assert_written_once(connection: psycopg.Connection, way: Way) -> None:
+def assert_written_once(connection: psycopg.Connection, way: WriteWay) -> None:
     assert counts(connection) == (100, 100, way.ledger_rows)
     assert one(connection, MESSAGE_IDS) == 100
     assert one(connection, UNEVEN) == 0

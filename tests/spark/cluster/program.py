@@ -26,7 +26,7 @@ from outbox_spark.source import Attempt, OutboxWriter  # noqa: E402
 
 
 @dataclass(frozen=True)
-class Fault:
+class StageFault:
     """What happens to the first attempts at one partition, or to the driver, when they come to a stage."""
 
     stage: str  # "before loading", "loading" (some rows are sent), "loaded", or of the driver "committing", "committed"
@@ -56,7 +56,7 @@ class Fault:
         yield from batches
 
 
-def source_with(fault: Fault) -> type[outbox_spark.OutboxDataSource]:
+def source_with(fault: StageFault) -> type[outbox_spark.OutboxDataSource]:
     class Writer(OutboxWriter):
         def write(self, iterator: Iterator[pa.RecordBatch]) -> Attempt:
             if fault.ports is not None and fault.is_for(TaskContext.get()):
@@ -85,7 +85,7 @@ def source_with(fault: Fault) -> type[outbox_spark.OutboxDataSource]:
 
 
 def save(rows: str, options: dict[str, str], fault: dict[str, Any] | None = None) -> None:
-    source = outbox_spark.OutboxDataSource if fault is None else source_with(Fault(**fault))
+    source = outbox_spark.OutboxDataSource if fault is None else source_with(StageFault(**fault))
     spark.dataSource.register(source)
     spark.sql(rows).write.format(source.name()).mode("append").options(**options).save()
 
@@ -94,7 +94,7 @@ def several(rows: str, options: dict[str, str], fault: dict[str, Any] | None = N
     """Write the same as `save`, by OutboxBatch."""
     frame = spark.sql(rows)
     if fault is not None:
-        held = Fault(**fault)
+        held = StageFault(**fault)
 
         def hold(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             held.reach("before loading")

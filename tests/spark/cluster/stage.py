@@ -1,4 +1,4 @@
-"""A stage of a write at which something happens to whoever comes there: `Fault` in program.py."""
+"""A stage of a write at which something happens to whoever comes there: `StageFault` in program.py."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,7 @@ from tests.spark.cluster.driver import Driver
 from tests.support.process import wait_for
 
 
-class Stage:
+class HeldStage:
     """Where the first attempt at a partition, or the driver, waits until it is told to go on, or fails."""
 
     def __init__(self, folder: Path, name: str, **fault: Any) -> None:

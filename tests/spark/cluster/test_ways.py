@@ -6,7 +6,7 @@ import psycopg
 import pytest
 
 from tests.spark.cluster.driver import Driver
-from tests.spark.cluster.outcome import BATCH, WAYS, Way, assert_written_once
+from tests.spark.cluster.outcome import BATCH, WAYS, WriteWay, assert_written_once
 from tests.spark.sent import add_sent
 
 Options = dict[str, str]
@@ -39,7 +39,7 @@ def test_the_package_comes_with_the_application_alone(driver: Driver) -> None:
 
 @pytest.mark.drills
 @WAYS
-def test_each_way_to_write(driver: Driver, options: Options, connection: psycopg.Connection, way: Way) -> None:
+def test_each_way_to_write(driver: Driver, options: Options, connection: psycopg.Connection, way: WriteWay) -> None:
     """On a cluster, each way to write a batch writes it once, and recognises the batch when it runs again."""
     for _ in range(2):  # written, and recognised
         driver.save({**options, **way.options}, partitions=way.partitions)

@@ -32,7 +32,7 @@ WRITE = """
 """
 
 
-class Stand:
+class PoolProcesses:
     """What a drill has at hand."""
 
     def __init__(self, database: DatabaseSettings, broker: BrokerSettings, logs: Path) -> None:
@@ -154,29 +154,29 @@ class Stand:
 
 
 @asynccontextmanager
-async def standing(
+async def pool_processes(
     database: DatabaseSettings, broker: BrokerSettings, logs: Path, *, nodes: Collection[str], members: Collection[str]
-) -> AsyncIterator[Stand]:
+) -> AsyncIterator[PoolProcesses]:
     """Start nodes and members, which share the partitions; on leaving, whatever runs is ended."""
     await prepare(broker, CONSUMER, pool_topology(QUEUE), may_declare=True)
     async with await aio_pika.connect(broker.url.get_secret_value()) as connection:
         channel = await connection.channel()
         source = await channel.declare_exchange("outbox", aio_pika.ExchangeType.TOPIC, durable=True)
         await (await channel.get_exchange(f"{QUEUE}.partitions")).bind(source, "counter.#")
-    stand = Stand(database, broker, logs)
-    async with stand.connected() as database_connection:
+    processes = PoolProcesses(database, broker, logs)
+    async with processes.connected() as database_connection:
         await database_connection.execute(APPLIED)
     try:
         for name in nodes:
-            stand.start_node(name)
-        await stand.there_is_a_master(nodes)
+            processes.start_node(name)
+        await processes.there_is_a_master(nodes)
         for name in members:
-            stand.start_member(name)
+            processes.start_member(name)
         if members:
-            await stand.shared(*members)
-        yield stand
+            await processes.shared(*members)
+        yield processes
     finally:
-        for process in (*stand.members.values(), *stand.nodes.values()):
+        for process in (*processes.members.values(), *processes.nodes.values()):
             process.stop(signal.SIGKILL)
 
 

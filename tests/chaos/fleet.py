@@ -43,7 +43,7 @@ IMPATIENT = {
 
 
 @dataclass(frozen=True, slots=True)
-class Servers:
+class FleetServers:
     """Private ones, with a migrated database and the queue."""
 
     postgres: PostgresServer
@@ -53,7 +53,7 @@ class Servers:
 
 
 @dataclass(frozen=True, slots=True)
-class Relay:
+class FleetRelay:
     """A relay's process and its ways to the broker and to the database."""
 
     victim: Victim
@@ -70,7 +70,7 @@ class Relay:
 
 
 @dataclass
-class Stand:
+class Fleet:
     """All that a fault can reach.
 
     Attributes:
@@ -78,8 +78,8 @@ class Stand:
         complaints: what is wrong beside the checker's invariants, such as a relay that did not drain.
     """
 
-    servers: Servers
-    relays: dict[str, Relay]
+    servers: FleetServers
+    relays: dict[str, FleetRelay]
     writers: Writers
     history: History
     injected: Counter[str] = field(default_factory=Counter)
@@ -91,7 +91,7 @@ class Stand:
 
 
 @contextmanager
-def private_servers() -> Iterator[Servers]:
+def private_servers() -> Iterator[FleetServers]:
     """Start both; they end with the block."""
     with (
         PostgresServer(settings={"max_prepared_transactions": "20"}) as postgres,
@@ -99,13 +99,13 @@ def private_servers() -> Iterator[Servers]:
     ):
         database_url = postgres.create_database("chaos")
         migrate(DatabaseSettings(url=SecretStr(database_url)))
-        yield Servers(postgres, rabbitmq, database_url, rabbitmq.add_vhost("chaos"))
+        yield FleetServers(postgres, rabbitmq, database_url, rabbitmq.add_vhost("chaos"))
 
 
 @asynccontextmanager
-async def standing(
-    servers: Servers, seed: int, logs: Path, *, names: Sequence[str] = NAMES, **variables: str
-) -> AsyncIterator[Stand]:
+async def running_fleet(
+    servers: FleetServers, seed: int, logs: Path, *, names: Sequence[str] = NAMES, **variables: str
+) -> AsyncIterator[Fleet]:
     """Start relays and watch them; nobody writes yet.
 
     `variables`: added to the relays' environment.
@@ -119,20 +119,22 @@ async def standing(
     servers.rabbitmq.keep_queues()
     async with AsyncExitStack() as watching:
         with ExitStack() as killing:
-            stand = Stand(servers, {}, writers, history)
+            fleet = Fleet(servers, {}, writers, history)
             await watching.enter_async_context(looked_at(history, servers.database_url))
             for name in names:
-                relay = stand.relays[name] = await _relay(watching, stand, name, logs, variables)
+                relay = fleet.relays[name] = await _relay(watching, fleet, name, logs, variables)
                 killing.callback(relay.victim.stop, SIGKILL)
                 await relay.victim.start()
                 watch = watched(history, servers.database_url, http=relay.http, pid=relay.pid, relay=name, path=READY)
                 await watching.enter_async_context(watch)
-            yield stand
+            yield fleet
 
 
-async def _relay(proxies: AsyncExitStack, stand: Stand, name: str, logs: Path, variables: Mapping[str, str]) -> Relay:
-    servers, broker_url = stand.servers, URL(stand.servers.broker_url)
-    recorder = Recorder(stand.history, "127.0.0.1", servers.rabbitmq.port, relay=name)
+async def _relay(
+    proxies: AsyncExitStack, fleet: Fleet, name: str, logs: Path, variables: Mapping[str, str]
+) -> FleetRelay:
+    servers, broker_url = fleet.servers, URL(fleet.servers.broker_url)
+    recorder = Recorder(fleet.history, "127.0.0.1", servers.rabbitmq.port, relay=name)
     broker = await proxies.enter_async_context(recorder)
     database = await proxies.enter_async_context(FaultProxy("127.0.0.1", servers.postgres.port, amqp=False))
     http = f"127.0.0.1:{free_port()}"
@@ -147,4 +149,4 @@ async def _relay(proxies: AsyncExitStack, stand: Stand, name: str, logs: Path, v
     }
     command: list[str | Path] = [Path(sys.executable).parent / "relay", "run"]
     # Not `relay.ready`: it may be started while a server is away.
-    return Relay(Victim(name, command, environment, "http.listening", logs), broker, database, http)
+    return FleetRelay(Victim(name, command, environment, "http.listening", logs), broker, database, http)
