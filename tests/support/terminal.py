@@ -7,5 +7,7 @@ UNPRINTABLE = "\x00\x07\x08\r\x1b[2J\x1b]0;title\x07\x7f\x85\x9b31m\u202e\u2066\
 
 
 class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
     def isatty(self) -> bool:
         return True
