@@ -1,4 +1,4 @@
-"""What a run works on: both servers, three relays behind proxies, writers, and the history of all that happens."""
+"""A fleet of relays: both servers, three relays behind proxies, writers, and the history of all that happens."""
 
 import os
 import sys
@@ -44,7 +44,7 @@ IMPATIENT = {
 
 @dataclass(frozen=True, slots=True)
 class FleetServers:
-    """Private ones, with a migrated database and the queue."""
+    """Private servers, with a migrated database and the queue."""
 
     postgres: PostgresServer
     rabbitmq: RabbitServer
@@ -54,7 +54,7 @@ class FleetServers:
 
 @dataclass(frozen=True, slots=True)
 class FleetRelay:
-    """A relay's process and its ways to the broker and to the database."""
+    """A relay's process, and its proxies to the broker and to the database."""
 
     victim: Victim
     broker: Recorder
@@ -71,11 +71,11 @@ class FleetRelay:
 
 @dataclass
 class Fleet:
-    """All that a fault can reach.
+    """Everything that a fault can reach.
 
     Attributes:
         injected: how often each kind of fault was carried out.
-        complaints: what is wrong beside the checker's invariants, such as a relay that did not drain.
+        complaints: what is wrong but no invariant of the checker, such as a relay that did not drain.
     """
 
     servers: FleetServers
@@ -86,13 +86,13 @@ class Fleet:
     complaints: list[str] = field(default_factory=list)
 
     async def connect(self) -> psycopg.AsyncConnection:
-        """Open an own session, past all proxies."""
+        """Open a session that passes no proxy."""
         return await psycopg.AsyncConnection.connect(self.servers.database_url, autocommit=True)
 
 
 @contextmanager
 def private_servers() -> Iterator[FleetServers]:
-    """Start both; they end with the block."""
+    """Yield two private servers, which end with the block."""
     with (
         PostgresServer(settings={"max_prepared_transactions": "20"}) as postgres,
         RabbitServer(schedulers=1) as rabbitmq,
@@ -106,7 +106,7 @@ def private_servers() -> Iterator[FleetServers]:
 async def running_fleet(
     servers: FleetServers, seed: int, logs: Path, *, names: Sequence[str] = NAMES, **variables: str
 ) -> AsyncIterator[Fleet]:
-    """Start relays and watch them; nobody writes yet.
+    """Yield relays that run and are watched; the writers have not started.
 
     `variables`: added to the relays' environment.
     """

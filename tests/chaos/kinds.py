@@ -1,4 +1,4 @@
-"""What can be done to a run, and to whom."""
+"""The kinds of faults, and a planned fault of one kind."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ class Planned:
 
     Attributes:
         number: its place in the plan.
-        at: seconds from the start, or as soon as what comes before it on the same track is over.
-        relay: whom it hits; empty: everyone.
+        at: seconds from the start; later if the previous fault of its track still lasts.
+        relay: the relay that it hits; empty for all.
         seconds: how long it lasts.
         seed: decides the rest.
     """
@@ -40,9 +40,9 @@ class FaultKind:
     """A kind of fault.
 
     Attributes:
-        act: breaks it, lasts as long as planned, and mends it.
-        reach: whether a relay that it hits may be unready meanwhile (ALL).
-        forgets: lanes may go to a relay that does not know what was under way.
+        act: causes the fault, waits as long as planned, and heals it.
+        reach: ALL if a relay that it hits may be unready meanwhile.
+        forgets: lanes may go to a relay that does not know what was in flight.
         seconds: how long it lasts, at least and at most.
     """
 

@@ -1,4 +1,4 @@
-"""What a seed has in store: faults on several tracks, which overlap; on each track one follows the other."""
+"""The faults that a seed decides, on several tracks: tracks overlap, and on each track one fault follows the other."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -14,7 +14,7 @@ Track = list[Planned]
 
 
 def draw(seed: int, seconds: float, relays: Sequence[str]) -> list[Track]:
-    """Plan faults for so many seconds.
+    """Return faults for `seconds`, track by track.
 
     Kinds come from shuffled decks, one for all relays together: none comes again before all others have come.
     """

@@ -1,4 +1,4 @@
-"""What befalls one relay: its process, and its ways to the broker and to the database."""
+"""Faults of one relay: of its process, and of its connections to the broker and to the database."""
 
 import asyncio
 from contextlib import suppress
@@ -56,7 +56,7 @@ async def reset(fleet: Fleet, planned: Planned) -> None:
 
 
 async def mute_broker(fleet: Fleet, planned: Planned) -> None:
-    """Nothing comes back, though everything arrives."""
+    """Everything arrives at the broker, and no answer comes back."""
     broker = _relay(fleet, planned).broker
     broker.hold(Way.DOWN)
     await asyncio.sleep(planned.seconds)
@@ -93,7 +93,7 @@ async def cut_a_frame(fleet: Fleet, planned: Planned) -> None:
 
 
 async def lose_a_confirm(fleet: Fleet, planned: Planned) -> None:
-    """What was stored is not confirmed: the connection ends before the next confirm passes."""
+    """End the connection before the next confirm passes, so that a stored message is not confirmed."""
     await _at_next_confirm(_relay(fleet, planned).broker, Act.RESET)
 
 

@@ -1,4 +1,4 @@
-"""Carry a plan out under load, let everything heal, and ask the checker."""
+"""Carry out a plan under load, heal everything, and ask the checker."""
 
 import asyncio
 from collections import Counter
@@ -28,7 +28,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What is there at the end."""
+    """What a run has left at its end."""
 
     history: History
     injected: Counter[str]
@@ -40,7 +40,7 @@ class Outcome:
 
 
 async def run(servers: FleetServers, seed: int, seconds: float, logs: Path, say: Say) -> Outcome:
-    """Write for so many seconds, with the seed's faults in the midst; the servers are this run's alone."""
+    """Write for `seconds`, with the seed's faults in between. No other run may use the servers."""
     storm = seconds - CALM_BEFORE - CALM_AFTER
     plan = draw(seed, storm, NAMES)
     async with running_fleet(servers, seed, logs) as fleet:
@@ -68,7 +68,7 @@ async def are_ready(fleet: Fleet) -> bool:
 
 
 async def _storm(fleet: Fleet, plan: list[Track], seconds: float, say: Say) -> None:
-    """Carry it out; what a slow machine has not come to in time is left out, for the calm to come in time."""
+    """Carry out the plan. On a slow machine the last faults are left out, so that the calm begins in time."""
     begun = asyncio.get_running_loop().time()
     async with asyncio.TaskGroup() as tracks:
         for track in plan:

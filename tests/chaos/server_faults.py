@@ -1,4 +1,4 @@
-"""What befalls everyone: the broker, what rows are bound for, the database and the table."""
+"""Faults that hit every relay: the broker, its exchange and binding, the database, or the table fails."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

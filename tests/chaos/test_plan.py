@@ -1,4 +1,4 @@
-"""A seed decides the faults, and those of CI have every kind."""
+"""A seed decides the faults, and the seeds of CI bring every kind."""
 
 import re
 from itertools import pairwise

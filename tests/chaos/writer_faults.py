@@ -1,4 +1,4 @@
-"""What writers and other sessions do to the table beside the usual: each on keys of its own."""
+"""Unusual things that writers and other sessions do to the table, each on its own keys."""
 
 import asyncio
 from contextlib import suppress
@@ -26,7 +26,7 @@ Lost = (psycopg.OperationalError, psycopg.InterfaceError)
 
 @dataclass
 class _Told:
-    """Some messages, which are told to the history however their transaction ends."""
+    """Messages that are recorded in the history however their transaction ends."""
 
     fleet: Fleet
     messages: list[dict[str, Any]]
@@ -53,7 +53,7 @@ async def commit_late(fleet: Fleet, planned: Planned) -> None:
 
 
 async def commit_in_two_phases(fleet: Fleet, planned: Planned) -> None:
-    """Prepared, and then decided, whatever becomes of the server meanwhile."""
+    """Prepare a transaction and then decide it, whatever happens to the server in between."""
     told, gid = _draw(fleet, planned), f"chaos-{planned.number}"
     decision = planned.chance().choice(["COMMIT", "ROLLBACK"])
     try:
@@ -89,7 +89,7 @@ async def hold_a_snapshot(fleet: Fleet, planned: Planned) -> None:
 
 
 async def poison(fleet: Fleet, planned: Planned) -> None:
-    """The second of a key's rows is too large: it is parked, and the others wait behind it."""
+    """Write a key whose second row is too large: it is parked, and the others wait behind it."""
     told = _draw(fleet, planned)
     second = told.messages[1]
     second["payload"] = orjson.dumps({"number": 2, "filling": "x" * MAX_MESSAGE_BYTES}).decode()
@@ -104,7 +104,7 @@ async def poison(fleet: Fleet, planned: Planned) -> None:
 
 
 async def _decide(fleet: Fleet, decision: str, gid: str) -> bool:
-    """End a prepared transaction; False when there is none: it never was prepared, or an answer was lost."""
+    """End a prepared transaction. False if it does not exist: it was never prepared, or an answer was lost."""
     while True:
         try:
             async with await fleet.connect() as connection:

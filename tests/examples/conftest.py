@@ -1,4 +1,4 @@
-"""The example of examples/invoices: its tables, its queues, and who looks at both."""
+"""The example examples/invoices on servers of a test: its tables and its queues."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -31,7 +31,7 @@ SEND_AGAIN = """
 
 @pytest.fixture(scope="module")
 def rabbitmq() -> Iterator[RabbitServer]:
-    """One that may be restarted."""
+    """A broker that the test may restart."""
     with RabbitServer(schedulers=1) as node:
         yield node
 
@@ -161,7 +161,7 @@ async def has(example: InvoiceExample, statement: LiteralString, count: int) -> 
 
 
 async def seconds_to_drain(example: InvoiceExample, worker: Victim) -> float:
-    """Let the worker take what is in the queue, and stop it."""
+    """Return the seconds that a worker takes to empty the queue."""
     await worker.start()
     begun_at = time.monotonic()
     await eventually(example.is_drained, "the queue is empty", 120)

@@ -11,7 +11,7 @@ ALARMS = {
 
 
 class Alarm:
-    """What keeps the broker from taking messages."""
+    """An alarm that keeps the broker from accepting messages."""
 
     def __init__(self, rabbitmq: RabbitServer, name: str) -> None:
         self.reason = f"broker blocked ({name})"

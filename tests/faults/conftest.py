@@ -1,4 +1,4 @@
-"""What drills run on: a cluster, started when the first of them asks, one a run, whole before each; a disk to fill."""
+"""What drills run on: one cluster a run, healed before each drill; a disk to fill; the servers of a fleet."""
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack

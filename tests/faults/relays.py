@@ -1,4 +1,4 @@
-"""Several relays under load, as processes: who has which lane, and what must hold in the end."""
+"""Several relays under load, as processes: their lanes, and what must hold at the end."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -24,10 +24,10 @@ ALL = (*SENDING, Invariant.ONE_OWNER)
 
 
 class FleetDrill:
-    """Relays under load.
+    """A fleet of relays under load.
 
     Attributes:
-        repeats: of `finish`, messages that came before.
+        repeats: messages that came more than once, counted by `finish`.
     """
 
     def __init__(self, fleet: Fleet) -> None:
@@ -35,12 +35,12 @@ class FleetDrill:
         self.repeats = 0
 
     def lanes(self, relay: str) -> int:
-        """Tell how many lanes it was last seen with."""
+        """Return how many lanes this relay had at the last look."""
         last = next((one for one in reversed(self.fleet.history) if isinstance(one, Owned)), None)
         return sum(owner == relay for owner in last.lanes.values()) if last else 0
 
     def are_shared(self) -> bool:
-        """Whether those that run have all lanes, evenly."""
+        """Whether the running relays share all lanes evenly."""
         running = [relay for relay in self.fleet.relays.values() if relay.victim.is_running()]
         shares = [self.lanes(relay.name) for relay in running]
         return sum(shares) == LANES and max(shares) - min(shares) <= 1
@@ -50,7 +50,7 @@ class FleetDrill:
         await eventually(lambda: self._published() >= goal, "the relays go on", 30)
 
     async def take_over(self, relay: str, what: str) -> None:
-        """Wait until all lanes are this relay's, and it goes on."""
+        """Wait until this relay has all lanes, and delivers."""
         await eventually(lambda: self.lanes(relay) == LANES, f"{what}, and {relay} takes all lanes", 30)
         await self.come_on()
 
@@ -59,7 +59,7 @@ class FleetDrill:
         await self.come_on()
 
     async def finish(self, stop: asyncio.Event) -> None:
-        """Stop writing, and see that nothing was lost, reordered, or sent by who had not the lane."""
+        """Stop writing, and check: nothing lost, reordered, or sent without the lane."""
         stop.set()
         await asyncio.sleep(SLACK)
         servers = self.fleet.servers
@@ -73,7 +73,7 @@ class FleetDrill:
 
 @asynccontextmanager
 async def drill(servers: FleetServers, logs: Path, *names: str, **variables: str) -> AsyncIterator[FleetDrill]:
-    """Run relays of these names under load, evenly; on leaving, everything is judged.
+    """Yield a fleet of these relays under load; at the end the checker judges everything.
 
     `variables`: added to the relays' environment.
     """

@@ -2,8 +2,8 @@
 
 from typing import LiteralString
 
-# The bug: whoever asks for the lock of a lane is told that it has it, whether it is free or not. Every relay on this
-# database has it; what else it locks it does lock.
+# The bug: a relay that asks for the lock of a lane gets yes for an answer, even if another relay holds it. It hits
+# every relay on this database. Other locks work.
 WITHOUT_LOCK: LiteralString = """
     CREATE SCHEMA planted;
     CREATE FUNCTION planted.pg_try_advisory_lock(integer, integer) RETURNS boolean LANGUAGE sql AS $$

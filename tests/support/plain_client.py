@@ -20,7 +20,7 @@ WRITE = "INSERT INTO reference DEFAULT VALUES"
 
 
 def longest_pause(moments: Sequence[float], since: float = 0.0) -> float:
-    """Return the longest time between two neighbouring moments, of those that end after `since`; 0 if there are none."""
+    """Return the longest time between neighbouring moments, of those that end after `since`; 0 if there is no such."""
     return max((later - earlier for earlier, later in pairwise(moments) if later > since), default=0.0)
 
 

@@ -1,4 +1,4 @@
-"""A member in a process of its own, to be killed: python -m tests.consume.pool.member."""
+"""A pool's member as a process that a drill can kill: python -m tests.consume.pool.member."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""A candidate for the master that cannot be one says so once, and a relay beside it goes on."""
+"""A candidate that cannot become the master logs it once, and its relay goes on delivering."""
 
 import asyncio
 import secrets

@@ -1,4 +1,4 @@
-"""Members and masters die, also in the same moment: nothing is lost, each key keeps its order, nobody works twice."""
+"""Members and masters die, also at the same moment: nothing is lost or applied twice, and each key keeps its order."""
 
 import asyncio
 import random
@@ -19,7 +19,7 @@ STORM = 60.0  # seconds
 
 @asynccontextmanager
 async def under_load(processes: PoolProcesses, rate: int = RATE) -> AsyncIterator[None]:
-    """Write beside the block; at the end, what was written is judged."""
+    """Write rows until the end of the block, and then judge them."""
     stop = asyncio.Event()
     writing = asyncio.create_task(processes.write_on(rate, stop))
     try:
@@ -33,10 +33,9 @@ async def under_load(processes: PoolProcesses, rate: int = RATE) -> AsyncIterato
 async def test_the_consumer_and_the_master_die_at_once(
     database: DatabaseSettings, broker: BrokerSettings, tmp_path: Path
 ) -> None:
-    """Two producers and one consumer; it dies, and the master before he can do anything about it.
+    """The only member dies together with the master; the second node cleans up, and a new member gets all messages.
 
-    The slave becomes the master and cleans up; there is no member for a while, and messages wait; a new one gets first
-    what the dead one had in hand.
+    While the pool has no member, messages wait. The new member first gets what the dead one had in hand.
     """
     async with pool_processes(database, broker, tmp_path, nodes=["one", "two"], members=["first"]) as processes:
         async with under_load(processes):
@@ -71,7 +70,7 @@ async def _wait(broker: BrokerSettings, count: int) -> bool:
 
 
 async def test_four_deaths_in_a_row(database: DatabaseSettings, broker: BrokerSettings, tmp_path: Path) -> None:
-    """No number of exits is too many to remember: what was in hand of each is still there."""
+    """Four members die in a row; what each of them had in hand is applied, in order."""
     async with (
         pool_processes(database, broker, tmp_path, nodes=["one", "two"], members=["a", "b"]) as processes,
         under_load(processes),

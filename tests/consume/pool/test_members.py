@@ -53,7 +53,7 @@ async def test_a_pool_takes_a_work_policy_without_concurrency(inbox: Inbox, brok
 
 
 class LocalMembers:
-    """Starts members in this process."""
+    """Members of one pool that run in this process."""
 
     def __init__(self, inbox: Inbox, broker: BrokerSettings) -> None:
         self.inbox = inbox
@@ -79,7 +79,7 @@ class LocalMembers:
         return member
 
     async def shared(self, *counts: int) -> None:
-        """Wait until the members hold so many partitions, in any order."""
+        """Wait until the members hold these counts of partitions, in any order."""
 
         def is_so() -> bool:
             held = [len(member.partitions) for member in self.members.values()]
@@ -94,7 +94,7 @@ def local(inbox: Inbox, broker: BrokerSettings) -> LocalMembers:
 
 
 async def in_order(table: Table, numbers: Sequence[int], keys: int = KEYS) -> None:
-    """See that all had their effect once, in order per key."""
+    """Check that each number took effect once, in order per key."""
     for key in range(keys):
         of_key = [number for number in numbers if number % keys == key]
         assert await table.numbers(f"key-{key}") == of_key
@@ -192,7 +192,7 @@ async def test_the_messages_tell_partition_and_epoch(
 async def test_what_is_not_within_the_fence_commits_nothing(
     local: LocalMembers, partitions: Partitions, table: Table, master: Candidate
 ) -> None:
-    """Somebody raises the epoch beside a member that knows of nothing."""
+    """The epoch of a partition is raised behind its member's back: the member commits nothing."""
     begun, go_on = asyncio.Event(), asyncio.Event()
 
     @on("Counted")

@@ -1,4 +1,4 @@
-"""A standalone cluster, one a run; on it a driver for each file; and stages at which writes are held."""
+"""One standalone cluster a run, with a driver for each file, and stages at which a test holds a write."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,7 +27,7 @@ def driver(cluster: SparkCluster, tmp_path_factory: pytest.TempPathFactory) -> I
 
 @pytest.fixture
 def at_stage(tmp_path: Path) -> Iterator[MakeStage]:
-    """Make stages; whoever still waits at one goes on when the test has ended."""
+    """Return a function that makes stages. A process that still waits at one goes on after the test."""
     made: list[HeldStage] = []
 
     def make(name: str, **fault: Any) -> HeldStage:

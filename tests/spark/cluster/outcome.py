@@ -1,4 +1,4 @@
-"""Ways to write 100 invoices, and what each must have left in the database: all of them once, or nothing."""
+"""Ways to write 100 invoices, and what each must leave in the database: all of them once, or nothing."""
 
 from dataclasses import dataclass, field
 
@@ -26,7 +26,7 @@ OPEN = """
 
 @dataclass(frozen=True)
 class WriteWay:
-    """A way for a batch of this name to be atomic."""
+    """A way to write a batch atomically."""
 
     name: str
     partitions: int
@@ -58,6 +58,6 @@ def assert_nothing_written(connection: psycopg.Connection) -> None:
 
 
 def is_left_alone(url: str) -> bool:
-    """Tell whether no driver and no executor has a session in this database any more."""
+    """Whether no driver and no executor has a session in this database."""
     with psycopg.connect(url) as connection:
         return bool(one(connection, OPEN) == 0)

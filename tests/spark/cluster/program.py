@@ -1,7 +1,7 @@
 """A driver that does what a test tells it: `python program.py SOCKET`, where the test listens.
 
-It is a program of its own, which sees of this checkout what `--py-files` brings. What it defines itself goes to the
-executors by value, as what a notebook defines.
+It sees nothing of this checkout but what `--py-files` brings. Its own definitions go to the executors by value, as
+those of a notebook do.
 """
 
 import os
@@ -27,7 +27,7 @@ from outbox_spark.source import Attempt, OutboxWriter  # noqa: E402
 
 @dataclass(frozen=True)
 class StageFault:
-    """What happens to the first attempts at one partition, or to the driver, when they come to a stage."""
+    """What happens to the first attempts at one partition, or to the driver, when they reach a stage."""
 
     stage: str  # "before loading", "loading" (some rows are sent), "loaded", or of the driver "committing", "committed"
     folder: str  # where it tells that the stage is reached, and by which process, and is told to go on
@@ -91,7 +91,7 @@ def save(rows: str, options: dict[str, str], fault: dict[str, Any] | None = None
 
 
 def several(rows: str, options: dict[str, str], fault: dict[str, Any] | None = None) -> None:
-    """Write the same as `save`, by OutboxBatch."""
+    """Write the same invoices as `save`, by OutboxBatch."""
     frame = spark.sql(rows)
     if fault is not None:
         held = StageFault(**fault)
@@ -114,7 +114,7 @@ def read(url: str) -> list[tuple[Any, ...]]:
 
 
 def executors() -> list[tuple[str, ...]]:
-    """Tell for each executor where its outbox_spark lies, and what its Python says without what Spark brings."""
+    """Return for each executor the place of its outbox_spark, and the errors of its Python without Spark's paths."""
 
     def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import outbox_spark
