@@ -149,8 +149,8 @@ class Checker:
     async def ask(self, within: float = 60, *, at_rest: bool = False) -> Findings:
         """Return the findings once no row waits, or after `within` seconds, when rows that nobody moves count as lost.
 
-        `at_rest`: read the queues only then. When a consumer is cancelled during deliveries of a quorum queue, RabbitMQ
-        3.10 may swap neighbours, though the second was sent after the first was confirmed.
+        `at_rest`: read the queues only then. If a consumer is cancelled during deliveries of a quorum queue, RabbitMQ
+        3.10 may swap neighbours, though the first was confirmed before the second was sent.
         """
         until = time.monotonic() + within
         while True:

@@ -1,4 +1,4 @@
-"""The broker blocks publishers for an alarm: the relay waits, says why, and goes on by itself; nothing comes twice."""
+"""The broker blocks publishers for an alarm: the relay waits, names it, and goes on by itself without repeats."""
 
 import asyncio
 

@@ -1,7 +1,7 @@
 """A cluster of brokers under load: a leader dies, links are cut, a node freezes, all are restarted in turn.
 
-Each drill breaks one thing while writers go on, heals it, and sees by the queue itself that nothing was lost or
-reordered, that only what was in flight came twice, and that no attempt was burnt.
+Each drill causes one fault while writers go on, and heals it. The queue must show that nothing was lost or reordered.
+Only what was in flight may come twice, and no attempt is burnt.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""What the rows are bound for is taken away under load and put back: all arrive, in order, and none is blamed."""
+"""The binding or the exchange disappears under load and comes back: all rows arrive in order, and no row is blamed."""
 
 from collections.abc import Awaitable, Callable
 
@@ -28,6 +28,7 @@ async def test_it_is_taken_away_under_load_and_put_back(
     take_away: Callable[[Topology], Awaitable[None]],
     put_back: Callable[[Topology], Awaitable[None]],
 ) -> None:
+    """The binding or the exchange disappears under load; rows wait in quarantine, and arrive in order afterwards."""
     async with under_load(database_url, broker_url) as load, relaying(settings) as node:
         topology = Topology(channel, await channel.get_queue(load.queue.name))
         for _ in range(2):

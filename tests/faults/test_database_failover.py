@@ -1,4 +1,4 @@
-"""A primary dies, hands over or is cut off, with a synchronous standby behind it; database.url names both."""
+"""A primary with a synchronous standby dies, hands over or is cut off; database.url names both servers."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator

@@ -44,7 +44,7 @@ IMPATIENT = {
 
 
 class Operator:
-    """A session of an operator, who is not bothered by what he sets for others."""
+    """A session of an operator, which the settings for other sessions do not affect."""
 
     def __init__(self, connection: psycopg.AsyncConnection) -> None:
         self.connection = connection
@@ -80,7 +80,7 @@ async def operator(database_url: str) -> AsyncIterator[Operator]:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[PostgresServer]:
-    """One that may be restarted."""
+    """A PostgreSQL that the test may restart."""
     with PostgresServer() as server:
         yield server
 
@@ -97,12 +97,13 @@ def own_database_url(server: PostgresServer) -> Iterator[str]:
 
 @pytest.fixture
 async def queue(broker_url: str) -> AsyncIterator[AbstractQueue]:
-    """A queue that gets all that the relay sends."""
+    """A queue that gets every message of the relay."""
     async with await aio_pika.connect(broker_url) as connection:
         yield await declare_bound(await connection.channel(), "events")
 
 
 async def test_sessions_ended_by_an_operator_under_load(settings: Settings, operator: Operator) -> None:
+    """An operator ends the relay's sessions under load; no message is lost or repeated."""
     url, broker_url = settings.database.url.get_secret_value(), settings.broker.url.get_secret_value()
     with capture_logs() as events:
         async with under_load(url, broker_url) as load, relaying(settings):
@@ -121,6 +122,7 @@ async def test_sessions_ended_by_an_operator_under_load(settings: Settings, oper
 async def test_a_restart_of_the_server_under_load(
     settings: Settings, server: PostgresServer, own_database_url: str, broker_url: str, how: signal.Signals
 ) -> None:
+    """PostgreSQL restarts under load; the relay tries until it is back, and repeats no message."""
     with capture_logs() as events:
         async with (
             under_load(own_database_url, broker_url) as load,
@@ -170,6 +172,7 @@ async def test_a_server_that_falls_silent_under_load(
 async def test_a_row_confirmed_but_not_marked_is_marked_later_and_not_sent_again(
     settings: Settings, operator: Operator, database_url: str, queue: AbstractQueue, end: LiteralString, told: str
 ) -> None:
+    """A mark waits for a lock, and its session or statement is ended; the row is marked later and not sent again."""
     with capture_logs() as events:
         async with relaying(settings):
             async with await psycopg.AsyncConnection.connect(database_url) as blocker:
@@ -189,6 +192,7 @@ async def test_a_row_confirmed_but_not_marked_is_marked_later_and_not_sent_again
 async def test_the_server_s_last_words_are_known_when_they_come_with_an_answer(
     settings: Settings, operator: Operator
 ) -> None:
+    """PostgreSQL ends a session along with an answer; the reason of the loss is known all the same."""
     async with await LaneSession.open(settings.database) as session, session.use() as connection:
         await operator.tell(f"SELECT pg_terminate_backend(pid) {RELAY_SESSIONS}")
         await eventually(lambda: has_heard(connection, session), "they have come")
@@ -201,7 +205,7 @@ async def test_the_server_s_last_words_are_known_when_they_come_with_an_answer(
 
 
 def has_heard(connection: psycopg.AsyncConnection, session: LaneSession) -> bool:
-    """Read what has come, as the driver does at the end of a statement's answer."""
+    """Whether the end of the session was heard, after reading as the driver does at the end of an answer."""
     connection.pgconn.consume_input()
     connection.pgconn.notifies()
     return session.ended_by is not None
@@ -210,6 +214,7 @@ def has_heard(connection: psycopg.AsyncConnection, session: LaneSession) -> bool
 async def test_timeouts_that_an_operator_sets_for_everyone_do_not_end_a_session(
     settings: Settings, operator: Operator, database_url: str, queue: AbstractQueue
 ) -> None:
+    """An operator sets short timeouts for all sessions; the relay's session outlives them."""
     await operator.set_for_new_sessions(**IMPATIENT)
     calm = RelaySettings(poll_interval=10, heartbeat_interval=10)
     patient = " ".join(f"-c {name}=0" for name in IMPATIENT)
@@ -228,6 +233,7 @@ async def test_timeouts_that_an_operator_sets_for_everyone_do_not_end_a_session(
 async def test_a_server_that_takes_no_writes_is_waited_for(
     settings: Settings, operator: Operator, queue: AbstractQueue
 ) -> None:
+    """All sessions become read-only; the relay names the reason, and goes on once writes are allowed."""
     with capture_logs() as events:
         async with relaying(settings):
             await operator.set_for_new_sessions(default_transaction_read_only="on")
@@ -243,7 +249,7 @@ async def test_a_server_that_takes_no_writes_is_waited_for(
 async def test_a_session_that_turns_read_only_is_replaced(
     settings: Settings, server: PostgresServer, own_database_url: str, broker_url: str
 ) -> None:
-    """As managed servers do when their disk is full: for all sessions, at any moment."""
+    """A running session becomes read-only, as on managed servers with a full disk; the relay replaces it."""
     async with await psycopg.AsyncConnection.connect(own_database_url, autocommit=True) as connection:
         operator = Operator(connection)
         await connection.execute("SET default_transaction_read_only = off")
@@ -258,6 +264,7 @@ async def test_a_session_that_turns_read_only_is_replaced(
 async def test_a_commit_that_its_standby_may_lack_is_not_taken_for_made(
     settings: Settings, server: PostgresServer, own_database_url: str, queue: AbstractQueue
 ) -> None:
+    """A mark is cancelled while it waits for a standby; the relay names the doubt, marks again, and repeats nothing."""
     async with await psycopg.AsyncConnection.connect(own_database_url, autocommit=True) as connection:
         operator = Operator(connection)
         await connection.execute("SET synchronous_commit = local")
@@ -277,6 +284,7 @@ async def test_a_commit_that_its_standby_may_lack_is_not_taken_for_made(
 
 
 async def test_both_ends_notice_a_peer_that_died_silently(settings: Settings, database_url: str) -> None:
+    """A peer may die silently; client and server both have TCP keepalives and a user timeout that notice it."""
     own = settings.database.model_copy(update={"url": SecretStr(f"{database_url}?keepalives_idle=7")})
     async with await LaneSession.open(own) as session, session.use() as connection:
         cursor = await connection.execute("SELECT name, setting FROM pg_settings WHERE name LIKE 'tcp_%'")

@@ -1,4 +1,4 @@
-"""A broker that falls silent for a while under steady load: what an operator sees meanwhile, and what comes after."""
+"""A broker is silent for a while under steady load: what an operator sees meanwhile, and how delivery recovers."""
 
 import asyncio
 import os

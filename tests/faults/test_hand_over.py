@@ -1,6 +1,6 @@
-"""One relay is to give half of its lanes to another at the worst moments, and one of them dies meanwhile.
+"""One relay must give half of its lanes to another at the worst moments, and one of them dies meanwhile.
 
-A lane goes over only when nothing of it is under way, so it stays while a confirm is missing or a mark is not made.
+A lane moves only when nothing of it is in flight. So it stays while a confirm or a mark is missing.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.drills
 
 @asynccontextmanager
 async def unconfirmed(running: FleetDrill) -> AsyncIterator[None]:
-    """Nothing that the first relay sends is confirmed within the block."""
+    """Hold the confirms of the first relay until the end of the block."""
     proxy = running.fleet.relays["one"].broker
     running.fleet.history.append(Injected("confirms held", Reach.ALL, relay="one"))
     proxy.hold(Way.DOWN)
@@ -39,7 +39,7 @@ async def unconfirmed(running: FleetDrill) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def unmarked(running: FleetDrill) -> AsyncIterator[None]:
-    """Nobody can mark what is confirmed within the block."""
+    """Lock the sent rows until the end of the block, so that no relay can mark."""
     async with await running.fleet.connect() as connection, connection.transaction():
         running.fleet.history.append(Injected("marks blocked", Reach.ALL))
         await connection.execute("LOCK TABLE outbox.message_sent IN SHARE ROW EXCLUSIVE MODE")

@@ -16,6 +16,7 @@ LONGEST_GAP = 5.0  # seconds that a message waits while a relay is restarted
 
 
 async def test_a_relay_frozen_past_its_lock_wakes_without_it(servers: FleetServers, tmp_path: Path) -> None:
+    """A relay freezes until another has its lanes; awake again, it sends next to nothing of them."""
     async with drill(servers, tmp_path, "one", "two") as running:
         history, victim = running.fleet.history, running.fleet.relays["one"].victim
         history.append(Injected("frozen", Reach.ALL, forgets=True, relay="one"))
@@ -34,6 +35,7 @@ async def test_a_relay_frozen_past_its_lock_wakes_without_it(servers: FleetServe
 async def test_a_relay_cut_off_on_one_side_gives_its_lanes_to_the_other(
     servers: FleetServers, tmp_path: Path, side: str
 ) -> None:
+    """A relay is cut off from broker or database; the other relay takes its lanes, and nothing is sent late."""
     async with drill(servers, tmp_path, "one", "two") as running:
         history, relay = running.fleet.history, running.fleet.relays["one"]
         proxy: FaultProxy = {"broker": relay.broker, "database": relay.database}[side]
@@ -70,7 +72,7 @@ async def test_a_rolling_restart_sends_nothing_twice_and_stops_nothing(servers: 
 
 
 def longest_wait(history: History) -> float:
-    """Give the longest time from a commit to the message's frame, in seconds."""
+    """Return the longest time from a commit to the message's frame, in seconds."""
     committed_at = {one.message_id: one.at for one in history if isinstance(one, Written)}
     sent_at = {one.message_id: one.at for one in reversed(history) if isinstance(one, Published)}
     return max(sent_at[id_] - committed_at[id_] for id_ in committed_at.keys() & sent_at.keys())

@@ -1,4 +1,4 @@
-"""Two relays on one table, and what is found when they take lanes without the lock."""
+"""Two relays on one table, and what the checker finds if they take lanes without the lock."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -29,6 +29,7 @@ SENT_WHILE_WATCHED = 400  # messages
 async def test_a_lane_that_two_relays_take_turns_the_owner_red(
     settings: Settings, database_url: str, has_bug: bool
 ) -> None:
+    """A planted bug gives one lane to two relays; the checker finds that, and finds nothing without the bug."""
     if has_bug:
         async with await psycopg.AsyncConnection.connect(database_url, autocommit=True) as connection:
             await connection.execute(WITHOUT_LOCK)
@@ -56,7 +57,7 @@ async def run(settings: Settings, database_url: str, *, has_bug: bool) -> Findin
 
 @asynccontextmanager
 async def two_relays(settings: Settings, stage: Scene) -> AsyncIterator[None]:
-    """Run both, each connected through a recorder of its own; on return both have looked for lanes."""
+    """Run two relays, each through its own recorder; on entry both have looked for lanes."""
     url = URL(settings.broker.url.get_secret_value())
     async with AsyncExitStack() as recording, asyncio.TaskGroup() as running:
         nodes = []

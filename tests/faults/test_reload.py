@@ -32,7 +32,7 @@ Configure = Callable[..., None]
 
 
 class ReloadableRelay(Victim):
-    """`relay run`, which is told what is in its file by `configure`."""
+    """`relay run` with a file that `configure` writes."""
 
     def reload(self) -> None:
         os.kill(self.pid, signal.SIGHUP)
@@ -42,7 +42,7 @@ class ReloadableRelay(Victim):
         return [line for line in lines if line["event"] in names]
 
     async def tells(self, name: str) -> dict[str, Any]:
-        """Wait for an event, and give it."""
+        """Wait for an event of this name, and return it."""
         await eventually(lambda: bool(self.events(name)), name)
         return self.events(name)[-1]
 
@@ -73,6 +73,7 @@ def relay(tmp_path: Path) -> Iterator[ReloadableRelay]:
 async def test_the_hosts_of_the_file_are_taken_over_and_other_keys_are_named(
     relay: ReloadableRelay, configure: Configure, settings: Settings, outbox: Outbox, queue: Reader
 ) -> None:
+    """SIGHUP brings other hosts and another key; the relay moves, and names the key that needs a restart."""
     url = URL(settings.broker.url.get_secret_value())
     async with two_hosts(settings) as (first, second):
         configure(url.with_port(first.port))
@@ -95,6 +96,7 @@ async def test_the_hosts_of_the_file_are_taken_over_and_other_keys_are_named(
 async def test_a_configuration_that_cannot_be_used_is_refused_and_the_old_hosts_stay(
     relay: ReloadableRelay, configure: Configure, settings: Settings, outbox: Outbox, queue: Reader
 ) -> None:
+    """SIGHUP brings an invalid file; the relay names each error without the password, and keeps its hosts."""
     configure(settings.broker.url.get_secret_value())
     await relay.start()
 
@@ -113,6 +115,7 @@ async def test_a_configuration_that_cannot_be_used_is_refused_and_the_old_hosts_
 async def test_a_secret_file_is_read_again(
     relay: ReloadableRelay, configure: Configure, settings: Settings, tmp_path: Path, outbox: Outbox, queue: Reader
 ) -> None:
+    """The file with the broker's URL changes; SIGHUP moves the relay to the new host."""
     configure("amqp://nobody/")
     url, secret = URL(settings.broker.url.get_secret_value()), tmp_path / "url"
     relay.environment = {**relay.environment, "RELAY_BROKER_URL_FILE": str(secret)}
@@ -129,6 +132,7 @@ async def test_a_secret_file_is_read_again(
 async def test_while_it_waits_for_its_broker_at_the_start_it_takes_the_hosts_over_too(
     relay: ReloadableRelay, configure: Configure, settings: Settings, outbox: Outbox, queue: Reader
 ) -> None:
+    """The relay waits for its first broker; SIGHUP brings a reachable host, and the relay becomes ready."""
     relay.ready = "broker.degraded"
     configure(f"amqp://127.0.0.1:{free_port()}/")
     await relay.start()
@@ -142,7 +146,7 @@ async def test_while_it_waits_for_its_broker_at_the_start_it_takes_the_hosts_ove
 async def test_a_name_that_moves_is_followed_at_a_reload_and_at_a_reconnect(
     relay: ReloadableRelay, configure: Configure, settings: Settings, tmp_path: Path, outbox: Outbox, queue: Reader
 ) -> None:
-    """Real names, of a hosts file that the relay alone sees."""
+    """The broker's name gets another address in /etc/hosts; the relay follows at a reload and at a reconnect."""
     if os.geteuid() != 0:
         pytest.skip("only root can give a process a hosts file of its own")
     url, port, hosts = URL(settings.broker.url.get_secret_value()), free_port(), tmp_path / "hosts"

@@ -1,4 +1,4 @@
-"""`relay run` told to stop beside servers whose every process is frozen: it ends in its time, with 0."""
+"""`relay run` must stop while all processes of the servers are frozen: it ends in its time, with exit code 0."""
 
 import asyncio
 import os
@@ -27,14 +27,14 @@ ROWS = 2000
 
 @pytest.fixture
 def postgres() -> Iterator[PostgresServer]:
-    """One that nobody else uses."""
+    """A PostgreSQL of this test alone."""
     with PostgresServer() as server:
         yield server
 
 
 @pytest.fixture
 def rabbitmq() -> Iterator[RabbitServer]:
-    """One that nobody else uses."""
+    """A broker of this test alone."""
     with RabbitServer(schedulers=1) as node:
         yield node
 
@@ -105,6 +105,6 @@ def _frozen(*servers: Server) -> Iterator[None]:
 
 
 def _family(pid: int) -> list[int]:
-    """Give a process and all that descend from it."""
+    """Return a process and all of its descendants."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return [pid, *(one for child in children for one in _family(int(child)))]
