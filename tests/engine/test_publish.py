@@ -86,7 +86,7 @@ async def test_a_row_that_is_put_off_takes_its_followers_along() -> None:
     assert wire.open == [first]
 
 
-async def test_with_skip_a_row_that_is_put_off_is_passed_by_its_key_and_comes_back_in_its_turn() -> None:
+async def test_with_skip_a_key_passes_a_postponed_row_which_comes_back_in_its_turn() -> None:
     publisher, wire = attached(key_policy=KeyPolicy.SKIP)
     first, second, third = rows([1, 1, 1])
     publisher.offer([first, second])

@@ -64,7 +64,7 @@ async def test_no_kill_takes_a_marked_row_from_the_total(
         assert node.published_total == table.status().published_total == 280
 
 
-async def test_what_is_added_is_deleted_and_what_a_node_that_never_returns_has_left_still_counts(
+async def test_added_counts_are_deleted_and_those_of_a_lost_node_still_count(
     database_url: str, outbox: Outbox, queue: Reader, run_node: RunNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(membership, "CLEAR_INTERVAL", 0.05)

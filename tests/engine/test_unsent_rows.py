@@ -54,7 +54,7 @@ def test_only_questions_for_the_exchanges_of_the_settings_pass_others() -> None:
 
 
 @pytest.mark.parametrize("key_policy", KeyPolicy)
-async def test_pipelined_rows_that_were_not_in_flight_wait_for_the_refused_one_of_their_key(
+async def test_pipelined_rows_not_in_flight_wait_for_the_refused_one_of_their_key(
     key_policy: KeyPolicy,
 ) -> None:
     rows = rows_of([(0, 0), (1, 4), (1, 1), (1, 4), (1, 9), (2, 4), (1, 4)])

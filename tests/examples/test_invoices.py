@@ -93,7 +93,7 @@ async def test_an_invalid_payload_is_a_dead_letter_at_once_and_the_others_are_pr
     assert (counters["dead_letters"], counters["failed"], counters["deliveries"]) == ({"invalid": 1}, 1, 101)
 
 
-async def test_a_payload_that_kills_each_time_is_a_dead_letter_and_its_neighbours_are_projected(
+async def test_a_payload_that_kills_is_a_dead_letter_and_its_neighbours_are_projected(
     example: InvoiceExample, run_node: RunNode
 ) -> None:
     """Killed as by the kernel for want of memory, whenever it works on that invoice."""

@@ -165,7 +165,7 @@ def test_a_function_of_the_owner_runs_nothing_that_its_caller_has_made(
 
 
 @pytest.mark.parametrize("is_restored", [False, True])
-def test_every_function_of_the_owner_has_its_own_search_path_and_is_for_nobody_but_by_grant(
+def test_every_function_of_the_owner_has_a_search_path_and_needs_a_grant(
     connection: Connection, is_restored: bool
 ) -> None:
     if is_restored:  # by pg_restore --no-acl, which gives every function to everybody

@@ -85,7 +85,7 @@ def test_libraries_are_heard_from_warning_on_also_at_debug(library: str) -> None
 
 
 @pytest.mark.parametrize("level", ["info", "debug"])
-async def test_a_broken_broker_connection_is_a_warning_of_one_line_with_a_traceback_at_debug_only(
+async def test_a_broken_broker_connection_is_one_line_with_a_traceback_at_debug_only(
     broker_url: str, rabbitmq: RabbitServer, level: Literal["info", "debug"]
 ) -> None:
     output = io.StringIO()

@@ -205,7 +205,7 @@ def test_two_drivers_at_once_write_the_rows_of_one(
 
 
 @pytest.mark.parametrize("in_pieces", [False, True])
-def test_the_slower_of_two_drivers_recognises_the_batch_whose_commit_dropped_its_staging_tables(
+def test_the_slower_driver_recognises_a_batch_whose_staging_tables_are_dropped(
     options: dict[str, str], connection: psycopg.Connection, in_pieces: bool
 ) -> None:
     connection.execute(STEP)

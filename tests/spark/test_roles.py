@@ -51,7 +51,7 @@ def test_a_column_without_its_grant_is_refused_by_name(spark: SparkSession, of_t
     ("partitions", "how"),
     [([-1], {}), ([-2], {}), ([-1], {"singleTask": "true"}), ([-2, 0], {"atomic": "partition", "numPartitions": "1"})],
 )
-def test_a_batch_in_the_ledger_by_another_job_s_role_is_refused_and_never_taken_for_written(
+def test_a_batch_entered_by_another_job_s_role_is_refused_and_not_taken_for_written(
     spark: SparkSession,
     of_the_role: dict[str, str],
     connection: psycopg.Connection,
