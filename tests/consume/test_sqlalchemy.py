@@ -23,7 +23,7 @@ from relay.consume.pool import PartitionedConsumer
 from relay.errors import ConfigurationError, DatabaseUnavailableError, InboxUnavailableError
 from tests.consume.effects import CONSUMER, Queue, Table, delivered, running
 from tests.consume.policies import QUICK
-from tests.consume.sqlalchemy_stand import (
+from tests.consume.sqlalchemy_handlers import (
     HANDLERS,
     KINDS,
     Effect,

@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from relay.config.settings import BrokerSettings, DatabaseSettings
 from relay.consume import Consumer, Inbox, Message, WorkPolicy, on
 from tests.consume.effects import CONSUMER, Queue, Table
-from tests.consume.sqlalchemy_stand import engine_url
+from tests.consume.sqlalchemy_handlers import engine_url
 from tests.support.eventually import eventually
 from tests.support.proxied import proxied
 from tests.support.proxy import Way

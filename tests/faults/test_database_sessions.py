@@ -24,7 +24,8 @@ from tests.faults.relay_sessions import RELAY_SESSIONS, reasons, with_database
 from tests.support.events import Events
 from tests.support.eventually import eventually
 from tests.support.postgres import PostgresServer
-from tests.support.proxy import FaultProxy, Way
+from tests.support.proxied import proxied
+from tests.support.proxy import Way
 from tests.support.queues import declare_bound
 
 WRITE = "INSERT INTO outbox.message (aggregate_type, event_type, payload) VALUES ('customer', 'InvoiceIssued', '1')"
@@ -139,15 +140,11 @@ async def test_a_restart_of_the_server_under_load(
 
 
 @pytest.mark.drills
-async def test_a_server_that_falls_silent_under_load(
-    settings: Settings, postgres: PostgresServer, database_url: str, broker_url: str
-) -> None:
+async def test_a_server_that_falls_silent_under_load(settings: Settings, database_url: str, broker_url: str) -> None:
     """The database stops answering under load; the relay gives up its session in time, and repeats no message."""
     with capture_logs() as events:
-        async with FaultProxy("127.0.0.1", postgres.port, amqp=False) as proxy:
-            silent = with_database(
-                settings, database_url.replace(f":{postgres.port}/", f":{proxy.port}/"), command_timeout=1.0
-            )
+        async with proxied(settings.database, command_timeout=1.0) as (proxy, far):
+            silent = settings.model_copy(update={"database": far})
             async with under_load(database_url, broker_url) as load, relaying(silent):
                 await load.comes_on()
                 for way in Way:

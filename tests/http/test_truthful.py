@@ -19,7 +19,8 @@ from tests.http.conftest import RelayProcess, StartRelay
 from tests.operate.rows import Rows
 from tests.support.eventually import eventually
 from tests.support.postgres import NEWEST, PostgresServer
-from tests.support.proxy import FaultProxy, Way
+from tests.support.proxied import proxied
+from tests.support.proxy import Way
 from tests.support.rabbitmq import RabbitServer
 
 pytestmark = [pytest.mark.drills, pytest.mark.timeout(240)]
@@ -122,13 +123,10 @@ async def test_an_idle_relay_notices_a_killed_database(own_postgres: PostgresSer
     await heals(relay)
 
 
-async def test_an_idle_relay_notices_a_silent_database(
-    own_postgres: PostgresServer, settings: Settings, start_relay: StartRelay
-) -> None:
+async def test_an_idle_relay_notices_a_silent_database(settings: Settings, start_relay: StartRelay) -> None:
     """The database falls silent while the relay is idle; /readyz names it in time, and recovers with the database."""
-    async with FaultProxy("127.0.0.1", own_postgres.port, amqp=False) as proxy:
-        url = settings.database.url.get_secret_value().replace(f":{own_postgres.port}/", f":{proxy.port}/")
-        relay = start_relay(RELAY_DATABASE_URL=url)
+    async with proxied(settings.database) as (proxy, far):
+        relay = start_relay(RELAY_DATABASE_URL=far.url.get_secret_value())
         await relay.wait_for_log("relay.ready")
         await eventually(relay.site.is_ready, "ready")
         proxy.hold(Way.UP)
