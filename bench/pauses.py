@@ -1,8 +1,8 @@
-"""How long nothing is delivered when a server fails: `python -m bench.pauses`, beside a client that does without us.
+"""How long nothing is delivered when a server fails: `python -m bench.pauses`, compared with a plain client.
 
-Three faults under a steady load: the node that leads the queue is killed, the only broker is restarted, the primary of
-PostgreSQL is killed and its standby promoted. Beside the relay a plain client of the same server goes on with one
-message or row after the other: what it waits, the server itself takes. See docs/benchmarks.md.
+Three faults hit a steady load. The node that leads the queue is killed, the only broker is restarted, or the primary of
+PostgreSQL is killed and its standby promoted. A plain client of the same server sends one message or row after the
+other at the same time. Its wait is the server's own pause. See docs/benchmarks.md.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ class ServerFault(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """What all faults have in common."""
+    """The load around a fault, and the folder for logs."""
 
     folder: Path
     rate: float  # messages a second
@@ -108,7 +108,7 @@ def measure(
 
 @dataclass(frozen=True, slots=True)
 class FaultCase:
-    """A fault, and everybody whom it hits.
+    """A fault, and the servers and clients that it hits.
 
     Attributes:
         relay_url: the broker, of which it may name several nodes.
@@ -217,7 +217,7 @@ def _measure(options: LoadOptions, case: FaultCase) -> Figures:
 
 
 async def _strike(options: LoadOptions, case: FaultCase) -> tuple[Load, Findings, float, float]:
-    """Let it happen under load; return what was written, what the checker says, and when load and fault began."""
+    """Strike under load; return what was written, the checker's findings, and when load and fault began."""
     client = case.client
     async with (
         under_load(case.database_url, case.declare_url, rate=options.rate) as load,

@@ -15,7 +15,7 @@ from tests.support.rabbitmq import RabbitServer
 
 @pytest.fixture(scope="session")
 def podman() -> Iterator[Podman]:
-    """Podman with the base image."""
+    """A podman with the base image."""
     if os.geteuid() != 0:
         pytest.skip("only root can make a base image and run containers of it here")
     if lacking := missing():
@@ -34,7 +34,7 @@ def image(podman: Podman) -> str:
 
 @pytest.fixture(scope="session", params=["private", "debian"])
 def servers(request: pytest.FixtureRequest) -> str:
-    """Which PostgreSQL and RabbitMQ the containers of the relay get: the tests' usual ones, or those of debian.py."""
+    """The PostgreSQL and RabbitMQ for the relay's containers: the usual ones of the tests, or those of debian.py."""
     return str(request.param)
 
 
@@ -67,7 +67,7 @@ def empty_database_url(postgres: PostgresServer) -> Iterator[str]:
 
 @pytest.fixture
 def relay(podman: Podman, image: str, empty_database_url: str, broker_url: str) -> Iterator[RelayImage]:
-    """Containers of the relay, on a database without tables and a virtual host of the test's own."""
+    """Containers of the relay, on an empty database and a virtual host for this test."""
     containers = RelayImage(podman, image, RELAY_DATABASE_URL=empty_database_url, RELAY_BROKER_URL=broker_url)
     yield containers
     containers.remove()

@@ -194,7 +194,7 @@ def test_it_says_what_it_is_and_has_nothing_to_build_with(
 
 @contextmanager
 def closed(database_url: str) -> Iterator[None]:
-    """Let nobody into this database, and end who is in it."""
+    """Refuse connections to this database, and end its sessions."""
     name = database_url.rpartition("/")[2]
     with psycopg.connect(database_url.removesuffix(name) + "postgres", autocommit=True) as admin:
         admin.execute(SQL("ALTER DATABASE {} ALLOW_CONNECTIONS false").format(Identifier(name)))

@@ -1,6 +1,6 @@
 """`/readyz` is truthful within 10 s of a fault and ready within 5 s of the heal, with the default settings.
 
-Each drill breaks a server of its own and says with which words the relay must notice.
+Each drill breaks its own server, and names the words with which the relay must notice.
 """
 
 import os
@@ -76,7 +76,7 @@ def states(rows: Rows) -> set[str]:
 
 
 async def let_go(_: aio_pika.abc.AbstractIncomingMessage) -> None:
-    """Take a message, and with it the place that it had in the queue."""
+    """Take a message, which frees its place in the queue."""
 
 
 async def notices(relay: RelayProcess, words: str) -> None:

@@ -1,4 +1,4 @@
-"""docs/backup.md, done: a dump restored into a new server, while the consumer's database knows more than it."""
+"""The steps of docs/backup.md: a dump is restored into a new server, and the consumer's database knows more."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -47,7 +47,7 @@ def write(url: str, number: int) -> None:
 
 @asynccontextmanager
 async def relaying(relay: Command, url: str) -> AsyncIterator[None]:
-    """Run a relay until nothing is pending at the end, and stop it."""
+    """Run a relay until the end of the block and until no row is pending, and stop it."""
     process = Command(relay.folder, **{**relay.variables, "RELAY_DATABASE_URL": url}).start("run")
     try:
         yield
@@ -119,12 +119,12 @@ async def test_a_restored_outbox_sends_again_and_reconcile_names_what_is_gone(
 
 
 def back_up(server: PostgresServer, url: str, dump: Path) -> None:
-    """Back up as docs/backup.md tells."""
+    """Back up as docs/backup.md says."""
     run([server.program("pg_dump"), "--format=custom", f"--file={dump}", url])
 
 
 def restore(server: PostgresServer, dump: Path) -> str:
-    """Restore as docs/backup.md tells, and give the URL."""
+    """Restore as docs/backup.md says, and return the URL."""
     url = server.create_database("restored")
     run([server.program("pg_restore"), "--exit-on-error", "--no-owner", "--no-acl", f"--dbname={url}", dump])
     return url
