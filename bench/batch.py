@@ -15,8 +15,8 @@ from bench.frame.drains import clear
 from bench.frame.error import BenchmarkError
 from bench.frame.run import Bench, Column, Count, Figures, Positive, main, quantile
 from bench.frame.servers import private_servers
-from bench.frame.stand import Stand, standing
 from bench.frame.watch import wait_drained
+from bench.frame.watched_relay import WatchedRelay, watched_relay
 from bench.frame.writers import PAYLOAD, write_steadily
 from relay.engine.session.session import LANES
 
@@ -62,27 +62,27 @@ def measure(
         Column("in the batch's lanes", "shared", 1),
         Column("rows of the batch sent meanwhile", "published"),
     )
-    with private_servers(run, routing_key=table.ROUTING_KEY) as servers, standing(servers) as stand:
+    with private_servers(run, routing_key=table.ROUTING_KEY) as servers, watched_relay(servers) as watched:
         with run.status("warming up"):
-            _p99(stand, rate, WARM_UP, rows=0)
-        alone, beside = (partial(_p99, stand, rate, seconds, rows=each) for each in (0, rows))
+            _p99(watched, rate, WARM_UP, rows=0)
+        alone, beside = (partial(_p99, watched, rate, seconds, rows=each) for each in (0, rows))
         waits.measure({"alone": alone, "while the batch is published": beside}, rounds)
 
 
-def _p99(stand: Stand, rate: float, seconds: float, *, rows: int) -> Figures:
+def _p99(watched: WatchedRelay, rate: float, seconds: float, *, rows: int) -> Figures:
     """Return p99 in the other lanes and in the batch's, how much of the batch went out meanwhile, and what was lost."""
-    servers = stand.servers
+    servers = watched.servers
     clear(servers, same_ids=False)
     if rows:
         _write_batch(servers.database_url, rows)
-    commits = write_steadily(stand.writers, servers.database_url, rate, seconds)
+    commits = write_steadily(watched.writers, servers.database_url, rate, seconds)
     published = queue.depth(servers.broker_url) if rows else 0
     if rows and published >= rows:
         raise BenchmarkError(f"the batch was out before the {seconds:g} s were over: take more --rows")
-    wait_drained(stand.watch, stand.relay)
-    lane_of: dict[int, int] = dict(stand.watch.execute(LANE_OF, [[commit.id for commit in commits]]).fetchall())
-    others = stand.waits([commit for commit in commits if lane_of[commit.id] >= FIRST_OTHER])
-    shared = stand.waits([commit for commit in commits if lane_of[commit.id] < FIRST_OTHER])
+    wait_drained(watched.watch, watched.relay)
+    lane_of: dict[int, int] = dict(watched.watch.execute(LANE_OF, [[commit.id for commit in commits]]).fetchall())
+    others = watched.waits([commit for commit in commits if lane_of[commit.id] >= FIRST_OTHER])
+    shared = watched.waits([commit for commit in commits if lane_of[commit.id] < FIRST_OTHER])
     lost = rows + len(commits) - queue.depth(servers.broker_url)
     return {"others": quantile(others, 0.99), "shared": quantile(shared, 0.99), "published": published, "lost": lost}
 

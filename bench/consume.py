@@ -17,7 +17,7 @@ from bench.frame.processes import cpu_seconds
 from bench.frame.run import Bench, Column, Count, Figures, Shown, main
 from bench.frame.servers import Servers, private_servers
 from bench.frame.watch import value, watching
-from bench.programs.consumers import BROKER_URL, CONCURRENCY, DATABASE_URL, Kind
+from bench.programs.consumers import BROKER_URL, CONCURRENCY, DATABASE_URL, ConsumerKind
 from tests.support.process import Process
 
 POLL = 0.1  # seconds
@@ -46,7 +46,7 @@ def measure(*, rounds: Count = 3, messages: Count = 20_000, run: Bench) -> None:
         "Messages applied once each; CPU in us a message",
         Column("msg/s", "rate"),
         Column("of bare", "rate", 2, is_ratio=True),
-        Column("of one", "rate", 2, is_ratio=True, reference=Kind.SINGLE),
+        Column("of one", "rate", 2, is_ratio=True, reference=ConsumerKind.SINGLE),
         Column("CPU us: consumer", "consumer_cpu", 0, Shown.MEDIAN),
         Column("PostgreSQL", "postgres_cpu", 0, Shown.MEDIAN),
         Column("RabbitMQ", "rabbitmq_cpu", 0, Shown.MEDIAN),
@@ -55,10 +55,10 @@ def measure(*, rounds: Count = 3, messages: Count = 20_000, run: Bench) -> None:
         program = reference.build(servers.folder)
         with run.status("drawing the messages"):
             backlog = table.prepare(servers.database_url, servers.folder, Keys.CDNOW, messages)
-        applied.measure({kind: partial(_consume, servers, kind, backlog, program) for kind in Kind}, rounds)
+        applied.measure({kind: partial(_consume, servers, kind, backlog, program) for kind in ConsumerKind}, rounds)
 
 
-def _consume(servers: Servers, kind: Kind, backlog: Backlog, program: Path) -> Figures:
+def _consume(servers: Servers, kind: ConsumerKind, backlog: Backlog, program: Path) -> Figures:
     """Let one consumer take all messages of a backlog.
 
     Raises:
@@ -85,7 +85,7 @@ def _consume(servers: Servers, kind: Kind, backlog: Backlog, program: Path) -> F
     return {"rate": backlog.rows / seconds, **cpu}
 
 
-def _start(servers: Servers, kind: Kind) -> Process:
+def _start(servers: Servers, kind: ConsumerKind) -> Process:
     urls = {DATABASE_URL: servers.database_url, BROKER_URL: servers.broker_url}
     command = [sys.executable, "-m", "bench.programs.consumers", kind]
     return Process(command, log=servers.folder / "consumer.log", environment={**os.environ, **urls}, name="consumer")

@@ -13,7 +13,7 @@ from bench.frame import backlog as table
 from bench.frame import queue, reference
 from bench.frame.backlog import Backlog, Keys
 from bench.frame.drains import CPU, RATE, clear, drain_backlog
-from bench.frame.relay import Relay
+from bench.frame.relay import BenchRelay
 from bench.frame.run import RESULTS, Bench, Column, Count, Figures, main
 from bench.frame.servers import Servers, private_servers
 from relay.config.settings import Ordering
@@ -82,7 +82,7 @@ def measure(
         statistics = RESULTS / "relay.pstats" if profile else None
         for backlog in backlogs:
             for each in orderings:
-                relay = Relay(*servers.urls, servers.folder, each, profile=statistics)
+                relay = BenchRelay(*servers.urls, servers.folder, each, profile=statistics)
                 sides[f"{each}, {backlog.keys} keys"] = partial(drain_backlog, servers, backlog, relay)
         drained.measure(sides, rounds)
 

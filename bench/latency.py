@@ -20,8 +20,8 @@ from bench.frame.backlog import EVENT_TYPE
 from bench.frame.drains import clear
 from bench.frame.run import Bench, Column, CountOrNone, Figures, Positive, PositiveOrNone, Shown, main, quantile
 from bench.frame.servers import private_servers
-from bench.frame.stand import Stand, standing
 from bench.frame.watch import wait_drained
+from bench.frame.watched_relay import WatchedRelay, watched_relay
 from bench.frame.writers import WRITERS, Commit, write_flat_out, write_steadily
 from relay.config.settings import Ordering
 
@@ -98,39 +98,41 @@ def measure(
     idle = run.table("Nothing to do: percent of one core", *(Column(title, name, 2) for title, name in names.items()))
     commits = Column("commits/s", "rate"), Column("ratio", "rate", 3, is_ratio=True)
     writers = run.table(f"{WRITERS} writers flat out", *commits)
-    with private_servers(run, routing_key=table.ROUTING_KEY) as servers, standing(servers, ordering) as stand:
+    with private_servers(run, routing_key=table.ROUTING_KEY) as servers, watched_relay(servers, ordering) as watched:
         with run.status("warming up"):
-            measure_waits(stand, rate, WARM_UP)
+            measure_waits(watched, rate, WARM_UP)
         for number, _ in run.turns(["commit to confirm"], rounds):
-            for name, figures in measure_waits(stand, rate, seconds).items():
+            for name, figures in measure_waits(watched, rate, seconds).items():
                 waits.add(name, figures, number)
         for guilt in Guilt:
             sides = {
-                f"alone, before {guilt}": partial(measure_innocents, stand, rate, seconds, None),
-                f"while {guilt}": partial(measure_innocents, stand, rate, seconds, guilt),
+                f"alone, before {guilt}": partial(measure_innocents, watched, rate, seconds, None),
+                f"while {guilt}": partial(measure_innocents, watched, rate, seconds, guilt),
             }
             innocents.measure(sides, innocent_rounds)
         if idle_seconds:
-            idle.measure({f"{idle_seconds:g} s": partial(measure_idle, stand, idle_seconds)}, 1)
+            idle.measure({f"{idle_seconds:g} s": partial(measure_idle, watched, idle_seconds)}, 1)
         sides = {
-            "without the trigger": partial(measure_writers, stand, writer_seconds, has_trigger=False),
-            "with the trigger": partial(measure_writers, stand, writer_seconds, has_trigger=True),
+            "without the trigger": partial(measure_writers, watched, writer_seconds, has_trigger=False),
+            "with the trigger": partial(measure_writers, watched, writer_seconds, has_trigger=True),
         }
         writers.measure(sides, writer_rounds)
 
 
-def measure_waits(stand: Stand, rate: float, seconds: float, guilt: Guilt | None = None) -> Mapping[str, Figures]:
+def measure_waits(
+    watched: WatchedRelay, rate: float, seconds: float, guilt: Guilt | None = None
+) -> Mapping[str, Figures]:
     """Write steadily, and compare each commit with its row's confirm, as the relay noted it, and with `sent_at`.
 
     `sent_at` is the begin of the transaction that marks the row. All are readings of one machine's clock.
     """
-    servers = stand.servers
+    servers = watched.servers
     clear(servers, same_ids=False)
     with guilty_rows(*servers.urls, guilt) if guilt else nullcontext():
-        commits = write_steadily(stand.writers, servers.database_url, rate, seconds)
-    wait_drained(stand.watch, stand.relay)
-    sent_at: dict[int, float] = dict(stand.watch.execute(SENT).fetchall())
-    confirmed_at = stand.confirmed_at()
+        commits = write_steadily(watched.writers, servers.database_url, rate, seconds)
+    wait_drained(watched.watch, watched.relay)
+    sent_at: dict[int, float] = dict(watched.watch.execute(SENT).fetchall())
+    confirmed_at = watched.confirmed_at()
     sent = [commit for commit in commits if commit.id in sent_at and commit.id in confirmed_at]
     lost = len(commits) - min(len(sent), queue.depth(servers.broker_url))
     counts = {"written": len(commits), "lost": lost, "out_of_order": 100 * _share_out_of_order(commits)}
@@ -141,30 +143,30 @@ def measure_waits(stand: Stand, rate: float, seconds: float, guilt: Guilt | None
     }
 
 
-def measure_innocents(stand: Stand, rate: float, seconds: float, guilt: Guilt | None) -> Figures:
+def measure_innocents(watched: WatchedRelay, rate: float, seconds: float, guilt: Guilt | None) -> Figures:
     """Write steadily, alone or beside rows that cannot be delivered."""
-    return measure_waits(stand, rate, seconds, guilt)[FROM_ANSWER]
+    return measure_waits(watched, rate, seconds, guilt)[FROM_ANSWER]
 
 
-def measure_idle(stand: Stand, seconds: float) -> Figures:
+def measure_idle(watched: WatchedRelay, seconds: float) -> Figures:
     """Look at the CPU time that everything uses while nobody writes."""
-    stand.servers.rest(stand.relay.pid)
-    meter = stand.servers.cpu(relay=[stand.relay.pid])
+    watched.servers.rest(watched.relay.pid)
+    meter = watched.servers.cpu(relay=[watched.relay.pid])
     time.sleep(seconds)
     percents = meter.percents()
     return {**percents, "sum": percents["relay"] + percents["postgres"]}
 
 
-def measure_writers(stand: Stand, seconds: float, *, has_trigger: bool) -> Figures:
+def measure_writers(watched: WatchedRelay, seconds: float, *, has_trigger: bool) -> Figures:
     """Let the writers go as fast as they can."""
-    clear(stand.servers, same_ids=False)
+    clear(watched.servers, same_ids=False)
     if not has_trigger:
-        stand.watch.execute(DISABLE)
-    stand.watch.execute("CHECKPOINT")
-    stand.servers.rest(stand.relay.pid)
-    rate = write_flat_out(stand.writers, stand.servers.database_url, seconds)
-    wait_drained(stand.watch, stand.relay)
-    stand.watch.execute(ENABLE)
+        watched.watch.execute(DISABLE)
+    watched.watch.execute("CHECKPOINT")
+    watched.servers.rest(watched.relay.pid)
+    rate = write_flat_out(watched.writers, watched.servers.database_url, seconds)
+    wait_drained(watched.watch, watched.relay)
+    watched.watch.execute(ENABLE)
     return {"rate": rate}
 
 

@@ -23,7 +23,7 @@ from bench.frame.backlog import Backlog, Keys
 from bench.frame.drains import CPU, RATE, clear, drain
 from bench.frame.error import BenchmarkError
 from bench.frame.notes import Note, NoteReader
-from bench.frame.relay import Relay
+from bench.frame.relay import BenchRelay
 from bench.frame.run import Bench, Column, Count, CountOrNone, Figures, Positive, main
 from bench.frame.servers import Servers, private_servers
 from bench.frame.watch import value, watching
@@ -53,7 +53,7 @@ HELD = """
 UNSENT = "SELECT count(*) FROM outbox.message WHERE state <> 'sent'"
 
 
-class Going(StrEnum):
+class NodeChange(StrEnum):
     """What becomes of one of two nodes."""
 
     KILLED = "node killed"
@@ -62,8 +62,8 @@ class Going(StrEnum):
     STARTED = "node started"
 
 
-WATCHED = {Going.KILLED: 4.0, Going.FROZEN: 15.0, Going.STOPPED: 2.0, Going.STARTED: 3.0}  # seconds
-STRIKES = {Going.KILLED: signal.SIGKILL, Going.FROZEN: signal.SIGSTOP, Going.STOPPED: signal.SIGTERM}
+WATCHED = {NodeChange.KILLED: 4.0, NodeChange.FROZEN: 15.0, NodeChange.STOPPED: 2.0, NodeChange.STARTED: 3.0}  # seconds
+STRIKES = {NodeChange.KILLED: signal.SIGKILL, NodeChange.FROZEN: signal.SIGSTOP, NodeChange.STOPPED: signal.SIGTERM}
 
 
 def measure(
@@ -93,7 +93,12 @@ def measure(
     idle_seconds
         How long they are watched.
     """
-    rounds = {Going.KILLED: killed, Going.FROZEN: frozen, Going.STOPPED: stopped, Going.STARTED: started}
+    rounds = {
+        NodeChange.KILLED: killed,
+        NodeChange.FROZEN: frozen,
+        NodeChange.STOPPED: stopped,
+        NodeChange.STARTED: started,
+    }
     gaps = run.table(
         "Longest time without a confirm on a lane that changes hands, s",
         Column("gap", "gap", 3),
@@ -124,7 +129,7 @@ def measure(
 
 
 @dataclass
-class Scene:
+class NodesUnderLoad:
     """Two nodes under load; every row of every lane is to come."""
 
     servers: Servers
@@ -136,7 +141,7 @@ class Scene:
     def start(self) -> Process:
         """Start another node."""
         self.started += 1
-        relay = Relay(*self.servers.urls, self.servers.folder, node=f"node-{self.started}", is_noted=True)
+        relay = BenchRelay(*self.servers.urls, self.servers.folder, node=f"node-{self.started}", is_noted=True)
         self.confirms.append(relay.confirms)
         return relay.start()
 
@@ -165,7 +170,7 @@ class Scene:
 
 
 @contextmanager
-def under_load(servers: Servers) -> Iterator[Scene]:
+def under_load(servers: Servers) -> Iterator[NodesUnderLoad]:
     """Write a row to each lane every TICK; start one node, and stop it in the end.
 
     Raises:
@@ -179,7 +184,7 @@ def under_load(servers: Servers) -> Iterator[Scene]:
             while not ended.wait(TICK):
                 writer.execute(WRITE, [table.AGGREGATE_TYPE, table.EVENT_TYPE, keys])
 
-        scene = Scene(servers, watch)
+        scene = NodesUnderLoad(servers, watch)
         node = scene.start()
         scene.await_shares(LANES)
         writing = threading.Thread(target=write)
@@ -195,24 +200,24 @@ def under_load(servers: Servers) -> Iterator[Scene]:
             raise BenchmarkError(f"{left} rows were not sent")
 
 
-def measure_gap(scene: Scene, going: Going) -> Figures:
+def measure_gap(scene: NodesUnderLoad, going: NodeChange) -> Figures:
     """Let one of two nodes come or go, and measure on the lanes that it has or had: seconds."""
     other = scene.start()
     struck_at = time.time()
     lanes = scene.await_shares(LANES // 2, LANES // 2)[f"node-{scene.started}"]
-    if going is not Going.STARTED:
+    if going is not NodeChange.STARTED:
         before_from = time.time()
         time.sleep(BEFORE)
         struck_at = before_until = time.time()
         other.tell(STRIKES[going])
     time.sleep(WATCHED[going])
     gap = scene.gap(lanes, struck_at, time.time())
-    if going is Going.STARTED:
+    if going is NodeChange.STARTED:
         before_from = time.time()
         time.sleep(BEFORE)
         before_until = time.time()
     before = scene.gap(lanes, before_from, before_until)
-    if going is Going.FROZEN:
+    if going is NodeChange.FROZEN:
         other.tell(signal.SIGCONT)
     other.stop(signal.SIGTERM)
     scene.await_shares(LANES)
@@ -241,7 +246,7 @@ def measure_idle(servers: Servers, nodes: int, seconds: float) -> Figures:
 @contextmanager
 def _nodes(servers: Servers, number: int) -> Iterator[list[Process]]:
     with ExitStack() as stack:
-        relays = [Relay(*servers.urls, servers.folder, node=f"node-{n}") for n in range(number)]
+        relays = [BenchRelay(*servers.urls, servers.folder, node=f"node-{n}") for n in range(number)]
         yield [stack.enter_context(relay.running()) for relay in relays]
 
 

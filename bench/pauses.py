@@ -1,8 +1,8 @@
-"""How long nothing is delivered when a server fails: `python -m bench.pauses`, beside a client that does without us.
+"""How long nothing is delivered when a server fails: `python -m bench.pauses`, compared with a plain client.
 
-Three faults under a steady load: the node that leads the queue is killed, the only broker is restarted, the primary of
-PostgreSQL is killed and its standby promoted. Beside the relay a plain client of the same server goes on with one
-message or row after the other: what it waits, the server itself takes. See docs/benchmarks.md.
+Three faults hit a steady load. The node that leads the queue is killed, the only broker is restarted, or the primary of
+PostgreSQL is killed and its standby promoted. A plain client of the same server sends one message or row after the
+other at the same time. Its wait is the server's own pause. See docs/benchmarks.md.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from pathlib import Path
 from pydantic import SecretStr
 
 from bench.frame.error import BenchmarkError
-from bench.frame.relay import Relay
+from bench.frame.relay import BenchRelay
 from bench.frame.run import Bench, Column, CountOrNone, Figures, Positive, main
 from bench.frame.servers import new_database
 from relay.config.settings import DatabaseSettings
@@ -38,7 +38,7 @@ from tests.support.rabbitmq import RabbitServer
 TOO_LONG = 90.0  # seconds
 
 
-class Fault(StrEnum):
+class ServerFault(StrEnum):
     """What fails."""
 
     LEADER = "leader's node killed"  # in a cluster of three
@@ -47,8 +47,8 @@ class Fault(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Stand:
-    """What all faults have in common."""
+class LoadOptions:
+    """The load around a fault, and the folder for logs."""
 
     folder: Path
     rate: float  # messages a second
@@ -88,27 +88,27 @@ def measure(
         Column("messages/s before", "rate"),
     )
     if leader_rounds and (reason := why_not()) is not None:
-        run.console.print(f"left out: {Fault.LEADER} ({reason})")
+        run.console.print(f"left out: {ServerFault.LEADER} ({reason})")
         leader_rounds = 0
     with temporary_folder() as folder:
-        stand = Stand(folder, rate, seconds)
+        options = LoadOptions(folder, rate, seconds)
         if leader_rounds:
             with run.status("starting a cluster"), PostgresServer(durable=True) as postgres, Cluster() as cluster:
                 numbers = count(1)
                 pauses.measure(
-                    {Fault.LEADER: lambda: kill_leader(stand, postgres, cluster, next(numbers))}, leader_rounds
+                    {ServerFault.LEADER: lambda: kill_leader(options, postgres, cluster, next(numbers))}, leader_rounds
                 )
         if broker_rounds:
             with run.status("starting a broker"), PostgresServer(durable=True) as postgres, RabbitServer() as broker:
-                pauses.measure({Fault.BROKER: lambda: restart_broker(stand, postgres, broker)}, broker_rounds)
+                pauses.measure({ServerFault.BROKER: lambda: restart_broker(options, postgres, broker)}, broker_rounds)
         if primary_rounds:
             with run.status("starting a pair"), Pair() as pair, RabbitServer() as broker:
-                pauses.measure({Fault.PRIMARY: lambda: kill_primary(stand, pair, broker)}, primary_rounds)
+                pauses.measure({ServerFault.PRIMARY: lambda: kill_primary(options, pair, broker)}, primary_rounds)
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
-    """A fault, and everybody whom it hits.
+class FaultCase:
+    """A fault, and the servers and clients that it hits.
 
     Attributes:
         relay_url: the broker, of which it may name several nodes.
@@ -118,7 +118,7 @@ class Scene:
         strike: lets it happen.
     """
 
-    fault: Fault
+    fault: ServerFault
     database_url: str
     relay_url: str
     declare_url: str
@@ -127,7 +127,7 @@ class Scene:
     strike: Callable[[], Awaitable[None]]
 
 
-def kill_leader(stand: Stand, postgres: PostgresServer, cluster: Cluster, number: int) -> Figures:
+def kill_leader(options: LoadOptions, postgres: PostgresServer, cluster: Cluster, number: int) -> Figures:
     """Kill the node that leads the queue and has the relay's connection, each round another one, and start it again."""
     leader = cluster.nodes[number % len(cluster.nodes)]
     followers = [node for node in cluster.nodes if node is not leader]
@@ -136,8 +136,8 @@ def kill_leader(stand: Stand, postgres: PostgresServer, cluster: Cluster, number
     leader.add_vhost(vhost)
     client = PlainPublisher(urls)
     asyncio.run(client.declare(leader.url(vhost)))
-    scene = Scene(
-        Fault.LEADER,
+    case = FaultCase(
+        ServerFault.LEADER,
         new_database(postgres, _new_name()),
         cluster.urls(vhost, first=leader),
         leader.url(vhost),
@@ -145,13 +145,13 @@ def kill_leader(stand: Stand, postgres: PostgresServer, cluster: Cluster, number
         client,
         lambda: asyncio.to_thread(leader.stop, signal.SIGKILL),
     )
-    pause = _measure(stand, scene)
+    pause = _measure(options, case)
     asyncio.run(cluster.heal())
     leader.delete_vhost(vhost)
     return pause
 
 
-def restart_broker(stand: Stand, postgres: PostgresServer, broker: RabbitServer) -> Figures:
+def restart_broker(options: LoadOptions, postgres: PostgresServer, broker: RabbitServer) -> Figures:
     """End the broker in order and start it again."""
     vhost = _new_name()
     url = broker.add_vhost(vhost)
@@ -163,13 +163,13 @@ def restart_broker(stand: Stand, postgres: PostgresServer, broker: RabbitServer)
         broker.launch()
         await asyncio.to_thread(broker.await_up)
 
-    scene = Scene(Fault.BROKER, new_database(postgres, _new_name()), url, url, url, client, restart)
-    pause = _measure(stand, scene)
+    case = FaultCase(ServerFault.BROKER, new_database(postgres, _new_name()), url, url, url, client, restart)
+    pause = _measure(options, case)
     broker.delete_vhost(vhost)
     return pause
 
 
-def kill_primary(stand: Stand, pair: Pair, broker: RabbitServer) -> Figures:
+def kill_primary(options: LoadOptions, pair: Pair, broker: RabbitServer) -> Figures:
     """Kill the primary and promote its synchronous standby at once; then let the other one follow it."""
     vhost, database = _new_name(), _new_name()
     url = broker.add_vhost(vhost)
@@ -183,7 +183,7 @@ def kill_primary(stand: Stand, pair: Pair, broker: RabbitServer) -> Figures:
         await asyncio.to_thread(pair.primary.stop, signal.SIGKILL)
         await asyncio.to_thread(pair.promote)
 
-    pause = _measure(stand, Scene(Fault.PRIMARY, database_url, url, url, url, client, fail_over))
+    pause = _measure(options, FaultCase(ServerFault.PRIMARY, database_url, url, url, url, client, fail_over))
     broker.delete_vhost(vhost)
     pair.rejoin()
     return pause
@@ -193,17 +193,17 @@ def _new_name() -> str:
     return f"pauses_{secrets.token_hex(4)}"
 
 
-def _measure(stand: Stand, scene: Scene) -> Figures:
+def _measure(options: LoadOptions, case: FaultCase) -> Figures:
     """Return the longest pauses, in seconds: of the relay, of the plain client, and of the relay before the fault."""
-    relay = Relay(scene.database_url, scene.relay_url, stand.folder, is_noted=True)
+    relay = BenchRelay(case.database_url, case.relay_url, options.folder, is_noted=True)
     with relay.running():
         try:
-            load, findings, begun_at, struck_at = asyncio.run(_strike(stand, scene))
+            load, findings, begun_at, struck_at = asyncio.run(_strike(options, case))
         except* TimeoutError as errors:
-            raise BenchmarkError(f"{scene.fault}: {next(leaves(errors))}") from errors
+            raise BenchmarkError(f"{case.fault}: {next(leaves(errors))}") from errors
     confirmed_at = [at for _, at in relay.confirms.read()]
     before = [at for at in confirmed_at if begun_at <= at < struck_at]
-    pause, own = longest_pause(confirmed_at, struck_at), longest_pause(scene.client.answered_at, struck_at)
+    pause, own = longest_pause(confirmed_at, struck_at), longest_pause(case.client.answered_at, struck_at)
     return {
         "pause": pause,
         "own": own,
@@ -216,25 +216,25 @@ def _measure(stand: Stand, scene: Scene) -> Figures:
     }
 
 
-async def _strike(stand: Stand, scene: Scene) -> tuple[Load, Findings, float, float]:
-    """Let it happen under load; return what was written, what the checker says, and when load and fault began."""
-    client = scene.client
+async def _strike(options: LoadOptions, case: FaultCase) -> tuple[Load, Findings, float, float]:
+    """Strike under load; return what was written, the checker's findings, and when load and fault began."""
+    client = case.client
     async with (
-        under_load(scene.database_url, scene.declare_url, rate=stand.rate) as load,
+        under_load(case.database_url, case.declare_url, rate=options.rate) as load,
         asyncio.TaskGroup() as tasks,
     ):
         running = tasks.create_task(client.run(), name="plain client")
         await load.comes_on(TOO_LONG)
         begun_at = time.time()
-        await asyncio.sleep(stand.seconds)
+        await asyncio.sleep(options.seconds)
         struck_at = time.time()
-        await scene.strike()
+        await case.strike()
         happened_at = time.time()
         await load.comes_on(TOO_LONG)
         await eventually(lambda: client.answered_at[-1] > happened_at, "the plain client goes on", TOO_LONG)
-        await asyncio.sleep(stand.seconds)
+        await asyncio.sleep(options.seconds)
         running.cancel()
-        load.broker_url = scene.read_url
+        load.broker_url = case.read_url
         return load, await load.settle(TOO_LONG), begun_at, struck_at
 
 

@@ -15,10 +15,10 @@ import structlog
 from pydantic import SecretStr
 
 from bench.frame.error import BenchmarkError
-from bench.frame.run import Bench, Column, CountOrNone, Run, Table, main
+from bench.frame.run import Bench, Column, CountOrNone, ResultTable, Run, main
 from bench.frame.servers import Servers, private_servers
 from relay.config.settings import BrokerSettings, DatabaseSettings
-from tests.consume.pool.stand import Stand, standing
+from tests.consume.pool.processes import PoolProcesses, pool_processes
 
 RATE = 600  # messages a second, of 40 keys
 BEFORE = 1.0  # seconds of load before a member goes
@@ -35,7 +35,7 @@ FLOWS_AGAIN = """
 """
 
 
-class Going(StrEnum):
+class MemberChange(StrEnum):
     """What becomes of one of two members."""
 
     KILLED = "member killed"
@@ -43,7 +43,11 @@ class Going(StrEnum):
     STOPPED = "member stopped in order"
 
 
-STRIKES = {Going.KILLED: signal.SIGKILL, Going.FROZEN: signal.SIGSTOP, Going.STOPPED: signal.SIGTERM}
+STRIKES = {
+    MemberChange.KILLED: signal.SIGKILL,
+    MemberChange.FROZEN: signal.SIGSTOP,
+    MemberChange.STOPPED: signal.SIGTERM,
+}
 
 
 def measure(*, killed: CountOrNone = 10, frozen: CountOrNone = 3, stopped: CountOrNone = 5, run: Bench) -> None:
@@ -57,38 +61,38 @@ def measure(*, killed: CountOrNone = 10, frozen: CountOrNone = 3, stopped: Count
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))  # of the declarations
     gaps = run.table("Until all partitions of a member flow again, s", Column("gap", "gap", 2))
     with private_servers(run, routing_key="none") as servers:
-        asyncio.run(_measure(servers, dict(zip(Going, (killed, frozen, stopped), strict=True)), run, gaps))
+        asyncio.run(_measure(servers, dict(zip(MemberChange, (killed, frozen, stopped), strict=True)), run, gaps))
 
 
-async def _measure(servers: Servers, rounds: Mapping[Going, int], run: Run, gaps: Table) -> None:
+async def _measure(servers: Servers, rounds: Mapping[MemberChange, int], run: Run, gaps: ResultTable) -> None:
     database = DatabaseSettings(url=SecretStr(servers.database_url))
     broker = BrokerSettings(url=SecretStr(servers.broker_url))
     names = map("member-{}".format, count(1))
-    async with standing(database, broker, servers.folder, nodes=["relay"], members=["member-0"]) as stand:
+    async with pool_processes(database, broker, servers.folder, nodes=["relay"], members=["member-0"]) as processes:
         stop = asyncio.Event()
-        writing = asyncio.create_task(stand.write_on(RATE, stop))
+        writing = asyncio.create_task(processes.write_on(RATE, stop))
         for going, times in rounds.items():
             for number, _ in run.turns([going], times):
-                gaps.add(going, {"gap": await _gap(stand, going, next(names))}, number)
+                gaps.add(going, {"gap": await _gap(processes, going, next(names))}, number)
         stop.set()
         await writing
         try:
-            await stand.judge()
+            await processes.judge()
         except (AssertionError, TimeoutError) as error:
             raise BenchmarkError(str(error)) from error
 
 
-async def _gap(stand: Stand, going: Going, name: str) -> float:
+async def _gap(processes: PoolProcesses, going: MemberChange, name: str) -> float:
     """Return the seconds from the strike until the last of the member's partitions flows again."""
-    (other,) = stand.members
-    stand.start_member(name)
-    await stand.shared(other, name)
+    (other,) = processes.members
+    processes.start_member(name)
+    await processes.shared(other, name)
     await asyncio.sleep(BEFORE)
-    async with stand.connected() as connection:
+    async with processes.connected() as connection:
         (since,) = await (await connection.execute(NOW)).fetchone() or ()
         cursor = await connection.execute(HELD, {"member": name, "now": since})
         partitions = [partition for (partition,) in await cursor.fetchall()]
-        process = stand.members.pop(name)
+        process = processes.members.pop(name)
         process.tell(STRIKES[going])
         values = {"member": name, "since": since, "partitions": partitions}
         async with asyncio.timeout(WITHIN):

@@ -19,11 +19,11 @@ from bench.frame.backlog import Backlog, Keys
 from bench.frame.drains import clear, drain_backlog
 from bench.frame.error import BenchmarkError
 from bench.frame.processes import peak_bytes
-from bench.frame.relay import Relay
+from bench.frame.relay import BenchRelay
 from bench.frame.run import Bench, Column, Count, CountOrNone, Figures, Positive, PositiveOrNone, Shown, main, quantile
 from bench.frame.servers import Servers, private_servers
-from bench.frame.stand import Stand, standing
 from bench.frame.watch import value, wait_drained, watching
+from bench.frame.watched_relay import WatchedRelay, watched_relay
 from bench.frame.writers import write_steadily
 from tests.support.process import Process, wait_for
 
@@ -95,10 +95,10 @@ def measure(
                 for name, figures in zip(("drain", "replay"), measure_rates(servers, backlog), strict=True):
                     rates.add(name, figures, number, reference="drain")
         if live_rounds:
-            with standing(servers) as stand:
+            with watched_relay(servers) as watched:
                 with run.status("warming up"):
-                    write_steadily(stand.writers, servers.database_url, live_rate, WARM_UP)
-                beside = partial(measure_beside, stand, live_rate, live_seconds, rows=rows, replay_rate=replay_rate)
+                    write_steadily(watched.writers, servers.database_url, live_rate, WARM_UP)
+                beside = partial(measure_beside, watched, live_rate, live_seconds, rows=rows, replay_rate=replay_rate)
                 sides = {"alone": partial(beside, is_beside=False), "beside a replay": partial(beside, is_beside=True)}
                 live.measure(sides, live_rounds)
         if memory_rows:
@@ -111,7 +111,7 @@ def measure_rates(servers: Servers, backlog: Backlog) -> tuple[Figures, Figures]
     The drain is measured as bench/drain.py does. The replay's interval is the life of its process: the start of Python,
     the list of the rows and the last confirm lie in it.
     """
-    drained = drain_backlog(servers, backlog, Relay(*servers.urls, servers.folder))
+    drained = drain_backlog(servers, backlog, BenchRelay(*servers.urls, servers.folder))
     queue.purge(servers.broker_url)
     with watching(servers.database_url) as watch:
         watch.execute("CHECKPOINT")
@@ -124,29 +124,29 @@ def measure_rates(servers: Servers, backlog: Backlog) -> tuple[Figures, Figures]
 
 
 def measure_beside(
-    stand: Stand, rate: float, seconds: float, *, rows: int, is_beside: bool, replay_rate: float = 0.0
+    watched: WatchedRelay, rate: float, seconds: float, *, rows: int, is_beside: bool, replay_rate: float = 0.0
 ) -> Figures:
     """Write steadily to a table with `rows` sent ones; with `is_beside`, while a replay sends these again.
 
     The replay starts with the writers, so its start and its list count; it is stopped with them.
     """
-    servers, watch = stand.servers, stand.watch
+    servers, watch = watched.servers, watched.watch
     clear(servers, same_ids=False)
     watch.execute(FILL, [rows])
     watch.execute("CHECKPOINT")
-    servers.rest(stand.relay.pid)
+    servers.rest(watched.relay.pid)
     replayed = 0
     if is_beside:
         with running_replay(servers, replay_rate) as replaying:
-            commits = write_steadily(stand.writers, servers.database_url, rate, seconds, HOLD)
+            commits = write_steadily(watched.writers, servers.database_url, rate, seconds, HOLD)
             wait_for(lambda: not replaying.is_running() or has_begun(servers), "the replay begins", TOO_LONG)
         # The third: the signal met a process that had done its job, and was about to exit.
         _require(replaying, 0, 130, -signal.SIGTERM)
         replayed = value(watch, REPLAYED)
     else:
-        commits = write_steadily(stand.writers, servers.database_url, rate, seconds, HOLD)
-    wait_drained(watch, stand.relay)
-    waits = stand.waits(commits)
+        commits = write_steadily(watched.writers, servers.database_url, rate, seconds, HOLD)
+    wait_drained(watch, watched.relay)
+    waits = watched.waits(commits)
     missing = len(commits) + replayed - queue.depth(servers.broker_url)
     return {
         "p50": quantile(waits, 0.5),

@@ -17,7 +17,7 @@ import psycopg
 from bench.frame import backlog as table
 from bench.frame import queue
 from bench.frame.error import BenchmarkError
-from bench.frame.relay import Relay
+from bench.frame.relay import BenchRelay
 from bench.frame.run import Bench, Column, Count, Figures, Shown, main, quantile
 from bench.frame.servers import Servers, holding_snapshot, private_servers, require_space
 from bench.frame.watch import value, wait_drained, watching
@@ -124,7 +124,7 @@ def _measure(servers: Servers, pool: ProcessPoolExecutor, case: str, *, rows: in
     name = _fill_day(servers, rows)
     act = _act(servers, case, name)
     with (
-        Relay(*servers.urls, servers.folder).running() as relay,
+        BenchRelay(*servers.urls, servers.folder).running() as relay,
         ThreadPoolExecutor(1) as beside,
         holding_snapshot(servers.database_url) if case in (HELD, PLAIN_HELD) else nullcontext(),
     ):

@@ -17,8 +17,8 @@ import psycopg
 from bench.frame import backlog as table
 from bench.frame.error import BenchmarkError
 from bench.frame.notes import Note, NoteReader
-from bench.frame.relay import Relay
-from bench.frame.run import Bench, Column, Positive, Table, main, quantile
+from bench.frame.relay import BenchRelay
+from bench.frame.run import Bench, Column, Positive, ResultTable, main, quantile
 from bench.frame.servers import Servers, private_servers
 from bench.frame.watch import wait_drained, watching
 from bench.frame.writers import BATCH, HEAD_START, WRITERS, start_batches, write_steadily, writer_pool
@@ -246,7 +246,7 @@ def measure(
     run.draw("Messages in flight at the heartbeat", **flight)
 
 
-def _report(soaked: Soaked, of_minutes: Table) -> None:
+def _report(soaked: Soaked, of_minutes: ResultTable) -> None:
     names = ("relay", "pending", "dead_rows", "sent", "rabbitmq")
     for number, minute in enumerate(soaked.minutes, start=1):
         looks = minute.samples
@@ -264,7 +264,7 @@ def soak(
     Raises:
         BenchmarkError: the relay or the consumer ended meanwhile, or the relay did not catch up.
     """
-    noted, taken = Relay(*servers.urls, servers.folder, is_noted=True), servers.folder / "taken"
+    noted, taken = BenchRelay(*servers.urls, servers.folder, is_noted=True), servers.folder / "taken"
     with (
         watching(servers.database_url) as watch,
         writer_pool() as pool,

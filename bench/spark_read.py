@@ -43,7 +43,7 @@ QUERY = """
 """
 
 
-class Reader(StrEnum):
+class ReadWay(StrEnum):
     """Who reads."""
 
     JDBC = "JDBC by ids"
@@ -95,7 +95,7 @@ def _filled_day(run: Run, rows: int) -> Iterator[Filled]:
         yield Filled(url, table, rows, blocks, characters)
 
 
-def _readers(session: SparkSession, day: Filled, partitions: int) -> dict[Reader, Callable[[], DataFrame]]:
+def _readers(session: SparkSession, day: Filled, partitions: int) -> dict[ReadWay, Callable[[], DataFrame]]:
     outbox_spark.register(session)
     url, login = jdbc(day.url)
     properties, query = {**login, "fetchsize": "10000"}, f"({QUERY.format(day=day.table)}) AS sent"
@@ -104,9 +104,9 @@ def _readers(session: SparkSession, day: Filled, partitions: int) -> dict[Reader
     types = ", ".join(f"{name} {'BIGINT' if name == 'id' else 'STRING'}" for name in COLUMNS[:-1])
     by_jdbc = partial(session.read.jdbc, url, query, properties=properties)
     return {
-        Reader.JDBC: lambda: by_jdbc("id", 1, day.rows + 1, partitions).select(*COLUMNS),
-        Reader.JDBC_BLOCKS: lambda: by_jdbc(predicates=blocks).select(*COLUMNS),
-        Reader.OUTBOX: lambda: (
+        ReadWay.JDBC: lambda: by_jdbc("id", 1, day.rows + 1, partitions).select(*COLUMNS),
+        ReadWay.JDBC_BLOCKS: lambda: by_jdbc(predicates=blocks).select(*COLUMNS),
+        ReadWay.OUTBOX: lambda: (
             session.read.format("outbox")
             .options(url=day.url, numPartitions=str(partitions))
             .load(schema=f"{types}, sent_at TIMESTAMP")

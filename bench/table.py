@@ -16,7 +16,7 @@ from bench.frame.backlog import Backlog, Keys
 from bench.frame.drains import CPU, RATE, clear, drain
 from bench.frame.error import BenchmarkError
 from bench.frame.processes import peak_bytes
-from bench.frame.relay import Relay
+from bench.frame.relay import BenchRelay
 from bench.frame.run import Bench, Column, Count, CountOrNone, Figures, main
 from bench.frame.servers import Servers, holding_snapshot, private_servers, require_space, second_database
 from bench.frame.watch import value, watching
@@ -153,7 +153,7 @@ def measure_retained(servers: Servers, backlog: Backlog, retained: int, *, is_re
     with psycopg.connect(servers.database_url) as connection:
         connection.execute(EMPTY_PENDING if is_retained else table.EMPTY)
         connection.execute(GO_ON_ABOVE, [retained])
-    with watching(servers.database_url) as watch, Relay(*servers.urls, servers.folder).running() as relay:
+    with watching(servers.database_url) as watch, BenchRelay(*servers.urls, servers.folder).running() as relay:
         return drain(servers, watch, [relay], table.uncommitted(servers.database_url, backlog), backlog.rows)
 
 
@@ -169,7 +169,7 @@ def measure_snapshot(servers: Servers, backlog: Backlog, *, is_held: bool) -> Fi
     clear(servers, same_ids=True)
     with (
         watching(servers.database_url) as watch,
-        Relay(*servers.urls, servers.folder).running() as relay,
+        BenchRelay(*servers.urls, servers.folder).running() as relay,
         holding_snapshot(servers.database_url) if is_held else nullcontext(),
     ):
         first = drain(servers, watch, [relay], table.uncommitted(servers.database_url, backlog), backlog.rows)
@@ -193,7 +193,7 @@ def measure_memory(servers: Servers, rows: int) -> Figures:
     require_space(servers.folder, rows * LARGE_PAYLOAD_BYTES * DISK_PER_BYTE)
     clear(servers, same_ids=True)
     looks: list[tuple[int, float]] = []  # published, as the relay's heartbeat has it: up to a second old; MiB
-    with watching(servers.database_url) as watch, Relay(*servers.urls, servers.folder).running() as relay:
+    with watching(servers.database_url) as watch, BenchRelay(*servers.urls, servers.folder).running() as relay:
         earlier = value(watch, PUBLISHED)
 
         def look() -> None:

@@ -121,7 +121,7 @@ async def test_a_name_that_nobody_could_ask_for_is_one_too() -> None:
         await connect(settings(URL(f"amqp://{'x' * 70}.test/")), "test")
 
 
-async def test_a_resolver_that_hangs_holds_up_neither_the_other_hosts_nor_the_loop_nor_its_end(
+async def test_a_resolver_that_hangs_delays_neither_other_hosts_nor_the_loop_nor_its_end(
     names: Names, broker_url: str
 ) -> None:
     names.answering.clear()
@@ -166,7 +166,7 @@ async def test_the_order_of_the_addresses_is_a_process_own_whatever_that_of_dns_
     assert len(orders) > 1
 
 
-async def test_a_round_begins_behind_the_lost_address_goes_through_every_url_and_ends_with_it(names: Names) -> None:
+async def test_a_round_begins_behind_the_lost_address_and_ends_with_it(names: Names) -> None:
     names[NAME] = [f"10.0.0.{n}" for n in range(3)]
     a, b, c = (URL(f"amqp://{host}") for host in ("10.1.0.1", NAME, "10.1.0.2"))
     first, second, third = await addresses(b, ENOUGH)

@@ -9,7 +9,7 @@ import psycopg
 from bench.frame import backlog as table
 from bench.frame import queue
 from bench.frame.backlog import Backlog
-from bench.frame.relay import Relay
+from bench.frame.relay import BenchRelay
 from bench.frame.run import Column, Figures, Shown
 from bench.frame.servers import Servers
 from bench.frame.watch import wait_drained, watching
@@ -50,7 +50,7 @@ def drain(
     return {"rate": rows / (ended - started), **cpu, "lost": lost}
 
 
-def drain_backlog(servers: Servers, backlog: Backlog, relay: Relay) -> Figures:
+def drain_backlog(servers: Servers, backlog: Backlog, relay: BenchRelay) -> Figures:
     """Let one relay drain a backlog; queue and table are empty before."""
     clear(servers, same_ids=True)
     with watching(servers.database_url) as watch, relay.running() as process:

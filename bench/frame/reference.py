@@ -21,7 +21,7 @@ class ReferenceClientError(BenchmarkError):
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class PublishFigures:
     """What the C client measured, from its first publish to its last confirm."""
 
     messages: int
@@ -50,7 +50,7 @@ def build(folder: Path) -> Path:
     return program
 
 
-def publish(program: Path, broker_url: str, backlog: Backlog) -> Published:
+def publish(program: Path, broker_url: str, backlog: Backlog) -> PublishFigures:
     """Publish all rows of a backlog, with at most WINDOW unconfirmed.
 
     Raises:
@@ -68,4 +68,4 @@ def publish(program: Path, broker_url: str, backlog: Backlog) -> Published:
         )
     if done.returncode:
         raise ReferenceClientError(done.stderr.strip() or f"the C client ended with code {done.returncode}")
-    return Published(**json.loads(done.stdout))
+    return PublishFigures(**json.loads(done.stdout))

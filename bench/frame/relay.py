@@ -18,7 +18,7 @@ DRAIN_SECONDS = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class Relay:
+class BenchRelay:
     """A relay to start.
 
     Settings given by RELAY_... variables of the caller's environment hold, so that one can be tried out.

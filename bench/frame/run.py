@@ -98,7 +98,7 @@ class Spread:
         return f"{middle} ({self.lowest:,.{digits}f} - {self.highest:,.{digits}f})"
 
 
-class Table:
+class ResultTable:
     """Sides that are measured by turns: a row each."""
 
     def __init__(self, run: "Run", title: str, columns: Sequence[Column], *, is_drawn: bool) -> None:
@@ -200,7 +200,7 @@ class Run:
     def __init__(self, name: str, options: Mapping[str, Any]) -> None:
         self.console = Console() if sys.stdout.isatty() else Console(width=160)  # wide enough for every table
         self._name, self._options = name, options
-        self._tables: list[Table] = []
+        self._tables: list[ResultTable] = []
         self._lines: dict[str, dict[str, Line]] = {}
         self._failures: list[str] = []
 
@@ -208,9 +208,9 @@ class Run:
         """Show what is being done until the end of the block."""
         return self.console.status(text)
 
-    def table(self, title: str, *columns: Column, is_drawn: bool = True) -> Table:
+    def table(self, title: str, *columns: Column, is_drawn: bool = True) -> ResultTable:
         """Return a new table, which is printed at the end when it has a row."""
-        self._tables.append(table := Table(self, title, columns, is_drawn=is_drawn))
+        self._tables.append(table := ResultTable(self, title, columns, is_drawn=is_drawn))
         return table
 
     def turns(self, sides: Sequence[str], rounds: int, *, warm_up: int = 0) -> Iterator[tuple[int, str]]:
@@ -246,7 +246,7 @@ class Run:
             self.console.print(f"written: {os.path.relpath(file)}", soft_wrap=True)
         return 1 if sum(counts) or self._failures else 0
 
-    def _write_json(self, tables: Sequence[Table]) -> Path:
+    def _write_json(self, tables: Sequence[ResultTable]) -> Path:
         file = RESULTS / f"{self._name}.json"
         about = {
             "benchmark": self._name,
@@ -266,7 +266,7 @@ class Run:
         file.write_text(json.dumps(about, indent=2) + "\n")
         return file
 
-    def _plot(self, tables: Sequence[Table]) -> Path:
+    def _plot(self, tables: Sequence[ResultTable]) -> Path:
         file = RESULTS / f"{self._name}.png"
         heights = [1 + 0.5 * len(table.spreads()) for table in tables] + [3.0] * len(self._lines)
         figure = Figure(figsize=(10, sum(heights)), layout="constrained")

@@ -35,7 +35,7 @@ REMEMBER = """
 PROJECT = "INSERT INTO projection (message_id, customer, bytes) VALUES (%s, %s, %s)"
 
 
-class Kind(StrEnum):
+class ConsumerKind(StrEnum):
     """What takes the messages."""
 
     BARE = "bare loop"  # aio-pika and psycopg, as one writes it without a library
@@ -57,20 +57,22 @@ async def project_all(messages: Sequence[Message], connection: psycopg.AsyncConn
         await cursor.executemany(PROJECT, rows)
 
 
-async def run(kind: Kind) -> None:
+async def run(kind: ConsumerKind) -> None:
     """Consume until SIGTERM."""
-    if kind is Kind.BARE:
+    if kind is ConsumerKind.BARE:
         await _run_bare()
         return
     set_up(LogSettings())  # as programs do
     inbox = Inbox(DatabaseSettings(url=SecretStr(os.environ[DATABASE_URL])), CONSUMER)
     consumer = Consumer(
         QUEUE,
-        [project_all if kind is Kind.LISTS else project],
+        [project_all if kind is ConsumerKind.LISTS else project],
         inbox=inbox,
         broker=BrokerSettings(url=SecretStr(os.environ[BROKER_URL])),
         work=WorkPolicy(
-            concurrency=CONCURRENCY, batch_size=1 if kind is Kind.SINGLE else BATCH, pipeline=kind is Kind.PIPELINED
+            concurrency=CONCURRENCY,
+            batch_size=1 if kind is ConsumerKind.SINGLE else BATCH,
+            pipeline=kind is ConsumerKind.PIPELINED,
         ),
     )
     await consumer.run()
@@ -101,4 +103,4 @@ async def _run_bare() -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run(run(Kind(sys.argv[1])))
+    uvloop.run(run(ConsumerKind(sys.argv[1])))

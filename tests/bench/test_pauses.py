@@ -6,7 +6,7 @@ import pytest
 
 from bench.frame.error import BenchmarkError
 from bench.frame.run import Figures
-from bench.pauses import Stand, count_lost, kill_leader, kill_primary, restart_broker
+from bench.pauses import LoadOptions, count_lost, kill_leader, kill_primary, restart_broker
 from tests.faults.checker import Finding, Findings, Invariant, Verdict
 from tests.support.cluster import Cluster, why_not
 from tests.support.pair import Pair
@@ -17,35 +17,38 @@ VALID = dict.fromkeys(Invariant, Finding(Verdict.VALID))
 
 
 @pytest.fixture
-def stand(tmp_path: Path) -> Stand:
-    return Stand(tmp_path, rate=300, seconds=1)
+def options(tmp_path: Path) -> LoadOptions:
+    return LoadOptions(tmp_path, rate=300, seconds=1)
 
 
 @pytest.mark.drills
 @pytest.mark.timeout(300)
-def test_the_node_of_a_leader_is_killed_twice(postgres: PostgresServer, stand: Stand) -> None:
+def test_the_node_of_a_leader_is_killed_twice(postgres: PostgresServer, options: LoadOptions) -> None:
+    """When the node of a queue's leader is killed, the benchmark measures a pause and no message is lost."""
     if (reason := why_not()) is not None:
         pytest.skip(f"no cluster: {reason}")
     with Cluster() as cluster:
-        measured = [kill_leader(stand, postgres, cluster, number) for number in (1, 2)]
+        measured = [kill_leader(options, postgres, cluster, number) for number in (1, 2)]
 
     assert_paused(measured)
 
 
 @pytest.mark.drills
 @pytest.mark.timeout(300)
-def test_a_broker_is_restarted_twice(postgres: PostgresServer, stand: Stand) -> None:
+def test_a_broker_is_restarted_twice(postgres: PostgresServer, options: LoadOptions) -> None:
+    """When the only broker restarts, the benchmark measures a pause and no message is lost."""
     with RabbitServer(schedulers=1) as broker:
-        measured = [restart_broker(stand, postgres, broker) for _ in range(2)]
+        measured = [restart_broker(options, postgres, broker) for _ in range(2)]
 
     assert_paused(measured)
 
 
 @pytest.mark.drills
 @pytest.mark.timeout(300)
-def test_a_primary_is_killed_twice(rabbitmq: RabbitServer, stand: Stand) -> None:
+def test_a_primary_is_killed_twice(rabbitmq: RabbitServer, options: LoadOptions) -> None:
+    """When the primary of a synchronous pair is killed, the benchmark measures a pause and no message is lost."""
     with Pair() as pair:
-        measured = [kill_primary(stand, pair, rabbitmq) for _ in range(2)]
+        measured = [kill_primary(options, pair, rabbitmq) for _ in range(2)]
 
     assert_paused(measured)
 

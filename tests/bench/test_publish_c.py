@@ -11,7 +11,7 @@ from pamqp import decode
 from bench.frame import backlog as table
 from bench.frame import queue, reference
 from bench.frame.backlog import Backlog, Keys
-from bench.frame.relay import Relay
+from bench.frame.relay import BenchRelay
 from bench.frame.servers import Servers
 from bench.frame.watch import wait_drained, watching
 
@@ -65,7 +65,7 @@ def _relay_all(servers: Servers, backlog: Backlog) -> None:
     table.empty(servers.database_url, same_ids=True)
     with (
         watching(servers.database_url) as watch,
-        Relay(*servers.urls, servers.folder).running() as relay,
+        BenchRelay(*servers.urls, servers.folder).running() as relay,
         table.uncommitted(servers.database_url, backlog) as writer,
     ):
         writer.commit()

@@ -11,7 +11,7 @@ from bench.frame import queue
 from bench.frame.backlog import Keys
 from bench.frame.error import BenchmarkError
 from bench.frame.servers import Servers
-from bench.frame.stand import Stand, standing
+from bench.frame.watched_relay import WatchedRelay, watched_relay
 from bench.replay import measure_beside, measure_memory, measure_rates, running_replay, wait_ended
 from tests.bench.conftest import Forget
 
@@ -19,9 +19,9 @@ ROWS = 500
 
 
 @pytest.fixture
-def stand(servers: Servers) -> Iterator[Stand]:
-    with standing(servers) as stand:
-        yield stand
+def watched(servers: Servers) -> Iterator[WatchedRelay]:
+    with watched_relay(servers) as watched:
+        yield watched
 
 
 def test_a_backlog_is_drained_and_all_of_it_is_replayed(servers: Servers) -> None:
@@ -34,9 +34,9 @@ def test_a_backlog_is_drained_and_all_of_it_is_replayed(servers: Servers) -> Non
     assert replayed(servers) == queue.depth(servers.broker_url) == ROWS
 
 
-def test_live_traffic_is_measured_beside_a_replay_and_alone(servers: Servers, stand: Stand) -> None:
-    alone = measure_beside(stand, 100, 1, rows=ROWS, is_beside=False)
-    beside = measure_beside(stand, 100, 1, rows=ROWS, is_beside=True)
+def test_live_traffic_is_measured_beside_a_replay_and_alone(servers: Servers, watched: WatchedRelay) -> None:
+    alone = measure_beside(watched, 100, 1, rows=ROWS, is_beside=False)
+    beside = measure_beside(watched, 100, 1, rows=ROWS, is_beside=True)
 
     assert (alone["lost"], beside["lost"]) == (0, 0)
     assert alone["replayed"] == 0

@@ -16,9 +16,9 @@ from typing import Annotated
 from cyclopts import App, Parameter, validators
 
 from tests.chaos import summary
+from tests.chaos.fleet import private_servers
 from tests.chaos.remains import last_words
 from tests.chaos.run import SHORTEST, run
-from tests.chaos.stand import private_servers
 from tests.support.folders import temporary_folder
 
 Seconds = Annotated[float, Parameter(validator=validators.Number(gte=SHORTEST))]

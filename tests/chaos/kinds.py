@@ -1,10 +1,10 @@
-"""What can be done to a run, and to whom."""
+"""The kinds of faults, and a planned fault of one kind."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from random import Random
 
-from tests.chaos.stand import Stand
+from tests.chaos.fleet import Fleet
 from tests.faults.history import Reach
 
 
@@ -14,15 +14,15 @@ class Planned:
 
     Attributes:
         number: its place in the plan.
-        at: seconds from the start, or as soon as what comes before it on the same track is over.
-        relay: whom it hits; empty: everyone.
+        at: seconds from the start; later if the previous fault of its track still lasts.
+        relay: the relay that it hits; empty for all.
         seconds: how long it lasts.
         seed: decides the rest.
     """
 
     number: int
     at: float
-    kind: "Kind"
+    kind: "FaultKind"
     relay: str
     seconds: float
     seed: int
@@ -36,18 +36,18 @@ class Planned:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class FaultKind:
     """A kind of fault.
 
     Attributes:
-        act: breaks it, lasts as long as planned, and mends it.
-        reach: whether a relay that it hits may be unready meanwhile (ALL).
-        forgets: lanes may go to a relay that does not know what was under way.
+        act: causes the fault, waits as long as planned, and heals it.
+        reach: ALL if a relay that it hits may be unready meanwhile.
+        forgets: lanes may go to a relay that does not know what was in flight.
         seconds: how long it lasts, at least and at most.
     """
 
     name: str
-    act: Callable[[Stand, Planned], Awaitable[None]]
+    act: Callable[[Fleet, Planned], Awaitable[None]]
     reach: Reach
     forgets: bool
     seconds: tuple[float, float] = (0.0, 0.0)

@@ -1,11 +1,11 @@
-"""What a seed has in store: faults on several tracks, which overlap; on each track one follows the other."""
+"""The faults that a seed decides, on several tracks: tracks overlap, and on each track one fault follows the other."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from random import Random
 
 from tests.chaos import relay_faults, server_faults, writer_faults
-from tests.chaos.kinds import Kind, Planned
+from tests.chaos.kinds import FaultKind, Planned
 
 BETWEEN = (0.5, 3.0)  # seconds from one fault of a track to the next
 BETWEEN_RESTARTS = (3.0, 9.0)  # the database has few faults, and each hits everyone
@@ -14,7 +14,7 @@ Track = list[Planned]
 
 
 def draw(seed: int, seconds: float, relays: Sequence[str]) -> list[Track]:
-    """Plan faults for so many seconds.
+    """Return faults for `seconds`, track by track.
 
     Kinds come from shuffled decks, one for all relays together: none comes again before all others have come.
     """
@@ -31,7 +31,7 @@ def draw(seed: int, seconds: float, relays: Sequence[str]) -> list[Track]:
     return [[replace(one, number=numbers[one.seed]) for one in track] for track in tracks]
 
 
-def _track(chance: Random, kinds: Iterator[Kind], until: float, relay: str, between: tuple[float, float]) -> Track:
+def _track(chance: Random, kinds: Iterator[FaultKind], until: float, relay: str, between: tuple[float, float]) -> Track:
     track: Track = []
     at = chance.uniform(0, between[1])
     while at < until:
@@ -42,6 +42,6 @@ def _track(chance: Random, kinds: Iterator[Kind], until: float, relay: str, betw
     return track
 
 
-def _deck(chance: Random, kinds: Sequence[Kind]) -> Iterator[Kind]:
+def _deck(chance: Random, kinds: Sequence[FaultKind]) -> Iterator[FaultKind]:
     while True:
         yield from chance.sample(kinds, len(kinds))

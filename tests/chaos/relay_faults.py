@@ -1,4 +1,4 @@
-"""What befalls one relay: its process, and its ways to the broker and to the database."""
+"""Faults of one relay: of its process, and of its connections to the broker and to the database."""
 
 import asyncio
 from contextlib import suppress
@@ -7,8 +7,8 @@ from signal import SIGCONT, SIGKILL, SIGSTOP, SIGTERM
 import psycopg
 from pamqp.commands import Basic
 
-from tests.chaos.kinds import Kind, Planned
-from tests.chaos.stand import Relay, Stand
+from tests.chaos.fleet import Fleet, FleetRelay
+from tests.chaos.kinds import FaultKind, Planned
 from tests.faults.history import Reach
 from tests.support.proxy import Act, FaultProxy, Way
 
@@ -21,15 +21,15 @@ END_SESSION = """
 """
 
 
-async def kill(stand: Stand, planned: Planned) -> None:
-    victim = _relay(stand, planned).victim
+async def kill(fleet: Fleet, planned: Planned) -> None:
+    victim = _relay(fleet, planned).victim
     await asyncio.to_thread(victim.stop, SIGKILL)
     await asyncio.sleep(planned.seconds)
     await victim.start()
 
 
-async def freeze(stand: Stand, planned: Planned) -> None:
-    victim = _relay(stand, planned).victim
+async def freeze(fleet: Fleet, planned: Planned) -> None:
+    victim = _relay(fleet, planned).victim
     victim.tell(SIGSTOP)
     try:
         await asyncio.sleep(planned.seconds)
@@ -37,75 +37,75 @@ async def freeze(stand: Stand, planned: Planned) -> None:
         victim.tell(SIGCONT)
 
 
-async def roll(stand: Stand, planned: Planned) -> None:
-    victim = _relay(stand, planned).victim
+async def roll(fleet: Fleet, planned: Planned) -> None:
+    victim = _relay(fleet, planned).victim
     code = await asyncio.to_thread(victim.stop, SIGTERM)
     if code != 0:
-        stand.complaints.append(f"{planned.what}: after SIGTERM it ended with code {code}")
+        fleet.complaints.append(f"{planned.what}: after SIGTERM it ended with code {code}")
     await victim.start()
 
 
-async def end_session(stand: Stand, planned: Planned) -> None:
+async def end_session(fleet: Fleet, planned: Planned) -> None:
     with suppress(psycopg.OperationalError):  # the server is away, and the session with it
-        async with await stand.connect() as connection:
+        async with await fleet.connect() as connection:
             await connection.execute(END_SESSION, [planned.relay])
 
 
-async def reset(stand: Stand, planned: Planned) -> None:
-    _relay(stand, planned).broker.cut(Act.RESET)
+async def reset(fleet: Fleet, planned: Planned) -> None:
+    _relay(fleet, planned).broker.cut(Act.RESET)
 
 
-async def mute_broker(stand: Stand, planned: Planned) -> None:
-    """Nothing comes back, though everything arrives."""
-    broker = _relay(stand, planned).broker
+async def mute_broker(fleet: Fleet, planned: Planned) -> None:
+    """Everything arrives at the broker, and no answer comes back."""
+    broker = _relay(fleet, planned).broker
     broker.hold(Way.DOWN)
     await asyncio.sleep(planned.seconds)
     broker.release(Way.DOWN)
 
 
-async def cut_off_from_broker(stand: Stand, planned: Planned) -> None:
-    await _silence(_relay(stand, planned).broker, planned.seconds)
+async def cut_off_from_broker(fleet: Fleet, planned: Planned) -> None:
+    await _silence(_relay(fleet, planned).broker, planned.seconds)
 
 
-async def cut_off_from_database(stand: Stand, planned: Planned) -> None:
-    await _silence(_relay(stand, planned).database, planned.seconds)
+async def cut_off_from_database(fleet: Fleet, planned: Planned) -> None:
+    await _silence(_relay(fleet, planned).database, planned.seconds)
 
 
-async def refuse_by_broker(stand: Stand, planned: Planned) -> None:
-    await _refuse(_relay(stand, planned).broker, planned.seconds)
+async def refuse_by_broker(fleet: Fleet, planned: Planned) -> None:
+    await _refuse(_relay(fleet, planned).broker, planned.seconds)
 
 
-async def refuse_by_database(stand: Stand, planned: Planned) -> None:
-    await _refuse(_relay(stand, planned).database, planned.seconds)
+async def refuse_by_database(fleet: Fleet, planned: Planned) -> None:
+    await _refuse(_relay(fleet, planned).database, planned.seconds)
 
 
-async def delay(stand: Stand, planned: Planned) -> None:
-    broker = _relay(stand, planned).broker
+async def delay(fleet: Fleet, planned: Planned) -> None:
+    broker = _relay(fleet, planned).broker
     broker.delay = dict.fromkeys(Way, DELAY)
     await asyncio.sleep(planned.seconds)
     broker.delay = dict.fromkeys(Way, 0.0)
 
 
-async def cut_a_frame(stand: Stand, planned: Planned) -> None:
-    broker = _relay(stand, planned).broker
+async def cut_a_frame(fleet: Fleet, planned: Planned) -> None:
+    broker = _relay(fleet, planned).broker
     broker.cut_after(Way.UP, planned.chance().randrange(1, LARGEST_CUT))
     await _await_fired(broker)
 
 
-async def lose_a_confirm(stand: Stand, planned: Planned) -> None:
-    """What was stored is not confirmed: the connection ends before the next confirm passes."""
-    await _at_next_confirm(_relay(stand, planned).broker, Act.RESET)
+async def lose_a_confirm(fleet: Fleet, planned: Planned) -> None:
+    """End the connection before the next confirm passes, so that a stored message is not confirmed."""
+    await _at_next_confirm(_relay(fleet, planned).broker, Act.RESET)
 
 
-async def withhold_confirms(stand: Stand, planned: Planned) -> None:
-    broker = _relay(stand, planned).broker
+async def withhold_confirms(fleet: Fleet, planned: Planned) -> None:
+    broker = _relay(fleet, planned).broker
     await _at_next_confirm(broker, Act.HOLD)
     await asyncio.sleep(planned.seconds)
     broker.release(Way.DOWN)
 
 
-def _relay(stand: Stand, planned: Planned) -> Relay:
-    return stand.relays[planned.relay]
+def _relay(fleet: Fleet, planned: Planned) -> FleetRelay:
+    return fleet.relays[planned.relay]
 
 
 async def _silence(proxy: FaultProxy, seconds: float) -> None:
@@ -137,18 +137,18 @@ async def _await_fired(broker: FaultProxy) -> None:
 
 
 KINDS = [
-    Kind("kill", kill, Reach.ALL, forgets=True, seconds=(0.0, 2.0)),
-    Kind("freeze", freeze, Reach.ALL, forgets=True, seconds=(3.0, 15.0)),
-    Kind("roll", roll, Reach.ALL, forgets=False),
-    Kind("end the session of", end_session, Reach.ALL, forgets=True),
-    Kind("reset the connection of", reset, Reach.ALL, forgets=True),
-    Kind("let no answer of the broker reach", mute_broker, Reach.ALL, forgets=True, seconds=(2.0, 12.0)),
-    Kind("cut off from the broker", cut_off_from_broker, Reach.ALL, forgets=True, seconds=(2.0, 12.0)),
-    Kind("cut off from the database", cut_off_from_database, Reach.ALL, forgets=True, seconds=(2.0, 12.0)),
-    Kind("refuse, as the broker,", refuse_by_broker, Reach.ALL, forgets=True, seconds=(1.0, 6.0)),
-    Kind("refuse, as the database,", refuse_by_database, Reach.ALL, forgets=True, seconds=(1.0, 6.0)),
-    Kind("delay the broker for", delay, Reach.A_MOMENT, forgets=False, seconds=(2.0, 8.0)),
-    Kind("cut a frame of", cut_a_frame, Reach.ALL, forgets=True),
-    Kind("lose a confirm for", lose_a_confirm, Reach.ALL, forgets=True),
-    Kind("withhold confirms from", withhold_confirms, Reach.ALL, forgets=True, seconds=(1.0, 4.0)),
+    FaultKind("kill", kill, Reach.ALL, forgets=True, seconds=(0.0, 2.0)),
+    FaultKind("freeze", freeze, Reach.ALL, forgets=True, seconds=(3.0, 15.0)),
+    FaultKind("roll", roll, Reach.ALL, forgets=False),
+    FaultKind("end the session of", end_session, Reach.ALL, forgets=True),
+    FaultKind("reset the connection of", reset, Reach.ALL, forgets=True),
+    FaultKind("let no answer of the broker reach", mute_broker, Reach.ALL, forgets=True, seconds=(2.0, 12.0)),
+    FaultKind("cut off from the broker", cut_off_from_broker, Reach.ALL, forgets=True, seconds=(2.0, 12.0)),
+    FaultKind("cut off from the database", cut_off_from_database, Reach.ALL, forgets=True, seconds=(2.0, 12.0)),
+    FaultKind("refuse, as the broker,", refuse_by_broker, Reach.ALL, forgets=True, seconds=(1.0, 6.0)),
+    FaultKind("refuse, as the database,", refuse_by_database, Reach.ALL, forgets=True, seconds=(1.0, 6.0)),
+    FaultKind("delay the broker for", delay, Reach.A_MOMENT, forgets=False, seconds=(2.0, 8.0)),
+    FaultKind("cut a frame of", cut_a_frame, Reach.ALL, forgets=True),
+    FaultKind("lose a confirm for", lose_a_confirm, Reach.ALL, forgets=True),
+    FaultKind("withhold confirms from", withhold_confirms, Reach.ALL, forgets=True, seconds=(1.0, 4.0)),
 ]

@@ -1,4 +1,4 @@
-"""What a run leaves behind that failed: which rows still wait, who has their lanes, and each relay's last words."""
+"""What a failed run leaves behind: waiting rows, the holders of their lanes, and the end of each relay's log."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,13 +22,13 @@ REMAINS = """
 
 
 async def remains(database_url: str) -> list[str]:
-    """Tell of each state but `sent`, of each node and of each route in quarantine."""
+    """Return lines about each state but `sent`, each node and each route in quarantine."""
     async with await psycopg.AsyncConnection.connect(database_url) as connection:
         return [words for (words,) in await (await connection.execute(REMAINS)).fetchall()]
 
 
 def last_words(logs: Path) -> Iterator[str]:
-    """Give the last lines of each log."""
+    """Return the last lines of each log."""
     for log in sorted(logs.glob("*.log")):
         yield f"--- {log.name}"
         yield from log.read_text().splitlines()[-LAST_LINES:]

@@ -1,4 +1,4 @@
-"""What befalls everyone: the broker, what rows are bound for, the database and the table."""
+"""Faults that hit every relay: the broker, its exchange and binding, the database, or the table fails."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -9,10 +9,10 @@ from typing import LiteralString
 import aio_pika
 import psycopg
 
-from tests.chaos.kinds import Kind, Planned
-from tests.chaos.stand import WITNESS, Stand
+from tests.chaos.fleet import WITNESS, Fleet
+from tests.chaos.kinds import FaultKind, Planned
 from tests.faults.history import Reach
-from tests.faults.test_broker_topology import Topology
+from tests.faults.topology import Topology
 
 # On the node itself: rabbitmqctl takes half a second, and many times that on a busy machine.
 # One that ends by itself meanwhile is no error.
@@ -30,43 +30,43 @@ LOCKS: list[LiteralString] = [
 IMPATIENCE = "SET lock_timeout = '1s'"
 
 
-async def close_connections(stand: Stand, planned: Planned) -> None:
-    await asyncio.to_thread(stand.servers.rabbitmq.call, CLOSE_CONNECTIONS)
+async def close_connections(fleet: Fleet, planned: Planned) -> None:
+    await asyncio.to_thread(fleet.servers.rabbitmq.call, CLOSE_CONNECTIONS)
 
 
-async def restart_broker(stand: Stand, planned: Planned) -> None:
-    await _restart_broker(stand, SIGTERM)
+async def restart_broker(fleet: Fleet, planned: Planned) -> None:
+    await _restart_broker(fleet, SIGTERM)
 
 
-async def crash_broker(stand: Stand, planned: Planned) -> None:
-    await _restart_broker(stand, SIGKILL)
+async def crash_broker(fleet: Fleet, planned: Planned) -> None:
+    await _restart_broker(fleet, SIGKILL)
 
 
-async def raise_alarm(stand: Stand, planned: Planned) -> None:
-    await asyncio.to_thread(stand.servers.rabbitmq.call, SET_WATERMARK.format(ALARM))
+async def raise_alarm(fleet: Fleet, planned: Planned) -> None:
+    await asyncio.to_thread(fleet.servers.rabbitmq.call, SET_WATERMARK.format(ALARM))
     await asyncio.sleep(planned.seconds)
-    await asyncio.to_thread(stand.servers.rabbitmq.call, SET_WATERMARK.format(NO_ALARM))
+    await asyncio.to_thread(fleet.servers.rabbitmq.call, SET_WATERMARK.format(NO_ALARM))
 
 
-async def unbind(stand: Stand, planned: Planned) -> None:
-    await _take_away(stand, planned.seconds, Topology.unbind, Topology.bind)
+async def unbind(fleet: Fleet, planned: Planned) -> None:
+    await _take_away(fleet, planned.seconds, Topology.unbind, Topology.bind)
 
 
-async def delete_exchange(stand: Stand, planned: Planned) -> None:
-    await _take_away(stand, planned.seconds, Topology.delete_exchange, Topology.declare_exchange)
+async def delete_exchange(fleet: Fleet, planned: Planned) -> None:
+    await _take_away(fleet, planned.seconds, Topology.delete_exchange, Topology.declare_exchange)
 
 
-async def restart_postgres(stand: Stand, planned: Planned) -> None:
-    await _restart_postgres(stand, SIGINT, planned.seconds)
+async def restart_postgres(fleet: Fleet, planned: Planned) -> None:
+    await _restart_postgres(fleet, SIGINT, planned.seconds)
 
 
-async def crash_postgres(stand: Stand, planned: Planned) -> None:
-    await _restart_postgres(stand, SIGQUIT, planned.seconds)
+async def crash_postgres(fleet: Fleet, planned: Planned) -> None:
+    await _restart_postgres(fleet, SIGQUIT, planned.seconds)
 
 
-async def lock_table(stand: Stand, planned: Planned) -> None:
+async def lock_table(fleet: Fleet, planned: Planned) -> None:
     lock = planned.chance().choice(LOCKS)
-    async with await stand.connect() as connection:
+    async with await fleet.connect() as connection:
         await connection.execute(IMPATIENCE)
         with suppress(psycopg.errors.LockNotAvailable):
             async with connection.transaction():
@@ -74,20 +74,20 @@ async def lock_table(stand: Stand, planned: Planned) -> None:
                 await asyncio.sleep(planned.seconds)
 
 
-async def _restart_broker(stand: Stand, how: Signals) -> None:
-    rabbitmq = stand.servers.rabbitmq
+async def _restart_broker(fleet: Fleet, how: Signals) -> None:
+    rabbitmq = fleet.servers.rabbitmq
     await asyncio.to_thread(rabbitmq.stop, how)
     rabbitmq.launch()  # here, as the process ends with the thread that started it
     await asyncio.to_thread(rabbitmq.await_up)
 
 
 async def _take_away(
-    stand: Stand,
+    fleet: Fleet,
     seconds: float,
     take_away: Callable[[Topology], Awaitable[None]],
     put_back: Callable[[Topology], Awaitable[None]],
 ) -> None:
-    async with await aio_pika.connect(stand.servers.broker_url) as connection:
+    async with await aio_pika.connect(fleet.servers.broker_url) as connection:
         channel = await connection.channel()
         topology = Topology(channel, await channel.get_queue(WITNESS))
         await take_away(topology)
@@ -95,24 +95,24 @@ async def _take_away(
         await put_back(topology)
 
 
-async def _restart_postgres(stand: Stand, how: Signals, seconds: float) -> None:
-    postgres = stand.servers.postgres
+async def _restart_postgres(fleet: Fleet, how: Signals, seconds: float) -> None:
+    postgres = fleet.servers.postgres
     await asyncio.to_thread(postgres.stop, how)
     await asyncio.sleep(seconds)
     postgres.start()
 
 
 BROKER = [
-    Kind("operator closes all connections", close_connections, Reach.ALL, forgets=True),
-    Kind("broker is restarted", restart_broker, Reach.ALL, forgets=True),
-    Kind("broker is killed", crash_broker, Reach.ALL, forgets=True),
-    Kind("memory alarm", raise_alarm, Reach.ALL, forgets=True, seconds=(2.0, 2.0)),
-    Kind("binding is removed", unbind, Reach.ALL, forgets=True, seconds=(1.0, 4.0)),
-    Kind("exchange is removed", delete_exchange, Reach.ALL, forgets=True, seconds=(1.0, 4.0)),
+    FaultKind("operator closes all connections", close_connections, Reach.ALL, forgets=True),
+    FaultKind("broker is restarted", restart_broker, Reach.ALL, forgets=True),
+    FaultKind("broker is killed", crash_broker, Reach.ALL, forgets=True),
+    FaultKind("memory alarm", raise_alarm, Reach.ALL, forgets=True, seconds=(2.0, 2.0)),
+    FaultKind("binding is removed", unbind, Reach.ALL, forgets=True, seconds=(1.0, 4.0)),
+    FaultKind("exchange is removed", delete_exchange, Reach.ALL, forgets=True, seconds=(1.0, 4.0)),
 ]
 
 DATABASE = [
-    Kind("PostgreSQL is restarted, fast", restart_postgres, Reach.ALL, forgets=True, seconds=(0.0, 1.0)),
-    Kind("PostgreSQL is restarted, immediate", crash_postgres, Reach.ALL, forgets=True, seconds=(0.0, 1.0)),
-    Kind("table is locked", lock_table, Reach.ALL, forgets=False, seconds=(LOCKED_FOR, LOCKED_FOR)),
+    FaultKind("PostgreSQL is restarted, fast", restart_postgres, Reach.ALL, forgets=True, seconds=(0.0, 1.0)),
+    FaultKind("PostgreSQL is restarted, immediate", crash_postgres, Reach.ALL, forgets=True, seconds=(0.0, 1.0)),
+    FaultKind("table is locked", lock_table, Reach.ALL, forgets=False, seconds=(LOCKED_FOR, LOCKED_FOR)),
 ]

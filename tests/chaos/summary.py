@@ -1,4 +1,4 @@
-"""What a run is told as: counts, the verdict on each invariant, and the violations."""
+"""The summary of a run: counts, the verdict on each invariant, and the violations."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -7,12 +7,12 @@ from tests.chaos.run import Outcome
 from tests.faults.checker import Invariant, Verdict, report
 from tests.faults.history import Written
 
-# What may stay unknown: a fault that hits some keys must stand alone, or the keys that it spares are not innocent.
+# What may stay unknown: a fault that hits some keys must fleet alone, or the keys that it spares are not innocent.
 MAY_BE_UNKNOWN = {Invariant.INNOCENT_KEYS}
 
 
 def failures(outcome: Outcome) -> list[Invariant]:
-    """Give what is invalid, or unknown where a verdict is due."""
+    """Return the invariants that are invalid, or unknown although the run must judge them."""
     return [
         invariant
         for invariant, finding in outcome.findings.items()
@@ -26,7 +26,7 @@ def is_passed(outcome: Outcome) -> bool:
 
 
 def lines(outcome: Outcome) -> Iterator[str]:
-    """Tell it, the violations last."""
+    """Return the lines of the summary, with the violations last."""
     endings = Counter(record.ending for record in outcome.history if isinstance(record, Written))
     delivered = {one.message_id for one in outcome.deliveries}
     yield f"messages  {', '.join(f'{ending} {number:,}' for ending, number in sorted(endings.items()))}"

@@ -7,15 +7,16 @@ import psycopg
 import pytest
 
 from tests.chaos import summary
+from tests.chaos.fleet import private_servers
 from tests.chaos.run import SHORTEST, run
-from tests.chaos.stand import private_servers
 from tests.faults.checker import Invariant
-from tests.faults.test_one_owner import WITHOUT_LOCK
+from tests.faults.without_lock import WITHOUT_LOCK
 
 pytestmark = [pytest.mark.drills, pytest.mark.timeout(300)]
 
 
 def test_relays_that_take_lanes_without_the_lock(tmp_path: Path) -> None:
+    """When the lock of a lane excludes no other relay, the run fails and names the invariant that is broken."""
     with private_servers() as servers:
         with psycopg.connect(servers.database_url, autocommit=True) as connection:
             connection.execute(WITHOUT_LOCK)

@@ -1,13 +1,13 @@
-"""A seed decides the faults, and those of CI have every kind."""
+"""A seed decides the faults, and the seeds of CI bring every kind."""
 
 import re
 from itertools import pairwise
 from pathlib import Path
 
 from tests.chaos import relay_faults, server_faults, writer_faults
+from tests.chaos.fleet import NAMES
 from tests.chaos.plan import draw
 from tests.chaos.run import CALM_AFTER, CALM_BEFORE
-from tests.chaos.stand import NAMES
 
 STORM = 60 - CALM_BEFORE - CALM_AFTER
 KINDS = {*relay_faults.KINDS, *server_faults.BROKER, *server_faults.DATABASE, *writer_faults.KINDS}

@@ -10,9 +10,9 @@ import pytest
 
 from relay.operate.packaged import EXAMPLES, JOBS
 from tests.cli.command import Command
+from tests.support.roles import SCRIPT
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "config" / "roles.sql"
 KINDS = {".md", ".py", ".sql", ".toml"}
 BUILD = "from hatchling.build import build_wheel; import sys; build_wheel(sys.argv[1])"
 PRINTED = [["roles"], ["alerts"], ["examples"], ["example"], *(["example", name] for name in EXAMPLES)]
@@ -33,7 +33,7 @@ def test_roles_are_the_script_of_this_release(tmp_path: Path) -> None:
     result = Command(tmp_path)("config", "roles")
 
     assert (result.code, result.err) == (0, "")
-    assert result.out == SCRIPT.read_text()
+    assert result.out == SCRIPT
 
 
 def test_roles_are_for_the_schema_that_is_configured_or_named(tmp_path: Path) -> None:

@@ -1,18 +1,10 @@
 """A command that destroys shows what would go and does it when a terminal's answer is yes."""
 
-import io
-
 import pytest
 
 from tests.cli.command import Command
 from tests.operate.rows import Rows
-
-
-class Terminal(io.StringIO):
-    """What an operator types."""
-
-    def isatty(self) -> bool:
-        return True
+from tests.support.terminal import Terminal
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from relay.cli.doctor import draw_checklist
 from relay.cli.printing import aside, complain, print_json, print_lines, print_pairs, print_table, say, write_traceback
 from relay.doctor.finding import Finding, Verdict
 from relay.observe.printable import printable, printable_json, printable_lines
-from tests.observe.test_log import TERMINAL, Terminal
+from tests.support.terminal import UNPRINTABLE, Terminal
 
 WAYS: dict[str, Callable[[str], None]] = {
     "say": say,
@@ -39,7 +39,7 @@ def test_nothing_that_a_terminal_acts_on_is_printed(
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("TERM", "dumb")
 
-    WAYS[way](f"one {TERMINAL} two")
+    WAYS[way](f"one {UNPRINTABLE} two")
 
     told = out.getvalue() + err.getvalue()
     assert "2J" in told

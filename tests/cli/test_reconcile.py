@@ -16,6 +16,7 @@ from tests.support import pgbouncer
 from tests.support.pgbouncer import PgBouncer, PoolMode
 from tests.support.postgres import PostgresServer
 from tests.support.process import free_port
+from tests.support.roles import granted_roles
 
 KEYS = {
     "": {
@@ -41,8 +42,6 @@ KEYS = {
     "mend": {"command", "is_exact"},
 }
 MESSAGE_ID = "SELECT message_id FROM outbox.message WHERE id = %s"
-SCRIPT = Path(__file__).parents[2] / "config" / "roles.sql"
-ROLES = "outbox_writer, outbox_spark, outbox_relay, outbox_consumer"
 
 
 @pytest.fixture
@@ -56,10 +55,8 @@ def ends(database: DatabaseSettings) -> Iterator[Ends]:
 @pytest.fixture
 def roles(ends: Ends) -> Iterator[None]:
     """The roles of `config/roles.sql`."""
-    ends.inbox.execute(SCRIPT.read_bytes())
-    yield
-    ends.inbox.execute(f"DROP OWNED BY {ROLES}")
-    ends.inbox.execute(f"DROP ROLE {ROLES}")
+    with granted_roles(ends.inbox):
+        yield
 
 
 def test_no_difference_exits_with_0(relay: Command, ends: Ends) -> None:

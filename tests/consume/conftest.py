@@ -14,7 +14,8 @@ from relay.consume import Consumer, FailurePolicy, Inbox, WorkPolicy
 from relay.consume.apply.handlers import AsyncHandler, SyncHandler
 from relay.database import connect_async
 from tests.consume.effects import CONSUMER, EFFECTS, MakeConsumer, Queue, Table
-from tests.consume.sqlalchemy_stand import KINDS, engine_url
+from tests.consume.sqlalchemy_handlers import KINDS, engine_url
+from tests.support.raw_client import RawClient
 
 
 @pytest.fixture
@@ -59,3 +60,11 @@ async def targets(database: DatabaseSettings) -> AsyncIterator[dict[str, Any]]:
     yield dict(zip(KINDS, (engine, sessionmaker(engine), async_engine, async_sessionmaker(async_engine)), strict=True))
     engine.dispose()
     await async_engine.dispose()
+
+
+@pytest.fixture
+async def client(broker_url: str) -> AsyncIterator[RawClient]:
+    """A client of the test's virtual host that publishes what no library sends."""
+    raw = RawClient(broker_url)
+    yield raw
+    await raw.close()

@@ -16,11 +16,8 @@ from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, FieldValue
 from aiormq.abc import DeliveredMessage
 from pamqp.commands import Basic
 from pamqp.header import ContentHeader
-from pydantic import SecretStr
-from yarl import URL
 
-from relay.config.settings import BrokerSettings
-from relay.consume import Backoff, Consumer, Message, Retries, WorkPolicy, on
+from relay.consume import Consumer, Message, WorkPolicy, on
 from relay.consume.apply.handlers import AsyncHandler, SyncHandler
 from relay.consume.message import Delivery
 from relay.consume.pool import PartitionedConsumer
@@ -142,6 +139,17 @@ class Table:
     async def begun_count(self) -> int:
         return await self._count("SELECT count(*) FROM outbox.begun_message")
 
+    async def make_due(self) -> None:
+        """Let the time of each held message come."""
+        await self.connection.execute("UPDATE outbox.held_message SET due_at = now()")
+
+    async def end_sessions(self) -> None:
+        """End the sessions of all consumers of this database, as an administrator does."""
+        await self.connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND application_name LIKE 'outbox-consumer%'"
+        )
+
     async def _count(self, statement: LiteralString) -> int:
         row = await (await self.connection.execute(statement)).fetchone()
         assert row is not None
@@ -193,11 +201,6 @@ def delivered(number: int, *, key: str = "a", **values: Any) -> Delivery:
     return Delivery(number, key, message, original)
 
 
-QUICK = Backoff(initial=0.02, maximum=0.2)
-SOON = Retries(attempts=4, initial=0.02, maximum=0.1)
-SEVERAL_MINUTES = Retries(initial=600.0, maximum=600.0)
-
-
 class MakeConsumer(Protocol):
     """Make a consumer of the test's queue, with its inbox; the keywords after `work` are those of FailurePolicy."""
 
@@ -239,8 +242,3 @@ async def running(consumer: Consumer | PartitionedConsumer) -> AsyncIterator[asy
         consumer.stop()
         await asyncio.wait([task])
     task.result()
-
-
-def through(broker: BrokerSettings, port: int) -> BrokerSettings:
-    """Give the settings that lead to the same virtual host through a proxy."""
-    return broker.model_copy(update={"url": SecretStr(str(URL(broker.url.get_secret_value()).with_port(port)))})

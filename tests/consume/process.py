@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,8 +14,10 @@ from pydantic import SecretStr
 
 from relay.config.settings import BrokerSettings, DatabaseSettings
 from relay.consume import Consumer, FailurePolicy, Inbox, Message, Retries, WorkPolicy, on
-from tests.consume.effects import CONSUMER, QUEUE, QUICK, count
+from tests.consume.effects import CONSUMER, QUEUE, count
+from tests.consume.policies import QUICK
 
+COMMAND = [sys.executable, "-m", "tests.consume.process"]
 POISON = 666  # whoever applies this number dies
 BURDEN = 400  # fails
 

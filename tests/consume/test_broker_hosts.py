@@ -5,7 +5,8 @@ from pamqp.commands import Queue as Methods
 
 from relay.config.settings import Settings
 from relay.consume import Consumer, Inbox, WorkPolicy
-from tests.consume.effects import QUICK, Queue, Table, count, running
+from tests.consume.effects import Queue, Table, count, running
+from tests.consume.policies import QUICK
 from tests.faults.hosts import to_hosts, two_hosts
 from tests.support.eventually import eventually
 from tests.support.proxy import FaultProxy, Way

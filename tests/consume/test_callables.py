@@ -19,7 +19,8 @@ from relay.consume.apply.handlers import call, call_async, call_in_thread, colle
 from relay.consume.apply.inbox import Applied
 from relay.consume.apply.transactions_factory import open_transactions
 from relay.errors import ConfigurationError, HandlerResultError
-from tests.consume.effects import SEVERAL_MINUTES, Queue, Table, delivered, running
+from tests.consume.effects import Queue, Table, delivered, running
+from tests.consume.policies import SEVERAL_MINUTES
 from tests.support.eventually import eventually
 
 Function = Callable[..., Any]

@@ -8,7 +8,8 @@ from structlog.testing import capture_logs
 
 from relay.config.settings import BrokerSettings
 from relay.consume import Consumer, Inbox, Message, WorkPolicy, on
-from tests.consume.effects import QUICK, Queue, Table, count, count_together, running
+from tests.consume.effects import Queue, Table, count, count_together, running
+from tests.consume.policies import QUICK
 from tests.support.eventually import eventually
 
 SHAPES = [

@@ -11,11 +11,10 @@ from structlog.testing import capture_logs
 
 from relay.config.settings import BrokerSettings
 from relay.consume import Consumer, FailurePolicy, Inbox, Message, Permanent, WorkPolicy, on
-from tests.consume.effects import QUICK, SOON, MakeConsumer, Queue, Stumbling, Table, count, running
-from tests.consume.test_outages import attempts_in
+from tests.consume.effects import MakeConsumer, Queue, Stumbling, Table, count, running
+from tests.consume.policies import ORDERS, QUICK, SOON
+from tests.support.events import times
 from tests.support.eventually import eventually
-
-ORDERS = [pytest.param({"order": "hold"}, id="hold"), pytest.param({"order": "skip"}, id="skip")]
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -142,7 +141,7 @@ async def test_while_the_dead_letters_refuse_nothing_is_dropped_and_others_go_on
     with capture_logs() as events:
         async with running(consumer):
             await queue.send(0, key="a")
-            await eventually(lambda: attempts_in(events, "copy.refused") >= 2, "it is refused")
+            await eventually(lambda: times(events, "copy.refused") >= 2, "it is refused")
             await queue.send(2, key="b")
             await eventually(lambda: consumer.counters.applied == 1, "others go on")
             assert consumer.counters.dead_letters.total() == 0
@@ -165,7 +164,7 @@ async def test_what_the_broker_gives_up_lands_there_too_when_the_queue_says_so(
     consumer = make_consumer(count)
     with capture_logs() as events:
         async with running(consumer):
-            await eventually(lambda: attempts_in(events, "consumer.ready") == 1, "it has declared the dead letters")
+            await eventually(lambda: times(events, "consumer.ready") == 1, "it has declared the dead letters")
     await queue.send(1)
     source = await queue.channel.get_queue(queue.name)
     for _ in range(2):

@@ -8,7 +8,8 @@ import pytest
 
 from relay.config.settings import BrokerSettings
 from relay.consume import Consumer, FailurePolicy, Inbox, Message, Retries, WorkPolicy, on
-from tests.consume.effects import CONSUMER, QUICK, Queue, Table, running
+from tests.consume.effects import CONSUMER, Queue, Table, running
+from tests.consume.policies import QUICK
 from tests.support.eventually import eventually
 
 WRITE = "INSERT INTO public.effect (message_id, number) VALUES ('{0.message_id}', {0.payload})"

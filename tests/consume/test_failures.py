@@ -9,17 +9,8 @@ import pytest
 
 from relay.consume import Message, Retries, WorkPolicy, on
 from relay.consume.classify import Reason
-from tests.consume.effects import (
-    SEVERAL_MINUTES,
-    SOON,
-    MakeConsumer,
-    Queue,
-    Stumbling,
-    Table,
-    count,
-    count_together,
-    running,
-)
+from tests.consume.effects import MakeConsumer, Queue, Stumbling, Table, count, count_together, running
+from tests.consume.policies import SEVERAL_MINUTES, SOON
 from tests.support.eventually import eventually
 
 SHAPES = [

@@ -17,17 +17,16 @@ from psycopg.sql import SQL
 from structlog.testing import capture_logs
 
 from relay.config.settings import BrokerSettings
-from relay.consume import Consumer, FailurePolicy, Inbox, Message, Retries, WorkPolicy, channel, on
+from relay.consume import Consumer, FailurePolicy, Inbox, Message, WorkPolicy, channel, on
 from relay.consume.apply.inbox_session import InboxSession
 from relay.consume.counters import Counters
 from relay.consume.hindrances import Outages
 from relay.consume.message import read_delivery
 from relay.engine.health import Health
-from tests.consume.effects import QUICK, SEVERAL_MINUTES, SOON, Queue, Stumbling, Table, count, running
-from tests.consume.test_dead_letters import ORDERS
+from tests.consume.effects import Queue, Stumbling, Table, count, running
+from tests.consume.policies import ORDERS, QUICK, SEVERAL_MINUTES, SOON, TWICE
 from tests.support.eventually import eventually
 
-TWICE = Retries(attempts=2, initial=0.02, maximum=0.1)
 EXCHANGE = "événements|eu"
 
 

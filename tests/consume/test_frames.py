@@ -2,8 +2,6 @@
 
 import base64
 import random
-import struct
-from collections.abc import AsyncIterator
 from typing import Any
 from uuid import uuid4
 
@@ -13,45 +11,14 @@ from relay.config.settings import BrokerSettings
 from relay.consume import Consumer, FailurePolicy, Inbox, WorkPolicy
 from relay.operate.dead_letters.document import document
 from relay.operate.dead_letters.read import show_letter
-from tests.consume.effects import QUICK, Queue, Stumbling, Table, count, running
-from tests.consume.test_dead_letters import ORDERS
-from tests.consume.test_foreign import TWICE
+from tests.consume.effects import Queue, Stumbling, Table, count, running
+from tests.consume.policies import ORDERS, QUICK, TWICE
 from tests.support.eventually import eventually
 from tests.support.raw_client import FRAME_SIZE, RawClient, entry, long, properties
+from tests.support.undecodable import UNDECODABLE
 
-FAR = 253_402_300_800 * 1000  # the year 10000; the library takes what is so large for milliseconds
-DEEP = 3000
 HEADER_START = 12  # bytes before the properties
 FAILS, DIES = str(uuid4()), str(uuid4())
-
-
-def nested(kind: bytes, depth: int) -> bytes:
-    """Encode arrays, or tables, within each other."""
-    name = b"" if kind == b"A" else b"\x01a"
-    value = b"V"
-    for _ in range(depth):
-        value = kind + long(name + value)
-    return value
-
-
-@pytest.fixture
-async def client(broker_url: str) -> AsyncIterator[RawClient]:
-    raw = RawClient(broker_url)
-    yield raw
-    await raw.close()
-
-
-UNDECODABLE: dict[str, dict[str, Any]] = {
-    "type": {"message_type": b"Coun\xffted"},
-    "message-id": {"message_id": b"\xff" * 255},
-    "content-type": {"content_type": b"\xed\xa0\x80"},
-    "timestamp": {"timestamp": FAR},
-    "timestamp-of-64-bits": {"timestamp": 2**64 - 1},
-    "header-name": {"headers": entry(b"\xff", b"V")},
-    "header-timestamp": {"headers": entry(b"at", b"T" + struct.pack(">Q", FAR))},
-    "header-depth": {"headers": entry(b"deep", nested(b"A", DEEP))},
-    "routing-key": {"routing_key": b"\xff"},
-}
 
 
 async def test_what_cannot_be_decoded_is_a_dead_letter_with_its_frame(

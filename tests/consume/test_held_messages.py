@@ -15,25 +15,12 @@ from relay.consume import Consumer, FailurePolicy, Inbox, Message, Permanent, Wo
 from relay.consume.classify import Failure
 from relay.consume.failed.copies import Copies, Offer
 from relay.consume.failed.held_table import Head, HeldTable
-from tests.consume.effects import (
-    CONSUMER,
-    QUICK,
-    SEVERAL_MINUTES,
-    SOON,
-    MakeConsumer,
-    Queue,
-    Stumbling,
-    Table,
-    count,
-    running,
-)
-from tests.consume.process import BURDEN, environment
-from tests.consume.test_outages import INTERPRETER
-from tests.consume.test_stops import to_database
+from tests.consume.effects import CONSUMER, MakeConsumer, Queue, Stumbling, Table, count, running
+from tests.consume.policies import QUICK, SEVERAL_MINUTES, SOON
+from tests.consume.process import BURDEN, COMMAND, environment
 from tests.support.eventually import eventually
 from tests.support.process import Process
-
-DUE = "UPDATE outbox.held_message SET due_at = now()"
+from tests.support.proxied import proxied
 
 
 async def test_followers_that_come_later_wait_behind_the_held_one_and_follow_in_order(
@@ -49,7 +36,7 @@ async def test_followers_that_come_later_wait_behind_the_held_one_and_follow_in_
         await eventually(lambda: consumer.counters.acknowledged == 60, "all are safe")
         assert await table.numbers() == list(range(100, 130))
         assert await table.held_count() == 30
-        await table.connection.execute(DUE)
+        await table.make_due()
         await eventually(lambda: consumer.counters.applied == 60, "all are applied")
 
     assert await table.numbers("a") == list(range(30))
@@ -154,7 +141,7 @@ async def test_a_crash_keeps_what_is_held_and_another_process_goes_on(
     variables = environment(inbox.database, broker, retries=long)
     for number in (BURDEN, 1, 2):
         await queue.send(number, key="a")
-    process = Process(INTERPRETER, log=tmp_path / "log", environment=variables)
+    process = Process(COMMAND, log=tmp_path / "log", environment=variables)
 
     async def all_held() -> bool:
         return await table.held_count() == 3 and await queue.ready_count() == 0
@@ -163,7 +150,7 @@ async def test_a_crash_keeps_what_is_held_and_another_process_goes_on(
     process.stop(signal.SIGKILL)
 
     await queue.send(3, key="a")
-    await table.connection.execute(DUE)
+    await table.make_due()
     consumer = make_consumer(count, retries=SOON)
     async with running(consumer):
         await eventually(lambda: consumer.counters.applied == 4, "all are applied")
@@ -200,7 +187,7 @@ async def test_a_repeat_of_a_held_message_is_acknowledged_and_held_once(
         await queue.send(1, message_id=message_id)
         await eventually(lambda: consumer.counters.acknowledged == 2, "the repeat is acknowledged")
         assert await table.held_count() == 1
-        await table.connection.execute(DUE)
+        await table.make_due()
         await eventually(lambda: consumer.counters.applied == 1, "it is applied")
 
     assert await table.numbers() == [1]
@@ -214,7 +201,7 @@ async def test_a_failed_try_of_a_held_message_leaves_it_held(
     consumer = make_consumer(handler.handle, retries=SEVERAL_MINUTES)
     async with running(consumer):
         await eventually(lambda: consumer.counters.acknowledged == 1, "it is held")
-        await table.connection.execute(DUE)
+        await table.make_due()
         await eventually(lambda: consumer.counters.failed == 2, "it has failed again")
 
     row = await (
@@ -233,7 +220,7 @@ async def test_a_claim_keeps_others_away_for_ten_seconds_at_most(
     consumer = make_consumer(handler.handle, retries=SEVERAL_MINUTES)
     async with running(consumer):
         await eventually(lambda: consumer.counters.acknowledged == 1, "it is held")
-    await table.connection.execute(DUE)
+    await table.make_due()
 
     assert isinstance(await HeldTable(inbox, consumer.setup.session).claim(), Head)
     await consumer.setup.session.close()
@@ -249,8 +236,8 @@ async def test_nothing_stays_claimed_while_there_is_no_connection_to_try_it(
 ) -> None:
     handler = Stumbling({1: 1})
     await queue.send(1)
-    async with to_database(inbox.database) as (proxy, proxied):
-        behind = Inbox(proxied, CONSUMER)
+    async with proxied(inbox.database) as (proxy, far):
+        behind = Inbox(far, CONSUMER)
         consumer = Consumer(
             queue.name,
             [handler.handle],
@@ -262,7 +249,7 @@ async def test_nothing_stays_claimed_while_there_is_no_connection_to_try_it(
         async with running(consumer):
             await eventually(lambda: consumer.counters.acknowledged == 1, "it is held")
             proxy.refusing = True
-            await table.connection.execute(DUE)
+            await table.make_due()
             await eventually(lambda: proxy.refused > 0, "it is claimed")
 
             async def is_given_back() -> bool:

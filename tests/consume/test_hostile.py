@@ -28,16 +28,14 @@ from relay.consume.pool import PartitionedConsumer, PoolPolicy
 from relay.consume.pool.candidate import Candidate
 from relay.operate.dead_letters.letter import Held, Selection
 from relay.operate.dead_letters.read import read_letters
-from tests.consume.effects import QUEUE, QUICK, Queue, Table, count, running
+from tests.consume.effects import QUEUE, Queue, Table, count, running
+from tests.consume.policies import ORDERS, QUICK, TWICE
 from tests.consume.pool.conftest import master, partitions
 from tests.consume.pool.partitions import Partitions
-from tests.consume.test_dead_letters import ORDERS
-from tests.consume.test_foreign import TWICE
-from tests.consume.test_frames import client, nested
 from tests.support.eventually import eventually
-from tests.support.raw_client import OCTETS, SHORT_TEXTS, RawClient, entry, long, properties
+from tests.support.raw_client import OCTETS, SHORT_TEXTS, RawClient, entry, long, nested, properties
 
-__all__ = ["client", "master", "partitions"]  # fixtures
+__all__ = ["master", "partitions"]  # fixtures
 
 # The consumer draws from `random` in the loop meanwhile: it backs off. Hypothesis then prints its strategies.
 pytestmark = [
@@ -128,7 +126,7 @@ def handlers() -> list[Any]:
 
 
 @dataclass
-class Stand:
+class MixedSenders:
     """Good and bad senders of one queue, beside its consumer."""
 
     client: RawClient
@@ -192,7 +190,7 @@ MANY: dict[str, Any] = {"headers": [(b"many", b"A" + long(b"t\1" * 65_000))], "t
 LOUD: dict[str, Any] = {"headers": [(b"x-aggregate-id", b"S" + long(b"\xff"))], "user_id": b"relay", "expiration": b""}
 
 
-async def try_all(stand: Stand, consumer: Consumer | PartitionedConsumer) -> None:
+async def try_all(senders: MixedSenders, consumer: Consumer | PartitionedConsumer) -> None:
     loop = asyncio.get_running_loop()
 
     @example([FULL, MANY, LOUD])
@@ -205,14 +203,14 @@ async def try_all(stand: Stand, consumer: Consumer | PartitionedConsumer) -> Non
     )
     @given(st.lists(hostile_messages, min_size=1, max_size=5))
     def each(hostile: list[dict[str, Any]]) -> None:
-        asyncio.run_coroutine_threadsafe(stand.try_messages(hostile), loop).result()
+        asyncio.run_coroutine_threadsafe(senders.try_messages(hostile), loop).result()
 
     with capture_logs() as events:
         async with running(consumer):
             await asyncio.to_thread(each)
     told = Counter(event["event"] for event in events)
     assert not told.keys() & {"broker.lost", "database.lost", "copy.refused", "pool.removed"}, told
-    await stand.settled_once()
+    await senders.settled_once()
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -222,9 +220,9 @@ async def test_no_message_of_a_client_stops_the_others(
     await queue.declare()
     exchange = await queue.channel.declare_exchange("foreign", "fanout")
     await (await queue.channel.get_queue(queue.name)).bind(exchange)
-    stand = Stand(client, queue, table, broker, b"foreign", queue.send)
+    senders = MixedSenders(client, queue, table, broker, b"foreign", queue.send)
     await try_all(
-        stand,
+        senders,
         Consumer(
             QUEUE,
             handlers(),
@@ -245,9 +243,11 @@ async def test_no_message_of_a_client_stops_a_partition(
     client: RawClient,
     master: Candidate,
 ) -> None:
-    stand = Stand(client, queue, table, broker, b"billing.partitions", lambda number: partitions.send([number]))
+    senders = MixedSenders(
+        client, queue, table, broker, b"billing.partitions", lambda number: partitions.send([number])
+    )
     await try_all(
-        stand,
+        senders,
         PartitionedConsumer(
             QUEUE,
             handlers(),

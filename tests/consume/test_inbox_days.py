@@ -16,7 +16,8 @@ from relay.consume.apply.transactions_factory import open_transactions
 from relay.errors import ExpiredMessageError, SchemaError
 from relay.retention.kind import INBOX
 from relay.retention.rounds import drop_old_days
-from tests.consume.effects import QUICK, Queue, Table, count, delivered, running
+from tests.consume.effects import Queue, Table, count, delivered, running
+from tests.consume.policies import QUICK
 from tests.support.eventually import eventually
 
 NOW = datetime.now(UTC).replace(microsecond=0)

@@ -8,7 +8,8 @@ from structlog.testing import capture_logs
 from relay.config.settings import BrokerSettings
 from relay.consume import Consumer, FailurePolicy, Inbox
 from relay.consume.pool import PartitionedConsumer, PoolPolicy
-from tests.consume.effects import QUEUE, SEVERAL_MINUTES, Queue, Stumbling, Table, count, running
+from tests.consume.effects import QUEUE, Queue, Stumbling, Table, count, running
+from tests.consume.policies import SEVERAL_MINUTES
 from tests.support.eventually import eventually
 
 MakeConsumer = Callable[[Inbox, BrokerSettings], Consumer | PartitionedConsumer]

@@ -2,33 +2,26 @@
 
 import asyncio
 import signal
-import sys
-from collections.abc import MutableMapping, Sequence
 from pathlib import Path
 
 import psycopg
 from pamqp.commands import Basic
-from pydantic import SecretStr
 from structlog.testing import capture_logs
-from yarl import URL
 
 from relay.config.settings import BrokerSettings
 from relay.consume import Consumer, Inbox, Message, WorkPolicy, on
-from tests.consume.effects import CONSUMER, QUICK, Queue, Table, count, running, through
-from tests.consume.process import environment
+from tests.consume.effects import CONSUMER, Queue, Table, count, running
+from tests.consume.policies import QUICK
+from tests.consume.process import COMMAND, environment
+from tests.support.events import assert_told_once, times
 from tests.support.eventually import eventually
 from tests.support.process import Process
-from tests.support.proxy import Act, FaultProxy, Way
+from tests.support.proxied import proxied
+from tests.support.proxy import Act, Way
 from tests.support.rabbitmq import RabbitServer
 
 OURS = "FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'outbox-consumer%'"
 WAITING = f"SELECT pid {OURS} AND wait_event_type = 'Lock'"
-END_SESSIONS = f"SELECT pg_terminate_backend(pid) {OURS}"
-INTERPRETER = [sys.executable, "-m", "tests.consume.process"]
-
-
-def port_of(broker: BrokerSettings) -> int:
-    return URL(broker.url.get_secret_value()).port or 5672
 
 
 async def test_killed_between_commit_and_ack_it_takes_effect_once(
@@ -36,10 +29,10 @@ async def test_killed_between_commit_and_ack_it_takes_effect_once(
 ) -> None:
     await queue.send(1)
 
-    async with FaultProxy("127.0.0.1", port_of(broker)) as proxy:
+    async with proxied(broker) as (proxy, far):
         proxy.on_frame(Way.UP, Basic.Ack, 1, Act.HOLD)
-        variables = environment(inbox.database, through(broker, proxy.port))
-        process = Process(INTERPRETER, log=tmp_path / "log", environment=variables)
+        variables = environment(inbox.database, far)
+        process = Process(COMMAND, log=tmp_path / "log", environment=variables)
         await asyncio.wait_for(proxy.fired.wait(), 20)
         assert await table.numbers() == [1]  # committed before the ack
         process.stop(signal.SIGKILL)
@@ -56,7 +49,7 @@ async def test_killed_between_commit_and_ack_it_takes_effect_once(
 async def test_a_lost_ack_is_a_duplicate_and_no_error(
     queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
 ) -> None:
-    async with FaultProxy("127.0.0.1", port_of(broker)) as proxy:
+    async with proxied(broker) as (proxy, far):
         proxy.on_frame(Way.UP, Basic.Ack, 2, Act.RESET)
         await queue.send_all(range(5))
 
@@ -64,7 +57,7 @@ async def test_a_lost_ack_is_a_duplicate_and_no_error(
             queue.name,
             [count],
             inbox=inbox,
-            broker=through(broker, proxy.port),
+            broker=far,
             work=WorkPolicy(concurrency=1, backoff=QUICK),
         )
         async with running(consumer):
@@ -82,7 +75,7 @@ async def test_sigterm_lets_the_running_transaction_finish(
     await queue.send_all(range(3))
     async with await psycopg.AsyncConnection.connect(inbox.database.url.get_secret_value()) as other:
         await other.execute("LOCK TABLE effect IN EXCLUSIVE MODE")
-        process = Process(INTERPRETER, log=log, environment=environment(inbox.database, broker))
+        process = Process(COMMAND, log=log, environment=environment(inbox.database, broker))
         await eventually(lambda: has_waiting_handler(table), "the handler waits for the lock")
 
         ending = asyncio.create_task(asyncio.to_thread(process.stop, signal.SIGTERM))
@@ -150,12 +143,12 @@ async def test_a_broker_that_is_away_is_waited_for(
     queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
 ) -> None:
     await queue.send(1)
-    async with FaultProxy("127.0.0.1", port_of(broker)) as proxy:
+    async with proxied(broker) as (proxy, far):
         consumer = Consumer(
             queue.name,
             [count],
             inbox=inbox,
-            broker=through(broker, proxy.port),
+            broker=far,
             work=WorkPolicy(concurrency=1, backoff=QUICK),
         )
         with capture_logs() as events:
@@ -181,7 +174,7 @@ async def test_a_queue_that_was_deleted_is_waited_for(
         await eventually(lambda: consumer.counters.applied == 1, "the first is applied")
         with capture_logs() as events:
             await queue.channel.queue_delete(queue.name)
-            await eventually(lambda: attempts_in(events, "broker.degraded") == 1, "it has noticed")
+            await eventually(lambda: times(events, "broker.degraded") == 1, "it has noticed")
         await queue.declare()
         await queue.send(2)
         await eventually(lambda: consumer.counters.applied == 2, "the second is applied")
@@ -195,7 +188,7 @@ async def test_database_sessions_that_are_ended_are_opened_again(
     consumer = Consumer(queue.name, [count], inbox=inbox, broker=broker, work=WorkPolicy(batch_size=7, backoff=QUICK))
     async with running(consumer):
         await eventually(lambda: consumer.counters.applied > 20, "some are applied")
-        await table.connection.execute(END_SESSIONS)
+        await table.end_sessions()
         await eventually(lambda: sum_of(consumer) == 300, "all are settled")
 
     assert await table.numbers() == list(range(300))
@@ -205,9 +198,7 @@ async def test_database_sessions_that_are_ended_are_opened_again(
 async def test_a_database_that_is_away_is_told_once_by_all_connections_together(
     queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
 ) -> None:
-    url = URL(inbox.database.url.get_secret_value())
-    async with FaultProxy("127.0.0.1", url.port or 5432, amqp=False) as proxy:
-        far = inbox.database.model_copy(update={"url": SecretStr(str(url.with_port(proxy.port)))})
+    async with proxied(inbox.database) as (proxy, far):
         consumer = Consumer(
             queue.name, [count], inbox=Inbox(far, CONSUMER), broker=broker, work=WorkPolicy(backoff=QUICK)
         )
@@ -230,11 +221,7 @@ async def test_an_unanswered_commit_is_repeated_and_takes_effect_once(
 ) -> None:
     """The server has committed, or not: we cannot know, and need not."""
     await queue.send(1)
-    url = URL(inbox.database.url.get_secret_value())
-    async with FaultProxy("127.0.0.1", url.port or 5432, amqp=False) as proxy:
-        far = inbox.database.model_copy(
-            update={"url": SecretStr(str(url.with_port(proxy.port))), "command_timeout": 2.0}
-        )
+    async with proxied(inbox.database, command_timeout=2.0) as (proxy, far):
 
         @on("Counted")
         async def then_silence(message: Message, connection: psycopg.AsyncConnection) -> None:
@@ -270,9 +257,7 @@ async def test_a_handler_that_gives_up_a_silent_database_has_not_failed(
 ) -> None:
     """psycopg closes the connection then, as a handler could by `connection.pgconn.finish()`."""
     await queue.send(1)
-    url = URL(inbox.database.url.get_secret_value())
-    async with FaultProxy("127.0.0.1", url.port or 5432, amqp=False) as proxy:
-        far = inbox.database.model_copy(update={"url": SecretStr(str(url.with_port(proxy.port)))})
+    async with proxied(inbox.database) as (proxy, far):
         finished: list[bool] = []
 
         @on("Counted")
@@ -315,12 +300,12 @@ async def test_a_delivery_that_is_taken_back_from_a_running_handler_takes_effect
         await may_end.wait()
         await count(message, connection)
 
-    async with FaultProxy("127.0.0.1", port_of(broker)) as proxy:
+    async with proxied(broker) as (proxy, far):
         first = Consumer(
             queue.name,
             [slow],
             inbox=inbox,
-            broker=through(broker, proxy.port),
+            broker=far,
             work=WorkPolicy(backoff=QUICK, drain_timeout=60),
         )
         second = Consumer(queue.name, [count], inbox=inbox, broker=broker)
@@ -342,24 +327,6 @@ async def test_a_delivery_that_is_taken_back_from_a_running_handler_takes_effect
 
 def sum_of(consumer: Consumer) -> int:
     return consumer.counters.applied + consumer.counters.duplicates
-
-
-def attempts_in(events: Sequence[MutableMapping[str, object]], name: str) -> int:
-    return sum(event["event"] == name for event in events)
-
-
-def assert_told_once(events: Sequence[MutableMapping[str, object]], part: str) -> None:
-    """Each reason once until it works again, which comes last."""
-    told: list[object] = []
-    for event in events:
-        if event["event"] == f"{part}.degraded":
-            told.append(event["reason"])
-            assert told.count(event["reason"]) == 1
-        elif event["event"] == f"{part}.healed":
-            assert told
-            told.clear()
-    assert attempts_in(events, f"{part}.healed") > 0
-    assert not told
 
 
 async def has_waiting_handler(table: Table) -> bool:

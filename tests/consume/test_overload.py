@@ -10,10 +10,11 @@ from structlog.testing import capture_logs
 from relay.config.settings import BrokerSettings
 from relay.consume import Consumer, FailurePolicy, Inbox, Message, Overload, Retries, WorkPolicy, on
 from relay.consume.apply.fence import Fence
-from tests.consume.effects import QUEUE, QUICK, MakeConsumer, Queue, Stumbling, Table, count, running, through
-from tests.consume.test_outages import attempts_in, port_of
+from tests.consume.effects import QUEUE, MakeConsumer, Queue, Stumbling, Table, count, running
+from tests.consume.policies import QUICK
+from tests.support.events import times
 from tests.support.eventually import eventually
-from tests.support.proxy import FaultProxy
+from tests.support.proxied import proxied
 
 ONCE = Retries(attempts=1)
 
@@ -68,7 +69,7 @@ async def test_one_at_a_time_asks_and_its_success_resumes_all(
     assert service.most_together > 1  # all work again
     assert (consumer.counters.failed, consumer.counters.dead_letters.total()) == (0, 0)
     assert consumer.counters.paused_seconds > 0
-    assert attempts_in(events, "consumer.resumed") == 1
+    assert times(events, "consumer.resumed") == 1
     waits = [event["probe_in_s"] for event in events if event["event"] == "consumer.paused"]
     assert max(waits[5:]) > waits[0]
 
@@ -79,12 +80,12 @@ async def test_an_overloads_messages_that_come_again_burn_nothing(
     """The broker takes deliveries back that nobody settles for half an hour, and gives them again."""
     service = Service()
     await queue.send(1)
-    async with FaultProxy("127.0.0.1", port_of(broker)) as proxy:
+    async with proxied(broker) as (proxy, far):
         consumer = Consumer(
             queue.name,
             [service.handle],
             inbox=inbox,
-            broker=through(broker, proxy.port),
+            broker=far,
             failures=FailurePolicy(retries=ONCE, poison_limit=3),
             work=WorkPolicy(backoff=QUICK),
         )

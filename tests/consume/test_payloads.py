@@ -16,7 +16,8 @@ from relay.config.settings import BrokerSettings
 from relay.consume import Consumer, Inbox, Message, WorkPolicy, on
 from relay.consume.apply.handlers import collect_handlers
 from relay.errors import ConfigurationError, InvalidPayloadError
-from tests.consume.effects import QUICK, Queue, Table, received, running
+from tests.consume.effects import Queue, Table, received, running
+from tests.consume.policies import QUICK
 from tests.support.eventually import eventually
 
 if TYPE_CHECKING:

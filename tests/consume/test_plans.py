@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import psycopg
 import pytest
-from psycopg.sql import SQL, Composed
+from psycopg.sql import Composed
 
 from relay.config.settings import DatabaseSettings
 from relay.consume import Inbox
@@ -16,7 +16,7 @@ from relay.consume.failed.held_table import CLAIM, CLAIM_FOR, NEXT_DUE, NOT_HELD
 from relay.consume.message import NO_DAY
 from relay.consume.worker import KNOWN
 from tests.consume.effects import CONSUMER
-from tests.engine.test_plans import nodes
+from tests.support.plans import explain, scans
 
 pytestmark = pytest.mark.every_postgres
 
@@ -93,14 +93,11 @@ def test_repeats_are_found_by_an_index(connection: psycopg.Connection) -> None:
 def rows_read(
     connection: psycopg.Connection, statement: Composed, values: dict[str, Any], table: str = "held_message"
 ) -> float:
-    """Count what was read of a table, also what was then filtered away."""
-    with connection.transaction(force_rollback=True):
-        row = connection.execute(SQL("EXPLAIN (ANALYZE, FORMAT JSON) ") + statement, values).fetchone()
-    assert row is not None
-    scans = [node for node in nodes(row[0][0]["Plan"]) if node.get("Relation Name") == table]
+    """Return the number of rows read from a table, with those that were then filtered away."""
+    read = [node for node in scans(explain(connection, statement, values)) if node["Relation Name"] == table]
     each = (
         (node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"]
-        for node in scans
+        for node in read
         if "Scan" in node["Node Type"]
     )
     return float(sum(each))

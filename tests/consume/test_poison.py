@@ -13,12 +13,12 @@ import pytest
 from relay.config.settings import BrokerSettings, DatabaseSettings
 from relay.consume import Consumer, FailurePolicy, Inbox, Message, WorkPolicy, on
 from relay.errors import ConfigurationError
-from tests.consume.effects import QUICK, SEVERAL_MINUTES, MakeConsumer, Queue, Stumbling, Table, count, running, through
-from tests.consume.process import POISON, environment
-from tests.consume.test_outages import INTERPRETER, port_of
+from tests.consume.effects import MakeConsumer, Queue, Stumbling, Table, count, running
+from tests.consume.policies import QUICK, SEVERAL_MINUTES
+from tests.consume.process import COMMAND, POISON, environment
 from tests.support.eventually import eventually
 from tests.support.process import Process
-from tests.support.proxy import FaultProxy
+from tests.support.proxied import proxied
 
 LIMIT = 3  # the lowest
 NEIGHBOURS = 30
@@ -35,7 +35,7 @@ class Restarts:
 
     def __init__(self, environment: Mapping[str, str], log: Path) -> None:
         self.deaths = 0
-        self._start = partial(Process, INTERPRETER, log=log, environment=environment)
+        self._start = partial(Process, COMMAND, log=log, environment=environment)
 
     async def until(self, done: Callable[[], Awaitable[bool]]) -> None:
         process = self._start()
@@ -135,12 +135,12 @@ async def test_lost_connections_are_nobodys_death(
         await count(message, connection)
 
     await queue.send(1)
-    async with FaultProxy("127.0.0.1", port_of(broker)) as proxy:
+    async with proxied(broker) as (proxy, far):
         consumer = Consumer(
             queue.name,
             [slow],
             inbox=inbox,
-            broker=through(broker, proxy.port),
+            broker=far,
             failures=FailurePolicy(poison_limit=LIMIT),
             work=WorkPolicy(backoff=QUICK, drain_timeout=0.05),
         )

@@ -15,12 +15,14 @@ from structlog.testing import capture_logs
 from relay.config.settings import BrokerSettings
 from relay.consume import Consumer, FailurePolicy, Inbox, Message, Retries, Transient, WorkPolicy, on
 from relay.errors import QueueUnfitError
-from tests.consume.effects import QUICK, SOON, MakeConsumer, Queue, Stumbling, Table, count, running, through
-from tests.consume.process import BURDEN, environment
-from tests.consume.test_outages import INTERPRETER, attempts_in, port_of
+from tests.consume.effects import MakeConsumer, Queue, Stumbling, Table, count, running
+from tests.consume.policies import QUICK, SOON
+from tests.consume.process import BURDEN, COMMAND, environment
+from tests.support.events import times
 from tests.support.eventually import eventually
 from tests.support.process import Process
-from tests.support.proxy import Act, FaultProxy, Way
+from tests.support.proxied import proxied
+from tests.support.proxy import Act, Way
 from tests.support.rabbitmq import RabbitServer
 
 ONE_STEP = Retries(attempts=3, initial=0.05, maximum=0.05, jitter=0.0)
@@ -97,7 +99,7 @@ async def test_a_confirm_that_is_lost_makes_two_copies_and_one_effect(
     queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
 ) -> None:
     handler = Stumbling({1: 1})
-    async with FaultProxy("127.0.0.1", port_of(broker)) as proxy:
+    async with proxied(broker) as (proxy, far):
         proxy.on_frame(Way.DOWN, Basic.Ack, 1, Act.RESET)  # the copy's confirm; consumers get no other ack
         await queue.send(1)
 
@@ -105,7 +107,7 @@ async def test_a_confirm_that_is_lost_makes_two_copies_and_one_effect(
             queue.name,
             [handler.handle],
             inbox=inbox,
-            broker=through(broker, proxy.port),
+            broker=far,
             failures=FailurePolicy(order="skip", retries=ONE_STEP),
             work=WorkPolicy(backoff=QUICK),
         )
@@ -115,7 +117,7 @@ async def test_a_confirm_that_is_lost_makes_two_copies_and_one_effect(
 
     assert proxy.fired.is_set()
     assert await table.numbers() == [1]
-    assert attempts_in(events, "copy.refused") == 1
+    assert times(events, "copy.refused") == 1
     assert await queue.drained()
 
 
@@ -123,11 +125,11 @@ async def test_killed_between_the_copys_confirm_and_the_ack_it_takes_effect_once
     queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings, tmp_path: Path, make_consumer: MakeConsumer
 ) -> None:
     await queue.send(BURDEN)
-    async with FaultProxy("127.0.0.1", port_of(broker)) as proxy:
+    async with proxied(broker) as (proxy, far):
         proxy.on_frame(Way.UP, Basic.Ack, 1, Act.HOLD)
         long = {"initial": 2.0, "maximum": 2.0, "jitter": 0.0}
-        variables = environment(inbox.database, through(broker, proxy.port), order="skip", retries=long)
-        process = Process(INTERPRETER, log=tmp_path / "log", environment=variables)
+        variables = environment(inbox.database, far, order="skip", retries=long)
+        process = Process(COMMAND, log=tmp_path / "log", environment=variables)
         await asyncio.wait_for(proxy.fired.wait(), 20)
         process.stop(signal.SIGKILL)
         proxy.cut()
@@ -151,7 +153,7 @@ async def test_a_retry_queue_that_is_gone_is_waited_for(
         await queue.channel.queue_delete("billing.retry.50")
         with capture_logs() as events:
             await queue.send(1)
-            await eventually(lambda: attempts_in(events, "copy.refused") >= 3, "it tries again and again")
+            await eventually(lambda: times(events, "copy.refused") >= 3, "it tries again and again")
         assert consumer.counters.unacknowledged == 1
         await queue.send(2)
         await eventually(lambda: consumer.counters.applied == 2, "others go on")
@@ -198,21 +200,21 @@ async def test_a_work_queue_that_is_away_when_a_copy_comes_back_loses_nothing(qu
 async def test_queues_are_declared_at_the_start_and_not_at_a_reconnect(
     queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
 ) -> None:
-    async with FaultProxy("127.0.0.1", port_of(broker)) as proxy:
+    async with proxied(broker) as (proxy, far):
         consumer = Consumer(
             queue.name,
             [count],
             inbox=inbox,
-            broker=through(broker, proxy.port),
+            broker=far,
             failures=FailurePolicy(order="skip", retries=ONE_STEP),
             work=WorkPolicy(backoff=QUICK),
         )
         with capture_logs() as events:
             async with running(consumer):
-                await eventually(lambda: attempts_in(events, "consumer.ready") == 1, "it is ready")
+                await eventually(lambda: times(events, "consumer.ready") == 1, "it is ready")
                 await queue.channel.queue_delete("billing.dead")
                 proxy.cut()
-                await eventually(lambda: attempts_in(events, "consumer.ready") == 2, "it is ready again")
+                await eventually(lambda: times(events, "consumer.ready") == 2, "it is ready again")
 
     declared = [event["name"] for event in events if event["event"] == "topology.declared"]
     assert declared == ["billing.retry.50", "billing.dead"]

@@ -21,8 +21,9 @@ from relay.consume.apply.transactions_factory import open_transactions
 from relay.consume.message import Delivery
 from relay.consume.pool import PartitionedConsumer
 from relay.errors import ConfigurationError, DatabaseUnavailableError, InboxUnavailableError
-from tests.consume.effects import CONSUMER, QUICK, Queue, Table, delivered, running
-from tests.consume.sqlalchemy_stand import (
+from tests.consume.effects import CONSUMER, Queue, Table, delivered, running
+from tests.consume.policies import QUICK
+from tests.consume.sqlalchemy_handlers import (
     HANDLERS,
     KINDS,
     Effect,
@@ -32,7 +33,6 @@ from tests.consume.sqlalchemy_stand import (
     effect,
     engine_url,
 )
-from tests.consume.test_outages import END_SESSIONS
 from tests.support.eventually import eventually
 from tests.support.process import free_port
 
@@ -103,7 +103,7 @@ async def test_a_lost_connection_is_not_the_handlers_fault_and_is_opened_again(
             for number in range(4):
                 await queue.send(number)
                 await eventually(lambda: consumer.counters.applied == number + 1, "it is applied")  # noqa: B023
-                await table.connection.execute(END_SESSIONS)
+                await table.end_sessions()
 
     assert await table.numbers() == [0, 1, 2, 3]
     assert consumer.counters.failed == 0

@@ -8,8 +8,9 @@ import sqlalchemy as sa
 
 from relay.config.settings import BrokerSettings
 from relay.consume import Consumer, FailurePolicy, Inbox, Message, on
-from tests.consume.effects import CONSUMER, SOON, Queue, Table, running
-from tests.consume.sqlalchemy_stand import HANDLERS, KINDS
+from tests.consume.effects import CONSUMER, Queue, Table, running
+from tests.consume.policies import SOON
+from tests.consume.sqlalchemy_handlers import HANDLERS, KINDS
 from tests.support.eventually import eventually
 
 DIVIDE = sa.text("SELECT 1 / 0")

@@ -15,8 +15,9 @@ from relay.errors import (
     QueueMissingError,
     SchemaError,
 )
-from tests.consume.effects import Queue, Table, count, through
+from tests.consume.effects import Queue, Table, count
 from tests.support.process import free_port
+from tests.support.proxied import with_port
 from tests.support.rabbitmq import RabbitServer
 
 
@@ -77,4 +78,4 @@ async def test_servers_that_are_not_there_are_told_at_the_start(
     with pytest.raises(DatabaseUnavailableError, match="refused"):
         await Consumer(queue.name, [count], inbox=Inbox(no_database, "c"), broker=broker).run(signals=False)
     with pytest.raises(BrokerUnavailableError, match=str(nobody)):
-        await Consumer(queue.name, [count], inbox=inbox, broker=through(broker, nobody)).run(signals=False)
+        await Consumer(queue.name, [count], inbox=inbox, broker=with_port(broker, nobody)).run(signals=False)

@@ -1,22 +1,19 @@
 """A consumer that is told to stop beside a silent server ends in its time, and its message comes again."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import psycopg
 import pytest
-from pydantic import SecretStr
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
-from yarl import URL
 
 from relay.config.settings import BrokerSettings, DatabaseSettings
 from relay.consume import Consumer, Inbox, Message, WorkPolicy, on
-from tests.consume.effects import CONSUMER, Queue, Table, through
-from tests.consume.sqlalchemy_stand import engine_url
+from tests.consume.effects import CONSUMER, Queue, Table
+from tests.consume.sqlalchemy_handlers import engine_url
 from tests.support.eventually import eventually
-from tests.support.proxy import FaultProxy, Way
+from tests.support.proxied import proxied
+from tests.support.proxy import Way
 
 SLOW = "SELECT pg_sleep(600)"
 RUNS = "SELECT FROM pg_stat_activity WHERE query = 'SELECT pg_sleep(600)' AND datname = current_database()"
@@ -38,21 +35,14 @@ async def slowly_by_sqlalchemy(message: Message, connection: AsyncConnection) ->
     await connection.exec_driver_sql(SLOW)
 
 
-@asynccontextmanager
-async def to_database(database: DatabaseSettings) -> AsyncIterator[tuple[FaultProxy, DatabaseSettings]]:
-    url = URL(database.url.get_secret_value())
-    async with FaultProxy("127.0.0.1", url.port or 0, amqp=False) as proxy:
-        yield proxy, database.model_copy(update={"url": SecretStr(str(url.with_port(proxy.port)))})
-
-
 @pytest.mark.parametrize("handler", [slowly, slowly_in_a_thread, slowly_by_sqlalchemy])
 async def test_a_stop_beside_a_silent_database_takes_its_time_and_no_more(
     handler: Any, *, queue: Queue, table: Table, database: DatabaseSettings, broker: BrokerSettings
 ) -> None:
     await queue.send(1)
-    async with to_database(database) as (proxy, proxied):
-        engine = create_async_engine(engine_url(proxied.url.get_secret_value()))
-        inbox = Inbox(engine if handler is slowly_by_sqlalchemy else proxied, CONSUMER)
+    async with proxied(database) as (proxy, far):
+        engine = create_async_engine(engine_url(far.url.get_secret_value()))
+        inbox = Inbox(engine if handler is slowly_by_sqlalchemy else far, CONSUMER)
         consumer = Consumer(queue.name, [handler], inbox=inbox, broker=broker, work=WorkPolicy(drain_timeout=0.1))
         running = asyncio.create_task(consumer.run(signals=False))
         await eventually(lambda: _runs(table), "the handler's statement runs")
@@ -71,10 +61,8 @@ async def test_a_stop_beside_a_silent_broker_takes_its_time_and_no_more(
     queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
 ) -> None:
     await queue.send(1)
-    async with FaultProxy("127.0.0.1", URL(broker.url.get_secret_value()).port or 0) as proxy:
-        consumer = Consumer(
-            queue.name, [slowly], inbox=inbox, broker=through(broker, proxy.port), work=WorkPolicy(drain_timeout=0.1)
-        )
+    async with proxied(broker) as (proxy, far):
+        consumer = Consumer(queue.name, [slowly], inbox=inbox, broker=far, work=WorkPolicy(drain_timeout=0.1))
         running = asyncio.create_task(consumer.run(signals=False))
         await eventually(lambda: _runs(table), "the handler's statement runs")
         proxy.hold(Way.DOWN)
@@ -90,9 +78,9 @@ async def test_a_stop_beside_a_silent_broker_takes_its_time_and_no_more(
 async def test_a_stop_during_the_start_ends_it(
     queue: Queue, database: DatabaseSettings, broker: BrokerSettings
 ) -> None:
-    async with to_database(database) as (proxy, proxied):
+    async with proxied(database) as (proxy, far):
         proxy.hold(Way.DOWN)
-        consumer = Consumer(queue.name, [slowly], inbox=Inbox(proxied, CONSUMER), broker=broker)
+        consumer = Consumer(queue.name, [slowly], inbox=Inbox(far, CONSUMER), broker=broker)
         running = asyncio.create_task(consumer.run(signals=False))
         await eventually(lambda: proxy.connections > 0, "it connects")
 

@@ -8,14 +8,14 @@ import pytest
 
 from tests.container.debian import postgres_container, rabbitmq_container
 from tests.container.podman import Podman, missing, private_podman
-from tests.container.run import Relay
+from tests.container.run import RelayImage
 from tests.support.postgres import NEWEST, PostgresServer
 from tests.support.rabbitmq import RabbitServer
 
 
 @pytest.fixture(scope="session")
 def podman() -> Iterator[Podman]:
-    """Podman with the base image."""
+    """A podman with the base image."""
     if os.geteuid() != 0:
         pytest.skip("only root can make a base image and run containers of it here")
     if lacking := missing():
@@ -34,7 +34,7 @@ def image(podman: Podman) -> str:
 
 @pytest.fixture(scope="session", params=["private", "debian"])
 def servers(request: pytest.FixtureRequest) -> str:
-    """Which PostgreSQL and RabbitMQ the containers of the relay get: the tests' usual ones, or those of debian.py."""
+    """The PostgreSQL and RabbitMQ for the relay's containers: the usual ones of the tests, or those of debian.py."""
     return str(request.param)
 
 
@@ -66,8 +66,8 @@ def empty_database_url(postgres: PostgresServer) -> Iterator[str]:
 
 
 @pytest.fixture
-def relay(podman: Podman, image: str, empty_database_url: str, broker_url: str) -> Iterator[Relay]:
-    """Containers of the relay, on a database without tables and a virtual host of the test's own."""
-    containers = Relay(podman, image, RELAY_DATABASE_URL=empty_database_url, RELAY_BROKER_URL=broker_url)
+def relay(podman: Podman, image: str, empty_database_url: str, broker_url: str) -> Iterator[RelayImage]:
+    """Containers of the relay, on an empty database and a virtual host for this test."""
+    containers = RelayImage(podman, image, RELAY_DATABASE_URL=empty_database_url, RELAY_BROKER_URL=broker_url)
     yield containers
     containers.remove()

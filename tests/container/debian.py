@@ -1,4 +1,4 @@
-"""PostgreSQL 17 and RabbitMQ 4 in images of Debian trixie: they stand in for the usual ones, which cannot be pulled."""
+"""PostgreSQL 17 and RabbitMQ 4 in images of Debian trixie, in place of the usual images, which cannot be pulled."""
 
 import secrets
 import shlex
@@ -14,7 +14,7 @@ PASSWORD = "opensesame"
 
 
 def build(podman: Podman, server: str) -> str:
-    """Build the image of `postgres` or `rabbitmq`, and give its name."""
+    """Build the image of `postgres` or `rabbitmq`, and return its name."""
     name = f"debian-{server}"
     options = ["--isolation=chroot", "--layers=false", "--format=docker", f"--build-arg=BASE={BASE}"]
     podman.run(

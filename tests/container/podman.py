@@ -1,4 +1,4 @@
-"""Podman with a storage and settings of its own: nothing of the machine's containers is seen or changed."""
+"""Podman with separate storage and settings, which neither sees nor changes the machine's containers."""
 
 import os
 import shutil
@@ -6,9 +6,9 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
+from tests.cli.command import Result
 from tests.support.folders import temporary_folder
 from tests.support.process import ServerError
 
@@ -37,15 +37,6 @@ runroot = "{folder}/run"
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What a command left: exit code, stdout, stderr."""
-
-    code: int
-    out: str
-    err: str
-
-
 class Podman:
     """Podman and its images in one folder."""
 
@@ -64,7 +55,7 @@ class Podman:
                 break
 
     def __call__(self, *arguments: str, seconds: float = 60) -> Result:
-        """Run `podman ...` to its end, whatever that is."""
+        """Run `podman ...` to its end, and return its result."""
         done = subprocess.run(
             ["podman", *arguments],
             env=self.environment,
@@ -77,15 +68,15 @@ class Podman:
 
     @property
     def command(self) -> list[str]:
-        """What stands before the arguments for who does not have our environment."""
+        """The command before its arguments, for a caller without this environment."""
         own = [f"{name}={value}" for name, value in self.environment.items() if os.environ.get(name) != value]
         return ["env", *own, "podman"]
 
     def do(self, *arguments: str, seconds: float = 60) -> str:
-        """Run `podman ...`, which must succeed, and give what it printed.
+        """Run `podman ...`, which must succeed, and return its output.
 
         Raises:
-            ServerError: it failed; the message holds its words.
+            ServerError: it failed; the message holds its output.
         """
         done = self(*arguments, seconds=seconds)
         if done.code:
@@ -93,9 +84,9 @@ class Podman:
         return done.out.strip()
 
     def make_base(self) -> None:
-        """Make what the Dockerfile builds on: a Debian with Python, as small as its slim images; nothing can be pulled.
+        """Make the base image, because none can be pulled: a Debian with Python, as small as the slim images.
 
-        It trusts whom this machine trusts, as a base of one's own does behind a proxy.
+        It trusts the authorities that this machine trusts, as a private base image behind a proxy does.
         """
         tree = self.folder / "base"
         include = "--include=ca-certificates,python3,python3-venv"
@@ -126,7 +117,7 @@ class Podman:
         """Run a longer command, which must succeed.
 
         Raises:
-            ServerError: it failed; the message holds its last words.
+            ServerError: it failed; the message holds the end of its output.
         """
         done = subprocess.run(
             [*map(str, command)],
@@ -142,11 +133,11 @@ class Podman:
             raise ServerError(f"{Path(command[0]).name} failed with code {done.returncode}\n{end}")
 
     def size(self, image: str) -> int:
-        """Tell the bytes of an image, those of its base included."""
+        """Return the size of an image in bytes, including its base."""
         return int(self.do("image", "inspect", "--format", "{{.Size}}", image))
 
     def _pip_configuration(self) -> Path | None:
-        """Give a file with where this machine's pip finds packages over the network; None when it is the default."""
+        """Return a file that names the package index of this machine's pip; None if it is the default."""
         asked = [sys.executable, "-m", "pip", "config", "list"]
         listed = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
         lines = []
@@ -164,13 +155,13 @@ class Podman:
 
 
 def missing() -> list[str]:
-    """Name the programs that are needed and not here."""
+    """Return the needed programs that this machine lacks."""
     return [program for program in PROGRAMS if shutil.which(program) is None]
 
 
 @contextmanager
 def private_podman() -> Iterator[Podman]:
-    """Give a podman without images; at the end its containers and all else are gone."""
+    """Yield a podman without images; its containers and files are removed at the end."""
     with temporary_folder() as folder:
         podman = Podman(folder)
         try:
@@ -181,12 +172,12 @@ def private_podman() -> Iterator[Podman]:
 
 
 def _mirror() -> list[str]:
-    """Give the archive that this machine's apt uses for Debian; without one debootstrap has its own."""
+    """Return the Debian archive that this machine's apt uses; without one debootstrap takes its own."""
     asked = ["apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages", "Origin: Debian"]
     found = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()
     return [each for each in found if not each.rstrip("/").endswith("-security")][:1]
 
 
 def _own_words(errors: str) -> str:
-    """Leave out that there is no systemd to run health checks by the clock: they are run by hand here."""
+    """Return the output without the warning about a missing systemd: the tests run the health checks themselves."""
     return "".join(line for line in errors.splitlines(keepends=True) if "unable to get systemd connection" not in line)

@@ -1,4 +1,4 @@
-"""Run the relay's image as strictly as a platform does: its own user, nothing writable, no rights."""
+"""Runs the relay's image as strictly as a platform does: with its own user, nothing writable, and no rights."""
 
 import json
 import secrets
@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from tests.container.podman import Podman, Result
+from tests.cli.command import Result
+from tests.container.podman import Podman
 from tests.http.site import Site
 from tests.support.process import free_port, wait_for
 
@@ -21,8 +22,8 @@ STRICT = (
 )
 
 
-class Relay:
-    """Containers of the relay with the same variables."""
+class RelayImage:
+    """The relay's image; its containers share these variables."""
 
     def __init__(self, podman: Podman, image: str, **variables: str) -> None:
         self._podman = podman
@@ -35,7 +36,7 @@ class Relay:
         return self._podman("run", "--rm", *self._options, *_variables(variables), self._image, *arguments)
 
     def start(self, *arguments: str, limits: Sequence[str] = (), **variables: str) -> "Container":
-        """Start a container; without arguments it does what the image does by default. `limits`: options of podman."""
+        """Start a container, by default with the image's command. `limits`: options of podman."""
         name = f"relay-{secrets.token_hex(4)}"
         self._started.append(name)
         site = Site(f"127.0.0.1:{free_port()}")  # the port that the image has is taken on some machine
@@ -45,14 +46,14 @@ class Relay:
         return Container(self._podman, name, site)
 
     def remove(self) -> None:
-        """End what still runs, and remove it."""
+        """End and remove all containers."""
         for name in self._started:
             self._podman.do("rm", "--force", "--time=0", name)
 
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """One that was started."""
+    """A container that was started."""
 
     podman: Podman
     name: str
@@ -63,10 +64,10 @@ class Container:
         return done.out + done.err
 
     def wait_for_log(self, words: str) -> None:
-        """Return once these words are in its log.
+        """Return once the container's log has these words.
 
         Raises:
-            TimeoutError: it ended, or was too slow; the message has its log.
+            TimeoutError: the container ended, or was too slow; the message has its log.
         """
         try:
             wait_for(lambda: words in self.log() or not self.is_running(), words, 30)
@@ -85,20 +86,20 @@ class Container:
         return datetime.fromisoformat(self._state('StartedAt.Format "2006-01-02T15:04:05.000000Z07:00"'))
 
     def wait_for_end(self) -> int:
-        """Give the exit code."""
+        """Return the exit code."""
         return int(self.podman.do("wait", self.name, seconds=120))
 
     def is_healthy(self) -> bool:
         return self.podman("healthcheck", "run", self.name).code == 0
 
     def healthcheck(self) -> Result:
-        """Do what the platform does at each interval, and give its words: podman's own command tells only the code."""
+        """Run the health check as the platform does, and return its output: podman's command returns the code alone."""
         told = self.podman("exec", self.name, "relay", "healthcheck")
         assert self.is_healthy() == (told.code == 0)
         return told
 
     def stop(self) -> int:
-        """Stop it as platforms do, SIGTERM and after 10 s SIGKILL, and give the exit code: 137 if it took SIGKILL."""
+        """Stop the container with SIGTERM, and SIGKILL after 10 s; return the exit code, which is 137 after SIGKILL."""
         self.podman.do("stop", "--time=10", self.name)
         return int(self._state("ExitCode"))
 

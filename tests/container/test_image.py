@@ -4,39 +4,35 @@ import asyncio
 import json
 import socket
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from typing import LiteralString
 
-import aio_pika
 import psycopg
 import pytest
-from aio_pika.abc import AbstractQueue
 from psycopg.sql import SQL, Identifier
 
 import relay as package
 from tests.container.podman import BASE, ROOT, Podman
-from tests.container.run import Relay
+from tests.container.run import RelayImage
+from tests.container.witness import LEFT, WITNESS, has_none, number, witness
 from tests.faults.billing import WRITTEN, Writers
 from tests.faults.checker import Checker, Invariant, assert_valid
 from tests.support.eventually import eventually
 from tests.support.process import wait_for
-from tests.support.queues import declare_bound
 
 pytestmark = [pytest.mark.images, pytest.mark.timeout(600)]  # the first test builds the image
 
 MIB = 1024 * 1024
 LARGEST = 200 * MIB  # above the base
 
-WITNESS = "witness"
 
 SENT = "SELECT count(*) FROM outbox.message WHERE state = 'sent'"
 WAITING = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
-LEFT = "SELECT count(*) FROM outbox.message WHERE state <> 'sent'"
 
 
-def test_the_image_prints_the_roles_for_psql(relay: Relay) -> None:
+def test_the_image_prints_the_roles_for_psql(relay: RelayImage) -> None:
     printed = relay("config", "roles")
 
     assert printed.code == 0, printed.err
@@ -44,7 +40,7 @@ def test_the_image_prints_the_roles_for_psql(relay: Relay) -> None:
 
 
 async def test_migrate_and_run_carry_rows_and_sigterm_under_load_loses_nothing(
-    relay: Relay, empty_database_url: str, broker_url: str
+    relay: RelayImage, empty_database_url: str, broker_url: str
 ) -> None:
     migrated = relay("migrate")
     assert migrated.code == 0, migrated.err
@@ -80,7 +76,7 @@ async def test_migrate_and_run_carry_rows_and_sigterm_under_load_loses_nothing(
         assert len(checker.deliveries) == await number(reader, SENT)
 
 
-def test_several_may_migrate_at_once(relay: Relay, empty_database_url: str) -> None:
+def test_several_may_migrate_at_once(relay: RelayImage, empty_database_url: str) -> None:
     with psycopg.connect(empty_database_url, autocommit=True) as connection:
         connection.execute("SELECT pg_advisory_lock(hashtextextended('outbox.migrate', 0))")
         replicas = [relay.start("migrate") for _ in range(3)]
@@ -91,7 +87,7 @@ def test_several_may_migrate_at_once(relay: Relay, empty_database_url: str) -> N
     assert relay("migrate", "--check").code == 0
 
 
-def test_it_is_ready_soon(relay: Relay, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_is_ready_soon(relay: RelayImage, capsys: pytest.CaptureFixture[str]) -> None:
     relay("migrate")
     running = relay.start()
     running.wait_for_log("relay.ready")
@@ -104,7 +100,7 @@ def test_it_is_ready_soon(relay: Relay, capsys: pytest.CaptureFixture[str]) -> N
     assert running.stop() == 0
 
 
-def test_the_health_check_follows_the_relay(relay: Relay, empty_database_url: str) -> None:
+def test_the_health_check_follows_the_relay(relay: RelayImage, empty_database_url: str) -> None:
     alone = relay("healthcheck", RELAY_NODE="nobody")
     assert (alone.code, alone.out) == (1, "")
     assert "run `relay migrate`" in alone.err
@@ -129,7 +125,7 @@ def test_the_health_check_follows_the_relay(relay: Relay, empty_database_url: st
     assert "Traceback" not in running.log()
 
 
-def test_what_is_logged_is_json(relay: Relay) -> None:
+def test_what_is_logged_is_json(relay: RelayImage) -> None:
     relay("migrate")
     running = relay.start()
     running.wait_for_log("relay.ready")
@@ -144,7 +140,7 @@ def test_what_is_logged_is_json(relay: Relay) -> None:
     ]
 
 
-def test_sigterm_ends_it_also_before_it_has_started(relay: Relay) -> None:
+def test_sigterm_ends_it_also_before_it_has_started(relay: RelayImage) -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:  # takes the connection and never answers
         waiting = relay.start(RELAY_DATABASE_URL=f"postgresql://127.0.0.1:{mute.getsockname()[1]}/x?connect_timeout=60")
         mute.settimeout(30)
@@ -156,7 +152,7 @@ def test_sigterm_ends_it_also_before_it_has_started(relay: Relay) -> None:
 
 
 @pytest.mark.parametrize("milliseconds", [0, 50, 100, 200])
-def test_no_sigterm_after_its_start_is_lost(relay: Relay, milliseconds: int) -> None:
+def test_no_sigterm_after_its_start_is_lost(relay: RelayImage, milliseconds: int) -> None:
     starting = relay.start()
     time.sleep(milliseconds / 1000)
 
@@ -196,16 +192,9 @@ def test_it_says_what_it_is_and_has_nothing_to_build_with(
     assert above_base < LARGEST
 
 
-@asynccontextmanager
-async def witness(broker_url: str) -> AsyncIterator[AbstractQueue]:
-    """A queue that gets everything that the relay publishes."""
-    async with await aio_pika.connect(broker_url) as connection:
-        yield await declare_bound(await connection.channel(), WITNESS)
-
-
 @contextmanager
 def closed(database_url: str) -> Iterator[None]:
-    """Let nobody into this database, and end who is in it."""
+    """Refuse connections to this database, and end its sessions."""
     name = database_url.rpartition("/")[2]
     with psycopg.connect(database_url.removesuffix(name) + "postgres", autocommit=True) as admin:
         admin.execute(SQL("ALTER DATABASE {} ALLOW_CONNECTIONS false").format(Identifier(name)))
@@ -218,12 +207,3 @@ def closed(database_url: str) -> Iterator[None]:
 
 async def has_more(reader: psycopg.AsyncConnection, query: LiteralString, than: int) -> bool:
     return await number(reader, query) > than
-
-
-async def has_none(reader: psycopg.AsyncConnection, query: LiteralString) -> bool:
-    return await number(reader, query) == 0
-
-
-async def number(reader: psycopg.AsyncConnection, query: LiteralString) -> int:
-    row = await (await reader.execute(query)).fetchone()
-    return int(row[0]) if row else 0

@@ -5,8 +5,8 @@ import asyncio
 import psycopg
 import pytest
 
-from tests.container.run import Relay
-from tests.container.test_image import LEFT, has_none, witness
+from tests.container.run import RelayImage
+from tests.container.witness import LEFT, has_none, witness
 from tests.support.eventually import eventually
 
 pytestmark = [
@@ -22,7 +22,9 @@ WRITE = """
 
 
 @pytest.mark.parametrize(("rows", "size"), [(2000, 150_000), (20, 16_000_000)])
-async def test_128_mib_are_enough(relay: Relay, empty_database_url: str, broker_url: str, rows: int, size: int) -> None:
+async def test_128_mib_are_enough(
+    relay: RelayImage, empty_database_url: str, broker_url: str, rows: int, size: int
+) -> None:
     migrated = relay("migrate")
     assert migrated.code == 0, migrated.err
     async with (

@@ -40,6 +40,7 @@ def test_the_application_names_what_the_image_has() -> None:
 
 @pytest.mark.drills
 def test_the_entry_point_starts_a_driver() -> None:
+    """Started as Kubernetes starts a driver, the entry point runs the job with its arguments."""
     job = str(ROOT / "spark" / "jobs" / "archive.py")
 
     done = _start("driver", "--conf", "spark.master=local[1]", job, "--help", SPARK_DRIVER_BIND_ADDRESS="127.0.0.1")
@@ -50,6 +51,7 @@ def test_the_entry_point_starts_a_driver() -> None:
 
 @pytest.mark.drills
 def test_the_entry_point_starts_an_executor() -> None:
+    """Started as Kubernetes starts an executor, the entry point passes on its id, its memory and its Java options."""
     nobody = f"127.0.0.1:{free_port()}"
     done = _start(
         "executor",

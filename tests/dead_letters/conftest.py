@@ -8,11 +8,11 @@ import pytest
 from psycopg.rows import dict_row
 
 from relay.config.settings import BrokerSettings, DatabaseSettings
-from tests.consume.conftest import inbox, queue, table
+from tests.consume.conftest import client, inbox, queue, table
 from tests.consume.effects import Queue
 from tests.dead_letters.letters import Letters
 
-__all__ = ["inbox", "queue", "table"]  # fixtures
+__all__ = ["client", "inbox", "queue", "table"]  # fixtures
 
 
 @pytest.fixture

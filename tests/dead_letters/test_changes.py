@@ -13,28 +13,15 @@ from relay.consume import Consumer, Inbox, Permanent
 from relay.consume.classify import Reason
 from relay.database import connect
 from relay.errors import NotFoundError, PartlyDoneError
-from relay.operate.dead_letters.audit import Entry, write_audit
-from relay.operate.dead_letters.change import MOST_REFUSED, Command, Done, Preview, queues_of
+from relay.operate.dead_letters.audit import write_audit
+from relay.operate.dead_letters.change import MOST_REFUSED, Command, Preview, queues_of
 from relay.operate.dead_letters.letter import Letter, Selection
-from tests.consume.effects import QUEUE, Stumbling, Table, running, through
+from tests.consume.effects import QUEUE, Stumbling, Table, running
+from tests.dead_letters.changes import AUDIT, DISCARD, RETRY, Audit, change
 from tests.dead_letters.letters import DEAD, NO_FILTER, Letters
 from tests.support.eventually import eventually
-from tests.support.proxy import Act, FaultProxy, Way
-
-RETRY = Entry("retry", DEAD, QUEUE, "ann@desk", "the tax office is open again")
-DISCARD = Entry("discard", DEAD, None, "ann@desk", "test data")
-AUDIT = "SELECT * FROM outbox.dead_letter_audit ORDER BY id"
-
-Audit = psycopg.Connection[dict[str, Any]]
-
-
-async def change(
-    letters: Letters, entry: Entry, audit: Audit, selection: Selection = NO_FILTER, **options: Any
-) -> Done:
-    def write(done: Sequence[Letter]) -> None:
-        write_audit(audit, "outbox", entry, done)
-
-    return await Command(letters.broker, entry, selection, **{"write": write, **options}).run()
+from tests.support.proxied import proxied
+from tests.support.proxy import Act, Way
 
 
 def test_the_queue_may_be_named_by_either_name() -> None:
@@ -182,11 +169,8 @@ async def test_a_queue_to_send_to_that_is_gone_is_named_before_anything_is_done(
 async def test_a_letter_that_the_broker_does_not_confirm_stays(letters: Letters, audit: Audit) -> None:
     """It may have arrived, and has: the copy has the same message id, and the inbox lets one have an effect."""
     message_id = await letters.put()
-    url = letters.broker.url.get_secret_value()
-    port = int(url.rpartition(":")[2].partition("/")[0])
-    async with FaultProxy("127.0.0.1", port) as proxy:
+    async with proxied(letters.broker) as (proxy, letters.broker):
         proxy.on_frame(Way.DOWN, Basic.Ack, 1, Act.RESET)
-        letters.broker = through(letters.broker, proxy.port)
         done = await change(letters, RETRY, audit)
 
     assert done.done == 0

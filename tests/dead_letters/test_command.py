@@ -20,7 +20,7 @@ from tests.support.eventually import eventually
 WHY = ("--why", "the tax office is open again")
 
 
-class Relay:
+class DeadLettersCommand:
     """The command beside the loop of a test."""
 
     def __init__(self, command: Command) -> None:
@@ -35,11 +35,11 @@ class Relay:
 
 
 @pytest.fixture
-def relay(tmp_path: Path, database_url: str, broker_url: str) -> Relay:
-    return Relay(Command(tmp_path, RELAY_DATABASE_URL=database_url, RELAY_BROKER_URL=broker_url))
+def relay(tmp_path: Path, database_url: str, broker_url: str) -> DeadLettersCommand:
+    return DeadLettersCommand(Command(tmp_path, RELAY_DATABASE_URL=database_url, RELAY_BROKER_URL=broker_url))
 
 
-async def test_list_as_a_table_and_as_json(letters: Letters, relay: Relay) -> None:
+async def test_list_as_a_table_and_as_json(letters: Letters, relay: DeadLettersCommand) -> None:
     message_id = await letters.put(reason=Reason.UNHANDLED, exception="ev\x1b[31mil")
     await letters.put(2, key="b")
 
@@ -58,7 +58,7 @@ async def test_list_as_a_table_and_as_json(letters: Letters, relay: Relay) -> No
     assert "the first 1 that match, of a queue with 2: --limit lists more" in told.err
 
 
-async def test_show_has_all_of_it(letters: Letters, relay: Relay) -> None:
+async def test_show_has_all_of_it(letters: Letters, relay: DeadLettersCommand) -> None:
     message_id = await letters.put(
         body=b'{"a": "\\u001b", "b": [1]}', properties={"priority": 3}, headers={"traceparent": "00-1"}
     )
@@ -83,7 +83,7 @@ async def test_show_has_all_of_it(letters: Letters, relay: Relay) -> None:
 
 
 async def test_retry_prints_what_it_did_and_what_stays(
-    letters: Letters, relay: Relay, audit: psycopg.Connection[psycopg.rows.DictRow]
+    letters: Letters, relay: DeadLettersCommand, audit: psycopg.Connection[psycopg.rows.DictRow]
 ) -> None:
     await letters.put(message_id="one")
     await letters.put(message_id="two")
@@ -105,7 +105,7 @@ async def test_retry_prints_what_it_did_and_what_stays(
     assert [row["done_by"] for row in done_by] == ["ann", "team billing"]
 
 
-async def test_a_retry_that_the_queue_refuses_is_an_error(letters: Letters, relay: Relay) -> None:
+async def test_a_retry_that_the_queue_refuses_is_an_error(letters: Letters, relay: DeadLettersCommand) -> None:
     await letters.channel.queue_delete(QUEUE)
     full: dict[str, Any] = {"x-queue-type": "classic", "x-max-length": 0, "x-overflow": "reject-publish"}
     await letters.channel.queue_declare(QUEUE, durable=True, arguments=full)
@@ -118,7 +118,7 @@ async def test_a_retry_that_the_queue_refuses_is_an_error(letters: Letters, rela
 
 
 async def test_discard_asks_where_somebody_can_be_asked(
-    letters: Letters, relay: Relay, audit: psycopg.Connection
+    letters: Letters, relay: DeadLettersCommand, audit: psycopg.Connection
 ) -> None:
     await letters.put_all(3)
 
@@ -144,14 +144,16 @@ async def test_discard_asks_where_somebody_can_be_asked(
         (("list", QUEUE, "--since", "yesterday"), "--since takes a moment"),
     ],
 )
-async def test_what_cannot_be_asked_for_is_refused(relay: Relay, arguments: tuple[str, ...], words: str) -> None:
+async def test_what_cannot_be_asked_for_is_refused(
+    relay: DeadLettersCommand, arguments: tuple[str, ...], words: str
+) -> None:
     refused = await relay(*arguments)
 
     assert refused.code == 2
     assert words in refused.err
 
 
-async def test_servers_that_are_away_are_one_line_with_the_remedy(letters: Letters, relay: Relay) -> None:
+async def test_servers_that_are_away_are_one_line_with_the_remedy(letters: Letters, relay: DeadLettersCommand) -> None:
     await letters.put()
     retry = ("retry", QUEUE, "--all", *WHY)
 
@@ -170,7 +172,7 @@ async def test_servers_that_are_away_are_one_line_with_the_remedy(letters: Lette
     await eventually(lambda: letters.has(1), "it stays")
 
 
-async def test_an_export_holds_all_of_each_letter(letters: Letters, relay: Relay, tmp_path: Path) -> None:
+async def test_an_export_holds_all_of_each_letter(letters: Letters, relay: DeadLettersCommand, tmp_path: Path) -> None:
     headers = {"number": 2**40, "flag": True, "raw": bytearray(b"\xff"), "nested": {"list": [1, "two"]}}
     bodies = [b'{"a":  9.90}', b'{\n"a": 1}', b"\x00\xff", b"", b"null"]
     for number, body in enumerate(bodies):
@@ -205,7 +207,7 @@ async def test_an_export_holds_all_of_each_letter(letters: Letters, relay: Relay
         assert document["headers"]["nested"] == {"list": [1, "two"]}
 
 
-async def test_an_export_that_fails_leaves_no_file(relay: Relay, tmp_path: Path) -> None:
+async def test_an_export_that_fails_leaves_no_file(relay: DeadLettersCommand, tmp_path: Path) -> None:
     failed = await relay("export", "other", "letters.jsonl")
 
     assert failed.code == 1

@@ -8,12 +8,10 @@ from typing import Any
 import orjson
 
 from relay.operate.dead_letters.export import export
-from tests.consume.test_frames import UNDECODABLE, client, nested
+from tests.dead_letters.changes import AUDIT, DISCARD, RETRY, Audit, change
 from tests.dead_letters.letters import DEAD, NO_FILTER, Letters
-from tests.dead_letters.test_changes import AUDIT, DISCARD, RETRY, Audit, change
-from tests.support.raw_client import RawClient, entry, long, properties
-
-__all__ = ["client"]  # a fixture
+from tests.support.raw_client import RawClient, entry, long, nested, properties
+from tests.support.undecodable import UNDECODABLE
 
 FIRST_MOMENT = b"S" + long(b"0001-01-01T00:00:00+14:00")
 DEATH = entry(b"time", b"T" + bytes(8)) + entry(b"queue", b"V")

@@ -9,22 +9,17 @@ import psycopg
 import pytest
 from pamqp.commands import Basic
 
-from relay.config.settings import BrokerSettings
-from tests.consume.effects import QUEUE, through
+from tests.consume.effects import QUEUE
 from tests.dead_letters.letters import DEAD, Letters
 from tests.replay.conftest import Commands
 from tests.support.eventually import eventually
-from tests.support.proxy import Act, FaultProxy, Way
+from tests.support.proxied import proxied
+from tests.support.proxy import Act, Way
 
 RETRY = ("dead-letters", "retry", QUEUE, "--all", "--why", "again")
 NOTED = "SELECT count(*) AS count FROM outbox.dead_letter_audit"
 
 Audit = psycopg.Connection[dict[str, Any]]
-
-
-@pytest.fixture
-def port(broker_url: str) -> int:
-    return int(broker_url.rpartition(":")[2].partition("/")[0])
 
 
 @pytest.fixture
@@ -34,15 +29,11 @@ def relay(tmp_path: Path, database_url: str) -> Iterator[Commands]:
     commands.kill()
 
 
-def url_through(broker: BrokerSettings, proxy: FaultProxy) -> str:
-    return through(broker, proxy.port).url.get_secret_value()
-
-
-async def test_killed_before_the_confirm(letters: Letters, audit: Audit, relay: Commands, port: int) -> None:
+async def test_killed_before_the_confirm(letters: Letters, audit: Audit, relay: Commands) -> None:
     sent = await letters.put_all(5)
-    async with FaultProxy("127.0.0.1", port) as proxy:
+    async with proxied(letters.broker) as (proxy, far):
         proxy.on_frame(Way.DOWN, Basic.Ack, 1, Act.HOLD)
-        retrying = relay.start(*RETRY, RELAY_BROKER_URL=url_through(letters.broker, proxy))
+        retrying = relay.start(*RETRY, RELAY_BROKER_URL=far.url.get_secret_value())
         await proxy.wait_seen(Way.DOWN, Basic.Ack, 1, within=60)
         retrying.stop(signal.SIGKILL)
 
@@ -51,12 +42,12 @@ async def test_killed_before_the_confirm(letters: Letters, audit: Audit, relay: 
     assert set(await copies(letters)) <= set(sent)
 
 
-async def test_killed_between_the_audit_and_the_ack(letters: Letters, audit: Audit, relay: Commands, port: int) -> None:
+async def test_killed_between_the_audit_and_the_ack(letters: Letters, audit: Audit, relay: Commands) -> None:
     """Sent and noted, and not acknowledged: the same command again sends it again."""
     sent = await letters.put_all(5)
-    async with FaultProxy("127.0.0.1", port) as proxy:
+    async with proxied(letters.broker) as (proxy, far):
         proxy.on_frame(Way.UP, Basic.Ack, 1, Act.HOLD)
-        retrying = relay.start(*RETRY, RELAY_BROKER_URL=url_through(letters.broker, proxy))
+        retrying = relay.start(*RETRY, RELAY_BROKER_URL=far.url.get_secret_value())
         await proxy.wait_seen(Way.UP, Basic.Ack, 1, within=60)
         retrying.stop(signal.SIGKILL)
 
@@ -94,15 +85,15 @@ async def test_told_to_stop_it_says_so_and_the_rest_stays_in_order(
     assert await letters.ids() == sent[len(went) :]
 
 
-async def test_killed_while_letters_are_put_in_anew(letters: Letters, relay: Commands, port: int) -> None:
+async def test_killed_while_letters_are_put_in_anew(letters: Letters, relay: Commands) -> None:
     """A list whose letters have come back three times: each is there with its copy, and can be read and sent."""
     sent = await letters.put_all(3)
     for _ in range(3):
         await letters.ids()
         await eventually(lambda: letters.has(3), "all letters are back")
-    async with FaultProxy("127.0.0.1", port) as proxy:
+    async with proxied(letters.broker) as (proxy, far):
         proxy.on_frame(Way.UP, Basic.Ack, 1, Act.HOLD)
-        listing = relay.start("dead-letters", "list", QUEUE, RELAY_BROKER_URL=url_through(letters.broker, proxy))
+        listing = relay.start("dead-letters", "list", QUEUE, RELAY_BROKER_URL=far.url.get_secret_value())
         await proxy.wait_seen(Way.UP, Basic.Ack, 1, within=60)
         listing.stop(signal.SIGKILL)
 

@@ -2,7 +2,6 @@
 
 import secrets
 from collections.abc import Iterator
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import psycopg
@@ -14,11 +13,10 @@ from relay.operate.holders import foreign_locks
 from relay.operate.status import read_status
 from tests.doctor.findings import OK, WARNING, look, operator
 from tests.support.postgres import PostgresServer
+from tests.support.roles import granted_roles
 
 pytestmark = pytest.mark.every_postgres
 
-SCRIPT = (Path(__file__).parents[2] / "config" / "roles.sql").read_bytes()
-ROLES = "outbox_writer, outbox_publisher, outbox_spark, outbox_relay, outbox_retention, outbox_archive, outbox_consumer"
 HELPERS = """
     CREATE FUNCTION public.steal() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END';
     CREATE FUNCTION public.steals(text) RETURNS boolean IMMUTABLE LANGUAGE plpgsql AS 'BEGIN RETURN true; END';
@@ -37,11 +35,8 @@ LOCKS = {
 
 @pytest.fixture
 def database(settings: Settings) -> Iterator[psycopg.Connection]:
-    with operator(settings) as connection:
-        connection.execute(SCRIPT)
+    with operator(settings) as connection, granted_roles(connection):
         yield connection
-        connection.execute("RESET ROLE")
-        connection.execute(f"DROP OWNED BY {ROLES}; DROP ROLE {ROLES}".encode())
 
 
 def test_a_migrated_schema_has_what_the_lists_say(database: psycopg.Connection, settings: Settings) -> None:

@@ -3,7 +3,6 @@
 import re
 import secrets
 from collections.abc import Iterator
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -12,9 +11,8 @@ from relay.config.settings import Settings
 from relay.doctor.rights import GRANTS, Grant
 from tests.doctor.findings import FAILED, OK, SKIPPED, WARNING, at, look, operator
 from tests.support.postgres import PostgresServer
+from tests.support.roles import SCRIPT, granted_roles
 
-SCRIPT = (Path(__file__).parents[2] / "config" / "roles.sql").read_text()
-ROLES = "outbox_writer, outbox_publisher, outbox_spark, outbox_relay, outbox_retention, outbox_archive, outbox_consumer"
 CHECK = "database.rights"
 PASSWORD = "relay-2"
 
@@ -23,13 +21,10 @@ PASSWORD = "relay-2"
 def relay(settings: Settings, postgres: PostgresServer) -> Iterator[Settings]:
     """Settings with a login that has the relay's role, and nothing else."""
     name = f"relay_{secrets.token_hex(6)}"
-    with operator(settings) as connection:
-        connection.execute(SCRIPT.encode())
+    with operator(settings) as connection, granted_roles(connection, name):
         connection.execute(f"CREATE ROLE {name} LOGIN PASSWORD '{PASSWORD}' IN ROLE outbox_relay".encode())
         url = urlsplit(settings.database.url.get_secret_value())
         yield at(f"postgresql://{name}:{PASSWORD}@127.0.0.1:{postgres.port}{url.path}")
-        connection.execute(f"DROP OWNED BY {name}, {ROLES}".encode())
-        connection.execute(f"DROP ROLE {name}, {ROLES}".encode())
 
 
 def user_of(settings: Settings) -> str:

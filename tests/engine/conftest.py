@@ -99,6 +99,22 @@ class Outbox:
         assert row is not None
         return row[0]
 
+    async def keys_of_other_lanes(self) -> list[str]:
+        """Return keys whose lanes differ from the lane of key 0."""
+        cursor = await self.connection.execute(
+            "SELECT n::text FROM generate_series(1, 12) AS n"
+            " WHERE hashtextextended('customer/' || n, 0) & 15 <> hashtextextended('customer/0', 0) & 15"
+        )
+        return [row[0] for row in await cursor.fetchall()]
+
+    async def has_sleeping_relay(self) -> bool:
+        """Whether one relay sleeps, and so asks writers to ring."""
+        cursor = await self.connection.execute(
+            "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ShareLock' AND granted"
+            " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+        )
+        return await cursor.fetchone() == (1,)
+
 
 class Reader:
     """A queue bound to everything that the default exchange gets."""

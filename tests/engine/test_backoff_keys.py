@@ -5,7 +5,7 @@ import pytest
 from relay.engine.read.tail import BackingOff
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.engine.follower import IN_ORDER
-from tests.engine.test_frames import ROW
+from tests.engine.rows import ROW
 from tests.support.eventually import eventually
 
 pytestmark = pytest.mark.usefixtures("refused_by_broker")

@@ -15,7 +15,8 @@ from relay.engine.row import Row, give_rows
 from relay.engine.send import codec, frames
 from relay.engine.send.codec import Codec
 from relay.engine.send.message import properties
-from tests.engine.test_frames import IDENTITY, ROW, decode, encoder
+from tests.engine.encoders import IDENTITY, decode, encoder
+from tests.engine.rows import ROW
 
 pytestmark = pytest.mark.skipif(codec.CODEC is Codec.PURE, reason="the codec was not built: no compiler")
 
@@ -153,7 +154,7 @@ def random_headers(random: Random, depth: int = 0) -> str:
     return "{" + ",".join(f"{json.dumps(name)}:{value()}" for name in names) + "}"
 
 
-async def test_rows_that_postgres_prints_are_written_alike_and_as_by_the_library(database_url: str) -> None:
+async def test_rows_that_postgres_prints_are_written_as_by_the_library(database_url: str) -> None:
     count = 20 * settings().max_examples  # 100,000 in `make test-codec`
     random = Random(count)
     async with await psycopg.AsyncConnection.connect(database_url) as connection:

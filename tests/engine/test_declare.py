@@ -10,12 +10,13 @@ from pydantic import SecretStr
 from structlog.testing import capture_logs
 from yarl import URL
 
-from relay.config.settings import Settings
+from relay.config.settings import BrokerSettings, Settings
 from relay.config.topology import Binding, Exchange, Queue, QueueType, TopologySettings
 from relay.engine.node import Node
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.support.definitions import definitions
 from tests.support.eventually import eventually
+from tests.support.proxied import proxied
 from tests.support.proxy import Act, FaultProxy, Way
 from tests.support.rabbitmq import RabbitServer
 
@@ -37,9 +38,8 @@ def listing(settings: Settings) -> Settings:
     return settings.model_copy(update={"topology": TOPOLOGY})
 
 
-def through(settings: Settings, proxy: FaultProxy) -> Settings:
-    url = URL(settings.broker.url.get_secret_value()).with_port(proxy.port)
-    return settings.model_copy(update={"broker": settings.broker.model_copy(update={"url": SecretStr(str(url))})})
+def with_broker(settings: Settings, broker: BrokerSettings) -> Settings:
+    return settings.model_copy(update={"broker": broker})
 
 
 def is_ready(node: Node) -> bool:
@@ -82,7 +82,7 @@ async def test_nothing_is_declared_on_a_reconnect(
     def declarations(proxy: FaultProxy) -> int:
         return sum(proxy.seen[Way.UP, method] for method in DECLARING)
 
-    async with FaultProxy("127.0.0.1", rabbitmq.port) as proxy, run_node(through(listing, proxy)) as node:
+    async with proxied(listing.broker) as (proxy, far), run_node(with_broker(listing, far)) as node:
         await eventually(node.is_ready, "ready")
         at_the_start = declarations(proxy)
         await channel.queue_delete("invoices")
@@ -147,11 +147,11 @@ async def test_it_declares_nothing_when_told_so(
 async def test_what_ends_the_connection_is_tried_three_times(
     ended: list[int], missing: set[str], listing: Settings, run_node: RunNode, broker_url: str, rabbitmq: RabbitServer
 ) -> None:
-    async with FaultProxy("127.0.0.1", rabbitmq.port) as proxy:
+    async with proxied(listing.broker) as (proxy, far):
         for nth in ended:  # the odd ones only look whether `invoices` is there
             proxy.on_frame(Way.UP, QueueMethods.Declare, nth, Act.RESET)
         with capture_logs() as events:
-            async with run_node(through(listing, proxy)) as node:
+            async with run_node(with_broker(listing, far)) as node:
                 await eventually(lambda: is_ready(node), "ready")
 
     failed = {event["name"] for event in events if event["event"] == "topology.failed"}
@@ -169,12 +169,12 @@ async def test_a_host_that_does_not_answer_is_left_and_all_is_declared_through_t
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("relay.broker.topology.DECLARE_TIMEOUT", 3.0)
-    async with FaultProxy("127.0.0.1", rabbitmq.port) as proxy:
+    async with proxied(listing.broker) as (proxy, far):
         proxy.on_frame(Way.DOWN, QueueMethods.DeclareOk, 1, Act.HOLD)
-        urls = f"{URL(broker_url).with_port(proxy.port)},{broker_url}"
+        urls = f"{far.url.get_secret_value()},{broker_url}"
         broker = listing.broker.model_copy(update={"url": SecretStr(urls)})
         with capture_logs() as events:
-            async with run_node(listing.model_copy(update={"broker": broker})) as node:
+            async with run_node(with_broker(listing, broker)) as node:
                 await eventually(lambda: is_ready(node), "ready")
 
     (degraded,) = (event["reason"] for event in events if event["event"] == "broker.degraded")

@@ -11,7 +11,8 @@ from relay.config.settings import KeyPolicy, Ordering
 from relay.engine.delivery_policy import DeliveryPolicy
 from relay.engine.read.tail import BackingOff
 from relay.engine.row import Outcome, Settled
-from tests.engine.test_publish import attached, rows
+from tests.engine.recording_wire import attached
+from tests.engine.rows import rows
 
 PAGE = Path(__file__).parents[2] / "docs" / "decisions" / "0029-one-delivery-policy.md"
 
@@ -51,7 +52,7 @@ def test_the_documented_truth_table_is_the_same() -> None:
 
 
 @EACH
-async def test_a_second_row_of_a_key_is_sent_before_the_first_is_settled_unless_one_goes_at_a_time(
+async def test_a_key_has_several_rows_in_flight_unless_one_goes_at_a_time(
     ordering: Ordering, key_policy: KeyPolicy
 ) -> None:
     publisher, wire = attached(ordering=ordering, key_policy=key_policy)
@@ -63,7 +64,7 @@ async def test_a_second_row_of_a_key_is_sent_before_the_first_is_settled_unless_
 
 
 @EACH
-async def test_a_row_that_backs_off_takes_its_followers_along_and_keeps_the_next_ones_waiting_if_it_holds_its_key(
+async def test_a_row_that_backs_off_takes_its_followers_along_and_may_hold_its_key(
     ordering: Ordering, key_policy: KeyPolicy
 ) -> None:
     publisher, wire = attached(ordering=ordering, key_policy=key_policy)

@@ -19,12 +19,13 @@ from relay.engine.send.message import OURS, REDELIVERED, REPLAY_ID, REPLAYED_AT,
 from relay.engine.send.routes import Router
 from tests.consume.effects import running
 from tests.engine.conftest import Outbox, Reader, RunNode
-from tests.engine.test_frames import ROW
+from tests.engine.rows import ROW
 from tests.support.eventually import eventually
+from tests.support.roles import SCRIPT
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "table-and-message.md").read_text()
-ROLES = re.sub(r"^(BEGIN|COMMIT);$", "", (ROOT / "config" / "roles.sql").read_text(), flags=re.MULTILINE)
+ROLES = re.sub(r"^(BEGIN|COMMIT);$", "", SCRIPT, flags=re.MULTILINE)
 TRACE = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "tracestate": "a=1"}
 PROPERTIES = (
     *("content_type", "content_encoding", "headers", "delivery_mode", "priority", "correlation_id", "reply_to"),

@@ -1,7 +1,6 @@
 """Both codecs write the same bytes, and say the same as the library's own types."""
 
 import contextlib
-from collections.abc import Callable
 from typing import Any
 
 import pamqp.frame
@@ -18,32 +17,10 @@ from relay.engine.row import Row
 from relay.engine.send import codec, frames
 from relay.engine.send.codec import Codec
 from relay.engine.send.frames import Encoder
-from relay.engine.send.message import Identity, UnsendableError, properties
+from relay.engine.send.message import UnsendableError, properties
 from relay.engine.send.routes import Router
-
-IDENTITY = Identity(b"outbox-relay", 1 << 20)
-ROW = Row(
-    lane=3,
-    id=12345,
-    message_id=b"0190a8f0-1111-7222-8333-444455556666",
-    aggregate_type=b"customer",
-    aggregate_id=b"42",
-    event_type=b"InvoiceIssued",
-    exchange=None,
-    routing_key=None,
-    content_type=None,
-    headers=None,
-    traceparent=None,
-    tracestate=None,
-    payload=b'{"a": 1}',
-    payload_bytes=None,
-    created_at=800_000_000_000_000,
-    attempts=0,
-    backoff_ms=0,
-    excess=None,
-    cost=0,
-)
-
+from tests.engine.encoders import IDENTITY, Make, decode, encoder
+from tests.engine.rows import ROW
 
 only_compiled = pytest.mark.skipif(codec.CODEC is Codec.PURE, reason="the codec was not built: no compiler")
 CODECS = [
@@ -51,21 +28,6 @@ CODECS = [
     pytest.param(codec.Encoder, id=Codec.COMPILED, marks=only_compiled),
 ]
 each_codec = pytest.mark.parametrize("make", CODECS)
-Make = Callable[[int, int, Router, Identity], Encoder]
-
-
-def encoder(make: Make, *routes: Route, frame_max: int = 4096) -> Encoder:
-    return make(7, frame_max, Router(routes, "outbox"), IDENTITY)
-
-
-def decode(data: bytes) -> list[Any]:
-    decoded = []
-    while data:
-        size, channel, frame = pamqp.frame.unmarshal(data)
-        assert channel == 7
-        decoded.append(frame)
-        data = data[size:]
-    return decoded
 
 
 def encode(row: Row, by: Encoder, *, redelivered: bool = False) -> tuple[Basic.Publish, ContentHeader, bytes]:

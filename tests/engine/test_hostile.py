@@ -14,8 +14,8 @@ from psycopg.sql import SQL, Identifier
 from relay.config.settings import Wire
 from relay.engine.node import Node
 from tests.engine.conftest import Outbox, Reader, RunNode
-from tests.engine.test_node import ROLES
 from tests.support.eventually import eventually
+from tests.support.roles import SCRIPT
 
 EXAMPLES = 25
 ROWS = 4  # of each example, beside one row of a neighbour before and one behind them
@@ -78,7 +78,7 @@ rows: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
 )
 
 
-class Stand:
+class MixedWriters:
     """Writers and an onlooker of one relay."""
 
     def __init__(self, outbox: Outbox, writer: psycopg.AsyncConnection, node: Node) -> None:
@@ -130,14 +130,14 @@ class Stand:
 async def test_no_row_of_a_writer_stops_the_others(
     outbox: Outbox, queue: Reader, run_node: RunNode, database_url: str, wire: Wire
 ) -> None:
-    await outbox.connection.execute(ROLES)
+    await outbox.connection.execute(SCRIPT.encode())
     loop = asyncio.get_running_loop()
     as_writer = f"{database_url}?options=-crole%3Doutbox_writer"
     async with (
         await psycopg.AsyncConnection.connect(as_writer) as writer,
         run_node(wire=wire, max_message_bytes=1_000_000) as node,
     ):
-        stand = Stand(outbox, writer, node)
+        writers = MixedWriters(outbox, writer, node)
 
         @example([{**PLAIN, "headers": '{"large": "' + "x" * 200_000 + '"}'}])
         @example([{**PLAIN, "headers": f'{{"zeros": [{", ".join(["1e131000"] * 9_000)}]}}'}])
@@ -151,6 +151,6 @@ async def test_no_row_of_a_writer_stops_the_others(
         )
         @given(st.lists(rows, min_size=1, max_size=ROWS))
         def each(hostile: list[dict[str, Any]]) -> None:
-            asyncio.run_coroutine_threadsafe(stand.try_rows(hostile), loop).result()
+            asyncio.run_coroutine_threadsafe(writers.try_rows(hostile), loop).result()
 
         await asyncio.to_thread(each)

@@ -24,8 +24,8 @@ from relay.engine.read.tail import Tail
 from relay.engine.row import Key, Outcome, Row, Settled
 from relay.engine.send.publisher import Publisher
 from relay.engine.session.session import LaneSession
-from tests.engine.test_publish import Recorder
-from tests.engine.world import Transaction, World, WorldSession
+from tests.engine.recording_wire import RecordingWire
+from tests.engine.world import OpenTransaction, World, WorldSession
 
 MAX_ATTEMPTS = 2
 BETWEEN = 0.03  # seconds: two steps are longer than the tail's GAP
@@ -89,7 +89,7 @@ class Relaying(RuleBasedStateMachine):
             node="model",
         )
         self.policy = DeliveryPolicy.of(self.settings.ordering, policy)
-        self.wire = Recorder()
+        self.wire = RecordingWire()
         self.seen = 0  # of wire.sent
         self.first_sent: set[int] = set()
         self.confirmed: set[int] = set()
@@ -262,7 +262,7 @@ class Relaying(RuleBasedStateMachine):
         """Tell whether a refused row may be passed over; one that is refused again and again is parked."""
         return self.settings.key_policy is KeyPolicy.SKIP and self.world.table[id_].attempts > 0
 
-    def _running(self, which: int) -> Transaction:
+    def _running(self, which: int) -> OpenTransaction:
         return list(self.world.running.values())[which % len(self.world.running)]
 
     def _park(self, rows: list[Row]) -> None:

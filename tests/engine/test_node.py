@@ -2,7 +2,6 @@
 
 import json
 from datetime import UTC, datetime
-from pathlib import Path
 
 import aio_pika
 import pytest
@@ -13,8 +12,7 @@ from relay.engine.settle.mark import KEPT
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.support.eventually import eventually
 from tests.support.rabbitmq import RabbitServer
-
-ROLES = Path("config/roles.sql").read_bytes()
+from tests.support.roles import SCRIPT
 
 
 @pytest.mark.parametrize("wire", Wire)
@@ -106,7 +104,7 @@ async def test_the_relay_s_role_suffices(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("relay.engine.settle.quarantine.PROBE_INITIAL", 5.0)  # no probe is on its way at the end
-    await outbox.connection.execute(ROLES)
+    await outbox.connection.execute(SCRIPT.encode())
     as_relay = settings.database.model_copy(update={"url": SecretStr(f"{database_url}?options=-crole%3Doutbox_relay")})
     fine, lost, behind = [await outbox.insert(), await outbox.insert_faulty("2"), await outbox.insert("2")]
     waiting = [await outbox.insert("3", exchange="missing"), await outbox.insert("3")]
@@ -146,12 +144,12 @@ async def test_a_new_row_wakes_a_sleeping_node(outbox: Outbox, queue: Reader, ru
     # Polling is out of the question here: only the doorbell can be so quick.
     async with run_node(poll_interval=60, sweep_interval=60, heartbeat_interval=60) as node:
         await eventually(node.is_ready, "ready")
-        await eventually(lambda: sleeps(outbox), "asks writers to ring")
+        await eventually(outbox.has_sleeping_relay, "asks writers to ring")
 
         for _ in range(3):
             id_ = await outbox.insert()
             assert await queue.ids(1) == [id_]
-            await eventually(lambda: sleeps(outbox), "sleeps again")
+            await eventually(outbox.has_sleeping_relay, "sleeps again")
 
 
 async def test_a_lost_database_session_is_replaced(outbox: Outbox, queue: Reader, run_node: RunNode) -> None:
@@ -200,11 +198,3 @@ async def test_draining_settles_what_is_in_flight_and_leaves_the_rest(
     sent = await outbox.ids("sent")
     assert sent
     assert sorted(await queue.ids(len(sent))) == sent
-
-
-async def sleeps(outbox: Outbox) -> bool:
-    cursor = await outbox.connection.execute(
-        "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ShareLock' AND granted"
-        " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
-    )
-    return await cursor.fetchone() == (1,)

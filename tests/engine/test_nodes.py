@@ -7,14 +7,12 @@ from itertools import groupby
 from operator import itemgetter
 
 import pytest
-from pydantic import SecretStr
 
 from relay.config.settings import Ordering, Settings
 from relay.engine.node import Node
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.support.eventually import eventually
-from tests.support.proxy import FaultProxy
-from tests.support.rabbitmq import RabbitServer
+from tests.support.proxied import proxied
 
 
 def lanes(nodes: Sequence[Node]) -> list[int]:
@@ -77,11 +75,10 @@ async def test_a_standby_takes_the_lanes_only_when_nobody_else_can_deliver(
 
 
 async def test_a_node_cut_off_from_the_broker_gives_its_lanes_to_one_that_can_deliver(
-    outbox: Outbox, queue: Reader, rabbitmq: RabbitServer, settings: Settings, run_node: RunNode
+    outbox: Outbox, queue: Reader, settings: Settings, run_node: RunNode
 ) -> None:
-    async with FaultProxy("127.0.0.1", rabbitmq.port) as proxy:
-        url = settings.broker.url.get_secret_value().replace(f":{rabbitmq.port}/", f":{proxy.port}/")
-        through = settings.model_copy(update={"broker": settings.broker.model_copy(update={"url": SecretStr(url)})})
+    async with proxied(settings.broker) as (proxy, far):
+        through = settings.model_copy(update={"broker": far})
         async with run_node(through, node="cut") as cut, run_node(node="fine") as fine:
             await share([cut, fine], 8, 8)
             proxy.refusing = True
@@ -94,12 +91,9 @@ async def test_a_node_cut_off_from_the_broker_gives_its_lanes_to_one_that_can_de
     assert sorted(await queue.ids(100)) == await outbox.ids("sent")
 
 
-async def test_while_nobody_can_deliver_the_lanes_stay(
-    rabbitmq: RabbitServer, settings: Settings, run_node: RunNode
-) -> None:
-    async with FaultProxy("127.0.0.1", rabbitmq.port) as proxy:
-        url = settings.broker.url.get_secret_value().replace(f":{rabbitmq.port}/", f":{proxy.port}/")
-        through = settings.model_copy(update={"broker": settings.broker.model_copy(update={"url": SecretStr(url)})})
+async def test_while_nobody_can_deliver_the_lanes_stay(settings: Settings, run_node: RunNode) -> None:
+    async with proxied(settings.broker) as (proxy, far):
+        through = settings.model_copy(update={"broker": far})
         async with run_node(through, node="a") as a, run_node(through, node="b") as b:
             await share([a, b], 8, 8)
             proxy.refusing = True

@@ -14,7 +14,7 @@ from relay.engine.settle.quarantine_table import QuarantineTable
 from relay.operate.parked import Selection
 from relay.operate.release import Done, discard, retry
 from tests.engine.conftest import Outbox, Reader, RunNode
-from tests.engine.test_frames import ROW
+from tests.engine.rows import ROW
 from tests.support.eventually import eventually
 
 Change = Callable[[psycopg.Connection], Done]

@@ -17,6 +17,7 @@ from relay.engine.settle.quarantine_table import LET_GO, SET_ASIDE, SET_ASIDE_BE
 from tests.engine.conftest import Outbox
 from tests.engine.follower import IN_ORDER, unhurried
 from tests.support.days import make_days
+from tests.support.plans import EXPLAIN, Plan, scans
 
 pytestmark = pytest.mark.every_postgres
 
@@ -72,22 +73,18 @@ async def test_no_hot_statement_scans_more_than_the_pending_index(session: LaneS
     for name, (statement, values) in statements.items():
         plan = await explain(session, statement, values)
 
-        scans = [node for node in nodes(plan) if "Relation Name" in node and node["Node Type"] != "ModifyTable"]
-        scans = [scan for scan in scans if scan["Relation Name"] != "message_id_seq"]  # one row
-        tables = {scan["Relation Name"] for scan in scans}
-        assert {scan["Node Type"] for scan in scans} <= {"Index Scan", "Tid Scan"}, (name, scans)
+        read = [node for node in scans(plan) if node["Node Type"] != "ModifyTable"]
+        read = [scan for scan in read if scan["Relation Name"] != "message_id_seq"]  # one row
+        tables = {scan["Relation Name"] for scan in read}
+        assert {scan["Node Type"] for scan in read} <= {"Index Scan", "Tid Scan"}, (name, read)
         assert tables <= {"message_pending", "message_parked", "message_quarantined"}, (name, tables)
-        assert sum(scan.get("Actual Rows", 0) * scan.get("Actual Loops", 1) for scan in scans) <= 16 * 500, name
+        assert sum(scan.get("Actual Rows", 0) * scan.get("Actual Loops", 1) for scan in read) <= 16 * 500, name
 
 
-async def explain(session: LaneSession, statement: bytes, values: dict[str, Any]) -> dict[str, Any]:
+async def explain(session: LaneSession, statement: bytes, values: dict[str, Any]) -> Plan:
     async with session.use() as connection, connection.transaction(force_rollback=True):
-        cursor = await connection.execute(b"EXPLAIN (ANALYZE, FORMAT JSON) " + statement, values)
+        cursor = await connection.execute(EXPLAIN.encode() + statement, values)
         row = await cursor.fetchone()
     assert row is not None
-    plan: dict[str, Any] = row[0][0]["Plan"]
+    plan: Plan = row[0][0]["Plan"]
     return plan
-
-
-def nodes(plan: dict[str, Any]) -> list[dict[str, Any]]:
-    return [plan, *(node for child in plan.get("Plans", ()) for node in nodes(child))]

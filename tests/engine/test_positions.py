@@ -7,7 +7,7 @@ from relay.config.settings import RelaySettings
 from relay.engine.read.positions import FAR, START_BYTES, Plan, Positions
 from relay.engine.row import Row
 from relay.engine.session.session import HeldLanes
-from tests.engine.test_frames import ROW
+from tests.engine.rows import ROW
 
 LANES = 3
 NOBODY_RUNS = b"9:9:"
@@ -28,7 +28,7 @@ def answer(plan: Plan, table: dict[int, Row]) -> list[Row]:
     st.lists(st.integers(0, LANES - 1), min_size=1, max_size=60),
     st.integers(1, 20),
 )
-def test_every_row_is_read_and_again_when_it_is_left_to_the_table_but_never_while_it_is_under_way(
+def test_every_row_is_read_again_if_left_to_the_table_but_never_while_in_flight(
     data: st.DataObject, lanes: list[int], window: int
 ) -> None:
     held = HeldLanes()

@@ -2,65 +2,16 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relay.config.settings import KeyPolicy, Ordering
-from relay.engine.delivery_policy import DeliveryPolicy
 from relay.engine.row import Outcome, Row, Settled
-from relay.engine.send.publisher import Publisher
-from tests.engine.test_frames import ROW
+from tests.engine.recording_wire import attached
+from tests.engine.rows import ROW, rows
 from tests.support.eventually import eventually
-
-
-class Recorder:
-    """A wire that sends nowhere; the test settles what it has recorded."""
-
-    def __init__(self) -> None:
-        self.sent: list[Row] = []
-        self.open: list[Row] = []
-        self.redelivered: list[int] = []
-
-    def send(self, rows: Iterable[Row], redelivered: set[int]) -> None:
-        for row in rows:
-            self.sent.append(row)
-            self.open.append(row)
-            if row.id in redelivered:
-                self.redelivered.append(row.id)
-
-    @property
-    def in_flight(self) -> int:
-        return len(self.open)
-
-    async def run(self) -> None:
-        await asyncio.Event().wait()
-
-    async def close(self) -> list[Settled]:
-        return []
-
-    def unconfirmed_for(self, now: float) -> float:
-        return 0.0 * now
-
-    def sent_before(self, moment: float) -> list[Row]:
-        return self.open if moment > 0 else []
-
-
-def rows(keys: Sequence[int | None]) -> list[Row]:
-    return [
-        ROW._replace(id=number, aggregate_id=None if key is None else str(key).encode())
-        for number, key in enumerate(keys, start=1)
-    ]
-
-
-def attached(
-    *, ordering: Ordering = Ordering.KEY, key_policy: KeyPolicy = KeyPolicy.HOLD, max_in_flight: int = 800
-) -> tuple[Publisher, Recorder]:
-    publisher, wire = Publisher(DeliveryPolicy.of(ordering, key_policy), max_in_flight), Recorder()
-    publisher.attach(wire)
-    return publisher, wire
 
 
 @settings(max_examples=200)
@@ -135,7 +86,7 @@ async def test_a_row_that_is_put_off_takes_its_followers_along() -> None:
     assert wire.open == [first]
 
 
-async def test_with_skip_a_row_that_is_put_off_is_passed_by_its_key_and_comes_back_in_its_turn() -> None:
+async def test_with_skip_a_key_passes_a_postponed_row_which_comes_back_in_its_turn() -> None:
     publisher, wire = attached(key_policy=KeyPolicy.SKIP)
     first, second, third = rows([1, 1, 1])
     publisher.offer([first, second])

@@ -17,7 +17,7 @@ COUNTED = "SELECT coalesce(sum(messages), 0)::bigint FROM outbox.published"
 SENT = "SELECT count(*) FROM outbox.message WHERE state = 'sent'"
 
 
-class Table:
+class PublishedTotals:
     """What the tables say, and `relay status` with them."""
 
     def __init__(self, url: str) -> None:
@@ -36,7 +36,7 @@ async def test_no_kill_takes_a_marked_row_from_the_total(
     database_url: str, broker_url: str, outbox: Outbox, queue: Reader, tmp_path: Path
 ) -> None:
     relay = relay_victim(database_url, broker_url, tmp_path)
-    table = Table(database_url)
+    table = PublishedTotals(database_url)
     with table.connection:
         await relay.start()
         try:
@@ -64,12 +64,12 @@ async def test_no_kill_takes_a_marked_row_from_the_total(
         assert node.published_total == table.status().published_total == 280
 
 
-async def test_what_is_added_is_deleted_and_what_a_node_that_never_returns_has_left_still_counts(
+async def test_added_counts_are_deleted_and_those_of_a_lost_node_still_count(
     database_url: str, outbox: Outbox, queue: Reader, run_node: RunNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(membership, "CLEAR_INTERVAL", 0.05)
     monkeypatch.setattr(membership, "ROWS_PER_CLEAR", 2)
-    table = Table(database_url)
+    table = PublishedTotals(database_url)
     with table.connection:
         table.connection.execute("""
             INSERT INTO outbox.node (name, backend_pid, version) VALUES ('gone', 1, '0');
@@ -91,7 +91,7 @@ async def test_what_is_added_is_deleted_and_what_a_node_that_never_returns_has_l
 async def test_a_total_goes_on_from_what_a_relay_of_an_older_release_has_added(
     database_url: str, outbox: Outbox, queue: Reader, run_node: RunNode
 ) -> None:
-    table = Table(database_url)
+    table = PublishedTotals(database_url)
     with table.connection:
         async with run_node(node="here"):
             await outbox.insert_many(100)

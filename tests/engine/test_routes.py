@@ -5,7 +5,7 @@ import pytest
 from relay.config.settings import Route
 from relay.engine.row import Row
 from relay.engine.send.routes import Address, Router
-from tests.engine.test_frames import ROW
+from tests.engine.rows import ROW
 
 ROUTES = (
     Route(event_type="Invoice*", aggregate_type="customer", exchange="invoices", routing_key="{event_type}"),

@@ -12,7 +12,8 @@ from relay.engine.send.publisher import Publisher
 from relay.engine.session.session import LaneSession
 from relay.engine.settle.mark import Delivered
 from tests.engine.follower import IN_ORDER
-from tests.engine.test_publish import Recorder, rows
+from tests.engine.recording_wire import RecordingWire
+from tests.engine.rows import rows
 
 HOUR = 3600
 
@@ -22,7 +23,7 @@ class Watched:
 
     def __init__(self) -> None:
         settings = RelaySettings(stall_after=5, heartbeat_interval=1)
-        self.publisher, self.wire, self.health = Publisher(IN_ORDER, settings.max_in_flight), Recorder(), Health()
+        self.publisher, self.wire, self.health = Publisher(IN_ORDER, settings.max_in_flight), RecordingWire(), Health()
         self.publisher.attach(self.wire)
         self.delivered = Delivered()
         self.session: LaneSession | None = None

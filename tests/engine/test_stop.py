@@ -8,11 +8,11 @@ import pytest
 
 from relay.config.settings import BrokerSettings
 from tests.cli.command import RELAY, Command
-from tests.consume.effects import through
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.support.eventually import eventually
 from tests.support.process import Process
-from tests.support.proxy import FaultProxy, Way
+from tests.support.proxied import proxied
+from tests.support.proxy import Way
 
 ROWS = 20
 
@@ -38,11 +38,10 @@ async def test_what_is_not_confirmed_when_it_stops_stays_pending_and_goes_out_ag
     run_node: RunNode,
     tmp_path: Path,
 ) -> None:
-    address = broker.url.get_secret_value().rpartition("@")[2].partition("/")[0]
-    async with FaultProxy("127.0.0.1", int(address.rpartition(":")[2])) as proxy:
+    async with proxied(broker) as (proxy, far):
         variables = {
             "RELAY_DATABASE_URL": database_url,
-            "RELAY_BROKER_URL": through(broker, proxy.port).url.get_secret_value(),
+            "RELAY_BROKER_URL": far.url.get_secret_value(),
             "RELAY_DRAIN_TIMEOUT": drain_timeout,
             "RELAY_LOG_FORMAT": "json",
         }

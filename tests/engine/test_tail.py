@@ -104,7 +104,7 @@ async def test_a_transaction_that_ran_long_is_read_when_it_ends_without_a_sweep(
     assert follower.tail.sweep_finds == 0
 
 
-async def test_a_long_transaction_that_ends_while_it_goes_back_for_another_is_read_without_a_sweep(
+async def test_a_long_transaction_that_ends_during_another_reread_needs_no_sweep(
     outbox: Outbox, database_url: str, writer: psycopg.AsyncConnection, follow: Follow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     follower = await follow(max_window_rows=40_000)

@@ -19,7 +19,8 @@ from relay.engine.send.routes import Router
 from relay.engine.send.traced_wire import MAX_LINKS, TracedWire
 from relay.observe import tracing
 from tests.engine.conftest import Outbox, Reader, RunNode
-from tests.engine.test_publish import Recorder, rows
+from tests.engine.recording_wire import RecordingWire
+from tests.engine.rows import rows
 from tests.support.eventually import eventually
 
 TRACEPARENT = "00-{trace:032x}-b7ad6b7169203331-01"
@@ -36,7 +37,7 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
     provider.shutdown()
 
 
-class Losing(Recorder):
+class Losing(RecordingWire):
     """Loses what is in flight at its end."""
 
     async def close(self) -> list[Settled]:

@@ -16,8 +16,8 @@ from relay.engine.send import exchange_checks, wire
 from relay.engine.send.probe import Prober
 from relay.engine.send.publisher import Publisher
 from relay.engine.send.routes import Address, Router
-from tests.engine.test_frames import ROW
-from tests.engine.test_publish import Recorder
+from tests.engine.recording_wire import RecordingWire
+from tests.engine.rows import ROW
 
 ROUTER = Router((), "e9")
 MISSING = "404 NOT_FOUND - no exchange '{}' in vhost '/'"
@@ -54,7 +54,7 @@ def test_only_questions_for_the_exchanges_of_the_settings_pass_others() -> None:
 
 
 @pytest.mark.parametrize("key_policy", KeyPolicy)
-async def test_pipelined_rows_that_were_not_in_flight_wait_for_the_refused_one_of_their_key(
+async def test_pipelined_rows_not_in_flight_wait_for_the_refused_one_of_their_key(
     key_policy: KeyPolicy,
 ) -> None:
     rows = rows_of([(0, 0), (1, 4), (1, 1), (1, 4), (1, 9), (2, 4), (1, 4)])
@@ -87,7 +87,7 @@ class Broker:
         self.max_in_flight = max_in_flight
         self.router = ROUTER  # as a prober's
         self.missing = {b"e0", b"e1", b"e2"}
-        self.wire = Recorder()
+        self.wire = RecordingWire()
         self.sent: set[int] = set()
         self.questions: list[tuple[Address, Callable[[str], None]]] = []
         self.left: list[Row] = []  # in the order in which they got to the broker for the first time

@@ -58,21 +58,12 @@ async def test_a_late_row_of_a_lane_that_had_no_room_is_read_when_it_has(
     follower = await follow(max_window_rows=160)
     await eventually(lambda: len(follower.ids) > 30, "its share of the window is taken")
     await writer.commit()
-    await follower.has(*[await outbox.insert(key) for key in await keys_of_other_lanes(outbox)])
+    await follower.has(*[await outbox.insert(key) for key in await outbox.keys_of_other_lanes()])
 
     await outbox.connection.execute("DELETE FROM outbox.message WHERE id = ANY(%s)", [follower.ids])
     follower.tail.forget(follower.rows)
 
     await follower.has(late)
-
-
-async def keys_of_other_lanes(outbox: Outbox) -> list[str]:
-    """Give keys whose lanes are not that of key 0."""
-    cursor = await outbox.connection.execute(
-        "SELECT n::text FROM generate_series(1, 12) AS n"
-        " WHERE hashtextextended('customer/' || n, 0) & 15 <> hashtextextended('customer/0', 0) & 15"
-    )
-    return [row[0] for row in await cursor.fetchall()]
 
 
 async def test_a_window_is_bounded_in_bytes(outbox: Outbox, follow: Follow) -> None:
@@ -217,7 +208,7 @@ async def test_a_very_large_row_that_waits_for_stuck_ones_stops_no_other_lane(ou
     await follower.counts(40)  # which hold more than a quarter of the window
 
     large = await outbox.insert("0", payload=json_of(900_000))
-    small = [await outbox.insert(key) for key in await keys_of_other_lanes(outbox)]
+    small = [await outbox.insert(key) for key in await outbox.keys_of_other_lanes()]
 
     await follower.has(*small)
     assert large not in follower.ids

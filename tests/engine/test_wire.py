@@ -19,7 +19,7 @@ from relay.engine.send.plain_wire import PlainWire
 from relay.engine.send.routes import Router
 from relay.engine.send.wire import Settle, Wire
 from tests.engine.conftest import Reader
-from tests.engine.test_frames import ROW
+from tests.engine.rows import ROW
 from tests.support.eventually import eventually
 from tests.support.proxy import Act, FaultProxy, Way
 

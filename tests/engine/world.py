@@ -13,13 +13,13 @@ from psycopg.errors import LockNotAvailable
 from relay.engine.read.pending import DUE_FAR
 from relay.engine.row import Row
 from relay.engine.session.session import HeldLanes
-from tests.engine.test_frames import ROW
+from tests.engine.rows import ROW
 
 LANES = 3
 
 
 @dataclass
-class Written:
+class WrittenRow:
     """A row as its writer knows it; `began` and `committed` are moments, of which each has another number."""
 
     row: Row
@@ -31,10 +31,10 @@ class Written:
 
 
 @dataclass
-class Transaction:
+class OpenTransaction:
     xid: int
     began: int
-    rows: list[Written] = field(default_factory=list)
+    rows: list[WrittenRow] = field(default_factory=list)
 
 
 class World:
@@ -42,31 +42,31 @@ class World:
 
     def __init__(self) -> None:
         self.clock = 100.0
-        self.table: dict[int, Written] = {}  # committed rows by id
-        self.running: dict[int, Transaction] = {}
+        self.table: dict[int, WrittenRow] = {}  # committed rows by id
+        self.running: dict[int, OpenTransaction] = {}
         self._moments = self._ids = self._xids = 0
         self._ended = 0  # the highest transaction that has ended
 
-    def begin(self) -> Transaction:
+    def begin(self) -> OpenTransaction:
         """Take a transaction id."""
         self._xids += 1
-        transaction = self.running[self._xids] = Transaction(self._xids, self._moment())
+        transaction = self.running[self._xids] = OpenTransaction(self._xids, self._moment())
         return transaction
 
-    def insert(self, transaction: Transaction, key: int) -> None:
+    def insert(self, transaction: OpenTransaction, key: int) -> None:
         self._ids += 1
         row = ROW._replace(
             lane=key % LANES, id=self._ids, message_id=b"%036d" % self._ids, aggregate_id=str(key).encode()
         )
-        transaction.rows.append(Written(row, transaction.began))
+        transaction.rows.append(WrittenRow(row, transaction.began))
 
-    def commit(self, transaction: Transaction) -> None:
+    def commit(self, transaction: OpenTransaction) -> None:
         self._end(transaction)
         for written in transaction.rows:
             written.committed = self._moment()
             self.table[written.row.id] = written
 
-    def roll_back(self, transaction: Transaction) -> None:
+    def roll_back(self, transaction: OpenTransaction) -> None:
         self._end(transaction)
 
     def change(self, ids: Iterable[int], state: str) -> None:
@@ -105,10 +105,10 @@ class World:
                 first.setdefault(written.row.lane, id_)
         return list(first.items())
 
-    def _wait(self, written: Written) -> int:
+    def _wait(self, written: WrittenRow) -> int:
         return max(0, ceil(1000 * (written.due - self.clock)))
 
-    def _end(self, transaction: Transaction) -> None:
+    def _end(self, transaction: OpenTransaction) -> None:
         del self.running[transaction.xid]
         self._ended = max(self._ended, transaction.xid)
 

@@ -1,4 +1,4 @@
-"""The stand of examples/invoices: its tables, its queues, and who looks at both."""
+"""The example examples/invoices on servers of a test: its tables and its queues."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,7 +11,7 @@ from relay.config.loading import load
 from relay.config.settings import Settings
 from relay.database import connect_async
 from tests.engine.conftest import run_node
-from tests.examples.invoices import DOWNSTREAM, EXAMPLE, TABLES, Stand
+from tests.examples.invoices import DOWNSTREAM, EXAMPLE, TABLES, InvoiceExample
 from tests.migrations.conftest import empty_database
 from tests.support.rabbitmq import RabbitServer
 
@@ -19,7 +19,7 @@ __all__ = ["empty_database", "run_node"]
 
 
 @pytest.fixture
-async def stand(rabbitmq: RabbitServer, settings: Settings, tmp_path: Path) -> AsyncIterator[Stand]:
+async def example(rabbitmq: RabbitServer, settings: Settings, tmp_path: Path) -> AsyncIterator[InvoiceExample]:
     listed = load(config=EXAMPLE / "relay.toml", environ={}).settings.topology
     assert not [each for each in await topology.apply(settings.broker, listed) if each.standing in topology.BAD]
     async with (
@@ -29,8 +29,8 @@ async def stand(rabbitmq: RabbitServer, settings: Settings, tmp_path: Path) -> A
     ):
         await connection.execute(TABLES.encode())
         await connection.execute(DOWNSTREAM)
-        stand = Stand(connection, broker, rabbitmq, settings, tmp_path)
+        example = InvoiceExample(connection, broker, rabbitmq, settings, tmp_path)
         try:
-            yield stand
+            yield example
         finally:
-            stand.leave()
+            example.leave()

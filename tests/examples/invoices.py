@@ -1,4 +1,4 @@
-"""What the drills of examples/invoices have in common: the worker, what was issued, and what came of it."""
+"""What the drills of examples/invoices share: the worker, the issued invoices, and their projection."""
 
 import json
 import os
@@ -58,8 +58,8 @@ WORKED_ON = """
 """
 
 
-class Stand:
-    """The example on servers of a test, looked at by connections of the test's own."""
+class InvoiceExample:
+    """The example on servers of a test, which reads results by its own connections."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Stand:
     def hire(
         self, *, concurrency: int = 4, broker: FaultProxy | None = None, database: FaultProxy | None = None
     ) -> Victim:
-        """Give the worker, not started yet, that reaches its servers by these proxies."""
+        """Return the worker, not started yet, which connects through these proxies."""
         environment = {
             **os.environ,
             "RELAY_DATABASE_URL": _through(self.settings.database.url, database),
@@ -111,14 +111,14 @@ class Stand:
         return str(row[0])
 
     async def slow_down(self, seconds: float, invoices: str = "%") -> None:
-        """Let the downstream take so long for each invoice that is LIKE this."""
+        """Let the downstream take `seconds` for each invoice whose id is LIKE this."""
         await self.connection.execute("INSERT INTO billing.delay VALUES (%s, %s)", [invoices, seconds])
 
     async def speed_up(self) -> None:
         await self.connection.execute("DELETE FROM billing.delay")
 
     async def is_settled(self) -> bool:
-        """Tell whether each invoice had its effect, one, and the inbox knows it."""
+        """Whether each invoice took effect once, and is in the inbox."""
         issued = await self.count("SELECT count(*) FROM billing.invoice")
         return not await self.count(DIFFERENT) and await self.count(REMEMBERED) == issued
 
@@ -128,7 +128,7 @@ class Stand:
         return int(row[0])
 
     async def ready(self, queue: str = QUEUE) -> int:
-        """Tell how many messages wait in a queue."""
+        """Return how many messages wait in a queue."""
         async with self.broker.channel() as channel:
             declared = await channel.declare_queue(queue, passive=True)
         return declared.declaration_result.message_count or 0
@@ -140,7 +140,7 @@ class Stand:
         return letter
 
     def unacknowledged(self) -> int:
-        """Tell how many messages the worker holds, as the queue itself knows: what the broker lists is seconds old."""
+        """Return how many messages the worker holds, read from the queue: the broker's list is seconds old."""
         held = "fun rabbit_fifo:query_messages_checked_out/1"
         return int(
             self._rabbitmq.call(
@@ -149,20 +149,20 @@ class Stand:
         )
 
     async def is_drained(self) -> bool:
-        """Tell whether the queue has nothing more, nor the worker."""
+        """Whether neither the queue nor the worker has a message."""
         return not await self.ready() and not self.unacknowledged()
 
     def events(self, name: str) -> list[dict[str, Any]]:
-        """Give what workers have logged under this name."""
+        """Return the events of this name that the workers have logged."""
         lines = [line for log in sorted(self._logs.glob("worker-*.log")) for line in log.read_text().splitlines()]
         return [event for event in map(json.loads, lines) if event["event"] == name]
 
     async def metric(self, name: str, **labels: str) -> float | None:
-        """Tell what the worker serves at this moment under `outbox_consumer_<name>`."""
+        """Return the current value of the worker's metric `outbox_consumer_<name>`."""
         return await self.site.value(f"outbox_consumer_{name}", consumer="invoices", queue=QUEUE, **labels)
 
     def counters(self) -> dict[str, Any]:
-        """Give what the worker that was stopped last has counted."""
+        """Return the counters of the worker that was stopped last."""
         return self.events("consumer.stopped")[-1]
 
 
@@ -172,7 +172,7 @@ def _through(url: SecretStr, proxy: FaultProxy | None) -> str:
 
 
 def proxy_to(url: SecretStr, *, amqp: bool) -> FaultProxy:
-    """Give a proxy before this server."""
+    """Return a proxy in front of this server."""
     target = URL(url.get_secret_value())
     assert target.host is not None
     assert target.port is not None

@@ -26,13 +26,13 @@ SECONDS = [pytest.param(8, id="short"), pytest.param(60, id="long", marks=pytest
 
 @pytest.fixture(scope="module")
 def broker() -> Iterator[RabbitServer]:
-    """One that may be killed."""
+    """A broker that the test may kill."""
     with RabbitServer(schedulers=1) as node:
         yield node
 
 
 class Example:
-    """The programs of the example, what was accepted, and what came of it."""
+    """The programs of the example, the accepted measurements, and the noted ones."""
 
     def __init__(self, broker: RabbitServer, database_url: str, folder: Path, buffer: list[str]) -> None:
         self._broker = broker
@@ -60,7 +60,7 @@ class Example:
         await self.producer.start()
 
     async def harass(self, random: Random, seconds: float) -> None:
-        """Kill each of the three, again and again, whatever the others are at."""
+        """Kill producer, consumer and broker again and again, at random moments."""
         until = asyncio.get_running_loop().time() + seconds
         async with asyncio.TaskGroup() as tasks:
             for victim in (self.producer, self.consumer):
@@ -85,7 +85,7 @@ class Example:
             await asyncio.to_thread(self._broker.await_up)
 
     async def come_to_rest(self) -> None:
-        """Stop the producer, send what it has left in its buffer, and wait until everything accepted is noted."""
+        """Stop the producer, send the rest of its buffer, and wait until every accepted measurement is noted."""
         assert self.producer.stop(signal.SIGTERM) == 0
         await self._drain.start()
         await eventually(lambda: not self.accepted().keys() - {id_ for id_, *_ in self.noted()}, "all is noted", 60)
@@ -94,12 +94,12 @@ class Example:
         self._broker.delete_vhost(self._vhost)
 
     def accepted(self) -> dict[str, tuple[str, int]]:
-        """Give sensor and number by message id; a line that was cut by a kill tells nothing."""
+        """Return sensor and number by message id, without a line that a kill has cut."""
         lines = [line for line in self._ledger.read_text().splitlines(keepends=True) if line.endswith("\n")]
         return {id_: (sensor, int(number)) for id_, sensor, number in map(str.split, lines)}
 
     def noted(self) -> list[tuple[str, str, int]]:
-        """Give message id, sensor and number, in the order in which they were noted."""
+        """Return message id, sensor and number, in the order in which they were noted."""
         with psycopg.connect(self._database_url) as connection:
             return connection.execute(
                 "SELECT message_id::text, sensor, number FROM measurement ORDER BY position"

@@ -1,4 +1,4 @@
-"""examples/partitions: what the members keep in memory and in the table is what was billed, whoever dies."""
+"""examples/partitions: the members' memory and the table agree with what was billed, whichever member dies."""
 
 import os
 import signal

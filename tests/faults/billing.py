@@ -55,7 +55,7 @@ LINGER = "SELECT pg_sleep(%s)"
 
 @dataclass
 class Writers:
-    """Several at once, each with its own connection; they tell `history` what they know of their own work.
+    """Several writers, each with its own connection. They write into `history` what they know of their work.
 
     Attributes:
         pause: seconds between two transactions of a writer, on average; flat out without it.
@@ -80,7 +80,7 @@ class Writers:
                 await cursor.executemany("INSERT INTO billing.customer (customer_id) VALUES (%s)", rows)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Write until told to stop."""
+        """Write until `stop` is set."""
         async with asyncio.TaskGroup() as writers:
             for number in range(WRITERS):
                 writers.create_task(self._write(Random(f"{self.seed}/{number}"), stop), name=f"writer-{number}")
@@ -122,7 +122,7 @@ class Writers:
 
 
 def invoice(chance: Random, customer: str, number: int) -> dict[str, Any]:
-    """Draw one, with its event."""
+    """Return a random invoice, with its event."""
     invoice_id = UUID(int=chance.getrandbits(128), version=4)
     amount = f"{chance.randrange(1, 100_000) / 100:.2f}"
     event = {"invoice_id": invoice_id, "customer_id": customer, "number": number, "amount": amount}
@@ -131,14 +131,14 @@ def invoice(chance: Random, customer: str, number: int) -> dict[str, Any]:
 
 
 async def insert(connection: psycopg.AsyncConnection, invoices: Sequence[Mapping[str, Any]]) -> None:
-    """Write them and their events."""
+    """Insert invoices and their events."""
     async with connection.cursor() as cursor:
         await cursor.executemany(WRITE_INVOICE, invoices)
         await cursor.executemany(WRITE_EVENT, invoices)
 
 
 def written(one: Mapping[str, Any], ending: Ending) -> Written:
-    """Give what is to be told of an invoice's event once its transaction has ended."""
+    """Return the record of an invoice's event, for `history` after its transaction has ended."""
     return Written(one["id"], f"customer/{one['customer']}", one["number"], ending, digest(one["payload"].encode()))
 
 

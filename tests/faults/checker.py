@@ -1,5 +1,5 @@
-"""The one judge of every drill. It knows nothing of the relay: it reads the history that was written outside of it,
-the table with its own SQL and the queues with its own AMQP reader.
+"""The judge of every drill. It uses no code of the relay. It reads the history, which was written outside of the
+relay. It reads the table with its own SQL, and the queues with its own AMQP reader.
 
     checker = Checker(history, database_url, broker_url, ["witness"])
     findings = await checker.ask(within=60)       # after everything is healed
@@ -83,12 +83,12 @@ Findings = Mapping[Invariant, Finding]
 
 
 def judge(evidence: Evidence) -> Findings:
-    """Find a verdict on each invariant."""
+    """Return a verdict on each invariant."""
     return {invariant: _find(rule, evidence) for invariant, rule in RULES.items()}
 
 
 def assert_valid(findings: Findings, *invariants: Invariant) -> None:
-    """Fail with all that was found when one of these, or any other that was judged, is not valid."""
+    """Fail, with all findings, if one of these invariants or any other that was judged is not valid."""
     bad = [
         invariant
         for invariant, finding in findings.items()
@@ -102,7 +102,7 @@ def invalid(findings: Findings) -> set[Invariant]:
 
 
 def report(findings: Findings, invariants: Iterable[Invariant], at_most: int = 20) -> str:
-    """Give the findings as lines, the first of them in full, all of them counted."""
+    """Return the findings as lines: the first of them in full, and how many there are."""
     lines = []
     for invariant in invariants:
         finding = findings[invariant]
@@ -112,7 +112,7 @@ def report(findings: Findings, invariants: Iterable[Invariant], at_most: int = 2
 
 
 def differences(written: Iterable[tuple[object, ...]], projected: Iterable[tuple[object, ...]]) -> list[str]:
-    """Tell each row of one end that the other has not, or not as often."""
+    """Return each row that one end has and the other lacks, or has less often."""
     left, right = Counter(written), Counter(projected)
     return [
         *(f"{row} is written, not projected" for row in (left - right).elements()),
@@ -121,7 +121,7 @@ def differences(written: Iterable[tuple[object, ...]], projected: Iterable[tuple
 
 
 class Checker:
-    """Looks at one drill, as often as it takes.
+    """Judges one drill, as often as it is asked.
 
     Args:
         queues: bound to all that is published, and read by nobody else.
@@ -147,10 +147,10 @@ class Checker:
         self._rules = {"by_key": by_key, "holds": holds}
 
     async def ask(self, within: float = 60, *, at_rest: bool = False) -> Findings:
-        """Look until no row waits any more, or `within` seconds are over; then rows that nobody moves count as lost.
+        """Return the findings once no row waits, or after `within` seconds, when rows that nobody moves count as lost.
 
-        `at_rest`: leave the queues alone until then. A consumer that is cancelled while a quorum queue of RabbitMQ 3.10
-        delivers has seen neighbours change places, of which the second was sent after the confirm of the first.
+        `at_rest`: read the queues only then. If a consumer is cancelled during deliveries of a quorum queue, RabbitMQ
+        3.10 may swap neighbours, though the first was confirmed before the second was sent.
         """
         until = time.monotonic() + within
         while True:
@@ -163,7 +163,7 @@ class Checker:
             await asyncio.sleep(0.05)
 
     async def _look(self) -> Evidence:
-        """The table first: what is sent by then is in a queue, since it was confirmed before."""
+        """Read the table first: a row that is marked sent by then is in a queue, because it was confirmed before."""
         database_url, broker_url = self._urls
         rows = await read_table(database_url)
         self.deliveries += await drain(broker_url, self._queues)

@@ -1,4 +1,4 @@
-"""What drills run on: a cluster, started when the first of them asks, one a run, whole before each; a disk to fill."""
+"""What drills run on: one cluster a run, healed before each drill; a disk to fill; the servers of a fleet."""
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.stand import Servers
+from tests.chaos.fleet import FleetServers
 from tests.engine.conftest import channel, outbox, queue, refused_by_broker, run_node, writer
+from tests.faults.alarms import ALARMS, Alarm
 from tests.support.cluster import Cluster, why_not
 from tests.support.postgres import PostgresServer
 from tests.support.process import ServerError
@@ -46,6 +47,14 @@ def volume(request: pytest.FixtureRequest) -> Iterator[Path]:
 
 
 @pytest.fixture
-def servers(postgres: PostgresServer, rabbitmq: RabbitServer, database_url: str, broker_url: str) -> Servers:
+def servers(postgres: PostgresServer, rabbitmq: RabbitServer, database_url: str, broker_url: str) -> FleetServers:
     """The run's servers, for a drill of several relays."""
-    return Servers(postgres, rabbitmq, database_url, broker_url)
+    return FleetServers(postgres, rabbitmq, database_url, broker_url)
+
+
+@pytest.fixture(params=ALARMS)
+async def alarm(request: pytest.FixtureRequest, rabbitmq: RabbitServer) -> AsyncIterator[Alarm]:
+    """An alarm of the broker that is cleared after the test: other tests use the broker, too."""
+    alarm = Alarm(rabbitmq, request.param)
+    yield alarm
+    await alarm.clear()

@@ -14,7 +14,7 @@ AFTERMATH = 5.0  # seconds after the heal until everyone has found out what was 
 
 
 def lost(evidence: Evidence) -> Iterator[str]:
-    """What was committed is in a queue, or where an operator sees it."""
+    """Find messages that were committed, and are neither in a queue nor where an operator sees them."""
     arrived = {one.message_id for one in evidence.deliveries}
     rows = {row.message_id: row for row in evidence.rows}
     for written in _committed(evidence):
@@ -35,7 +35,7 @@ def lost(evidence: Evidence) -> Iterator[str]:
 
 
 def invented(evidence: Evidence) -> Iterator[str]:
-    """What was rolled back, or never written, is nowhere; what is unknown is at both ends or at none."""
+    """Find messages that were rolled back or never written. An unknown commit is at both ends, or at neither."""
     written = {one.message_id: one for one in _written(evidence)}
     seen = {one.message_id for one in evidence.deliveries}
     seen |= {record.message_id for record in evidence.history if isinstance(record, Published)}
@@ -54,10 +54,10 @@ def invented(evidence: Evidence) -> Iterator[str]:
 
 
 def reordered(evidence: Evidence) -> Iterator[str]:
-    """In each queue the first deliveries of a key ascend, and nothing follows a parked one that holds its key.
+    """Find keys out of order in a queue, by first deliveries, and rows that follow a parked one that holds its key.
 
-    By key, nothing leaves before its predecessor has been confirmed: where the broker refused the one it may take
-    the other, so that even queues in order would be luck.
+    With ordering by key, nothing leaves before its predecessor is confirmed. If it did, the broker could refuse the
+    first and accept the second, and queues in order would be luck.
     """
     places = {one.message_id: one for one in _written(evidence) if one.key is not None and one.number is not None}
     if not places:
@@ -80,7 +80,7 @@ def reordered(evidence: Evidence) -> Iterator[str]:
 
 
 def changed(evidence: Evidence) -> Iterator[str]:
-    """Each delivery is as it was written, and a repeat has a reason, after which it says that it is one."""
+    """Find deliveries that differ from what was written, and repeats without a reason or without their header."""
     written = {one.message_id: one for one in _written(evidence) if one.ending is not Ending.FORGOTTEN}
     ids = {row.message_id: row.id for row in evidence.rows}
     for one in evidence.deliveries:
@@ -96,7 +96,7 @@ def changed(evidence: Evidence) -> Iterator[str]:
 
 
 def _unlike(injected: Sequence[Fault], before: Publication, again: Publication) -> Iterator[str]:
-    """A message goes out again only if the answer to the first may not have come, or was no; and unchanged."""
+    """Return what is wrong with a repeat: it may come only after a missing or negative answer, and unchanged."""
     name = f"row {again.sent.outbox_id}"
     if (before.sent.message_id, before.sent.body) != (again.sent.message_id, again.sent.body):
         yield f"{name}: sent again with another message_id or body"
@@ -119,16 +119,16 @@ def _unlike(injected: Sequence[Fault], before: Publication, again: Publication) 
 
 
 def _course(publication: Publication) -> str:
-    """Say where and when a message was sent, and what became of that."""
+    """Return where and when a message was sent, and how the publish ended."""
     sent = publication.sent
     place = f"{sent.relay} connection {sent.connection} channel {sent.channel} at {sent.at:.3f}"
     return f"{place}, {publication.fate} at {publication.ended_at:.3f}"
 
 
 def _too_early(publications: Iterable[Publication], places: dict[UUID, Written], excused: set[UUID]) -> Iterator[str]:
-    """Give what was sent while an earlier message of its key had been sent and not been confirmed.
+    """Return messages that were sent before an earlier one of their key was confirmed.
 
-    What one relay sends after another one's was confirmed comes too late to matter: it was in its socket.
+    A relay's frame may leave its socket late, after the next relay's was confirmed; that does not count.
     """
     open_numbers: defaultdict[str, dict[int, list[Publication]]] = defaultdict(dict)  # by key
     confirmed_to: defaultdict[str, dict[int, str]] = defaultdict(dict)  # by key and number
@@ -152,21 +152,21 @@ def _too_early(publications: Iterable[Publication], places: dict[UUID, Written],
 
 
 def _excused(evidence: Evidence, publications: Iterable[Publication]) -> set[UUID]:
-    """Give the messages that the others of their key need not wait for: given up, or refused and passed over."""
+    """Return the messages that their key need not wait for: given up, or refused and skipped."""
     given_up = {row.message_id for row in evidence.rows if row.state in GIVEN_UP}
     refused = {one.sent.message_id for one in publications if one.fate in (Fate.RETURNED, Fate.REFUSED)}
     return given_up if evidence.holds else given_up | refused
 
 
 def _is_left_behind(written: Written, evidence: Evidence, arrived: set[UUID]) -> bool:
-    """Something written later has arrived, and then nothing was published for a while."""
+    """Whether a later message has arrived, and nothing was published for a while since."""
     sent_at = [record.at for record in evidence.history if isinstance(record, Published)]
     overtaken = any(one.at > written.at and one.message_id in arrived for one in _written(evidence))
     return overtaken and bool(sent_at) and max(sent_at) < evidence.looked_at - QUIET
 
 
 def _parked_heads(evidence: Evidence, places: dict[UUID, Written]) -> dict[str, int]:
-    """Give the lowest parked number of each key; nothing while parked rows are passed over."""
+    """Return the lowest parked number of each key; empty if parked rows do not hold their key."""
     heads: dict[str, int] = {}
     for row in evidence.rows if evidence.holds else ():
         if row.state == "parked" and row.message_id in places:
@@ -183,7 +183,7 @@ def _written(evidence: Evidence) -> list[Written]:
 
 
 def _committed(evidence: Evidence) -> Iterator[Written]:
-    """Give what was committed; where the writer does not know, its business row tells, or else the table."""
+    """Return what was committed. If the writer does not know, its business row decides, or else the table."""
     there = evidence.business if evidence.business is not None else {row.message_id for row in evidence.rows}
     for written in _written(evidence):
         if written.ending is Ending.COMMITTED or (written.ending is Ending.UNKNOWN and written.message_id in there):
@@ -191,7 +191,7 @@ def _committed(evidence: Evidence) -> Iterator[Written]:
 
 
 def _firsts(deliveries: Iterable[Delivered]) -> dict[str, dict[UUID, None]]:
-    """Give the messages of each queue, each once, in the order in which they came first."""
+    """Return the messages of each queue by their first delivery, each once."""
     firsts: defaultdict[str, dict[UUID, None]] = defaultdict(dict)
     for one in deliveries:
         firsts[one.queue].setdefault(one.message_id)

@@ -1,4 +1,4 @@
-"""Over time: the rate comes back, innocent keys go on, readiness tells the truth, memory stays bounded."""
+"""Invariants over time: the rate recovers, innocent keys go on, readiness is truthful, memory stays bounded."""
 
 from bisect import bisect_left
 from collections.abc import Iterator
@@ -22,9 +22,9 @@ MAX_TRANSACTION = 30.0  # seconds
 
 
 def slower(evidence: Evidence) -> Iterator[str]:
-    """Ten seconds after each heal as large a share of what is written is confirmed as before the fault.
+    """Find heals after which the confirmed share of what is written has not recovered within ten seconds.
 
-    Faults that follow each other too closely to look between them count as one.
+    Faults that follow each other closely count as one.
     """
     acked = sorted(one.ended_at for one in fates(evidence.history) if one.fate is Fate.ACKED)
     written = sorted(
@@ -47,7 +47,7 @@ def slower(evidence: Evidence) -> Iterator[str]:
 
 
 def delayed(evidence: Evidence) -> Iterator[str]:
-    """Keys of which nothing was refused are as quick under the fault as before it."""
+    """Find keys without a refusal that are slower under the fault than before it."""
     publications = fates(evidence.history)
     confirmed_at: dict[object, float] = {}
     for one in publications:
@@ -80,7 +80,7 @@ def delayed(evidence: Evidence) -> Iterator[str]:
 
 
 def untruthful(evidence: Evidence) -> Iterator[str]:
-    """Readiness fails within ten seconds of a stall, is back five after the heal, and never fails otherwise."""
+    """Find wrong readiness: it must fail within 10 s of a stall, recover 5 s after the heal, and hold otherwise."""
     probes = [record for record in evidence.history if isinstance(record, Probed)]
     if not any(probe.ready for probe in probes):
         raise NoDataError("nobody asked whether it is ready, or it never was")
@@ -103,7 +103,7 @@ def _untruthful(probes: list[Probed], stalls: list[Fault]) -> Iterator[str]:
 
 
 def unbounded(evidence: Evidence) -> Iterator[str]:
-    """The relay stays small, and none of its transactions becomes old."""
+    """Find moments at which the relay's memory is too large, or its transaction too old."""
     measured = [record for record in evidence.history if isinstance(record, Measured)]
     if not measured:
         raise NoDataError("nobody measured the relay's memory and transactions")

@@ -1,4 +1,4 @@
-"""What is there after a drill, looked at with the checker's own SQL and its own AMQP reader."""
+"""What exists after a drill, read by the checker's own SQL and its own AMQP reader."""
 
 import asyncio
 import time
@@ -65,13 +65,13 @@ class Delivered:
 
 @dataclass(slots=True)
 class Evidence:
-    """All that a verdict is found on.
+    """Everything that a verdict is based on.
 
     Attributes:
-        business: the message ids of which the writers' own tables have the row; None when they were not asked.
+        business: the message ids whose row is in the writers' own tables; None if those were not read.
         by_key: the relay was told to send nothing of a key before its predecessor is settled.
         holds: the rows of a key wait behind its parked one.
-        patient: there has been time enough to deliver everything; who still waits has been forgotten.
+        patient: there was time enough to deliver everything, so a row that still waits is forgotten.
     """
 
     history: History
@@ -85,7 +85,7 @@ class Evidence:
 
     @property
     def waiting(self) -> int:
-        """Rows that are still to be delivered."""
+        """The rows that must still be delivered."""
         return sum(row.state not in SETTLED for row in self.rows)
 
 
@@ -96,7 +96,7 @@ async def read_table(url: str) -> list[Row]:
 
 
 async def is_settled(url: str) -> bool:
-    """Tell whether no row waits."""
+    """Whether no row waits."""
     async with await psycopg.AsyncConnection.connect(url) as connection:
         return (await connection.execute(WAITING, [list(SETTLED)])).rowcount == 0
 
@@ -107,7 +107,7 @@ async def read_ids(url: str, query: LiteralString) -> frozenset[UUID]:
 
 
 async def drain(url: str, queues: Sequence[str], within: float = 60) -> list[Delivered]:
-    """Empty the queues; the order within one is that in which the broker took the messages."""
+    """Return all messages of the queues, and remove them. The order is that in which the broker accepted them."""
     deliveries: list[Delivered] = []
     connection = await aiormq.connect(url)
     try:
@@ -121,7 +121,7 @@ async def drain(url: str, queues: Sequence[str], within: float = 60) -> list[Del
 
 
 async def _take_what_is_in(connection: aiormq.abc.AbstractConnection, queue: str) -> list[DeliveredMessage]:
-    """Take as many messages as the queue counts, or AT_ONCE; none when it is empty.
+    """Return as many messages as the queue counts, at most AT_ONCE; no message if it is empty.
 
     A queue whose leader changes may count what it no longer has, or forget a consumer: then fewer are taken. They are
     acknowledged only here, so that the broker gives again what has not come this far.

@@ -1,4 +1,4 @@
-"""Relays on a cluster of brokers under load: what a drill breaks, and what must hold when it is whole again."""
+"""Relays on a cluster of brokers under load: what a drill breaks, and what must hold after it has healed."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ PAUSE = """
 
 @dataclass
 class Failover:
-    """The scene of a drill."""
+    """The cluster, the load and the relays of one drill."""
 
     cluster: Cluster
     vhost: str
@@ -43,17 +43,17 @@ class Failover:
     reference: PlainPublisher
 
     def events(self, name: str) -> list[Mapping[str, Any]]:
-        """Give what the relays have logged under this name."""
+        """Return the events of this name that the relays have logged."""
         lines = [line for relay in self.relays for line in relay.log.read_text().splitlines()]
         return [event for line in lines if (event := json.loads(line))["event"] == name]
 
     @property
     def losses(self) -> list[str]:
-        """Why a relay lost its connection, each time."""
+        """The reason of each connection that a relay has lost."""
         return [event["reason"] for event in self.events("broker.degraded") if "connection lost" in event["reason"]]
 
     async def finish(self) -> None:
-        """Heal, catch up, and see that nothing was lost, reordered or blamed, and only what was in flight repeated."""
+        """Heal, catch up, and check: nothing lost, reordered or blamed; only what was in flight repeated."""
         await self.cluster.heal()
         await self.load.comes_on(60)  # by itself, with writers going on
         self.load.broker_url = self.followers[0].url(self.vhost)  # the leader may have lost its connections

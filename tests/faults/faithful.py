@@ -1,4 +1,4 @@
-"""The record of a faithful run, as the recorder would have written it."""
+"""The record of a run without violations, as the recorder would have written it."""
 
 from uuid import uuid4
 
@@ -46,7 +46,7 @@ def faithful(length: int = 600) -> Evidence:
 
 
 def carry(evidence: Evidence, written: Written, id_: int) -> None:
-    """Publish, confirm, mark and deliver it."""
+    """Publish, confirm, mark and deliver the message."""
     at = written.at
     evidence.history.append(
         Published(0, 1, id_ + 1, id_, written.message_id, written.body, False, id_ % 3, RELAY, at=at + 0.001)

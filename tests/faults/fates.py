@@ -14,7 +14,7 @@ REFUSALS = {311, 403, 404, 406, 501, 502, 503, 505}
 
 
 class Fate(StrEnum):
-    """How a publish ended, seen from beside the broker."""
+    """How a publish ended, as the recorder saw it."""
 
     ACKED = "acked"
     NACKED = "nacked"
@@ -34,7 +34,7 @@ class Publication:
 
 
 def fates(history: History) -> list[Publication]:
-    """Give every publish in the order in which they passed."""
+    """Return every publish, in the order in which they passed."""
     publications: list[Publication] = []
     under_way: defaultdict[tuple[int, int], dict[int, Publication]] = defaultdict(dict)  # channel -> tag -> publish
     for record in history:
@@ -61,7 +61,7 @@ def fates(history: History) -> list[Publication]:
 
 
 def by_message(publications: Iterable[Publication]) -> dict[int, list[Publication]]:
-    """Give the publishes of each row, by its outbox id, in order."""
+    """Return the publishes of each row by its outbox id, in order."""
     of_message: defaultdict[int, list[Publication]] = defaultdict(list)
     for publication in publications:
         of_message[publication.sent.outbox_id].append(publication)

@@ -1,8 +1,8 @@
-"""What happened in a drill, as those saw it who stand outside of the relay: one list, in the order of seeing.
+"""What happened in a drill, as observed from outside of the relay: one list, in the order of observation.
 
-Writers tell what they wrote and how it ended (billing.py), the recorder what passed between relay and broker
-(recorder.py), the drill which faults it injected, and whoever watches, readiness and memory (watch.py).
-All of them read the same clock, as does a database on this machine.
+The writers record what they wrote and how it ended (billing.py). The recorder records what passed between relay and
+broker (recorder.py). The drill records its faults. The watch records readiness and memory (watch.py). All of them,
+and a database on this machine, read the same clock.
 """
 
 import time
@@ -29,7 +29,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Written(Record):
-    """A message that a writer inserted; told when its transaction had ended.
+    """A message that a writer inserted, recorded after its transaction had ended.
 
     Attributes:
         key: `aggregate_type/aggregate_id`; None without an aggregate id.
@@ -85,11 +85,11 @@ class Returned(Record):
 
 @dataclass(frozen=True, slots=True)
 class Closed(Record):
-    """A channel ended, or a connection with all of its channels.
+    """The end of a channel, or of a connection with all of its channels.
 
     Attributes:
         channel: None for the connection.
-        code: the broker's; 0 when it was not the broker that closed.
+        code: the broker's; 0 if the broker did not close it.
     """
 
     connection: int
@@ -99,7 +99,7 @@ class Closed(Record):
 
 
 class Reach(StrEnum):
-    """Whom a fault hits."""
+    """Which relays or keys a fault may affect."""
 
     A_MOMENT = "a moment"  # it is over as soon as it has happened, like a kill or a cut
     SOME = "some"  # some keys, until it is healed
@@ -108,7 +108,7 @@ class Reach(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Injected(Record):
-    """The drill broke something.
+    """A fault that the drill has caused.
 
     Attributes:
         forgets: the relay lost what it knew of messages in flight, as when it is killed.
@@ -123,14 +123,14 @@ class Injected(Record):
 
 @dataclass(frozen=True, slots=True)
 class Healed(Record):
-    """What was injected last is over."""
+    """The fault of this name is over."""
 
     what: str
 
 
 @dataclass(frozen=True, slots=True)
 class Probed(Record):
-    """Somebody asked the relay whether it is ready."""
+    """An answer of the relay about its readiness."""
 
     ready: bool
     relay: str = ""
@@ -138,7 +138,7 @@ class Probed(Record):
 
 @dataclass(frozen=True, slots=True)
 class Owned(Record):
-    """The server told who holds the locks of the lanes: the relay's name, or nothing when it has given none yet."""
+    """The holders of the lanes' locks, as PostgreSQL names them; empty for a relay that has no heartbeat yet."""
 
     lanes: Mapping[int, str]
 

@@ -1,4 +1,4 @@
-"""Two hosts of one broker, each of which can fail on its own."""
+"""Two hosts of one broker, which can fail independently."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,7 +11,7 @@ from tests.support.proxy import FaultProxy
 
 
 def to_hosts(settings: Settings, *proxies: FaultProxy, **broker: float) -> Settings:
-    """Lead to the broker by these proxies, as by its nodes."""
+    """Return settings that name these proxies as the broker's hosts."""
     url = URL(settings.broker.url.get_secret_value())
     urls = ",".join(str(url.with_port(proxy.port)) for proxy in proxies)
     return with_url(settings, urls, **broker)

@@ -1,4 +1,4 @@
-"""What a drill broke, and when it was whole again."""
+"""The faults of a drill, from injection to heal."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -24,7 +24,7 @@ class Fault:
 
     @property
     def ended(self) -> float:
-        """What is never healed was over as soon as it had happened."""
+        """The moment of the heal. A fault without one was over at once."""
         return self.healed if self.is_healed else self.begun
 
     def hits(self, relay: str) -> bool:
@@ -32,7 +32,7 @@ class Fault:
 
 
 def faults(history: History) -> list[Fault]:
-    """Give them in the order of their beginning."""
+    """Return the faults in the order in which they began."""
     found: list[Fault] = []
     for place, record in enumerate(history):
         if isinstance(record, Injected):
@@ -43,7 +43,7 @@ def faults(history: History) -> list[Fault]:
 
 
 def storms(given: Iterable[Fault], calm: float) -> list[Fault]:
-    """Join those between which there were fewer than `calm` seconds."""
+    """Return the faults, joined where fewer than `calm` seconds lie between them."""
     joined: list[Fault] = []
     for fault in sorted(given, key=lambda fault: fault.begun):
         if joined and fault.begun < joined[-1].healed + calm:

@@ -1,8 +1,8 @@
 """Writers that outlive their database, a relay in this process, and what must hold afterwards.
 
-The messages of a customer are numbered by the database, under a lock that is held until the transaction ends: the
-numbers are the true order of the commits. The business table, written in the same transactions, tells which of those
-were made, also of those whose writer never got an answer.
+The database numbers a customer's messages, under a lock that lasts until the transaction ends. So the numbers are the
+true order of the commits. The same transactions write the business table, which shows which of them were committed,
+even if the writer never got an answer.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ PLACES = "SELECT message_id, customer, number FROM invoice"
 
 @dataclass
 class Load:
-    """What is written to `url`, and the queue that everything goes to, which is read through `broker_url`.
+    """What writers commit to `url`, and the queue that gets everything, which is read through `broker_url`.
 
     Attributes:
         rate: messages a second, of all writers together; flat out without it.
@@ -75,7 +75,7 @@ class Load:
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def comes_on(self, within: float = 30) -> None:
-        """Wait until writers and relay have done some more."""
+        """Wait until more messages are written and delivered."""
         written, sent = len(self.acknowledged) + STEP, await self._count(SENT) + STEP
 
         async def has_come_on() -> bool:
@@ -84,7 +84,7 @@ class Load:
         await eventually(has_come_on, "writers and relay go on", within)
 
     async def finish(self, within: float = 30, *, forgotten: bool = False) -> None:
-        """Stop writing, wait until all is sent, and see that nothing was lost, invented, reordered or blamed.
+        """Stop writing, wait until all is sent, and check: nothing lost, invented, reordered or blamed.
 
         `forgotten`: the server may have lost commits that it had acknowledged, and the relay may have sent them.
         """
@@ -98,7 +98,7 @@ class Load:
         )
 
     async def settle(self, within: float = 30, *, forgotten: bool = False) -> Findings:
-        """Stop writing, wait until all is sent, and tell what the checker finds; see `finish`."""
+        """Stop writing, wait until all is sent, and return the checker's findings; see `finish`."""
         self._stop.set()
         await eventually(lambda: self._writing == 0, "the writers stop", within)
         await eventually(self._is_sent, "every row is sent at the first attempt", within)
@@ -111,7 +111,7 @@ class Load:
         return findings
 
     async def _history(self, *, forgotten: bool) -> History:
-        """Tell what was written; what number a message got, and hence its body, only the server knows."""
+        """Return what was written. Only the server knows a message's number, and so its body."""
         places = {id_: (customer, number) for id_, customer, number in await self._rows(PLACES)}
         history: History = []
         for id_ in self.tried:
@@ -124,7 +124,7 @@ class Load:
         return history
 
     async def write(self) -> None:
-        """Write until told to stop, whatever becomes of the server."""
+        """Write until `stop` is set, whatever happens to the server."""
         self._writing += 1
         due = asyncio.get_running_loop().time()
         while not self._stop.is_set():
@@ -168,7 +168,7 @@ class Load:
 
 @asynccontextmanager
 async def under_load(url: str, broker_url: str, *, rate: float | None = None) -> AsyncIterator[Load]:
-    """Write to a migrated database, and bind a queue to what the relay publishes; see `Load`."""
+    """Yield a load: writers on a migrated database, and a queue that gets what the relay publishes."""
     async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
         await connection.execute(TABLES)
         async with connection.cursor() as cursor:
@@ -184,7 +184,7 @@ async def under_load(url: str, broker_url: str, *, rate: float | None = None) ->
 
 @asynccontextmanager
 async def relaying(settings: Settings) -> AsyncIterator[Node]:
-    """Run a node in this process, and drain it."""
+    """Yield a node that runs in this process; it drains at the end."""
     node = Node(settings)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(node.run(), name="node")

@@ -1,8 +1,8 @@
-"""Of several relays each lane has one at a time.
+"""Each lane has one relay at a time.
 
-A row goes out only from a relay that held its lane's lock at some moment after the row was committed: only then can it
-have been read there. How long the frame then took, in a socket or behind a fault, does not matter. Who held the locks
-is known from looks into the server, so times are taken with some slack, and what fell between two looks is not judged.
+A row may go out from a relay that held its lane's lock at some moment after the commit. Only then can the relay have
+read it. How long the frame took afterwards, in a socket or behind a fault, does not matter. The locks' holders are
+known from looks into the server. So times have some slack, and what fell between two looks is not judged.
 """
 
 from bisect import bisect_left, bisect_right
@@ -18,14 +18,14 @@ UNNAMED = ""  # a session that has not told its relay's name yet
 
 
 class Looks:
-    """Who held which lane when."""
+    """Which relay held which lane at which moment."""
 
     def __init__(self, history: History) -> None:
         self._looks = sorted((record for record in history if isinstance(record, Owned)), key=lambda look: look.at)
         self._times = [look.at for look in self._looks]
 
     def holders(self, lane: int, since: float, until: float) -> set[str | None] | None:
-        """Give who was seen with the lane's lock, None for nobody; no set at all when nobody looked often enough."""
+        """Return the holders that were seen; None in it stands for no holder. None if the looks were too rare."""
         first, last = bisect_left(self._times, since), bisect_right(self._times, until)
         if any(later - earlier > GAP for earlier, later in pairwise([since, *self._times[first:last], until])):
             return None
@@ -33,7 +33,7 @@ class Looks:
 
 
 def shared(evidence: Evidence) -> Iterator[str]:
-    """Give the rows that were sent by a relay which had not held their lane since they were committed."""
+    """Return the rows whose sender had not held their lane since they were committed."""
     looks = Looks(evidence.history)
     committed_at = {
         record.message_id: record.at
@@ -57,7 +57,7 @@ def shared(evidence: Evidence) -> Iterator[str]:
 
 
 def belated(history: History, relay: str) -> list[Published]:
-    """Give what a relay sent of lanes that others were seen to hold all the while."""
+    """Return what a relay sent of lanes while every look saw another holder."""
     looks = Looks(history)
     late = []
     for sent in _published(history):

@@ -1,4 +1,4 @@
-"""The consumer that is killed: python -m tests.faults.projector, told its servers as the relay is."""
+"""The consumer that a drill kills: python -m tests.faults.projector, configured as the relay is."""
 
 import asyncio
 

@@ -1,6 +1,6 @@
-"""A proxy beside the broker that notes every publish and what the broker says of it, as it passes.
+"""A proxy in front of the broker that records every publish, and the broker's answer, as it passes.
 
-What is held, and what a fault drops, is not noted: it did not get there.
+What a fault holds or drops is not recorded, because it did not arrive.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ END = 0xCE
 
 @dataclass(slots=True)
 class _Content:
-    """A publish or return of which frames are still to come."""
+    """A publish or return whose frames have not all come yet."""
 
     method: Any
     tag: int
@@ -31,7 +31,7 @@ class _Content:
 
 
 class Recorder(FaultProxy):
-    """Forward as `FaultProxy` does, and write into `history` what passes. `relay`: whose connections these are."""
+    """Forwards as `FaultProxy` does, and writes into `history` what passes. `relay`: the connecting relay's name."""
 
     def __init__(self, history: History, host: str, port: int, *, relay: str = "") -> None:
         super().__init__(host, port)

@@ -1,11 +1,11 @@
-"""Several relays under load, as processes: who has which lane, and what must hold in the end."""
+"""Several relays under load, as processes: their lanes, and what must hold at the end."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from tests.chaos.stand import WITNESS, Servers, Stand, standing
+from tests.chaos.fleet import WITNESS, Fleet, FleetServers, running_fleet
 from tests.faults.billing import WRITTEN
 from tests.faults.checker import SENDING, Checker, Invariant, assert_valid
 from tests.faults.history import Owned, Published
@@ -23,25 +23,25 @@ QUICK = {
 ALL = (*SENDING, Invariant.ONE_OWNER)
 
 
-class Drill:
-    """Relays under load.
+class FleetDrill:
+    """A fleet of relays under load.
 
     Attributes:
-        repeats: of `finish`, messages that came before.
+        repeats: messages that came more than once, counted by `finish`.
     """
 
-    def __init__(self, stand: Stand) -> None:
-        self.stand = stand
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
         self.repeats = 0
 
     def lanes(self, relay: str) -> int:
-        """Tell how many lanes it was last seen with."""
-        last = next((one for one in reversed(self.stand.history) if isinstance(one, Owned)), None)
+        """Return how many lanes this relay had at the last look."""
+        last = next((one for one in reversed(self.fleet.history) if isinstance(one, Owned)), None)
         return sum(owner == relay for owner in last.lanes.values()) if last else 0
 
     def are_shared(self) -> bool:
-        """Whether those that run have all lanes, evenly."""
-        running = [relay for relay in self.stand.relays.values() if relay.victim.is_running()]
+        """Whether the running relays share all lanes evenly."""
+        running = [relay for relay in self.fleet.relays.values() if relay.victim.is_running()]
         shares = [self.lanes(relay.name) for relay in running]
         return sum(shares) == LANES and max(shares) - min(shares) <= 1
 
@@ -50,7 +50,7 @@ class Drill:
         await eventually(lambda: self._published() >= goal, "the relays go on", 30)
 
     async def take_over(self, relay: str, what: str) -> None:
-        """Wait until all lanes are this relay's, and it goes on."""
+        """Wait until this relay has all lanes, and delivers."""
         await eventually(lambda: self.lanes(relay) == LANES, f"{what}, and {relay} takes all lanes", 30)
         await self.come_on()
 
@@ -59,30 +59,30 @@ class Drill:
         await self.come_on()
 
     async def finish(self, stop: asyncio.Event) -> None:
-        """Stop writing, and see that nothing was lost, reordered, or sent by who had not the lane."""
+        """Stop writing, and check: nothing lost, reordered, or sent without the lane."""
         stop.set()
         await asyncio.sleep(SLACK)
-        servers = self.stand.servers
-        checker = Checker(self.stand.history, servers.database_url, servers.broker_url, [WITNESS], business=WRITTEN)
+        servers = self.fleet.servers
+        checker = Checker(self.fleet.history, servers.database_url, servers.broker_url, [WITNESS], business=WRITTEN)
         assert_valid(await checker.ask(within=30, at_rest=True), *ALL)
         self.repeats = len(checker.deliveries) - len({one.message_id for one in checker.deliveries})
 
     def _published(self) -> int:
-        return sum(isinstance(record, Published) for record in self.stand.history)
+        return sum(isinstance(record, Published) for record in self.fleet.history)
 
 
 @asynccontextmanager
-async def drill(servers: Servers, logs: Path, *names: str, **variables: str) -> AsyncIterator[Drill]:
-    """Run relays of these names under load, evenly; on leaving, everything is judged.
+async def drill(servers: FleetServers, logs: Path, *names: str, **variables: str) -> AsyncIterator[FleetDrill]:
+    """Yield a fleet of these relays under load; at the end the checker judges everything.
 
     `variables`: added to the relays' environment.
     """
-    async with standing(servers, 7, logs, names=names, **{**QUICK, **variables}) as stand:
-        running = Drill(stand)
+    async with running_fleet(servers, 7, logs, names=names, **{**QUICK, **variables}) as fleet:
+        running = FleetDrill(fleet)
         await eventually(running.are_shared, "the lanes are shared evenly", 30)
         stop = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(stand.writers.run(stop), name="writers")
+            tasks.create_task(fleet.writers.run(stop), name="writers")
             await running.come_on()
             yield running
             await running.finish(stop)

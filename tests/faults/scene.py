@@ -1,4 +1,4 @@
-"""A drill in miniature: a table to write into, a recorder beside the broker, a relay in this process, the checker."""
+"""A small drill: a table to write into, a recorder in front of the broker, a relay in this process, and the checker."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -35,7 +35,7 @@ INSERT = """
 
 @dataclass(slots=True)
 class Scene:
-    """What a drill needs; everything that happens in it is in `history`."""
+    """What a drill needs. `history` records everything that happens in it."""
 
     settings: Settings
     connection: psycopg.AsyncConnection  # the writer's
@@ -46,7 +46,7 @@ class Scene:
     numbers: dict[str, int] = field(default_factory=dict)
 
     async def write(self, *keys: str, exchange: str | None = None, routing_key: str | None = None) -> list[UUID]:
-        """Commit a message for each key given, in one transaction, and give their ids."""
+        """Commit a message for each key, in one transaction, and return their ids."""
         async with self.connection.transaction():
             written = [await self.insert(self.connection, key, exchange, routing_key) for key in keys]
         self.history.extend(written)
@@ -55,7 +55,7 @@ class Scene:
     async def insert(
         self, connection: psycopg.AsyncConnection, key: str, exchange: str | None = None, routing_key: str | None = None
     ) -> Written:
-        """Insert the next message of a key and give what is to be told when it has been committed."""
+        """Insert the next message of a key, and return its record, for `history` after the commit."""
         number = self.numbers[key] = self.numbers.get(key, 0) + 1
         payload = f'{{"number": {number}}}'
         message_id = uuid4()
@@ -77,7 +77,7 @@ class Scene:
 
     @asynccontextmanager
     async def relay(self, **relay: Any) -> AsyncIterator[Node]:
-        """Run a relay in this process, connected through the recorder; it is drained at the end."""
+        """Yield a relay in this process, connected through the recorder; it drains at the end."""
         chosen = RelaySettings(**{**self.settings.relay.model_dump(), **QUICK, **relay})
         node = Node(self.settings.model_copy(update={"relay": chosen}))
         running = asyncio.create_task(node.run())
@@ -90,17 +90,17 @@ class Scene:
             self.history.append(Injected("relay stopped", forgets=True))
 
     async def states(self) -> dict[UUID, str]:
-        """Give the state of each message in the table."""
+        """Return the state of each message in the table."""
         cursor = await self.connection.execute("SELECT message_id, state FROM outbox.message")
         return dict(await cursor.fetchall())
 
     async def has_queued(self, count: int) -> bool:
-        """Tell whether so many messages are in the queue."""
+        """Whether the queue holds exactly `count` messages."""
         declared = await self.channel.declare_queue(QUEUE, passive=True)
         return declared.declaration_result.message_count == count
 
     def times(self, kind: type[Record]) -> int:
-        """Tell how often something has happened."""
+        """Return how many records of this kind the history has."""
         return sum(isinstance(record, kind) for record in self.history)
 
     async def is_empty(self) -> bool:
@@ -111,10 +111,10 @@ class Scene:
 async def scene(
     settings: Settings, *, more_queues: Sequence[str] = (), arguments: FieldTable | None = None
 ) -> AsyncIterator[Scene]:
-    """Set one.
+    """Yield a scene.
 
     Args:
-        more_queues: read by the checker, too; whoever needs them declares them.
+        more_queues: further queues for the checker to read; the drill declares them.
         arguments: of the queue that gets all that the relay publishes.
     """
     database_url, url = settings.database.url.get_secret_value(), URL(settings.broker.url.get_secret_value())

@@ -7,7 +7,7 @@ from tests.faults.fates import Fate, Publication, by_message, fates
 
 
 def unconfirmed(evidence: Evidence) -> Iterator[str]:
-    """A row that is marked sent had an ack before that, for a publish that was not returned."""
+    """Find rows that were marked sent without an earlier ack of a publish that was not returned."""
     publications = _publications(evidence)
     for row in evidence.rows:
         if row.state != "sent" or row.sent_at is None:
@@ -22,9 +22,9 @@ def unconfirmed(evidence: Evidence) -> Iterator[str]:
 
 
 def burnt(evidence: Evidence) -> Iterator[str]:
-    """A row has no more attempts than the broker gave it refusals.
+    """Find rows with more attempts than refusals of the broker.
 
-    What never was published was refused before it was sent, and is not judged.
+    A row that was never published was refused before it was sent, and is not judged.
     """
     publications = _publications(evidence)
     for row in evidence.rows:

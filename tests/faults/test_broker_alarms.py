@@ -1,7 +1,6 @@
-"""The broker blocks publishers for an alarm: the relay waits, says why, and goes on by itself; nothing comes twice."""
+"""The broker blocks publishers for an alarm: the relay waits, names it, and goes on by itself without repeats."""
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import aio_pika
 import psycopg
@@ -10,6 +9,7 @@ from aio_pika.abc import AbstractQueue
 
 from relay.config.settings import Settings
 from relay.engine.node import Node
+from tests.faults.alarms import Alarm
 from tests.faults.load import relaying, under_load
 from tests.support.eventually import eventually
 from tests.support.queues import declare_bound
@@ -17,10 +17,6 @@ from tests.support.rabbitmq import RabbitServer
 
 pytestmark = pytest.mark.drills
 
-ALARMS = {
-    "memory": (["set_vm_memory_high_watermark", "absolute", "1MB"], ["set_vm_memory_high_watermark", "0.4"]),
-    "disk": (["set_disk_free_limit", "900GB"], ["set_disk_free_limit", "50MB"]),
-}
 CONFIRM_TIMEOUT = 1.0  # seconds; an alarm lasts longer
 HEARTBEAT = 2  # seconds; TCP_USER_TIMEOUT is twice that
 
@@ -31,31 +27,10 @@ INSERT_LARGE = """
 SENT = "SELECT count(*) FROM outbox.message WHERE state = 'sent' AND attempts = 0"
 
 
-class Alarm:
-    """What keeps the broker from taking messages."""
-
-    def __init__(self, rabbitmq: RabbitServer, name: str) -> None:
-        self.reason = f"broker blocked ({name})"
-        self._rabbitmq = rabbitmq
-        self._raise, self._clear = ALARMS[name]
-
-    async def raise_(self) -> None:
-        await asyncio.to_thread(self._rabbitmq.ctl, *self._raise)
-
-    async def clear(self) -> None:
-        await asyncio.to_thread(self._rabbitmq.ctl, *self._clear)
-
-
-@pytest.fixture(params=ALARMS)
-async def alarm(request: pytest.FixtureRequest, rabbitmq: RabbitServer) -> AsyncIterator[Alarm]:
-    alarm = Alarm(rabbitmq, request.param)
-    yield alarm
-    await alarm.clear()  # others use the broker, too
-
-
 async def test_an_alarm_is_waited_out_and_nothing_comes_twice(
     settings: Settings, database_url: str, broker_url: str, alarm: Alarm
 ) -> None:
+    """An alarm outlasts the confirm timeout; the relay keeps its connection, names the alarm, and repeats nothing."""
     impatient = changed(settings, confirm_timeout=CONFIRM_TIMEOUT)
     async with under_load(database_url, broker_url) as load, relaying(impatient) as node:
         await load.comes_on()
@@ -75,9 +50,10 @@ async def test_an_alarm_is_waited_out_and_nothing_comes_twice(
 
 
 @pytest.mark.parametrize("alarm", ["memory"], indirect=True)
-async def test_more_in_the_socket_than_it_holds_is_waited_for_as_well(
+async def test_a_full_socket_is_waited_for_during_an_alarm(
     settings: Settings, database_url: str, broker_url: str, alarm: Alarm
 ) -> None:
+    """An alarm lasts while the socket to the broker is full; the relay keeps its connection and sends each row once."""
     # The broker's kernel takes no more, for longer than TCP_USER_TIMEOUT would allow.
     rows = 40
     async with (
@@ -104,6 +80,7 @@ async def test_more_in_the_socket_than_it_holds_is_waited_for_as_well(
 async def test_a_connection_lost_during_an_alarm_is_replaced(
     settings: Settings, database_url: str, broker_url: str, rabbitmq: RabbitServer, alarm: Alarm
 ) -> None:
+    """The connection is closed during an alarm; the relay opens another, and repeats at most what was in flight."""
     async with under_load(database_url, broker_url) as load, relaying(settings) as node:
         await load.comes_on()
         await alarm.raise_()

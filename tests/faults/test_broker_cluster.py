@@ -1,7 +1,7 @@
 """A cluster of brokers under load: a leader dies, links are cut, a node freezes, all are restarted in turn.
 
-Each drill breaks one thing while writers go on, heals it, and sees by the queue itself that nothing was lost or
-reordered, that only what was in flight came twice, and that no attempt was burnt.
+Each drill causes one fault while writers go on, and heals it. The queue must show that nothing was lost or reordered.
+Only what was in flight may come twice, and no attempt is burnt.
 """
 
 import asyncio
@@ -34,6 +34,7 @@ pytestmark = [pytest.mark.drills, pytest.mark.timeout(300)]
 
 
 async def test_the_leader_s_node_is_killed(cluster: Cluster, database_url: str, tmp_path: Path) -> None:
+    """The node of the queue's leader is killed; another node takes over, and no message is lost or reordered."""
     async with failover(cluster, database_url, tmp_path) as scene:
         await asyncio.to_thread(scene.leader.stop, signal.SIGKILL)
 
@@ -43,6 +44,7 @@ async def test_the_leader_s_node_is_killed(cluster: Cluster, database_url: str, 
 
 @pytest.mark.parametrize("through", ["leader", "follower"])
 async def test_a_leader_s_links_are_cut(cluster: Cluster, database_url: str, tmp_path: Path, through: str) -> None:
+    """The leader's network is cut; the relay goes on through another node, and no message is lost or reordered."""
     async with failover(cluster, database_url, tmp_path, through=through) as scene:
         scene.leader.cut()
 
@@ -53,6 +55,7 @@ async def test_a_leader_s_links_are_cut(cluster: Cluster, database_url: str, tmp
 async def test_a_queue_whose_only_node_is_gone_stops_no_other(
     cluster: Cluster, database_url: str, tmp_path: Path
 ) -> None:
+    """The only node of one queue is killed; its rows wait in quarantine and arrive later, while other queues go on."""
     async with failover(cluster, database_url, tmp_path, RELAY_BROKER_CONFIRM_TIMEOUT="5") as scene:
         holder = scene.followers[1]
         async with await aio_pika.connect(holder.url(scene.vhost)) as connection:
@@ -102,6 +105,7 @@ async def everything_in(queue: str, url: str) -> list[tuple[str, int]]:
 
 
 async def test_a_follower_is_cut_off(cluster: Cluster, database_url: str, tmp_path: Path) -> None:
+    """A follower's network is cut; delivery goes on, and the relay's connection to the leader stays."""
     async with failover(cluster, database_url, tmp_path) as scene:
         scene.followers[0].cut()
 
@@ -111,6 +115,7 @@ async def test_a_follower_is_cut_off(cluster: Cluster, database_url: str, tmp_pa
 
 
 async def test_a_leader_no_longer_hears_the_other_nodes(cluster: Cluster, database_url: str, tmp_path: Path) -> None:
+    """The leader is cut off from its peers but not from the relay; delivery goes on without loss or reordering."""
     async with failover(cluster, database_url, tmp_path) as scene:
         scene.leader.cut_peers()
 
@@ -119,6 +124,7 @@ async def test_a_leader_no_longer_hears_the_other_nodes(cluster: Cluster, databa
 
 
 async def test_a_leader_freezes_and_wakes(cluster: Cluster, database_url: str, tmp_path: Path) -> None:
+    """The leader's node freezes until the others replace it, then wakes; no message is lost or reordered."""
     async with failover(cluster, database_url, tmp_path) as scene:
         scene.leader.freeze()
 
@@ -132,6 +138,7 @@ async def test_a_leader_freezes_and_wakes(cluster: Cluster, database_url: str, t
 async def test_all_nodes_are_restarted_in_turn(
     cluster: Cluster, database_url: str, tmp_path: Path, relays: int
 ) -> None:
+    """All nodes restart in turn; delivery goes on after each restart, and no message is lost or reordered."""
     async with failover(cluster, database_url, tmp_path, relays=relays) as scene:
         for node in cluster.nodes:
             await node.restart(signal.SIGTERM)
@@ -143,6 +150,7 @@ async def test_all_nodes_are_restarted_in_turn(
 async def test_a_slow_and_lossy_network_costs_no_connection(
     cluster: Cluster, settings: Settings, database_url: str
 ) -> None:
+    """The network delays and loses packets; the relay keeps its connection and repeats no message."""
     vhost = f"slow_{secrets.token_hex(4)}"
     node = cluster.nodes[0]
     url = node.add_vhost(vhost)

@@ -29,9 +29,10 @@ async def move(node: Node, settings: Settings) -> None:
     await node.use_hosts(settings.broker.url)
 
 
-async def test_a_host_that_is_listed_no_more_is_left_when_what_is_in_flight_is_confirmed(
+async def test_a_host_that_left_the_list_is_left_after_the_last_confirm(
     outbox: Outbox, queue: Reader, settings: Settings, run_node: RunNode
 ) -> None:
+    """A host leaves the list with a message in flight; the relay moves after the confirm, and repeats nothing."""
     async with two_hosts(settings) as (first, second), run_node(to_hosts(settings, first)) as node:
         await eventually(node.is_ready, "ready")
         first.hold(Way.DOWN)
@@ -56,9 +57,10 @@ async def test_a_host_that_is_listed_no_more_is_left_when_what_is_in_flight_is_c
         assert node.hindrances() == {}
 
 
-async def test_what_is_not_confirmed_in_time_on_a_host_that_is_left_goes_out_again_as_a_repeat(
+async def test_what_a_host_that_was_left_never_confirmed_is_repeated(
     outbox: Outbox, queue: Reader, settings: Settings, run_node: RunNode
 ) -> None:
+    """A host leaves the list and never confirms; its message goes out again on the next host, marked as a repeat."""
     async with (
         two_hosts(settings) as (first, second),
         run_node(to_hosts(settings, first), drain_timeout=0.2) as node,
@@ -80,6 +82,7 @@ async def test_what_is_not_confirmed_in_time_on_a_host_that_is_left_goes_out_aga
 async def test_a_host_that_dies_while_it_is_left_is_not_waited_for(
     outbox: Outbox, queue: Reader, settings: Settings, run_node: RunNode
 ) -> None:
+    """A host dies while the relay leaves it; the relay moves at once, and does not wait for `drain_timeout`."""
     async with (
         two_hosts(settings) as (first, second),
         run_node(to_hosts(settings, first), drain_timeout=600.0) as node,
@@ -102,6 +105,7 @@ async def test_a_host_that_dies_while_it_is_left_is_not_waited_for(
 async def test_a_connection_stays_while_its_host_is_listed(
     outbox: Outbox, queue: Reader, settings: Settings, run_node: RunNode
 ) -> None:
+    """The list of hosts gets a new first entry; the connection stays, and only a loss brings the relay to that host."""
     async with two_hosts(settings) as (first, second), run_node(to_hosts(settings, first)) as node:
         await eventually(node.is_ready, "ready")
 
@@ -118,6 +122,7 @@ async def test_a_connection_stays_while_its_host_is_listed(
 async def test_an_address_that_the_name_has_no_more_is_left_when_the_hosts_are_read_again(
     outbox: Outbox, queue: Reader, settings: Settings, run_node: RunNode, names: Names
 ) -> None:
+    """A host name gets another address; the relay moves when its hosts are read again, and loses no connection."""
     url, port = URL(settings.broker.url.get_secret_value()), free_port()
     upstream = str(url.host), url.port or 5672
     named = with_url(settings, str(url.with_host(NAME).with_port(port)))
@@ -144,6 +149,7 @@ async def test_an_address_that_the_name_has_no_more_is_left_when_the_hosts_are_r
 async def test_hosts_that_are_given_while_none_lets_us_in_are_tried_next(
     outbox: Outbox, queue: Reader, settings: Settings, run_node: RunNode
 ) -> None:
+    """No listed host accepts the relay; a reload brings another host, and the relay connects to it next."""
     async with two_hosts(settings) as (first, second), run_node(to_hosts(settings, first)) as node:
         await eventually(node.is_ready, "ready")
         first.refusing = True
@@ -160,6 +166,7 @@ async def test_hosts_that_are_given_while_none_lets_us_in_are_tried_next(
 async def test_a_host_that_lets_us_in_after_it_was_taken_from_the_list_is_left(
     settings: Settings, run_node: RunNode, outbox: Outbox
 ) -> None:
+    """A host leaves the list while the relay connects to it; the relay moves to a listed one."""
     async with two_hosts(settings) as (first, second):
         first.hold(Way.DOWN)
         async with run_node(to_hosts(settings, first)) as node:

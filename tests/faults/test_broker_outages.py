@@ -1,4 +1,4 @@
-"""The broker goes away in every way it has: the next host, no attempt burnt, and each loss is counted by its reason."""
+"""The broker becomes unreachable in each possible way: the relay takes the next host, and counts the loss by reason."""
 
 import asyncio
 import secrets
@@ -27,6 +27,7 @@ USER = "revoked"
 async def test_after_a_loss_the_next_host_comes_first_and_nothing_is_declared(
     outbox: Outbox, queue: Reader, settings: Settings, run_node: RunNode
 ) -> None:
+    """A connection is lost; the relay tries the next host first, and declares nothing there."""
     async with two_hosts(settings) as (first, second), run_node(to_hosts(settings, first, second)) as node:
         await eventually(node.is_ready, "ready")
         assert (first.connections, second.connections) == (1, 0)
@@ -44,12 +45,13 @@ async def test_after_a_loss_the_next_host_comes_first_and_nothing_is_declared(
 async def test_a_host_that_hangs_up_before_a_word_is_passed_over(
     outbox: Outbox, queue: Reader, settings: Settings, run_node: RunNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A host closes each connection at once; the relay connects to the next host."""
     create = broker._Socket.create
 
     async def create_and_be_late(
         self: broker._Socket, url: URL, **kwargs: Any
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """As on a busy machine: the stream has ended before the library looks, which it then tells in another way."""
+        """Create a stream that has ended before the library looks, as on a busy machine; the error then differs."""
         reader, writer = await create(self, url, **kwargs)
         if url.port == balancer.port:
             await eventually(reader.at_eof, "it hangs up")
@@ -69,6 +71,7 @@ async def test_a_host_that_hangs_up_before_a_word_is_passed_over(
 async def test_a_mute_host_is_left_for_the_next_before_a_confirm_is_overdue(
     outbox: Outbox, queue: Reader, settings: Settings, run_node: RunNode
 ) -> None:
+    """A host stops answering; missed heartbeats end the connection, and the next host gets the message."""
     async with two_hosts(settings) as (first, second):
         patient = to_hosts(settings, first, second, heartbeat=2, confirm_timeout=600.0)
         async with run_node(patient) as node:
@@ -88,6 +91,7 @@ async def test_a_mute_host_is_left_for_the_next_before_a_confirm_is_overdue(
 async def test_a_cancellation_that_nobody_asked_for_is_a_lost_connection(
     outbox: Outbox, queue: Reader, run_node: RunNode
 ) -> None:
+    """The library cancels its own reader; the relay counts a silent connection, and connects again."""
     async with run_node() as node:
         await eventually(node.is_ready, "ready")
 
@@ -100,7 +104,7 @@ async def test_a_cancellation_that_nobody_asked_for_is_a_lost_connection(
 
 @pytest.fixture
 def revocable(rabbitmq: RabbitServer, broker_url: str) -> Iterator[Callable[[bool], None]]:
-    """Give and take away a user who may do everything in this test's virtual host."""
+    """Yield a function that adds and deletes a user with all permissions in this test's virtual host."""
     vhost = broker_url.rpartition("/")[2]
 
     def allow(allowed: bool) -> None:
@@ -121,6 +125,7 @@ def revocable(rabbitmq: RabbitServer, broker_url: str) -> Iterator[Callable[[boo
 async def test_revoked_credentials_are_waited_for(
     outbox: Outbox, queue: Reader, settings: Settings, run_node: RunNode, revocable: Callable[[bool], None]
 ) -> None:
+    """The broker's user is deleted; the relay names the refusal, and goes on once the user is back."""
     url = URL(settings.broker.url.get_secret_value()).with_user(USER).with_password(USER)
     theirs = settings.model_copy(update={"broker": settings.broker.model_copy(update={"url": SecretStr(str(url))})})
     async with run_node(theirs) as node:
@@ -141,6 +146,7 @@ async def test_revoked_credentials_are_waited_for(
 async def test_a_broker_that_is_restarted_under_load_is_waited_for(
     settings: Settings, database_url: str, how: signal.Signals
 ) -> None:
+    """The broker stops under load and starts again; the relay reconnects and repeats at most what was in flight."""
     with RabbitServer(schedulers=1) as own:
         url = own.add_vhost(f"restart_{secrets.token_hex(4)}")
         theirs = settings.model_copy(update={"broker": settings.broker.model_copy(update={"url": SecretStr(url)})})
@@ -159,6 +165,6 @@ async def test_a_broker_that_is_restarted_under_load_is_waited_for(
 
 
 def reader_of_the_relay() -> asyncio.Task[None]:
-    """Find the task that reads from the relay's connection, the last one that was opened."""
+    """Return the task that reads from the relay's connection, which was opened last."""
     readers = [task for task in asyncio.all_tasks() if "Connection__reader" in str(task.get_coro())]
     return max(readers, key=lambda task: int(task.get_name().rpartition("-")[2]))

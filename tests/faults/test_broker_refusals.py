@@ -1,4 +1,4 @@
-"""A row that the broker cannot take is found and parked with the broker's words; the others go on."""
+"""The broker refuses a row: the relay finds it and parks it with the broker's words, and the others go on."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ LARGEST = 100_000  # bytes that this broker takes; by itself 128 MiB
 
 @pytest.fixture
 def small_messages(rabbitmq: RabbitServer) -> Iterator[None]:
-    """What `max_message_size` in rabbitmq.conf does, for the channels opened from now on."""
+    """Set `max_message_size` for the channels that open during the test."""
     usual = rabbitmq.call("{ok, Size} = application:get_env(rabbit, max_message_size), Size.")
     rabbitmq.call(f"application:set_env(rabbit, max_message_size, {LARGEST}).")
     yield
@@ -35,6 +35,7 @@ def small_messages(rabbitmq: RabbitServer) -> Iterator[None]:
 async def test_it_is_parked_with_the_broker_s_words_and_nobody_else_is(
     outbox: Outbox, queue: Reader, run_node: RunNode, wire: Wire
 ) -> None:
+    """The broker refuses one message as too large; its row is parked with the broker's words, and the rest is sent."""
     fine = [await outbox.insert(f"fine-{n}") for n in range(20)]
     refused = await outbox.insert("refused", payload=json.dumps("x" * LARGEST))
     fine += [await outbox.insert(f"fine-{n}") for n in range(20)]
@@ -69,6 +70,7 @@ async def test_a_crash_of_the_broker_s_blames_a_row_only_when_it_comes_again(
     wire: Wire,
     crashes: int,
 ) -> None:
+    """A channel of the broker crashes; the row loses an attempt only if the crash comes again."""
     url = URL(settings.broker.url.get_secret_value())
     await queue.channel.close()  # it would crash, too
     async with (
@@ -94,6 +96,7 @@ async def test_a_crash_of_the_broker_s_blames_a_row_only_when_it_comes_again(
 async def test_a_full_queue_is_asked_ever_more_rarely_and_gets_its_rows_in_order(
     outbox: Outbox, channel: AbstractChannel, run_node: RunNode
 ) -> None:
+    """A full queue refuses messages; the relay backs off, and each key arrives in order once there is room."""
     limits = {"x-max-length": 1, "x-overflow": "reject-publish", "x-queue-type": "quorum"}
     full = await channel.declare_queue("full", durable=True, arguments=limits)  # type: ignore[arg-type]
     ids = [await outbox.insert(f"{n % 4}", exchange="", routing_key="full") for n in range(20)]

@@ -1,4 +1,4 @@
-"""A full stop and start of the broker: what is durable is there again, the rest is not; we rely on the first alone."""
+"""The broker stops and starts: what is durable remains, and the relay and the consumer need nothing else."""
 
 import asyncio
 from collections.abc import Iterator
@@ -12,8 +12,9 @@ from pydantic import SecretStr
 from relay.config.settings import BrokerSettings, Settings
 from relay.config.topology import Binding, Exchange, Queue, TopologySettings
 from relay.consume import Consumer, Inbox, WorkPolicy
-from tests.consume.effects import QUICK, Table, running
 from tests.consume.effects import Queue as Consumed
+from tests.consume.effects import Table, running
+from tests.consume.policies import QUICK
 from tests.engine.conftest import Outbox, RunNode
 from tests.http.consumers import Hanging, inbox, table
 from tests.support.definitions import definitions
@@ -32,7 +33,7 @@ QUORUM: FieldTable = {"x-queue-type": "quorum"}
 
 @pytest.fixture
 def node() -> Iterator[RabbitServer]:
-    """A broker to be stopped and started."""
+    """A broker that the test may stop and start."""
     with RabbitServer(schedulers=1) as server:
         yield server
 
@@ -49,6 +50,7 @@ def its_settings(settings: Settings, url: str) -> Settings:
 
 
 async def test_what_is_durable_survives_and_what_is_transient_does_not(node: RabbitServer, url: str) -> None:
+    """The broker stops and starts; durable exchanges, queues and bindings remain, and transient ones are gone."""
     async with await aio_pika.connect(url) as connection:
         channel = await connection.channel()
         for durable in (True, False):
@@ -81,6 +83,7 @@ async def test_what_is_durable_survives_and_what_is_transient_does_not(node: Rab
 async def test_what_the_relay_has_declared_and_sent_is_there_and_it_goes_on(
     node: RabbitServer, url: str, its_settings: Settings, outbox: Outbox, run_node: RunNode
 ) -> None:
+    """The broker stops and starts under a relay; its topology and messages remain, and the relay goes on."""
     async with run_node(its_settings) as relay:
         await eventually(relay.is_ready, "ready")
         before = [await outbox.insert() for _ in range(20)]
@@ -102,9 +105,10 @@ async def test_what_the_relay_has_declared_and_sent_is_there_and_it_goes_on(
         assert await queue.get(no_ack=True, fail=False) is None
 
 
-async def test_a_consumer_has_its_queues_and_messages_back_and_what_it_had_in_hand_takes_effect_once(
+async def test_a_consumer_has_its_queues_back_and_each_message_takes_effect_once(
     node: RabbitServer, url: str, table: Table, inbox: Inbox
 ) -> None:
+    """The broker stops and starts under a consumer; each message takes effect once, in order per key."""
     hanging = Hanging()
     async with await aio_pika.connect(url) as connection:
         queue = Consumed(await connection.channel())
@@ -140,7 +144,7 @@ async def test_a_consumer_has_its_queues_and_messages_back_and_what_it_had_in_ha
 
 
 async def bodies(url: str, queue: str) -> list[bytes]:
-    """Take all messages of a queue."""
+    """Return the bodies of all messages of a queue."""
     found: list[bytes] = []
     async with await aio_pika.connect(url) as connection:
         taken = await (await connection.channel()).get_queue(queue)

@@ -1,8 +1,8 @@
-"""A node of a cluster parts from the others in silence, with the relay on it: RabbitMQ 3.x under `pause_minority`.
+"""A node parts silently from its cluster, with the relay connected to it: RabbitMQ 3.x under `pause_minority`.
 
-Frozen until the others give it up, it wakes and works on, with a list of queues of its own. The old queues are still
-shared. One that is declared through this node takes messages and confirms them, and is gone with them when the node is
-restarted: nobody can tell the relay.
+The node freezes until the others give it up. It wakes and works on, with its own list of queues; old queues are still
+shared. A new queue that is declared through this node confirms messages. The queue and its messages are gone when the
+node restarts, and the relay cannot know.
 """
 
 import asyncio
@@ -38,9 +38,10 @@ DECLARATIONS = (Exchange.Declare, Exchange.Bind, Queue.Declare, Queue.Bind)
 pytestmark = [pytest.mark.drills, pytest.mark.timeout(300)]
 
 
-async def test_what_a_parted_node_took_along_is_missing_and_a_replay_brings_it(
+async def test_a_replay_delivers_what_a_partitioned_node_has_lost(
     cluster: Cluster, settings: Settings, tmp_path: Path
 ) -> None:
+    """A partitioned node confirms messages and then loses them; just these are missing, and a replay sends them."""
     parted, *others = cluster.nodes
     vhost = f"drill_{secrets.token_hex(4)}"
     url = SecretStr(parted.add_vhost(vhost))
@@ -79,9 +80,9 @@ async def test_what_a_parted_node_took_along_is_missing_and_a_replay_brings_it(
 
 
 async def part(node: Node, cluster: Cluster, stage: Scene) -> None:
-    """Part it from the others, and see the relay come back to it and go on with the old queue.
+    """Part the node from the others; the relay connects to it again, and goes on with the old queue.
 
-    A node that wakes on a busy machine may find itself in the minority: it then pauses, and joins them in order.
+    On a busy machine the node may find itself in the minority when it wakes. It then pauses, and rejoins in order.
     """
     others = [other for other in cluster.nodes if other is not node]
 
@@ -105,7 +106,7 @@ async def part(node: Node, cluster: Cluster, stage: Scene) -> None:
 
 @asynccontextmanager
 async def relaying(stage: Scene, logs: Path) -> AsyncIterator[None]:
-    """Run a relay whose one host is the recorder."""
+    """Run a relay whose only host is the recorder."""
     relay = relay_victim(stage.database_url, stage.settings.broker.url.get_secret_value(), logs)
     try:
         await relay.start()
@@ -117,7 +118,7 @@ async def relaying(stage: Scene, logs: Path) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def writing(stage: Scene) -> AsyncIterator[None]:
-    """Write for the old queue; at the end nothing of it is under way."""
+    """Write to the old queue until the end of the block; then everything is delivered."""
     stop = asyncio.Event()
 
     async def write() -> None:
@@ -152,7 +153,7 @@ async def comes_on(stage: Scene) -> None:
 
 
 async def declare(queue: str, node: Node, vhost: str) -> None:
-    """Declare it through this node, and bind it for what is late."""
+    """Declare the queue through this node, and bind it for the late messages."""
     async with await aio_pika.connect(node.url(vhost)) as connection:
         channel = await connection.channel()
         declared = await channel.declare_queue(queue, durable=True, arguments={"x-queue-type": "quorum"})
@@ -171,10 +172,10 @@ async def now(stage: Scene) -> str:
 
 
 def declarations(stage: Scene) -> int:
-    """Tell how often the relay has declared or bound anything."""
+    """Return how often the relay has declared or bound anything."""
     return sum(stage.recorder.seen[Way.UP, method] for method in DECLARATIONS)
 
 
 def connects(stage: Scene) -> int:
-    """Tell how often the broker has let the relay in."""
+    """Return how often the broker has accepted a connection of the relay."""
     return stage.recorder.seen[Way.DOWN, Connection.OpenOk]

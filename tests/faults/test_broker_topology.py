@@ -1,38 +1,15 @@
-"""What the rows are bound for is taken away under load and put back: all arrive, in order, and none is blamed."""
+"""The binding or the exchange disappears under load and comes back: all rows arrive in order, and no row is blamed."""
 
 from collections.abc import Awaitable, Callable
 
 import psycopg
 import pytest
-from aio_pika import ExchangeType
-from aio_pika.abc import AbstractChannel, AbstractQueue
+from aio_pika.abc import AbstractChannel
 
 from relay.config.settings import Settings
 from tests.faults.load import Load, relaying, under_load
+from tests.faults.topology import Topology
 from tests.support.eventually import eventually
-
-EXCHANGE = "outbox"
-
-
-class Topology:
-    """The way from the relay to the queue, in pieces that can be taken away and put back."""
-
-    def __init__(self, channel: AbstractChannel, queue: AbstractQueue) -> None:
-        self._channel = channel
-        self._queue = queue
-
-    async def unbind(self) -> None:
-        await self._queue.unbind(EXCHANGE, "#")
-
-    async def bind(self) -> None:
-        await self._queue.bind(EXCHANGE, "#")
-
-    async def delete_exchange(self) -> None:
-        await self._channel.exchange_delete(EXCHANGE)
-
-    async def declare_exchange(self) -> None:
-        await self._channel.declare_exchange(EXCHANGE, ExchangeType.TOPIC, durable=True)
-        await self.bind()
 
 
 @pytest.mark.parametrize(
@@ -51,6 +28,7 @@ async def test_it_is_taken_away_under_load_and_put_back(
     take_away: Callable[[Topology], Awaitable[None]],
     put_back: Callable[[Topology], Awaitable[None]],
 ) -> None:
+    """The binding or the exchange disappears under load; rows wait in quarantine, and arrive in order afterwards."""
     async with under_load(database_url, broker_url) as load, relaying(settings) as node:
         topology = Topology(channel, await channel.get_queue(load.queue.name))
         for _ in range(2):

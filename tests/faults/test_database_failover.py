@@ -1,4 +1,4 @@
-"""A primary dies, hands over or is cut off, with a synchronous standby behind it; database.url names both."""
+"""A primary with a synchronous standby dies, hands over or is cut off; database.url names both servers."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator
@@ -15,7 +15,7 @@ from relay.engine.node import Node
 from relay.operate.migrate import migrate
 from tests.faults.evidence import read_ids
 from tests.faults.load import relaying, under_load
-from tests.faults.test_database_sessions import OF_RELAY, on, reasons
+from tests.faults.relay_sessions import RELAY_SESSIONS, reasons, with_database
 from tests.operate.inboxes import Ends, figures
 from tests.support.eventually import eventually
 from tests.support.pair import Pair
@@ -36,8 +36,9 @@ def pair() -> Iterator[Pair]:
 async def test_the_primary_is_killed_and_its_standby_promoted_twice(
     settings: Settings, pair: Pair, broker_url: str
 ) -> None:
+    """The primary is killed and its synchronous standby promoted, twice; no message is lost, reordered or repeated."""
     url = pair.url(DATABASE)
-    async with under_load(url, broker_url) as load, relaying(on(settings, url)):
+    async with under_load(url, broker_url) as load, relaying(with_database(settings, url)):
         for _ in range(2):
             await load.comes_on()
             await asyncio.to_thread(pair.primary.crash)
@@ -51,8 +52,9 @@ async def test_the_primary_is_killed_and_its_standby_promoted_twice(
 
 
 async def test_the_primary_hands_over_and_back(settings: Settings, pair: Pair, broker_url: str) -> None:
+    """The primary hands over to its standby and back; no message is lost, reordered or repeated."""
     url = pair.url(DATABASE)
-    async with under_load(url, broker_url) as load, relaying(on(settings, url)):
+    async with under_load(url, broker_url) as load, relaying(with_database(settings, url)):
         for _ in range(2):
             await load.comes_on()
             await asyncio.to_thread(pair.primary.stop)  # it ends when its standby has everything
@@ -64,12 +66,11 @@ async def test_the_primary_hands_over_and_back(settings: Settings, pair: Pair, b
     assert load.repeats == 0
 
 
-async def test_the_old_primary_lives_on_beside_the_promoted_standby(
-    settings: Settings, pair: Pair, broker_url: str
-) -> None:
+async def test_the_old_primary_outlives_the_promotion(settings: Settings, pair: Pair, broker_url: str) -> None:
+    """A standby is promoted while its primary still runs; the relay moves to the new one and repeats no message."""
     url = pair.url(DATABASE)
     with capture_logs() as events:
-        async with under_load(url, broker_url) as load, relaying(on(settings, url, command_timeout=2.0)):
+        async with under_load(url, broker_url) as load, relaying(with_database(settings, url, command_timeout=2.0)):
             await load.comes_on()
             await asyncio.to_thread(pair.promote)  # every commit on the old one hangs, and it lets everyone in
 
@@ -83,10 +84,10 @@ async def test_the_old_primary_lives_on_beside_the_promoted_standby(
 
 
 async def test_a_standby_that_lags_behind_is_promoted(settings: Settings, pair: Pair, broker_url: str) -> None:
-    """Commits are gone, together with their messages; what is in the new primary's tables goes out all the same."""
+    """A lagging standby is promoted and lacks commits; whatever its tables still hold is delivered in order."""
     url = pair.url(DATABASE)
     pair.primary.do_without_standby()
-    async with under_load(url, broker_url) as load, relaying(on(settings, url)):
+    async with under_load(url, broker_url) as load, relaying(with_database(settings, url)):
         await load.comes_on()
         await asyncio.to_thread(pair.other.stop_following)
         await load.comes_on()
@@ -97,6 +98,7 @@ async def test_a_standby_that_lags_behind_is_promoted(settings: Settings, pair: 
 
 
 def test_what_a_lagging_standby_lacked_is_named_by_reconcile(pair: Pair, database: DatabaseSettings) -> None:
+    """A lagging standby is promoted; `relay reconcile` names each message that was applied and is in no table."""
     ends = Ends(DatabaseSettings(url=SecretStr(pair.url(DATABASE))), database)
     ends.apply(ends.send(5))
     pair.primary.do_without_standby()
@@ -116,8 +118,12 @@ def test_what_a_lagging_standby_lacked_is_named_by_reconcile(pair: Pair, databas
 
 
 async def test_two_relays_under_a_split(settings: Settings, pair: Pair, broker_url: str) -> None:
+    """A split leaves two primaries; two relays share the new one, and repeat only what neither could mark."""
     url = pair.url(DATABASE)
-    async with under_load(url, broker_url) as load, two_relaying(on(settings, url, command_timeout=2.0)) as nodes:
+    async with (
+        under_load(url, broker_url) as load,
+        two_relaying(with_database(settings, url, command_timeout=2.0)) as nodes,
+    ):
         await load.comes_on()
         await asyncio.to_thread(pair.promote)
 
@@ -134,10 +140,10 @@ async def test_two_relays_under_a_split(settings: Settings, pair: Pair, broker_u
 async def test_two_relays_when_a_standby_that_lags_behind_is_promoted(
     settings: Settings, pair: Pair, broker_url: str
 ) -> None:
-    """What was delivered and is in no table any more is told by comparing; what lost only its mark goes out again."""
+    """A lagging standby is promoted under two relays; they share its lanes, and what is gone was written last."""
     url = pair.url(DATABASE)
     pair.primary.do_without_standby()
-    async with under_load(url, broker_url) as load, two_relaying(on(settings, url)) as nodes:
+    async with under_load(url, broker_url) as load, two_relaying(with_database(settings, url)) as nodes:
         await load.comes_on()
         known = await message_ids(pair)
         await load.comes_on()
@@ -173,4 +179,4 @@ async def message_ids(pair: Pair) -> frozenset[UUID]:
 
 async def has_relays(pair: Pair, number: int) -> bool:
     async with await psycopg.AsyncConnection.connect(pair.primary.url(DATABASE)) as connection:
-        return (await connection.execute(f"SELECT {OF_RELAY}")).rowcount == number
+        return (await connection.execute(f"SELECT {RELAY_SESSIONS}")).rowcount == number

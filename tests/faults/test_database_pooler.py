@@ -1,4 +1,4 @@
-"""A pooler in database.url: one that lends sessions out is refused at the start, one that keeps them is used."""
+"""A pooler in database.url: one that lends out sessions is refused at the start, one that keeps them is used."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ from relay.database import connect_async, require_session
 from relay.errors import ConfigurationError, DatabaseUnavailableError
 from tests.cli.command import Command
 from tests.faults.load import relaying, under_load
-from tests.faults.test_database_sessions import on
+from tests.faults.relay_sessions import with_database
 from tests.support import pgbouncer
 from tests.support.pgbouncer import PgBouncer, PoolMode
 from tests.support.postgres import PostgresServer
@@ -34,7 +34,7 @@ StartPooler = Callable[..., PgBouncer]
 
 @pytest.fixture
 def start_pooler(postgres: PostgresServer) -> Iterator[StartPooler]:
-    """`start_pooler(PoolMode.SESSION, size=2)` starts one in front of the run's server."""
+    """`start_pooler(PoolMode.SESSION, size=2)` starts a pooler in front of the run's server."""
     with ExitStack() as running:
         yield lambda *args, **more: running.enter_context(PgBouncer(postgres, *args, **more))
 
@@ -44,6 +44,7 @@ def start_pooler(postgres: PostgresServer) -> Iterator[StartPooler]:
 def test_a_pooler_that_lends_sessions_out_is_refused(
     start_pooler: StartPooler, settings: Settings, tmp_path: Path, mode: PoolMode, command: str
 ) -> None:
+    """A pooler lends out sessions by transaction or statement; each command refuses it, with exit code 2."""
     url = start_pooler(mode).url(settings.database.url.get_secret_value())
 
     refused = Command(
@@ -61,9 +62,10 @@ def test_a_pooler_that_lends_sessions_out_is_refused(
 
 
 async def test_it_is_found_out_in_a_busy_pool(start_pooler: StartPooler, settings: Settings) -> None:
+    """A pooler that lends out sessions is busy with other clients; the relay still recognises it each time."""
     pooler = start_pooler(PoolMode.TRANSACTION)
     url = pooler.url(settings.database.url.get_secret_value())
-    database = on(settings, url).database
+    database = with_database(settings, url).database
     stop = asyncio.Event()
 
     async def work() -> None:
@@ -83,9 +85,10 @@ async def test_it_is_found_out_in_a_busy_pool(start_pooler: StartPooler, setting
 
 @pytest.mark.drills
 async def test_a_pool_without_a_second_session_is_waited_for(start_pooler: StartPooler, settings: Settings) -> None:
+    """A pooler has no second session to give; the relay reports the database as unavailable, and so tries again."""
     pooler = start_pooler(PoolMode.SESSION, size=1)
     url = pooler.url(settings.database.url.get_secret_value())
-    database = on(settings, f"{url}?connect_timeout=2").database
+    database = with_database(settings, f"{url}?connect_timeout=2").database
 
     async with await connect_async(database) as connection:
         with pytest.raises(DatabaseUnavailableError, match="gives us no second connection"):
@@ -93,8 +96,9 @@ async def test_a_pool_without_a_second_session_is_waited_for(start_pooler: Start
 
 
 async def test_a_pooler_that_keeps_sessions_is_used(start_pooler: StartPooler, settings: Settings) -> None:
+    """A pooler keeps a session for each client; the relay works through it under load."""
     url, broker_url = settings.database.url.get_secret_value(), settings.broker.url.get_secret_value()
-    through_pooler = on(settings, start_pooler(PoolMode.SESSION).url(url))
+    through_pooler = with_database(settings, start_pooler(PoolMode.SESSION).url(url))
 
     async with under_load(url, broker_url) as load, relaying(through_pooler):
         await load.comes_on()

@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Iterator, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Iterator
 from typing import Any, LiteralString
 
 import aio_pika
@@ -20,18 +20,20 @@ from relay.database import kind_of_loss
 from relay.engine.session.session import LaneSession
 from relay.operate.migrate import migrate
 from tests.faults.load import relaying, under_load
+from tests.faults.relay_sessions import RELAY_SESSIONS, reasons, with_database
+from tests.support.events import Events
 from tests.support.eventually import eventually
 from tests.support.postgres import PostgresServer
-from tests.support.proxy import FaultProxy, Way
+from tests.support.proxied import proxied
+from tests.support.proxy import Way
 from tests.support.queues import declare_bound
 
 WRITE = "INSERT INTO outbox.message (aggregate_type, event_type, payload) VALUES ('customer', 'InvoiceIssued', '1')"
-OF_RELAY = "FROM pg_stat_activity WHERE application_name = 'outbox-relay' AND datname = current_database()"
 BLOCK_MARKS = "LOCK TABLE outbox.message_sent IN SHARE MODE"
-RELAY_WAITS = f"SELECT {OF_RELAY} AND wait_event_type = 'Lock'"
+RELAY_WAITS = f"SELECT {RELAY_SESSIONS} AND wait_event_type = 'Lock'"
 RELAY_WAITS_LONG = f"{RELAY_WAITS} AND clock_timestamp() - query_start > interval '1800 ms'"
-RELAY_RESTS = f"SELECT {OF_RELAY} AND state = 'idle' AND clock_timestamp() - state_change > interval '1800 ms'"
-RELAY_WAITS_FOR_STANDBY = f"SELECT {OF_RELAY} AND wait_event = 'SyncRep'"
+RELAY_RESTS = f"SELECT {RELAY_SESSIONS} AND state = 'idle' AND clock_timestamp() - state_change > interval '1800 ms'"
+RELAY_WAITS_FOR_STANDBY = f"SELECT {RELAY_SESSIONS} AND wait_event = 'SyncRep'"
 PENDING = "SELECT count(*) FROM outbox.message WHERE state = 'pending'"
 # Longer than they would take, shorter than the relay waits or rests.
 IMPATIENT = {
@@ -41,11 +43,9 @@ IMPATIENT = {
     "idle_session_timeout": "1500ms",
 }
 
-Events = Sequence[MutableMapping[str, Any]]
-
 
 class Operator:
-    """A session of an operator, who is not bothered by what he sets for others."""
+    """A session of an operator, which the settings for other sessions do not affect."""
 
     def __init__(self, connection: psycopg.AsyncConnection) -> None:
         self.connection = connection
@@ -81,7 +81,7 @@ async def operator(database_url: str) -> AsyncIterator[Operator]:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[PostgresServer]:
-    """One that may be restarted."""
+    """A PostgreSQL that the test may restart."""
     with PostgresServer() as server:
         yield server
 
@@ -98,18 +98,19 @@ def own_database_url(server: PostgresServer) -> Iterator[str]:
 
 @pytest.fixture
 async def queue(broker_url: str) -> AsyncIterator[AbstractQueue]:
-    """A queue that gets all that the relay sends."""
+    """A queue that gets every message of the relay."""
     async with await aio_pika.connect(broker_url) as connection:
         yield await declare_bound(await connection.channel(), "events")
 
 
 async def test_sessions_ended_by_an_operator_under_load(settings: Settings, operator: Operator) -> None:
+    """An operator ends the relay's sessions under load; no message is lost or repeated."""
     url, broker_url = settings.database.url.get_secret_value(), settings.broker.url.get_secret_value()
     with capture_logs() as events:
         async with under_load(url, broker_url) as load, relaying(settings):
             for _ in range(4):
                 await load.comes_on()
-                await operator.tell(f"SELECT pg_terminate_backend(pid) {OF_RELAY}")
+                await operator.tell(f"SELECT pg_terminate_backend(pid) {RELAY_SESSIONS}")
             await load.comes_on()
             await load.finish()
 
@@ -122,8 +123,12 @@ async def test_sessions_ended_by_an_operator_under_load(settings: Settings, oper
 async def test_a_restart_of_the_server_under_load(
     settings: Settings, server: PostgresServer, own_database_url: str, broker_url: str, how: signal.Signals
 ) -> None:
+    """PostgreSQL restarts under load; the relay tries until it is back, and repeats no message."""
     with capture_logs() as events:
-        async with under_load(own_database_url, broker_url) as load, relaying(on(settings, own_database_url)):
+        async with (
+            under_load(own_database_url, broker_url) as load,
+            relaying(with_database(settings, own_database_url)),
+        ):
             await load.comes_on()
             await asyncio.to_thread(server.stop, how)
             await eventually(lambda: "refused" in reasons(events), "it has tried in vain to come back")
@@ -135,12 +140,11 @@ async def test_a_restart_of_the_server_under_load(
 
 
 @pytest.mark.drills
-async def test_a_server_that_falls_silent_under_load(
-    settings: Settings, postgres: PostgresServer, database_url: str, broker_url: str
-) -> None:
+async def test_a_server_that_falls_silent_under_load(settings: Settings, database_url: str, broker_url: str) -> None:
+    """The database stops answering under load; the relay gives up its session in time, and repeats no message."""
     with capture_logs() as events:
-        async with FaultProxy("127.0.0.1", postgres.port, amqp=False) as proxy:
-            silent = on(settings, database_url.replace(f":{postgres.port}/", f":{proxy.port}/"), command_timeout=1.0)
+        async with proxied(settings.database, command_timeout=1.0) as (proxy, far):
+            silent = settings.model_copy(update={"database": far})
             async with under_load(database_url, broker_url) as load, relaying(silent):
                 await load.comes_on()
                 for way in Way:
@@ -165,6 +169,7 @@ async def test_a_server_that_falls_silent_under_load(
 async def test_a_row_confirmed_but_not_marked_is_marked_later_and_not_sent_again(
     settings: Settings, operator: Operator, database_url: str, queue: AbstractQueue, end: LiteralString, told: str
 ) -> None:
+    """A mark waits for a lock, and its session or statement is ended; the row is marked later and not sent again."""
     with capture_logs() as events:
         async with relaying(settings):
             async with await psycopg.AsyncConnection.connect(database_url) as blocker:
@@ -172,7 +177,7 @@ async def test_a_row_confirmed_but_not_marked_is_marked_later_and_not_sent_again
                 await operator.connection.execute(WRITE)
                 await eventually(lambda: operator.finds(RELAY_WAITS), "it waits for the lock")
 
-                await operator.tell(f"SELECT {end}(pid) {OF_RELAY}")
+                await operator.tell(f"SELECT {end}(pid) {RELAY_SESSIONS}")
                 await eventually(lambda: told in reasons(events), "PostgreSQL's words are told")
                 await eventually(lambda: operator.finds(RELAY_WAITS), "it waits for the lock again")
             await eventually(operator.is_sent, "the row is marked")
@@ -184,8 +189,9 @@ async def test_a_row_confirmed_but_not_marked_is_marked_later_and_not_sent_again
 async def test_the_server_s_last_words_are_known_when_they_come_with_an_answer(
     settings: Settings, operator: Operator
 ) -> None:
+    """PostgreSQL ends a session along with an answer; the reason of the loss is known all the same."""
     async with await LaneSession.open(settings.database) as session, session.use() as connection:
-        await operator.tell(f"SELECT pg_terminate_backend(pid) {OF_RELAY}")
+        await operator.tell(f"SELECT pg_terminate_backend(pid) {RELAY_SESSIONS}")
         await eventually(lambda: has_heard(connection, session), "they have come")
 
         with pytest.raises(psycopg.OperationalError) as failed:
@@ -196,7 +202,7 @@ async def test_the_server_s_last_words_are_known_when_they_come_with_an_answer(
 
 
 def has_heard(connection: psycopg.AsyncConnection, session: LaneSession) -> bool:
-    """Read what has come, as the driver does at the end of a statement's answer."""
+    """Whether the end of the session was heard, after reading as the driver does at the end of an answer."""
     connection.pgconn.consume_input()
     connection.pgconn.notifies()
     return session.ended_by is not None
@@ -205,6 +211,7 @@ def has_heard(connection: psycopg.AsyncConnection, session: LaneSession) -> bool
 async def test_timeouts_that_an_operator_sets_for_everyone_do_not_end_a_session(
     settings: Settings, operator: Operator, database_url: str, queue: AbstractQueue
 ) -> None:
+    """An operator sets short timeouts for all sessions; the relay's session outlives them."""
     await operator.set_for_new_sessions(**IMPATIENT)
     calm = RelaySettings(poll_interval=10, heartbeat_interval=10)
     patient = " ".join(f"-c {name}=0" for name in IMPATIENT)
@@ -223,10 +230,11 @@ async def test_timeouts_that_an_operator_sets_for_everyone_do_not_end_a_session(
 async def test_a_server_that_takes_no_writes_is_waited_for(
     settings: Settings, operator: Operator, queue: AbstractQueue
 ) -> None:
+    """All sessions become read-only; the relay names the reason, and goes on once writes are allowed."""
     with capture_logs() as events:
         async with relaying(settings):
             await operator.set_for_new_sessions(default_transaction_read_only="on")
-            await operator.tell(f"SELECT pg_terminate_backend(pid) {OF_RELAY}")
+            await operator.tell(f"SELECT pg_terminate_backend(pid) {RELAY_SESSIONS}")
             await eventually(lambda: "session is read-only" in reasons(events), "the reason is told")
             await operator.set_for_new_sessions(default_transaction_read_only="off")
             await operator.connection.execute(WRITE)
@@ -238,12 +246,12 @@ async def test_a_server_that_takes_no_writes_is_waited_for(
 async def test_a_session_that_turns_read_only_is_replaced(
     settings: Settings, server: PostgresServer, own_database_url: str, broker_url: str
 ) -> None:
-    """As managed servers do when their disk is full: for all sessions, at any moment."""
+    """A running session becomes read-only, as on managed servers with a full disk; the relay replaces it."""
     async with await psycopg.AsyncConnection.connect(own_database_url, autocommit=True) as connection:
         operator = Operator(connection)
         await connection.execute("SET default_transaction_read_only = off")
         with capture_logs() as events:
-            async with relaying(on(settings, own_database_url)):
+            async with relaying(with_database(settings, own_database_url)):
                 await operator.set_for_server(default_transaction_read_only="on")
                 await eventually(lambda: "read-only transaction" in reasons(events), "the reason is told")
                 await operator.set_for_server(default_transaction_read_only="off")
@@ -253,16 +261,17 @@ async def test_a_session_that_turns_read_only_is_replaced(
 async def test_a_commit_that_its_standby_may_lack_is_not_taken_for_made(
     settings: Settings, server: PostgresServer, own_database_url: str, queue: AbstractQueue
 ) -> None:
+    """A mark is cancelled while it waits for a standby; the relay names the doubt, marks again, and repeats nothing."""
     async with await psycopg.AsyncConnection.connect(own_database_url, autocommit=True) as connection:
         operator = Operator(connection)
         await connection.execute("SET synchronous_commit = local")
         with capture_logs() as events:
-            async with relaying(on(settings, own_database_url)):
+            async with relaying(with_database(settings, own_database_url)):
                 await operator.set_for_server(synchronous_standby_names="nobody")
                 await connection.execute(WRITE)
                 await eventually(lambda: operator.finds(RELAY_WAITS_FOR_STANDBY), "it waits for a standby")
 
-                await operator.tell(f"SELECT pg_cancel_backend(pid) {OF_RELAY}")
+                await operator.tell(f"SELECT pg_cancel_backend(pid) {RELAY_SESSIONS}")
                 await eventually(lambda: "a failover may undo the commit" in reasons(events), "the doubt is told")
                 await operator.set_for_server(synchronous_standby_names="")
                 await eventually(operator.is_sent, "the row is sent")
@@ -272,6 +281,7 @@ async def test_a_commit_that_its_standby_may_lack_is_not_taken_for_made(
 
 
 async def test_both_ends_notice_a_peer_that_died_silently(settings: Settings, database_url: str) -> None:
+    """A peer may die silently; client and server both have TCP keepalives and a user timeout that notice it."""
     own = settings.database.model_copy(update={"url": SecretStr(f"{database_url}?keepalives_idle=7")})
     async with await LaneSession.open(own) as session, session.use() as connection:
         cursor = await connection.execute("SELECT name, setting FROM pg_settings WHERE name LIKE 'tcp_%'")
@@ -291,17 +301,6 @@ async def test_both_ends_notice_a_peer_that_died_silently(settings: Settings, da
         "tcp_user_timeout": 10_000,
     }
     assert server == {name: str(value) for name, value in client.items()}
-
-
-def on(settings: Settings, url: str, **more: float) -> Settings:
-    """Give the settings of a relay on another database."""
-    database = settings.database.model_copy(update={"url": SecretStr(url), **more})
-    return settings.model_copy(update={"database": database})
-
-
-def reasons(events: Events) -> str:
-    """Give what was told to be wrong with the database."""
-    return "\n".join(event["reason"] for event in events if event["event"] == "database.degraded")
 
 
 def healed(events: Events) -> bool:

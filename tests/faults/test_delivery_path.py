@@ -1,4 +1,4 @@
-"""A broker that falls silent for a while under steady load: what an operator sees meanwhile, and what comes after."""
+"""A broker is silent for a while under steady load: what an operator sees meanwhile, and how delivery recovers."""
 
 import asyncio
 import os
@@ -25,6 +25,7 @@ SILENCE = NOTICED_WITHIN + 2
 
 
 async def test_the_broker_falls_silent_under_steady_load(settings: Settings, tmp_path: Path) -> None:
+    """The broker stops answering under steady load; the relay reports it, recovers, and keeps every invariant."""
     http = f"127.0.0.1:{free_port()}"
     async with scene(settings) as stage:
         relay = victim(stage, http, tmp_path)

@@ -1,4 +1,4 @@
-"""The disk under a durable publisher's file is full: nothing more is accepted, and what was is sent once."""
+"""The disk under a durable publisher's buffer is full: no event is accepted, and accepted ones are sent once."""
 
 import signal
 import sys
@@ -6,23 +6,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from yarl import URL
 
 from relay.config.settings import BrokerSettings
 from relay.errors import NotAcceptedError
 from relay.outbox import Event
 from relay.publisher import DurablePublisher
-from tests.consume.effects import through
 from tests.engine.conftest import Reader
 from tests.publisher.events import first_of_each, is_direct, measured, publish_all
 from tests.support.eventually import eventually
 from tests.support.process import Process
-from tests.support.proxy import FaultProxy
+from tests.support.proxied import proxied
 from tests.support.volume import fill
 
 
 async def publish_until_refused(sensors: DurablePublisher, size: int, keys: Sequence[str] = "012") -> list[str]:
-    """Publish events of this size until one is not accepted; give the ids of the others."""
+    """Publish events of this size until one is not accepted; return the ids of the others."""
     ids: list[str] = []
     while True:
         event = Event("sensor", keys[len(ids) % len(keys)], "Measured", {"padding": "x" * size})
@@ -37,10 +35,11 @@ async def publish_until_refused(sensors: DurablePublisher, size: int, keys: Sequ
 async def test_a_full_disk_accepts_nothing_and_keeps_what_was_accepted(
     volume: Path, broker: BrokerSettings, queue: Reader
 ) -> None:
+    """The disk under the buffer is full; the publisher accepts nothing more, and sends once what it had accepted."""
     file, late = volume / "buffer.sqlite", measured(10)
-    async with FaultProxy("127.0.0.1", URL(broker.url.get_secret_value()).port or 5672) as proxy:
+    async with proxied(broker) as (proxy, far):
         proxy.refusing = True
-        async with DurablePublisher(file, broker=through(broker, proxy.port), name="sensors") as sensors:
+        async with DurablePublisher(file, broker=far, name="sensors") as sensors:
             ids = await publish_all(sensors, range(10))
             ballast = fill(volume)
             with pytest.raises(NotAcceptedError, match=f"{file} could not be written: its volume has 0 bytes free"):
@@ -63,13 +62,14 @@ async def test_a_full_disk_accepts_nothing_and_keeps_what_was_accepted(
 
 
 @pytest.mark.parametrize("volume", ["16m"], indirect=True)
-async def test_a_disk_that_the_file_has_filled_is_enough_to_send_what_is_in_it(
+async def test_a_disk_that_the_buffer_has_filled_is_enough_to_send_it(
     volume: Path, broker: BrokerSettings, queue: Reader
 ) -> None:
+    """The buffer itself has filled the disk; everything in it can still be sent."""
     file = volume / "buffer.sqlite"
-    async with FaultProxy("127.0.0.1", URL(broker.url.get_secret_value()).port or 5672) as proxy:
+    async with proxied(broker) as (proxy, far):
         proxy.refusing = True
-        async with DurablePublisher(file, broker=through(broker, proxy.port), name="sensors") as sensors:
+        async with DurablePublisher(file, broker=far, name="sensors") as sensors:
             # Until not even the smallest has room.
             ids = [id_ for size in (400_000, 4_000, 1) for id_ in await publish_until_refused(sensors, size)]
 
@@ -80,13 +80,14 @@ async def test_a_disk_that_the_file_has_filled_is_enough_to_send_what_is_in_it(
 
 
 @pytest.mark.parametrize("volume", ["40m"], indirect=True)
-async def test_a_disk_that_the_file_has_filled_is_enough_to_hold_the_key_of_a_refused_message(
+async def test_a_disk_that_the_buffer_has_filled_is_enough_to_hold_a_key(
     volume: Path, broker: BrokerSettings, queue: Reader
 ) -> None:
+    """The buffer has filled the disk, and a message is refused; its key still waits, and arrives in order."""
     file = volume / "buffer.sqlite"
-    async with FaultProxy("127.0.0.1", URL(broker.url.get_secret_value()).port or 5672) as proxy:
+    async with proxied(broker) as (proxy, far):
         proxy.refusing = True
-        async with DurablePublisher(file, broker=through(broker, proxy.port), name="sensors") as sensors:
+        async with DurablePublisher(file, broker=far, name="sensors") as sensors:
             await sensors.publish(measured(0, exchange="", routing_key="late"))
             ids = [id_ for size in (40_000, 400) for id_ in await publish_until_refused(sensors, size, keys=["a"])]
 
@@ -99,9 +100,10 @@ async def test_a_disk_that_the_file_has_filled_is_enough_to_hold_the_key_of_a_re
 
 
 @pytest.mark.parametrize("volume", ["12m"], indirect=True)
-async def test_a_process_killed_on_the_disk_that_its_file_has_filled_leaves_what_was_accepted(
+async def test_a_process_killed_on_a_full_disk_leaves_what_was_accepted(
     volume: Path, broker: BrokerSettings, queue: Reader, tmp_path: Path
 ) -> None:
+    """A process is killed when its buffer has filled the disk; the next one sends all that was accepted."""
     file, log = volume / "buffer.sqlite", tmp_path / "log"
     process = Process([sys.executable, "-m", "tests.publisher.endless", str(file), "50000"], log=log)
     await eventually(lambda: "refused" in log.read_text(), "it is full", 60)

@@ -1,6 +1,6 @@
-"""One relay is to give half of its lanes to another at the worst moments, and one of them dies meanwhile.
+"""One relay must give half of its lanes to another at the worst moments, and one of them dies meanwhile.
 
-A lane goes over only when nothing of it is under way, so it stays while a confirm is missing or a mark is not made.
+A lane moves only when nothing of it is in flight. So it stays while a confirm or a mark is missing.
 """
 
 import asyncio
@@ -11,9 +11,9 @@ from signal import SIGKILL, SIGTERM
 
 import pytest
 
-from tests.chaos.stand import Servers
+from tests.chaos.fleet import FleetServers
 from tests.faults.history import Healed, Injected, Published, Reach
-from tests.faults.relays import LANES, Drill, drill
+from tests.faults.relays import LANES, FleetDrill, drill
 from tests.support.eventually import eventually
 from tests.support.proxy import Way
 
@@ -27,33 +27,34 @@ pytestmark = pytest.mark.drills
 
 
 @asynccontextmanager
-async def unconfirmed(running: Drill) -> AsyncIterator[None]:
-    """Nothing that the first relay sends is confirmed within the block."""
-    proxy = running.stand.relays["one"].broker
-    running.stand.history.append(Injected("confirms held", Reach.ALL, relay="one"))
+async def unconfirmed(running: FleetDrill) -> AsyncIterator[None]:
+    """Hold the confirms of the first relay until the end of the block."""
+    proxy = running.fleet.relays["one"].broker
+    running.fleet.history.append(Injected("confirms held", Reach.ALL, relay="one"))
     proxy.hold(Way.DOWN)
     yield
     proxy.release(Way.DOWN)
-    running.stand.history.append(Healed("confirms held"))
+    running.fleet.history.append(Healed("confirms held"))
 
 
 @asynccontextmanager
-async def unmarked(running: Drill) -> AsyncIterator[None]:
-    """Nobody can mark what is confirmed within the block."""
-    async with await running.stand.connect() as connection, connection.transaction():
-        running.stand.history.append(Injected("marks blocked", Reach.ALL))
+async def unmarked(running: FleetDrill) -> AsyncIterator[None]:
+    """Lock the sent rows until the end of the block, so that no relay can mark."""
+    async with await running.fleet.connect() as connection, connection.transaction():
+        running.fleet.history.append(Injected("marks blocked", Reach.ALL))
         await connection.execute("LOCK TABLE outbox.message_sent IN SHARE ROW EXCLUSIVE MODE")
         yield
-    running.stand.history.append(Healed("marks blocked"))
+    running.fleet.history.append(Healed("marks blocked"))
 
 
 @pytest.mark.parametrize("dies", ["nobody", "who takes", "who gives", "who gives, as it drains"])
 @pytest.mark.parametrize("moment", [unconfirmed, unmarked])
 async def test_lanes_stay_until_nothing_of_them_is_under_way(
-    servers: Servers, tmp_path: Path, moment: Callable[[Drill], AbstractAsyncContextManager[None]], dies: str
+    servers: FleetServers, tmp_path: Path, moment: Callable[[FleetDrill], AbstractAsyncContextManager[None]], dies: str
 ) -> None:
+    """Lanes must move while confirms or marks are missing, and a relay dies; no lane moves early or loses its order."""
     async with drill(servers, tmp_path, "one", "two", **PATIENT) as running:
-        history, one, two = running.stand.history, *(running.stand.relays[name].victim for name in ("one", "two"))
+        history, one, two = running.fleet.history, *(running.fleet.relays[name].victim for name in ("one", "two"))
         history.append(Injected("away", Reach.ALL, relay="two"))
         await asyncio.to_thread(two.stop, SIGTERM)
         await running.take_over("one", "the other is stopped")
@@ -87,10 +88,10 @@ async def test_lanes_stay_until_nothing_of_them_is_under_way(
     assert dies.startswith("who gives") or running.repeats == 0
 
 
-def lanes_sent(running: Drill, since: int) -> set[int]:
-    return {record.lane for record in running.stand.history[since:] if isinstance(record, Published)}
+def lanes_sent(running: FleetDrill, since: int) -> set[int]:
+    return {record.lane for record in running.fleet.history[since:] if isinstance(record, Published)}
 
 
-async def has_joined(running: Drill) -> bool:
-    async with await running.stand.connect() as connection:
+async def has_joined(running: FleetDrill) -> bool:
+    async with await running.fleet.connect() as connection:
         return (await connection.execute(JOINED)).rowcount == 1

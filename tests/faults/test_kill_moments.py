@@ -1,6 +1,6 @@
 """The relay is killed between any two steps of a message; the next one delivers it, and repeats only what it must.
 
-The moment is reached from outside: something that the relay waits for is held back until it is killed.
+A test reaches the moment from outside: it holds back what the relay waits for, and kills the relay.
 """
 
 import asyncio
@@ -34,9 +34,9 @@ IN_MARK = """
 
 
 class Statements(FaultProxy):
-    """Between relay and database, listening to the session of the lanes.
+    """A proxy between relay and database that reads the session of the lanes.
 
-    `stop_mark` holds what the relay says from its next mark on.
+    `stop_mark` holds the relay's statements from its next mark on.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -68,19 +68,19 @@ class Statements(FaultProxy):
 
 @dataclass(slots=True)
 class Killing:
-    """A relay process whose words to both servers can be held."""
+    """A relay process behind two proxies, which can hold its traffic to both servers."""
 
     scene: Scene
     statements: Statements
     relay: Victim
 
     async def end(self) -> None:
-        """Kill it, in less time than a mark waits for a lock, and drop nothing yet."""
+        """Kill the relay sooner than a mark gives up its lock; the proxies keep what they hold."""
         self.relay.tell(signal.SIGKILL)
         await eventually(lambda: not self.relay.is_running(), "it is dead")
 
     async def kill(self) -> None:
-        """Kill it, and drop what was held."""
+        """Kill the relay, and drop what the proxies hold."""
         await asyncio.to_thread(self.relay.stop, signal.SIGKILL)
         self.scene.history.append(Injected("relay killed", forgets=True))
         for proxy in (self.scene.recorder, self.statements):
@@ -129,7 +129,7 @@ async def before_the_mark(killing: Killing) -> None:
 
 
 async def inside_a_mark_that_is_made(killing: Killing) -> None:
-    """The statement waits for a row's lock; it is made after the death of who asked for it."""
+    """The statement waits for a row's lock; it is made after the relay's death."""
     async with locked_rows(killing.scene):
         await killing.end()
         assert not await killing.scene.is_empty()
@@ -176,6 +176,7 @@ async def after_the_mark(killing: Killing) -> None:
 async def test_killed_at_any_moment_it_loses_and_reorders_nothing(
     settings: Settings, tmp_path: Path, moment: Callable[[Killing], Awaitable[None]], times: list[int]
 ) -> None:
+    """The relay is killed between two steps of a message; the next one loses nothing, and repeats only what it must."""
     async with started(settings, tmp_path) as killing:
         await moment(killing)
         await killing.relay.start()
@@ -190,7 +191,7 @@ async def test_killed_at_any_moment_it_loses_and_reorders_nothing(
 
 @asynccontextmanager
 async def started(settings: Settings, logs: Path) -> AsyncIterator[Killing]:
-    """Run a relay between two proxies; at the end nothing of it is left."""
+    """Yield a relay between two proxies; the process ends with the block."""
     database_url = URL(settings.database.url.get_secret_value())
     async with scene(settings) as stage, Statements(str(database_url.host), database_url.port or 5432) as statements:
         through = str(database_url.with_port(statements.port))
@@ -204,7 +205,7 @@ async def started(settings: Settings, logs: Path) -> AsyncIterator[Killing]:
 
 @asynccontextmanager
 async def locked_rows(scene: Scene) -> AsyncIterator[None]:
-    """Let a message be confirmed while its row is locked, and wait until its mark waits for the lock."""
+    """Confirm a message while its row is locked, and wait until the mark waits for the lock."""
     scene.recorder.hold(Way.DOWN)
     await scene.write("a")
     async with await psycopg.AsyncConnection.connect(scene.settings.database.url.get_secret_value()) as connection:

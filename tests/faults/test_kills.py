@@ -1,4 +1,4 @@
-"""Relay and consumer are killed while writers roll back and commit late; afterwards everything adds up."""
+"""Relay and consumer are killed again and again while writers roll back and commit late."""
 
 import asyncio
 import os
@@ -43,6 +43,7 @@ UNPROJECTED = """
 async def test_kills_rollbacks_and_late_commits_lose_invent_and_reorder_nothing(
     settings: Settings, database_url: str, broker_url: str, tmp_path: Path
 ) -> None:
+    """Relay and consumer are killed while writers roll back and commit late; each message takes effect in order."""
     seed = int(os.environ.get(SEED_VARIABLE) or secrets.randbits(32))
     print(f"{SEED_VARIABLE}={seed}")  # shown when the test fails
     chance = Random(seed)
@@ -87,7 +88,7 @@ async def kill_repeatedly(
     history: History,
     recorder: Recorder | None = None,
 ) -> None:
-    """Kill it as soon as it has done some more work, and start it again."""
+    """Kill the process after each bit of progress, and start it again."""
     for _ in range(KILLS):
         goal = await progress() + chance.randrange(1, 400)
 
@@ -112,7 +113,7 @@ async def declare_queues(broker_url: str, exchange_name: str) -> None:
 
 @asynccontextmanager
 async def victims(database_url: str, broker: URL, recorder: int, logs: Path) -> AsyncIterator[tuple[Victim, Victim]]:
-    """Run relay (through the recorder's port) and consumer; at the end of the test nothing of them is left."""
+    """Yield relay (through the recorder's port) and consumer; both end with the block."""
     environment = {
         **os.environ,
         "RELAY_DATABASE_URL": database_url,

@@ -1,4 +1,4 @@
-"""The disk of the write-ahead log is full: the server dies, and the relay waits until it is there again."""
+"""The disk of the write-ahead log is full: PostgreSQL ends, and the relay waits until it is back."""
 
 import asyncio
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ SMALL = {
 
 @pytest.fixture
 def server(volume: Path) -> Iterator[PostgresServer]:
-    """All of it is on the volume."""
+    """A PostgreSQL with all of its files on the volume."""
     with PostgresServer(folder=volume / "server", durable=True, settings=SMALL) as server:
         yield server
 
@@ -38,6 +38,7 @@ def server(volume: Path) -> Iterator[PostgresServer]:
 async def test_a_server_that_dies_of_a_full_disk_is_waited_for(
     server: PostgresServer, volume: Path, settings: Settings, broker_url: str
 ) -> None:
+    """PostgreSQL ends because its WAL volume is full; the relay waits for the restart, and repeats no message."""
     url = server.create_database("drill")
     theirs = settings.model_copy(update={"database": DatabaseSettings(url=SecretStr(url))})
     await asyncio.to_thread(migrate, theirs.database)
@@ -56,7 +57,7 @@ async def test_a_server_that_dies_of_a_full_disk_is_waited_for(
 
 
 def is_ended_by_the_log(server: PostgresServer) -> bool:
-    """Ask for the log's next file, for which there is no room, and tell whether the server has ended."""
+    """Whether the server has ended, after a request for the log's next file, which has no room."""
     with suppress(psycopg.Error), psycopg.connect(server.admin_url, autocommit=True) as connection:
         connection.execute("SELECT pg_switch_wal()")
     return not server.is_running()

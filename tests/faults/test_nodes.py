@@ -6,7 +6,7 @@ from signal import SIGCONT, SIGSTOP, SIGTERM
 
 import pytest
 
-from tests.chaos.stand import Servers
+from tests.chaos.fleet import FleetServers
 from tests.faults.history import Healed, History, Injected, Published, Reach, Written
 from tests.faults.owners import belated
 from tests.faults.relays import drill
@@ -15,9 +15,10 @@ from tests.support.proxy import FaultProxy, Way
 LONGEST_GAP = 5.0  # seconds that a message waits while a relay is restarted
 
 
-async def test_a_relay_frozen_past_its_lock_wakes_without_it(servers: Servers, tmp_path: Path) -> None:
+async def test_a_relay_frozen_past_its_lock_wakes_without_it(servers: FleetServers, tmp_path: Path) -> None:
+    """A relay freezes until another has its lanes; awake again, it sends next to nothing of them."""
     async with drill(servers, tmp_path, "one", "two") as running:
-        history, victim = running.stand.history, running.stand.relays["one"].victim
+        history, victim = running.fleet.history, running.fleet.relays["one"].victim
         history.append(Injected("frozen", Reach.ALL, forgets=True, relay="one"))
         victim.tell(SIGSTOP)
         await running.take_over("two", "it is frozen")
@@ -32,10 +33,11 @@ async def test_a_relay_frozen_past_its_lock_wakes_without_it(servers: Servers, t
 
 @pytest.mark.parametrize("side", ["broker", "database"])
 async def test_a_relay_cut_off_on_one_side_gives_its_lanes_to_the_other(
-    servers: Servers, tmp_path: Path, side: str
+    servers: FleetServers, tmp_path: Path, side: str
 ) -> None:
+    """A relay is cut off from broker or database; the other relay takes its lanes, and nothing is sent late."""
     async with drill(servers, tmp_path, "one", "two") as running:
-        history, relay = running.stand.history, running.stand.relays["one"]
+        history, relay = running.fleet.history, running.fleet.relays["one"]
         proxy: FaultProxy = {"broker": relay.broker, "database": relay.database}[side]
         history.append(Injected("cut off", Reach.ALL, forgets=True, relay="one"))
         for way in Way:
@@ -51,16 +53,17 @@ async def test_a_relay_cut_off_on_one_side_gives_its_lanes_to_the_other(
 
 
 @pytest.mark.drills
-async def test_a_rolling_restart_sends_nothing_twice_and_stops_nothing(servers: Servers, tmp_path: Path) -> None:
+async def test_a_rolling_restart_sends_nothing_twice_and_stops_nothing(servers: FleetServers, tmp_path: Path) -> None:
+    """Three relays restart one after the other; no message is repeated, and no message waits for long."""
     async with drill(servers, tmp_path, "one", "two", "three") as running:
-        begun = len(running.stand.history)
-        for name, relay in running.stand.relays.items():
-            running.stand.history.append(Injected(f"roll {name}", Reach.ALL, relay=name))
+        begun = len(running.fleet.history)
+        for name, relay in running.fleet.relays.items():
+            running.fleet.history.append(Injected(f"roll {name}", Reach.ALL, relay=name))
             assert await asyncio.to_thread(relay.victim.stop, SIGTERM) == 0
             await relay.victim.start()
             await running.share_again()
-            running.stand.history.append(Healed(f"roll {name}"))
-        rolled = running.stand.history[begun:]
+            running.fleet.history.append(Healed(f"roll {name}"))
+        rolled = running.fleet.history[begun:]
 
     assert running.repeats == 0
     wait = longest_wait(rolled)
@@ -69,7 +72,7 @@ async def test_a_rolling_restart_sends_nothing_twice_and_stops_nothing(servers: 
 
 
 def longest_wait(history: History) -> float:
-    """Give the longest time from a commit to the message's frame, in seconds."""
+    """Return the longest time from a commit to the message's frame, in seconds."""
     committed_at = {one.message_id: one.at for one in history if isinstance(one, Written)}
     sent_at = {one.message_id: one.at for one in reversed(history) if isinstance(one, Published)}
     return max(sent_at[id_] - committed_at[id_] for id_ in committed_at.keys() & sent_at.keys())

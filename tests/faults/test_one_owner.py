@@ -1,9 +1,8 @@
-"""Two relays on one table, and what is found when they take lanes without the lock."""
+"""Two relays on one table, and what the checker finds if they take lanes without the lock."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from typing import LiteralString
 
 import psycopg
 import pytest
@@ -18,29 +17,19 @@ from tests.faults.owners import SLACK
 from tests.faults.recorder import Recorder
 from tests.faults.scene import QUICK, Scene, scene
 from tests.faults.watch import looked_at
+from tests.faults.without_lock import WITHOUT_LOCK
 from tests.support.eventually import eventually
 
 NAMES = ("one", "two")
 KEYS = [f"key-{number}" for number in range(40)]
 SENT_WHILE_WATCHED = 400  # messages
 
-# The bug: whoever asks for the lock of a lane is told that it has it, whether it is free or not. Every relay on this
-# database has it; what else it locks it does lock.
-WITHOUT_LOCK: LiteralString = """
-    CREATE SCHEMA planted;
-    CREATE FUNCTION planted.pg_try_advisory_lock(integer, integer) RETURNS boolean LANGUAGE sql AS $$
-        SELECT $1 = hashtext('outbox.lane') OR pg_catalog.pg_try_advisory_lock($1, $2)
-    $$;
-    DO $$ BEGIN
-        EXECUTE format('ALTER DATABASE %I SET search_path = public, planted, pg_catalog', current_database());
-    END $$
-"""
-
 
 @pytest.mark.parametrize("has_bug", [False, True], ids=["as it is", "without the lock"])
 async def test_a_lane_that_two_relays_take_turns_the_owner_red(
     settings: Settings, database_url: str, has_bug: bool
 ) -> None:
+    """A planted bug gives one lane to two relays; the checker finds that, and finds nothing without the bug."""
     if has_bug:
         async with await psycopg.AsyncConnection.connect(database_url, autocommit=True) as connection:
             await connection.execute(WITHOUT_LOCK)
@@ -68,7 +57,7 @@ async def run(settings: Settings, database_url: str, *, has_bug: bool) -> Findin
 
 @asynccontextmanager
 async def two_relays(settings: Settings, stage: Scene) -> AsyncIterator[None]:
-    """Run both, each connected through a recorder of its own; on return both have looked for lanes."""
+    """Run two relays, each through its own recorder; on entry both have looked for lanes."""
     url = URL(settings.broker.url.get_secret_value())
     async with AsyncExitStack() as recording, asyncio.TaskGroup() as running:
         nodes = []

@@ -1,4 +1,4 @@
-"""What the relay cannot know it sends again under the same message_id, saying so, and burns no attempt."""
+"""If an outcome is unknown, the relay sends again with the same message_id, marks the repeat, and burns no attempt."""
 
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
@@ -23,7 +23,7 @@ FIRST, REPEAT = False, True  # what `x-outbox-redelivered` says
 
 
 async def nothing_has_left(scene: Scene, node: Node) -> None:
-    """There is no connection when they are read."""
+    """The relay has no connection when it reads the rows."""
     scene.recorder.refusing = True
     scene.recorder.cut()
     await eventually(lambda: "broker" in node.hindrances(), "the loss is noticed")
@@ -32,13 +32,13 @@ async def nothing_has_left(scene: Scene, node: Node) -> None:
 
 
 async def written_and_not_read(scene: Scene, node: Node) -> None:
-    """The connection is reset before the broker has read the first of them."""
+    """The connection is reset before the broker has read the first message."""
     scene.recorder.on_frame(Way.UP, Basic.Publish, 1, Act.RESET)
     await scene.write(*KEYS)
 
 
 async def confirm_lost(scene: Scene, node: Node) -> None:
-    """The broker has them all; the connection is reset in front of the first confirm."""
+    """The broker has all messages; the connection is reset in front of the first confirm."""
     scene.recorder.hold(Way.DOWN)
     await scene.write(*KEYS)
     await eventually(lambda: scene.has_queued(len(KEYS)), "the broker has them")
@@ -47,7 +47,7 @@ async def confirm_lost(scene: Scene, node: Node) -> None:
 
 
 async def confirm_withheld(scene: Scene, node: Node) -> None:
-    """The broker's words stay away for longer than `confirm_timeout`; then it answers again."""
+    """The broker's answers are held for longer than `confirm_timeout`, and then released."""
     closed = scene.times(Closed)
     scene.recorder.hold(Way.DOWN)
     await scene.write(*KEYS)
@@ -74,6 +74,7 @@ async def test_what_is_unknown_goes_out_again_and_says_so(
     deliveries: list[bool],
     connections: int,
 ) -> None:
+    """The outcome of a publish is unknown; the message goes out again, marked as a repeat, and burns no attempt."""
     broker = settings.broker
     if fault is confirm_withheld:
         broker = broker.model_copy(update={"confirm_timeout": CONFIRM_TIMEOUT})

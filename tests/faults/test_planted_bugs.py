@@ -1,6 +1,6 @@
-"""A relay with a bug in it turns the invariant red that the bug breaks; in the same run without it all are valid.
+"""A planted bug makes the checker find the invariant that it breaks; without the bug every invariant is valid.
 
-The relay is the real one, on real servers, with one small piece of it replaced.
+The relay is the real one, on real servers, with one small piece replaced.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ def ignore_returns(patch: pytest.MonkeyPatch) -> None:
 
 
 def skip_by_position(patch: pytest.MonkeyPatch) -> None:
-    """Never go back: what commits behind a higher id is not seen."""
+    """Never read again: a row that commits behind a higher id is not seen."""
     patch.setattr(OpenTransactions, "floor", lambda *_: 1 << 62)
     patch.setattr(Positions, "plan_again", lambda *_: None)
     patch.setattr(Positions, "reread_from", lambda *_: None)
@@ -111,7 +111,7 @@ async def commit_late(scene: Scene) -> None:
 
 
 async def fill_the_queue(scene: Scene) -> None:
-    """The queue has room for one message, which is not ours: it nacks until somebody takes that one out."""
+    """The queue's only place is taken: the broker nacks until the drill removes that message."""
     await scene.channel.default_exchange.publish(aio_pika.Message(b"not ours"), QUEUE)
     await scene.write("a", "a", "b")
     await eventually(lambda: scene.times(Nacked) >= 3, "it nacks")
@@ -119,7 +119,7 @@ async def fill_the_queue(scene: Scene) -> None:
     await queue.get(no_ack=True)
 
 
-class Drill(NamedTuple):
+class PlantedBug(NamedTuple):
     """A fault, a bug that does harm under it, and what is then violated."""
 
     fault: Callable[[Scene], Awaitable[None]]
@@ -128,16 +128,19 @@ class Drill(NamedTuple):
 
 
 DRILLS = [
-    Drill(lose_the_confirms, mark_before_the_confirm, {Invariant.SENT_IS_CONFIRMED}),
-    Drill(bind_late, ignore_returns, {Invariant.NOTHING_LOST, Invariant.SENT_IS_CONFIRMED, Invariant.IN_ORDER}),
-    Drill(commit_late, skip_by_position, {Invariant.NOTHING_LOST}),
-    Drill(fill_the_queue, send_behind_a_nack, {Invariant.IN_ORDER}),
-    Drill(fill_the_queue, burn_attempts_by_nacks, {Invariant.NO_ATTEMPT_BURNT}),
+    PlantedBug(lose_the_confirms, mark_before_the_confirm, {Invariant.SENT_IS_CONFIRMED}),
+    PlantedBug(bind_late, ignore_returns, {Invariant.NOTHING_LOST, Invariant.SENT_IS_CONFIRMED, Invariant.IN_ORDER}),
+    PlantedBug(commit_late, skip_by_position, {Invariant.NOTHING_LOST}),
+    PlantedBug(fill_the_queue, send_behind_a_nack, {Invariant.IN_ORDER}),
+    PlantedBug(fill_the_queue, burn_attempts_by_nacks, {Invariant.NO_ATTEMPT_BURNT}),
 ]
 
 
 @pytest.mark.parametrize("drill", DRILLS, ids=lambda drill: drill.plant.__name__)
-async def test_a_bug_turns_its_invariant_red(settings: Settings, drill: Drill, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_bug_turns_its_invariant_red(
+    settings: Settings, drill: PlantedBug, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bug is planted into the relay; under a fault, the checker finds the invariant that the bug breaks."""
     drill.plant(monkeypatch)
 
     findings = await run(drill.fault, settings, PATIENCE)
@@ -148,6 +151,7 @@ async def test_a_bug_turns_its_invariant_red(settings: Settings, drill: Drill, m
 
 @pytest.mark.parametrize("fault", dict.fromkeys(drill.fault for drill in DRILLS), ids=lambda fault: fault.__name__)
 async def test_without_the_bug_all_are_valid(settings: Settings, fault: Callable[[Scene], Awaitable[None]]) -> None:
+    """The same faults hit a relay without a bug; every invariant is valid."""
     findings = await run(fault, settings, 60)
 
     assert_valid(findings, *SENDING)

@@ -31,8 +31,8 @@ NAME = "rabbit.test"
 Configure = Callable[..., None]
 
 
-class Relay(Victim):
-    """`relay run`, which is told what is in its file by `configure`."""
+class ReloadableRelay(Victim):
+    """`relay run` with a file that `configure` writes."""
 
     def reload(self) -> None:
         os.kill(self.pid, signal.SIGHUP)
@@ -42,7 +42,7 @@ class Relay(Victim):
         return [line for line in lines if line["event"] in names]
 
     async def tells(self, name: str) -> dict[str, Any]:
-        """Wait for an event, and give it."""
+        """Wait for an event of this name, and return it."""
         await eventually(lambda: bool(self.events(name)), name)
         return self.events(name)[-1]
 
@@ -63,16 +63,17 @@ def configure(tmp_path: Path, settings: Settings) -> Configure:
 
 
 @pytest.fixture
-def relay(tmp_path: Path) -> Iterator[Relay]:
+def relay(tmp_path: Path) -> Iterator[ReloadableRelay]:
     variables = {"RELAY_CONFIG": str(tmp_path / "relay.toml"), "RELAY_LOG_FORMAT": "json"}
-    relay = Relay("relay", [RELAY, "run"], Command(tmp_path).environment(variables), "relay.ready", tmp_path)
+    relay = ReloadableRelay("relay", [RELAY, "run"], Command(tmp_path).environment(variables), "relay.ready", tmp_path)
     yield relay
     relay.stop(signal.SIGKILL)
 
 
 async def test_the_hosts_of_the_file_are_taken_over_and_other_keys_are_named(
-    relay: Relay, configure: Configure, settings: Settings, outbox: Outbox, queue: Reader
+    relay: ReloadableRelay, configure: Configure, settings: Settings, outbox: Outbox, queue: Reader
 ) -> None:
+    """SIGHUP brings other hosts and another key; the relay moves, and names the key that needs a restart."""
     url = URL(settings.broker.url.get_secret_value())
     async with two_hosts(settings) as (first, second):
         configure(url.with_port(first.port))
@@ -93,8 +94,9 @@ async def test_the_hosts_of_the_file_are_taken_over_and_other_keys_are_named(
 
 
 async def test_a_configuration_that_cannot_be_used_is_refused_and_the_old_hosts_stay(
-    relay: Relay, configure: Configure, settings: Settings, outbox: Outbox, queue: Reader
+    relay: ReloadableRelay, configure: Configure, settings: Settings, outbox: Outbox, queue: Reader
 ) -> None:
+    """SIGHUP brings an invalid file; the relay names each error without the password, and keeps its hosts."""
     configure(settings.broker.url.get_secret_value())
     await relay.start()
 
@@ -111,8 +113,9 @@ async def test_a_configuration_that_cannot_be_used_is_refused_and_the_old_hosts_
 
 
 async def test_a_secret_file_is_read_again(
-    relay: Relay, configure: Configure, settings: Settings, tmp_path: Path, outbox: Outbox, queue: Reader
+    relay: ReloadableRelay, configure: Configure, settings: Settings, tmp_path: Path, outbox: Outbox, queue: Reader
 ) -> None:
+    """The file with the broker's URL changes; SIGHUP moves the relay to the new host."""
     configure("amqp://nobody/")
     url, secret = URL(settings.broker.url.get_secret_value()), tmp_path / "url"
     relay.environment = {**relay.environment, "RELAY_BROKER_URL_FILE": str(secret)}
@@ -127,8 +130,9 @@ async def test_a_secret_file_is_read_again(
 
 
 async def test_while_it_waits_for_its_broker_at_the_start_it_takes_the_hosts_over_too(
-    relay: Relay, configure: Configure, settings: Settings, outbox: Outbox, queue: Reader
+    relay: ReloadableRelay, configure: Configure, settings: Settings, outbox: Outbox, queue: Reader
 ) -> None:
+    """The relay waits for its first broker; SIGHUP brings a reachable host, and the relay becomes ready."""
     relay.ready = "broker.degraded"
     configure(f"amqp://127.0.0.1:{free_port()}/")
     await relay.start()
@@ -140,9 +144,9 @@ async def test_while_it_waits_for_its_broker_at_the_start_it_takes_the_hosts_ove
 
 
 async def test_a_name_that_moves_is_followed_at_a_reload_and_at_a_reconnect(
-    relay: Relay, configure: Configure, settings: Settings, tmp_path: Path, outbox: Outbox, queue: Reader
+    relay: ReloadableRelay, configure: Configure, settings: Settings, tmp_path: Path, outbox: Outbox, queue: Reader
 ) -> None:
-    """Real names, of a hosts file that the relay alone sees."""
+    """The broker's name gets another address in /etc/hosts; the relay follows at a reload and at a reconnect."""
     if os.geteuid() != 0:
         pytest.skip("only root can give a process a hosts file of its own")
     url, port, hosts = URL(settings.broker.url.get_secret_value()), free_port(), tmp_path / "hosts"
@@ -171,9 +175,10 @@ async def test_a_name_that_moves_is_followed_at_a_reload_and_at_a_reconnect(
 
 
 @pytest.mark.drills
-async def test_a_relay_that_is_moved_under_load_from_broker_to_broker_and_back_loses_and_repeats_nothing(
-    relay: Relay, configure: Configure, rabbitmq: RabbitServer, broker_url: str, database_url: str
+async def test_a_relay_moves_between_brokers_under_load_without_loss_or_repeats(
+    relay: ReloadableRelay, configure: Configure, rabbitmq: RabbitServer, broker_url: str, database_url: str
 ) -> None:
+    """Reloads move a relay to another broker and back under load; no message is lost or repeated."""
     with RabbitServer(schedulers=1) as other:
         other_url = other.add_vhost(f"moved_{secrets.token_hex(4)}")
         async with under_load(database_url, broker_url) as load, await aio_pika.connect(other_url) as connection:

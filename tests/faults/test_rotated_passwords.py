@@ -1,4 +1,4 @@
-"""A password changes under a running relay, consumer, pool or publisher: it is refused, says so, and goes on by itself.
+"""A password changes under a running relay, consumer, pool or publisher: it names the refusal, and goes on by itself.
 
 The file with the URL is renewed later than the password, as operators do it.
 """
@@ -23,7 +23,8 @@ from relay.outbox import Event
 from relay.publisher import DurablePublisher
 from tests.consume.conftest import queue as consumed
 from tests.consume.conftest import table
-from tests.consume.effects import CONSUMER, QUICK, Queue, Table, count, running
+from tests.consume.effects import CONSUMER, Queue, Table, count, running
+from tests.consume.policies import QUICK
 from tests.consume.pool.conftest import candidate, partitions
 from tests.consume.pool.partitions import Partitions
 from tests.engine.conftest import Outbox, Reader
@@ -71,6 +72,7 @@ def renewed_broker(logins: Logins) -> BrokerSettings:
 async def test_a_relay_is_refused_says_so_and_goes_on(
     end: str, logins: Logins, start_relay: StartRelay, outbox: Outbox, queue: Reader
 ) -> None:
+    """The password of one end changes; the relay names the refusal, is live, and goes on with the renewed file."""
     relay = start_relay(
         RELAY_LOG_FORMAT="json",
         RELAY_STALL_AFTER=str(TOLD_AFTER),
@@ -125,6 +127,7 @@ async def test_a_consumer_is_refused_says_so_and_goes_on(
     renewed_database: DatabaseSettings,
     renewed_broker: BrokerSettings,
 ) -> None:
+    """The password of one end changes; the consumer names the refusal, and goes on with the renewed file."""
     inbox = Inbox(renewed_database, CONSUMER)
     consumer: Consumer | PartitionedConsumer
     if kind == "alone":
@@ -167,7 +170,7 @@ async def test_a_consumer_is_refused_says_so_and_goes_on(
 
 
 @every_end
-async def test_a_publisher_with_a_relay_of_its_own_goes_on(
+async def test_a_publisher_with_an_embedded_relay_goes_on(
     end: str,
     logins: Logins,
     renewed_database: DatabaseSettings,
@@ -175,6 +178,7 @@ async def test_a_publisher_with_a_relay_of_its_own_goes_on(
     outbox: Outbox,
     queue: Reader,
 ) -> None:
+    """The password of one end changes; a publisher with an embedded relay goes on with the renewed file."""
     settings = RelaySettings.model_validate(SOON)
     events = [Event("customer", str(number), "InvoiceIssued", {"n": number}) for number in range(2)]
     async with DurablePublisher(
@@ -196,7 +200,7 @@ async def test_a_publisher_with_a_relay_of_its_own_goes_on(
 
 
 def files_gone(logins: Logins) -> list[tuple[str, str]]:
-    """Take the files away; return the events that tell so of each when it is read."""
+    """Delete the files; return the event that each must cause when it is read."""
     for login in logins.values():
         login.file.unlink()
     return sorted(("secret.not_renewed", f"file {login.file}") for login in logins.values())
@@ -216,6 +220,7 @@ async def test_a_consumer_reads_its_files_again_at_sighup(
     renewed_database: DatabaseSettings,
     renewed_broker: BrokerSettings,
 ) -> None:
+    """The secret files are gone at SIGHUP; the consumer names both, and works on with the values that it has."""
     kinds: dict[str, type[Consumer] | type[PartitionedConsumer]] = {"alone": Consumer, "pool": PartitionedConsumer}
     name = consumed.name if kind == "alone" else partitions.name
     consumer = kinds[kind](name, [count], inbox=Inbox(renewed_database, CONSUMER), broker=renewed_broker)
@@ -236,6 +241,7 @@ async def test_a_consumer_reads_its_files_again_at_sighup(
 async def test_a_publisher_reads_its_files_again_when_it_is_told(
     logins: Logins, renewed_database: DatabaseSettings, renewed_broker: BrokerSettings
 ) -> None:
+    """The secret files are gone at a reload; the publisher names both, and works on with the values that it has."""
     async with DurablePublisher(renewed_database, broker=renewed_broker, name="sensors") as publisher:
         expected = files_gone(logins)
 

@@ -1,4 +1,4 @@
-"""What the checker makes of a record of several relays and of faults that overlap."""
+"""The checker judges records of several relays, and of faults that overlap."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Told to stop beside servers that do not answer: it ends in its time all the same, and nothing is lost."""
+"""A relay must stop while servers do not answer: it ends in its time all the same, and nothing is lost."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -7,15 +7,14 @@ from typing import LiteralString, NamedTuple
 
 import psycopg
 import pytest
-from pydantic import SecretStr
 from structlog.testing import capture_logs
-from yarl import URL
 
 from relay.config.settings import RelaySettings, Settings
 from relay.database import connect_async
 from relay.engine.node import Node
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.support.eventually import eventually
+from tests.support.proxied import proxied
 from tests.support.proxy import FaultProxy, Way
 
 ROWS = 300
@@ -25,14 +24,14 @@ QUICK = {"drain_timeout": 0.3, "heartbeat_interval": 0.1, "stall_after": 0.5}
 
 
 class Ways(NamedTuple):
-    """What leads to the two servers, and the settings of a relay that takes it."""
+    """Proxies to both servers, and the settings of a relay that connects through them."""
 
     database: FaultProxy
     broker: FaultProxy
     settings: Settings
 
     def silence(self, servers: str) -> None:
-        """Let these take everything and answer nothing, new connections included."""
+        """Hold every answer of these servers, also on new connections."""
         if "database" in servers:
             self.database.hold(Way.DOWN)
         if "broker" in servers:
@@ -40,24 +39,20 @@ class Ways(NamedTuple):
 
 
 @asynccontextmanager
-async def _proxied(settings: Settings) -> AsyncIterator[Ways]:
-    database, broker = (URL(each.url.get_secret_value()) for each in (settings.database, settings.broker))
+async def _ways_to(settings: Settings) -> AsyncIterator[Ways]:
     async with (
-        FaultProxy("127.0.0.1", database.port or 0, amqp=False) as to_database,
-        FaultProxy("127.0.0.1", broker.port or 0) as to_broker,
+        proxied(settings.database) as (to_database, database),
+        proxied(settings.broker) as (to_broker, broker),
     ):
-        urls = {
-            "database": SecretStr(str(database.with_port(to_database.port))),
-            "broker": SecretStr(str(broker.with_port(to_broker.port))),
-        }
-        parts = {part: getattr(settings, part).model_copy(update={"url": url}) for part, url in urls.items()}
         relay = RelaySettings(**{**settings.relay.model_dump(), **QUICK})
-        yield Ways(to_database, to_broker, settings.model_copy(update={**parts, "relay": relay}))
+        yield Ways(
+            to_database, to_broker, settings.model_copy(update={"database": database, "broker": broker, "relay": relay})
+        )
 
 
 @pytest.fixture
 async def ways(settings: Settings) -> AsyncIterator[Ways]:
-    async with _proxied(settings) as ways:
+    async with _ways_to(settings) as ways:
         yield ways
 
 
@@ -69,9 +64,10 @@ async def _stop(node: Node, running: asyncio.Task[None]) -> None:
 
 @pytest.mark.parametrize("is_loaded", [False, True], ids=["idle", "loaded"])
 @pytest.mark.parametrize("silent", ["database", "broker", "database and broker"])
-async def test_a_stop_beside_silent_servers_takes_its_time_and_no_more(
+async def test_a_stop_with_silent_servers_takes_its_time_and_no_more(
     silent: str, *, is_loaded: bool, ways: Ways, outbox: Outbox, queue: Reader, run_node: RunNode
 ) -> None:
+    """A relay must stop while servers are silent; it ends in its time, and another relay sends the rest."""
     node = Node(ways.settings)
     running = asyncio.create_task(node.run())
     await eventually(node.is_ready, "it is ready")
@@ -96,6 +92,7 @@ async def test_a_stop_beside_silent_servers_takes_its_time_and_no_more(
 
 @pytest.mark.parametrize("silent", ["database", "broker", "database and broker"])
 async def test_a_stop_while_it_connects_ends_it(silent: str, *, ways: Ways, queue: Reader) -> None:
+    """A relay must stop while it connects to silent servers; it ends in its time."""
     ways.silence(silent)
     node = Node(ways.settings)
     running = asyncio.create_task(node.run())
@@ -107,6 +104,7 @@ async def test_a_stop_while_it_connects_ends_it(silent: str, *, ways: Ways, queu
 async def test_a_stop_of_one_that_waits_for_lanes_ends_it(
     ways: Ways, outbox: Outbox, queue: Reader, run_node: RunNode
 ) -> None:
+    """A standby must stop while its database is silent; it ends in its time."""
     standing_by = ways.settings.relay.model_copy(update={"node": "second", "standby": True})
     async with run_node(node="first") as first:
         await eventually(first.is_ready, "the first has the lanes")
@@ -120,6 +118,7 @@ async def test_a_stop_of_one_that_waits_for_lanes_ends_it(
 
 
 async def test_a_session_that_was_lost_is_not_waited_for(ways: Ways, outbox: Outbox, queue: Reader) -> None:
+    """A relay must stop with its session lost and confirms missing; it ends in its time, and the rows stay pending."""
     node = Node(ways.settings)
     running = asyncio.create_task(node.run())
     await eventually(node.is_ready, "it is ready")
@@ -136,6 +135,7 @@ async def test_a_session_that_was_lost_is_not_waited_for(ways: Ways, outbox: Out
 
 
 async def test_only_a_drain_that_takes_too_long_says_so(settings: Settings, outbox: Outbox, queue: Reader) -> None:
+    """A relay stops in order; it logs no timeout of the drain."""
     node = Node(settings)
     running = asyncio.create_task(node.run())
     await outbox.insert_many(ROWS)
@@ -147,7 +147,8 @@ async def test_only_a_drain_that_takes_too_long_says_so(settings: Settings, outb
     assert "drain.timed_out" not in [event["event"] for event in events]
 
 
-async def test_an_interrupted_statement_ends_soon_beside_a_silent_server(ways: Ways) -> None:
+async def test_an_interrupted_statement_ends_soon_with_a_silent_server(ways: Ways) -> None:
+    """A statement is cancelled while the server is silent; it ends within 5 s, and its connection is closed."""
     async with await connect_async(ways.settings.database) as connection:
         ways.silence("database")
         asking = asyncio.create_task(connection.execute("SELECT 1"))
@@ -161,6 +162,7 @@ async def test_an_interrupted_statement_ends_soon_beside_a_silent_server(ways: W
 
 
 async def test_an_interrupted_statement_is_cancelled_by_a_server_that_answers(settings: Settings) -> None:
+    """A statement is cancelled while the server answers; the server cancels it, and the connection stays usable."""
     async with await connect_async(settings.database) as connection:
         asking = asyncio.create_task(connection.execute("SELECT pg_sleep(600)"))
         async with await connect_async(settings.database) as other:

@@ -1,4 +1,4 @@
-"""`relay run` told to stop beside servers whose every process is frozen: it ends in its time, with 0."""
+"""`relay run` must stop while all processes of the servers are frozen: it ends in its time, with exit code 0."""
 
 import asyncio
 import os
@@ -27,14 +27,14 @@ ROWS = 2000
 
 @pytest.fixture
 def postgres() -> Iterator[PostgresServer]:
-    """One that nobody else uses."""
+    """A PostgreSQL of this test alone."""
     with PostgresServer() as server:
         yield server
 
 
 @pytest.fixture
 def rabbitmq() -> Iterator[RabbitServer]:
-    """One that nobody else uses."""
+    """A broker of this test alone."""
     with RabbitServer(schedulers=1) as node:
         yield node
 
@@ -53,7 +53,7 @@ async def queue(broker_url: str) -> AsyncIterator[Reader]:
 
 @pytest.mark.parametrize("is_loaded", [False, True], ids=["idle", "loaded"])
 @pytest.mark.parametrize("frozen", ["database", "broker", "database and broker"])
-async def test_a_stop_beside_frozen_servers(
+async def test_a_stop_with_frozen_servers(
     frozen: str,
     *,
     is_loaded: bool,
@@ -64,6 +64,7 @@ async def test_a_stop_beside_frozen_servers(
     queue: Reader,
     tmp_path: Path,
 ) -> None:
+    """A relay must stop while servers are frozen; it exits with 0, and the next relay sends the remaining rows."""
     servers = [each for name, each in (("database", postgres), ("broker", rabbitmq)) if name in frozen]
     async with await psycopg.AsyncConnection.connect(database_url, autocommit=True) as connection:
         outbox = Outbox(connection)
@@ -104,6 +105,6 @@ def _frozen(*servers: Server) -> Iterator[None]:
 
 
 def _family(pid: int) -> list[int]:
-    """Give a process and all that descend from it."""
+    """Return a process and all of its descendants."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return [pid, *(one for child in children for one in _family(int(child)))]

@@ -1,4 +1,4 @@
-"""The clock of the relay's host jumps: nothing that the relay decides goes by it."""
+"""The clock of the relay's host jumps: no decision of the relay depends on it."""
 
 import ast
 import itertools
@@ -24,6 +24,7 @@ STAMPS = {
 
 
 def test_nothing_asks_the_wall_clock() -> None:
+    """No module asks the wall clock, except to write down a time."""
     asking = {
         file.relative_to(RELAY).as_posix()
         for file in RELAY.rglob("*.py")
@@ -38,7 +39,7 @@ def test_nothing_asks_the_wall_clock() -> None:
 async def test_a_clock_that_jumps_by_days_changes_nothing(
     outbox: Outbox, queue: Reader, run_node: RunNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Libraries of the relay may ask it, too."""
+    """The host's clock jumps by days; every row is sent, and a refused one is parked, as ever."""
     day = 86_400.0
     jumps = itertools.cycle((0.0, 400 * day, -400 * day, 30 * day))
     true_time = time.time

@@ -1,4 +1,4 @@
-"""A day's partition is missing, or somebody locks the sent rows: what is confirmed is marked later, and sent once."""
+"""A day's partition is missing, or a session locks the sent rows: confirmed rows are marked later, and sent once."""
 
 import psycopg
 from structlog.testing import capture_logs
@@ -28,7 +28,7 @@ LOCK = "LOCK TABLE outbox.message_sent IN {} MODE"
 async def test_a_missing_day_is_made_when_the_clock_reaches_it(
     outbox: Outbox, queue: Reader, run_node: RunNode
 ) -> None:
-    """So it is after a step of the database's clock to any day, forth or back."""
+    """The partition of the day is missing, as after a clock step; the relay makes it, and marks the row."""
     async with run_node() as node:
         await eventually(node.is_ready, "ready")
         await outbox.insert_many(10)
@@ -42,9 +42,10 @@ async def test_a_missing_day_is_made_when_the_clock_reaches_it(
     await queue.drain(11)
 
 
-async def test_a_lock_that_keeps_the_day_from_being_made_delays_the_marks_and_repeats_nothing(
+async def test_a_lock_that_prevents_a_new_day_delays_marks_and_repeats_nothing(
     outbox: Outbox, queue: Reader, writer: psycopg.AsyncConnection, run_node: RunNode
 ) -> None:
+    """A lock keeps the relay from making the day; it names the session, marks later, and repeats nothing."""
     await outbox.connection.execute(DROP_DAYS)
     await writer.execute(LOCK.format("SHARE UPDATE EXCLUSIVE").encode())
     await outbox.insert_many(3000)
@@ -64,6 +65,7 @@ async def test_a_lock_that_keeps_the_day_from_being_made_delays_the_marks_and_re
 async def test_a_locked_table_of_sent_rows_delays_the_marks_and_repeats_nothing(
     outbox: Outbox, queue: Reader, writer: psycopg.AsyncConnection, run_node: RunNode
 ) -> None:
+    """The table of sent rows is locked; the relay bounds what it sends, marks later, and repeats nothing."""
     async with run_node(max_window_rows=WINDOW, **NO_SWEEP) as node:
         await eventually(node.is_ready, "ready")
         await writer.execute(LOCK.format("ACCESS EXCLUSIVE").encode())
@@ -83,6 +85,7 @@ async def test_a_locked_table_of_sent_rows_delays_the_marks_and_repeats_nothing(
 async def test_a_relay_works_while_the_days_to_come_cannot_be_made(
     outbox: Outbox, queue: Reader, writer: psycopg.AsyncConnection, run_node: RunNode
 ) -> None:
+    """A lock keeps the relay from making future days; it logs the session, and delivers meanwhile."""
     await outbox.connection.execute(DROP_LAST_DAY)
     await writer.execute(LOCK.format("SHARE UPDATE EXCLUSIVE").encode())
     id_ = await outbox.insert()

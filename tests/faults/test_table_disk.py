@@ -19,7 +19,7 @@ LARGE = '"' + "x" * 4000 + '"'
 
 @pytest.fixture
 def database_url(postgres: PostgresServer, volume: Path) -> Iterator[str]:
-    """A database whose tables are on the volume; the log of changes is elsewhere, so that the server lives on."""
+    """A database whose tables are on the volume. The WAL is elsewhere, so that the server lives on."""
     name = f"test_{secrets.token_hex(6)}"
     with psycopg.connect(postgres.admin_url, autocommit=True) as admin:
         admin.execute(f"CREATE TABLESPACE {name} LOCATION '{volume}'".encode())
@@ -32,6 +32,7 @@ def database_url(postgres: PostgresServer, volume: Path) -> Iterator[str]:
 async def test_a_full_disk_delays_the_marks_burns_nothing_and_repeats_nothing(
     outbox: Outbox, volume: Path, queue: Reader, run_node: RunNode
 ) -> None:
+    """The database's disk is full; the relay marks later, burns no attempt, and repeats nothing."""
     await outbox.insert_many(3000, payload=LARGE)
     ballast = fill(volume)
 

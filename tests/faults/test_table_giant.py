@@ -13,7 +13,6 @@ import pytest
 from relay.config.settings import Settings
 from tests.engine.conftest import NO_SWEEP, Outbox, Reader, RunNode
 from tests.engine.follower import insert
-from tests.engine.test_window import keys_of_other_lanes
 from tests.faults.victim import Victim
 from tests.support.eventually import eventually
 
@@ -41,7 +40,8 @@ def giant(rows: int, *, one_lane: bool, size: int = 10) -> bytes:
 async def test_other_lanes_pass_a_transaction_with_many_rows_in_one_lane(
     outbox: Outbox, writer: psycopg.AsyncConnection, queue: Reader, run_node: RunNode
 ) -> None:
-    others = await keys_of_other_lanes(outbox)
+    """One transaction fills one lane; rows of other lanes pass it."""
+    others = await outbox.keys_of_other_lanes()
     async with run_node(max_window_rows=200, **NO_SWEEP) as node:
         await eventually(node.is_ready, "ready")
         await writer.execute(giant(3000, one_lane=True))
@@ -56,6 +56,7 @@ async def test_other_lanes_pass_a_transaction_with_many_rows_in_one_lane(
 async def test_an_aborted_transaction_with_many_rows_leaves_nothing_that_slows_the_tail(
     outbox: Outbox, writer: psycopg.AsyncConnection, queue: Reader, run_node: RunNode
 ) -> None:
+    """A large transaction rolls back; the relay passes its dead rows once, and not again for each later row."""
     rows, turns = 200_000, 30
     async with run_node(**NO_SWEEP) as node:
         await eventually(node.is_ready, "ready")
@@ -78,7 +79,7 @@ async def test_an_aborted_transaction_with_many_rows_leaves_nothing_that_slows_t
 
 
 async def entries_read(outbox: Outbox) -> int:
-    """Give how many entries of the index were read by sessions that have ended."""
+    """Return how many entries of the index were read by sessions that have ended."""
     await eventually(lambda: is_alone(outbox), "the relay's session has ended")
     row = await (await outbox.connection.execute(ENTRIES_READ)).fetchone()
     return int(row[0]) if row else 0
@@ -93,7 +94,7 @@ async def is_alone(outbox: Outbox) -> bool:
 
 @pytest.fixture
 async def relay(settings: Settings, tmp_path: Path) -> AsyncIterator[Victim]:
-    """A relay of its own process, whose memory can be told."""
+    """A relay in its own process, whose memory can be measured."""
     environment = {
         **os.environ,
         "RELAY_DATABASE_URL": settings.database.url.get_secret_value(),
@@ -109,13 +110,14 @@ async def relay(settings: Settings, tmp_path: Path) -> AsyncIterator[Victim]:
 @pytest.mark.drills
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("one_lane", [True, False])
-async def test_a_million_rows_in_one_transaction_fill_no_memory_and_stop_nobody(
+async def test_a_million_rows_in_one_transaction_stop_no_other_lane(
     outbox: Outbox, writer: psycopg.AsyncConnection, queue: Reader, relay: Victim, one_lane: bool
 ) -> None:
-    others = await keys_of_other_lanes(outbox)
+    """One transaction writes a million rows; rows of other lanes pass it, and the relay's memory stays bounded."""
+    others = await outbox.keys_of_other_lanes()
 
     async def come_through(turns: int) -> None:
-        """Write a row of another lane, and the next one as soon as it is sent."""
+        """Write `turns` rows of other lanes, each as soon as the previous one is sent."""
         for turn in range(turns):
             id_ = await outbox.insert(others[turn % len(others)])
             await eventually(lambda id_=id_: is_sent(outbox, id_), "a row of another lane is sent", 30)

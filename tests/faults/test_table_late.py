@@ -24,6 +24,7 @@ async def arrives_last(outbox: Outbox, queue: Reader, late: list[int]) -> None:
 async def test_a_writer_that_commits_very_late_is_delivered_once_and_in_order(
     outbox: Outbox, writer: psycopg.AsyncConnection, queue: Reader, run_node: RunNode
 ) -> None:
+    """A writer commits long after it took its ids; its rows arrive once, in order, without a sweep."""
     async with run_node(**NO_SWEEP) as node:
         await eventually(node.is_ready, "ready")
         late = [await insert(writer, "slow customer") for _ in range(5)]
@@ -37,6 +38,7 @@ async def test_a_writer_that_commits_very_late_is_delivered_once_and_in_order(
 async def test_a_writer_that_began_before_the_relay_did_is_delivered(
     outbox: Outbox, writer: psycopg.AsyncConnection, queue: Reader, run_node: RunNode
 ) -> None:
+    """A writer began before the relay started, and commits late; its rows arrive without a sweep."""
     late = [await insert(writer, "slow customer") for _ in range(5)]
     async with run_node(**NO_SWEEP):
         await come_and_go(outbox)
@@ -46,10 +48,10 @@ async def test_a_writer_that_began_before_the_relay_did_is_delivered(
         await arrives_last(outbox, queue, late)
 
 
-async def test_an_id_that_was_taken_long_before_its_transaction_began_to_write_is_found_by_the_sweep(
+async def test_an_id_taken_before_the_transaction_id_is_found_by_the_sweep(
     outbox: Outbox, writer: psycopg.AsyncConnection, queue: Reader, run_node: RunNode
 ) -> None:
-    """Nothing in any snapshot tells of it: it has no transaction id yet."""
+    """A writer takes an id before it has a transaction id, which no snapshot shows; the sweep finds its row."""
     async with run_node(sweep_interval=0.5) as node:
         await eventually(node.is_ready, "ready")
         await outbox.insert_many(1)

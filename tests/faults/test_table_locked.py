@@ -1,4 +1,4 @@
-"""Somebody locks where rows are to be put that cannot be sent: the relay waits on its session, and names who it is."""
+"""A session locks a table that the relay needs: the relay waits on its own session, and names the blocking one."""
 
 import psycopg
 import pytest
@@ -14,6 +14,7 @@ PARK_LOCK = "SELECT pg_advisory_xact_lock(hashtextextended('outbox.park', 0))"  
 async def test_pending_rows_are_read_when_the_lock_is_gone(
     outbox: Outbox, queue: Reader, writer: psycopg.AsyncConnection, run_node: RunNode
 ) -> None:
+    """The pending rows are locked; the relay names the session, keeps its own, and sends after the lock."""
     rows = [await outbox.insert("a") for _ in range(3)]
 
     async with run_node(max_window_rows=1, **NO_SWEEP) as node:
@@ -28,9 +29,10 @@ async def test_pending_rows_are_read_when_the_lock_is_gone(
     assert await queue.ids(3) == rows
 
 
-async def test_rows_are_marked_when_the_lock_on_what_marks_count_is_gone(
+async def test_rows_are_marked_when_the_lock_on_their_count_is_gone(
     outbox: Outbox, queue: Reader, writer: psycopg.AsyncConnection, run_node: RunNode
 ) -> None:
+    """The table of counts is locked; the relay names the session, and marks after the lock."""
     await writer.execute(LOCK.format("published").encode())
 
     async with run_node() as node:
@@ -55,6 +57,7 @@ async def test_rows_are_marked_when_the_lock_on_what_marks_count_is_gone(
 async def test_a_row_is_parked_with_those_behind_it_when_the_lock_is_gone(
     outbox: Outbox, queue: Reader, writer: psycopg.AsyncConnection, run_node: RunNode, lock: str, words: str
 ) -> None:
+    """A lock prevents parking; the relay names the session, and parks the key's rows after the lock."""
     parked = [await outbox.insert_faulty("a"), await outbox.insert("a")]
     sent = await outbox.insert("b")
     await writer.execute(lock.encode())
@@ -74,6 +77,7 @@ async def test_a_row_is_parked_with_those_behind_it_when_the_lock_is_gone(
 async def test_a_row_that_its_owner_deletes_as_it_is_parked_does_not_free_its_key(
     outbox: Outbox, queue: Reader, writer: psycopg.AsyncConnection, run_node: RunNode
 ) -> None:
+    """The owner deletes a row that is about to be parked; its key stays parked."""
     head = await outbox.insert_faulty("a")
     async with run_node(max_attempts=1, **NO_SWEEP) as node:
         await eventually(outbox.is_empty, "it is parked")
@@ -93,6 +97,7 @@ async def test_a_row_that_its_owner_deletes_as_it_is_parked_does_not_free_its_ke
 async def test_a_route_goes_into_quarantine_and_out_of_it_when_the_lock_is_gone(
     outbox: Outbox, queue: Reader, writer: psycopg.AsyncConnection, run_node: RunNode
 ) -> None:
+    """A lock prevents quarantine and release; the relay names the session, and does each after the lock."""
     async with run_node(**NO_SWEEP) as node:
         await eventually(node.is_ready, "ready")
         await writer.execute(LOCK.format("message_quarantined").encode())
@@ -115,9 +120,10 @@ async def test_a_route_goes_into_quarantine_and_out_of_it_when_the_lock_is_gone(
     assert await queue.ids(2) == rows
 
 
-async def test_a_relay_that_is_to_stop_waits_no_longer_than_its_time(
+async def test_a_relay_that_must_stop_waits_no_longer_than_its_time(
     outbox: Outbox, queue: Reader, writer: psycopg.AsyncConnection, run_node: RunNode
 ) -> None:
+    """A relay must stop while a lock blocks it; it ends in its time, and the row stays pending."""
     row = await outbox.insert("a", exchange="later")
     await writer.execute(LOCK.format("message_quarantined").encode())
 

@@ -14,14 +14,13 @@ from relay.operate.migrate import migrate
 from relay.operate.status import read_status
 from tests.engine.conftest import NO_SWEEP, Outbox, Reader, RunNode
 from tests.engine.follower import insert
-from tests.engine.test_node import sleeps
 from tests.support.eventually import eventually
 from tests.support.postgres import PostgresServer
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[PostgresServer]:
-    """One of our own: it allows prepared transactions, and is restarted."""
+    """A PostgreSQL that allows prepared transactions, and that the test restarts."""
     with PostgresServer(settings={"max_prepared_transactions": "20"}) as server:
         migrate(DatabaseSettings(url=SecretStr(server.create_database("migrated"))))
         yield server
@@ -40,7 +39,7 @@ def database_url(server: PostgresServer) -> Iterator[str]:
 
 
 async def prepare(url: str, gid: str, key: str, *, rows: int = 1) -> list[int]:
-    """Write rows and prepare their transaction; give their ids."""
+    """Write rows and prepare their transaction; return their ids."""
     async with await psycopg.AsyncConnection.connect(url) as connection:
         await connection.execute("SET LOCAL outbox.ring = off")
         ids = [await insert(connection, key) for _ in range(rows)]
@@ -57,9 +56,10 @@ async def decide(url: str, how: str, gid: str) -> None:
 async def test_a_writer_can_prepare_while_a_relay_sleeps(
     outbox: Outbox, database_url: str, queue: Reader, run_node: RunNode
 ) -> None:
+    """A writer prepares a transaction while a relay sleeps; after COMMIT PREPARED its row arrives."""
     async with run_node(**NO_SWEEP) as node:
         await eventually(node.is_ready, "ready")
-        await eventually(lambda: sleeps(outbox), "asks writers to ring")
+        await eventually(outbox.has_sleeping_relay, "asks writers to ring")
 
         (id_,) = await prepare(database_url, "order-7", "1")
         await decide(database_url, "COMMIT", "order-7")
@@ -70,10 +70,10 @@ async def test_a_writer_can_prepare_while_a_relay_sleeps(
 async def test_a_writer_that_lets_it_ring_is_told_why_it_cannot_prepare(
     outbox: Outbox, writer: psycopg.AsyncConnection, run_node: RunNode
 ) -> None:
-    """So the setting is needed; PostgreSQL rolls the transaction back."""
+    """A writer prepares without `outbox.ring = off`; PostgreSQL refuses, and names NOTIFY as the reason."""
     async with run_node() as node:
         await eventually(node.is_ready, "ready")
-        await eventually(lambda: sleeps(outbox), "asks writers to ring")
+        await eventually(outbox.has_sleeping_relay, "asks writers to ring")
         await insert(writer, "1")
 
         with pytest.raises(psycopg.errors.FeatureNotSupported, match="NOTIFY"):
@@ -83,6 +83,7 @@ async def test_a_writer_that_lets_it_ring_is_told_why_it_cannot_prepare(
 async def test_prepared_rows_outlive_a_crash_and_go_out_only_when_they_are_committed(
     outbox: Outbox, server: PostgresServer, database_url: str, queue: Reader, run_node: RunNode
 ) -> None:
+    """PostgreSQL crashes with prepared transactions; their rows arrive after their commit, and only then."""
     async with run_node(**NO_SWEEP) as node:
         await eventually(node.is_ready, "ready")
         expected = await prepare(database_url, "committed before", "1", rows=3)
@@ -115,6 +116,7 @@ async def test_prepared_rows_outlive_a_crash_and_go_out_only_when_they_are_commi
 async def test_an_orphan_is_named_by_status_with_its_gid_and_age(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A prepared transaction is forgotten; `relay status` names it with its gid and age until it is decided."""
     monkeypatch.setattr(holders, "HELD_LONG", 0.0)
     await prepare(database_url, "orphan of billing", "1")
 

@@ -2,8 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 import psycopg
 import pytest
@@ -13,9 +11,10 @@ from structlog.testing import capture_logs
 from relay.config.settings import Settings
 from relay.engine.nodes import vacuum as horizon
 from tests.engine.conftest import NO_SWEEP, Outbox, Reader, RunNode
+from tests.support.events import Events, named
 from tests.support.eventually import eventually
+from tests.support.roles import SCRIPT
 
-ROLES = Path("config/roles.sql").read_bytes()
 TURNS, ROWS = 20, 500
 
 ENTRIES_READ = """
@@ -25,14 +24,14 @@ ENTRIES_READ = """
 
 @pytest.fixture
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A holder is told of within a second instead of a minute."""
+    """The relay names a holder within a second instead of a minute."""
     monkeypatch.setattr(horizon, "LOOK_INTERVAL", 0.1)
     monkeypatch.setattr(horizon, "HELD_LONG", 0.5)
 
 
 @contextmanager
 def snapshot(url: str) -> Iterator[psycopg.Connection]:
-    """Hold one open, as a report that was forgotten does."""
+    """Hold a snapshot until the end of the block, as a forgotten report does."""
     with psycopg.connect(url, application_name="forgotten report") as report:
         report.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         report.execute("SELECT count(*) FROM outbox.message")
@@ -42,6 +41,7 @@ def snapshot(url: str) -> Iterator[psycopg.Connection]:
 async def test_dead_rows_that_a_snapshot_keeps_are_not_walked_over(
     outbox: Outbox, queue: Reader, database_url: str, run_node: RunNode
 ) -> None:
+    """A snapshot keeps dead rows; the relay does not read them again for each later row."""
     with snapshot(database_url):
         async with run_node(**NO_SWEEP):
             for _ in range(TURNS):
@@ -60,8 +60,8 @@ async def test_dead_rows_that_a_snapshot_keeps_are_not_walked_over(
 async def test_who_holds_a_snapshot_is_named_once_and_so_is_its_end(
     outbox: Outbox, settings: Settings, database_url: str, run_node: RunNode, role: str
 ) -> None:
-    """A role that may not see how old a transaction is counts from the first look."""
-    await outbox.connection.execute(ROLES)
+    """A session holds a snapshot; the log names it once, and once its end, even if its age is not visible."""
+    await outbox.connection.execute(SCRIPT.encode())
     url = SecretStr(f"{database_url}?options=-crole%3D{role}")
     base = settings.model_copy(update={"database": settings.database.model_copy(update={"url": url})})
 
@@ -84,7 +84,8 @@ async def test_who_holds_a_snapshot_is_named_once_and_so_is_its_end(
 async def test_a_server_that_shows_nobody_s_sessions_is_told_of_once(
     outbox: Outbox, settings: Settings, database_url: str, queue: Reader, run_node: RunNode
 ) -> None:
-    await outbox.connection.execute(ROLES)
+    """The relay may not see other sessions; it logs that once, and delivers."""
+    await outbox.connection.execute(SCRIPT.encode())
     await outbox.connection.execute("REVOKE SELECT ON pg_stat_activity FROM PUBLIC")
     url = SecretStr(f"{database_url}?options=-crole%3Doutbox_relay")
     base = settings.model_copy(update={"database": settings.database.model_copy(update={"url": url})})
@@ -104,9 +105,5 @@ def entries_read(url: str) -> int:
     return int(row[0]) if row else 0
 
 
-def named(events: list[Any], name: str) -> list[Any]:
-    return [event for event in events if event["event"] == name]
-
-
-def told(events: list[Any], name: str, holder: str) -> list[Any]:
+def told(events: Events, name: str, holder: str) -> Events:
     return [event for event in named(events, name) if event["name"] == holder]

@@ -1,4 +1,4 @@
-"""A process that is killed and started again."""
+"""A process that a drill kills and starts again."""
 
 import os
 import re
@@ -14,7 +14,7 @@ from tests.support.process import Process, ServerError
 
 @dataclass
 class Victim:
-    """One program; each start writes a log of its own."""
+    """One program; each start writes its own log."""
 
     name: str
     command: Sequence[str | Path]
@@ -25,7 +25,7 @@ class Victim:
     _process: Process | None = field(default=None, repr=False)
 
     async def start(self) -> None:
-        """Start it, from the main thread, and return when it works. Raises ServerError when it ended at once."""
+        """Start the process, from the main thread. Returns when it works. Raises ServerError if it ends at once."""
         self.starts += 1
         self._process = process = Process(self.command, log=self.log, environment=self.environment)
         await eventually(lambda: not process.is_running() or self._is_ready(), f"{self.name} starts", 60)
@@ -33,7 +33,7 @@ class Victim:
             raise ServerError(f"{self.name} ended at once with code {process.returncode}\n{process.log_end()}")
 
     def stop(self, how: signal.Signals) -> int | None:
-        """End it with this signal and tell its exit code."""
+        """End the process with this signal, and return its exit code."""
         if self._process is None:
             return None
         self._process.stop(how)
@@ -41,7 +41,7 @@ class Victim:
         return code
 
     def tell(self, how: signal.Signals) -> None:
-        """Send it a signal and wait for nothing."""
+        """Send the process a signal, without waiting."""
         assert self._process is not None, f"{self.name} is not running"
         self._process.tell(how)
 
@@ -54,7 +54,7 @@ class Victim:
         return self._process.pid
 
     def peak_mib(self) -> float:
-        """Tell the most memory that it has ever held."""
+        """Return the peak of its resident memory."""
         found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{self.pid}/status").read_text())
         return int(found[1]) / 1024 if found else 0.0
 
@@ -67,7 +67,7 @@ class Victim:
 
 
 def relay_victim(database_url: str, broker_url: str, logs: Path) -> Victim:
-    """Give a relay on these servers, not started yet; it logs JSON."""
+    """Return a relay on these servers that logs JSON, not started yet."""
     environment = {
         **os.environ,
         "RELAY_DATABASE_URL": database_url,

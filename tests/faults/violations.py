@@ -1,4 +1,4 @@
-"""What a faulty relay would leave in the record of a run: each spoils a faithful one in one way."""
+"""What a faulty relay would leave in the record of a run: each function spoils a faithful record in one way."""
 
 from dataclasses import replace
 from uuid import UUID

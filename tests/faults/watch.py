@@ -1,6 +1,6 @@
-"""Watch relays from outside while a drill runs: are they ready, how large, how old their transactions, who has a lane.
+"""Observes relays from outside while a drill runs: readiness, memory, age of transactions, and holders of lanes.
 
-A database that is away for a while is asked again.
+If the database is unreachable, the watch connects again.
 """
 
 import asyncio
@@ -44,9 +44,9 @@ async def watched(
     relay: str = "",
     path: str = "/readyz",
 ) -> AsyncIterator[None]:
-    """Note readiness (`http`: address:port), memory and transactions until the block is left.
+    """Record readiness (`http`: address:port), memory and transactions until the end of the block.
 
-    `pid`: of the process, or what gives it; None while there is none.
+    `pid`: the process id, or a function that returns it; None while no process runs.
     """
     find_pid = pid if callable(pid) else lambda: pid
     async with asyncio.TaskGroup() as tasks:
@@ -61,7 +61,7 @@ async def watched(
 
 @asynccontextmanager
 async def looked_at(history: History, database_url: str) -> AsyncIterator[None]:
-    """Note who holds the locks of the lanes until the block is left."""
+    """Record the holders of the lanes' locks until the end of the block."""
     async with asyncio.TaskGroup() as tasks:
         looking = tasks.create_task(_look(history, database_url), name="watch.owners")
         yield
@@ -69,7 +69,7 @@ async def looked_at(history: History, database_url: str) -> AsyncIterator[None]:
 
 
 async def is_ready(http: str, path: str = "/readyz") -> bool:
-    """Ask a relay at address:port; no answer is a no."""
+    """Whether the relay at address:port answers that it is ready."""
     host, _, port = http.rpartition(":")
     try:
         async with asyncio.timeout(ANSWER_WITHIN):
@@ -109,7 +109,7 @@ async def _look(history: History, database_url: str) -> None:
 
 
 async def _connections(database_url: str) -> AsyncIterator[psycopg.AsyncConnection]:
-    """Give one after the other, for as long as somebody asks."""
+    """Yield one connection after the other."""
     while True:
         with suppress(psycopg.OperationalError):
             async with await psycopg.AsyncConnection.connect(database_url, autocommit=True) as connection:

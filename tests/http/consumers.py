@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import psycopg
+import pytest
 
 from relay.consume import Consumer, Message, on
 from relay.http.consumer import answering_for
@@ -14,6 +15,8 @@ from tests.http.site import Site
 from tests.support.process import free_port
 
 __all__ = ["inbox", "queue", "table"]  # the consumer's fixtures
+
+ORDERS = pytest.mark.parametrize("order", ["hold", "skip"])
 
 
 class Hanging:

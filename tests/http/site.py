@@ -39,6 +39,11 @@ class Site:
     async def is_ready(self) -> bool:
         return (await self.get("/readyz")).status == 200
 
+    async def is_unready(self, words: str) -> bool:
+        """Whether it answers that it is not ready, with these words."""
+        answer = await self.get("/readyz")
+        return answer.status == 503 and words in answer.body
+
     async def metrics(self) -> dict[Sample, float]:
         """Scrape, and give each sample's value by its name and labels."""
         answer = await self.get("/metrics")

@@ -12,19 +12,17 @@ from relay.config.settings import BrokerSettings
 from relay.consume import Consumer, FailurePolicy, Inbox, Overload, Permanent, Retries, WorkPolicy
 from relay.consume.queue_depth import ready_count
 from relay.http import cached_answer
-from tests.consume.effects import CONSUMER, QUEUE, QUICK, SEVERAL_MINUTES, Queue, Stumbling, Table, count
-from tests.consume.test_held_messages import DUE
-from tests.consume.test_outages import END_SESSIONS
-from tests.http.consumers import Hanging, inbox, queue, serving, table
+from tests.consume.effects import CONSUMER, QUEUE, Queue, Stumbling, Table, count
+from tests.consume.policies import QUICK, SEVERAL_MINUTES
+from tests.http.consumers import ORDERS, Hanging, inbox, queue, serving, table
+from tests.http.metrics import documented, served
 from tests.http.site import Sample, Site
-from tests.http.test_metrics import documented, served
 from tests.support.eventually import eventually
 from tests.support.rabbitmq import RabbitServer
 
 __all__ = ["inbox", "queue", "table"]
 
 TWICE = Retries(attempts=2, initial=0.05, maximum=0.05)
-ORDERS = pytest.mark.parametrize("order", ["hold", "skip"])
 
 
 @pytest.fixture(autouse=True)
@@ -127,7 +125,7 @@ async def test_held_messages_are_told_until_they_are_applied(
     )
     async with serving(consumer) as site:
         await eventually(lambda: is_told(site, 3, "held_messages"), "one is held, and two behind it")
-        await table.connection.execute(DUE)
+        await table.make_due()
         await eventually(lambda: is_told(site, 0, "held_messages"), "all are applied")
 
 
@@ -187,7 +185,7 @@ async def test_lost_connections_are_counted_by_end_and_reason_and_what_they_took
         assert of(await site.metrics(), "given_back_total") == 1
 
         await eventually(lambda: hanging.begun == 2, "a handler holds the session that is ended")
-        await table.connection.execute(END_SESSIONS)
+        await table.end_sessions()
         hanging.let_go.set()
         await eventually(lambda: is_told(site, 1, "applied_total"), "it is applied")
         metrics = await site.metrics()

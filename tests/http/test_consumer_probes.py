@@ -5,26 +5,21 @@ from typing import Any
 
 import psycopg
 import pytest
-from pydantic import SecretStr
-from yarl import URL
 
 import relay.http.server as served
 from relay.config.settings import BrokerSettings
 from relay.consume import Consumer, FailurePolicy, Inbox, Message, Overload, WorkPolicy, hindrances, on, startup
 from relay.consume.failed import held_messages
 from relay.http.consumer import answering_for
-from tests.consume.effects import QUICK, SEVERAL_MINUTES, Queue, Stumbling, Table, count, running, through
-from tests.consume.test_held_messages import DUE
-from tests.consume.test_outages import port_of
-from tests.http.consumers import Hanging, inbox, queue, serving, table
+from tests.consume.effects import Queue, Stumbling, Table, count, running
+from tests.consume.policies import QUICK, SEVERAL_MINUTES
+from tests.http.consumers import ORDERS, Hanging, inbox, queue, serving, table
 from tests.http.site import Answer
-from tests.http.test_probes import is_unready
 from tests.support.eventually import eventually
-from tests.support.proxy import FaultProxy, Way
+from tests.support.proxied import proxied
+from tests.support.proxy import Way
 
 __all__ = ["inbox", "queue", "table"]
-
-ORDERS = pytest.mark.parametrize("order", ["hold", "skip"])
 
 
 @pytest.fixture(autouse=True)
@@ -35,9 +30,9 @@ def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_ready_once_it_consumes(queue: Queue, inbox: Inbox, broker: BrokerSettings) -> None:
-    async with FaultProxy("127.0.0.1", port_of(broker)) as proxy:
+    async with proxied(broker) as (proxy, far):
         proxy.hold(Way.DOWN)
-        async with serving(Consumer(queue.name, [count], inbox=inbox, broker=through(broker, proxy.port))) as site:
+        async with serving(Consumer(queue.name, [count], inbox=inbox, broker=far)) as site:
             await eventually(lambda: proxy.connections == 1, "it knocks")
             unready, live = await site.get("/readyz"), await site.get("/livez")
 
@@ -49,20 +44,19 @@ async def test_ready_once_it_consumes(queue: Queue, inbox: Inbox, broker: Broker
 
 
 async def test_a_lost_broker_makes_it_unready_and_not_dead(queue: Queue, inbox: Inbox, broker: BrokerSettings) -> None:
-    async with FaultProxy("127.0.0.1", port_of(broker)) as proxy:
-        near = through(broker, proxy.port)
-        async with serving(
-            Consumer(queue.name, [count], inbox=inbox, broker=near, work=WorkPolicy(backoff=QUICK))
-        ) as site:
-            await eventually(site.is_ready, "ready")
+    async with (
+        proxied(broker) as (proxy, far),
+        serving(Consumer(queue.name, [count], inbox=inbox, broker=far, work=WorkPolicy(backoff=QUICK))) as site,
+    ):
+        await eventually(site.is_ready, "ready")
 
-            proxy.refusing = True
-            proxy.cut()
-            await eventually(lambda: is_unready(site, "broker: "), "unready")
-            assert (await site.get("/livez")).status == 200
+        proxy.refusing = True
+        proxy.cut()
+        await eventually(lambda: site.is_unready("broker: "), "unready")
+        assert (await site.get("/livez")).status == 200
 
-            proxy.refusing = False
-            await eventually(site.is_ready, "ready again")
+        proxy.refusing = False
+        await eventually(site.is_ready, "ready again")
 
 
 async def test_a_broker_that_is_lost_makes_it_unready_while_the_last_handlers_end(
@@ -70,15 +64,14 @@ async def test_a_broker_that_is_lost_makes_it_unready_while_the_last_handlers_en
 ) -> None:
     hanging = Hanging()
     await queue.send(1)
-    async with FaultProxy("127.0.0.1", port_of(broker)) as proxy:
-        near = through(broker, proxy.port)
+    async with proxied(broker) as (proxy, far):
         consumer = Consumer(
-            queue.name, [hanging.handle], inbox=inbox, broker=near, work=WorkPolicy(backoff=QUICK, drain_timeout=600)
+            queue.name, [hanging.handle], inbox=inbox, broker=far, work=WorkPolicy(backoff=QUICK, drain_timeout=600)
         )
         async with serving(consumer) as site:
             await eventually(lambda: consumer.counters.in_flight == 1, "a handler runs")
             proxy.cut()
-            await eventually(lambda: is_unready(site, "broker: "), "unready")
+            await eventually(lambda: site.is_unready("broker: "), "unready")
             hanging.let_go.set()
             await eventually(site.is_ready, "ready again")
 
@@ -90,34 +83,31 @@ async def test_a_queue_that_was_deleted_makes_it_unready(queue: Queue, inbox: In
         await eventually(site.is_ready, "ready")
 
         await queue.channel.queue_delete(queue.name)
-        await eventually(lambda: is_unready(site, "broker: its queue does not exist"), "unready")
+        await eventually(lambda: site.is_unready("broker: its queue does not exist"), "unready")
 
         await queue.declare()
         await eventually(site.is_ready, "ready again")
 
 
 async def test_a_mute_broker_makes_it_unready(queue: Queue, inbox: Inbox, broker: BrokerSettings) -> None:
-    async with FaultProxy("127.0.0.1", port_of(broker)) as proxy:
-        near = through(broker, proxy.port).model_copy(update={"heartbeat": 1})
-        async with serving(
-            Consumer(queue.name, [count], inbox=inbox, broker=near, work=WorkPolicy(backoff=QUICK))
-        ) as site:
-            await eventually(site.is_ready, "ready")
+    async with (
+        proxied(broker, heartbeat=1) as (proxy, far),
+        serving(Consumer(queue.name, [count], inbox=inbox, broker=far, work=WorkPolicy(backoff=QUICK))) as site,
+    ):
+        await eventually(site.is_ready, "ready")
 
-            proxy.hold(Way.DOWN)
-            await eventually(lambda: is_unready(site, "broker: nothing has come from it for 1.5 s"), "unready")
+        proxy.hold(Way.DOWN)
+        await eventually(lambda: site.is_unready("broker: nothing has come from it for 1.5 s"), "unready")
 
-            proxy.release(Way.DOWN)
-            await eventually(site.is_ready, "ready again")
+        proxy.release(Way.DOWN)
+        await eventually(site.is_ready, "ready again")
 
 
 @ORDERS
 async def test_a_lost_database_makes_an_idle_consumer_unready(
     order: Any, queue: Queue, inbox: Inbox, broker: BrokerSettings
 ) -> None:
-    url = URL(inbox.database.url.get_secret_value())
-    async with FaultProxy("127.0.0.1", url.port or 5432, amqp=False) as proxy:
-        far = inbox.database.model_copy(update={"url": SecretStr(str(url.with_port(proxy.port)))})
+    async with proxied(inbox.database) as (proxy, far):
         consumer = Consumer(
             queue.name,
             [count],
@@ -131,7 +121,7 @@ async def test_a_lost_database_makes_an_idle_consumer_unready(
 
             proxy.refusing = True
             proxy.cut()
-            await eventually(lambda: is_unready(site, "database: "), "unready")
+            await eventually(lambda: site.is_unready("database: "), "unready")
             assert (await site.get("/livez")).status == 200
 
             proxy.refusing = False
@@ -142,9 +132,7 @@ async def test_a_lost_database_makes_an_idle_consumer_unready(
 async def test_a_silent_database_makes_an_idle_consumer_unready(
     order: Any, queue: Queue, inbox: Inbox, broker: BrokerSettings
 ) -> None:
-    url = URL(inbox.database.url.get_secret_value())
-    async with FaultProxy("127.0.0.1", url.port or 5432, amqp=False) as proxy:
-        far = inbox.database.model_copy(update={"url": SecretStr(str(url.with_port(proxy.port)))})
+    async with proxied(inbox.database) as (proxy, far):
         consumer = Consumer(
             queue.name,
             [count],
@@ -157,7 +145,7 @@ async def test_a_silent_database_makes_an_idle_consumer_unready(
             await eventually(site.is_ready, "ready")
 
             proxy.hold(Way.DOWN)
-            await eventually(lambda: is_unready(site, "database: it has not answered for "), "unready")
+            await eventually(lambda: site.is_unready("database: it has not answered for "), "unready")
 
             proxy.release(Way.DOWN)
             await eventually(site.is_ready, "ready again")
@@ -179,7 +167,7 @@ async def test_a_handler_that_hangs_is_a_stall(
         for number, key in enumerate("abc"):
             await queue.send(number, key=key)
 
-        await eventually(lambda: is_unready(site, "delivery: nothing has settled for "), "unready")
+        await eventually(lambda: site.is_unready("delivery: nothing has settled for "), "unready")
         assert await site.value("outbox_consumer_stalled", consumer="projection", queue=queue.name) == 1
 
         hanging.let_go.set()
@@ -211,9 +199,9 @@ async def test_a_held_message_whose_handler_hangs_is_a_stall_too(
     async with serving(consumer) as site:
         await eventually(lambda: consumer.counters.held == 1, "it is held")
         await eventually(lambda: consumer.counters.unacknowledged == 0, "and acknowledged")
-        await table.connection.execute(DUE)
+        await table.make_due()
 
-        await eventually(lambda: is_unready(site, "delivery: nothing has settled for "), "unready")
+        await eventually(lambda: site.is_unready("delivery: nothing has settled for "), "unready")
 
         hanging.let_go.set()
         await eventually(site.is_ready, "ready again")
@@ -230,7 +218,7 @@ async def test_a_dead_letter_that_is_refused_is_a_stall_once_nothing_else_settle
         await queue.channel.queue_delete("billing.dead")
 
         await queue.send(1, event_type="Unknown")
-        await eventually(lambda: is_unready(site, "delivery: nothing has settled for "), "unready")
+        await eventually(lambda: site.is_unready("delivery: nothing has settled for "), "unready")
 
         await queue.channel.declare_queue("billing.dead", durable=True)
         await eventually(site.is_ready, "ready again")
@@ -268,7 +256,7 @@ async def test_an_overload_makes_it_unready_and_is_no_stall(
         await queue.send(1)
 
         # Longer than `stall_after`.
-        await eventually(lambda: is_unready(site, "overload: paused for 1 s"), "unready")
+        await eventually(lambda: site.is_unready("overload: paused for 1 s"), "unready")
         answer = await site.get("/readyz")
         assert "tax office" not in answer.body  # its words are for the log
         assert "delivery" not in answer.body

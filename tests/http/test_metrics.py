@@ -1,7 +1,6 @@
 """What `/metrics` serves is what docs/metrics.md says, and true."""
 
 import re
-from pathlib import Path
 
 import aio_pika
 import psycopg
@@ -18,30 +17,12 @@ from relay.engine.row import Outcome
 from relay.http import cached_answer
 from relay.http.backlog import Backlog, Counts
 from tests.http.conftest import RunSite
+from tests.http.metrics import DOCUMENT, documented, served
 from tests.http.site import Site
 from tests.operate.rows import Rows
 from tests.support.eventually import eventually
 from tests.support.postgres import PostgresServer
 from tests.support.rabbitmq import RabbitServer
-
-DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
-DOCUMENTED = re.compile(r"^\| `(\w+)(?:\{[^}]*\})?` \| (\w+) \|[^|]+\|$", re.MULTILINE)
-
-Metrics = set[tuple[str, str]]  # name and type
-
-
-def documented(section: str) -> Metrics:
-    """Give the metrics that this section of the page lists."""
-    (text,) = (each for each in DOCUMENT.read_text().split("\n## ") if each.startswith(f"{section}\n"))
-    found = set(DOCUMENTED.findall(text))
-    assert len(found) > 10
-    return found
-
-
-async def served(site: Site) -> Metrics:
-    """Give the metrics as Prometheus shows them: a counter's samples carry _total, an info is a gauge called _info."""
-    lines = [line.split() for line in (await site.get("/metrics")).body.splitlines() if line.startswith("# TYPE ")]
-    return {(name, kind) for _, _, name, kind in lines}
 
 
 @pytest.fixture

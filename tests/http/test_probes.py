@@ -11,28 +11,21 @@ import pytest
 from pamqp.commands import Basic
 
 import relay.http.server as served
-from relay.config.settings import BrokerSettings, Settings
+from relay.config.settings import Settings
 from tests.cli.command import Command
 from tests.http.conftest import RunSite, StartRelay
 from tests.http.site import Answer, Site
 from tests.operate.rows import Rows
 from tests.support.eventually import eventually
-from tests.support.postgres import PostgresServer
 from tests.support.process import free_port
-from tests.support.proxy import FaultProxy, Way
-from tests.support.rabbitmq import RabbitServer
+from tests.support.proxied import proxied
+from tests.support.proxy import Way
 
 
-def through(proxy: FaultProxy, broker: BrokerSettings, rabbitmq: RabbitServer) -> str:
-    return broker.url.get_secret_value().replace(f":{rabbitmq.port}/", f":{proxy.port}/")
-
-
-async def test_ready_once_lanes_and_both_connections_are_there(
-    settings: Settings, rabbitmq: RabbitServer, start_relay: StartRelay
-) -> None:
-    async with FaultProxy("127.0.0.1", rabbitmq.port) as proxy:
+async def test_ready_once_lanes_and_both_connections_are_there(settings: Settings, start_relay: StartRelay) -> None:
+    async with proxied(settings.broker) as (proxy, far):
         proxy.hold(Way.DOWN)
-        relay = start_relay(RELAY_BROKER_URL=through(proxy, settings.broker, rabbitmq))
+        relay = start_relay(RELAY_BROKER_URL=far.url.get_secret_value())
         await relay.wait_for_log("lanes.taken")
         unready = await relay.site.get("/readyz")
         live = await relay.site.get("/livez")
@@ -44,33 +37,28 @@ async def test_ready_once_lanes_and_both_connections_are_there(
     assert (live.status, live.body) == (200, "ok\n")
 
 
-async def test_a_lost_broker_makes_it_unready_and_not_dead(
-    settings: Settings, rabbitmq: RabbitServer, start_relay: StartRelay
-) -> None:
-    async with FaultProxy("127.0.0.1", rabbitmq.port) as proxy:
-        relay = start_relay(RELAY_BROKER_URL=through(proxy, settings.broker, rabbitmq))
+async def test_a_lost_broker_makes_it_unready_and_not_dead(settings: Settings, start_relay: StartRelay) -> None:
+    async with proxied(settings.broker) as (proxy, far):
+        relay = start_relay(RELAY_BROKER_URL=far.url.get_secret_value())
         await relay.wait_for_log("relay.ready")
 
         proxy.refusing = True
         proxy.cut()
-        await eventually(lambda: is_unready(relay.site, "broker: "), "unready")
+        await eventually(lambda: relay.site.is_unready("broker: "), "unready")
         assert (await relay.site.get("/livez")).status == 200
 
         proxy.refusing = False
         await eventually(relay.site.is_ready, "ready again")
 
 
-async def test_a_lost_database_makes_it_unready(
-    settings: Settings, postgres: PostgresServer, start_relay: StartRelay
-) -> None:
-    async with FaultProxy("127.0.0.1", postgres.port, amqp=False) as proxy:
-        url = settings.database.url.get_secret_value().replace(f":{postgres.port}/", f":{proxy.port}/")
-        relay = start_relay(RELAY_DATABASE_URL=url)
+async def test_a_lost_database_makes_it_unready(settings: Settings, start_relay: StartRelay) -> None:
+    async with proxied(settings.database) as (proxy, far):
+        relay = start_relay(RELAY_DATABASE_URL=far.url.get_secret_value())
         await relay.wait_for_log("relay.ready")
 
         proxy.refusing = True
         proxy.cut()
-        await eventually(lambda: is_unready(relay.site, "database: "), "unready")
+        await eventually(lambda: relay.site.is_unready("database: "), "unready")
         assert "lanes: none held" in (await relay.site.get("/readyz")).body
         assert (await relay.site.get("/livez")).status == 200
 
@@ -82,16 +70,14 @@ async def test_one_that_stands_by_is_ready_only_for_who_asks_for_that(run_site: 
     async with run_site(node="first") as first:
         await eventually(first.is_ready, "ready")
         async with run_site(node="second", standby=True) as second:
-            await eventually(lambda: is_unready(second, "lanes: other nodes hold them; standing by"), "it stands by")
+            await eventually(lambda: second.is_unready("lanes: other nodes hold them; standing by"), "it stands by")
             await eventually(lambda: stands_by(second), "it could take the lanes")
             assert (await second.get("/readyz?standby=no")).status == 503
 
 
-async def test_unready_while_it_drains(
-    settings: Settings, rabbitmq: RabbitServer, rows: Rows, start_relay: StartRelay
-) -> None:
-    async with FaultProxy("127.0.0.1", rabbitmq.port) as proxy:
-        relay = start_relay(RELAY_BROKER_URL=through(proxy, settings.broker, rabbitmq), RELAY_DRAIN_TIMEOUT="60")
+async def test_unready_while_it_drains(settings: Settings, rows: Rows, start_relay: StartRelay) -> None:
+    async with proxied(settings.broker) as (proxy, far):
+        relay = start_relay(RELAY_BROKER_URL=far.url.get_secret_value(), RELAY_DRAIN_TIMEOUT="60")
         await relay.wait_for_log("relay.ready")
         assert (await relay.site.get("/readyz")).status == 200
         proxy.hold(Way.DOWN)
@@ -195,8 +181,3 @@ async def test_it_listens_where_it_is_told(start_relay: StartRelay) -> None:
 
 async def stands_by(site: Site) -> bool:
     return (await site.get("/readyz?standby=ok")).status == 200
-
-
-async def is_unready(site: Site, words: str) -> bool:
-    answer = await site.get("/readyz")
-    return answer.status == 503 and words in answer.body

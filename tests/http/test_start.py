@@ -2,24 +2,18 @@
 
 from relay.config.settings import Settings
 from tests.http.conftest import StartRelay
-from tests.support.postgres import PostgresServer
-from tests.support.proxy import FaultProxy
-from tests.support.rabbitmq import RabbitServer
+from tests.support.proxied import proxied
 
 
-async def test_it_waits_for_the_database_and_then_for_the_broker(
-    settings: Settings, postgres: PostgresServer, rabbitmq: RabbitServer, start_relay: StartRelay
-) -> None:
+async def test_it_waits_for_the_database_and_then_for_the_broker(settings: Settings, start_relay: StartRelay) -> None:
     async with (
-        FaultProxy("127.0.0.1", postgres.port, amqp=False) as database,
-        FaultProxy("127.0.0.1", rabbitmq.port) as broker,
+        proxied(settings.database) as (database, far_database),
+        proxied(settings.broker) as (broker, far_broker),
     ):
         database.refusing = broker.refusing = True
         relay = start_relay(
-            RELAY_DATABASE_URL=settings.database.url.get_secret_value().replace(
-                f":{postgres.port}/", f":{database.port}/"
-            ),
-            RELAY_BROKER_URL=settings.broker.url.get_secret_value().replace(f":{rabbitmq.port}/", f":{broker.port}/"),
+            RELAY_DATABASE_URL=far_database.url.get_secret_value(),
+            RELAY_BROKER_URL=far_broker.url.get_secret_value(),
         )
         await relay.wait_for_log("database.degraded")
         await relay.wait_for_log("broker.degraded")
@@ -38,11 +32,10 @@ async def test_it_waits_for_the_database_and_then_for_the_broker(
     assert len(reasons) == len(set(reasons))  # nothing is said twice, however often it tried
 
 
-async def test_it_gives_up_in_the_end(settings: Settings, rabbitmq: RabbitServer, start_relay: StartRelay) -> None:
-    async with FaultProxy("127.0.0.1", rabbitmq.port) as broker:
+async def test_it_gives_up_in_the_end(settings: Settings, start_relay: StartRelay) -> None:
+    async with proxied(settings.broker) as (broker, far):
         broker.refusing = True
-        url = settings.broker.url.get_secret_value().replace(f":{rabbitmq.port}/", f":{broker.port}/")
-        relay = start_relay(RELAY_BROKER_URL=url, RELAY_START_TIMEOUT="1")
+        relay = start_relay(RELAY_BROKER_URL=far.url.get_secret_value(), RELAY_START_TIMEOUT="1")
 
         assert await relay.wait_for_end() == 1
 

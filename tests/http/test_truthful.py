@@ -1,6 +1,6 @@
 """`/readyz` is truthful within 10 s of a fault and ready within 5 s of the heal, with the default settings.
 
-Each drill breaks a server of its own and says with which words the relay must notice.
+Each drill breaks its own server, and names the words with which the relay must notice.
 """
 
 import os
@@ -19,7 +19,8 @@ from tests.http.conftest import RelayProcess, StartRelay
 from tests.operate.rows import Rows
 from tests.support.eventually import eventually
 from tests.support.postgres import NEWEST, PostgresServer
-from tests.support.proxy import FaultProxy, Way
+from tests.support.proxied import proxied
+from tests.support.proxy import Way
 from tests.support.rabbitmq import RabbitServer
 
 pytestmark = [pytest.mark.drills, pytest.mark.timeout(240)]
@@ -75,7 +76,7 @@ def states(rows: Rows) -> set[str]:
 
 
 async def let_go(_: aio_pika.abc.AbstractIncomingMessage) -> None:
-    """Take a message, and with it the place that it had in the queue."""
+    """Take a message, which frees its place in the queue."""
 
 
 async def notices(relay: RelayProcess, words: str) -> None:
@@ -92,6 +93,7 @@ async def heals(relay: RelayProcess) -> None:
 
 
 async def test_an_idle_relay_notices_a_frozen_broker(own_broker: RabbitServer, relay: RelayProcess) -> None:
+    """The broker freezes while the relay is idle; /readyz names it in time, and recovers with the broker."""
     os.kill(own_broker.pid, signal.SIGSTOP)
     try:
         await notices(relay, "broker: nothing has come from it")
@@ -102,6 +104,7 @@ async def test_an_idle_relay_notices_a_frozen_broker(own_broker: RabbitServer, r
 
 
 async def test_an_idle_relay_notices_a_killed_broker(own_broker: RabbitServer, relay: RelayProcess) -> None:
+    """The broker is killed while the relay is idle; /readyz names it in time, and recovers with the broker."""
     own_broker.stop(signal.SIGKILL)
     await notices(relay, "broker: ")
 
@@ -111,6 +114,7 @@ async def test_an_idle_relay_notices_a_killed_broker(own_broker: RabbitServer, r
 
 
 async def test_an_idle_relay_notices_a_killed_database(own_postgres: PostgresServer, relay: RelayProcess) -> None:
+    """The database is killed while the relay is idle; /readyz names it in time, and recovers with the database."""
     own_postgres.crash()
     await notices(relay, "database: ")
 
@@ -119,12 +123,10 @@ async def test_an_idle_relay_notices_a_killed_database(own_postgres: PostgresSer
     await heals(relay)
 
 
-async def test_an_idle_relay_notices_a_silent_database(
-    own_postgres: PostgresServer, settings: Settings, start_relay: StartRelay
-) -> None:
-    async with FaultProxy("127.0.0.1", own_postgres.port, amqp=False) as proxy:
-        url = settings.database.url.get_secret_value().replace(f":{own_postgres.port}/", f":{proxy.port}/")
-        relay = start_relay(RELAY_DATABASE_URL=url)
+async def test_an_idle_relay_notices_a_silent_database(settings: Settings, start_relay: StartRelay) -> None:
+    """The database falls silent while the relay is idle; /readyz names it in time, and recovers with the database."""
+    async with proxied(settings.database) as (proxy, far):
+        relay = start_relay(RELAY_DATABASE_URL=far.url.get_secret_value())
         await relay.wait_for_log("relay.ready")
         await eventually(relay.site.is_ready, "ready")
         proxy.hold(Way.UP)
@@ -140,6 +142,7 @@ async def test_an_idle_relay_notices_a_silent_database(
 async def test_a_queue_that_is_full_is_a_fault_of_its_route_and_no_stall(
     rows: Rows, relay: RelayProcess, queue: aio_pika.abc.AbstractQueue
 ) -> None:
+    """A queue refuses messages because it is full; its route is quarantined, and the relay stays ready."""
     for _ in range(5):
         rows.pending(None, exchange="", routing_key="full")
     await eventually(lambda: states(rows) == {"sent", "quarantined"}, "the others wait aside", NOTICED_WITHIN)
@@ -153,6 +156,7 @@ async def test_a_queue_that_is_full_is_a_fault_of_its_route_and_no_stall(
 async def test_a_table_that_is_locked_stalls_the_marks(
     database_url: str, rows: Rows, relay: RelayProcess, queue: aio_pika.abc.AbstractQueue
 ) -> None:
+    """A lock keeps the relay from marking rows; /readyz names the lock and the stall, and recovers."""
     with psycopg.connect(database_url) as other:
         other.execute("LOCK TABLE outbox.message_sent IN SHARE MODE")  # writers and reads go on, marks do not
         rows.pending(None, exchange="", routing_key="full")
@@ -165,6 +169,7 @@ async def test_a_table_that_is_locked_stalls_the_marks(
 
 
 async def test_a_long_idle_is_fine(relay: RelayProcess) -> None:
+    """Nothing happens for a long time; the relay stays ready, and logs no warning."""
     looks = 0
 
     async def has_idled() -> bool:

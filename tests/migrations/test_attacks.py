@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import LiteralString
 
 import psycopg
@@ -12,20 +11,10 @@ from relay.config.settings import DatabaseSettings
 from relay.errors import SchemaError
 from relay.operate.migrate import downgrade, migrate
 from tests.migrations.conftest import Connection
-from tests.migrations.test_roles import allowed, role
+from tests.support.roles import NAMES, SCRIPT, allowed, granted_roles, role
 
 pytestmark = pytest.mark.every_postgres
 
-SCRIPT = Path(__file__).parents[2] / "config" / "roles.sql"
-NAMES: tuple[LiteralString, ...] = (
-    "outbox_writer",
-    "outbox_publisher",
-    "outbox_spark",
-    "outbox_relay",
-    "outbox_retention",
-    "outbox_archive",
-    "outbox_consumer",
-)
 # What an attacker has in any case: a schema where the role may create what it likes.
 ATTIC = """
     CREATE SCHEMA attic;
@@ -121,11 +110,9 @@ MARK = "outbox retention drops this day"  # of an earlier release
 
 @pytest.fixture(autouse=True)
 def roles(connection: Connection) -> Iterator[None]:
-    connection.execute(SCRIPT.read_bytes())
-    connection.execute(ATTIC.encode())
-    yield
-    names = ", ".join(NAMES)
-    connection.execute(f"DROP OWNED BY {names}; DROP ROLE {names}".encode())
+    with granted_roles(connection):
+        connection.execute(ATTIC.encode())
+        yield
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -178,12 +165,12 @@ def test_a_function_of_the_owner_runs_nothing_that_its_caller_has_made(
 
 
 @pytest.mark.parametrize("is_restored", [False, True])
-def test_every_function_of_the_owner_has_its_own_search_path_and_is_for_nobody_but_by_grant(
+def test_every_function_of_the_owner_has_a_search_path_and_needs_a_grant(
     connection: Connection, is_restored: bool
 ) -> None:
     if is_restored:  # by pg_restore --no-acl, which gives every function to everybody
         connection.execute("GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA outbox TO PUBLIC")
-        connection.execute(SCRIPT.read_bytes())
+        connection.execute(SCRIPT.encode())
     query = """
         SELECT proname FROM pg_proc
         WHERE pronamespace = 'outbox'::regnamespace AND prosecdef AND (
@@ -209,7 +196,7 @@ def test_what_an_earlier_script_gave_away_comes_back(
     if by == "the migration":
         migrate(database)
     else:
-        connection.execute(SCRIPT.read_bytes())
+        connection.execute(SCRIPT.encode())
 
     assert connection.execute(OWNERS).fetchall() == before
     may_create = "SELECT has_schema_privilege('outbox_retention', 'outbox', 'CREATE')"
@@ -247,7 +234,7 @@ def test_the_script_gives_no_function_of_another_role_the_owner_s_rights(connect
     connection.execute(FUNCTIONS_GIVEN_AWAY)
 
     with pytest.raises(psycopg.errors.RaiseException, match="may have put code of its own into them"):
-        connection.execute(SCRIPT.read_bytes())
+        connection.execute(SCRIPT.encode())
     connection.execute("ROLLBACK")
 
 
@@ -258,7 +245,7 @@ def test_functions_belong_to_the_owner_of_the_tables_whoever_migrates(
     connection.execute(REOWN)
 
     migrate(database)
-    connection.execute(SCRIPT.read_bytes())
+    connection.execute(SCRIPT.encode())
 
     assert connection.execute(OWNERS).fetchall() == [("tables_owner",)]
     with role(connection, "outbox_relay"):

@@ -90,7 +90,7 @@ def test_a_message_is_known_by_its_consumer_id_and_day(connection: Connection) -
         connection.execute(APPLY, [message_id, TOMORROW])
 
 
-def test_a_day_that_is_forgotten_is_not_made_again_and_one_that_is_there_still_takes_messages(
+def test_a_forgotten_day_is_not_made_again_and_an_existing_one_takes_messages(
     connection: Connection,
 ) -> None:
     ensure(connection, PAST, 1)

@@ -1,17 +1,17 @@
 """`message_count`, `message_state` and `sent`: what they answer, to whom, and which parts of the table they read."""
 
 from datetime import UTC, datetime, timedelta
-from typing import Any, LiteralString
+from typing import LiteralString
 
 import pytest
 
 from relay.config.settings import DatabaseSettings
 from relay.operate.migrate import downgrade, migrate
-from tests.engine.test_plans import nodes
 from tests.migrations.catalog import description
 from tests.migrations.conftest import Connection, url_of
-from tests.migrations.test_roles import allowed
 from tests.support.days import make_days
+from tests.support.plans import Plan, explain, nodes, scans, tables
+from tests.support.roles import allowed
 
 pytestmark = pytest.mark.every_postgres
 
@@ -139,11 +139,11 @@ def test_the_right_on_a_surface_is_enough_and_gives_nothing_beneath_it(connectio
 
 
 def test_counting_by_the_index_reads_a_tenth_of_the_pages_that_the_table_needs(full: Connection) -> None:
-    waiting = plan_of(full, "SELECT state, messages FROM outbox.message_count WHERE state IN ('pending', 'parked')")
-    surface = plan_of(full, "SELECT state, messages FROM outbox.message_count")
-    table = plan_of(full, "SELECT state, count(*) FROM outbox.message GROUP BY state")
+    waiting = explain(full, "SELECT state, messages FROM outbox.message_count WHERE state IN ('pending', 'parked')")
+    surface = explain(full, "SELECT state, messages FROM outbox.message_count")
+    table = explain(full, "SELECT state, count(*) FROM outbox.message GROUP BY state")
 
-    assert {(scan["Relation Name"], scan["Node Type"]) for scan in scans_of(waiting)} == {
+    assert {(scan["Relation Name"], scan["Node Type"]) for scan in scans(waiting)} == {
         ("message_pending", "Index Only Scan"),
         ("message_parked", "Index Only Scan"),
     }
@@ -151,9 +151,9 @@ def test_counting_by_the_index_reads_a_tenth_of_the_pages_that_the_table_needs(f
 
 
 def test_only_the_state_that_is_asked_for_is_counted(full: Connection) -> None:
-    plan = plan_of(full, "SELECT messages FROM outbox.message_count WHERE state = 'quarantined'")
+    plan = explain(full, "SELECT messages FROM outbox.message_count WHERE state = 'quarantined'")
 
-    assert {scan["Relation Name"] for scan in scans_of(plan)} == {"message_quarantined"}
+    assert tables(plan) == {"message_quarantined"}
 
 
 @pytest.mark.parametrize(
@@ -165,18 +165,18 @@ def test_only_the_state_that_is_asked_for_is_counted(full: Connection) -> None:
     ],
 )
 def test_a_message_is_found_by_the_index_of_its_state(full: Connection, condition: str, index: str) -> None:
-    plan = plan_of(full, f"SELECT * FROM outbox.message_state WHERE {condition}")
+    plan = explain(full, f"SELECT * FROM outbox.message_state WHERE {condition}")
 
     assert [node["Index Name"] for node in nodes(plan) if "Index Name" in node] == [index]
-    assert {scan["Relation Name"] for scan in scans_of(plan)} <= {index[: index.index("_", 8)], "message_discarded"}
+    assert tables(plan) <= {index[: index.index("_", 8)], "message_discarded"}
 
 
 def test_the_days_are_left_out_of_a_search_among_what_waits(full: Connection) -> None:
     condition = "message_id = gen_random_uuid() AND state IN ('parked', 'quarantined')"
 
-    plan = plan_of(full, f"SELECT * FROM outbox.message_state WHERE {condition}")
+    plan = explain(full, f"SELECT * FROM outbox.message_state WHERE {condition}")
 
-    assert {scan["Relation Name"] for scan in scans_of(plan)} == {"message_parked", "message_quarantined"}
+    assert tables(plan) == {"message_parked", "message_quarantined"}
 
 
 @pytest.mark.parametrize("is_generic", [False, True], ids=["constants", "parameters"])
@@ -188,23 +188,12 @@ def test_sent_reads_only_the_days_of_its_times(full: Connection, is_generic: boo
         full.execute("PREPARE ask (timestamptz, timestamptz) AS SELECT id FROM outbox.sent($1, $2)")
         ask = f"EXECUTE ask ('{since}', '{until}')"
 
-    plan = plan_of(full, ask)
+    plan = explain(full, ask)
 
     read = {TODAY - timedelta(days=ago) for ago in (5, 4)}
-    assert {scan["Relation Name"] for scan in scans_of(plan)} == {f"message_sent_{day:%Y%m%d}" for day in read}
+    assert tables(plan) == {f"message_sent_{day:%Y%m%d}" for day in read}
     assert plan["Actual Rows"] == 26
 
 
-def plan_of(connection: Connection, statement: str) -> dict[str, Any]:
-    row = connection.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}".encode()).fetchone()
-    assert row is not None
-    plan: dict[str, Any] = row[0][0]["Plan"]  # type: ignore[index]
-    return plan
-
-
-def scans_of(plan: dict[str, Any]) -> list[dict[str, Any]]:
-    return [node for node in nodes(plan) if "Relation Name" in node]
-
-
-def pages(plan: dict[str, Any]) -> int:
+def pages(plan: Plan) -> int:
     return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])

@@ -134,7 +134,7 @@ def test_a_path_with_functions_of_other_people_changes_nothing(relay: Connection
     assert rings(relay, writer) == 1
 
 
-def test_a_transaction_that_switches_the_bell_off_does_not_ring_and_the_next_one_does(
+def test_a_transaction_with_the_bell_off_does_not_ring_and_the_next_one_does(
     relay: Connection, writer: Connection
 ) -> None:
     fall_asleep(relay)

@@ -2,12 +2,10 @@
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import LiteralString
 from uuid import uuid4
 
-import psycopg
 import pytest
 from sqlalchemy.orm import Session
 
@@ -16,40 +14,30 @@ from relay.operate.migrate import migrate, sqlalchemy_engine
 from relay.outbox import Event, OutboxMessage, add, add_many
 from tests.cli.command import Command
 from tests.migrations.conftest import Connection
+from tests.support.roles import NAMES, SCRIPT, allowed, granted_roles, role
 
 pytestmark = pytest.mark.every_postgres
 
-SCRIPT = Path(__file__).parents[2] / "config" / "roles.sql"
-ROLES = "outbox_writer, outbox_publisher, outbox_spark, outbox_relay, outbox_retention, outbox_archive, outbox_consumer"
 INSERT = "INSERT INTO outbox.message (aggregate_type, event_type, payload) VALUES ('a', 'e', '1')"
 
 
 @pytest.fixture(autouse=True)
 def roles(connection: Connection) -> Iterator[None]:
-    connection.execute(SCRIPT.read_bytes())
-    connection.execute("INSERT INTO outbox.node (name, backend_pid, version) VALUES ('n', 1, '1')")
-    connection.execute(INSERT)
-    yield
-    connection.execute(f"DROP OWNED BY {ROLES}")
-    connection.execute(f"DROP ROLE {ROLES}")
-
-
-@contextmanager
-def role(connection: Connection, name: LiteralString) -> Iterator[Connection]:
-    connection.execute("SET ROLE " + name)
-    yield connection
-    connection.execute("RESET ROLE")
+    with granted_roles(connection):
+        connection.execute("INSERT INTO outbox.node (name, backend_pid, version) VALUES ('n', 1, '1')")
+        connection.execute(INSERT)
+        yield
 
 
 def test_the_script_can_be_run_again(connection: Connection) -> None:
-    connection.execute(SCRIPT.read_bytes())
+    connection.execute(SCRIPT.encode())
 
 
 def test_the_command_in_the_script_makes_it_one_for_another_schema(
     connection: Connection, database: DatabaseSettings, tmp_path: Path
 ) -> None:
     migrate(database.model_copy(update={"schema_name": "events"}))
-    command = re.search("relay (config roles --schema .*)", SCRIPT.read_text())
+    command = re.search("relay (config roles --schema .*)", SCRIPT)
     assert command is not None
 
     connection.execute(Command(tmp_path)(*command[1].split()).out.encode())
@@ -59,7 +47,7 @@ def test_the_command_in_the_script_makes_it_one_for_another_schema(
         assert allowed(connection, "events_writer", [insert, INSERT]) == [insert]
         assert allowed(connection, "outbox_writer", [insert, INSERT]) == [INSERT]
     finally:
-        events = ROLES.replace("outbox_", "events_")
+        events = ", ".join(NAMES).replace("outbox_", "events_")
         connection.execute(f"DROP OWNED BY {events}; DROP ROLE {events}".encode())
 
 
@@ -91,20 +79,6 @@ def test_a_writer_writes_with_every_writer_of_the_package(connection: Connection
         session.commit()
 
     assert connection.execute("SELECT count(*) FROM outbox.message WHERE aggregate_id = 'k'").fetchone() == (106,)
-
-
-def allowed(connection: Connection, role_name: LiteralString, statements: list[LiteralString]) -> list[str]:
-    """Give those of the statements that the role may run; each is undone."""
-    done: list[str] = []
-    with role(connection, role_name):
-        for statement in statements:
-            try:
-                with connection.transaction(force_rollback=True):
-                    connection.execute(statement)
-            except psycopg.errors.InsufficientPrivilege:
-                continue
-            done.append(statement)
-    return done
 
 
 def inserted(column: LiteralString, value: LiteralString) -> LiteralString:

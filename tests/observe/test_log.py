@@ -21,13 +21,9 @@ from relay.observe.log import set_up
 from tests.support.eventually import eventually
 from tests.support.process import free_port
 from tests.support.rabbitmq import RabbitServer
+from tests.support.terminal import UNPRINTABLE, Terminal
 
 URL = "amqp://relay:hunter2@broker/"
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 @pytest.fixture(autouse=True)
@@ -89,7 +85,7 @@ def test_libraries_are_heard_from_warning_on_also_at_debug(library: str) -> None
 
 
 @pytest.mark.parametrize("level", ["info", "debug"])
-async def test_a_broken_broker_connection_is_a_warning_of_one_line_with_a_traceback_at_debug_only(
+async def test_a_broken_broker_connection_is_one_line_with_a_traceback_at_debug_only(
     broker_url: str, rabbitmq: RabbitServer, level: Literal["info", "debug"]
 ) -> None:
     output = io.StringIO()
@@ -158,23 +154,25 @@ def test_the_level_is_the_least_that_is_said() -> None:
     assert [json.loads(line)["event"] for line in output.getvalue().splitlines()] == ["relay.failed"]
 
 
-# C0, ESC, BEL, DEL, C1, CSI as one byte, marks that turn the direction of text, line separators, half a surrogate pair.
-TERMINAL = "\x00\x07\x08\r\x1b[2J\x1b]0;title\x07\x7f\x85\x9b31m\u202e\u2066\u200f\u061c\u2028\u2029\ufeff\ud800"
-
-
 @pytest.mark.parametrize("output", [io.StringIO(), Terminal()])
 def test_nothing_that_a_terminal_acts_on_gets_onto_a_console(output: io.StringIO) -> None:
     set_up(LogSettings(format=LogFormat.CONSOLE), output)
     log = structlog.get_logger()
 
     try:
-        raise RuntimeError(f"one\n{TERMINAL}")
+        raise RuntimeError(f"one\n{UNPRINTABLE}")
     except RuntimeError as error:
-        log.warning("route.quarantined", reason=TERMINAL, words=f"no queue {TERMINAL}", rows=[TERMINAL], error=error)
+        log.warning(
+            "route.quarantined",
+            reason=UNPRINTABLE,
+            words=f"no queue {UNPRINTABLE}",
+            rows=[UNPRINTABLE],
+            error=error,
+        )
         log.exception("relay.failed", exc_info=True)
     log.warning("thing.happened", thing=Shouting())
-    logging.getLogger("aio_pika").warning("the broker said %s", TERMINAL)
-    logging.getLogger("py.warnings").warning("%s", TERMINAL)
+    logging.getLogger("aio_pika").warning("the broker said %s", UNPRINTABLE)
+    logging.getLogger("py.warnings").warning("%s", UNPRINTABLE)
 
     told = re.sub(r"\x1b\[\d*m", "", output.getvalue())  # colours are ours
     assert [char for char in told if not char.isprintable() and char != "\n"] == []
@@ -184,4 +182,4 @@ def test_nothing_that_a_terminal_acts_on_gets_onto_a_console(output: io.StringIO
 
 class Shouting:
     def __repr__(self) -> str:
-        return TERMINAL
+        return UNPRINTABLE

@@ -1,4 +1,4 @@
-"""docs/backup.md, done: a dump restored into a new server, while the consumer's database knows more than it."""
+"""The steps of docs/backup.md: a dump is restored into a new server, and the consumer's database knows more."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -47,7 +47,7 @@ def write(url: str, number: int) -> None:
 
 @asynccontextmanager
 async def relaying(relay: Command, url: str) -> AsyncIterator[None]:
-    """Run a relay until nothing is pending at the end, and stop it."""
+    """Run a relay until the end of the block and until no row is pending, and stop it."""
     process = Command(relay.folder, **{**relay.variables, "RELAY_DATABASE_URL": url}).start("run")
     try:
         yield
@@ -64,7 +64,7 @@ async def relaying(relay: Command, url: str) -> AsyncIterator[None]:
         process.kill()
 
 
-async def test_a_restored_outbox_sends_what_was_pending_again_and_reconcile_names_what_is_gone(
+async def test_a_restored_outbox_sends_again_and_reconcile_names_what_is_gone(
     postgres: PostgresServer,
     new_server: PostgresServer,
     database_url: str,
@@ -73,6 +73,7 @@ async def test_a_restored_outbox_sends_what_was_pending_again_and_reconcile_name
     broker_url: str,
     tmp_path: Path,
 ) -> None:
+    """An outbox is restored from a dump; pending rows go out again, and `relay reconcile` names what it lacks."""
     relay = Command(tmp_path, RELAY_DATABASE_URL=database_url, RELAY_BROKER_URL=broker_url)
     dump = tmp_path / "outbox.dump"
     shop = DatabaseSettings(url=SecretStr(inbox_url))
@@ -118,12 +119,12 @@ async def test_a_restored_outbox_sends_what_was_pending_again_and_reconcile_name
 
 
 def back_up(server: PostgresServer, url: str, dump: Path) -> None:
-    """Back up as docs/backup.md tells."""
+    """Back up as docs/backup.md says."""
     run([server.program("pg_dump"), "--format=custom", f"--file={dump}", url])
 
 
 def restore(server: PostgresServer, dump: Path) -> str:
-    """Restore as docs/backup.md tells, and give the URL."""
+    """Restore as docs/backup.md says, and return the URL."""
     url = server.create_database("restored")
     run([server.program("pg_restore"), "--exit-on-error", "--no-owner", "--no-acl", f"--dbname={url}", dump])
     return url

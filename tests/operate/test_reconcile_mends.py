@@ -15,7 +15,8 @@ from pydantic import SecretStr
 from relay.config.settings import BrokerSettings, DatabaseSettings
 from relay.consume import Consumer, Inbox, Message, WorkPolicy, on
 from tests.cli.command import Command, Result
-from tests.consume.effects import QUICK, running
+from tests.consume.effects import running
+from tests.consume.policies import QUICK
 from tests.operate.inboxes import Ends
 from tests.support.eventually import eventually
 from tests.support.queues import declare_bound

@@ -13,8 +13,8 @@ from relay.operate.reconcile.interval import Interval
 from relay.operate.reconcile.table import rows_statement
 from relay.operate.status import BY_INDEX
 from relay.replay.selection import Selection
-from tests.engine.test_plans import nodes
 from tests.support.days import make_days
+from tests.support.plans import Plan, explain, scans, tables
 
 pytestmark = pytest.mark.every_postgres
 
@@ -56,11 +56,11 @@ def test_only_the_days_near_the_time_range_are_read(connection: psycopg.Connecti
 
     plan = explain(connection, rows_statement("outbox", interval, Selection(aggregate_id="7")))
 
-    assert scanned(plan) == {f"message_sent_{since:%Y%m%d}", *NOT_SENT}
+    assert tables(plan) == {f"message_sent_{since:%Y%m%d}", *NOT_SENT}
 
 
 def test_the_consumers_are_found_without_reading_the_inbox(inbox: psycopg.Connection) -> None:
-    plan = explain(inbox, CONSUMERS.format(schema=SQL("outbox")))
+    plan = explain_by_index(inbox, CONSUMERS.format(schema=SQL("outbox")))
 
     assert read(plan) <= 2 * 3 * DAYS  # from each day one, for each
     assert plan["Actual Rows"] == 3
@@ -70,27 +70,19 @@ def test_messages_are_looked_up_by_the_primary_key(inbox: psycopg.Connection) ->
     asked = inbox.execute("SELECT consumer_name, message_id FROM outbox.processed_message LIMIT 1000").fetchall()
     values = {"consumers": [name for name, _ in asked], "message_ids": [message_id for _, message_id in asked]}
 
-    plan = explain(inbox, APPLIED.format(schema=SQL("outbox")), values)
+    plan = explain_by_index(inbox, APPLIED.format(schema=SQL("outbox")), values)
 
     assert plan["Actual Rows"] == 1000
     assert read(plan) == 1000
-    assert all(node["Index Name"].endswith("_pkey") for node in nodes(plan) if "Relation Name" in node)
+    assert all(node["Index Name"].endswith("_pkey") for node in scans(plan))
 
 
-def explain(connection: psycopg.Connection, statement: Composed, values: Any = None) -> dict[str, Any]:
+def explain_by_index(connection: psycopg.Connection, statement: Composed, values: Any = None) -> Plan:
     with connection.transaction(force_rollback=True):
-        if "processed_message" in statement.as_string():
-            connection.execute(BY_INDEX)
-        row = connection.execute(SQL("EXPLAIN (ANALYZE, FORMAT JSON) ") + statement, values).fetchone()
-    assert row is not None
-    plan: dict[str, Any] = row[0][0]["Plan"]
-    return plan
+        connection.execute(BY_INDEX)
+        return explain(connection, statement, values)
 
 
-def scanned(plan: dict[str, Any]) -> set[str]:
-    return {node["Relation Name"] for node in nodes(plan) if "Relation Name" in node}
-
-
-def read(plan: dict[str, Any]) -> int:
-    """Count the rows that were read from tables."""
-    return int(sum(node["Actual Rows"] * node["Actual Loops"] for node in nodes(plan) if "Relation Name" in node))
+def read(plan: Plan) -> int:
+    """Return the number of rows that were read from tables."""
+    return int(sum(node["Actual Rows"] * node["Actual Loops"] for node in scans(plan)))

@@ -116,7 +116,7 @@ def test_old_rows_that_are_being_worked_off_are_not_stalled(
     assert (status.state, status.reasons) == (State.OK, [])
 
 
-def test_rows_that_wait_behind_a_refused_one_are_degraded_until_its_attempt_is_overdue(
+def test_rows_behind_a_refused_one_are_degraded_until_its_attempt_is_overdue(
     rows: Rows, connection: psycopg.Connection
 ) -> None:
     rows.node()

@@ -20,7 +20,7 @@ READ = """
 """
 
 
-class Table:
+class MessageTable:
     """`outbox.message`, as others see it: committed rows only."""
 
     def __init__(self, connection: psycopg.Connection[dict[str, Any]]) -> None:
@@ -54,6 +54,6 @@ def module_connection(module_url: str) -> Iterator[psycopg.Connection[dict[str, 
 
 
 @pytest.fixture
-def table(module_connection: psycopg.Connection[dict[str, Any]]) -> Table:
+def table(module_connection: psycopg.Connection[dict[str, Any]]) -> MessageTable:
     module_connection.execute("TRUNCATE outbox.message, invoice")
-    return Table(module_connection)
+    return MessageTable(module_connection)

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from relay.outbox import Event, NotAwaitedError, add, add_many
-from tests.outbox.conftest import Table
+from tests.outbox.conftest import MessageTable
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def event() -> Event:
 
 
 async def test_a_write_that_nobody_awaits_is_an_error_at_once(
-    module_url: str, table: Table, unraisable: list[BaseException | None]
+    module_url: str, table: MessageTable, unraisable: list[BaseException | None]
 ) -> None:
     async with await psycopg.AsyncConnection.connect(module_url) as connection:
         add(connection, event())  # type: ignore[unused-coroutine]
@@ -46,7 +46,7 @@ async def test_a_write_that_nobody_awaits_is_an_error_at_once(
 
 
 async def test_a_write_that_is_awaited_by_any_means_is_quiet(
-    module_url: str, table: Table, unraisable: list[BaseException | None]
+    module_url: str, table: MessageTable, unraisable: list[BaseException | None]
 ) -> None:
     async with await psycopg.AsyncConnection.connect(module_url) as connection:
         await add(connection, event())

@@ -11,7 +11,7 @@ from opentelemetry.context import attach, detach
 from opentelemetry.sdk.trace import TracerProvider
 
 from relay.outbox import Event, EventError
-from tests.outbox.conftest import Table
+from tests.outbox.conftest import MessageTable
 from tests.outbox.writers import ALL, CHECKED, Writer
 
 pytestmark = pytest.mark.every_postgres
@@ -46,7 +46,7 @@ async def write(writer: Writer, url: str, *events: Event) -> None:
         await transaction.commit()
 
 
-async def test_the_row_is_the_event(writer: Writer, module_url: str, table: Table) -> None:
+async def test_the_row_is_the_event(writer: Writer, module_url: str, table: MessageTable) -> None:
     event = Event(
         "Rechnung: ä😀 \\ ' %s :x",
         "key/7\\n",
@@ -80,7 +80,7 @@ async def test_the_row_is_the_event(writer: Writer, module_url: str, table: Tabl
     }
 
 
-async def test_what_an_event_leaves_out_is_null(writer: Writer, module_url: str, table: Table) -> None:
+async def test_what_an_event_leaves_out_is_null(writer: Writer, module_url: str, table: MessageTable) -> None:
     await write(writer, module_url, Event("Invoice", None, "InvoiceIssued", "1"))
 
     nulls = {column for column, value in table.row().items() if value is None}
@@ -89,7 +89,7 @@ async def test_what_an_event_leaves_out_is_null(writer: Writer, module_url: str,
     assert nulls == {*optional, "payload_bytes", "trace_context"}
 
 
-async def test_bytes_go_out_as_they_are(writer: Writer, module_url: str, table: Table) -> None:
+async def test_bytes_go_out_as_they_are(writer: Writer, module_url: str, table: MessageTable) -> None:
     every_byte = bytes(range(256)) + b"\\x00 \\N \\\\ \\."
 
     await write(writer, module_url, Event("File", "7", "Stored", every_byte, content_type="application/x-thing"))
@@ -98,7 +98,7 @@ async def test_bytes_go_out_as_they_are(writer: Writer, module_url: str, table: 
     assert table.row()["payload"] is None
 
 
-async def test_rows_differ_in_what_they_leave_out(writer: Writer, module_url: str, table: Table) -> None:
+async def test_rows_differ_in_what_they_leave_out(writer: Writer, module_url: str, table: MessageTable) -> None:
     events = [
         Event("A", None, "E", "1"),
         Event("A", "7", "E", b"\0", content_type="text/plain", headers={"a": 1}),
@@ -116,13 +116,15 @@ async def test_rows_differ_in_what_they_leave_out(writer: Writer, module_url: st
 
 
 @pytest.mark.parametrize("count", [2, 60])
-async def test_ids_follow_the_order_of_the_events(writer: Writer, module_url: str, table: Table, count: int) -> None:
+async def test_ids_follow_the_order_of_the_events(
+    writer: Writer, module_url: str, table: MessageTable, count: int
+) -> None:
     await write(writer, module_url, *[Event("A", "7", "E", str(number)) for number in range(count)])
 
     assert [row["payload"] for row in table.rows()] == [str(number) for number in range(count)]
 
 
-async def test_nobody_sees_an_event_before_the_commit(writer: Writer, module_url: str, table: Table) -> None:
+async def test_nobody_sees_an_event_before_the_commit(writer: Writer, module_url: str, table: MessageTable) -> None:
     async with writer(module_url) as transaction:
         event = issued()
         await transaction.add(event)
@@ -133,7 +135,9 @@ async def test_nobody_sees_an_event_before_the_commit(writer: Writer, module_url
         assert table.row()["message_id"] == event.message_id
 
 
-async def test_a_rollback_takes_back_the_event_with_the_rest(writer: Writer, module_url: str, table: Table) -> None:
+async def test_a_rollback_takes_back_the_event_with_the_rest(
+    writer: Writer, module_url: str, table: MessageTable
+) -> None:
     async with writer(module_url) as transaction:
         await transaction.execute("INSERT INTO invoice VALUES ('undone')")
         await transaction.add(issued(), issued())
@@ -147,7 +151,7 @@ async def test_a_rollback_takes_back_the_event_with_the_rest(writer: Writer, mod
 
 
 async def test_a_transaction_that_ends_without_a_commit_writes_nothing(
-    writer: Writer, module_url: str, table: Table
+    writer: Writer, module_url: str, table: MessageTable
 ) -> None:
     async with writer(module_url) as transaction:
         await transaction.add(issued())
@@ -155,7 +159,7 @@ async def test_a_transaction_that_ends_without_a_commit_writes_nothing(
     assert table.rows() == []
 
 
-async def test_adding_nothing_writes_nothing(writer: Writer, module_url: str, table: Table) -> None:
+async def test_adding_nothing_writes_nothing(writer: Writer, module_url: str, table: MessageTable) -> None:
     await write(writer, module_url)
 
     assert table.rows() == []
@@ -171,7 +175,7 @@ BAD = [
 
 
 async def test_a_bad_event_leaves_the_transaction_usable_and_empty(
-    checked_writer: Writer, module_url: str, table: Table
+    checked_writer: Writer, module_url: str, table: MessageTable
 ) -> None:
     async with checked_writer(module_url) as transaction:
         await transaction.execute("INSERT INTO invoice VALUES ('7')")
@@ -192,7 +196,7 @@ def tracer() -> Iterator[trace.Tracer]:
 
 
 async def test_the_current_span_goes_along_and_no_baggage(
-    checked_writer: Writer, module_url: str, table: Table, tracer: trace.Tracer
+    checked_writer: Writer, module_url: str, table: MessageTable, tracer: trace.Tracer
 ) -> None:
     state = trace.TraceState([("vendor", "value")])
     caller = trace.SpanContext(

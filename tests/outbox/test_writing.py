@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from relay.config.settings import DatabaseSettings
 from relay.operate.migrate import migrate, sqlalchemy_engine
 from relay.outbox import Event, OutboxMessage, PayloadTooLargeError, add, add_many
-from tests.outbox.conftest import Table
+from tests.outbox.conftest import MessageTable
 from tests.outbox.writers import CHECKED
 
 
@@ -22,7 +22,7 @@ def event(payload: str = "{}") -> Event:
 
 
 @pytest.mark.parametrize("writer", [name for name in CHECKED if name.endswith("-copy")])
-async def test_many_rows_are_copied(writer: str, module_url: str, table: Table) -> None:
+async def test_many_rows_are_copied(writer: str, module_url: str, table: MessageTable) -> None:
     async with CHECKED[writer](module_url) as transaction:
         await transaction.add(event())
 
@@ -31,21 +31,23 @@ async def test_many_rows_are_copied(writer: str, module_url: str, table: Table) 
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 49, 50, 51, 2000])
-def test_add_many_writes_any_number_in_order(module_url: str, table: Table, count: int) -> None:
+def test_add_many_writes_any_number_in_order(module_url: str, table: MessageTable, count: int) -> None:
     with psycopg.connect(module_url) as connection:
         add_many(connection, (event(str(number)) for number in range(count)))
 
     assert [row["payload"] for row in table.rows()] == [str(number) for number in range(count)]
 
 
-def test_rows_can_be_added_inside_a_block_of_a_connection_in_autocommit_mode(module_url: str, table: Table) -> None:
+def test_rows_can_be_added_inside_a_block_of_a_connection_in_autocommit_mode(
+    module_url: str, table: MessageTable
+) -> None:
     with psycopg.connect(module_url, autocommit=True) as connection, connection.transaction(force_rollback=True):
         add(connection, event())
 
     assert table.rows() == []
 
 
-def test_a_connection_with_another_kind_of_cursor_is_served(module_url: str, table: Table) -> None:
+def test_a_connection_with_another_kind_of_cursor_is_served(module_url: str, table: MessageTable) -> None:
     with psycopg.connect(module_url, cursor_factory=psycopg.RawCursor) as connection:
         add(connection, event())
         add(connection, event(), event())
@@ -54,7 +56,7 @@ def test_a_connection_with_another_kind_of_cursor_is_served(module_url: str, tab
     assert len(table.rows()) == 63
 
 
-def test_the_limit_on_a_payload_can_be_set(module_url: str, table: Table) -> None:
+def test_the_limit_on_a_payload_can_be_set(module_url: str, table: MessageTable) -> None:
     with psycopg.connect(module_url) as connection:
         with pytest.raises(PayloadTooLargeError):
             add(connection, event("12345"), max_payload_bytes=4)
@@ -83,7 +85,7 @@ def test_another_schema_is_written_to(database: DatabaseSettings) -> None:
         assert connection.execute("SELECT count(*) FROM outbox.message").fetchone() == (0,)
 
 
-def test_a_mapped_row_reads_back_as_the_text_it_was(module_url: str, table: Table) -> None:
+def test_a_mapped_row_reads_back_as_the_text_it_was(module_url: str, table: MessageTable) -> None:
     engine = sa.create_engine(module_url.replace("postgresql:", "postgresql+psycopg:"), poolclass=sa.pool.NullPool)
     message = OutboxMessage(event('{"a" : 1.10}'))
     message_id = message.message_id
@@ -95,7 +97,7 @@ def test_a_mapped_row_reads_back_as_the_text_it_was(module_url: str, table: Tabl
         assert session.get_one(OutboxMessage, message_id).payload == '{"a" : 1.10}'
 
 
-def test_mapped_rows_are_written_in_the_order_of_their_adding(module_url: str, table: Table) -> None:
+def test_mapped_rows_are_written_in_the_order_of_their_adding(module_url: str, table: MessageTable) -> None:
     engine = sa.create_engine(module_url.replace("postgresql:", "postgresql+psycopg:"), poolclass=sa.pool.NullPool)
     with Session(engine) as session:
         for number in range(30):

@@ -6,8 +6,8 @@ import pytest
 
 from tests.prose import __main__ as command
 from tests.prose.code import blocks_of_code, files
+from tests.prose.examples import EXAMPLES
 from tests.prose.pages import ROOT
-from tests.prose.test_prose import EXAMPLES
 
 PLACES = [
     '"""{}"""\n',
@@ -44,7 +44,7 @@ def test_a_docstring_begins_with_what_the_caller_gets(verb: str) -> None:
     assert told('"""Give up the rows."""\n') == []
 
 
-def test_entries_items_comments_and_messages_are_sentences_by_themselves_and_code_is_one_word() -> None:
+def test_entries_comments_and_messages_are_sentences_by_themselves() -> None:
     source = '''\
 """A module of two
 lines.

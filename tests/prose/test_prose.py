@@ -5,29 +5,11 @@ from pathlib import Path
 import pytest
 
 from tests.prose import __main__ as command
+from tests.prose.examples import EXAMPLES
 from tests.prose.pages import blocks
 from tests.prose.rules import LONGEST, findings
 
 # The examples of the rules: what was written, and how it reads better.
-EXAMPLES = [
-    (
-        "Give those of the rows that are remembered, which are not any more then, and the others.",
-        "Split the rows into those already confirmed, which are forgotten, and the rest.",
-    ),
-    (
-        "Give who has done so for long, as far as we may see his age; nobody where the views are closed to us.",
-        "Return the sessions that have held a snapshot for long. Empty when pg_stat_activity is not readable.",
-    ),
-    (
-        "When the day itself is missing, be it that the clock has stepped",
-        "If the day's partition is missing (for example after a clock step)",
-    ),
-    (
-        "publishes to the broker, and while that is away into the table or a file",
-        "publishes to the broker; while the broker is unreachable, it writes to a table or a file",
-    ),
-    ("somebody else is at it", "another process is working on it"),
-]
 TURNS = [
     ("Whoever connects gets a password.", "prose.nameless"),
     ("The relay sends it anew.", "prose.turn"),

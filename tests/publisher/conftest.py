@@ -5,12 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from yarl import URL
 
 from relay.config.settings import BrokerSettings, DatabaseSettings, RelaySettings
 from relay.publisher import DurablePublisher
-from tests.consume.effects import through
 from tests.engine.conftest import channel, outbox, queue, run_node
+from tests.support.proxied import proxied, with_port
 from tests.support.proxy import FaultProxy
 
 __all__ = ["channel", "outbox", "queue", "run_node"]  # the engine's fixtures
@@ -38,7 +37,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> DatabaseSettings | 
 @pytest.fixture
 async def proxy(broker: BrokerSettings) -> AsyncIterator[FaultProxy]:
     """What stands between the publisher and the broker."""
-    async with FaultProxy("127.0.0.1", URL(broker.url.get_secret_value()).port or 5672) as proxy:
+    async with proxied(broker) as (proxy, _):
         yield proxy
 
 
@@ -51,7 +50,7 @@ def publisher(place: DatabaseSettings | Path, broker: BrokerSettings, proxy: Fau
 
     def make(confirm_timeout: float = 30.0, **relay: Any) -> DurablePublisher:
         settings = RelaySettings(**{**QUICK, **relay})
-        near = through(broker, proxy.port).model_copy(update={"confirm_timeout": confirm_timeout})
-        return DurablePublisher(place, broker=near, name="sensors", relay=settings, embedded=True)
+        far = with_port(broker, proxy.port).model_copy(update={"confirm_timeout": confirm_timeout})
+        return DurablePublisher(place, broker=far, name="sensors", relay=settings, embedded=True)
 
     return make

@@ -3,7 +3,8 @@
 import pytest
 
 from tests.engine.conftest import Reader
-from tests.faults.test_broker_alarms import Alarm, alarm
+from tests.faults.alarms import Alarm
+from tests.faults.conftest import alarm
 from tests.publisher.conftest import Open
 from tests.publisher.events import first_of_each, is_direct, publish_all
 from tests.support.eventually import eventually
@@ -16,6 +17,7 @@ pytestmark = pytest.mark.drills
 async def test_while_an_alarm_blocks_publishers_events_go_to_the_buffer(
     publisher: Open, queue: Reader, alarm: Alarm
 ) -> None:
+    """An alarm of the broker blocks publishers; events go to the buffer, and all arrive in order afterwards."""
     async with publisher(confirm_timeout=1.0) as sensors:
         ids = await publish_all(sensors, [1])
         await alarm.raise_()

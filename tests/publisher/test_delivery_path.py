@@ -26,7 +26,7 @@ from tests.publisher.events import measured
 TURNS = 8  # of the event loop after each step, so that whoever can go on does
 
 
-class Step(Enum):
+class PathStep(Enum):
     """What may happen next."""
 
     PUBLISH = auto()
@@ -38,13 +38,13 @@ class Step(Enum):
     CONNECT = auto()
 
 
-Steps = list[tuple[Step, int, bool]]  # what, which of them, and whether it goes well
-STEPS = st.lists(st.tuples(st.sampled_from(Step), st.integers(0, 2), st.booleans()), min_size=5, max_size=60)
-REST = (Step.SETTLE, Step.COMMIT, Step.RELAY, Step.MARK)
+Steps = list[tuple[PathStep, int, bool]]  # what, which of them, and whether it goes well
+STEPS = st.lists(st.tuples(st.sampled_from(PathStep), st.integers(0, 2), st.booleans()), min_size=5, max_size=60)
+REST = (PathStep.SETTLE, PathStep.COMMIT, PathStep.RELAY, PathStep.MARK)
 
 
 @dataclass
-class World:
+class BrokerAndTable:
     """The broker, and the rows of a table with the relay that sends them."""
 
     arrived: list[bytes] = field(default_factory=list)  # message ids
@@ -112,30 +112,30 @@ def test_nothing_accepted_is_lost_or_overtaken(steps: Steps) -> None:
 
 
 async def check(steps: Steps) -> None:
-    world = World()
-    wire = cast("Wire", world)  # no more of either is asked for
-    path = DeliveryPath(cast("Buffer", world), Health(), 30.0)
+    ends = BrokerAndTable()
+    wire = cast("Wire", ends)  # no more of either is asked for
+    path = DeliveryPath(cast("Buffer", ends), Health(), 30.0)
     tasks = [asyncio.create_task(path.write()), asyncio.create_task(path.watch())]
     path.direct.attach(wire)
     entries: list[Entry] = []
-    number = sum(step is Step.PUBLISH for step, *_ in steps)
+    number = sum(step is PathStep.PUBLISH for step, *_ in steps)
     rest = [(step, 0, True) for step in REST * (number + 1)]
-    for step, which, is_well in [*steps, (Step.CONNECT, 0, True), *rest]:
+    for step, which, is_well in [*steps, (PathStep.CONNECT, 0, True), *rest]:
         match step:
-            case Step.PUBLISH:
+            case PathStep.PUBLISH:
                 entries.append(Entry.of(measured(len(entries), ("a", "b", None)[which]), 1000))
                 path.enter(entries[-1])
-            case Step.SETTLE:
-                world.settle(path, which, confirm=is_well)
-            case Step.COMMIT:
-                world.commit(works=is_well)
-            case Step.RELAY:
-                world.relay()
-            case Step.MARK:
-                world.mark()
-            case Step.CUT:
-                world.cut(path, arrives=is_well)
-            case Step.CONNECT:
+            case PathStep.SETTLE:
+                ends.settle(path, which, confirm=is_well)
+            case PathStep.COMMIT:
+                ends.commit(works=is_well)
+            case PathStep.RELAY:
+                ends.relay()
+            case PathStep.MARK:
+                ends.mark()
+            case PathStep.CUT:
+                ends.cut(path, arrives=is_well)
+            case PathStep.CONNECT:
                 path.direct.attach(wire)
             case _:
                 assert_never(step)
@@ -146,7 +146,7 @@ async def check(steps: Steps) -> None:
 
     assert all(entry.accepted.done() for entry in entries)
     accepted = [entry.row for entry in entries if entry.accepted.exception() is None]
-    first = {id_: place for place, id_ in reversed(list(enumerate(world.arrived)))}
+    first = {id_: place for place, id_ in reversed(list(enumerate(ends.arrived)))}
     assert [row for row in accepted if row.message_id not in first] == []
     for key in (b"a", b"b"):
         places = [first[row.message_id] for row in accepted if row.aggregate_id == key]

@@ -58,7 +58,7 @@ async def test_while_the_database_is_gone_and_the_broker_is_not_events_go_out_di
     assert first_of_each(await queue.everything()) == {"a": ids}
 
 
-async def test_a_database_that_is_lost_in_the_middle_of_a_commit_is_written_to_again_over_a_new_connection(
+async def test_a_database_lost_during_a_commit_is_written_to_over_a_new_connection(
     near: DatabaseSettings, commits: Commits, outbox: Outbox
 ) -> None:
     event = measured(1)
@@ -76,7 +76,7 @@ async def test_a_database_that_is_lost_in_the_middle_of_a_commit_is_written_to_a
     assert await message_ids(outbox) == [str(event.message_id)] * 2
 
 
-async def test_a_commit_that_is_not_answered_is_not_accepted_and_the_event_may_be_published_again(
+async def test_an_unanswered_commit_is_not_accepted_and_the_event_may_come_again(
     near: DatabaseSettings, commits: Commits, outbox: Outbox
 ) -> None:
     event = measured(1)

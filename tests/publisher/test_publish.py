@@ -204,7 +204,7 @@ async def test_an_event_that_cannot_be_carried_is_refused_before_anything_is_sen
     assert len(await queue.drain(1)) == 1
 
 
-async def test_an_event_that_the_relay_s_settings_forbid_is_not_accepted_and_stops_no_other(
+async def test_an_event_that_the_settings_forbid_is_not_accepted_and_stops_no_other(
     publisher: Open, queue: Reader
 ) -> None:
     forbidden = Event("sensor", "a", "Measured", {}, headers={"CC": ["elsewhere"]})

@@ -2,27 +2,24 @@
 
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
 from aio_pika.abc import AbstractIncomingMessage
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.conninfo import make_conninfo
 from pydantic import SecretStr
-from yarl import URL
 
 from relay.config.settings import BrokerSettings, DatabaseSettings, Route, Settings
 from relay.errors import AccessError, NotAcceptedError, SchemaError
 from relay.outbox import Event, add
 from relay.publisher import DurablePublisher, Mode
-from tests.consume.effects import through
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.publisher.events import NOWHERE, first_of_each, is_direct, measured, publish_all
 from tests.support.eventually import eventually
 from tests.support.postgres import PostgresServer
+from tests.support.proxied import proxied, with_port
 from tests.support.proxy import FaultProxy
-
-ROLES = Path("config/roles.sql").read_bytes()
+from tests.support.roles import SCRIPT
 
 EVENTS = {
     "json": {
@@ -90,9 +87,9 @@ async def test_on_the_wire_an_event_is_what_the_relay_makes_of_its_row(
 async def test_a_deployed_relay_drains_what_was_buffered(
     database: DatabaseSettings, broker: BrokerSettings, queue: Reader, run_node: RunNode
 ) -> None:
-    async with FaultProxy("127.0.0.1", URL(broker.url.get_secret_value()).port or 5672) as proxy, run_node():
+    async with proxied(broker) as (proxy, far), run_node():
         proxy.refusing = True
-        async with DurablePublisher(database, broker=through(broker, proxy.port), name="sensors") as sensors:
+        async with DurablePublisher(database, broker=far, name="sensors") as sensors:
             ids = await publish_all(sensors, range(10))
             assert first_of_each(await queue.drain(10)) == {"a": ids}
             assert sensors.state.mode is Mode.BUFFERED
@@ -126,7 +123,7 @@ async def test_what_is_left_of_its_name_goes_first(
 async def test_the_role_for_publishers_is_enough_and_that_for_writers_is_not(
     database: DatabaseSettings, outbox: Outbox
 ) -> None:
-    await outbox.connection.execute(ROLES)
+    await outbox.connection.execute(SCRIPT.encode())
 
     def of_role(role: str) -> DurablePublisher:
         url = make_conninfo(database.url.get_secret_value(), options=f"-crole={role}")
@@ -148,17 +145,16 @@ async def test_a_database_without_the_tables_is_named(postgres: PostgresServer) 
 
 @pytest.fixture
 async def database_proxy(database: DatabaseSettings) -> AsyncIterator[FaultProxy]:
-    port = conninfo_to_dict(database.url.get_secret_value())["port"]
-    async with FaultProxy("127.0.0.1", int(str(port)), amqp=False) as proxy:
+    async with proxied(database) as (proxy, _):
         yield proxy
 
 
 @pytest.fixture
 def cut_off(database: DatabaseSettings, database_proxy: FaultProxy) -> DurablePublisher:
     """A publisher without a broker, whose database can be taken, too."""
-    url = make_conninfo(database.url.get_secret_value(), port=database_proxy.port)
-    near = DatabaseSettings(url=SecretStr(url), command_timeout=3.0, connect_timeout=2.0)
-    return DurablePublisher(near, broker=NOWHERE, name="sensors")
+    far = with_port(database, database_proxy.port)
+    impatient = far.model_copy(update={"command_timeout": 3.0, "connect_timeout": 2.0})
+    return DurablePublisher(impatient, broker=NOWHERE, name="sensors")
 
 
 async def test_a_lost_database_connection_is_replaced(

@@ -43,7 +43,7 @@ async def test_a_rate_is_not_exceeded() -> None:
     assert passed > 0
 
 
-async def test_it_begins_slowly_goes_fast_when_nobody_writes_and_slowly_again_at_the_next_row() -> None:
+async def test_it_goes_fast_while_nobody_writes_and_slowly_again_at_the_next_row() -> None:
     pace = Pace(None)
     limits = [pace.limit]
 

@@ -5,13 +5,12 @@ from typing import Any
 
 import psycopg
 import pytest
-from psycopg.sql import SQL, Composed
 
 from relay.replay.job import make_job
 from relay.replay.selection import Selection, count_statement
 from relay.replay.session import places_statement, read_statement
-from tests.engine.test_plans import nodes
 from tests.support.days import make_days
+from tests.support.plans import explain, nodes, tables
 
 pytestmark = pytest.mark.every_postgres
 
@@ -51,8 +50,8 @@ def test_only_the_days_of_the_time_range_are_read(
     first, end = (None if ago is None else today - ago for ago in (since, until))
     job = make_job(connection, "outbox", Selection(since=first, until=end, aggregate_id="7"))
 
-    listed = scanned(explain(connection, places_statement("outbox", job, 0)))
-    counted = scanned(explain(connection, count_statement("outbox", job.selection, job.made_at)))
+    listed = tables(explain(connection, places_statement("outbox", job, 0)))
+    counted = tables(explain(connection, count_statement("outbox", job.selection, job.made_at)))
 
     assert listed == counted == {partition(today - timedelta(days=ago)) for ago in days}
 
@@ -65,20 +64,9 @@ def test_rows_are_read_by_their_place(connection: psycopg.Connection, today: dat
     plan = explain(connection, read_statement("outbox", job), values)
 
     assert {node["Node Type"] for node in nodes(plan)} == {"Tid Scan"}
-    assert scanned(plan) == {partition(first)}
+    assert tables(plan) == {partition(first)}
     assert plan["Actual Rows"] == 2
 
 
 def partition(day: datetime) -> str:
     return f"message_sent_{day:%Y%m%d}"
-
-
-def explain(connection: psycopg.Connection, statement: Composed, values: Any = None) -> dict[str, Any]:
-    row = connection.execute(SQL("EXPLAIN (ANALYZE, FORMAT JSON) ") + statement, values).fetchone()
-    assert row is not None
-    plan: dict[str, Any] = row[0][0]["Plan"]
-    return plan
-
-
-def scanned(plan: dict[str, Any]) -> set[str]:
-    return {node["Relation Name"] for node in nodes(plan) if "Relation Name" in node}

@@ -1,26 +1,20 @@
 """The relay's role of `config/roles.sql` may replay, and may not rewrite what was replayed."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import psycopg
 import pytest
 
 from tests.replay.conftest import Commands
 from tests.replay.sent import Copies, SentRows, faults
-
-SCRIPT = Path(__file__).parents[2] / "config" / "roles.sql"
-ROLES = "outbox_writer, outbox_publisher, outbox_spark, outbox_relay, outbox_retention, outbox_consumer"
+from tests.support.roles import granted_roles
 
 
 @pytest.fixture
 def role(database_url: str) -> Iterator[str]:
     """The database as the relay's role sees it, as a URL."""
-    with psycopg.connect(database_url, autocommit=True) as connection:
-        connection.execute(SCRIPT.read_bytes())
+    with psycopg.connect(database_url, autocommit=True) as connection, granted_roles(connection):
         yield f"{database_url}?options=-crole%3Doutbox_relay"
-        connection.execute(f"DROP OWNED BY {ROLES}")
-        connection.execute(f"DROP ROLE {ROLES}")
 
 
 async def test_the_relay_s_role_replays(role: str, relay: Commands, sent: SentRows, copies: Copies) -> None:

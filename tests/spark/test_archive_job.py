@@ -39,6 +39,7 @@ def test_the_job_archives_what_is_due_and_recognises_it(
 def test_a_driver_that_is_killed_while_it_writes_is_run_again(
     database_url: str, connection: psycopg.Connection, tmp_path: Path
 ) -> None:
+    """The driver is killed while it writes an archive; the day is not noted, and a rerun archives all of it."""
     add_sent(connection, "2026-11-01", 50_000)
     arguments = ["--path", str(tmp_path / "archive"), "--url", database_url]
     job = Process([*job_command(JOB), *arguments], log=tmp_path / "log", environment=job_environment())

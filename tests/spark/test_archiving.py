@@ -19,10 +19,9 @@ from relay.retention.kind import SENT
 from relay.retention.rounds import drop_old_days
 from tests.spark.frames import one
 from tests.spark.sent import add_sent
+from tests.support.roles import granted_roles
 
 DAY = date(2026, 11, 1)
-SCRIPT = Path(__file__).parents[2] / "config" / "roles.sql"
-ROLES = "outbox_writer, outbox_publisher, outbox_spark, outbox_relay, outbox_retention, outbox_archive, outbox_consumer"
 Keep = Callable[[date], ArchivedDay]
 
 
@@ -193,9 +192,8 @@ def test_one_process_archives_at_a_time(connection: psycopg.Connection, database
 
 
 def test_the_role_may_archive_and_no_more(connection: psycopg.Connection, database_url: str, day: date) -> None:
-    connection.execute(SCRIPT.read_bytes())
-    connection.execute("CREATE ROLE archivist LOGIN PASSWORD 'weak' IN ROLE outbox_archive")
-    try:
+    with granted_roles(connection, "archivist"):
+        connection.execute("CREATE ROLE archivist LOGIN PASSWORD 'weak' IN ROLE outbox_archive")
         with psycopg.connect(database_url, user="archivist", password="weak", autocommit=True) as archivist:
             noted = ArchivedDay(day, 40, next(iter(table_sums(archivist, "outbox", day).values())).checksum, "path")
             ledger.hold_day(archivist, "outbox", day)
@@ -207,6 +205,3 @@ def test_the_role_may_archive_and_no_more(connection: psycopg.Connection, databa
             assert archived_days(archivist, "outbox") == {day: noted}
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
                 archivist.execute("DELETE FROM outbox.message")
-    finally:
-        connection.execute(f"DROP OWNED BY archivist, {ROLES}".encode())
-        connection.execute(f"DROP ROLE archivist, {ROLES}".encode())

@@ -65,7 +65,7 @@ def test_a_filter_of_one_query_is_not_kept_for_the_next(
     assert (paid.count(), frame.count()) == (10, 70)
 
 
-def test_a_frame_keeps_its_moment_and_a_table_of_the_catalog_gives_each_query_its_own(
+def test_a_frame_keeps_its_moment_and_each_query_of_a_catalog_table_has_its_own(
     spark: SparkSession, days: psycopg.Connection, database_url: str
 ) -> None:
     frame = read(spark, database_url, schema="id BIGINT")

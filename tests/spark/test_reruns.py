@@ -39,7 +39,7 @@ rows = st.tuples(st.sampled_from(["a", "b", None]), st.sampled_from([1, 2, None]
 
 
 @dataclass(frozen=True)
-class Run:
+class BatchRun:
     """A run of the batch with these rows, cut after so many into Arrow batches."""
 
     partitions: Partitions
@@ -60,7 +60,7 @@ class Run:
 
 
 @st.composite
-def batches(draw: st.DrawFn) -> list[Run]:
+def batches(draw: st.DrawFn) -> list[BatchRun]:
     """Runs of one batch; in each a row may be at another place, in another partition, or another one.
 
     So may the rows of an attempt that Spark tries again in the same run.
@@ -73,7 +73,7 @@ def batches(draw: st.DrawFn) -> list[Run]:
         others = st.just(partitions) | _changed(partitions)
         lost = {place: draw(others)[place] for place in draw(st.just(()) | st.sets(st.sampled_from(sorted(every))))}
         scale = draw(st.sampled_from([0, 0, 0, 1]))
-        runs.append(Run(partitions, draw(st.integers(1, 3)), ended, draw(st.booleans()), lost, scale))
+        runs.append(BatchRun(partitions, draw(st.integers(1, 3)), ended, draw(st.booleans()), lost, scale))
         partitions = draw(st.just(first) | st.just(partitions) | _changed(partitions))
     return runs
 
@@ -89,15 +89,15 @@ def _changed(draw: st.DrawFn, partitions: Partitions) -> list[list[Row]]:
 
 
 @dataclass
-class Model:
+class LedgerModel:
     """What the tables must have: each piece as it was written first, or the whole batch at once."""
 
     in_pieces: bool
     written: dict[int, tuple[int, list[Value]]] = field(default_factory=dict)  # with the scale of its decimals
     is_complete: bool = False
 
-    def run(self, run: Run, *, is_first: bool) -> bool:
-        """Run the batch; False when it is refused."""
+    def run(self, run: BatchRun, *, is_first: bool) -> bool:
+        """BatchRun the batch; False when it is refused."""
         if self.is_complete:
             return True
         if self.in_pieces and (is_first or len(run.partitions) == 1):
@@ -122,25 +122,25 @@ class Model:
 @given(runs=batches(), in_pieces=st.booleans())
 @example(  # as many rows in each partition, and others
     runs=[
-        Run([[("a", 1)], [("a", 2)]], 1, frozenset({0}), commits=False),
-        Run([[("a", 2)], [("a", 1)]], 1, frozenset({0, 1}), commits=True),
+        BatchRun([[("a", 1)], [("a", 2)]], 1, frozenset({0}), commits=False),
+        BatchRun([[("a", 2)], [("a", 1)]], 1, frozenset({0, 1}), commits=True),
     ],
     in_pieces=True,
 )
 @example(  # the same digits, of which another type makes other numbers
     runs=[
-        Run([[("a", 1)], [("a", 2)]], 1, frozenset({0}), commits=False),
-        Run([[("a", 1)], [("a", 2)]], 1, frozenset({0, 1}), commits=True, scale=1),
+        BatchRun([[("a", 1)], [("a", 2)]], 1, frozenset({0}), commits=False),
+        BatchRun([[("a", 1)], [("a", 2)]], 1, frozenset({0, 1}), commits=True, scale=1),
     ],
     in_pieces=True,
 )
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_each_row_is_written_once_or_the_rerun_refused_and_nothing_changed(
-    options: dict[str, str], connection: psycopg.Connection, runs: list[Run], in_pieces: bool
+    options: dict[str, str], connection: psycopg.Connection, runs: list[BatchRun], in_pieces: bool
 ) -> None:
     connection.execute(f"DROP TABLE IF EXISTS billing.step; {STEP}; TRUNCATE outbox.message, outbox.batch")
     named = _named(options, len(runs[0].partitions) if in_pieces else None)
-    model = Model(in_pieces)
+    model = LedgerModel(in_pieces)
     for number, run in enumerate(runs):
         is_written = model.run(run, is_first=number == 0)
 
@@ -205,16 +205,16 @@ def test_two_drivers_at_once_write_the_rows_of_one(
 
 
 @pytest.mark.parametrize("in_pieces", [False, True])
-def test_the_slower_of_two_drivers_recognises_the_batch_whose_commit_dropped_its_staging_tables(
+def test_the_slower_driver_recognises_a_batch_whose_staging_tables_are_dropped(
     options: dict[str, str], connection: psycopg.Connection, in_pieces: bool
 ) -> None:
     connection.execute(STEP)
     named = _named(options, 2 if in_pieces else None)
-    _do(named, Run(ROWS, 1, frozenset(), commits=False))  # in pieces: the two that follow are reruns
+    _do(named, BatchRun(ROWS, 1, frozenset(), commits=False))  # in pieces: the two that follow are reruns
     slower, _ = prepare(named, _schema(0), overwrite=False)
     staged = [_write(slower, ROWS[0], partition=0, attempt=0)]
 
-    _do(named, Run(ROWS, 1, frozenset({0, 1}), commits=True))
+    _do(named, BatchRun(ROWS, 1, frozenset({0, 1}), commits=True))
     staged.append(_write(slower, ROWS[1], partition=1, attempt=1))
     OutboxWriter(slower, is_recognised=False).commit([Attempt(each) for each in staged])
 
@@ -292,7 +292,7 @@ def test_a_checksum_is_the_same_in_every_release_and_on_every_machine() -> None:
     assert _checksum([large[:1], large[1:]]) == _checksum([rows])
 
 
-def _do(given: dict[str, str], run: Run) -> None:
+def _do(given: dict[str, str], run: BatchRun) -> None:
     save, recognised = prepare(given, _schema(run.scale), overwrite=False)
     writer = OutboxWriter(save, is_recognised=recognised is not None)
     if recognised is not None:
@@ -308,7 +308,7 @@ def _do(given: dict[str, str], run: Run) -> None:
 
 
 def _steps_of_a_driver(given: dict[str, str], partitions: Partitions) -> Iterator[bool]:
-    """Run a batch step by step; True when the commit has ended."""
+    """BatchRun a batch step by step; True when the commit has ended."""
     save, recognised = prepare(given, _schema(0), overwrite=False)
     if recognised is not None:
         return

@@ -1,7 +1,6 @@
 """The role `outbox_spark` of config/roles.sql, with grants on single columns of the business table."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import psycopg
 import pytest
@@ -11,25 +10,22 @@ from pyspark.sql import SparkSession
 import outbox_spark
 from outbox_spark.prepare import prepare
 from tests.spark.frames import counts, invoices, save, staging_tables
+from tests.support.roles import granted_roles
 
-SCRIPT = Path(__file__).parents[2] / "config" / "roles.sql"
-ROLES = "spark_job, outbox_writer, outbox_spark, outbox_relay, outbox_retention, outbox_archive, outbox_consumer"
 BATCH = {"txnAppId": "nightly", "txnVersion": "7"}
 
 
 @pytest.fixture
 def of_the_role(connection: psycopg.Connection, options: dict[str, str]) -> Iterator[dict[str, str]]:
     """Options of a good write by a login that has the role, and may not read the business table."""
-    connection.execute(SCRIPT.read_bytes())
-    connection.execute("""
-        CREATE ROLE spark_job LOGIN PASSWORD 'weak' IN ROLE outbox_spark;
-        GRANT USAGE ON SCHEMA billing TO spark_job;
-        GRANT INSERT (invoice_id, customer_id, issued_on, quantity, amount) ON billing.invoice TO spark_job;
-        ALTER TABLE billing.invoice ADD paid_on date;
-    """)
-    yield {**options, **BATCH, "user": "spark_job", "password": "weak", "stagingSchema": "outbox_staging"}
-    connection.execute(f"DROP OWNED BY {ROLES}")
-    connection.execute(f"DROP ROLE {ROLES}")
+    with granted_roles(connection, "spark_job"):
+        connection.execute("""
+            CREATE ROLE spark_job LOGIN PASSWORD 'weak' IN ROLE outbox_spark;
+            GRANT USAGE ON SCHEMA billing TO spark_job;
+            GRANT INSERT (invoice_id, customer_id, issued_on, quantity, amount) ON billing.invoice TO spark_job;
+            ALTER TABLE billing.invoice ADD paid_on date;
+        """)
+        yield {**options, **BATCH, "user": "spark_job", "password": "weak", "stagingSchema": "outbox_staging"}
 
 
 def test_grants_on_the_columns_that_are_written_are_enough(
@@ -55,7 +51,7 @@ def test_a_column_without_its_grant_is_refused_by_name(spark: SparkSession, of_t
     ("partitions", "how"),
     [([-1], {}), ([-2], {}), ([-1], {"singleTask": "true"}), ([-2, 0], {"atomic": "partition", "numPartitions": "1"})],
 )
-def test_a_batch_in_the_ledger_by_another_job_s_role_is_refused_and_never_taken_for_written(
+def test_a_batch_entered_by_another_job_s_role_is_refused_and_not_taken_for_written(
     spark: SparkSession,
     of_the_role: dict[str, str],
     connection: psycopg.Connection,

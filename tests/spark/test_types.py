@@ -37,7 +37,7 @@ def _in_json(value: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Kind:
+class ColumnType:
     """A type of Spark's, the column that takes it, and its values."""
 
     spark: str
@@ -46,12 +46,12 @@ class Kind:
     seen: Callable[[Any], Any] = _plain  # what of a value is compared
 
 
-def _decimal(precision: int, scale: int) -> Kind:
+def _decimal(precision: int, scale: int) -> ColumnType:
     kind = f"decimal({precision},{scale})"
     most = 10**precision - 1
     # From text: whatever calculates with Decimal rounds to 28 digits.
     values = st.integers(-most, most).map(lambda digits: Decimal(f"{digits}E-{scale}"))
-    return Kind(kind, kind.replace("decimal", "numeric"), values)
+    return ColumnType(kind, kind.replace("decimal", "numeric"), values)
 
 
 def _times(**zone: Any) -> st.SearchStrategy[datetime]:
@@ -59,32 +59,34 @@ def _times(**zone: Any) -> st.SearchStrategy[datetime]:
 
 
 KINDS = [
-    Kind("tinyint", "smallint", st.integers(-128, 127)),
-    Kind("smallint", "smallint", st.integers(-(2**15), 2**15 - 1)),
-    Kind("int", "integer", WHOLE),
-    Kind("bigint", "bigint", st.integers(-(2**63), 2**63 - 1)),
-    Kind("bigint", "numeric(19)", st.integers(-(2**63), 2**63 - 1)),
-    Kind("float", "real", st.floats(width=32, allow_nan=False), _as_float32),
-    Kind("double", "double precision", st.floats(allow_nan=False)),
-    Kind("boolean", "boolean", st.booleans()),
-    Kind("string", "text", TEXT),
-    Kind("binary", "bytea", st.binary(max_size=20)),
-    Kind("date", "date", st.dates(date(1600, 1, 1))),
-    Kind("timestamp", "timestamptz", _times(timezones=st.just(UTC))),
-    Kind("timestamp_ntz", "timestamp", _times()),
-    Kind("time(6)", "time", st.times()),
-    Kind("time(0)", "time(0)", st.times().map(lambda at: at.replace(microsecond=0))),
-    Kind("array<time(6)>", "time[]", st.lists(st.none() | st.times(), max_size=3)),
-    Kind("array<int>", "integer[]", st.lists(st.none() | WHOLE, max_size=3)),
-    Kind("array<string>", "text[]", st.lists(st.none() | TEXT, max_size=3)),
-    Kind("array<decimal(9,2)>", "numeric(9,2)[]", st.lists(_decimal(9, 2).values, max_size=3)),
-    Kind("array<timestamp>", "timestamptz[]", st.lists(_times(timezones=st.just(UTC)), max_size=3)),
-    Kind("array<int>", "json", st.lists(st.none() | WHOLE, max_size=3)),
-    Kind("map<string,array<int>>", "jsonb", st.dictionaries(TEXT, st.lists(WHOLE, max_size=2), max_size=3)),
-    Kind("struct<a:int,b:string>", "json", st.fixed_dictionaries({"a": st.none() | WHOLE, "b": st.none() | TEXT})),
-    Kind("struct<a:time(6)>", "json", st.fixed_dictionaries({"a": st.none() | st.times()}), _in_json),
-    Kind("array<time(6)>", "jsonb", st.lists(st.none() | st.times(), max_size=3), _in_json),
-    Kind("map<string,time(6)>", "json", st.dictionaries(TEXT, st.times(), max_size=3), _in_json),
+    ColumnType("tinyint", "smallint", st.integers(-128, 127)),
+    ColumnType("smallint", "smallint", st.integers(-(2**15), 2**15 - 1)),
+    ColumnType("int", "integer", WHOLE),
+    ColumnType("bigint", "bigint", st.integers(-(2**63), 2**63 - 1)),
+    ColumnType("bigint", "numeric(19)", st.integers(-(2**63), 2**63 - 1)),
+    ColumnType("float", "real", st.floats(width=32, allow_nan=False), _as_float32),
+    ColumnType("double", "double precision", st.floats(allow_nan=False)),
+    ColumnType("boolean", "boolean", st.booleans()),
+    ColumnType("string", "text", TEXT),
+    ColumnType("binary", "bytea", st.binary(max_size=20)),
+    ColumnType("date", "date", st.dates(date(1600, 1, 1))),
+    ColumnType("timestamp", "timestamptz", _times(timezones=st.just(UTC))),
+    ColumnType("timestamp_ntz", "timestamp", _times()),
+    ColumnType("time(6)", "time", st.times()),
+    ColumnType("time(0)", "time(0)", st.times().map(lambda at: at.replace(microsecond=0))),
+    ColumnType("array<time(6)>", "time[]", st.lists(st.none() | st.times(), max_size=3)),
+    ColumnType("array<int>", "integer[]", st.lists(st.none() | WHOLE, max_size=3)),
+    ColumnType("array<string>", "text[]", st.lists(st.none() | TEXT, max_size=3)),
+    ColumnType("array<decimal(9,2)>", "numeric(9,2)[]", st.lists(_decimal(9, 2).values, max_size=3)),
+    ColumnType("array<timestamp>", "timestamptz[]", st.lists(_times(timezones=st.just(UTC)), max_size=3)),
+    ColumnType("array<int>", "json", st.lists(st.none() | WHOLE, max_size=3)),
+    ColumnType("map<string,array<int>>", "jsonb", st.dictionaries(TEXT, st.lists(WHOLE, max_size=2), max_size=3)),
+    ColumnType(
+        "struct<a:int,b:string>", "json", st.fixed_dictionaries({"a": st.none() | WHOLE, "b": st.none() | TEXT})
+    ),
+    ColumnType("struct<a:time(6)>", "json", st.fixed_dictionaries({"a": st.none() | st.times()}), _in_json),
+    ColumnType("array<time(6)>", "jsonb", st.lists(st.none() | st.times(), max_size=3), _in_json),
+    ColumnType("map<string,time(6)>", "json", st.dictionaries(TEXT, st.times(), max_size=3), _in_json),
 ]
 ANY_DECIMAL = st.integers(1, 38).flatmap(
     lambda precision: st.integers(0, precision).map(lambda s: _decimal(precision, s))
@@ -93,7 +95,7 @@ SCHEMAS = st.lists(st.sampled_from(KINDS) | ANY_DECIMAL, min_size=8, max_size=16
 
 
 @st.composite
-def tables(draw: st.DrawFn) -> tuple[list[Kind], list[list[Any]]]:
+def tables(draw: st.DrawFn) -> tuple[list[ColumnType], list[list[Any]]]:
     """Draw a schema and some rows of it."""
     kinds = draw(SCHEMAS)
     row = st.tuples(*(st.none() | kind.values for kind in kinds)).map(list)
@@ -109,7 +111,10 @@ def tables(draw: st.DrawFn) -> tuple[list[Kind], list[list[Any]]]:
 )
 @given(drawn=tables())
 def test_every_value_of_every_type_arrives_as_it_was(
-    spark: SparkSession, database_url: str, connection: psycopg.Connection, drawn: tuple[list[Kind], list[list[Any]]]
+    spark: SparkSession,
+    database_url: str,
+    connection: psycopg.Connection,
+    drawn: tuple[list[ColumnType], list[list[Any]]],
 ) -> None:
     kinds, rows = drawn
     columns = ", ".join(f"c{place} {kind.postgres}" for place, kind in enumerate(kinds))

@@ -1,4 +1,4 @@
-"""An authority for certificates, made in a test by openssl."""
+"""A certificate authority, made by openssl for one test."""
 
 import shutil
 from pathlib import Path
@@ -19,7 +19,7 @@ class Certificate(NamedTuple):
 
 
 class Authority:
-    """Signs certificates; `file` is what trusts it. Skips the test if openssl is not installed."""
+    """Signs certificates; clients trust it by `file`. The test is skipped if openssl is not installed."""
 
     def __init__(self, folder: Path, name: str = "authority") -> None:
         if shutil.which("openssl") is None:
@@ -30,7 +30,7 @@ class Authority:
         run(["openssl", "req", "-x509", "-nodes", *EC, "-subj", f"/CN={name}", *signs, *self._files(name)])
 
     def issue(self, *names: str, passphrase: str | None = None) -> Certificate:
-        """Sign one for these DNS names, of which the first is its subject; it serves servers and clients.
+        """Return a certificate for these DNS names; the first is its subject. It serves servers and clients.
 
         The key is encrypted if there is a passphrase.
         """

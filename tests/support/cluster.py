@@ -1,12 +1,12 @@
-"""Three RabbitMQ nodes in one cluster, each in a network namespace of its own, so that real links can be cut.
+"""Three RabbitMQ nodes in one cluster. Each has its own network namespace, so that a drill can cut real links.
 
     with Cluster() as cluster:
         cluster.urls(vhost)     # of the three nodes, for RELAY_BROKER_URL
-        cluster.nodes[0].cut()  # no packet to or from it, and nobody is told
+        cluster.nodes[0].cut()  # no packet to or from it, and no peer is told
         await cluster.heal()    # everything as at the start
 
-The namespaces have no name: each lives as long as a process of ours that does nothing else, and takes its links along.
-A bridge in a fourth one joins them; a link leads from it to this machine's own network, where clients are.
+The namespaces have no name. Each lives as long as an idle process of ours, and its links end with it.
+A bridge in a fourth namespace joins them. One link leads from the bridge to this machine's network, where clients are.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ BACK_WITHIN = 20.0  # seconds; a healed node that is not back by then is killed 
 
 
 class Node(RabbitServer):
-    """One of the three."""
+    """One of the three nodes, with its faults."""
 
     def __init__(self, cluster: "Cluster", number: int, folder: Path) -> None:
         super().__init__(folder=folder, schedulers=1, configuration=cluster.configuration)
@@ -46,12 +46,12 @@ class Node(RabbitServer):
         self.is_faulty = False  # something was done to it since the last `heal`
 
     def cut(self) -> None:
-        """Lose every packet to and from it, without a word to anyone."""
+        """Drop every packet to and from the node; no peer is told."""
         self.is_faulty = True
         self._cluster.ip("link", "set", f"node{self.number}", "down")
 
     def cut_peers(self) -> None:
-        """Lose what it and the other nodes say to each other; clients still reach it."""
+        """Drop the packets between this node and the other nodes; clients still reach it."""
         self.is_faulty = True
         for other in self._cluster.nodes:
             if other is not self:
@@ -59,7 +59,7 @@ class Node(RabbitServer):
                 run([*self._inside, "iptables", "--append", "OUTPUT", "--destination", other.address, "--jump", "DROP"])
 
     def lose(self, share: float) -> None:
-        """Lose this share of the packets that come in."""
+        """Drop this share of the incoming packets."""
         rule = ["--match", "statistic", "--mode", "random", "--probability", str(share), "--jump", "DROP"]
         run([*self._inside, "iptables", "--append", "INPUT", *rule])
 
@@ -68,12 +68,12 @@ class Node(RabbitServer):
         self.is_frozen = self.is_faulty = True
 
     def thaw(self) -> None:
-        """Let it go on from where it was frozen; what the others did meanwhile is not undone."""
+        """Resume the frozen node. Whatever the other nodes did meanwhile stays."""
         os.kill(self.pid, signal.SIGCONT)
         self.is_frozen = False
 
     def heal(self) -> None:
-        """Undo `cut`, `cut_peers`, `lose` and `freeze`, and start it when it is gone."""
+        """Undo `cut`, `cut_peers`, `lose` and `freeze`, and start the node if it has ended."""
         self._cluster.ip("link", "set", f"node{self.number}", "up")
         run([*self._inside, "iptables", "--flush"])
         if self.is_frozen and self.is_running():
@@ -83,7 +83,7 @@ class Node(RabbitServer):
             self.launch()
 
     async def restart(self, how: signal.Signals) -> None:
-        """End it and start it again; returns when it is back in the cluster."""
+        """End the node and start it again. Returns when it is back in the cluster."""
         await asyncio.to_thread(self.stop, how)
         self.launch()
         await eventually(lambda: asyncio.to_thread(self.is_back), f"node {self.number} is back", 60)
@@ -92,7 +92,7 @@ class Node(RabbitServer):
         return self.sees() > 1
 
     def sees(self) -> int:
-        """Tell how many nodes it sees in the cluster; 0 when it does not answer, or is parted from one."""
+        """Return how many nodes it sees in the cluster; 0 if it does not answer, or is partitioned from one."""
         try:
             answer = self.call("{length(rabbit_mnesia:cluster_nodes(running)), rabbit_node_monitor:partitions()}.")
         except ServerError:
@@ -101,11 +101,11 @@ class Node(RabbitServer):
         return int(seen) if partitions == "[]" else 0
 
     def is_parted(self) -> bool:
-        """Tell whether it works on without the others, with a list of queues of its own: it alone knows."""
+        """Whether it works without the other nodes, with its own list of queues. Only this node knows."""
         return self.call("{rabbit:is_running(), rabbit_node_monitor:partitions() =/= []}.") == "{true, true}"
 
     def leader_of(self, queue: str, vhost: str) -> str:
-        """Name the node that leads a quorum queue."""
+        """Return the name of the node that leads a quorum queue."""
         name = f'rabbit_misc:r(<<"{vhost}">>, queue, <<"{queue}">>)'
         return self.call(
             f"{{ok, Q}} = rabbit_amqqueue:lookup({name}), {{_, Node}} = amqqueue:get_pid(Q),"
@@ -113,7 +113,7 @@ class Node(RabbitServer):
         ).strip("'")
 
     def open(self, cookie: str, password: str) -> None:
-        """Launch it; the nodes of a cluster share their secrets."""
+        """Launch the node; the nodes of a cluster share their secrets."""
         assert self._given_folder is not None
         home = self._given_folder / "home"
         home.mkdir(parents=True)
@@ -172,7 +172,7 @@ class Cluster:
 
     @property
     def configuration(self) -> dict[str, str]:
-        """What production has, and how the nodes find each other here."""
+        """Return rabbitmq.conf: the settings of production, and how the nodes find each other here."""
         lines = [line.partition("#")[0] for line in CONFIGURATION.read_text().splitlines()]
         pairs = (line.partition("=") for line in lines if line.strip())
         return {
@@ -190,17 +190,17 @@ class Cluster:
         return f"{self._network}.{number + 1}"
 
     def urls(self, vhost: str, *, first: Node | None = None) -> str:
-        """Give the list of URLs for RELAY_BROKER_URL; `first` stands first."""
+        """Return the list of URLs for RELAY_BROKER_URL, which begins with `first`."""
         order = sorted(self.nodes, key=lambda node: node is not first)
         return ",".join(node.url(vhost) for node in order)
 
     def leader_of(self, queue: str, vhost: str) -> Node:
-        """Give the node that leads a quorum queue."""
+        """Return the node that leads a quorum queue."""
         leader = self.nodes[0].leader_of(queue, vhost)
         return next(node for node in self.nodes if leader.endswith(f"@{node.address}"))
 
     async def heal(self) -> None:
-        """Undo every fault and return when each node sees all of them, without a partition."""
+        """Undo every fault. Returns when each node sees all three, without a partition."""
         faulty = [node for node in self.nodes if node.is_faulty or not node.is_running()]
         booting = [node for node in faulty if not node.is_running()]
         for node in self.nodes:
@@ -214,7 +214,7 @@ class Cluster:
             await eventually(self._asks_all, "the cluster is whole after a restart", STARTED_WITHIN)
 
     def ip(self, *arguments: str) -> None:
-        """Run `ip` where the bridge is."""
+        """Run `ip` in the namespace of the bridge."""
         run([*inside(self.namespaces[-1]), "ip", *arguments])
 
     async def _asks_all(self) -> bool:
@@ -263,12 +263,12 @@ class Cluster:
 
 
 def inside(namespace: int) -> Sequence[str]:
-    """Give what comes before a command to run it in the network of this process."""
+    """Return the arguments that run a command in the network of this process."""
     return ("nsenter", f"--net=/proc/{namespace}/ns/net")
 
 
 def why_not() -> str | None:
-    """Say why there can be no cluster here; None when there can."""
+    """Return why this machine cannot run a cluster; None if it can."""
     if os.geteuid() != 0:
         return "only root can make network namespaces"
     if not is_installed():

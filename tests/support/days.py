@@ -1,4 +1,4 @@
-"""Days of sent rows and of the inbox as retention finds them, by SQL: so many days ago, by UTC."""
+"""Days of sent rows and of the inbox, made by SQL for the tests of retention; counted back from today in UTC."""
 
 from typing import LiteralString
 
@@ -6,7 +6,7 @@ import psycopg
 
 
 def make_days(first: LiteralString, count: LiteralString = "1") -> LiteralString:
-    """Return SQL that makes days of sent rows of any age, as their owner may; the texts are SQL."""
+    """Return SQL that makes days of sent rows of any age. The arguments are SQL, too."""
     return (
         f"SELECT outbox.make_day('message_sent', day) FROM (SELECT ({first})::date + n FROM"
         f" generate_series(0, {count} - 1) AS n) AS wanted (day)"
@@ -50,17 +50,17 @@ class Days:
         self.connection = psycopg.connect(url, autocommit=True)
 
     def add(self, ago: int, rows: int) -> None:
-        """Make the day that was so many days ago, with rows sent at its noon."""
+        """Make the day `ago` days before today, with rows that were sent at its noon."""
         row = self.connection.execute(ADD_DAY, {"ago": ago}).fetchone()
         assert row is not None
         self.connection.execute(ADD_ROWS, {"midnight": row[0], "rows": rows})
 
     def past(self) -> set[int]:
-        """Give the past days that have a table, attached or not, as days ago."""
+        """Return the past days that have a table, attached or not, as days before today."""
         return {ago for (ago,) in self.connection.execute(AGES, [self.parent]) if ago > 0}
 
     def table(self, ago: int) -> str:
-        """Give the name of a day's table, whether there is one or not."""
+        """Return the name of a day's table, even if there is no such table."""
         row = self.connection.execute(NAME, [self.parent, ago]).fetchone()
         assert row is not None
         return f"outbox.{row[0]}"
@@ -69,7 +69,7 @@ class Days:
         self.connection.execute(statement.encode())
 
     def value(self, query: str) -> object:
-        """Give the one value of the one row."""
+        """Return the only value of the only row."""
         row = self.connection.execute(query.encode()).fetchone()
         assert row is not None
         return row[0]
@@ -81,6 +81,6 @@ class InboxDays(Days):
     parent = "processed_message"
 
     def add(self, ago: int, rows: int) -> None:
-        """Make the day that was so many days ago, with messages of it."""
+        """Make the day `ago` days before today, with messages of that day."""
         self.connection.execute(ADD_INBOX_DAY, {"ago": ago})
         self.connection.execute(ADD_APPLIED, {"ago": ago, "rows": rows})

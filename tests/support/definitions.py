@@ -1,4 +1,4 @@
-"""What a broker says that it has: its own export, beside what the relay was told over AMQP."""
+"""The exchanges, queues and bindings of a broker, read from its own export and not over AMQP."""
 
 import json
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from tests.support.rabbitmq import RabbitServer
 
 @dataclass(frozen=True, slots=True)
 class Definitions:
-    """The exchanges and queues of a virtual host by name, and its bindings; none of the broker's own."""
+    """The exchanges and queues of a virtual host by name, and its bindings, without those that each broker has."""
 
     exchanges: dict[str, dict[str, Any]]
     queues: dict[str, dict[str, Any]]
@@ -17,7 +17,7 @@ class Definitions:
 
 
 def definitions(node: RabbitServer, url: str) -> Definitions:
-    """Read those of the virtual host of an AMQP URL."""
+    """Return the definitions of the virtual host that the URL names."""
     vhost = url.rpartition("/")[2]
     found = {
         kind: [each for each in listed if each.get("vhost") == vhost]

@@ -6,7 +6,7 @@ ZEROS = 5  # in a row
 
 
 async def depth(count: Callable[[], Awaitable[int | None]]) -> int:
-    """Give what `count` tells of a queue; RabbitMQ 3.10 says 0, too, when a quorum queue's leader is slow to answer."""
+    """Return the number that `count` reads. RabbitMQ 3.10 also answers 0 while a quorum queue's leader is slow."""
     for _ in range(ZEROS):
         if number := await count():
             return number

@@ -1,4 +1,4 @@
-"""Wait for what another process or server is about to do."""
+"""Wait for a condition that another process or server brings about."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -9,10 +9,10 @@ POLL = 0.01  # seconds between two looks
 async def eventually(
     condition: Callable[[], Awaitable[bool]] | Callable[[], bool], what: str, within: float = 60
 ) -> None:
-    """Return once the condition holds; it may be a plain function or a coroutine function.
+    """Return once the condition holds. The condition is a function or a coroutine function.
 
     Raises:
-        TimeoutError: it did not in time; the message names `what`.
+        TimeoutError: the condition did not hold in time; the message names `what`.
     """
     try:
         async with asyncio.timeout(within):

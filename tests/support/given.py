@@ -1,7 +1,7 @@
-"""Servers that somebody else runs, in place of the private ones: the tests can then be run on other releases.
+"""Servers that already run, used in place of private ones, so that the tests can run on other releases.
 
-TEST_POSTGRES_URL is a superuser's URL of a server on 127.0.0.1, TEST_RABBITMQ_URL that of the administrator `relay`,
-and TEST_RABBITMQ_SHELL what runs a command on the broker's machine, `docker exec --interactive NAME`.
+TEST_POSTGRES_URL is a superuser's URL of a server on 127.0.0.1. TEST_RABBITMQ_URL is the URL of the administrator
+`relay`. TEST_RABBITMQ_SHELL runs a command on the broker's machine, such as `docker exec --interactive NAME`.
 """
 
 import os
@@ -17,14 +17,14 @@ ERL_CALL = 'erl_call -address 127.0.0.1:25672 -c "$(cat ~/.erlang.cookie)" -time
 
 
 class GivenPostgres(PostgresServer):
-    """It is neither started nor stopped."""
+    """A PostgreSQL that the tests neither start nor stop."""
 
     def __init__(self, url: str) -> None:
         super().__init__()
         self._url = urlsplit(url)
 
     def variables(self) -> dict[str, str]:
-        """Give what makes another run of the tests use it."""
+        """Return the variables that make another run of the tests use this server."""
         return {"TEST_POSTGRES_URL": self._url.geturl()}
 
     def start(self) -> None:
@@ -35,7 +35,7 @@ class GivenPostgres(PostgresServer):
 
 
 class GivenRabbit(RabbitServer):
-    """It is neither started nor stopped."""
+    """A RabbitMQ that the tests neither start nor stop."""
 
     def __init__(self, url: str, shell: str) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class GivenRabbit(RabbitServer):
         self._shell = shlex.split(shell)
 
     def variables(self) -> dict[str, str]:
-        """Give what makes another run of the tests use it."""
+        """Return the variables that make another run of the tests use this server."""
         return {"TEST_RABBITMQ_URL": self._url.geturl(), "TEST_RABBITMQ_SHELL": shlex.join(self._shell)}
 
     def start(self) -> None:

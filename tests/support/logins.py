@@ -1,4 +1,4 @@
-"""Logins with passwords that change, and the files in which their URLs are."""
+"""Logins whose passwords change, and the files that hold their URLs."""
 
 import secrets
 from abc import ABC, abstractmethod
@@ -12,7 +12,7 @@ from tests.support.rabbitmq import RabbitServer
 
 
 class Login(ABC):
-    """A user of one end; its URL with the password is in `file`."""
+    """A user of one server; `file` holds the URL with the password."""
 
     end: str
 
@@ -22,12 +22,12 @@ class Login(ABC):
         self.password = secrets.token_hex(12)
 
     def change(self) -> None:
-        """Set another password and end what is connected; the file keeps the old one."""
+        """Set another password and end the connections. The file keeps the old password."""
         self.password = secrets.token_hex(12)
         self._change()
 
     def renew(self) -> None:
-        """Write the URL with the present password into the file."""
+        """Write the URL with the current password into the file."""
         self.file.write_text(f"{self.url}\n")
 
     @property
@@ -42,7 +42,7 @@ class Login(ABC):
 
 
 class DatabaseLogin(Login):
-    """A role that may do everything."""
+    """A superuser of the database."""
 
     end = "database"
 
@@ -76,7 +76,7 @@ class DatabaseLogin(Login):
 
 
 class BrokerLogin(Login):
-    """A user who may do everything in the test's virtual host."""
+    """A user with all permissions in the test's virtual host."""
 
     end = "broker"
 

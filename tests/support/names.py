@@ -1,4 +1,4 @@
-"""Names that this process resolves as a test says."""
+"""Host names that this process resolves as the test decides."""
 
 import socket
 from collections.abc import Iterator
@@ -9,11 +9,11 @@ from unittest.mock import patch
 
 
 class Names(dict[str, list[str]]):
-    """The addresses of each name; every other name is resolved as usual.
+    """The addresses of each name. Every other name is resolved as usual.
 
     Attributes:
-        answering: while it is cleared, nobody gets an answer.
-        asked: how often one of the names was resolved.
+        answering: while it is cleared, no lookup of these names returns.
+        asked: how often these names were looked up.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Names(dict[str, list[str]]):
 
 @contextmanager
 def resolving() -> Iterator[Names]:
-    """Resolve the names that are added meanwhile."""
+    """Yield names to add addresses to; they resolve until the end of the block."""
     answers = Names()
     with patch.object(socket, "getaddrinfo", answers.getaddrinfo):
         try:

@@ -1,9 +1,9 @@
-"""Two PostgreSQL servers: a primary, and a synchronous standby that has each commit before the client knows of it.
+"""Two PostgreSQL servers: a primary, and a synchronous standby that has each commit before the client gets its answer.
 
 with Pair() as pair:
     pair.primary.stop(signal.SIGKILL)
-    pair.promote()  # the standby takes writes now, alone
-    pair.rejoin()   # the other one comes back, as its synchronous standby
+    pair.promote()  # the standby now takes writes, without a standby
+    pair.rejoin()   # the old primary comes back as synchronous standby
 """
 
 from contextlib import ExitStack
@@ -22,7 +22,7 @@ IS_SYNCHRONOUS = "SELECT FROM pg_stat_replication WHERE sync_state IN ('sync', '
 
 
 class Member(PostgresServer):
-    """One of them. `of`: the primary whose data it takes over and follows; `port`: to be found at."""
+    """One server of a pair. `of`: the primary that it copies and follows; `port`: the port to listen on."""
 
     def __init__(self, of: "Member | None" = None, *, port: int = 0) -> None:
         following = {} if of is None else {"primary_conninfo": of.replication_source()}
@@ -31,22 +31,22 @@ class Member(PostgresServer):
         self._of = of
 
     def promote(self) -> None:
-        """Become a primary; return when it takes writes."""
+        """Become the primary. Returns when it takes writes."""
         self._run(SQL("SELECT pg_promote()").format())
 
     def require_standby(self) -> None:
-        """From now on, answer a commit only when a standby has it; return when there is one."""
+        """From now on, answer a commit only after a standby has it. Returns when a standby is connected."""
         self._run(SQL("ALTER SYSTEM SET synchronous_standby_names = {}").format(Literal("*")))
         self._run(SQL("SELECT pg_reload_conf()").format())
         wait_for(self.has_synchronous_standby, "the standby is synchronous", 20)
 
     def do_without_standby(self) -> None:
-        """From now on, answer a commit at once."""
+        """From now on, answer a commit without waiting for a standby."""
         self._run(SQL("ALTER SYSTEM RESET synchronous_standby_names").format())
         self._run(SQL("SELECT pg_reload_conf()").format())
 
     def stop_following(self) -> None:
-        """Hear no more from the primary; return when that is so."""
+        """Disconnect from the primary. Returns when it is disconnected."""
         self._run(SQL("ALTER SYSTEM SET primary_conninfo = ''").format())
         self._run(SQL("SELECT pg_reload_conf()").format())
         wait_for(lambda: not self._is_receiving(), "the standby is cut off", 20)
@@ -60,7 +60,7 @@ class Member(PostgresServer):
             return connection.execute(IS_SYNCHRONOUS).rowcount > 0
 
     def replication_source(self) -> str:
-        """Give the connection string for whoever follows it."""
+        """Return the connection string for a standby of this server."""
         return make_conninfo(host="127.0.0.1", port=self.port, user="postgres", password=self._password)
 
     def _initialise(self) -> None:
@@ -77,11 +77,11 @@ class Member(PostgresServer):
 
 
 class Pair:
-    """`with Pair() as pair:` starts both and ends both.
+    """Starts both servers, and ends them with the block.
 
     Attributes:
         primary: takes writes.
-        other: its standby, or what was the primary before `promote`.
+        other: its standby, or after `promote` the old primary.
     """
 
     def __enter__(self) -> Self:
@@ -99,18 +99,18 @@ class Pair:
         self._stack.close()
 
     def url(self, database: str) -> str:
-        """Give the URL of a database on whichever of the two takes writes."""
+        """Return a URL that leads to the server of the pair that takes writes."""
         user, _, place = self.primary.url(database).rpartition("@")
         hosts = ",".join(f"127.0.0.1:{port}" for port in self._ports)
         return f"{user}@{hosts}/{place.partition('/')[2]}?target_session_attrs=read-write"
 
     def promote(self) -> None:
-        """Let the standby take over, whatever the primary does; nobody waits for a standby then."""
+        """Let the standby take over, whatever the primary does. Its commits then wait for no standby."""
         self.other.promote()
         self.primary, self.other = self.other, self.primary
 
     def rejoin(self) -> None:
-        """Let what was the primary come back as the synchronous standby, on a copy of the new one's data."""
+        """Bring the old primary back as synchronous standby, on a copy of the new primary's data."""
         self.other.crash()
         self.other = self._stack.enter_context(Member(self.primary, port=self.other.port))
         self.primary.require_standby()

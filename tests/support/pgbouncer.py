@@ -34,7 +34,7 @@ class PoolMode(StrEnum):
 
 
 class PgBouncer(Server):
-    """One pooler; `with PgBouncer(server, PoolMode.SESSION) as pooler:` starts and stops it."""
+    """One pooler; `with PgBouncer(server, PoolMode.SESSION) as pooler:` starts it, and stops it with the block."""
 
     IN_ORDER = signal.SIGTERM
 
@@ -45,7 +45,7 @@ class PgBouncer(Server):
         self._size = size
 
     def url(self, url: str) -> str:
-        """Give the way through the pooler to a database of the server."""
+        """Return a URL that leads through the pooler to a database of the server."""
         return url.replace(f":{self._server.port}/", f":{self.port}/")
 
     def start(self) -> None:
@@ -76,5 +76,5 @@ class PgBouncer(Server):
 
 
 def is_installed() -> bool:
-    """Tell whether this machine has it."""
+    """Whether PgBouncer is installed."""
     return PROGRAM.exists()

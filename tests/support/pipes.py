@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 def piped(text: str) -> Path:
-    """Return the path of a pipe that holds the text, as a shell makes it of `<(echo text)`."""
+    """Return the path of a pipe that holds the text, such as a shell makes for `<(echo text)`."""
     reader, writer = os.pipe()
     os.write(writer, text.encode())
     os.close(writer)

@@ -1,4 +1,4 @@
-"""Clients that do without the relay, one message or row after the other: how long the server itself pauses."""
+"""Clients without a relay, which send one message or row after the other: they show how long a server pauses."""
 
 import asyncio
 import time
@@ -20,15 +20,15 @@ WRITE = "INSERT INTO reference DEFAULT VALUES"
 
 
 def longest_pause(moments: Sequence[float], since: float = 0.0) -> float:
-    """Give the longest time from one moment to the next, of those that end after `since`; 0 when there is none."""
+    """Return the longest time between neighbouring moments, of those that end after `since`; 0 if there is no such."""
     return max((later - earlier for earlier, later in pairwise(moments) if later > since), default=0.0)
 
 
 class PlainClient(ABC):
-    """Goes on whatever becomes of the server: it connects again at once, time after time.
+    """A client that never gives up: after each failure it connects again at once.
 
     Attributes:
-        answered_at: when the server took something over, each time (Unix time).
+        answered_at: the moments at which the server confirmed a message or row (Unix time).
     """
 
     def __init__(self) -> None:
@@ -40,16 +40,16 @@ class PlainClient(ABC):
 
     @abstractmethod
     async def run(self) -> None:
-        """Go on until cancelled."""
+        """Send until cancelled."""
 
     def _note(self) -> None:
         self.answered_at.append(time.time())
 
 
 class PlainPublisher(PlainClient):
-    """Publishes with confirms, to a quorum queue of its own, through the first of `urls` that answers.
+    """Publishes with confirms to its own quorum queue, through the first of `urls` that answers.
 
-    With aiormq: a connection of aio_pika's that failed warns when it is forgotten, at a moment of its own.
+    It uses aiormq: a failed connection of aio_pika warns when it is collected, which no test can predict.
     """
 
     def __init__(self, urls: Sequence[str]) -> None:
@@ -57,7 +57,7 @@ class PlainPublisher(PlainClient):
         self._urls = urls
 
     async def declare(self, url: str) -> None:
-        """Declare the queue; the node of this URL leads it."""
+        """Declare the queue, whose leader is the node of this URL."""
         async with await aiormq.connect(url) as connection:
             channel = await connection.channel()
             await channel.queue_declare(QUEUE, durable=True, arguments={"x-queue-type": "quorum"})
@@ -85,7 +85,7 @@ class PlainPublisher(PlainClient):
 
 
 class PlainWriter(PlainClient):
-    """Commits rows to a table of its own; `url` may name several hosts."""
+    """Commits rows to its own table; `url` may name several hosts."""
 
     def __init__(self, url: str) -> None:
         super().__init__()

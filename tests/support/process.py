@@ -1,4 +1,4 @@
-"""A server's process: ends when it is told to, and with its parent in any case."""
+"""Processes that a test starts: each ends when the test says so, and at the latest with the test run."""
 
 import os
 import random
@@ -18,13 +18,13 @@ CLAIMS: deque[socket.socket] = deque()  # to ports, of this process
 
 
 class ServerError(Exception):
-    """A private server cannot be started, or a command on it failed; the message says which and shows its words."""
+    """A private server did not start, or a command failed; the message names it and shows its output."""
 
 
 def free_port() -> int:
-    """Find a loopback port that nobody listens on, and that nobody else is given before it is listened on.
+    """Return a free loopback port. No other caller gets the same port before a server listens on it.
 
-    Taken below 32768: above it the kernel hands ports to outgoing connections, which may come in between.
+    It is below 32768: the kernel gives the ports above to outgoing connections, which could take it first.
     """
     while True:
         port = random.SystemRandom().randrange(15_000, 32_000)
@@ -47,7 +47,7 @@ def wait_for(condition: Callable[[], bool], what: str, seconds: float) -> None:
     """Return once `condition()` holds.
 
     Raises:
-        TimeoutError: it did not within `seconds`; the message names `what`.
+        TimeoutError: it did not hold within `seconds`; the message names `what`.
     """
     until = time.monotonic() + seconds
     while not condition():
@@ -57,7 +57,7 @@ def wait_for(condition: Callable[[], bool], what: str, seconds: float) -> None:
 
 
 def is_listening(port: int, address: str = "127.0.0.1") -> bool:
-    """Tell whether somebody accepts connections there."""
+    """Whether a process accepts connections there."""
     try:
         socket.create_connection((address, port), timeout=1).close()
     except OSError:
@@ -66,10 +66,10 @@ def is_listening(port: int, address: str = "127.0.0.1") -> bool:
 
 
 class Process:
-    """A program in a session of its own, so that Ctrl-C at the terminal reaches us first and we end it in order.
+    """A program in its own session, so that Ctrl-C reaches the test run first, which then ends the program.
 
-    The kernel kills it when the thread that started it ends: start it from the main thread.
-    `user`: whom to run as, when we are root.
+    The kernel kills the program when the thread that started it ends, so start it from the main thread.
+    `user`: the user to run as, if the tests run as root.
     """
 
     def __init__(
@@ -108,10 +108,10 @@ class Process:
         return self.returncode is None
 
     def wait_until(self, condition: Callable[[], bool], seconds: float) -> None:
-        """Return once `condition()` holds; else end the process and show the end of its log.
+        """Return once `condition()` holds. If it does not, end the process and show the end of its log.
 
         Raises:
-            ServerError: it ended by itself or was too slow.
+            ServerError: the process ended by itself, or the condition did not hold in time.
         """
         try:
             wait_for(lambda: not self.is_running() or condition(), f"{self.name} starts", seconds)
@@ -126,13 +126,13 @@ class Process:
             raise ServerError(f"{self.name} ended at once with code {self.returncode}\n{self.log_end()}")
 
     def tell(self, how: signal.Signals) -> None:
-        """Send a signal and wait for nothing."""
+        """Send a signal to the process, without waiting."""
         self._process.send_signal(how)
 
     def stop(self, how: signal.Signals, seconds: float = 20) -> None:
-        """End it with this signal and, if it takes longer than `seconds`, with SIGKILL; return when it is gone.
+        """End the process with this signal, and with SIGKILL after `seconds`. Returns when the process has ended.
 
-        What it started and left behind is killed: its session is its own, so nobody else is in it.
+        Processes that it has left behind in its session are killed, too.
         """
         if self.is_running():
             self._process.send_signal(how)
@@ -144,7 +144,7 @@ class Process:
         self.returncode = self._process.wait()
 
     def log_end(self) -> str:
-        """Give the last lines that it wrote."""
+        """Return the last lines of its log."""
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-15:])
 
 
@@ -155,10 +155,10 @@ def run(
     environment: Mapping[str, str] | None = None,
     stdin: str = "",
 ) -> str:
-    """Run a short command to its end and give what it printed.
+    """Run a short command to its end and return its output.
 
     Raises:
-        ServerError: it failed; the message holds its output.
+        ServerError: the command failed; the message holds its output.
     """
     prefix = ["setpriv", *as_user(user), "--"] if as_user(user) else []
     done = subprocess.run(
@@ -178,19 +178,19 @@ def run(
 
 
 def as_user(user: str | None) -> list[str]:
-    """Give setpriv's arguments that run a program as `user`, when we are root and `user` is named."""
+    """Return the arguments that run a program as `user` with setpriv; none unless root runs the tests."""
     if user is None or os.geteuid() != 0:
         return []
     return [f"--reuid={user}", "--regid=nogroup", "--clear-groups"]
 
 
 def resident_bytes(pid: int) -> int:
-    """Tell how much memory a process holds at this moment."""
+    """Return the resident memory of a process in bytes."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE
 
 
 def _session(leader: int) -> list[int]:
-    """List the living processes of a session; process groups do not tell, since Spark's workers make their own."""
+    """Return the living processes of a session. Process groups would miss Spark's workers, which make their own."""
     members = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # it ended meanwhile

@@ -1,13 +1,13 @@
-"""A TCP proxy between a client and a server whose faults the test decides, exact to the AMQP frame.
+"""A TCP proxy between a client and a server. The test decides its faults, exact to the AMQP frame.
 
     async with FaultProxy("127.0.0.1", 5672) as proxy:  # the client connects to 127.0.0.1:proxy.port
         proxy.hold(Way.DOWN)                            # confirms do not arrive
         await proxy.wait_seen(Way.DOWN, Basic.Ack, 1)   # the broker has confirmed; the client cannot know
         proxy.cut(Act.RESET)
 
-Methods are named by pamqp's classes. They are counted from the start of the proxy, over all connections.
-One Basic.Ack may confirm many messages: what is counted are frames. With `amqp=False` it carries any TCP
-protocol, without the functions for frames. It cannot read TLS.
+pamqp's classes name the methods. The proxy counts frames from its start, over all connections; one Basic.Ack may
+confirm many messages. With `amqp=False` it carries any TCP protocol, without the functions for frames. It cannot
+read TLS.
 """
 
 import asyncio
@@ -36,14 +36,14 @@ WITH_CONTENT = {Basic.Publish, Basic.Deliver, Basic.Return, Basic.GetOk}
 
 
 class Way(StrEnum):
-    """The direction that a fault is for."""
+    """The direction of a fault."""
 
     UP = "up"  # from the client to the server
     DOWN = "down"  # from the server to the client
 
 
 class Act(StrEnum):
-    """What is done to a connection."""
+    """What a fault does to a connection."""
 
     RESET = "reset"  # RST to both sides
     CLOSE = "close"  # FIN to both sides
@@ -52,7 +52,7 @@ class Act(StrEnum):
 
 @dataclass(slots=True)
 class _Piece:
-    """What is forwarded in one go: a frame, or whatever came in when the protocol is not AMQP."""
+    """What is forwarded in one go: a frame, or the bytes that came in if the protocol is not AMQP."""
 
     data: bytes
     before: Act | None = None
@@ -62,7 +62,7 @@ class _Piece:
 
 @dataclass(slots=True)
 class _Message:
-    """A method of which the content is still to come, on one channel."""
+    """A method on one channel whose content has not come yet."""
 
     method: Method
     nth: int
@@ -71,7 +71,7 @@ class _Message:
 
 @dataclass(slots=True, eq=False)
 class _Link:
-    """A client's connection to us and ours to the server."""
+    """A client's connection to the proxy, and the proxy's connection to the server."""
 
     number: int
     writers: list[asyncio.StreamWriter]
@@ -81,11 +81,11 @@ class _Link:
 
 
 class _LinkEndedError(Exception):
-    """Leave the pumps of this link."""
+    """The link ends, and so do the tasks that forward for it."""
 
 
 class FaultProxy:
-    """Forward a port to a server until told otherwise; `at`: address and port to listen on, 0 for any free one."""
+    """Forwards a port to a server. `at`: the address and port to listen on; port 0 takes a free one."""
 
     def __init__(self, host: str, port: int, *, amqp: bool = True, at: tuple[str, int] = ("127.0.0.1", 0)) -> None:
         self.address, self.port = at
@@ -126,51 +126,51 @@ class FaultProxy:
         return len(self._links)
 
     def hold(self, way: Way) -> None:
-        """Let nothing pass this way, on all connections and new ones too; it waits here and is not lost."""
+        """Let nothing pass in this direction, also on new connections. The data waits in the proxy."""
         self._gates[way].clear()
 
     def release(self, way: Way) -> None:
-        """Let pass what was held, and everything after it."""
+        """Forward what was held, and everything after it."""
         self._gates[way].set()
 
     def cut(self, action: Act = Act.RESET) -> None:
-        """End every open connection now; what was held on them is dropped. New ones are accepted."""
+        """End every open connection now and drop what was held on them. New connections are accepted."""
         for link in list(self._links):
             link.cut = action
             if link.task is not None:
                 link.task.cancel()
 
     def cut_after(self, way: Way, size: int, action: Act = Act.RESET) -> None:
-        """End the connection that carries the `size`-th byte from now, right behind that byte, once."""
+        """End a connection once, right after the `size`-th byte from now on."""
         self._limits[way] = (size, action)
 
     def on_frame(self, way: Way, method: Method, nth: int, action: Act, *, before: bool = True) -> None:
-        """Act on the `nth` frame of a method (as `seen` counts) that is still to come.
+        """Act on the `nth` frame of a method, counted as in `seen`. The frame must not have come yet.
 
-        With `before` the frame does not arrive; else it does, with all of its content. A cut ends the connection
-        of that frame only, after everything in front of it has arrived; a hold is for all connections.
+        With `before` the frame does not arrive; else it arrives with all of its content. A cut ends the connection
+        of that frame only, after everything in front of it has arrived. A hold is for all connections.
         """
         self._rules[way, method, nth, before] = action
 
     def disarm(self) -> None:
-        """Forget the rules of `on_frame` and `cut_after` that have not acted yet."""
+        """Drop the rules of `on_frame` and `cut_after` that have not acted yet."""
         self._rules.clear()
         self._limits.clear()
         self.fired.clear()
 
     async def wait_seen(self, way: Way, method: Method, count: int, within: float = 10.0) -> None:
-        """Wait until so many frames of a method have come in, forwarded or not. Raises TimeoutError."""
+        """Wait until `count` frames of a method have come in, forwarded or not. Raises TimeoutError."""
         async with asyncio.timeout(within), self._counted:
             await self._counted.wait_for(lambda: self.seen[way, method] >= count)
 
     def comes(self, connection: int, way: Way, data: bytes) -> None:
-        """For who extends this: a frame or some bytes are about to pass, unless you `hold` their way now."""
+        """Called before a frame or some bytes pass. A subclass may still `hold` their direction."""
 
     def passes(self, connection: int, way: Way, data: bytes) -> None:
-        """For who extends this: a frame, or some bytes, are handed on right after this call."""
+        """Called right before a frame or some bytes are forwarded, for subclasses."""
 
     def ended(self, connection: int) -> None:
-        """For who extends this: nothing more passes on a connection."""
+        """Called when nothing more passes on a connection, for subclasses."""
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         link = _Link(next(NUMBERS), [writer])
@@ -178,7 +178,7 @@ class FaultProxy:
         self._tasks.append(link.task)
 
     async def _carry(self, link: _Link, from_client: asyncio.StreamReader) -> None:
-        """Forward both ways until one side ends or a fault does; then end the other side."""
+        """Forward both ways until one side ends, or a fault ends it; then end the other side."""
         self._links.add(link)
         try:
             if self.refusing:
@@ -284,7 +284,7 @@ class FaultProxy:
 
 
 async def _wait_delivered(writer: asyncio.StreamWriter, within: float = 1.0) -> None:
-    """Wait until the peer's kernel has all that was written: a reset would overtake and drop it."""
+    """Wait until the peer's kernel has everything that was written. A reset before that would drop the rest."""
     connection: socket.socket = writer.get_extra_info("socket")
     async with asyncio.timeout(within):
         # The kernel tells nobody when its send queue runs empty.

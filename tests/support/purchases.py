@@ -1,6 +1,6 @@
 """Real input: the 69,659 purchases of 23,570 customers of CDNOW, 1997-1998.
 
-Source: Fader and Hardie, as shipped in the wheel `lifetimes`; taken out of it, the package is not installed.
+Source: Fader and Hardie, as shipped in the wheel `lifetimes`. Only the file is used; the package is not installed.
 """
 
 import hashlib
@@ -18,11 +18,11 @@ SHA256 = "eff6889ed364c5199d6eacbbeb7a6d559971df4406ac876f322c373f00a072ef"
 
 
 def purchases() -> Path:
-    """Give the file: customer, date, CDs and dollars, in columns of blanks; downloaded at the first call.
+    """Return the file, downloaded at the first call: customer, date, CDs and dollars, in columns padded with blanks.
 
     Raises:
-        subprocess.CalledProcessError: pip could not download the wheel, and has said why.
-        ValueError: the file is not the one that all our figures are about.
+        subprocess.CalledProcessError: pip could not download the wheel, and has printed the reason.
+        ValueError: the file differs from the one that all figures in the docs are about.
     """
     if not FILE.exists():
         FILE.parent.mkdir(exist_ok=True)

@@ -8,9 +8,9 @@ from pamqp.common import FieldTable
 async def declare_bound(
     channel: AbstractChannel, name: str, exchange_name: str = "outbox", arguments: FieldTable | None = None
 ) -> AbstractQueue:
-    """Declare a quorum queue bound to all that the relay's exchange gets, and the exchange when it is missing.
+    """Return a quorum queue that gets every message of the exchange. The exchange is declared if it is missing.
 
-    `arguments` are added to those of the queue, and come before them.
+    `arguments` are added to the queue's own, and take precedence over them.
     """
     exchange = await channel.declare_exchange(exchange_name, ExchangeType.TOPIC, durable=True)
     queue = await channel.declare_queue(name, durable=True, arguments={"x-queue-type": "quorum", **(arguments or {})})

@@ -1,4 +1,4 @@
-"""A publisher that writes its frames by hand: what an AMQP library would refuse to send, the broker may take."""
+"""A publisher that writes its own frames: a broker may accept what an AMQP library would refuse to send."""
 
 import asyncio
 import struct
@@ -25,7 +25,7 @@ SHORT_TEXTS = {
     "cluster_id": 2,
 }
 OCTETS = {"delivery_mode": 12, "priority": 11}
-HEADERS, TIMESTAMP = 13, 6  # the bits that tell of them
+HEADERS, TIMESTAMP = 13, 6  # their bits among the flags
 
 
 def short(text: bytes) -> bytes:
@@ -37,12 +37,12 @@ def long(text: bytes) -> bytes:
 
 
 def entry(name: bytes, value: bytes) -> bytes:
-    """Encode an entry of a table; the value begins with the letter of its type."""
+    """Return the bytes of a table's entry. The value begins with the letter of its type."""
     return short(name) + value
 
 
 def properties(*, headers: bytes | None = None, timestamp: int | None = None, **given: bytes | int) -> bytes:
-    """Encode properties, texts as bytes; `headers` are entries, one after the other."""
+    """Return the bytes of properties. Texts are bytes; `headers` are entries, one after the other."""
     parts = {SHORT_TEXTS[name]: short(value) for name, value in given.items() if isinstance(value, bytes)}
     parts |= {OCTETS[name]: bytes([value]) for name, value in given.items() if isinstance(value, int)}
     if headers is not None:
@@ -54,7 +54,7 @@ def properties(*, headers: bytes | None = None, timestamp: int | None = None, **
 
 
 class RawClient:
-    """Publishes with confirms, one message after the other."""
+    """Publishes with confirms, one message after the other, whatever bytes they hold."""
 
     def __init__(self, url: str) -> None:
         self._url = URL(url)
@@ -63,7 +63,7 @@ class RawClient:
     async def publish(
         self, properties: bytes, body: bytes = b"1", *, routing_key: bytes = b"billing", exchange: bytes = b""
     ) -> bool:
-        """Tell whether the broker has taken it; where it ends the connection, the next call opens another."""
+        """Whether the broker has confirmed the message. If it ends the connection, the next call opens another."""
         if self._writer is None:
             await self._open()
         method = struct.pack(">HHH", 60, 40, 0) + short(exchange) + short(routing_key) + b"\0"
@@ -108,7 +108,16 @@ class RawClient:
         self._writer.write(struct.pack(">BHI", kind, 1, len(payload)) + payload + FRAME_END_CHAR)
 
     async def _read(self) -> int:
-        """Give the class and method of a frame as AMQP numbers them; what follows may be no UTF-8 in a refusal."""
+        """Return the class and method of a frame as a number. The words of a refusal need not be UTF-8."""
         start = await self._reader.readexactly(7)
         rest = await self._reader.readexactly(int.from_bytes(start[3:]) + 1)
         return int.from_bytes(rest[:4])
+
+
+def nested(kind: bytes, depth: int) -> bytes:
+    """Return the bytes of arrays, or tables, nested to this depth."""
+    name = b"" if kind == b"A" else b"\x01a"
+    value = b"V"
+    for _ in range(depth):
+        value = kind + long(name + value)
+    return value

@@ -1,4 +1,4 @@
-"""A standalone cluster of Spark: a master, and two workers on hosts of their own, whose Python has what executors need.
+"""A standalone Spark cluster: a master, and two workers on separate hosts, whose Python has only what executors need.
 
 with SparkCluster() as cluster:
     ...  # `cluster.master_url` for spark.master; `cluster.environment()` for the driver
@@ -31,7 +31,7 @@ JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 class SparkCluster(Server):
-    """One master and two workers of two cores each; drivers find nothing of this checkout on them."""
+    """One master and two workers of two cores each. They have nothing of this checkout."""
 
     IN_ORDER = signal.SIGTERM
 
@@ -74,7 +74,7 @@ class SparkCluster(Server):
 
 
 def environment(python: Path, folder: Path) -> dict[str, str]:
-    """Give the environment of a process of Spark whose `python3` is this one, and which sees nothing of ours."""
+    """Return the environment of a Spark process with this `python3`, and without this checkout."""
     home = java_home()
     assert home is not None, "Spark needs a Java"
     spark_home = folder / "spark-home"  # where a `local-cluster` leaves its workers' folders: not in the package
@@ -94,7 +94,7 @@ def environment(python: Path, folder: Path) -> dict[str, str]:
 
 
 def python_with(folder: Path, names: Iterable[str]) -> Path:
-    """Make a Python that has these packages alone."""
+    """Return a Python that has only these packages."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     (packages,) = folder.glob("lib/python*/site-packages")
     for name in names:
@@ -108,7 +108,7 @@ def python_with(folder: Path, names: Iterable[str]) -> Path:
 
 
 def package_zip(folder: Path) -> Path:
-    """Make what `--py-files` takes: a zip of spark/outbox_spark, as docs/clusters.md makes it."""
+    """Return a zip of spark/outbox_spark for `--py-files`, made as docs/clusters.md says."""
     made = folder / "outbox_spark.zip"
     with ZipFile(made, "w") as archive:
         for file in sorted((ROOT / "spark" / "outbox_spark").rglob("*.py")):

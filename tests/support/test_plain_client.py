@@ -1,4 +1,4 @@
-"""The clients beside which pauses are measured."""
+"""The plain clients, to which the benchmarks compare the relay's pauses."""
 
 import asyncio
 

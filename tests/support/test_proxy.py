@@ -1,4 +1,4 @@
-"""The proxy does to the bytes exactly what it was told, and nothing else."""
+"""The proxy does exactly what the test has told it, and forwards the rest unchanged."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -19,7 +19,7 @@ ACK = [marshal(Basic.Ack(delivery_tag=tag), 1) for tag in range(4)]
 
 
 def publish(body: bytes) -> bytes:
-    """Encode a message in the frames that carry it, the body in two."""
+    """Return the frames of a message, with its body in two of them."""
     middle = len(body) // 2
     return b"".join(
         (
@@ -32,7 +32,7 @@ def publish(body: bytes) -> bytes:
 
 
 class Peer:
-    """A server that hands its ends of the connections to the test."""
+    """A server that gives the test its ends of the connections."""
 
     def __init__(self) -> None:
         self.accepted: asyncio.Queue[Streams] = asyncio.Queue()
@@ -55,7 +55,7 @@ async def proxied(*, amqp: bool = True) -> AsyncIterator[tuple[FaultProxy, Peer]
 async def connected(
     proxy: FaultProxy, peer: Peer, greeting: bytes = GREETING
 ) -> AsyncIterator[tuple[Streams, Streams]]:
-    """Give both ends of one connection through the proxy, the greeting exchanged."""
+    """Yield both ends of a connection through the proxy, after the greeting."""
     client = await asyncio.open_connection("127.0.0.1", proxy.port)
     client[1].write(greeting)
     async with asyncio.timeout(5):
@@ -70,7 +70,7 @@ async def connected(
 
 
 async def read_to_end(reader: asyncio.StreamReader) -> tuple[bytes, type[OSError] | None]:
-    """Read until the peer ends; tell what came and, when it was a reset, its error."""
+    """Return what came until the peer ended, with the error if it was a reset."""
     data = b""
     async with asyncio.timeout(5):
         try:

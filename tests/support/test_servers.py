@@ -1,4 +1,4 @@
-"""The servers that the other tests stand on."""
+"""What a test gets of the private servers, and that they end with their owner."""
 
 import signal
 import subprocess
@@ -28,7 +28,7 @@ with PostgresServer() as server:
 
 @pytest.fixture
 def owner() -> Iterator[subprocess.Popen[str]]:
-    """A process of its own that holds a server."""
+    """Yield a process that owns a server."""
     with subprocess.Popen(
         [sys.executable, "-c", OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:

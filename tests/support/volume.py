@@ -1,4 +1,4 @@
-"""A small file system, to be filled."""
+"""A small file system that a test can fill."""
 
 import os
 import pwd
@@ -13,10 +13,10 @@ from tests.support.process import ServerError, run
 
 @contextmanager
 def small_volume(size: str) -> Iterator[Path]:
-    """Mount one of this size (`64m`) for the servers' user.
+    """Yield a file system of this size (`64m`), mounted for the servers' user.
 
     Raises:
-        ServerError: it cannot be mounted here.
+        ServerError: this machine cannot mount it.
     """
     if os.geteuid() != 0:
         raise ServerError("only root can mount a small file system to fill")
@@ -32,7 +32,7 @@ def small_volume(size: str) -> Iterator[Path]:
 
 
 def fill(volume: Path) -> Path:
-    """Leave no block free; give the file that takes them."""
+    """Fill the file system, and return the file that takes the space."""
     ballast = volume / "ballast"
     with ballast.open("wb", buffering=0) as file:
         try:

@@ -204,7 +204,7 @@ async def test_each_difference_is_named_in_the_broker_s_words_and_stays(
     assert {**after.queues, "new": None} == {**before.queues, "new": None}
 
 
-async def test_what_the_broker_takes_from_nobody_does_not_keep_the_rest_from_being_declared(
+async def test_what_the_broker_never_accepts_does_not_keep_the_rest_undeclared(
     broker: BrokerSettings,
 ) -> None:
     topology = TopologySettings(

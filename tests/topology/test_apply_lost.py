@@ -5,14 +5,14 @@ import asyncio
 import pytest
 from pamqp.commands import Queue as QueueMethods
 from pydantic import SecretStr
-from yarl import URL
 
 from relay.broker.topology import Standing, apply
 from relay.config.settings import BrokerSettings
 from relay.config.topology import Queue, TopologySettings
 from relay.errors import BrokerUnavailableError
 from tests.support.definitions import definitions
-from tests.support.proxy import Act, FaultProxy, Way
+from tests.support.proxied import proxied
+from tests.support.proxy import Act, Way
 from tests.support.rabbitmq import RabbitServer
 
 THREE = TopologySettings(queues=tuple(Queue(name=name) for name in ("one", "two", "three")))
@@ -21,11 +21,10 @@ THREE = TopologySettings(queues=tuple(Queue(name=name) for name in ("one", "two"
 async def test_a_connection_lost_on_the_way_costs_one_thing(
     broker: BrokerSettings, broker_url: str, rabbitmq: RabbitServer
 ) -> None:
-    async with FaultProxy("127.0.0.1", rabbitmq.port) as proxy:
+    async with proxied(broker) as (proxy, far):
         proxy.on_frame(Way.UP, QueueMethods.Declare, 3, Act.RESET)  # each is looked at, then declared: that of two
-        through = broker.model_copy(update={"url": SecretStr(str(URL(broker_url).with_port(proxy.port)))})
 
-        results = await apply(through, THREE)
+        results = await apply(far, THREE)
 
     assert [each.standing for each in results] == [Standing.DECLARED, Standing.FAILED, Standing.DECLARED]
     assert results[1].words.startswith("connection lost: ")
@@ -36,9 +35,9 @@ async def test_a_host_that_does_not_answer_is_left_for_the_next(
     broker: BrokerSettings, broker_url: str, rabbitmq: RabbitServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("relay.broker.topology.DECLARE_TIMEOUT", 3.0)
-    async with FaultProxy("127.0.0.1", rabbitmq.port) as proxy:
+    async with proxied(broker) as (proxy, far):
         proxy.on_frame(Way.DOWN, QueueMethods.DeclareOk, 2, Act.HOLD)  # one is declared, two was looked for
-        urls = f"{URL(broker_url).with_port(proxy.port)},{broker_url}"
+        urls = f"{far.url.get_secret_value()},{broker_url}"
 
         results = await apply(broker.model_copy(update={"url": SecretStr(urls)}), THREE)
 
@@ -49,10 +48,9 @@ async def test_a_host_that_does_not_answer_is_left_for_the_next(
 async def test_a_broker_that_goes_away_leaves_the_rest_untried_and_told(
     broker: BrokerSettings, broker_url: str, rabbitmq: RabbitServer
 ) -> None:
-    async with FaultProxy("127.0.0.1", rabbitmq.port) as proxy, asyncio.TaskGroup() as tasks:
+    async with proxied(broker) as (proxy, far), asyncio.TaskGroup() as tasks:
         proxy.on_frame(Way.DOWN, QueueMethods.DeclareOk, 1, Act.HOLD)
-        through = broker.model_copy(update={"url": SecretStr(str(URL(broker_url).with_port(proxy.port)))})
-        applying = tasks.create_task(apply(through, THREE))
+        applying = tasks.create_task(apply(far, THREE))
         await proxy.fired.wait()
         proxy.refusing = True
         proxy.cut()

@@ -1,4 +1,4 @@
-"""The partitions of one test, a master beside it, and members."""
+"""The partitions of one test, and a master in this process."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -29,7 +29,7 @@ async def master(database: DatabaseSettings) -> AsyncIterator[Candidate]:
 
 @asynccontextmanager
 async def candidate(database: DatabaseSettings, name: str) -> AsyncIterator[Candidate]:
-    """A candidate for the master, beside the test."""
+    """Yield a candidate for the master, which runs until the end of the block."""
     standing = Candidate(database, name)
     running = asyncio.create_task(standing.run())
     try:

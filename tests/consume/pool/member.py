@@ -1,4 +1,4 @@
-"""A member in a process of its own, to be killed: python -m tests.consume.pool.member."""
+"""A pool's member as a process that a drill can kill: python -m tests.consume.pool.member."""
 
 import asyncio
 import os
@@ -10,7 +10,8 @@ from pydantic import SecretStr
 from relay.config.settings import BrokerSettings, DatabaseSettings
 from relay.consume import Inbox, Message, WorkPolicy, on
 from relay.consume.pool import PartitionedConsumer, PoolPolicy
-from tests.consume.effects import CONSUMER, QUEUE, QUICK
+from tests.consume.effects import CONSUMER, QUEUE
+from tests.consume.policies import QUICK
 
 # Who has applied what under which holding, in the order of each partition: the evidence for the checker.
 APPLIED = """

@@ -13,13 +13,13 @@ from relay.publisher.lane import lane_of
 
 @dataclass
 class Partitions:
-    """The exchange and the queues of this test's pool, and who fills them."""
+    """The exchange and the queues of this test's pool, with a publisher."""
 
     channel: AbstractChannel
     name: str
 
     async def send(self, numbers: Iterable[int], *, keys: int = 1) -> None:
-        """Publish messages whose keys take turns, and wait for the confirms."""
+        """Publish messages, over all keys in turn, and wait for the confirms."""
         exchange = await self.channel.get_exchange(f"{self.name}.partitions", ensure=False)
         for number in numbers:
             key = f"key-{number % keys}"
@@ -39,6 +39,6 @@ class Partitions:
             )
 
     async def ready_count(self) -> int:
-        """Tell how many messages wait in the queues of all partitions."""
+        """Return how many messages wait in the queues of all partitions."""
         declared = [await self.channel.declare_queue(name, passive=True) for name in partition_queue_names(self.name)]
         return sum(each.declaration_result.message_count or 0 for each in declared)

@@ -148,7 +148,7 @@ class Pool(RuleBasedStateMachine):
 
     @invariant()
     def one_at_work(self) -> None:
-        """Nobody works on a partition beside another one."""
+        """No two members work on one partition at the same time."""
         assert all(len(at_work) <= 1 for at_work in self.told.values())
 
 

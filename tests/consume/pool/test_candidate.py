@@ -1,4 +1,4 @@
-"""A candidate for the master that cannot be one says so once, and a relay beside it goes on."""
+"""A candidate that cannot become the master logs it once, and its relay goes on delivering."""
 
 import asyncio
 import secrets
@@ -15,7 +15,7 @@ from relay.config.settings import DatabaseSettings, Settings
 from relay.consume.pool.candidate import Candidate, candidate_beside
 from relay.errors import AccessError, SchemaError
 from tests.support.eventually import eventually
-from tests.support.proxy import FaultProxy
+from tests.support.proxied import proxied
 
 
 @pytest.fixture
@@ -53,13 +53,11 @@ async def test_beside_a_relay_it_is_told_once(stranger: DatabaseSettings, settin
 async def test_a_lost_database_is_told_once_and_by_a_relay_only_where_a_pool_has_members(
     members: int, database: DatabaseSettings, settings: Settings
 ) -> None:
-    url = urlsplit(database.url.get_secret_value())
     with psycopg.connect(database.url.get_secret_value(), autocommit=True) as connection:
         connection.execute("INSERT INTO outbox.pool VALUES ('p', 'q', 3600)")
         connection.execute("INSERT INTO outbox.pool_member (pool, name) SELECT 'p', 'm' LIMIT %s", [members])
-    async with FaultProxy("127.0.0.1", url.port or 5432, amqp=False) as proxy:
-        far = SecretStr(url._replace(netloc=url.netloc.replace(f":{url.port}", f":{proxy.port}")).geturl())
-        beside = settings.model_copy(update={"database": database.model_copy(update={"url": far})})
+    async with proxied(database) as (proxy, far):
+        beside = settings.model_copy(update={"database": far})
         with capture_logs() as events:
             async with candidate_beside(beside):
                 await eventually(lambda: "pool.master_assumed" in told(events), "it is the master")

@@ -5,19 +5,19 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from pydantic import SecretStr
 from structlog.testing import capture_logs
-from yarl import URL
 
 from relay.config.settings import BrokerSettings, DatabaseSettings
 from relay.consume import Inbox, WorkPolicy
 from relay.consume.pool import Partition, PartitionedConsumer, PoolPolicy
 from relay.consume.pool.candidate import Candidate
-from tests.consume.effects import QUEUE, QUICK, Table, count, running
+from tests.consume.effects import QUEUE, Table, count, running
+from tests.consume.policies import QUICK
 from tests.consume.pool.conftest import candidate
 from tests.consume.pool.partitions import Partitions
-from tests.consume.test_outages import assert_told_once
+from tests.support.events import assert_told_once
 from tests.support.eventually import eventually
+from tests.support.proxied import proxied, with_port
 from tests.support.proxy import FaultProxy, Way
 
 KEYS = 50
@@ -26,14 +26,13 @@ KEYS = 50
 @pytest.fixture
 async def proxy(database: DatabaseSettings) -> AsyncIterator[FaultProxy]:
     """What the one member reaches the database through."""
-    async with FaultProxy("127.0.0.1", URL(database.url.get_secret_value()).port or 5432, amqp=False) as proxy:
+    async with proxied(database) as (proxy, _):
         yield proxy
 
 
 @pytest.fixture
 def far(inbox: Inbox, database: DatabaseSettings, proxy: FaultProxy) -> Inbox:
-    url = URL(database.url.get_secret_value()).with_port(proxy.port)
-    return Inbox(database.model_copy(update={"url": SecretStr(str(url))}), inbox.consumer_name)
+    return Inbox(with_port(database, proxy.port), inbox.consumer_name)
 
 
 def member(name: str, inbox: Inbox, broker: BrokerSettings, **hooks: Any) -> PartitionedConsumer:

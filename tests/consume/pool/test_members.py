@@ -19,12 +19,13 @@ from relay.consume.pool import Partition, PartitionedConsumer, PoolPolicy
 from relay.consume.pool.candidate import Candidate
 from relay.database import connect_async
 from relay.errors import ConfigurationError, QueueUnfitError
-from tests.consume.effects import QUEUE, QUICK, SOON, Table, count, running, through
+from tests.consume.effects import QUEUE, Table, count, running
+from tests.consume.policies import QUICK, SOON
 from tests.consume.pool.conftest import candidate
 from tests.consume.pool.partitions import Partitions
-from tests.consume.test_outages import port_of
 from tests.support.eventually import eventually
-from tests.support.proxy import Act, FaultProxy, Way
+from tests.support.proxied import proxied
+from tests.support.proxy import Act, Way
 from tests.support.rabbitmq import RabbitServer
 
 KEYS = 50
@@ -51,8 +52,8 @@ async def test_a_pool_takes_a_work_policy_without_concurrency(inbox: Inbox, brok
     assert member.partitions == []
 
 
-class Stand:
-    """Starts members in this process."""
+class LocalMembers:
+    """Members of one pool that run in this process."""
 
     def __init__(self, inbox: Inbox, broker: BrokerSettings) -> None:
         self.inbox = inbox
@@ -78,7 +79,7 @@ class Stand:
         return member
 
     async def shared(self, *counts: int) -> None:
-        """Wait until the members hold so many partitions, in any order."""
+        """Wait until the members hold these counts of partitions, in any order."""
 
         def is_so() -> bool:
             held = [len(member.partitions) for member in self.members.values()]
@@ -88,52 +89,52 @@ class Stand:
 
 
 @pytest.fixture
-def stand(inbox: Inbox, broker: BrokerSettings) -> Stand:
-    return Stand(inbox, broker)
+def local(inbox: Inbox, broker: BrokerSettings) -> LocalMembers:
+    return LocalMembers(inbox, broker)
 
 
 async def in_order(table: Table, numbers: Sequence[int], keys: int = KEYS) -> None:
-    """See that all had their effect once, in order per key."""
+    """Check that each number took effect once, in order per key."""
     for key in range(keys):
         of_key = [number for number in numbers if number % keys == key]
         assert await table.numbers(f"key-{key}") == of_key
 
 
 async def test_members_come_and_go_and_each_key_keeps_its_order(
-    stand: Stand, partitions: Partitions, table: Table, master: Candidate
+    local: LocalMembers, partitions: Partitions, table: Table, master: Candidate
 ) -> None:
-    async with running(stand.member("a")):
-        await stand.shared(16)
+    async with running(local.member("a")):
+        await local.shared(16)
         sending = asyncio.create_task(partitions.send(range(1000), keys=KEYS))
-        async with running(stand.member("b")):
-            await stand.shared(8, 8)
-            async with running(stand.member("c")):
-                await stand.shared(6, 5, 5)
-            del stand.members["c"]
-            await stand.shared(8, 8)
-        del stand.members["b"]
-        await stand.shared(16)
+        async with running(local.member("b")):
+            await local.shared(8, 8)
+            async with running(local.member("c")):
+                await local.shared(6, 5, 5)
+            del local.members["c"]
+            await local.shared(8, 8)
+        del local.members["b"]
+        await local.shared(16)
         await sending
         await eventually(lambda: table_has(table, 1000), "all are applied")
 
     await in_order(table, range(1000))
     assert await partitions.ready_count() == 0
-    for hooks in stand.hooks.values():
+    for hooks in local.hooks.values():
         for partition in range(16):
             told = [what for what, number in hooks if number == partition]
             assert told == ["assigned", "revoked"] * (len(told) // 2)
 
 
 async def test_a_copy_that_is_cut_off_leaves_those_of_other_partitions_alone(
-    stand: Stand, partitions: Partitions, broker: BrokerSettings
+    local: LocalMembers, partitions: Partitions, broker: BrokerSettings
 ) -> None:
     def publish(outgoing: CopyPublisher, number: int) -> asyncio.Task[None]:
         properties = Basic.Properties(message_id=f"{number}")
         return asyncio.create_task(outgoing.publish(f"{QUEUE}.dead", properties, b""))
 
-    async with FaultProxy("127.0.0.1", port_of(broker)) as proxy:
-        stand.broker = through(broker, proxy.port)
-        member = stand.member("a")
+    async with proxied(broker) as (proxy, far):
+        local.broker = far
+        member = local.member("a")
         one, another = (member._setup.of(Fence(partition, 1), QUEUE).outgoing for partition in (0, 1))
         await publish(one, 1)
         await publish(another, 2)
@@ -155,18 +156,18 @@ async def table_has(table: Table, number: int) -> bool:
     return len(await table.numbers()) >= number
 
 
-async def test_a_member_without_a_master_waits(stand: Stand, partitions: Partitions, table: Table) -> None:
+async def test_a_member_without_a_master_waits(local: LocalMembers, partitions: Partitions, table: Table) -> None:
     await partitions.send(range(10))
-    member = stand.member("a")
+    member = local.member("a")
     async with running(member):
         await eventually(lambda: not member.hindrances(), "it is a member")
         assert member.partitions == []
-        async with candidate(stand.inbox.database, "late"):
+        async with candidate(local.inbox.database, "late"):
             await eventually(lambda: table_has(table, 10), "they are applied")
 
 
 async def test_the_messages_tell_partition_and_epoch(
-    stand: Stand, partitions: Partitions, table: Table, master: Candidate
+    local: LocalMembers, partitions: Partitions, table: Table, master: Candidate
 ) -> None:
     seen: list[tuple[Any, Any]] = []
 
@@ -175,12 +176,12 @@ async def test_the_messages_tell_partition_and_epoch(
         seen.append((message.headers["x-partition"], message.headers["x-partition-epoch"]))
         await count(message, connection)
 
-    async with running(stand.member("a", note)):
-        await stand.shared(16)
+    async with running(local.member("a", note)):
+        await local.shared(16)
         await partitions.send([1])
         await eventually(lambda: table_has(table, 1), "the first is applied")
-    del stand.members["a"]
-    async with running(stand.member("b", note)):
+    del local.members["a"]
+    async with running(local.member("b", note)):
         await partitions.send([2])
         await eventually(lambda: table_has(table, 2), "the second is applied")
 
@@ -189,9 +190,9 @@ async def test_the_messages_tell_partition_and_epoch(
 
 
 async def test_what_is_not_within_the_fence_commits_nothing(
-    stand: Stand, partitions: Partitions, table: Table, master: Candidate
+    local: LocalMembers, partitions: Partitions, table: Table, master: Candidate
 ) -> None:
-    """Somebody raises the epoch beside a member that knows of nothing."""
+    """The epoch of a partition is raised behind its member's back: the member commits nothing."""
     begun, go_on = asyncio.Event(), asyncio.Event()
 
     @on("Counted")
@@ -201,8 +202,8 @@ async def test_what_is_not_within_the_fence_commits_nothing(
             begun.set()
             await go_on.wait()
 
-    async with running(stand.member("a", slow)), await connect_async(stand.inbox.database) as other:
-        await stand.shared(16)
+    async with running(local.member("a", slow)), await connect_async(local.inbox.database) as other:
+        await local.shared(16)
         await partitions.send([1])
         await begun.wait()
         raising = asyncio.create_task(other.execute("UPDATE outbox.pool_partition SET epoch = epoch + 1"))
@@ -216,14 +217,16 @@ async def test_what_is_not_within_the_fence_commits_nothing(
     assert await table.numbers() == [1, 2]
 
 
-async def test_the_events_tell_what_happens(stand: Stand, partitions: Partitions, database: DatabaseSettings) -> None:
+async def test_the_events_tell_what_happens(
+    local: LocalMembers, partitions: Partitions, database: DatabaseSettings
+) -> None:
     with capture_logs() as events:
-        async with candidate(database, "m"), running(stand.member("a")):
-            await stand.shared(16)
-            async with running(stand.member("b")):
-                await stand.shared(8, 8)
-            del stand.members["b"]
-            await stand.shared(16)
+        async with candidate(database, "m"), running(local.member("a")):
+            await local.shared(16)
+            async with running(local.member("b")):
+                await local.shared(8, 8)
+            del local.members["b"]
+            await local.shared(16)
 
     told = [event["event"] for event in events if event["event"].startswith("pool.")]
     for event in ("pool.master_assumed", "pool.member_added", "pool.partitions_assigned", "pool.partitions_wanted"):
@@ -232,7 +235,7 @@ async def test_the_events_tell_what_happens(stand: Stand, partitions: Partitions
 
 
 async def test_a_hook_that_fails_is_called_again_before_the_first_message(
-    stand: Stand, partitions: Partitions, table: Table, master: Candidate
+    local: LocalMembers, partitions: Partitions, table: Table, master: Candidate
 ) -> None:
     calls: dict[int, int] = defaultdict(int)
     before: list[int] = []  # calls for a message's partition, when the message is applied
@@ -257,8 +260,8 @@ async def test_a_hook_that_fails_is_called_again_before_the_first_message(
     member = PartitionedConsumer(
         "billing",
         [count_after],
-        inbox=stand.inbox,
-        broker=stand.broker,
+        inbox=local.inbox,
+        broker=local.broker,
         pool=PoolPolicy(on_assigned=load),
         work=WorkPolicy(concurrency=1, backoff=QUICK),
     )
@@ -270,7 +273,7 @@ async def test_a_hook_that_fails_is_called_again_before_the_first_message(
 
 
 async def test_the_state_is_loaded_anew_after_a_transaction_that_failed(
-    stand: Stand, partitions: Partitions, table: Table, master: Candidate
+    local: LocalMembers, partitions: Partitions, table: Table, master: Candidate
 ) -> None:
     counts: dict[int, int] = {}  # messages by partition, as far as memory goes
     failed: set[int] = set()
@@ -290,8 +293,8 @@ async def test_the_state_is_loaded_anew_after_a_transaction_that_failed(
     member = PartitionedConsumer(
         "billing",
         [count_in_memory],
-        inbox=stand.inbox,
-        broker=stand.broker,
+        inbox=local.inbox,
+        broker=local.broker,
         pool=PoolPolicy(on_assigned=load),
         failures=FailurePolicy(retries=SOON),
     )
@@ -303,8 +306,8 @@ async def test_the_state_is_loaded_anew_after_a_transaction_that_failed(
     assert max(counts.values()) == 10
 
 
-async def test_what_is_missing_is_named(stand: Stand) -> None:
-    member = stand.member("a", declare=False)
+async def test_what_is_missing_is_named(local: LocalMembers) -> None:
+    member = local.member("a", declare=False)
 
     with pytest.raises(QueueUnfitError, match=r"queue 'billing\.dead' does not exist: declare it"):
         await member.run(signals=False)
@@ -325,28 +328,28 @@ def let_read(pattern: str, broker: BrokerSettings, rabbitmq: RabbitServer) -> No
 
 
 async def test_a_member_that_may_read_no_queue_is_refused_and_leaves(
-    stand: Stand, partitions: Partitions, master: Candidate, rabbitmq: RabbitServer
+    local: LocalMembers, partitions: Partitions, master: Candidate, rabbitmq: RabbitServer
 ) -> None:
-    let_read("^$", stand.broker, rabbitmq)
-    member = stand.member("a", declare=False)
+    let_read("^$", local.broker, rabbitmq)
+    member = local.member("a", declare=False)
 
     with pytest.raises(ConfigurationError, match=r"queue 'billing\.\d+' cannot be consumed: .* Give the user of"):
         await asyncio.wait_for(member.run(signals=False), 60)
 
     assert member.partitions == []
-    let_read(".*", stand.broker, rabbitmq)
-    async with running(stand.member("b")):  # nothing is left with the first
-        await eventually(lambda: len(stand.members["b"].partitions) == 16, "the other has all partitions")
+    let_read(".*", local.broker, rabbitmq)
+    async with running(local.member("b")):  # nothing is left with the first
+        await eventually(lambda: len(local.members["b"].partitions) == 16, "the other has all partitions")
 
 
 async def test_a_right_that_is_taken_from_a_running_member_is_an_outage(
-    stand: Stand, partitions: Partitions, table: Table, master: Candidate, rabbitmq: RabbitServer
+    local: LocalMembers, partitions: Partitions, table: Table, master: Candidate, rabbitmq: RabbitServer
 ) -> None:
-    async with running(stand.member("a")):
-        await stand.shared(16)
-        let_read("^$", stand.broker, rabbitmq)
-        rabbitmq.ctl("close_all_connections", "--vhost", URL(stand.broker.url.get_secret_value()).path[1:], "test")
-        await eventually(lambda: "cannot be consumed" in stand.members["a"].hindrances().get("partitions", ""), "told")
+    async with running(local.member("a")):
+        await local.shared(16)
+        let_read("^$", local.broker, rabbitmq)
+        rabbitmq.ctl("close_all_connections", "--vhost", URL(local.broker.url.get_secret_value()).path[1:], "test")
+        await eventually(lambda: "cannot be consumed" in local.members["a"].hindrances().get("partitions", ""), "told")
 
-        let_read(".*", stand.broker, rabbitmq)
-        await stand.shared(16)
+        let_read(".*", local.broker, rabbitmq)
+        await local.shared(16)

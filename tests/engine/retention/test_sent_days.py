@@ -1,7 +1,6 @@
 """Old days are dropped whole, by one process at a time, without a long wait for marks; what is in the way is named."""
 
 import asyncio
-from pathlib import Path
 
 import psycopg
 import pytest
@@ -18,10 +17,10 @@ from tests.engine.retention.conftest import KEEP, OLD, READ_ALL, lock_is_free, r
 from tests.support.days import Days
 from tests.support.eventually import eventually
 from tests.support.postgres import PostgresServer
+from tests.support.roles import SCRIPT
 
 pytestmark = pytest.mark.every_postgres
 
-ROLES = Path("config/roles.sql").read_bytes()
 MARK_SENT = "UPDATE outbox.message SET state = 'sent', sent_at = now() WHERE state = 'pending'"
 RETRIES = "SELECT count(*) FROM pg_stat_activity WHERE application_name ~ 'retention' AND wait_event = 'PgSleep'"
 
@@ -210,7 +209,7 @@ async def test_a_role_without_the_grant_is_told_which_one_is_missing(
     days: Days, postgres: PostgresServer, database_url: str
 ) -> None:
     days.add(OLD, 3)
-    days.run(ROLES.decode())
+    days.run(SCRIPT)
     name = days.connection.info.dbname
     login = f"login_{name}"
     as_login = DatabaseSettings(url=SecretStr(postgres.url(name, user=login, password="x")))

@@ -1,4 +1,4 @@
-"""A standalone cluster, one a run; on it a driver for each file; and stages at which writes are held."""
+"""One standalone cluster a run, with a driver for each file, and stages at which a test holds a write."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from tests.spark.cluster.driver import Driver
-from tests.spark.cluster.stage import Stage
+from tests.spark.cluster.stage import HeldStage
 from tests.support.spark_cluster import SparkCluster
 
-MakeStage = Callable[..., Stage]
+MakeStage = Callable[..., HeldStage]
 
 
 @pytest.fixture(scope="session")
@@ -27,11 +27,11 @@ def driver(cluster: SparkCluster, tmp_path_factory: pytest.TempPathFactory) -> I
 
 @pytest.fixture
 def at_stage(tmp_path: Path) -> Iterator[MakeStage]:
-    """Make stages; whoever still waits at one goes on when the test has ended."""
-    made: list[Stage] = []
+    """Return a function that makes stages. A process that still waits at one goes on after the test."""
+    made: list[HeldStage] = []
 
-    def make(name: str, **fault: Any) -> Stage:
-        made.append(Stage(tmp_path / f"stage-{len(made)}", name, **fault))
+    def make(name: str, **fault: Any) -> HeldStage:
+        made.append(HeldStage(tmp_path / f"stage-{len(made)}", name, **fault))
         return made[-1]
 
     yield make

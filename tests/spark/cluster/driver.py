@@ -1,4 +1,4 @@
-"""A driver in a process of its own, which a test tells what to do: tests/spark/cluster/program.py."""
+"""A Spark driver as a separate process, which does what a test tells it: tests/spark/cluster/program.py."""
 
 import signal
 from collections.abc import Mapping
@@ -26,11 +26,11 @@ SETTINGS = {
 
 
 class DriverError(Exception):
-    """What the driver was told to do has failed, for this reason."""
+    """A function of the driver has failed; the message has the reason."""
 
 
 class Driver:
-    """A session of Spark on some master, with the package brought by `--py-files`."""
+    """A Spark session on this master, which gets the package by `--py-files`."""
 
     def __init__(self, folder: Path, master: str, **settings: str) -> None:
         self.folder = folder
@@ -65,7 +65,7 @@ class Driver:
         self.kill()
 
     def tell(self, name: str, **arguments: Any) -> None:
-        """Let it do one of its functions; a test that has failed may have left it at another one."""
+        """Start one of the driver's functions, after any that a failed test has left running."""
         if self._is_asked:
             with suppress(DriverError):
                 self.answer()
@@ -76,11 +76,11 @@ class Driver:
         return self._program.poll()
 
     def answer(self, within: float = 120) -> Any:
-        """Give what came of it.
+        """Return the result of the function.
 
         Raises:
-            DriverError: it failed.
-            TimeoutError: it is still at it.
+            DriverError: the function failed.
+            TimeoutError: the function still runs.
         """
         if not self._program.poll(within):
             raise TimeoutError(f"the driver is still at it after {within:g} s\n{self._process.log_end()}")
@@ -91,20 +91,20 @@ class Driver:
         return value
 
     def do(self, name: str, **arguments: Any) -> Any:
-        """Let it do one of its functions, and give what came of it."""
+        """Run one of the driver's functions, and return its result."""
         self.tell(name, **arguments)
         return self.answer()
 
     def save(self, options: Mapping[str, str], fault: Mapping[str, Any] | None = None, partitions: int = 4) -> None:
-        """Let it write 100 invoices."""
+        """Start to write 100 invoices."""
         self.tell("save", rows=_invoices(partitions), options=dict(options), fault=fault and dict(fault))
 
     def save_several(self, options: Mapping[str, str], fault: Mapping[str, Any] | None = None) -> None:
-        """Let it write the same as `save`, by OutboxBatch."""
+        """Start to write the same invoices as `save`, by OutboxBatch."""
         self.tell("several", rows=_invoices(4), options=dict(options), fault=fault and dict(fault))
 
     def kill(self) -> None:
-        """SIGKILL it, its JVM and what both have started here; the cluster's executors are not among these."""
+        """Kill the driver, its JVM and their children with SIGKILL; the cluster's executors live on."""
         self._process.stop(signal.SIGKILL)
 
 

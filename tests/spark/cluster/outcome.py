@@ -1,4 +1,4 @@
-"""Ways to write 100 invoices, and what each must have left in the database: all of them once, or nothing."""
+"""Ways to write 100 invoices, and what each must leave in the database: all of them once, or nothing."""
 
 from dataclasses import dataclass, field
 
@@ -25,8 +25,8 @@ OPEN = """
 
 
 @dataclass(frozen=True)
-class Way:
-    """A way for a batch of this name to be atomic."""
+class WriteWay:
+    """A way to write a batch atomically."""
 
     name: str
     partitions: int
@@ -38,13 +38,13 @@ class Way:
 
 
 NAME = {"txnAppId": "nightly", "txnVersion": "7", "batchsize": "10"}  # so that a partition comes in several ingests
-BATCH = Way("batch", 4, 1, NAME)
-PARTITION = Way("partition", 4, 4 + 2, {**NAME, "atomic": "partition", "numPartitions": "4"})
-SINGLE_TASK = Way("single-task", 1, 1 + 2, {**NAME, "singleTask": "true"})
+BATCH = WriteWay("batch", 4, 1, NAME)
+PARTITION = WriteWay("partition", 4, 4 + 2, {**NAME, "atomic": "partition", "numPartitions": "4"})
+SINGLE_TASK = WriteWay("single-task", 1, 1 + 2, {**NAME, "singleTask": "true"})
 WAYS = pytest.mark.parametrize("way", [BATCH, PARTITION, SINGLE_TASK], ids=str)
 
 
-def assert_written_once(connection: psycopg.Connection, way: Way) -> None:
+def assert_written_once(connection: psycopg.Connection, way: WriteWay) -> None:
     assert counts(connection) == (100, 100, way.ledger_rows)
     assert one(connection, MESSAGE_IDS) == 100
     assert one(connection, UNEVEN) == 0
@@ -58,6 +58,6 @@ def assert_nothing_written(connection: psycopg.Connection) -> None:
 
 
 def is_left_alone(url: str) -> bool:
-    """Tell whether no driver and no executor has a session in this database any more."""
+    """Whether no driver and no executor has a session in this database."""
     with psycopg.connect(url) as connection:
         return bool(one(connection, OPEN) == 0)

@@ -1,7 +1,7 @@
 """A driver that does what a test tells it: `python program.py SOCKET`, where the test listens.
 
-It is a program of its own, which sees of this checkout what `--py-files` brings. What it defines itself goes to the
-executors by value, as what a notebook defines.
+It sees nothing of this checkout but what `--py-files` brings. Its own definitions go to the executors by value, as
+those of a notebook do.
 """
 
 import os
@@ -26,8 +26,8 @@ from outbox_spark.source import Attempt, OutboxWriter  # noqa: E402
 
 
 @dataclass(frozen=True)
-class Fault:
-    """What happens to the first attempts at one partition, or to the driver, when they come to a stage."""
+class StageFault:
+    """What happens to the first attempts at one partition, or to the driver, when they reach a stage."""
 
     stage: str  # "before loading", "loading" (some rows are sent), "loaded", or of the driver "committing", "committed"
     folder: str  # where it tells that the stage is reached, and by which process, and is told to go on
@@ -56,7 +56,7 @@ class Fault:
         yield from batches
 
 
-def source_with(fault: Fault) -> type[outbox_spark.OutboxDataSource]:
+def source_with(fault: StageFault) -> type[outbox_spark.OutboxDataSource]:
     class Writer(OutboxWriter):
         def write(self, iterator: Iterator[pa.RecordBatch]) -> Attempt:
             if fault.ports is not None and fault.is_for(TaskContext.get()):
@@ -85,16 +85,16 @@ def source_with(fault: Fault) -> type[outbox_spark.OutboxDataSource]:
 
 
 def save(rows: str, options: dict[str, str], fault: dict[str, Any] | None = None) -> None:
-    source = outbox_spark.OutboxDataSource if fault is None else source_with(Fault(**fault))
+    source = outbox_spark.OutboxDataSource if fault is None else source_with(StageFault(**fault))
     spark.dataSource.register(source)
     spark.sql(rows).write.format(source.name()).mode("append").options(**options).save()
 
 
 def several(rows: str, options: dict[str, str], fault: dict[str, Any] | None = None) -> None:
-    """Write the same as `save`, by OutboxBatch."""
+    """Write the same invoices as `save`, by OutboxBatch."""
     frame = spark.sql(rows)
     if fault is not None:
-        held = Fault(**fault)
+        held = StageFault(**fault)
 
         def hold(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             held.reach("before loading")
@@ -114,7 +114,7 @@ def read(url: str) -> list[tuple[Any, ...]]:
 
 
 def executors() -> list[tuple[str, ...]]:
-    """Tell for each executor where its outbox_spark lies, and what its Python says without what Spark brings."""
+    """Return for each executor the place of its outbox_spark, and the errors of its Python without Spark's paths."""
 
     def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import outbox_spark

@@ -1,4 +1,4 @@
-"""A stage of a write at which something happens to whoever comes there: `Fault` in program.py."""
+"""A stage of a write, at which a task or the driver waits or fails: `StageFault` in program.py."""
 
 from pathlib import Path
 from typing import Any
@@ -7,8 +7,8 @@ from tests.spark.cluster.driver import Driver
 from tests.support.process import wait_for
 
 
-class Stage:
-    """Where the first attempt at a partition, or the driver, waits until it is told to go on, or fails."""
+class HeldStage:
+    """A stage at which the first attempt at a partition, or the driver, waits for `go_on`, or fails."""
 
     def __init__(self, folder: Path, name: str, **fault: Any) -> None:
         folder.mkdir()
@@ -16,10 +16,10 @@ class Stage:
         self._told, self._go = folder / name, folder / "go"
 
     def wait_reached(self, driver: Driver) -> int:
-        """Return once somebody waits here; give the process id of the executor that it runs on.
+        """Return once a process waits at this stage: the process id of its executor.
 
         Raises:
-            DriverError: the driver has failed before.
+            DriverError: the driver has failed before this stage.
         """
         wait_for(lambda: self._told.exists() or driver.is_answering(), f"stage {self._told.name} is reached", 120)
         if not self._told.exists():

@@ -13,7 +13,7 @@ from tests.spark.cluster.outcome import (
     PARTITION,
     SINGLE_TASK,
     WAYS,
-    Way,
+    WriteWay,
     assert_nothing_written,
     assert_written_once,
     is_left_alone,
@@ -52,10 +52,11 @@ def test_the_batch_of_a_driver_that_is_killed_runs_again(
     options: Options,
     connection: psycopg.Connection,
     at_stage: MakeStage,
-    way: Way,
+    way: WriteWay,
     stage: str,
     pieces: int,
 ) -> None:
+    """A driver is killed at a stage of its batch; a rerun of the batch writes each row once."""
     held = at_stage(stage, partition=way.partitions - 1)
     other.save({**options, **way.options}, held.fault, way.partitions)
     held.wait_reached(other)
@@ -79,8 +80,9 @@ def test_the_batch_of_a_driver_that_is_killed_runs_again(
 
 @WAYS
 def test_two_drivers_at_one_batch_write_it_once(
-    driver: Driver, other: Driver, options: Options, connection: psycopg.Connection, at_stage: MakeStage, way: Way
+    driver: Driver, other: Driver, options: Options, connection: psycopg.Connection, at_stage: MakeStage, way: WriteWay
 ) -> None:
+    """Two drivers run the same batch at once; each row is written once, and both drivers succeed."""
     stage = "committing" if way is BATCH else "before loading"
     both = {each: at_stage(stage, partition=way.partitions - 1) for each in (driver, other)}
     for each, held in both.items():

@@ -14,7 +14,7 @@ from tests.faults.evidence import drain
 from tests.faults.load import relaying
 from tests.spark.cluster.conftest import MakeStage
 from tests.spark.cluster.driver import Driver
-from tests.spark.cluster.outcome import BATCH, PARTITION, WAYS, Way, assert_written_once
+from tests.spark.cluster.outcome import BATCH, PARTITION, WAYS, WriteWay, assert_written_once
 from tests.spark.frames import LOADING, one
 from tests.support.eventually import eventually
 from tests.support.process import wait_for
@@ -32,8 +32,9 @@ TO_PUBLISH = "SELECT aggregate_id, array_agg(message_id ORDER BY id) FROM outbox
 @WAYS
 @STAGES
 def test_a_task_that_fails_twice_is_tried_a_third_time(
-    driver: Driver, options: Options, connection: psycopg.Connection, at_stage: MakeStage, way: Way, stage: str
+    driver: Driver, options: Options, connection: psycopg.Connection, at_stage: MakeStage, way: WriteWay, stage: str
 ) -> None:
+    """A task fails twice at a stage; Spark's third attempt succeeds, and each row is written once."""
     failing = at_stage(stage, partition=way.partitions - 1, attempts=2, fails=True)
 
     driver.save({**options, **way.options}, failing.fault, way.partitions)
@@ -45,8 +46,9 @@ def test_a_task_that_fails_twice_is_tried_a_third_time(
 @WAYS
 @STAGES
 def test_the_task_of_an_executor_that_is_killed_is_tried_on_another(
-    driver: Driver, options: Options, connection: psycopg.Connection, at_stage: MakeStage, way: Way, stage: str
+    driver: Driver, options: Options, connection: psycopg.Connection, at_stage: MakeStage, way: WriteWay, stage: str
 ) -> None:
+    """An executor is killed at a stage; its task runs on another one, and each row is written once."""
     held = at_stage(stage, partition=way.partitions - 1)
     driver.save({**options, **way.options}, held.fault, way.partitions)
     executor = held.wait_reached(driver)
@@ -61,8 +63,9 @@ def test_the_task_of_an_executor_that_is_killed_is_tried_on_another(
 
 @WAYS
 async def test_a_task_whose_network_is_cut_is_tried_again(
-    driver: Driver, options: Options, connection: psycopg.Connection, at_stage: MakeStage, way: Way
+    driver: Driver, options: Options, connection: psycopg.Connection, at_stage: MakeStage, way: WriteWay
 ) -> None:
+    """A task's connection to the database is cut; Spark tries the task again, and each row is written once."""
     port = urlsplit(options["url"]).port or 0
     async with FaultProxy("127.0.0.1", port, amqp=False) as proxy:
         held = at_stage("loading", partition=way.partitions - 1, ports=(port, proxy.port))
@@ -79,6 +82,7 @@ async def test_a_task_whose_network_is_cut_is_tried_again(
 def test_several_dataframes_outlive_an_executor(
     driver: Driver, options: Options, connection: psycopg.Connection, at_stage: MakeStage
 ) -> None:
+    """An executor is killed while several DataFrames are written; each row is written once, all in one batch."""
     held = at_stage("before loading")
     driver.save_several(options, held.fault)
 
@@ -97,8 +101,9 @@ async def test_what_outlived_an_executor_is_published_once_in_order(
     at_stage: MakeStage,
     settings: Settings,
     broker_url: str,
-    way: Way,
+    way: WriteWay,
 ) -> None:
+    """An executor is killed while it loads; the relay publishes each event of the batch once, in order."""
     held = at_stage("loading", partition=way.partitions - 1)
     driver.save({**options, **way.options}, held.fault, way.partitions)
     os.kill(held.wait_reached(driver), signal.SIGKILL)

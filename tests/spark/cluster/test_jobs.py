@@ -43,6 +43,7 @@ def submit(cluster: SparkCluster, database_url: str, tmp_path: Path) -> Submit:
 
 
 def test_what_is_archived_goes_out_again(submit: Submit, connection: psycopg.Connection, tmp_path: Path) -> None:
+    """On a cluster, a day that was archived and dropped is replayed in full from its archive."""
     add_sent(connection, "2026-11-01", 300)
     archive = str(tmp_path / "archive")
 
@@ -57,6 +58,7 @@ def test_what_is_archived_goes_out_again(submit: Submit, connection: psycopg.Con
 def test_purchases_become_invoices_that_are_reconciled(
     submit: Submit, connection: psycopg.Connection, tmp_path: Path
 ) -> None:
+    """On a cluster, purchases become invoices with their events, a bad line is quarantined, and no day differs."""
     file = tmp_path / "purchases.txt"
     file.write_text(PURCHASES)
 

@@ -12,7 +12,7 @@ from relay.config.settings import DatabaseSettings
 from relay.operate.migrate import migrate
 from tests.spark.cluster.conftest import MakeStage
 from tests.spark.cluster.driver import Driver, DriverError
-from tests.spark.cluster.outcome import PARTITION, WAYS, Way, assert_nothing_written, assert_written_once
+from tests.spark.cluster.outcome import PARTITION, WAYS, WriteWay, assert_nothing_written, assert_written_once
 from tests.spark.frames import LOADING, WAITING_FOR_LOCK, one
 from tests.support.postgres import PostgresServer
 from tests.support.process import wait_for
@@ -56,9 +56,10 @@ def test_while_tasks_load(
     connection: psycopg.Connection,
     server: PostgresServer,
     at_stage: MakeStage,
-    way: Way,
+    way: WriteWay,
     how: signal.Signals,
 ) -> None:
+    """PostgreSQL restarts while tasks load rows; at the latest a rerun has written each row once."""
     held = at_stage("loading", partition=way.partitions - 1)
     driver.save({**options, **way.options}, held.fault, way.partitions)
     held.wait_reached(driver)
@@ -78,9 +79,10 @@ def test_while_the_server_is_at_a_commit(
     options: Options,
     connection: psycopg.Connection,
     server: PostgresServer,
-    way: Way,
+    way: WriteWay,
     how: signal.Signals,
 ) -> None:
+    """PostgreSQL restarts in the middle of a commit; at the latest a rerun has written each row once."""
     connection.execute(HOLD_COMMITS)
     driver.save({**options, **way.options}, partitions=way.partitions)
     wait_for(lambda: one(connection, WAITING_FOR_LOCK) >= 1 or driver.is_answering(), "a COMMIT waits", 120)
@@ -92,7 +94,7 @@ def test_while_the_server_is_at_a_commit(
     _assert_written_at_the_latest_by_a_rerun(driver, options, way)
 
 
-def _assert_written_at_the_latest_by_a_rerun(driver: Driver, options: Options, way: Way) -> None:
+def _assert_written_at_the_latest_by_a_rerun(driver: Driver, options: Options, way: WriteWay) -> None:
     try:
         driver.answer()
     except DriverError:

@@ -9,12 +9,11 @@ import pytest
 
 from tests.spark.cluster.conftest import MakeStage
 from tests.spark.cluster.driver import Driver
-from tests.spark.cluster.outcome import BATCH, WAYS, Way, assert_written_once, is_left_alone
+from tests.spark.cluster.outcome import BATCH, WAYS, WriteWay, assert_written_once, is_left_alone
 from tests.spark.frames import LOADING, WAITING_FOR_LOCK, counts, one
 from tests.support.eventually import eventually
 from tests.support.process import wait_for
-from tests.support.proxy import FaultProxy
-from tests.support.proxy import Way as Direction
+from tests.support.proxy import FaultProxy, Way
 from tests.support.spark_cluster import SparkCluster
 
 pytestmark = [pytest.mark.drills, pytest.mark.timeout(300)]
@@ -36,8 +35,9 @@ def driver(cluster: SparkCluster, tmp_path_factory: pytest.TempPathFactory) -> I
 
 @WAYS
 def test_of_a_slow_task_and_its_twin_one_counts(
-    driver: Driver, options: Options, connection: psycopg.Connection, at_stage: MakeStage, way: Way
+    driver: Driver, options: Options, connection: psycopg.Connection, at_stage: MakeStage, way: WriteWay
 ) -> None:
+    """Spark starts a twin of a slow task; only one of the two counts, and each row is written once."""
     slow = at_stage("loading", partition=way.partitions - 1)
     driver.save({**options, **way.options}, slow.fault, way.partitions)
     slow.wait_reached(driver)
@@ -58,14 +58,15 @@ def test_of_a_slow_task_and_its_twin_one_counts(
 async def test_a_task_whose_network_goes_silent_is_left_to_its_twin(
     driver: Driver, options: Options, connection: psycopg.Connection, at_stage: MakeStage
 ) -> None:
+    """The network of a task goes silent; its twin finishes the batch, and each row is written once."""
     port = urlsplit(options["url"]).port or 0
     async with FaultProxy("127.0.0.1", port, amqp=False) as proxy:
         silent = at_stage("loading", partition=3, ports=(port, proxy.port))
         driver.save({**options, **BATCH.options}, silent.fault)
         await asyncio.to_thread(silent.wait_reached, driver)
         await eventually(lambda: one(connection, LOADING) == 1, "rows are ingested")
-        proxy.hold(Direction.UP)
-        proxy.hold(Direction.DOWN)
+        proxy.hold(Way.UP)
+        proxy.hold(Way.DOWN)
         silent.go_on()
 
         await asyncio.to_thread(driver.answer)

@@ -6,7 +6,7 @@ import psycopg
 import pytest
 
 from tests.spark.cluster.driver import Driver
-from tests.spark.cluster.outcome import BATCH, WAYS, Way, assert_written_once
+from tests.spark.cluster.outcome import BATCH, WAYS, WriteWay, assert_written_once
 from tests.spark.sent import add_sent
 
 Options = dict[str, str]
@@ -30,6 +30,7 @@ def test_executors_in_processes_of_their_own_write_a_batch(
 
 @pytest.mark.drills
 def test_the_package_comes_with_the_application_alone(driver: Driver) -> None:
+    """Executors that have nothing installed get the package with the application, and nothing of the relay."""
     ((place, *alone),) = driver.do("executors")
 
     assert place == "./outbox_spark.zip/outbox_spark/__init__.py"
@@ -38,7 +39,8 @@ def test_the_package_comes_with_the_application_alone(driver: Driver) -> None:
 
 @pytest.mark.drills
 @WAYS
-def test_each_way_to_write(driver: Driver, options: Options, connection: psycopg.Connection, way: Way) -> None:
+def test_each_way_to_write(driver: Driver, options: Options, connection: psycopg.Connection, way: WriteWay) -> None:
+    """On a cluster, each way to write a batch writes it once, and recognises the batch when it runs again."""
     for _ in range(2):  # written, and recognised
         driver.save({**options, **way.options}, partitions=way.partitions)
         driver.answer()
@@ -48,6 +50,7 @@ def test_each_way_to_write(driver: Driver, options: Options, connection: psycopg
 
 @pytest.mark.drills
 def test_several_dataframes(driver: Driver, options: Options, connection: psycopg.Connection) -> None:
+    """On a cluster, several DataFrames are written as one batch, each row once."""
     driver.save_several(options)
     driver.answer()
 
@@ -56,6 +59,7 @@ def test_several_dataframes(driver: Driver, options: Options, connection: psycop
 
 @pytest.mark.drills
 def test_sent_rows_are_read(driver: Driver, database_url: str, connection: psycopg.Connection) -> None:
+    """On a cluster, executors read each sent row of the table."""
     add_sent(connection, "2026-11-01", 40)
 
     rows = driver.do("read", url=database_url)

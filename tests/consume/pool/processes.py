@@ -32,8 +32,8 @@ WRITE = """
 """
 
 
-class Stand:
-    """What a drill has at hand."""
+class PoolProcesses:
+    """The nodes and members of one drill, and the rows that it writes."""
 
     def __init__(self, database: DatabaseSettings, broker: BrokerSettings, logs: Path) -> None:
         self.database = database
@@ -63,25 +63,25 @@ class Stand:
         self.members[name] = Process(MEMBER, log=self._log(name), environment=environment)
 
     def kill(self, name: str) -> None:
-        """Kill a node or a member, which gets no chance to do anything about it."""
+        """Kill a node or a member with SIGKILL."""
         process = self.nodes.pop(name, None) or self.members.pop(name)
         process.stop(signal.SIGKILL)
 
     async def write(self, count: int) -> None:
-        """Commit so many rows, whose keys take turns."""
+        """Commit `count` rows, over all keys in turn."""
         async with self.connected() as connection:
             values = {"keys": KEYS, "first": self.written, "last": self.written + count - 1}
             await connection.execute(WRITE, values)
         self.written += count
 
     async def write_on(self, rate: int, stop: asyncio.Event) -> None:
-        """Commit so many rows a second, in tenths."""
+        """Commit `rate` rows a second, a tenth of them every 0.1 s, until `stop` is set."""
         while not stop.is_set():
             await self.write(rate // 10)
             await asyncio.sleep(0.1)
 
     async def pool(self) -> Pool | None:
-        """Give the pool; none before there was a member."""
+        """Return the pool; None before its first member has joined."""
         async with self.connected() as connection:
             return next(iter(await read_pools(connection, "outbox")), None)
 
@@ -97,7 +97,7 @@ class Stand:
         return str(await self.master())
 
     async def shared(self, *members: str) -> None:
-        """Wait until these members, and nobody else, hold all partitions, evenly."""
+        """Wait until these members alone hold all partitions, evenly."""
 
         async def is_so() -> bool:
             pool = await self.pool()
@@ -115,7 +115,7 @@ class Stand:
             return int(row[0]) if row else 0
 
     async def come_on(self, count: int = 50) -> None:
-        """Wait until so many more messages are applied."""
+        """Wait until `count` more messages are applied."""
         goal = await self.applied_count() + count
 
         async def is_so() -> bool:
@@ -124,7 +124,7 @@ class Stand:
         await eventually(is_so, "messages are applied")
 
     async def judge(self) -> None:
-        """Wait until all that was committed is applied, and see that it was: once, in order, by one holder an epoch."""
+        """Wait until all committed rows are applied, and check: once, in order, by one holder an epoch."""
 
         async def is_done() -> bool:
             return await self.applied_count() >= self.written
@@ -154,34 +154,34 @@ class Stand:
 
 
 @asynccontextmanager
-async def standing(
+async def pool_processes(
     database: DatabaseSettings, broker: BrokerSettings, logs: Path, *, nodes: Collection[str], members: Collection[str]
-) -> AsyncIterator[Stand]:
-    """Start nodes and members, which share the partitions; on leaving, whatever runs is ended."""
+) -> AsyncIterator[PoolProcesses]:
+    """Yield nodes and members that share the partitions; all of them end with the block."""
     await prepare(broker, CONSUMER, pool_topology(QUEUE), may_declare=True)
     async with await aio_pika.connect(broker.url.get_secret_value()) as connection:
         channel = await connection.channel()
         source = await channel.declare_exchange("outbox", aio_pika.ExchangeType.TOPIC, durable=True)
         await (await channel.get_exchange(f"{QUEUE}.partitions")).bind(source, "counter.#")
-    stand = Stand(database, broker, logs)
-    async with stand.connected() as database_connection:
+    processes = PoolProcesses(database, broker, logs)
+    async with processes.connected() as database_connection:
         await database_connection.execute(APPLIED)
     try:
         for name in nodes:
-            stand.start_node(name)
-        await stand.there_is_a_master(nodes)
+            processes.start_node(name)
+        await processes.there_is_a_master(nodes)
         for name in members:
-            stand.start_member(name)
+            processes.start_member(name)
         if members:
-            await stand.shared(*members)
-        yield stand
+            await processes.shared(*members)
+        yield processes
     finally:
-        for process in (*stand.members.values(), *stand.nodes.values()):
+        for process in (*processes.members.values(), *processes.nodes.values()):
             process.stop(signal.SIGKILL)
 
 
 async def waiting(broker: BrokerSettings) -> int:
-    """Tell how many messages wait in the queues of the partitions."""
+    """Return how many messages wait in the queues of the partitions."""
     async with await aio_pika.connect(broker.url.get_secret_value()) as connection:
         channel = await connection.channel()
         declared = [await channel.declare_queue(name, passive=True) for name in partition_queue_names(QUEUE)]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import psycopg
 
-from bench.frame.relay import Relay
+from bench.frame.relay import BenchRelay
 from bench.frame.servers import Servers
 from bench.frame.watch import watching
 from bench.frame.writers import Commit, writer_pool
@@ -16,11 +16,11 @@ from tests.support.process import Process
 
 
 @dataclass(frozen=True, slots=True)
-class Stand:
+class WatchedRelay:
     """What a measurement needs at hand: the servers, a running relay, the connection that looks, the writers."""
 
     servers: Servers
-    settings: Relay
+    settings: BenchRelay
     relay: Process
     watch: psycopg.Connection
     writers: ProcessPoolExecutor
@@ -36,8 +36,8 @@ class Stand:
 
 
 @contextmanager
-def standing(servers: Servers, ordering: Ordering = Ordering.KEY) -> Iterator[Stand]:
+def watched_relay(servers: Servers, ordering: Ordering = Ordering.KEY) -> Iterator[WatchedRelay]:
     """Start relay and writers, and stop them."""
-    settings = Relay(*servers.urls, servers.folder, ordering, is_noted=True)
+    settings = BenchRelay(*servers.urls, servers.folder, ordering, is_noted=True)
     with watching(servers.database_url) as watch, writer_pool() as writers, settings.running() as relay:
-        yield Stand(servers, settings, relay, watch, writers)
+        yield WatchedRelay(servers, settings, relay, watch, writers)

@@ -1,4 +1,4 @@
-"""Handlers that work with SQLAlchemy, of each of its four kinds."""
+"""Handlers of each of the four kinds of SQLAlchemy, and the table that they write."""
 
 from typing import Any
 

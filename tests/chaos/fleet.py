@@ -1,4 +1,4 @@
-"""What a run works on: both servers, three relays behind proxies, writers, and the history of all that happens."""
+"""A fleet of relays: both servers, three relays behind proxies, writers, and the history of all that happens."""
 
 import os
 import sys
@@ -43,8 +43,8 @@ IMPATIENT = {
 
 
 @dataclass(frozen=True, slots=True)
-class Servers:
-    """Private ones, with a migrated database and the queue."""
+class FleetServers:
+    """Private servers, with a migrated database and the queue."""
 
     postgres: PostgresServer
     rabbitmq: RabbitServer
@@ -53,8 +53,8 @@ class Servers:
 
 
 @dataclass(frozen=True, slots=True)
-class Relay:
-    """A relay's process and its ways to the broker and to the database."""
+class FleetRelay:
+    """A relay's process, and its proxies to the broker and to the database."""
 
     victim: Victim
     broker: Recorder
@@ -70,43 +70,43 @@ class Relay:
 
 
 @dataclass
-class Stand:
-    """All that a fault can reach.
+class Fleet:
+    """Everything that a fault can reach.
 
     Attributes:
         injected: how often each kind of fault was carried out.
-        complaints: what is wrong beside the checker's invariants, such as a relay that did not drain.
+        complaints: what is wrong but no invariant of the checker, such as a relay that did not drain.
     """
 
-    servers: Servers
-    relays: dict[str, Relay]
+    servers: FleetServers
+    relays: dict[str, FleetRelay]
     writers: Writers
     history: History
     injected: Counter[str] = field(default_factory=Counter)
     complaints: list[str] = field(default_factory=list)
 
     async def connect(self) -> psycopg.AsyncConnection:
-        """Open an own session, past all proxies."""
+        """Open a session that passes no proxy."""
         return await psycopg.AsyncConnection.connect(self.servers.database_url, autocommit=True)
 
 
 @contextmanager
-def private_servers() -> Iterator[Servers]:
-    """Start both; they end with the block."""
+def private_servers() -> Iterator[FleetServers]:
+    """Yield two private servers, which end with the block."""
     with (
         PostgresServer(settings={"max_prepared_transactions": "20"}) as postgres,
         RabbitServer(schedulers=1) as rabbitmq,
     ):
         database_url = postgres.create_database("chaos")
         migrate(DatabaseSettings(url=SecretStr(database_url)))
-        yield Servers(postgres, rabbitmq, database_url, rabbitmq.add_vhost("chaos"))
+        yield FleetServers(postgres, rabbitmq, database_url, rabbitmq.add_vhost("chaos"))
 
 
 @asynccontextmanager
-async def standing(
-    servers: Servers, seed: int, logs: Path, *, names: Sequence[str] = NAMES, **variables: str
-) -> AsyncIterator[Stand]:
-    """Start relays and watch them; nobody writes yet.
+async def running_fleet(
+    servers: FleetServers, seed: int, logs: Path, *, names: Sequence[str] = NAMES, **variables: str
+) -> AsyncIterator[Fleet]:
+    """Yield relays that run and are watched; the writers have not started.
 
     `variables`: added to the relays' environment.
     """
@@ -119,20 +119,22 @@ async def standing(
     servers.rabbitmq.keep_queues()
     async with AsyncExitStack() as watching:
         with ExitStack() as killing:
-            stand = Stand(servers, {}, writers, history)
+            fleet = Fleet(servers, {}, writers, history)
             await watching.enter_async_context(looked_at(history, servers.database_url))
             for name in names:
-                relay = stand.relays[name] = await _relay(watching, stand, name, logs, variables)
+                relay = fleet.relays[name] = await _relay(watching, fleet, name, logs, variables)
                 killing.callback(relay.victim.stop, SIGKILL)
                 await relay.victim.start()
                 watch = watched(history, servers.database_url, http=relay.http, pid=relay.pid, relay=name, path=READY)
                 await watching.enter_async_context(watch)
-            yield stand
+            yield fleet
 
 
-async def _relay(proxies: AsyncExitStack, stand: Stand, name: str, logs: Path, variables: Mapping[str, str]) -> Relay:
-    servers, broker_url = stand.servers, URL(stand.servers.broker_url)
-    recorder = Recorder(stand.history, "127.0.0.1", servers.rabbitmq.port, relay=name)
+async def _relay(
+    proxies: AsyncExitStack, fleet: Fleet, name: str, logs: Path, variables: Mapping[str, str]
+) -> FleetRelay:
+    servers, broker_url = fleet.servers, URL(fleet.servers.broker_url)
+    recorder = Recorder(fleet.history, "127.0.0.1", servers.rabbitmq.port, relay=name)
     broker = await proxies.enter_async_context(recorder)
     database = await proxies.enter_async_context(FaultProxy("127.0.0.1", servers.postgres.port, amqp=False))
     http = f"127.0.0.1:{free_port()}"
@@ -147,4 +149,4 @@ async def _relay(proxies: AsyncExitStack, stand: Stand, name: str, logs: Path, v
     }
     command: list[str | Path] = [Path(sys.executable).parent / "relay", "run"]
     # Not `relay.ready`: it may be started while a server is away.
-    return Relay(Victim(name, command, environment, "http.listening", logs), broker, database, http)
+    return FleetRelay(Victim(name, command, environment, "http.listening", logs), broker, database, http)

@@ -1,0 +1,80 @@
+"""What several files of tests share stands in a module that is named for it, and each drill says what it drills."""
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = ("tests", "bench", "demo")
+LONGEST_NAME = 80
+
+
+@cache
+def trees() -> dict[str, ast.Module]:
+    """Return the syntax tree of each file of tests, benches and the demo, by its path."""
+    files = sorted(file for folder in FOLDERS for file in (ROOT / folder).rglob("*.py"))
+    return {str(file.relative_to(ROOT)): ast.parse(file.read_text()) for file in files}
+
+
+def imports_of_tests(tree: ast.Module) -> list[str]:
+    """Return the modules named `test_...` that a file imports, or imports from."""
+    modules: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            modules += [each.name for each in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            modules += [f"{node.module or ''}.{each.name}" for each in node.names]
+    return [module for module in modules if any(part.startswith("test_") for part in module.split("."))]
+
+
+def each_test(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
+            yield node
+
+
+def silent_drills(tree: ast.Module) -> list[str]:
+    """Return the tests marked `drills` that have no docstring."""
+    marks = [
+        node for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark"
+    ]
+    is_marked = any("mark.drills" in ast.unparse(mark.value) for mark in marks)
+    return [
+        test.name
+        for test in each_test(tree)
+        if is_marked or any("mark.drills" in ast.unparse(each) for each in test.decorator_list)
+        if ast.get_docstring(test) is None
+    ]
+
+
+def test_no_file_imports_from_a_file_of_tests() -> None:
+    found = {file: imports_of_tests(tree) for file, tree in trees().items()}
+
+    assert {file: modules for file, modules in found.items() if modules} == {}
+    assert len(found) > 400
+
+
+def test_each_drill_says_which_fault_it_brings() -> None:
+    assert [(file, name) for file, tree in trees().items() for name in silent_drills(tree)] == []
+
+
+def test_no_name_of_a_test_is_too_long() -> None:
+    names = [test.name for tree in trees().values() for test in each_test(tree)]
+
+    assert [name for name in names if len(name) > LONGEST_NAME] == []
+    assert len(names) > 1000
+
+
+def test_every_way_to_import_a_file_of_tests_is_found() -> None:
+    source = "import tests.test_a\nfrom tests import test_b\nfrom tests.test_c import d\nfrom .test_e import f"
+
+    assert imports_of_tests(ast.parse(source)) == ["tests.test_a", "tests.test_b", "tests.test_c.d", "test_e.f"]
+    assert imports_of_tests(ast.parse("from tests.support.eventually import eventually\nimport pytest")) == []
+
+
+def test_a_drill_without_words_is_found_by_its_own_mark_and_by_that_of_its_file() -> None:
+    marked = "@pytest.mark.drills\ndef test_a(): ...\n@pytest.mark.drills\ndef test_b(): 'A fault.'\ndef test_c(): ..."
+
+    assert silent_drills(ast.parse(marked)) == ["test_a"]
+    assert silent_drills(ast.parse("pytestmark = [pytest.mark.drills]\nasync def test_d(): ...")) == ["test_d"]
