@@ -99,10 +99,14 @@ def measure(
                     {Fault.LEADER: lambda: kill_leader(stand, postgres, cluster, next(numbers))}, leader_rounds
                 )
         if broker_rounds:
-            with run.status("starting a broker"), PostgresServer(durable=True) as postgres, RabbitServer() as broker:
+            with (
+                run.status("starting a broker"),
+                PostgresServer(durable=True) as postgres,
+                RabbitServer(durable=True) as broker,
+            ):
                 pauses.measure({Fault.BROKER: lambda: restart_broker(stand, postgres, broker)}, broker_rounds)
         if primary_rounds:
-            with run.status("starting a pair"), Pair() as pair, RabbitServer() as broker:
+            with run.status("starting a pair"), Pair() as pair, RabbitServer(durable=True) as broker:
                 pauses.measure({Fault.PRIMARY: lambda: kill_primary(stand, pair, broker)}, primary_rounds)
 
 
