@@ -99,10 +99,14 @@ def measure(
                     {ServerFault.LEADER: lambda: kill_leader(options, postgres, cluster, next(numbers))}, leader_rounds
                 )
         if broker_rounds:
-            with run.status("starting a broker"), PostgresServer(durable=True) as postgres, RabbitServer() as broker:
+            with (
+                run.status("starting a broker"),
+                PostgresServer(durable=True) as postgres,
+                RabbitServer(durable=True) as broker,
+            ):
                 pauses.measure({ServerFault.BROKER: lambda: restart_broker(options, postgres, broker)}, broker_rounds)
         if primary_rounds:
-            with run.status("starting a pair"), Pair() as pair, RabbitServer() as broker:
+            with run.status("starting a pair"), Pair() as pair, RabbitServer(durable=True) as broker:
                 pauses.measure({ServerFault.PRIMARY: lambda: kill_primary(options, pair, broker)}, primary_rounds)
 
 

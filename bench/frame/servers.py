@@ -62,7 +62,7 @@ def private_servers(run: HasStatus, *, routing_key: str) -> Iterator[Servers]:
         run.status("starting PostgreSQL and RabbitMQ"),
         temporary_folder() as folder,
         PostgresServer(durable=True) as postgres,
-        RabbitServer() as rabbitmq,
+        RabbitServer(durable=True) as rabbitmq,
     ):
         database_url = new_database(postgres)
         make_wal_files(database_url)

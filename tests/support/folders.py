@@ -10,17 +10,21 @@ from pathlib import Path
 
 PREFIX = "outbox-relay-"
 LOCK = "owner.lock"
+MEMORY = Path("/dev/shm")
+ENOUGH = 4 << 30  # bytes, of which a test run's servers fill less than half
 
 
 @contextmanager
-def temporary_folder() -> Iterator[Path]:
-    """Give a new folder that every user may walk through, and remove it at the end.
+def temporary_folder(*, in_memory: bool = False) -> Iterator[Path]:
+    """Make a new folder that every user may walk through, and remove it at the end.
 
-    A process killed by SIGKILL leaves its folder; it held a lock on it, so the next caller sees that the
-    owner is gone and removes it then.
+    `in_memory`: a folder that is no disk's, where the machine has enough memory for it.
+    A process killed by SIGKILL leaves its folder. It held a lock on the folder, so the next caller sees that the
+    owner is gone and removes it.
     """
-    _remove_orphans()
-    folder, owner = _make()
+    place = MEMORY if in_memory and _has_room(MEMORY) else Path(tempfile.gettempdir())
+    _remove_orphans(place)
+    folder, owner = _make(place)
     try:
         yield folder
     finally:
@@ -28,10 +32,18 @@ def temporary_folder() -> Iterator[Path]:
         os.close(owner)
 
 
-def _make() -> tuple[Path, int]:
-    """Give a new folder, and the lock that we hold on it."""
+def _has_room(place: Path) -> bool:
+    try:
+        found = os.statvfs(place)
+    except FileNotFoundError:
+        return False
+    return found.f_bavail * found.f_frsize >= ENOUGH
+
+
+def _make(place: Path) -> tuple[Path, int]:
+    """Return a new folder, and the lock that we hold on it."""
     while True:
-        folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
         folder.chmod(0o755)  # PostgreSQL runs as another user than root and must reach its part
         owner = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR, 0o600)
         fcntl.flock(owner, fcntl.LOCK_EX)
@@ -40,8 +52,8 @@ def _make() -> tuple[Path, int]:
         os.close(owner)  # another process took it for an orphan's, before our lock
 
 
-def _remove_orphans() -> None:
-    for folder in Path(tempfile.gettempdir()).glob(PREFIX + "*"):
+def _remove_orphans(place: Path) -> None:
+    for folder in place.glob(PREFIX + "*"):
         try:
             if folder.stat().st_uid != os.getuid():
                 continue

@@ -42,7 +42,7 @@ host  all all 127.0.0.1/32 scram-sha-256
 class PostgresServer(Server):
     """One server; `with PostgresServer() as server:` starts and stops it.
 
-    `durable`: fsync and all, as in production; else commits are as fast as memory and a crash may lose them.
+    `durable`: fsync and all on the disk, as in production; else commits are as fast as memory, and lost with it.
     """
 
     IN_ORDER = signal.SIGINT  # SIGTERM would wait for the sessions to end by themselves
@@ -55,7 +55,7 @@ class PostgresServer(Server):
         durable: bool = False,
         settings: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(folder)
+        super().__init__(folder, durable=durable)
         self.version = version
         self._settings = {**BASE, **(DURABLE if durable else FLEETING), **(settings or {})}
 
@@ -79,8 +79,11 @@ class PostgresServer(Server):
             return connection.execute("SELECT FROM pg_database WHERE datname = %s", [name]).rowcount == 1
 
     def create_database(self, name: str, *, template: str = "template1") -> str:
-        """Make a database and give its URL."""
-        self._run(sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(template)))
+        """Make a database and return its URL."""
+        # Copying files takes checkpoints, which cost nothing without fsync: half the time of copying through the log.
+        strategy = sql.SQL("wal_log" if self._durable else "file_copy")
+        create = sql.SQL("CREATE DATABASE {} TEMPLATE {} STRATEGY {}")
+        self._run(create.format(sql.Identifier(name), sql.Identifier(template), strategy))
         return self.url(name)
 
     def drop_database(self, name: str) -> None:

@@ -21,7 +21,7 @@ class RabbitServer(Server):
     """One node; `with RabbitServer() as node:` starts and stops it.
 
     `configuration`: further keys of rabbitmq.conf. `schedulers`: Erlang's threads; one for each core unless given.
-    `plugins`: those to enable.
+    `plugins`: those to enable. `durable`: its data is on the disk, as in production; else in memory.
     """
 
     IN_ORDER = signal.SIGTERM
@@ -36,8 +36,9 @@ class RabbitServer(Server):
         configuration: Mapping[str, str] | None = None,
         schedulers: int | None = None,
         plugins: Sequence[str] = (),
+        durable: bool = False,
     ) -> None:
-        super().__init__(folder)
+        super().__init__(folder, durable=durable)
         self._plugins = plugins
         self._configuration = configuration or {}
         self._erlang_arguments = NO_BUSY_WAIT + (f" +S {schedulers}:{schedulers}" if schedulers else "")

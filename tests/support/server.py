@@ -15,19 +15,22 @@ class Server(ABC):
     """A server; `with` starts and stops it. Meanwhile it can be stopped and started again, on the same ports.
 
     `folder`: where its data is kept for the next one; without it a temporary one that is removed.
+    `durable`: a temporary one is on the disk; else in memory, where there is enough.
     """
 
     IN_ORDER: ClassVar[signal.Signals]  # tells it to end and to leave nothing to recover
 
-    def __init__(self, folder: Path | None) -> None:
+    def __init__(self, folder: Path | None, *, durable: bool = True) -> None:
         self.port = 0
         self._given_folder = folder
+        self._durable = durable
         self._process: Process | None = None
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
         try:
-            self._prepare(self._given_folder or self._stack.enter_context(temporary_folder()))
+            temporary = temporary_folder(in_memory=not self._durable)
+            self._prepare(self._given_folder or self._stack.enter_context(temporary))
             self.start()
         except BaseException:  # Ctrl-C too: nothing is left behind
             self.stop(signal.SIGKILL)

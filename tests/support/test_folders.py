@@ -1,7 +1,14 @@
-"""Several test runs on one machine make folders and remove those of dead owners at the same time."""
+"""Where folders are made, and how several test runs on one machine remove those of dead owners at the same time."""
 
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.support import folders
+from tests.support.folders import temporary_folder
 
 MAKE_MANY = """
 from tests.support.folders import temporary_folder
@@ -18,3 +25,29 @@ def test_runs_beside_each_other_leave_each_other_s_folders_alone() -> None:
     said = [run.communicate()[1] for run in runs]
 
     assert said == [""] * 4
+
+
+@pytest.mark.parametrize(
+    ("enough", "in_memory", "place"), [(1, True, "memory"), (1, False, "disk"), (1 << 60, True, "disk")]
+)
+def test_a_folder_is_in_memory_if_asked_for_and_if_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, enough: int, in_memory: bool, place: str
+) -> None:
+    places = {name: tmp_path / name for name in ("memory", "disk")}
+    for each in places.values():
+        each.mkdir()
+    monkeypatch.setattr(folders, "MEMORY", places["memory"])
+    monkeypatch.setattr(folders, "ENOUGH", enough)
+    monkeypatch.setattr(tempfile, "tempdir", str(places["disk"]))
+
+    with temporary_folder(in_memory=in_memory) as folder:
+        assert folder.parent == places[place]
+
+
+def test_a_machine_without_a_file_system_in_memory_uses_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folders, "MEMORY", tmp_path / "none")
+
+    with temporary_folder(in_memory=True) as folder:
+        assert folder.parent == Path(tempfile.gettempdir())

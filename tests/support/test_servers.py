@@ -107,7 +107,7 @@ def test_a_server_ends_with_its_owner(owner: subprocess.Popen[str], how: signal.
     owner.wait(20)
 
     wait_for(lambda: not Path(f"/proc/{pid}").exists(), "the server ends", 20)
-    with temporary_folder():  # making one removes those of dead owners, unless another process is just doing it
+    with temporary_folder(in_memory=True):  # it removes those of dead owners, unless another process is just doing it
         wait_for(lambda: not Path(folder).exists(), "the folder is removed", 20)
 
 
