@@ -13,7 +13,8 @@ from markdown_it.token import Token
 from relay.cli.command import app
 from tests.prose.pages import MARKDOWN, ROOT, pages
 
-HELPFUL = ("README.md", "docs/choose-settings.md", "docs/troubleshooting.md")
+HELPFUL = ("README.md", "docs/backup.md", "docs/choose-settings.md", "docs/dead-letters.md", "docs/doctor.md")
+HELPFUL += ("docs/failure-model.md", "docs/troubleshooting.md")
 COMMAND = re.compile(r"^relay [a-z].*?(?=$| +#| \|)")
 
 
@@ -73,6 +74,13 @@ def test_each_command_exists_with_its_flags(page: str) -> None:
         with suppress(MissingArgumentError):  # `relay reconcile` in a sentence names the command only
             app().parse_args(shlex.split(command)[1:], exit_on_error=False, print_error=False)
     assert found != []
+
+
+def test_each_fault_names_tests_that_exist() -> None:
+    named = re.findall(r"`([\w/]+\.py)`", (ROOT / "docs" / "failure-model.md").read_text())
+
+    assert [name for name in named if not (ROOT / "tests" / name).exists()] == []
+    assert len(named) > 50
 
 
 def test_the_code_names_pages_that_exist() -> None:
