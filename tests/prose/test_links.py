@@ -13,8 +13,8 @@ from markdown_it.token import Token
 from relay.cli.command import app
 from tests.prose.pages import MARKDOWN, ROOT, pages
 
-HELPFUL = ("README.md", "docs/backup.md", "docs/choose-settings.md", "docs/dead-letters.md", "docs/doctor.md")
-HELPFUL += ("docs/failure-model.md", "docs/troubleshooting.md")
+HELPFUL_DOCS = ("backup", "choose-settings", "dead-letters", "doctor", "failure-model", "troubleshooting")
+HELPFUL = ("README.md", *(f"docs/{name}.md" for name in HELPFUL_DOCS))
 COMMAND = re.compile(r"^relay [a-z].*?(?=$| +#| \|)")
 
 
