@@ -43,15 +43,15 @@ COLUMNS = """
 """
 
 
-def table(heading: str) -> dict[str, list[str]]:
-    """Return the cells of the first table below a heading, by the name in its first column."""
+def items(heading: str) -> dict[str, list[str]]:
+    """Return what stands in the brackets of the items below a heading, and behind them, by name."""
     below = PAGE.partition(f"\n{heading}\n")[2].partition("\n## ")[0].partition("\n### ")[0]
-    rows = [[cell.strip() for cell in line.split(" | ")] for line in re.findall(r"^\| (`.*) \|$", below, re.MULTILINE)]
-    return {name.strip("`"): cells for name, *cells in rows}
+    found = re.findall(r"^- `([\w-]+)` \((.*?)\): ((?:.+\n(?:  .+\n)*))", below, re.MULTILINE)
+    return {name: [*cells.split("; "), words] for name, cells, words in found}
 
 
 def test_the_documented_columns_are_those_of_the_table(database_url: str) -> None:
-    documented = table("## Columns of `outbox.message`")
+    documented = items("## Columns of `outbox.message`")
     with psycopg.connect(database_url) as connection:
         connection.execute(ROLES.encode())  # not committed: roles belong to the whole server
         found = connection.execute(COLUMNS).fetchall()
@@ -87,9 +87,9 @@ async def test_the_documented_properties_and_headers_are_those_of_a_message(
     await outbox.insert("17", headers=Json({VERSION: "2", "own": 1}), trace_context=Json(TRACE))
     async with run_node():
         (message,) = await queue.drain(1)
-    headers = table("### Headers")
+    headers = items("### Headers")
 
-    assert set_properties(message) == set(table("### Properties"))
+    assert set_properties(message) == set(items("### Properties"))
     assert set(message.headers) == {*headers, "own"} - {REDELIVERED, REPLAY_ID, REPLAYED_AT}
     assert set(headers) == OURS | TRACE.keys() | {REPLAY_ID, REPLAYED_AT, VERSION}
 
@@ -99,7 +99,7 @@ def test_the_documented_types_are_those_of_the_frames() -> None:
     encoder = Encoder(1, 4096, Router((), "outbox"), Identity(b"relay", 1 << 20))
     frames = encoder.encode([row], {row.id}).frames
 
-    types = {name: cells[0].strip("`").encode() for name, cells in table("### Headers").items()}
+    types = {name: cells[0].strip("`").encode() for name, cells in items("### Headers").items()}
     for name in OURS | TRACE.keys():
         assert bytes([len(name)]) + name.encode() + types[name] in frames, name
 
@@ -121,10 +121,10 @@ async def test_the_documented_headers_of_consumers_are_those_of_their_copies(
     ((step, _),) = consumer.counters.retried.items()
     retried = await (await queue.channel.get_queue(retry_queue_name(queue.queue.name, step))).get(no_ack=True)
     dead = await (await queue.channel.get_queue(f"{queue.queue.name}.dead")).get(no_ack=True)
-    documented = table("## What consumers add")
+    documented = items("## What consumers add")
 
     for copy, kind in ((retried, "retry"), (dead, "dead letter")):
-        added = copy.headers.keys() - table("### Headers").keys() - THE_BROKERS
+        added = copy.headers.keys() - items("### Headers").keys() - THE_BROKERS
         assert added == {name for name, cells in documented.items() if kind in cells[1].split(", ")}
     assert set_properties(retried) - set_properties(dead) == {"expiration"}
     assert set(documented) == OF_FAILURES | {

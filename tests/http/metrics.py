@@ -6,10 +6,7 @@ from pathlib import Path
 from tests.http.site import Site
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
-
-
-DOCUMENTED = re.compile(r"^\| `(\w+)(?:\{[^}]*\})?` \| (\w+) \|[^|]+\|$", re.MULTILINE)
-
+DOCUMENTED = re.compile(r"^- `(\w+)(?:\{[^}]*\})?` \((\w+)\): ", re.MULTILINE)
 
 Metrics = set[tuple[str, str]]  # name and type
 

@@ -197,22 +197,20 @@ async def test_a_count_that_fails_is_told_once_and_leaves_no_number(
 
 def test_every_value_of_reason_is_documented() -> None:
     (text,) = (each for each in DOCUMENT.read_text().split("\n## ") if each.startswith("Values of `reason`\n"))
-    rows = [
-        [cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if "`" in line and "|" in line
-    ]
-    told: dict[str, set[str]] = {}
-    for of, values, _ in rows:
-        told.setdefault(of.strip("`"), set()).update(re.findall(r"`(\w+)`", values))
+    told = {
+        re.findall(r"\w+", heading)[-1]: set(re.findall(r"`(\w+)`", items))
+        for heading, items in re.findall(r"^(\S.*):\n\n((?:[- ] .*\n)+)", text, re.MULTILINE)
+    }
 
     assert told == {
         "outbox_publish_failures_total": set(Outcome) - {Outcome.CONFIRMED},
         "outbox_consumer_dead_letters_total": set(Reason),
-        "both": {broker.LOST, broker.SILENT, broker.OTHER},
+        "ends": {broker.LOST, broker.SILENT, broker.OTHER},
         "broker": broker.ENDS,
         "database": database.LOSSES,
     }
-    assert {database.LOST, database.SILENT, database.OTHER} == told["both"]
-    labelled = set(re.findall(r"^\| `(\w+)\{[^}]*reason[^}]*\}`", DOCUMENT.read_text(), re.MULTILINE))
+    assert {database.LOST, database.SILENT, database.OTHER} == told["ends"]
+    labelled = set(re.findall(r"^- `(\w+)\{[^}]*reason[^}]*\}`", DOCUMENT.read_text(), re.MULTILINE))
     assert labelled == {name for name in re.findall(r"\w+", text) if name.startswith("outbox_")}
 
 

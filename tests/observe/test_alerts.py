@@ -25,7 +25,7 @@ def all_rules() -> list[dict[str, Any]]:
 
 def test_every_metric_of_the_alerts_is_documented() -> None:
     # tests/http/test_metrics.py shows that what is documented is what is served.
-    documented = set(re.findall(r"^\| `(outbox_\w+)", (ROOT / "docs" / "metrics.md").read_text(), re.MULTILINE))
+    documented = set(re.findall(r"^- `(outbox_\w+)", (ROOT / "docs" / "metrics.md").read_text(), re.MULTILINE))
 
     named = {name for rule in rules() for name in re.findall(r"outbox_\w+", rule["expr"] + str(rule["annotations"]))}
 

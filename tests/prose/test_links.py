@@ -13,7 +13,8 @@ from markdown_it.token import Token
 from relay.cli.command import app
 from tests.prose.pages import MARKDOWN, ROOT, pages
 
-HELPFUL = ("README.md", "docs/choose-settings.md", "docs/troubleshooting.md")
+HELPFUL_DOCS = ("backup", "choose-settings", "dead-letters", "doctor", "failure-model", "troubleshooting")
+HELPFUL = ("README.md", *(f"docs/{name}.md" for name in HELPFUL_DOCS))
 COMMAND = re.compile(r"^relay [a-z].*?(?=$| +#| \|)")
 
 
@@ -73,6 +74,13 @@ def test_each_command_exists_with_its_flags(page: str) -> None:
         with suppress(MissingArgumentError):  # `relay reconcile` in a sentence names the command only
             app().parse_args(shlex.split(command)[1:], exit_on_error=False, print_error=False)
     assert found != []
+
+
+def test_each_fault_names_tests_that_exist() -> None:
+    named = re.findall(r"`([\w/]+\.py)`", (ROOT / "docs" / "failure-model.md").read_text())
+
+    assert [name for name in named if not (ROOT / "tests" / name).exists()] == []
+    assert len(named) > 50
 
 
 def test_the_code_names_pages_that_exist() -> None:
