@@ -28,12 +28,12 @@ SECTIONS = {
 
 # What docs/configuration.md says once for all keys, and which of the keys' words it stands for.
 COMMON = """\
-In brackets is the default. The variable is `RELAY_<SECTION>_<KEY>`, in `[relay]` only `RELAY_<KEY>`. A list of tables is
-JSON there: `RELAY_ROUTES='[{"exchange": "billing"}]'`. Unless a key says more:
+In brackets is the default. The variable is `RELAY_<SECTION>_<KEY>`, in `[relay]` only `RELAY_<KEY>`. A list of tables
+is JSON there: `RELAY_ROUTES='[{"exchange": "billing"}]'`. Unless a key says more:
 
 - a time is a number of seconds above 0, or as in `"30s"`;
 - a text has at most 255 bytes, a whole number is at least 1;
-- names of exchanges and queues are letters, digits, spaces and `-_.:@#,/+`: at most 127 for an exchange, 255 for a queue;
+- names of exchanges and queues are letters, digits, spaces and `-_.:@#,/+`: up to 127 for an exchange, 255 for a queue;
 - arguments are a table of AMQP arguments: texts, whole numbers, true or false, lists and tables of them.
 """
 SAID_BY_COMMON = {

@@ -80,6 +80,8 @@ def test_the_settings_are_secret_files_of_the_volume(
     assert (settings.database.url.get_secret_value(), settings.broker.url.get_secret_value()) == tuple(URLS.values())
     assert {file.parent for file in named.values()} == {Path(mount["mountPath"])}
     assert (mount["name"], volume["secret"]["secretName"]) == (volume["name"], secret[0])
+    assert f"\nUSER 10001:{pod['securityContext']['fsGroup']}\n" in STAGE  # the files belong to root and this group
+    assert volume["secret"]["defaultMode"] == 0o440
     assert {key for _, key in keys} == {file.name for file in named.values()}
 
 
