@@ -185,9 +185,9 @@ class BrokerSettings(Section):
     exchange: ShortString = "outbox"
     """for rows that name no exchange and match no route"""
     allowed_exchanges: Patterns = "*"
-    """exchanges that rows may name; a row that names another is parked"""
+    """exchanges that rows may name; other rows are parked"""
     sender_selected_distribution: bool = False
-    """whether rows may name more routing keys in the headers `CC` and `BCC`; else they are parked"""
+    """rows may name more routing keys in the headers `CC` and `BCC`; else they are parked"""
     declare: bool = True
     """at start, declare that exchange (topic, durable) and what `[topology]` lists, if missing"""
     app_id: ShortString = "outbox-relay"
@@ -236,9 +236,9 @@ class RelaySettings(Section):
     key_policy: KeyPolicy = KeyPolicy.HOLD
     """behind a row that is parked, backs off or has no route, later rows of its key wait (hold) or go on (skip)"""
     wire: Wire = Wire.FRAMES
-    """frames: one write for many messages; publish: one call of the AMQP library for each"""
+    """frames: one write for many messages; publish: one call for each"""
     max_in_flight: Annotated[int, Field(ge=1, le=65535)] = 800
-    """messages sent and not yet confirmed; a third of it while live rows come next to a backlog"""
+    """messages sent and not yet confirmed; a third while live rows come next to a backlog"""
     max_window_rows: Annotated[int, Field(ge=1)] = 2000
     """rows read and not yet settled"""
     max_message_bytes: Annotated[int, Field(ge=1)] = 16 * 1024 * 1024
@@ -254,7 +254,7 @@ class RelaySettings(Section):
     poll_interval: Seconds = 1.0
     """how often a sleeping relay looks for rows"""
     sweep_interval: Seconds = 10.0
-    """how often it looks for rows that became visible late, behind higher ids"""
+    """how often it looks for rows that became visible behind higher ids"""
     heartbeat_interval: Seconds = 1.0
     """how often the node renews its row in the table `node`"""
     node_timeout: Annotated[
@@ -263,11 +263,11 @@ class RelaySettings(Section):
         Field(ge=1, allow_inf_nan=False),
         Takes('seconds, at least 1, or as in "30s"'),
     ] = 10.0
-    """a node without a heartbeat for this long is frozen: another ends its session and takes its lanes"""
+    """after this long without a heartbeat, another node ends its session and takes its lanes"""
     standby: bool = False
     """take lanes only while no other node can deliver, standbys aside"""
     stall_after: Seconds = 5.0
-    """not ready, `stalled`, when no message settles while some wait, or the database is silent, for this long"""
+    """`stalled` and not ready after this long without a settled message while some wait, or with a silent database"""
     start_timeout: Seconds = 60.0
     """how long the start waits for database and broker"""
     drain_timeout: Seconds = 8.0
@@ -275,12 +275,11 @@ class RelaySettings(Section):
     pools: bool = True
     """whether it may be the master of pools (docs/partitioned-consumers.md)"""
     retention: Retention = "14 days"
-    """sent rows are dropped by the day after this (docs/database.md); off: never"""
+    """days of sent rows are dropped after this (docs/database.md)"""
     retention_waits_for_archive: bool = False
-    """drop a day of sent rows only once it is archived (docs/archive.md)"""
+    """sent rows are dropped only once they are archived (docs/archive.md)"""
     inbox_retention: InboxRetention = "30 days"
-    """an inbox forgets a message this long after the day it was written, never before `retention`
-    (docs/consumer.md); off: never"""
+    """an inbox forgets a message this long after the day it was written (docs/consumer.md)"""
 
     @property
     def retention_days(self) -> int | None:
@@ -310,7 +309,7 @@ class HttpSettings(Section):
     """`[http]`: where a running relay answers probes and Prometheus."""
 
     listen: ListenAddress = ""
-    """of `/livez`, `/readyz` and `/metrics`; empty: nowhere"""
+    """of `/livez`, `/readyz` and `/metrics`; empty: off"""
 
 
 class LogSettings(Section):
