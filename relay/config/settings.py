@@ -164,13 +164,13 @@ class DatabaseSettings(Section):
     """`[database]`: where the outbox is."""
 
     url: DatabaseUrl = SecretStr("postgresql://localhost/postgres")
-    """PostgreSQL; several hosts are tried in turn; libpq's parameters may follow a question mark"""
+    """PostgreSQL; several hosts are tried in turn (docs/failover.md)"""
     schema_name: Identifier = Field("outbox", alias="schema")
     """schema of the outbox tables"""
     connect_timeout: Seconds = 5.0
     """for a connection to each host"""
     command_timeout: Seconds = 30.0
-    """no answer to a statement within this: the connection is lost"""
+    """a statement without an answer within this loses the connection"""
 
     if TYPE_CHECKING:  # the type of the field does not tell that pydantic takes text for it
 
@@ -183,19 +183,19 @@ class BrokerSettings(Section):
     url: BrokerUrl = SecretStr("amqp://guest:guest@localhost/")
     """RabbitMQ; several URLs are tried in turn, and each address of a name"""
     exchange: ShortString = "outbox"
-    """for rows that name no exchange and that no route takes"""
+    """for rows that name no exchange and match no route"""
     allowed_exchanges: Patterns = "*"
-    """exchanges that rows may name; a row that names another is parked"""
+    """exchanges that rows may name; other rows are parked"""
     sender_selected_distribution: bool = False
-    """rows may name more routing keys in the headers `CC` and `BCC`; else such rows are parked"""
+    """rows may name more routing keys in the headers `CC` and `BCC`; else they are parked"""
     declare: bool = True
-    """at start, declare that exchange (topic, durable) and what `[topology]` lists, where missing"""
+    """at start, declare that exchange (topic, durable) and what `[topology]` lists, if missing"""
     app_id: ShortString = "outbox-relay"
-    """the property `app_id` of every message"""
+    """the property `app_id` of each message"""
     connect_timeout: Seconds = 5.0
     """for resolving a name, and for a connection to each address"""
     confirm_timeout: Seconds = 30.0
-    """no confirm within this: the message is sent again"""
+    """a message without a confirm within this is sent again"""
     heartbeat: Annotated[
         int, BeforeValidator(seconds_of), Field(ge=1, le=60), Takes('whole seconds from 1 to 60, or as in "30s"')
     ] = 5
@@ -232,13 +232,13 @@ class RelaySettings(Section):
     node: NodeName = Field(default_factory=gethostname)
     """unique name of this node"""
     ordering: Ordering = Ordering.KEY
-    """what is kept in order on the way to the broker"""
+    """key: rows of a key; pipelined: rows of a lane, until one is refused; none: nothing"""
     key_policy: KeyPolicy = KeyPolicy.HOLD
     """behind a row that is parked, backs off or has no route, later rows of its key wait (hold) or go on (skip)"""
     wire: Wire = Wire.FRAMES
-    """frames: one write for many messages; publish: the AMQP library's call for each"""
+    """frames: one write for many messages; publish: one call for each"""
     max_in_flight: Annotated[int, Field(ge=1, le=65535)] = 800
-    """messages sent and not yet confirmed; a third while live rows come beside a backlog"""
+    """messages sent and not yet confirmed; a third while live rows come next to a backlog"""
     max_window_rows: Annotated[int, Field(ge=1)] = 2000
     """rows read and not yet settled"""
     max_message_bytes: Annotated[int, Field(ge=1)] = 16 * 1024 * 1024
@@ -246,7 +246,7 @@ class RelaySettings(Section):
     max_window_bytes: Annotated[int, Field(ge=65536)] = Field(default_factory=_window)
     """bytes read and not yet settled; a larger row goes alone"""
     max_attempts: Annotated[int, Field(ge=1, le=1000)] = 8
-    """a row is parked when the broker refused it this often; outages do not count"""
+    """a row is parked after this many refusals; outages do not count"""
     backoff_initial: Seconds = 0.5
     """wait after a row's first refusal; doubles with each"""
     backoff_max: Seconds = 60.0
@@ -254,7 +254,7 @@ class RelaySettings(Section):
     poll_interval: Seconds = 1.0
     """how often a sleeping relay looks for rows"""
     sweep_interval: Seconds = 10.0
-    """how often it looks for rows that became visible late, behind higher ids"""
+    """how often it looks for rows that became visible behind higher ids"""
     heartbeat_interval: Seconds = 1.0
     """how often the node renews its row in the table `node`"""
     node_timeout: Annotated[
@@ -263,24 +263,23 @@ class RelaySettings(Section):
         Field(ge=1, allow_inf_nan=False),
         Takes('seconds, at least 1, or as in "30s"'),
     ] = 10.0
-    """a node without a heartbeat for this long is frozen: another ends its session and takes its lanes"""
+    """after this long without a heartbeat, another node ends its session and takes its lanes"""
     standby: bool = False
     """take lanes only while no other node can deliver, standbys aside"""
     stall_after: Seconds = 5.0
-    """no message settles while some wait, or the database is silent, for this long: not ready, `stalled`"""
+    """`stalled` and not ready after this long without a settled message while some wait, or with a silent database"""
     start_timeout: Seconds = 60.0
     """how long the start waits for database and broker"""
     drain_timeout: Seconds = 8.0
-    """time after SIGTERM to confirm and mark messages in flight; the process ends within 2 s more"""
+    """after SIGTERM, to confirm and mark what is in flight; the process ends within 2 s more"""
     pools: bool = True
-    """be a candidate for the master of pools (docs/partitioned-consumers.md)"""
+    """whether it may be the master of pools (docs/partitioned-consumers.md)"""
     retention: Retention = "14 days"
-    """sent rows are dropped by the day after this (docs/database.md); off: never"""
+    """days of sent rows are dropped after this (docs/database.md)"""
     retention_waits_for_archive: bool = False
-    """drop a day of sent rows only once it is archived (docs/archive.md)"""
+    """sent rows are dropped only once they are archived (docs/archive.md)"""
     inbox_retention: InboxRetention = "30 days"
-    """an inbox forgets a message this long after the day it was written, never before `retention`
-    (docs/consumer.md); off: never"""
+    """an inbox forgets a message this long after the day it was written (docs/consumer.md)"""
 
     @property
     def retention_days(self) -> int | None:
@@ -297,9 +296,9 @@ class Route(Section):
     """`[[routes]]`: where rows that name no exchange go; the first that matches decides."""
 
     event_type: Pattern = "*"
-    """shell pattern"""
+    """a shell pattern"""
     aggregate_type: Pattern = "*"
-    """shell pattern"""
+    """a shell pattern"""
     exchange: ShortString
     """an exchange that exists; `""` is the default exchange"""
     routing_key: ShortString = "{aggregate_type}.{event_type}"
@@ -310,14 +309,14 @@ class HttpSettings(Section):
     """`[http]`: where a running relay answers probes and Prometheus."""
 
     listen: ListenAddress = ""
-    """`/livez`, `/readyz` and `/metrics` are there; empty: nowhere"""
+    """of `/livez`, `/readyz` and `/metrics`; empty: off"""
 
 
 class LogSettings(Section):
     """`[log]`: what is said on stderr."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
-    """the least that is said"""
+    """the lowest level that is logged"""
     format: LogFormat = LogFormat.AUTO
     """auto: for people on a terminal, else json"""
 

@@ -114,7 +114,7 @@ class Exchange(Section):
     """`[[topology.exchanges]]`."""
 
     name: Annotated[ExchangeName, AfterValidator(_unreserved)]
-    """not one of the broker's own, `amq.*`"""
+    """not `amq.*`"""
     type: ExchangeType = ExchangeType.TOPIC
     """how it finds the queues"""
     durable: bool = True
@@ -139,17 +139,17 @@ class Queue(Section):
     """`[[topology.queues]]`."""
 
     name: Annotated[QueueName, AfterValidator(_unreserved)]
-    """not one of the broker's own, `amq.*`"""
+    """not `amq.*`"""
     type: QueueType = QueueType.QUORUM
     """always told to the broker"""
     durable: bool = True
-    """survives a restart of the broker; only a classic queue may be without"""
+    """survives a restart of the broker; false for classic queues only"""
     dead_letter_exchange: ShortString | None = None
     """takes what is rejected, expires or is dropped; `""` is the default exchange"""
     dead_letter_routing_key: ShortString | None = None
     """in place of the message's own"""
     delivery_limit: Count = None
-    """of a quorum queue: a message given back this often is dead-lettered"""
+    """a message given back this often is dead-lettered (quorum)"""
     max_length: Count = None
     """messages"""
     max_length_bytes: Count = None
@@ -205,13 +205,13 @@ class Binding(Section):
     """`[[topology.bindings]]`."""
 
     exchange: ExchangeName
-    """where messages come from: listed above or there already"""
+    """where messages come from"""
     queue: Annotated[QueueName | None, AfterValidator(lambda name: name and _unreserved(name))] = None
-    """where they go: a queue ..."""
+    """where they go"""
     to_exchange: Annotated[ExchangeName | None, AfterValidator(lambda name: name and _unreserved(name))] = None
-    """... or an exchange; one of the two"""
+    """an exchange in place of `queue`"""
     routing_key: ShortString = ""
-    """such as `customer.*` for a topic exchange; empty for a fanout or headers exchange"""
+    """such as `customer.*`; empty for a fanout or headers exchange"""
     arguments: Arguments = Field(default_factory=dict)
     """for a headers exchange"""
 

@@ -17,6 +17,7 @@ EXAMPLES = {
     "compose-relay.toml": "the settings of this relay: one queue that gets every event",
     "compose-logins.sql": "the logins of this PostgreSQL",
     "rabbitmq/rabbitmq.conf": "a broker for production",
+    "deployment.yaml": "relays on Kubernetes, with probes and secrets",
     "spark-application.yaml": "the archive on Kubernetes, for the Spark operator",
     "invoices/README.md": "a projection, written once for each invoice: how to run it",
     "invoices/relay.toml": "its topology",

@@ -1,8 +1,9 @@
-"""Write config/relay.toml and the tables of docs/configuration.md, from the models.
+"""Write config/relay.toml and the lists of docs/configuration.md, from the models.
 
 tests/operate/test_reference.py compares the files with what is written here; `relay config example` prints the first.
 """
 
+import re
 from collections.abc import Iterator
 
 from relay.config.keys import Key, all_keys, table_keys
@@ -24,6 +25,28 @@ SECTIONS = {
     "http": "Where a running relay answers probes and Prometheus (docs/metrics.md).",
     "log": "What is said on stderr.",
 }
+
+# What docs/configuration.md says once for all keys, and which of the keys' words it stands for.
+COMMON = """\
+In brackets is the default. The variable is `RELAY_<SECTION>_<KEY>`, in `[relay]` only `RELAY_<KEY>`. A list of tables
+is JSON there: `RELAY_ROUTES='[{"exchange": "billing"}]'`. Unless a key says more:
+
+- a time is a number of seconds above 0, or as in `"30s"`;
+- a text has at most 255 bytes, a whole number is at least 1;
+- names of exchanges and queues are letters, digits, spaces and `-_.:@#,/+`: up to 127 for an exchange, 255 for a queue;
+- arguments are a table of AMQP arguments: texts, whole numbers, true or false, lists and tables of them.
+"""
+SAID_BY_COMMON = {
+    "true or false",
+    'seconds, above 0, or as in "30s"',
+    "text of at most 255 bytes",
+    "a whole number, at least 1",
+    "a name of 1 to 127 letters, digits, spaces and - _ . : @ # , / +",
+    "a name of 1 to 255 letters, digits, spaces and - _ . : @ # , / +",
+    "a table of AMQP arguments: text, whole numbers, true or false, lists and tables of them",
+}
+
+PAGE = re.compile(r"docs/([\w-]+\.md)")
 
 UNFIXED_EXAMPLES = {"relay.node": '"relay-1"', "relay.max_window_bytes": "67108864"}
 EXAMPLES = {
@@ -74,24 +97,28 @@ def example() -> str:
 
 
 def markdown() -> str:
-    """Give the tables of docs/configuration.md."""
-    parts = []
+    """Give the lists of docs/configuration.md."""
+    parts = [COMMON]
     tables = {key.name: key.table for key in all_keys() if key.table is not None}
     for section, about in SECTIONS.items():
         table = tables.get(section)
+        keys = table_keys(table) if table else _keys(section)
         parts.append(f"### `[[{section}]]`\n" if table else f"### `[{section}]`\n")
         parts.append(about + "\n")
-        if table:
-            parts.append("| Key | Takes | Default | |\n|---|---|---|---|")
-            parts += [f"| `{key.name}` | {key.takes} | {_default(key)} | {key.about} |" for key in table_keys(table)]
-        else:
-            parts.append("| Key | Variable | Takes | Default | |\n|---|---|---|---|---|")
-            parts += [
-                f"| `{key.path[-1]}` | `{key.variable}` | {key.takes} | {_default(key)} | {key.about} |"
-                for key in _keys(section)
-            ]
+        parts += [_item(key) for key in keys]
         parts.append("")
     return "\n".join(parts)
+
+
+def _item(key: Key) -> str:
+    text = f"{_default(key)}): {key.about}" + ("" if _goes_without(key) else f"; takes {key.takes}")
+    return f"- **`{key.path[-1]}`** (" + PAGE.sub(r"[\1](\1)", text)
+
+
+def _goes_without(key: Key) -> bool:
+    """Whether COMMON or the description tells what the key takes."""
+    values = key.takes.removeprefix("one of ").split(", ") if key.takes.startswith("one of ") else [key.takes]
+    return key.takes in SAID_BY_COMMON or all(value in key.about for value in values)
 
 
 def _keys(section: str) -> Iterator[Key]:

@@ -13,9 +13,14 @@ from markdown_it.token import Token
 from relay.cli.command import app
 from tests.prose.pages import MARKDOWN, ROOT, pages
 
-HELPFUL_DOCS = ("backup", "choose-settings", "dead-letters", "doctor", "failure-model", "troubleshooting")
-HELPFUL = ("README.md", *(f"docs/{name}.md" for name in HELPFUL_DOCS))
-COMMAND = re.compile(r"^relay [a-z].*?(?=$| +#| \|)")
+HELPFUL = {"README.md", "docs/choose-settings.md", "docs/troubleshooting.md"}
+COMMAND = re.compile(r"^relay [a-z].*?(?=$| +#| \|| >| &)")
+
+# What stands for a number, and for a message id, on the pages.
+PLACEHOLDERS = (
+    (re.compile(r"\bID\b"), "7"),
+    (re.compile(r"\b[0-9a-f]{4}\.\.\."), "0c6f0f3e-7d53-4c43-a8a2-0d5b2f3f1c11"),
+)
 
 
 def inline(page: Path) -> list[Token]:
@@ -49,7 +54,13 @@ def commands(page: Path) -> list[str]:
         if token.type == "fence"
         for line in token.content.splitlines()
     ]
-    return [found.group() for text in texts if (found := COMMAND.match(text))]
+    return [filled(found.group()) for text in texts if (found := COMMAND.match(text))]
+
+
+def filled(command: str) -> str:
+    for placeholder, value in PLACEHOLDERS:
+        command = placeholder.sub(value, command)
+    return command
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.relative_to(ROOT).as_posix())
@@ -66,14 +77,14 @@ def test_a_link_that_leads_nowhere_is_found(tmp_path: Path) -> None:
     assert broken(page) == ["#none", "other.md"]
 
 
-@pytest.mark.parametrize("page", HELPFUL)
+@pytest.mark.parametrize("page", [page.relative_to(ROOT).as_posix() for page in pages()])
 def test_each_command_exists_with_its_flags(page: str) -> None:
     found = commands(ROOT / page)
 
     for command in found:
         with suppress(MissingArgumentError):  # `relay reconcile` in a sentence names the command only
             app().parse_args(shlex.split(command)[1:], exit_on_error=False, print_error=False)
-    assert found != []
+    assert found != [] or page not in HELPFUL
 
 
 def test_each_fault_names_tests_that_exist() -> None:

@@ -1,5 +1,6 @@
 """What is refused before any task runs, by name; and rows that are refused with their key."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -83,12 +84,11 @@ def test_every_fault_of_the_options_is_told_at_once(spark: SparkSession, options
     ids=["write", "read"],
 )
 def test_the_documented_options_are_those_that_are_known(heading: str, options: dict[str, Option]) -> None:
-    _, _, section = DOCUMENTATION.read_text().partition(heading)
-    _, _, table = section.partition("| Option | Takes | Default |\n|---|---|---|\n")
-    rows, _, _ = table.partition("\n\n")
+    section = DOCUMENTATION.read_text().partition(f"{heading}\n")[2].partition("\n## ")[0]
+    listed = [item.replace("\n  ", " ") for item in re.findall(r"^- (`\w+`: .*(?:\n  .*)*)", section, re.MULTILINE)]
 
-    known = [f"| `{name}` | {option.takes} | {option.shown_default} |" for name, option in options.items()]
-    assert rows.replace("  ", " ").splitlines() == [row.replace("  ", " ") for row in known]
+    defaults = {name: f" ({option.shown_default})" if option.shown_default else "" for name, option in options.items()}
+    assert listed == [f"`{name}`: {option.takes}{defaults[name]}" for name, option in options.items()]
 
 
 def test_an_option_is_taken_once_by_each_use() -> None:

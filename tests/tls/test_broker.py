@@ -121,7 +121,7 @@ def test_a_parameter_without_the_effect_that_it_seems_to_have_is_refused(url: st
 def test_the_documented_parameters_are_those_that_are_taken() -> None:
     section = DOCUMENTED.read_text().partition("\n## RabbitMQ\n")[2].partition("\n## ")[0]
 
-    assert set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == {*TLS_PARAMETERS, "auth"}
+    assert set(re.findall(r"^- `(\w+)`: ", section, re.MULTILINE)) == {*TLS_PARAMETERS, "auth"}
 
 
 async def test_a_client_without_the_certificate_that_is_demanded_is_refused(url: URL, names: Names) -> None:
