@@ -69,7 +69,7 @@ PEERS = {
         WhichSettings.DEFAULT: txoutbox(batch=50, concurrency=10),
     },
     "faststream-outbox": {
-        WhichSettings.TUNED: faststream_outbox(workers=20, batch=500, deletes=100),
+        WhichSettings.TUNED: faststream_outbox(workers=50, batch=1000, deletes=100),
         WhichSettings.DEFAULT: faststream_outbox(workers=1, batch=10, deletes=1),
     },
 }
