@@ -7,18 +7,15 @@ begins with its first publish and ends with its last confirm. See docs/benchmark
 
 from enum import StrEnum
 from functools import partial
-from pathlib import Path
 
 from bench.frame import backlog as table
-from bench.frame import queue, reference
-from bench.frame.backlog import Backlog, Keys
-from bench.frame.drains import CPU, RATE, clear, drain_backlog
+from bench.frame import reference
+from bench.frame.backlog import Keys
+from bench.frame.drains import CPU, RATE, drain_backlog, publish_backlog
 from bench.frame.relay import BenchRelay
-from bench.frame.run import RESULTS, Bench, Column, Count, Figures, main
-from bench.frame.servers import Servers, private_servers
+from bench.frame.run import RESULTS, Bench, Column, Count, main
+from bench.frame.servers import private_servers
 from relay.config.settings import Ordering
-
-REFERENCE = "C client"
 
 
 class WhichOrdering(StrEnum):
@@ -78,23 +75,13 @@ def measure(
             backlogs = [table.prepare(servers.database_url, servers.folder, kind, counts[kind]) for kind in kinds]
         sides = {}
         if not skip_reference:
-            sides[REFERENCE] = partial(_publish, servers, backlogs[0], reference.build(servers.folder))
+            sides[reference.NAME] = partial(publish_backlog, servers, backlogs[0], reference.build(servers.folder))
         statistics = RESULTS / "relay.pstats" if profile else None
         for backlog in backlogs:
             for each in orderings:
                 relay = BenchRelay(*servers.urls, servers.folder, each, profile=statistics)
                 sides[f"{each}, {backlog.keys} keys"] = partial(drain_backlog, servers, backlog, relay)
         drained.measure(sides, rounds)
-
-
-def _publish(servers: Servers, backlog: Backlog, program: Path) -> Figures:
-    clear(servers, same_ids=True)
-    servers.rest()
-    meter = servers.cpu()
-    published = reference.publish(program, servers.broker_url, backlog)
-    cpu = {**meter.micros(backlog.rows), "sender_cpu": 1e6 * published.cpu_seconds / backlog.rows, "postgres_cpu": 0.0}
-    lost = max(0, backlog.rows - queue.depth(servers.broker_url))
-    return {"rate": backlog.rows / published.seconds, **cpu, "lost": lost}
 
 
 if __name__ == "__main__":

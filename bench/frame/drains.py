@@ -3,11 +3,12 @@
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 
 import psycopg
 
 from bench.frame import backlog as table
-from bench.frame import queue
+from bench.frame import queue, reference
 from bench.frame.backlog import Backlog
 from bench.frame.relay import BenchRelay
 from bench.frame.run import Column, Figures, Shown
@@ -30,12 +31,13 @@ def drain(
     writing: AbstractContextManager[psycopg.Connection],
     rows: int,
     *,
+    wait: Callable[..., float] = wait_drained,
     look: Callable[[], None] = lambda: None,
 ) -> Figures:
     """Let idle relays drain what `writing` has written and not yet committed.
 
-    The interval begins with that commit and ends when no row is pending. `look` is called all the time meanwhile, and
-    once just before.
+    The interval begins with that commit and ends when no row is pending, which `wait` waits for. `look` is called all
+    the time meanwhile, and once just before.
     """
     with writing as writer:
         watch.execute("CHECKPOINT")  # what the filling left to write is not the relay's
@@ -44,7 +46,7 @@ def drain(
         meter = servers.cpu(sender=[relay.pid for relay in relays])
         started = time.monotonic()
         writer.commit()
-        ended = wait_drained(watch, relays[0], look=look)
+        ended = wait(watch, relays[0], look=look)
         cpu = meter.micros(rows)
     lost = max(0, rows - queue.depth(servers.broker_url))
     return {"rate": rows / (ended - started), **cpu, "lost": lost}
@@ -55,6 +57,17 @@ def drain_backlog(servers: Servers, backlog: Backlog, relay: BenchRelay) -> Figu
     clear(servers, same_ids=True)
     with watching(servers.database_url) as watch, relay.running() as process:
         return drain(servers, watch, [process], table.uncommitted(servers.database_url, backlog), backlog.rows)
+
+
+def publish_backlog(servers: Servers, backlog: Backlog, program: Path) -> Figures:
+    """Let the C client publish a backlog; queue and table are empty before."""
+    clear(servers, same_ids=True)
+    servers.rest()
+    meter = servers.cpu()
+    published = reference.publish(program, servers.broker_url, backlog)
+    cpu = {**meter.micros(backlog.rows), "sender_cpu": 1e6 * published.cpu_seconds / backlog.rows, "postgres_cpu": 0.0}
+    lost = max(0, backlog.rows - queue.depth(servers.broker_url))
+    return {"rate": backlog.rows / published.seconds, **cpu, "lost": lost}
 
 
 def clear(servers: Servers, *, same_ids: bool) -> None:

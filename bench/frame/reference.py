@@ -10,6 +10,7 @@ from bench.frame.backlog import AGGREGATE_TYPE, EVENT_TYPE, PAYLOAD_BYTES, Backl
 from bench.frame.error import BenchmarkError
 from bench.frame.queue import EXCHANGE
 
+NAME = "C client"
 SOURCE = Path(__file__).parents[1] / "publish.c"
 APP_ID = "outbox-relay"  # the relay's default
 HEADERS = (Path("/usr/include/amqp.h"), Path("/usr/include/rabbitmq-c/amqp.h"))  # before and since release 0.12

@@ -49,16 +49,33 @@ def wait_drained(watch: psycopg.Connection, relay: Process, *, look: Callable[[]
     Raises:
         BenchmarkError: the relay ended before, or rows are still pending after TOO_LONG; it shows its last words.
     """
-    deadline = time.monotonic() + TOO_LONG
     lanes = list(range(LANES))
-    while True:
+
+    def is_drained() -> bool:
         # Under an old snapshot a look at an empty lane walks over all that it ever held. So it is not looked at again,
         # and the time of the last look, which sees what there was when it began, does not count.
-        began = time.monotonic()
+        nonlocal lanes
         first = watch.execute(FIRST_PENDING, [lanes]).fetchone()
-        if first is None:
+        if first is not None:
+            lanes = lanes[first[0] - 1 :]
+        return first is None
+
+    return wait_until(is_drained, relay, look=look)
+
+
+def wait_until(is_drained: Callable[[], bool], relay: Process, *, look: Callable[[], None] = lambda: None) -> float:
+    """Return once `is_drained()` holds, and tell since when (monotonic), late by POLL at most.
+
+    `look` is called all the time.
+
+    Raises:
+        BenchmarkError: the relay ended before, or rows are still pending after TOO_LONG; it shows its last words.
+    """
+    deadline = time.monotonic() + TOO_LONG
+    while True:
+        began = time.monotonic()
+        if is_drained():
             return began
-        lanes = lanes[first[0] - 1 :]
         if not relay.is_running():
             raise BenchmarkError(f"the relay ended before the table was empty:\n{relay.log_end()}")
         if time.monotonic() > deadline:
