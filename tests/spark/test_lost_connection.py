@@ -152,7 +152,7 @@ async def test_a_database_that_does_not_answer_after_the_commit_leaves_it_unknow
     await eventually(lambda: counts(connection) == WRITTEN, "it is committed")
     proxy.refusing = False
 
-    name = re.search(r"run it again with txnAppId '(\S+)' and txnVersion 0: it is", str(unknown.value))
+    name = re.search(r"txnAppId '(\S+)' and txnVersion 0: it is", str(unknown.value))
     assert name is not None
     await _start_saving(spark, {**through_proxy, "txnAppId": name[1], "txnVersion": "0"})
     assert counts(connection) == WRITTEN

@@ -98,7 +98,7 @@ def test_a_day_that_is_nowhere_is_told(connection: psycopg.Connection, replay: R
 def test_an_archive_that_has_lost_files_is_told(connection: psycopg.Connection, replay: Replay, tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / f"day={DAY}" / "event_type=InvoicePaid")
 
-    with pytest.raises(ReadError, match=rf"2026-11-01 below {tmp_path} has 27 rows, and 40 are noted: .* --again"):
+    with pytest.raises(ReadError, match=rf"2026-11-01 below {tmp_path} has 27 rows, and 40 are noted\. .* --again"):
         replay(Wanted(days=[DAY], event_type="InvoiceIssued"))
 
     assert one(connection, PENDING) == 0
