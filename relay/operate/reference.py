@@ -63,7 +63,7 @@ EXAMPLES = {
 
 
 def example() -> str:
-    """Give the text of config/relay.toml; a line without a space after its # is a key with its default."""
+    """Return the text of config/relay.toml; a line without a space after its # is a key with its default."""
     parts = [HEAD]
     for section, about in SECTIONS.items():
         if section in EXAMPLES:
@@ -74,7 +74,7 @@ def example() -> str:
 
 
 def markdown() -> str:
-    """Give the tables of docs/configuration.md."""
+    """Return the tables of docs/configuration.md."""
     parts = []
     tables = {key.name: key.table for key in all_keys() if key.table is not None}
     for section, about in SECTIONS.items():

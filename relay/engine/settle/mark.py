@@ -28,7 +28,7 @@ log = get_logger(__name__)
 # DELETE and INSERT in one statement, not UPDATE ... SET state = 'sent': an update would move each row to its partition,
 # which takes PostgreSQL twice the time (docs/decisions/0002-mark-by-delete-and-insert.md).
 # The count is a new row in `published`, not an UPDATE of the node's row. Under an old snapshot, each UPDATE would
-# walk over the versions of that row that earlier marks left: 0.15 ms became 1 ms after 40,000 marks.
+# walk over the row's versions that earlier marks left. Then 0.15 ms became 1 ms after 40,000 marks.
 # The new row costs 0.02 of the 0.5 ms that a mark of 100 rows takes.
 MARK_SENT = SQL("""
     WITH done AS (
