@@ -86,7 +86,7 @@ EXAMPLES = {
 
 
 def example() -> str:
-    """Give the text of config/relay.toml; a line without a space after its # is a key with its default."""
+    """Return the text of config/relay.toml; a line without a space after its # is a key with its default."""
     parts = [HEAD]
     for section, about in SECTIONS.items():
         if section in EXAMPLES:
@@ -97,7 +97,7 @@ def example() -> str:
 
 
 def markdown() -> str:
-    """Give the lists of docs/configuration.md."""
+    """Return the lists of docs/configuration.md."""
     parts = [COMMON]
     tables = {key.name: key.table for key in all_keys() if key.table is not None}
     for section, about in SECTIONS.items():

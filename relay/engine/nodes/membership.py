@@ -107,8 +107,12 @@ class Peer(NamedTuple):
 def share(name: str, members: Iterable[Peer]) -> int:
     """Return how many lanes a node should hold when these are all members, the node included.
 
-    The shares differ by one at most. The first of these groups that has a node shares all lanes: the nodes that can
-    deliver and do not stand by, the standbys that can deliver, the nodes that do not stand by.
+    The shares differ by one at most. The first of these groups that is not empty shares all lanes:
+
+    - the nodes that can deliver and do not stand by
+    - the standbys that can deliver
+    - the nodes that do not stand by
+    - the standbys
     """
     serving = [member.name for member in _serving(list(members))]
     if name not in serving:

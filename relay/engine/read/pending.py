@@ -52,8 +52,8 @@ BODY_SIZE = SQL("""
     END
 """)
 
-# The first row has lane -1. It carries the snapshot in which all other rows were seen, the highest id given so far, and
-# the time until the first delayed row is due.
+# The first row has lane -1. It carries the snapshot of the read, the highest id that was given until then, and the time
+# until the first delayed row is due.
 # A row that waits out its backoff is read, so that its key is held. A row that its writer delayed is not read before it
 # is due. A hashed subplan leaves out what is held already.
 # A row that does not fit into the bytes of its lane is left out, and comes again when there is room. What is stored

@@ -227,13 +227,13 @@ class BackingOff:
     """The keys that wait because their first row backs off; a row that holds no key waits alone.
 
     Neither that row nor the rows behind it stay in memory, or a few such keys would fill the window. Only the place
-    from which to read again is kept. The table decides what is found there: the first row with its attempts, the rows
-    behind it in order, or no row when an operator has removed them.
+    from which to read again is kept. The next read finds there what the table has by then. That is the first row with
+    its attempts and the rows behind it in order, or no row if an operator has removed them.
     """
 
     def __init__(self, policy: DeliveryPolicy) -> None:
         self._policy = policy
-        self._waits: dict[Key | None, Wait] = {}  # without None, which asks for no order
+        self._waits: dict[Key | None, Wait] = {}  # rows without an order are not here
 
     def add(self, row: Row, until: float, followers: Iterable[Row] = ()) -> None:
         """Note that a row backs off, and its key if the row holds it. A late follower may have a lower id."""

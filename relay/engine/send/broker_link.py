@@ -1,4 +1,4 @@
-"""Keep a connection to the broker: host after host, with a new channel when the broker closes one."""
+"""Keep a connection to the broker: try one host after another, and open a new channel when the broker closes one."""
 
 import asyncio
 from collections import Counter, deque
@@ -42,37 +42,38 @@ from relay.observe.histogram import Histogram
 
 log = get_logger(__name__)
 
-WATCH_INTERVAL, IDLE_INTERVAL = 0.25, 1.0  # seconds between two looks at a channel; the latter while nothing is on it
+WATCH_INTERVAL, IDLE_INTERVAL = 0.25, 1.0  # seconds between two checks of a channel; the second while no row is on it
 RECONNECT_INITIAL, RECONNECT_MAX = 0.1, 3.0  # seconds; ready again within 5 s of the heal
 HELD_AFTER = 5.0  # seconds; a connection lost before that, and before any confirm, counts as one more failure
 REOPEN_AFTER = 0.02  # seconds; a row that closes each channel must not make a hot loop
-# Seconds of refusals after which a channel is replaced, doubling. One opened while a quorum queue elects its leader
-# goes on asking the old one: RabbitMQ 3.10 then refuses everything on it for as long as that node is down.
+# Seconds of refusals after which the relay replaces a channel; each replacement doubles them. A channel that was opened
+# while a quorum queue elects its leader keeps asking the old leader. RabbitMQ 3.10 then refuses every message on the
+# channel for as long as the old leader's node is down.
 RENEW_AFTER, RENEW_AFTER_MAX = 0.1, 30.0
-CONFIRMS = True  # of every channel: without a confirm nobody knows whether a message was taken
-HINDERED_AFTER = 2.0  # seconds without a connection that works, after which other nodes are to have the lanes
-TRIES = 3  # of one declaration, each on a connection of its own: what ends every connection must not prevent the start
-SETTLED_WITHIN = 1.0  # seconds; what is in flight on a channel that is given up for refusals is waited for
+CONFIRMS = True  # on every channel: only a confirm shows that the broker has taken a message
+HINDERED_AFTER = 2.0  # seconds without a connection that works, after which other nodes should take the lanes
+TRIES = 3  # of one declaration, each on a new connection: a declaration that ends each one must not prevent the start
+SETTLED_WITHIN = 1.0  # seconds in which rows in flight may settle on a channel that is given up for refusals
 
 
 class Verdict(Enum):
-    """Why a channel is used no more."""
+    """Why the relay stops using a channel."""
 
     CLOSED = auto()  # by the broker, or with its connection
     OVERDUE = auto()  # a confirm did not come
-    REFUSED = auto()  # a queue takes nothing on this one
-    LEFT = auto()  # its host is not among those that are configured now
+    REFUSED = auto()  # a queue takes nothing on this channel
+    LEFT = auto()  # its host is no longer configured
 
 
 class Ended(NamedTuple):
     """How a connection came to its end."""
 
-    was_left: bool  # for other hosts; else it was lost
+    was_left: bool  # for other hosts; otherwise it was lost
     reason: str = ""  # of a loss
 
 
 class Sender(Protocol):
-    """What a link serves: the engine's publisher, or whoever else sends rows by a wire."""
+    """What a link serves: the engine's publisher, or another sender of rows, such as the replay."""
 
     confirm_times: Histogram
 
@@ -90,13 +91,13 @@ class BrokerLink:
     """The broker's side of the node; `run` attaches a wire to the publisher whenever there is a channel.
 
     Args:
-        stamp: headers for every message beside the usual ones.
+        stamp: headers for every message, added to the usual ones.
         barring: see `Refusals`.
-        topology: declared with the default exchange before `up`, and never again.
+        topology: the link declares it once, with the default exchange, before it sets `up`.
         start_timeout: seconds in which there must be a first connection, or infinity; by default
             `broker.connect_timeout`.
     Attributes:
-        up: set once there was a channel.
+        up: set when the first channel is open.
         reconnects: connections that were lost, by reason (`broker.kind_of_end`).
     """
 
@@ -121,7 +122,7 @@ class BrokerLink:
         self._undeclared = undeclared(settings.broker, listed(topology) if topology else ())
         self._broker = settings.broker  # with the hosts of the last `use_hosts`
         self._connection: Connection | None = None
-        self._left: Connection | None = None  # a connection whose host is not among them
+        self._left: Connection | None = None  # a connection whose host is no longer configured
         self._blocked_before = 0.0  # on connections that have ended
         self._renew_after = RENEW_AFTER
         self.up = asyncio.Event()
@@ -129,12 +130,15 @@ class BrokerLink:
 
     @property
     def blocked_seconds(self) -> float:
-        """For how long the broker has blocked us since the start, until now."""
+        """The seconds for which the broker has blocked publishing since the start."""
         return self._blocked_before + (self._connection.blocked_seconds if self._connection is not None else 0.0)
 
     @property
     def can_deliver(self) -> bool:
-        """Whether messages can go out, or could until a moment ago; an alarm of the broker is everybody's."""
+        """Whether messages can go out, or could until a moment ago.
+
+        True also while the broker blocks publishing: its alarm holds up every node.
+        """
         is_blocked = self._connection is not None and self._connection.blocked is not None
         return self.up.is_set() and (is_blocked or self._health.degraded_for("broker") <= HINDERED_AFTER)
 
@@ -175,8 +179,8 @@ class BrokerLink:
     async def use_hosts(self, url: SecretStr) -> None:
         """Connect to the hosts of this `broker.url` from now on.
 
-        A connection to a host that is not among them is left: nothing more is sent on it, and it is closed when what
-        is in flight is settled, or after `relay.drain_timeout`.
+        The relay leaves a connection to any other host. It sends no more rows on it, and closes it when the rows in
+        flight have settled, or after `relay.drain_timeout`.
         """
         self._broker = self._broker.model_copy(update={"url": url})
         if self._connection is not None:
@@ -194,7 +198,7 @@ class BrokerLink:
         end: BaseException | None = None
         try:
             await self._use(connection)
-        # CancelledError as well when nobody asked for it: the library raises it when the connection goes away.
+        # CancelledError even when the task was not cancelled: the library raises it when the connection is lost.
         except (AMQPError, OSError, RuntimeError, asyncio.CancelledError) as error:
             if is_told_to_end():
                 raise
@@ -205,10 +209,10 @@ class BrokerLink:
             await prober.close()
             self._blocked_before += connection.blocked_seconds
             self._connection = None
-            end = connection.end or end  # the broker's own words, rather than what followed from them
+            end = connection.end or end  # the broker's own words are better than the errors that followed
             with suppress(asyncio.CancelledError):
                 await connection.hang_up()
-        if is_told_to_end():  # while it closed, which takes its time when the broker is mute
+        if is_told_to_end():  # while the connection closed, which takes seconds when the broker does not answer
             raise asyncio.CancelledError
         if end is None and self._left is connection:
             return Ended(was_left=True)
@@ -217,19 +221,19 @@ class BrokerLink:
         return Ended(was_left=False, reason=f"connection lost: {kind if end is None else words(end)}")
 
     async def _use(self, connection: Connection) -> None:
-        await declare_at_start(connection, self._undeclared)  # nothing on a reconnect: it is empty by then
+        await declare_at_start(connection, self._undeclared)  # empty on a reconnect
         while not connection.is_lost and self._left is not connection:
             async with answer_within("open a channel", self._settings.broker.connect_timeout):
                 channel = await connection.channel(publisher_confirms=CONFIRMS, on_return_raises=True)
                 underlay = await channel.get_underlay_channel()
             if await self._publish(connection, underlay) is not Verdict.CLOSED:
-                # Who opens the next one in time is alive: it is a queue that takes nothing, and another host would
-                # not help.
+                # If the broker opens the next channel in time, it is alive. Then a queue takes nothing, and another
+                # host would not help.
                 await close_channel(underlay)
             await asyncio.sleep(REOPEN_AFTER)
 
     async def _publish(self, connection: Connection, channel: Underlay) -> Verdict:
-        """Publish through one channel until it has closed or is of no more use."""
+        """Publish through one channel until it has closed or must be replaced."""
         wire = self._wires.on(channel, connection, self._refusals.settle)
         carrying = asyncio.create_task(wire.run(), name="wire")
         verdict = Verdict.CLOSED
@@ -241,10 +245,10 @@ class BrokerLink:
             if verdict is Verdict.REFUSED:
                 await self._settle_all(lambda: wire.in_flight, SETTLED_WITHIN, channel)
             elif verdict is Verdict.LEFT:
-                # The probes too, and for as long as at the end of the relay: nothing is to come twice.
+                # Wait for the probes too, and for as long as at the end of the relay: no message should come twice.
                 await self._settle_all(lambda: self._publisher.in_flight, self._settings.relay.drain_timeout, channel)
         finally:
-            self._publisher.attach(None)  # first: nothing is sent into a wire that is closed
+            self._publisher.attach(None)  # first: the publisher must not send into a closed wire
             carrying.cancel()
             await asyncio.wait([carrying])
             timeout = self._settings.broker.confirm_timeout
@@ -257,21 +261,21 @@ class BrokerLink:
         return verdict
 
     async def _settle_all(self, in_flight: Callable[[], int], within: float, channel: Underlay) -> None:
-        """Send no more and wait for what is in flight: other queues may be fine, and nothing of theirs comes twice."""
+        """Send no more, and wait for the rows in flight: a row for a queue that works should not go out twice."""
         self._publisher.attach(None)
         loop = asyncio.get_running_loop()
         until = loop.time() + within
-        # The publisher is told of it, not we.
+        # No event to wait for: the publisher gets the outcomes, and the link does not.
         while in_flight() and not channel.closing.done() and loop.time() < until:  # noqa: ASYNC110
             await asyncio.sleep(REOPEN_AFTER)
 
     async def _watch(
         self, wire: Wire, connection: Connection, channel: Underlay, carrying: asyncio.Task[None]
     ) -> Verdict:
-        """Return when the channel has closed, or is of no more use."""
+        """Return why the channel is used no more, when it has closed or must be replaced."""
         clock = asyncio.get_running_loop().time
         opened_at = clock()
-        closing = channel.closing  # beside the wire, which waits for ever when it is lost while the broker blocks us
+        closing = channel.closing  # the wire alone does not see a loss while the broker blocks publishing
         was_hindered = False
         while not closing.done() and not carrying.done():
             interval = WATCH_INTERVAL if wire.in_flight or was_hindered else until_tick(IDLE_INTERVAL)
@@ -285,8 +289,8 @@ class BrokerLink:
             elif was_hindered:
                 self._health.heal("broker")
             was_hindered = hindrance is not None
-            # The clock of the confirms stands still while the broker blocks us: what was sent is stored when the
-            # alarm clears, and sending it again would make thousands of duplicates.
+            # The connection's clock stands still while the broker blocks publishing. When the alarm clears, the broker
+            # stores what was sent before. If the relay sent it again, it would make thousands of duplicates.
             waited = wire.unconfirmed_for(connection.clock())
             if waited > self._settings.broker.confirm_timeout:
                 log.warning("confirm.timed_out", in_flight=wire.in_flight, seconds=round(waited, 1))
@@ -304,7 +308,7 @@ class BrokerLink:
 
 @dataclass(slots=True)
 class Undeclared:
-    """Something to declare; `compare` also when it is there."""
+    """An exchange, queue or binding to declare; with `compare`, an existing one is compared."""
 
     thing: Thing
     compare: bool
@@ -312,7 +316,7 @@ class Undeclared:
 
 
 def undeclared(broker: BrokerSettings, things: Sequence[Thing]) -> deque[Undeclared]:
-    """Give the default exchange, which may be bound, and what is listed; nothing when `broker.declare` is off."""
+    """Return what to declare: the default exchange and the listed things; empty when `broker.declare` is off."""
     if not broker.declare:
         return deque()
     waiting = deque(Undeclared(thing, compare=True) for thing in things)
@@ -322,12 +326,12 @@ def undeclared(broker: BrokerSettings, things: Sequence[Thing]) -> deque[Undecla
 
 
 async def declare_at_start(connection: Connection, waiting: deque[Undeclared]) -> None:
-    """Declare what waits, and tell what is not as it should be: the relay runs with what is there.
+    """Declare what waits, and log what differs or fails: the relay runs with what is there.
 
-    What is settled is taken out: nothing is left for a reconnect.
+    What is declared is removed from `waiting`, so a reconnect does not declare it again.
 
     Raises:
-        OSError: the connection was lost, or has no answer; what waits can be tried on another.
+        OSError: the connection was lost, or the broker does not answer; the rest can be declared on another connection.
     """
     while waiting:
         first = waiting[0]

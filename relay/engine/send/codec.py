@@ -1,4 +1,4 @@
-"""Which codec encodes messages: the compiled one, or the pure one where that was not built for this Python."""
+"""Which codec encodes messages: the compiled one, or the pure one if the compiled one was not built for this Python."""
 
 from enum import StrEnum
 
@@ -6,7 +6,7 @@ from relay.engine.send import frames
 
 
 class Codec(StrEnum):
-    """What `relay --version` and `relay doctor` tell."""
+    """The codec in use, as `relay --version` and `relay doctor` name it."""
 
     COMPILED = "compiled"
     PURE = "pure"

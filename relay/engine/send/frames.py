@@ -4,11 +4,11 @@
 costs a task or a future. It uses four attributes of aiormq's channel, which are public but not documented: `frames`,
 `number`, `write_queue` and `connection.connection_tune`. That is why pyproject.toml pins the version.
 
-The library encodes one message at a time, at 20 us or more. `Encoder` encodes once what all messages of a kind share,
-and keeps it as a template; a row then costs two struct packs, about 1 us. This is the pure codec. `compiled_frames.pyx`
-writes the same bytes without an object for each field, and `codec` chooses one of the two.
-Layout: AMQP 0-9-1 specification, sections 2.3.5 and 4.2. tests/engine/test_frames.py decodes what both write with the
-library, and compares it with `message.properties`.
+The library encodes one message at a time, in 20 us or more. `Encoder` makes a template of what all messages of a kind
+share. A row then costs two struct packs, about 1 us. This is the pure codec. `compiled_frames.pyx` writes the same
+bytes without an object for each field, and `codec` chooses one of the two.
+Layout: AMQP 0-9-1 specification, sections 2.3.5 and 4.2. tests/engine/test_frames.py decodes the frames of both codecs
+with the library, and compares them with `message.properties`.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ from relay.engine.send.routes import Address, Router
 from relay.engine.send.wire import NACKED, Settle, after_close, returned_words
 from relay.observe.histogram import Histogram
 
-TIMED_EVERY = 16  # rows: brokers confirm a hundred at once, but one by one where several queues take turns
+TIMED_EVERY = 16  # rows: a broker confirms a hundred at once, but single rows when several queues confirm in turn
 METHOD, HEADER, BODY, END = 1, 2, 3, b"\xce"
 FRAME_START = BODY_START = struct.Struct(">BHI")  # type, channel, size
 BASIC, PUBLISH, MANDATORY = 60, 40, 1
@@ -50,9 +50,9 @@ KEY_ENTRY = b"\x0ex-aggregate-idS"
 # content-type, headers, delivery-mode, message-id, timestamp, type, app-id
 FLAGS = 1 << 15 | 1 << 13 | 1 << 12 | 1 << 7 | 1 << 6 | 1 << 5 | 1 << 3
 FRAME_OVERHEAD = 8  # type, channel, size and end mark
-UNLIMITED = 128 * 1024  # bytes of a frame where the broker sets no limit: its own default
-TEMPLATES_KEPT = 4096  # an address that differs by row must not grow the memory
-PIECE_BYTES = 1024 * 1024  # of frames that are written at once: the library's writer holds them, beside their rows
+UNLIMITED = 128 * 1024  # bytes of a frame when the broker sets no limit: RabbitMQ's default
+TEMPLATES_KEPT = 4096  # a limit of memory: each row may have a different address
+PIECE_BYTES = 1024 * 1024  # of frames in one write: the library's writer holds them in memory, as well as their rows
 MESSAGE_ID_BYTES = 36
 
 Part = bytes | memoryview
@@ -63,8 +63,8 @@ class FrameWire:
     """A `wire.Wire` that writes frames itself.
 
     Args:
-        clock: tells when a row was sent; the event loop's unless given.
-        times: learns how long confirms took.
+        clock: returns the time in seconds; by default the event loop's clock.
+        times: records how long confirms took.
     """
 
     def __init__(
@@ -87,16 +87,16 @@ class FrameWire:
         self._tag = 0
         self._lowest = 1  # no tag below it is in flight
         self._sent_at: deque[tuple[int, float]] = deque()  # (last tag of a write, when)
-        self._return: Basic.Return | None = None  # its header and body are still to come
+        self._return: Basic.Return | None = None  # the return whose header and body have not come yet
         self._return_bytes = 0
         self._unsent: deque[Row] = deque()
-        self._redelivered: set[int] = set()  # ids of such rows among these
-        self._undrained = 0  # bytes written since they were last waited for
+        self._redelivered: set[int] = set()  # ids of rows in `_unsent` that may be repeats
+        self._undrained = 0  # bytes written since the last wait for the socket
         self._wake = asyncio.Event()
         self._is_closing = False  # the broker closes the channel
         self._writing = asyncio.Lock()
-        # Confirms are taken where the connection's reader puts them, before the channel's own reader, which
-        # walks every pending tag for a `multiple` ack and needs a task switch for each frame.
+        # The wire takes confirms from the connection's reader, before the channel's own reader gets them. That reader
+        # walks over every pending tag for a `multiple` ack, and needs a task switch for each frame.
         self._write_queue: asyncio.Queue[ChannelFrame] = channel.write_queue  # type: ignore[attr-defined]
         self._pass_on = channel.frames.put
         channel.frames.put = self._take  # type: ignore[method-assign]
@@ -128,27 +128,27 @@ class FrameWire:
         return after_close(lost, self._channel.closing, self._encoder.router)
 
     async def _flush(self) -> None:
-        """Write what was sent, piece by piece; a broker that reads nothing is given no more than two of them."""
+        """Write the unsent rows piece by piece; a broker that reads nothing gets at most two pieces."""
         while self._unsent:
-            await self._channel.connection.ready()  # held back while the broker blocks us: buffers would grow
+            await self._channel.connection.ready()  # waits while the broker blocks publishing, or buffers would grow
             written = None
             async with self._writing:
-                if self._is_closing:  # what follows the library's answer to that would end the connection
+                if self._is_closing:  # a frame after the library's answer to the close would end the connection
                     return
                 payload = self._encode()
                 self._sent_at.append((self._tag, self._clock()))
                 self._undrained += len(payload)
-                if self._undrained >= PIECE_BYTES:  # wait until they are out
+                if self._undrained >= PIECE_BYTES:  # wait until the socket has taken them
                     written, self._undrained = self._loop.create_future(), 0
                 await self._write_queue.put(ChannelFrame(payload, should_close=False, drain_future=written))
                 del payload
             if written is not None:  # never set when the connection is lost
                 await asyncio.wait([written, self._channel.closing], return_when=asyncio.FIRST_COMPLETED)
-                # The library's writer keeps the last frame until the next one comes: let that be an empty one.
+                # The library's writer keeps the last frame until the next one comes: send an empty one.
                 await self._write_queue.put(ChannelFrame(b"", should_close=False))
 
     def _encode(self) -> bytes:
-        """Return the frames of the next rows, which are in flight from now on."""
+        """Return the frames of the next rows, and count these rows as in flight."""
         encoded = self._encoder.encode(self._unsent, self._redelivered)
         rows = [self._unsent.popleft() for _ in range(encoded.rows)]
         if self._redelivered:
@@ -175,7 +175,7 @@ class FrameWire:
         return [row for tag, row in self._rows.items() if tag <= last]
 
     async def _take(self, item: tuple[int, Any]) -> None:
-        """Take confirms and returns; everything else goes on to the channel."""
+        """Read confirms and returns, and pass all other frames on to the channel."""
         frame = item[1]
         kind = type(frame)
         if kind is Basic.Ack:
@@ -210,7 +210,7 @@ class FrameWire:
             self._settle(Settled(rows, outcome, "" if outcome is Outcome.CONFIRMED else NACKED))
 
     def _time(self, times: Histogram, tag: int) -> None:
-        """Note how long this row took, for all that were confirmed since the last that was timed."""
+        """Record how long this row took, for all rows confirmed since the last record."""
         sent_at = next((at for last, at in self._sent_at if last >= tag), None)
         if sent_at is not None:
             times.observe(self._clock() - sent_at, self._untimed)
@@ -219,10 +219,10 @@ class FrameWire:
             self._sent_at.popleft()
 
     def _read_return(self, frame: Any) -> None:
-        """Take the header and the body frames that follow a return; they name the row by its outbox id.
+        """Read the header and the body frames that follow a return, and find the row by its outbox id.
 
-        Not by message_id, as the library does: two messages in flight may carry the same one. The ack that the
-        broker sends after the return then finds no row.
+        The library finds it by message_id, but two messages in flight may have the same one. The ack that the broker
+        sends after the return then finds no row.
         """
         if type(frame) is ContentHeader:
             self._return_bytes = frame.body_size or 0
@@ -237,12 +237,12 @@ class FrameWire:
 
 
 class Template(NamedTuple):
-    """What all messages of a kind share, laid around what differs by row."""
+    """The parts that all messages of a kind share, and the layout of the parts that differ by row."""
 
     front: struct.Struct  # publish frame, then the header frame up to the outbox id and lane
     back: struct.Struct  # the rest of the header frame
     start: bytes
-    header_size: int  # of the header frame's payload, without the headers that differ by row
+    header_size: int  # bytes of the header frame's payload, without the headers that differ by row
     properties: bytes
     table_size: int
     names: bytes
@@ -252,11 +252,11 @@ class Template(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """The frames of the first rows of many."""
+    """The frames of the first rows of a sequence."""
 
     frames: bytes
-    rows: int  # how many they are, with those that were refused
-    refused: dict[int, Exception]  # which of them, counted from 0, cannot be a message, and why
+    rows: int  # the number of these rows, with the refused ones
+    refused: dict[int, Exception]  # index of a row that cannot be a message -> why
 
 
 class Encoder:
@@ -278,9 +278,9 @@ class Encoder:
         self._templates: dict[Kind, Template] = {}
 
     def encode(self, rows: Iterable[Row], redelivered: Container[int]) -> Encoded:
-        """Return the frames of the first rows, in order, as many as one write should have.
+        """Return the frames of the first rows, in order: as many rows as one write should have.
 
-        Messages of the ids in `redelivered` carry the header that says so.
+        A message whose id is in `redelivered` gets a header that says so.
         """
         parts: list[Part] = []
         refused: dict[int, Exception] = {}
@@ -348,14 +348,14 @@ class Encoder:
             parts += (BODY_START.pack(BODY, self.channel, len(chunk)), chunk, END)
 
     def further(self, row: Row, *, redelivered: bool) -> bytes:
-        """Return the table entries beyond those that every message has."""
+        """Return the table entries that not every message has."""
         return _table(extra_headers(row, self.identity, redelivered=redelivered))
 
     def refuse_message_id(self, row: Row) -> NoReturn:
         raise UnsendableError(f"a message_id has {MESSAGE_ID_BYTES} bytes, not {row.message_id!r}")
 
     def check_header(self, size: int) -> None:
-        """Raise UnsendableError when a header of so many bytes does not fit into a frame."""
+        """Raise UnsendableError when a header of `size` bytes does not fit into a frame."""
         check_header_frame(size + FRAME_OVERHEAD, self._frame_max)
 
     def template(self, row: Row) -> Template:
@@ -390,7 +390,9 @@ class Encoder:
 
 
 def publish_frame(channel: int, address: Address, *, flags: int = 0) -> bytes:
-    """Return the first frame of a message for this address; the library refuses names that the broker knows.
+    """Return the first frame of a message for this address.
+
+    It is not made by the library, which refuses some names that brokers allow.
 
     Raises:
         UnsendableError: a name is too long.

@@ -1,4 +1,4 @@
-"""What a row is as an AMQP message: its address, properties and headers, before any encoding."""
+"""A row as an AMQP message: its properties and headers, before any encoding."""
 
 import re
 import struct
@@ -20,31 +20,31 @@ JSON = b"application/json"
 BYTES = b"application/octet-stream"
 PERSISTENT = 2
 REDELIVERED = "x-outbox-redelivered"
-REPLAY_ID, REPLAYED_AT = "x-replay-id", "x-replayed-at"  # by stamp, or of rows that spark/jobs/replay.py has written
-# RabbitMQ takes them for further routing keys; x-cc is what its queues keep of CC, and route by when they dead-letter.
+REPLAY_ID, REPLAYED_AT = "x-replay-id", "x-replayed-at"  # from the stamp, or from rows of spark/jobs/replay.py
+# RabbitMQ reads further routing keys from these. Its queues keep CC as x-cc, and route by it when they dead-letter.
 SENDER_SELECTED = ("CC", "BCC", "x-cc")
 OURS = frozenset({"x-outbox-id", "x-outbox-lane", "x-aggregate-type", "x-aggregate-id", REDELIVERED})
 
-# W3C Trace Context. What is not of this form is left out, and the message goes out without it.
+# W3C Trace Context. The relay leaves out a value of another form, and sends the message without it.
 TRACEPARENT = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 _KEY = rb"(?:[a-z][a-z0-9_*/-]{0,255}|[a-z0-9][a-z0-9_*/-]{0,240}@[a-z][a-z0-9_*/-]{0,13})"
 _MEMBER = rb"[ \t]*(?:" + _KEY + rb"=[ -+\--<>-~]{0,255}[!-+\--<>-~])?[ \t]*"
 TRACESTATE = re.compile(_MEMBER + rb"(?:," + _MEMBER + rb"){0,31}")
 
-NOT_SENT = "not sent by the relay"  # how the reason of such a row begins
-LAST_SECOND = 2**32 - 1  # in the year 2106; the library's decoder takes what is above for milliseconds
+NOT_SENT = "not sent by the relay"  # the reason of an unsendable row begins with it
+LAST_SECOND = 2**32 - 1  # in the year 2106; the library's decoder reads larger numbers as milliseconds
 
 
 class UnsendableError(ValueError):
     """The row cannot become a message; the reason is for the operator."""
 
 
-# What encoding a row may raise: jsonb takes numbers and depths that neither JSON parsers nor AMQP tables have.
+# What encoding a row may raise: jsonb allows numbers and depths that JSON parsers and AMQP tables do not.
 ENCODING_ERRORS = (TypeError, ValueError, OverflowError, RecursionError, struct.error)
 
 
 class Identity(NamedTuple):
-    """What the relay says of itself on each message."""
+    """What the relay writes on each message about itself, and the limits that its messages have."""
 
     app_id: bytes
     max_message_bytes: int
@@ -63,12 +63,12 @@ class Identity(NamedTuple):
 
 
 def not_sent(error: Exception) -> str:
-    """Give the reason for which a row is parked that no broker has seen."""
+    """Return the reason for parking a row that the relay could not send."""
     return f"{NOT_SENT}: {error}"
 
 
 def check_row(row: Row, identity: Identity) -> None:
-    """Raise UnsendableError when the row was not read whole, or its body is too large."""
+    """Raise UnsendableError when the row was not read completely, or its body is too large."""
     if row.excess is not None:
         raise UnsendableError(row.excess.decode())
     if (size := len(row.body)) > identity.max_message_bytes:
@@ -76,9 +76,9 @@ def check_row(row: Row, identity: Identity) -> None:
 
 
 def check_header_frame(size: int, frame_max: int) -> None:
-    """Raise UnsendableError when the header frame has more bytes than the connection allows: it cannot be split.
+    """Raise UnsendableError when the header frame has more bytes than the connection allows.
 
-    The broker would close the connection.
+    A header frame cannot be split, and the broker would close the connection.
     """
     if 0 < frame_max < size:
         raise UnsendableError(
@@ -87,7 +87,7 @@ def check_header_frame(size: int, frame_max: int) -> None:
 
 
 def unix_time(row: Row) -> int:
-    """When the row was written, in whole seconds: AMQP timestamps have no finer unit, and begin in 1970."""
+    """Return when the row was written, as an AMQP timestamp: in whole seconds, and not before 1970."""
     return min(max(0, row.created_at // 1_000_000 + POSTGRES_EPOCH), LAST_SECOND)
 
 
@@ -96,11 +96,11 @@ def content_type(row: Row) -> bytes:
 
 
 def extra_headers(row: Row, identity: Identity, *, redelivered: bool) -> dict[str, Any]:
-    """Give the headers beyond those that every message has; the names that are ours or stamped cannot be overridden.
+    """Return the headers beyond those that every message has. A row cannot override the relay's or stamped headers.
 
     Raises:
-        UnsendableError: a name is too long for an AMQP table, a value is JSON to PostgreSQL alone, or a header names
-            routing keys and may not.
+        UnsendableError: a name is too long for an AMQP table, only PostgreSQL can read a value as JSON, or a
+            forbidden header names routing keys.
     """
     headers: dict[str, Any] = {}
     if row.headers is not None:
@@ -115,7 +115,7 @@ def extra_headers(row: Row, identity: Identity, *, redelivered: bool) -> dict[st
 
 
 def trace_headers(row: Row) -> tuple[tuple[str, str], ...]:
-    """Give the names and values by which a consumer continues the trace of the row; none when they are not W3C's."""
+    """Return the headers by which a consumer continues the row's trace; empty when they are not in W3C's form."""
     if row.traceparent is None or not TRACEPARENT.fullmatch(row.traceparent):
         return ()
     parent = ("traceparent", row.traceparent.decode())
@@ -158,7 +158,7 @@ def _check_sender_selected(headers: Mapping[str, Any], identity: Identity) -> No
 
 
 def properties(row: Row, identity: Identity, *, redelivered: bool) -> Basic.Properties:
-    """Return the properties in a type of the library: the reference for `frames`, and all that `publish` sends."""
+    """Return the properties in the library's type. `PlainWire` sends them, and tests compare `frames` with them."""
     headers: dict[str, Any] = {"x-aggregate-type": row.aggregate_type.decode()}
     if row.aggregate_id is not None:
         headers["x-aggregate-id"] = row.aggregate_id.decode()

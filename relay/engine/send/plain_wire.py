@@ -1,7 +1,7 @@
-"""The library's documented way to publish, behind the wire's interface: one `basic_publish` a message.
+"""A wire that uses the library's documented interface: one `basic_publish` for each message.
 
-Several times slower than `FrameWire`; it is there for the day when a release of the library breaks the fast way
-(`relay.wire = "publish"`), and as the reference that the fast way is tested against.
+It is several times slower than `FrameWire`. An operator chooses it (`relay.wire = "publish"`) if a release of the
+library breaks `FrameWire`. Tests compare `FrameWire` with it.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from relay.observe.histogram import Histogram
 
 
 class PlainWire:
-    """See `wire.Wire`, and `frames.FrameWire` for the arguments that both take."""
+    """See `wire.Wire`, and `frames.FrameWire` for the arguments that both wires take."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class PlainWire:
     def send(self, rows: Iterable[Row], redelivered: set[int]) -> None:
         for row in rows:
             twin = self._ids.get(row.message_id)
-            # Each takes the channel's lock, which is fair: the messages leave in this order.
+            # Each task takes the channel's lock, which is fair: the messages leave in this order.
             task = asyncio.create_task(
                 self._publish(row, twin, redelivered=row.id in redelivered), name=f"publish:{row.id}"
             )
@@ -82,9 +82,9 @@ class PlainWire:
         return [row for task, row in self._rows.items() if self._started[task] < moment]
 
     async def _take(self, item: tuple[int, Any]) -> None:
-        """Send no more before the channel answers the broker's close.
+        """Stop sending before the channel answers the broker's close.
 
-        The library goes on to publish what waits for its lock, and the broker ends the connection over that.
+        Otherwise the library still publishes the messages that wait for its lock, and the broker ends the connection.
         """
         if type(item[1]) is Channel.Close:
             self._is_closing = True
@@ -93,16 +93,16 @@ class PlainWire:
         await self._pass_on(item)
 
     async def _publish(self, row: Row, twin: asyncio.Task[None] | None, *, redelivered: bool) -> None:
-        # The library finds a returned message by its message_id: two of one id must not be in flight together.
+        # The library finds a returned message by its message_id: two with the same id must not be in flight together.
         if twin is not None:
             await asyncio.wait([twin])
         if self._is_closing:
             return  # `close` settles it
         try:
             settled = Settled((row,), *await self._outcome(row, redelivered=redelivered))
-        # CancelledError as well: the library raises it when the connection goes away under a publish.
+        # CancelledError as well: the library raises it when the connection is lost during a publish.
         except (AMQPError, OSError, asyncio.CancelledError):
-            return  # `close` settles what is left
+            return  # `close` settles the row
         sent_at = self._forget()
         if settled.outcome is Outcome.CONFIRMED and self._times is not None:
             self._times.observe(self._clock() - sent_at)
@@ -126,12 +126,12 @@ class PlainWire:
             return Outcome.RETURNED, returned_words(error.frame)
         except DeliveryError:
             return Outcome.NACKED, NACKED
-        except ENCODING_ERRORS as error:  # before anything is sent
+        except ENCODING_ERRORS as error:  # nothing was sent
             return Outcome.UNSENDABLE, not_sent(error)
         return Outcome.CONFIRMED, ""
 
     def _forget(self) -> float:
-        """Take this task's row out; give when it was sent."""
+        """Forget this task's row, and return when the row was sent."""
         task = asyncio.current_task()
         assert task is not None, "called in a task only"  # noqa: S101
         row = self._rows.pop(task)

@@ -1,8 +1,7 @@
-"""Try a route that does not work, or ask whether an exchange works, on a channel of its own.
+"""Try a route that does not work, or ask whether an exchange works, each on a separate channel.
 
-What becomes of that channel touches no other row. The broker closes a channel for a missing exchange; and RabbitMQ
-makes a channel wait, and then the whole connection, that has sent a few dozen messages to a quorum queue without a
-leader.
+Whatever happens to that channel affects no other row. The broker closes a channel for a missing exchange. RabbitMQ also
+makes a channel wait after a few dozen messages to a quorum queue without a leader, and then the whole connection.
 """
 
 import asyncio
@@ -25,23 +24,23 @@ from relay.engine.send.routes import Address, Router
 from relay.engine.send.wire import Settle, Wire
 from relay.errors import BrokerUnavailableError
 
-# Seconds for the channel and the confirm, not counting those in which the broker blocks us; for a question, all count.
+# Seconds for the channel and the confirm. While the broker blocks publishing, they count for a question only.
 ANSWER_WITHIN = 5.0
-AT_ONCE = 16  # channels of rows, and as many of questions
+AT_ONCE = 16  # channels for rows, and the same number for questions
 LOST = "the connection was lost before the confirm"
-# An exchange of the type x-recent-history would keep the message, in spite of the rollback.
+# Otherwise an exchange of the type x-recent-history would keep the message in spite of the rollback.
 NOT_KEPT = ContentHeader(properties=Basic.Properties(headers={"x-recent-history-no-store": True}))
 NO_CHANNEL = (AMQPError, OSError, RuntimeError)
-# An answer for a single row that says what is wrong; after any other, nothing is known but that it did not get through.
+# Outcomes that say what is wrong with a single row. Any other says only that the row did not get through.
 TELLING = frozenset(Outcome) - {Outcome.NACKED, Outcome.SUSPECT, Outcome.UNKNOWN}
 
 
 class Prober:
-    """Sends rows through one connection, each on its own channel; every row is settled.
+    """Sends rows through one connection, each on its own channel, and settles every row.
 
     Args:
-        wire_on: gives a wire on a channel, which settles by the call given.
-        router: tells the addresses of rows.
+        wire_on: returns a wire on a channel; the wire passes outcomes to the given `Settle`.
+        router: finds the addresses of rows.
     """
 
     def __init__(
@@ -57,24 +56,24 @@ class Prober:
         self._settle = settle
         self._room = asyncio.Semaphore(AT_ONCE)
         self._tasks: set[asyncio.Task[Settled]] = set()
-        self._room_to_ask = asyncio.Semaphore(AT_ONCE)  # rows may wait seconds for a confirm, questions must not
+        self._room_to_ask = asyncio.Semaphore(AT_ONCE)  # a separate limit: rows may wait seconds for a confirm
         self._questions: set[asyncio.Task[str]] = set()
 
     def send(self, row: Row, *, redelivered: bool) -> None:
-        """Send a row; its outcome comes by `settle`, and never within this call."""
+        """Send a row. The prober passes its outcome to `settle`, and never within this call."""
         task = asyncio.create_task(self._try(row, redelivered=redelivered), name=f"probe:{row.id}")
         self._tasks.add(task)
         task.add_done_callback(lambda task: self._end(row, task))
 
     def ask(self, address: Address, done: Callable[[str], None], *, at_once: bool) -> None:
-        """Ask whether the broker takes messages for an address; `done` gets its refusal, or "", and never at once.
-
-        A broker that does not answer in time refuses nothing.
+        """Ask whether the broker takes messages for an address.
 
         Args:
-            at_once: does not wait for one of the `AT_ONCE` channels.
+            done: gets the broker's refusal, never within this call; "" if the broker takes messages or does not answer
+                in time.
+            at_once: whether to ask without waiting for one of the `AT_ONCE` channels.
         Raises:
-            UnsendableError: no broker can be asked for this address.
+            UnsendableError: the address has a name that is too long to ask for.
         """
         publish_frame(0, address)
         task = asyncio.create_task(self._refusal(address, at_once=at_once), name="ask")
@@ -92,7 +91,7 @@ class Prober:
         task.add_done_callback(end)
 
     def give_up(self) -> None:
-        """Wait for no row any more; what was sent is settled soon."""
+        """Stop waiting for rows; each row that was sent settles soon."""
         for task in self._tasks:
             task.cancel()
 
@@ -108,7 +107,7 @@ class Prober:
         self._tasks.discard(task)
         settled = Settled((row,), Outcome.BARRED, LOST)
         try:
-            if not task.cancelled():  # by `give_up`, or by the library when the connection goes away
+            if not task.cancelled():  # by `give_up`, or by the library when the connection is lost
                 settled = task.result()
         finally:
             self._settle(settled)
@@ -148,7 +147,7 @@ class Prober:
         with _numbered():
             opened = await self._connection.channel(publisher_confirms=True, on_return_raises=True)
         channel = await opened.get_underlay_channel()
-        if broker.is_told_to_end():  # which the library swallows while it opens a channel
+        if broker.is_told_to_end():  # the library swallows a cancel while it opens a channel
             raise asyncio.CancelledError
         wire = self._wire_on(channel, self._connection, settle)
         try:
@@ -156,7 +155,7 @@ class Prober:
             await wire.run()
         finally:
             for lost in await wire.close():
-                if channel.is_closed:  # by the broker, which says why
+                if channel.is_closed:  # by the broker, whose words are in the outcome
                     settle(lost)
             if not channel.is_closed:
                 await broker.close_channel(channel)
@@ -174,19 +173,19 @@ class Prober:
             except (ChannelNotFoundEntity, ChannelAccessRefused) as error:
                 return words(error)
             except (*NO_CHANNEL, BrokerUnavailableError):
-                return ""  # the rows go out, and the wire sees what becomes of them
+                return ""  # the relay sends the rows, and the wire sees their outcome
         return ""
 
     async def _publish_and_take_back(self, channel: Underlay, address: Address) -> None:
-        """Publish an empty message in a transaction, and roll it back: the broker checks it, and no queue gets it.
+        """Publish an empty message in a transaction, and roll it back. The broker checks it, and no queue gets it.
 
-        A passive declare would need no transaction, but tells nothing about permissions.
+        A passive declare would need no transaction, but it does not check permissions.
         """
         async with answer_within("ask for an exchange", ANSWER_WITHIN):
             await channel.tx_select()
-            if not address.exchange:  # its routing key might be a direct reply, which RabbitMQ delivers at once
+            if not address.exchange:  # the routing key may be a direct reply queue, to which RabbitMQ delivers at once
                 address = address._replace(routing_key=b"")
-            # In one piece: a rollback behind the library's answer to a close would end the connection.
+            # In one write: a rollback after the library's answer to a close would end the connection.
             question = publish_frame(channel.number, address) + b"".join(
                 frame.marshal(each, channel.number) for each in (NOT_KEPT, Tx.Rollback())
             )
@@ -202,7 +201,7 @@ class Prober:
 
 @contextmanager
 def _numbered() -> Iterator[None]:
-    """Raise ConnectionError where the library has no number left for a channel."""
+    """Raise ConnectionError when the library has no channel number left."""
     try:
         yield
     except ValueError as error:

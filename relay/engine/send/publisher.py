@@ -1,8 +1,9 @@
 """Send the rows that may go, and decide what follows from each outcome.
 
-With one row of a key at a time, nothing of a key is sent before its predecessor is settled. A refusal, which is normal
-while a quorum queue elects its leader, then cannot let a later row overtake. Other keys fill the window meanwhile.
-Otherwise rows go out as they come, and a refused row comes back later.
+With one row of a key at a time, the publisher sends no row of a key before the row ahead of it is settled. The broker
+refuses rows while a quorum queue elects its leader; no later row of the key can then overtake the refused one. Rows of
+other keys fill the window meanwhile.
+Otherwise the publisher sends rows as they come, and sends a refused row again later.
 """
 
 import asyncio
@@ -23,24 +24,24 @@ from relay.engine.snapshot import CONFIRM_BOUNDS
 from relay.observe.histogram import Histogram
 
 REMEMBERED = 50_000  # rows; a window has far fewer
-REFILL = 4  # this part of the room is filled at once while rows wait: the broker's costs are for each batch
-LIVE_PART = 3  # this part of max_in_flight is a backlog's share while others' rows come: they wait for all of it
+REFILL = 4  # while rows wait, a batch fills at least a quarter of the room: each batch costs the broker the same
+LIVE_PART = 3  # a backlog gets a third of max_in_flight while rows of other lanes come: those wait for all in flight
 NACK_BACKOFF, NACK_BACKOFF_MAX = 0.05, 2.0  # seconds; a leader election takes half a second
-LIVE_FOR = 1.0  # seconds after the last row that came beside a backlog
+LIVE_FOR = 1.0  # seconds after the last row that came while another lane had a backlog
 
 
 class Publisher:
-    """The rows between the table and the broker: offered by the tail, taken over by the marker when settled.
+    """The rows between the table and the broker: the tail offers them, and the marker takes the settled ones.
 
     Args:
         max_in_flight: messages that may wait for their confirms.
     Attributes:
-        queue: the rows that are to be sent.
+        queue: the rows that wait to be sent.
         in_flight: messages handed to a wire or to the prober and not yet settled.
         failures: attempts since the start that ended without a confirm, by outcome.
-        confirm_times: see `snapshot.NodeSnapshot`; the wire observes them.
-        confirmed, faulty: settled rows, for the marker to take (`take_settled`).
-        settled: set when there are some.
+        confirm_times: see `snapshot.NodeSnapshot`; the wire records them.
+        confirmed, faulty: settled rows, which the marker takes (`take_settled`).
+        settled: set when there are settled rows.
     """
 
     def __init__(self, policy: DeliveryPolicy, max_in_flight: int) -> None:
@@ -48,7 +49,7 @@ class Publisher:
         self._may_send: Callable[[], bool] = lambda: True
         self._wire: Wire | None = None
         self._prober: Prober | None = None
-        self._probing: set[int] = set()  # sent by it
+        self._probing: set[int] = set()  # ids of the rows in flight that the prober has sent
         self._redelivered: set[int] = set()
         self._taken: list[Row] = []  # confirmed, and being marked
         self._unmarked = Unmarked()
@@ -63,12 +64,12 @@ class Publisher:
 
     @property
     def waiting(self) -> int:
-        """Rows to go or under way up to their mark, nacked ones too; no probe."""
+        """The number of rows that are not marked yet, nacked rows included; probes are not counted."""
         sent = self.in_flight - len(self._probing)
         return len(self.queue) + sent + len(self.confirmed) + len(self._taken)
 
     def offer(self, rows: Iterable[Row], *, behind: Collection[int] = ()) -> None:
-        """Take rows over and send what there is room for; see `SendQueue.offer`."""
+        """Take over rows, and send as many as there is room for; see `SendQueue.offer`."""
         if self._unmarked:
             confirmed, rows = self._unmarked.part(rows)
             self.confirmed += confirmed
@@ -78,7 +79,7 @@ class Publisher:
         self.pump()
 
     def send_while(self, may_send: Callable[[], bool]) -> None:
-        """Send only while this holds from now on, such as that the rows' lanes are ours; by default always."""
+        """Send only while `may_send` returns true, for example while this node holds the lanes; by default always."""
         self._may_send = may_send
 
     def attach(self, wire: Wire | None) -> None:
@@ -89,7 +90,7 @@ class Publisher:
         self.pump()
 
     def attach_prober(self, prober: Prober | None) -> None:
-        """Send through it what is to go out alone, and ask it for exchanges; None while there is no connection."""
+        """Use this prober for rows that go out alone, and for questions; None while there is no connection."""
         self._prober = prober
         self.queue.checks.forget_answers()
 
@@ -110,7 +111,7 @@ class Publisher:
                 self._blame(settled, Blame.ADDRESS)
             case Outcome.BARRED:
                 self._blame(settled, Blame.ADDRESS)
-                self._redelivered.update(row.id for row in settled.rows)  # an earlier one of them may have arrived
+                self._redelivered.update(row.id for row in settled.rows)  # an earlier send may have arrived
                 self._learn(settled)
             case Outcome.REFUSED:
                 self._blame(settled, Blame.ROW)
@@ -119,7 +120,7 @@ class Publisher:
             case Outcome.NACKED:
                 self.queue.put_later(settled.rows)
             case Outcome.UNKNOWN | Outcome.SUSPECT:
-                # The broker may have taken them: the consumer is told that they are repeats.
+                # The broker may have taken them: a header tells the consumer that they may be repeats.
                 self._redelivered.update(row.id for row in settled.rows)
                 self.queue.put_first(settled.rows)
             case _:
@@ -131,7 +132,7 @@ class Publisher:
         self.pump()
 
     def _learn(self, barred: Settled) -> None:
-        """Ask for exchanges from now on if one has closed the channel that all rows share."""
+        """Begin to ask for exchanges if an exchange has closed the channel that all rows share."""
         row = barred.rows[0]
         if self._prober is not None and row.id not in self._probing and names_address(barred.reason):
             self.queue.checks.begin(self._prober.router.address(row), barred.reason)
@@ -144,7 +145,7 @@ class Publisher:
         self.settled.set()
 
     def take_settled(self) -> tuple[list[Row], list[Fault]]:
-        """Return what is settled since the last call; calling it says that everything before is in the table.
+        """Return what has settled since the last call. The caller has written the earlier rows to the table.
 
         A faulty row's key stays held until `queue.put_off`, `release_key` or `remove_followers`.
         """
@@ -154,7 +155,7 @@ class Publisher:
         return self._taken, faulty
 
     def give_back(self, lanes: Collection[int]) -> list[Row]:
-        """Give up the rows of these lanes and return them, but for those that are in flight or settled."""
+        """Remove the rows of these lanes and return them; rows in flight and settled rows stay."""
 
         def is_leaving(row: Row) -> bool:
             return row.lane in lanes
@@ -167,9 +168,9 @@ class Publisher:
         return rows
 
     async def wait_settled(self) -> bool:
-        """Wait for settled rows; False: it has stopped, and none will come.
+        """Wait for settled rows; False when the publisher has stopped and no row is in flight.
 
-        Calling it says that the rows taken before are in the table.
+        The caller has written the rows that it took before to the table.
         """
         self._taken = []
         while not (self.confirmed or self.faulty):
@@ -180,19 +181,19 @@ class Publisher:
         return True
 
     def wake(self) -> None:
-        """Wake the task that waits for `settled`: it has something else to do."""
+        """Wake the task that waits for `settled`, as it has other work."""
         self.settled.set()
 
     def stop(self) -> None:
-        """Send no more. What is in flight is still settled; the rest stays pending in the table."""
+        """Send no more rows. Rows in flight still settle; the others stay pending in the table."""
         self._stopped = True
         self.queue.drop_unsent()
         self.settled.set()
 
     async def abandon(self) -> None:
-        """Forget every row: the session that held their lanes is lost. Returns when nothing is in flight any more.
+        """Forget every row, as the session that held their lanes is lost. Return when no row is in flight.
 
-        What the broker confirmed is remembered: read again, it is marked without being sent again.
+        The publisher remembers which rows the broker confirmed. When it gets them again, it does not send them again.
         """
         self.stop()
         if self._prober is not None:
@@ -206,7 +207,7 @@ class Publisher:
         self._stopped = False
 
     def pump(self) -> None:
-        """Send what there is room for; call it when the lanes are known to be ours again."""
+        """Send as many rows as there is room for. Call it when `may_send` may have become true."""
         wire, queue = self._wire, self.queue
         if wire is None or not queue.ready or self._stopped or not self._may_send():
             return
@@ -236,22 +237,22 @@ class Publisher:
 class Withdrawn(NamedTuple):
     """Rows that were taken out of the queue."""
 
-    heads: list[Row]  # they were next; their keys stay held as those of faulty rows
-    waiting: list[Row]  # another row of their key held them
+    heads: list[Row]  # the next rows of their keys; the keys stay held, as keys of faulty rows do
+    waiting: list[Row]  # rows that waited behind another row of their key
 
 
 class SendQueue:
-    """The rows that were offered and are not at the broker.
+    """The rows that were offered and are not in flight.
 
     Args:
-        on_ready: called when a row has become ready by a method that says so, by a timer or by the broker's answer.
-        on_refused: takes rows that were not sent, as the broker takes no message for their address, and its words.
+        on_ready: called when rows have become ready by a timer, by the broker's answer or by `release_key`.
+        on_refused: gets rows whose address the broker refuses, and the broker's words; the rows were not sent.
     Attributes:
         ready: the rows that may go now, in order; the publisher takes them from the left.
         checks: while they are on, the publisher takes rows by `take_checked`.
         alone: ids of rows that go out alone on a channel.
         suspects: rows that go one at a time.
-        live_until: until when (monotonic) rows without a backlog have come recently.
+        live_until: until this moment (monotonic) a backlog gets a part of the room (`LIVE_PART`).
     """
 
     def __init__(
@@ -261,7 +262,7 @@ class SendQueue:
         self._by_key = policy.one_at_a_time
         self._on_ready = on_ready
         self._on_refused = on_refused
-        # A row of it is under way, or (pipelined) was refused before it was sent -> the rows behind that one.
+        # Key -> the rows that wait behind its first row. That row is under way, or (pipelined) was refused unsent.
         self._in_flight_keys: dict[Key, list[Row] | None] = {}
         self._resends = ResendTimer(self._due)
         self._nacks: dict[int, int] = {}  # id -> times
@@ -272,14 +273,14 @@ class SendQueue:
         self.live_until = 0.0
 
     def __len__(self) -> int:
-        """Return how many rows may go now, after a refusal or after a check; not those behind a row of their key."""
+        """Return how many rows may go now, after a wait or after a check, without rows behind a row of their key."""
         return len(self.ready) + len(self._resends) + len(self.checks)
 
     def offer(self, rows: Iterable[Row], behind: Collection[int]) -> None:
-        """Take rows over; those of one lane must come in id order.
+        """Take over rows; the rows of one lane must come in id order.
 
         Args:
-            behind: lanes with a backlog. By key, rows of the others go before theirs: they would wait for thousands.
+            behind: lanes with a backlog. By key, rows of other lanes go first, or thousands would delay them.
         """
         if behind and self._by_key:
             rows = list(rows)
@@ -290,7 +291,7 @@ class SendQueue:
         self.ready.extend(self._heads(rows))
 
     def _heads(self, rows: Iterable[Row]) -> Sequence[Row]:
-        """Return the rows that may go now; the others wait behind the row of their key that is under way."""
+        """Return the rows that may go now; each of the others waits behind the row of its key that is under way."""
         keys = self._in_flight_keys
         if not self._by_key and not keys:
             return list(rows)
@@ -310,7 +311,7 @@ class SendQueue:
         return heads
 
     def send_alone(self, id_: int) -> None:
-        """Send the row of this id, which is offered next, alone on a channel."""
+        """Send the row of this id alone on a channel; the caller offers the row next."""
         self.alone.add(id_)
 
     def take_alone(self) -> list[Row]:
@@ -322,7 +323,7 @@ class SendQueue:
         return found
 
     def take_checked(self, room: int, prober: Prober) -> list[Row]:
-        """Take up to `room` ready rows whose exchange works; let others before them wait for the broker's answer."""
+        """Return up to `room` ready rows whose exchange works; those of unknown exchanges wait for an answer."""
         self.checks.end_if_quiet()
         taken: list[Row] = []
         while self.ready and len(taken) < room:
@@ -332,7 +333,7 @@ class SendQueue:
         return taken
 
     def take_back_checked(self) -> None:
-        """Make the rows that wait for an answer ready again: what is in flight before them may come back."""
+        """Make the rows that wait for an answer ready again, as earlier rows in flight may come back."""
         self.ready.extendleft(reversed(self.checks.take_back()))
 
     def _checked(self, checked: Checked) -> None:
@@ -347,7 +348,7 @@ class SendQueue:
         self._on_ready()
 
     def _keep_behind(self, behind: dict[Key, list[Row]]) -> None:
-        """Let no row of these keys go (pipelined): one of each was refused before it was sent."""
+        """Hold the rows of these keys (pipelined), as a row of each key was refused before it was sent."""
         for row in self.ready:
             if row.key in behind:
                 behind[row.key].append(row)
@@ -360,7 +361,7 @@ class SendQueue:
         self.ready.extendleft(reversed(rows))
 
     def put_later(self, rows: Iterable[Row]) -> None:
-        """Send these rows again after a wait that grows with each refusal; the broker refused them for now."""
+        """Send these rows, which the broker refused for now, after a wait that grows with each refusal."""
         for row in rows:
             times = self._nacks[row.id] = self._nacks.get(row.id, 0) + 1
             self._resends.push(backoff(times, NACK_BACKOFF, NACK_BACKOFF_MAX), row)
@@ -372,7 +373,7 @@ class SendQueue:
             for key in map(key_of, rows):
                 waiting = keys.pop(key, None)
                 if waiting is not None:
-                    # To the front: a long queue behind one key would else finish last, alone.
+                    # To the front: otherwise a long queue behind one key would finish last, one row at a time.
                     ready.appendleft(waiting.pop(0))
                     keys[key] = waiting or None
         if self._nacks:
@@ -380,7 +381,7 @@ class SendQueue:
                 self._nacks.pop(row.id, None)
 
     def put_off(self, row: Row) -> list[Row]:
-        """Return the rows behind a faulty row that comes again later; they come with it, or its key goes on."""
+        """Put off a faulty row: return the rows that wait behind it, or let its key go on and return no rows."""
         if self._policy.backoff_holds_key:
             return self.remove_followers(row)
         self.release_key(row)
@@ -394,13 +395,13 @@ class SendQueue:
         self._on_ready()
 
     def remove_followers(self, row: Row) -> list[Row]:
-        """Return the rows that were offered behind a faulty row, in order; its key waits elsewhere from now on."""
+        """Remove and return the rows behind a faulty row, in order; the queue holds the key no longer."""
         key = row.key
         waiting = self._in_flight_keys.pop(key, None) if key is not None else None
         return self._withdrawn(waiting or [])
 
     def withdraw(self, matches: Callable[[Row], bool]) -> Withdrawn:
-        """Take out the rows that match, and the rows behind these if a row that is put away holds its key."""
+        """Remove and return the rows that match, with the rows behind them if a row that is put away holds its key."""
         self.take_back_checked()
         heads = [row for row in self.ready if matches(row)]
         if heads:
@@ -451,9 +452,9 @@ class SendQueue:
 
 
 class Suspects:
-    """Rows that were in flight when the broker closed the channel on account of one of them.
+    """Rows that were in flight when the broker closed the channel because of one of them.
 
-    They go out one at a time: the row that closes it again, alone, is to blame. True while there are some.
+    They go out one at a time. A row that closes the channel alone is to blame. True while there are suspects.
     """
 
     def __init__(self) -> None:
@@ -463,7 +464,7 @@ class Suspects:
         return bool(self._ids)
 
     def judge(self, settled: Settled) -> Settled:
-        """Return the outcome to act on: a suspect that was alone and closed the channel again was refused."""
+        """Return the outcome to act on: REFUSED for a suspect that was alone and closed the channel again."""
         if not self._ids and settled.outcome is not Outcome.SUSPECT:
             return settled
         ids = {row.id for row in settled.rows}
@@ -476,16 +477,16 @@ class Suspects:
         return settled
 
     def forget(self, ids: Collection[int]) -> None:
-        """Suspect these no more."""
+        """Remove these ids from the suspects."""
         self._ids.difference_update(ids)
 
     def clear(self) -> None:
-        """Suspect none."""
+        """Remove all suspects."""
         self._ids.clear()
 
 
 class Unmarked:
-    """Rows that were confirmed, and perhaps not marked: read again, they are marked without being sent again."""
+    """Rows that were confirmed and perhaps not marked. When they are read again, they are marked and not sent."""
 
     def __init__(self) -> None:
         self._message_ids: dict[int, bytes] = {}  # by id
@@ -494,9 +495,9 @@ class Unmarked:
         return bool(self._message_ids)
 
     def remember(self, rows: Iterable[Row]) -> None:
-        """Remember these, too; earlier ones may not all have been read again."""
+        """Remember these rows as well; some earlier ones may not have been read again yet."""
         self._message_ids |= {row.id: row.message_id for row in rows}
-        for id_ in list(self._message_ids)[:-REMEMBERED]:  # some had been marked, and are not read again
+        for id_ in list(self._message_ids)[:-REMEMBERED]:  # the oldest: marked rows are never read again
             del self._message_ids[id_]
 
     def part(self, rows: Iterable[Row]) -> tuple[list[Row], list[Row]]:

@@ -1,9 +1,9 @@
-"""Where the broker takes nothing for now: which addresses, and for how long already.
+"""Which addresses the broker refuses for now, and since when.
 
-A queue that elects its leader refuses for half a second, which is not worth a word. A queue that is full, or without a
-quorum, refuses or keeps silent until an operator mends it. Its rows must not fill the window meanwhile. A channel that
-has sent a few dozen messages to a queue without a leader waits for it, and so do all other queues of the channel.
-So the relay takes such an address for a route that does not work (quarantine.py).
+A queue that elects its leader refuses for half a second, and the operator need not know. A queue that is full or has no
+quorum refuses, or does not answer, until an operator repairs it. Its rows must not fill the window meanwhile.
+After a few dozen messages to a queue without a leader, the channel waits for that queue. Then no other queue of the
+channel gets messages. So the relay treats such an address as a route that does not work (quarantine.py).
 """
 
 import asyncio
@@ -17,16 +17,16 @@ from relay.engine.send.wire import Settle
 
 PART = "queues"
 LASTING_AFTER = 5.0  # seconds without a confirm
-FORGOTTEN_AFTER = 30.0  # seconds; its rows are no longer ours, else they had been sent again
+FORGOTTEN_AFTER = 30.0  # seconds without a refusal: this node has lost the rows, or it would have sent them again
 
 
 class Refusals:
-    """Addresses whose rows were sent and not taken, until the broker takes a row of the address.
+    """The addresses that refuse rows, each until the broker takes a row for it.
 
     Args:
-        settle: gets every outcome, as the sender must act on it.
-        barring: whether rows of an address that has taken nothing for long are settled as `BARRED`. Otherwise they are
-            tried for ever, and the operator is told.
+        settle: gets every outcome; the sender must act on it.
+        barring: whether rows settle as `BARRED` when their address has taken nothing for long. Otherwise the relay
+            tries them without end, and reports it to the operator.
     Attributes:
         confirmed_at: when the broker last took a row, by the event loop's clock.
     """
@@ -37,11 +37,11 @@ class Refusals:
         self._settle = settle
         self._barring = barring
         self._clock = asyncio.get_running_loop().time
-        self._times: dict[Address, tuple[float, float]] = {}  # when first, when last
+        self._times: dict[Address, tuple[float, float]] = {}  # the first and the last refusal
         self.confirmed_at = -inf
 
     def settle(self, settled: Settled) -> None:
-        """Learn from an outcome and pass it on. A wire calls this; it costs nothing while every queue takes all."""
+        """Note an outcome, and pass it on. A wire calls this; it costs nothing while no queue refuses."""
         now = self._clock()
         if settled.outcome is Outcome.CONFIRMED:
             self.confirmed_at = now
@@ -57,11 +57,11 @@ class Refusals:
         self._settle(settled)
 
     def settle_overdue(self, lost: Settled, late: Iterable[Row], seconds: float) -> None:
-        """Pass on the rows of a channel on which no confirm came for so many seconds.
+        """Pass on the rows of a channel on which no confirm came for this number of seconds.
 
         Args:
-            late: the rows that waited long enough to show that their address takes nothing. That may be wrong: then
-                the first probe of the address shows that it works.
+            late: rows that have waited so long that their address seems to take nothing. If it works after all, its
+                first probe shows that.
         """
         if self._barring:
             self._bar(lost, {self._router.address(row) for row in late}, f"no confirm within {seconds:g} s")
@@ -72,11 +72,11 @@ class Refusals:
 
     @property
     def since(self) -> float | None:
-        """When the broker refused the first of these addresses; None while every queue takes what it gets."""
+        """When the broker first refused one of these addresses; None while no queue refuses."""
         return min((first for first, _ in self._times.values()), default=None)
 
     def report(self) -> None:
-        """Report to the operator what lasts, or that it is over."""
+        """Report refusals that last to the operator, or that they are over."""
         now = self._clock()
         self._times = {at: times for at, times in self._times.items() if now - times[1] < FORGOTTEN_AFTER}
         lasting = [] if self._barring else self._lasting(now)
@@ -95,7 +95,7 @@ class Refusals:
             self._times[address] = (first, now)
 
     def _bar(self, settled: Settled, addresses: Iterable[Address], reason: str) -> None:
-        """Settle the rows of these addresses as barred, and the others as they are."""
+        """Settle the rows of these addresses as barred, and pass on the others with their own outcome."""
         barred: dict[Address, list[Row]] = {address: [] for address in addresses}
         others: list[Row] = []
         for row in settled.rows:

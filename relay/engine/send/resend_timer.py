@@ -18,7 +18,7 @@ class Waiting(NamedTuple):
 
 
 class ResendTimer:
-    """Gives rows back, to `due`, when their time has come."""
+    """Holds rows, and passes them to `due` when their time has come."""
 
     def __init__(self, due: Callable[[list[Row]], None]) -> None:
         self._due = due
@@ -35,7 +35,7 @@ class ResendTimer:
         self._arm()
 
     def withdraw(self, matches: Callable[[Row], bool]) -> list[Row]:
-        """Take out the rows that match."""
+        """Remove and return the rows that match."""
         found = [waiting for waiting in self._heap if matches(waiting.row)]
         if found:
             ties = {waiting.tie for waiting in found}

@@ -1,4 +1,4 @@
-"""Where a row goes: what the row itself says, else the first route that matches, else the default exchange."""
+"""Where a row goes: to the address in the row, else by the first route that matches, else to the default exchange."""
 
 import re
 from collections.abc import Sequence
@@ -12,8 +12,8 @@ from relay.engine.send.message import UnsendableError
 ROUTES_CACHED = 10_000
 PLACEHOLDER = re.compile(rb"{(?:event_type|aggregate_type|aggregate_id)}")
 DEFAULT_ROUTING_KEY = "{aggregate_type}.{event_type}"
-# Of bytes, where a name is not ASCII. A broker's words have 255 bytes, with those of the virtual host and the user:
-# RabbitMQ 4 ends the connection with INTERNAL_ERROR when it has to cut a longer name in them.
+# The limit for a name that is not ASCII. The broker's reason has at most 255 bytes, and also names the virtual host and
+# the user. If RabbitMQ 4 must cut a longer name there, it ends the connection with INTERNAL_ERROR.
 MAX_EXCHANGE_BYTES = 127
 
 
@@ -25,7 +25,7 @@ class Address(NamedTuple):
 
 
 class Router:
-    """Tell the address of a row. A row's own exchange or routing key wins over any route, each by itself."""
+    """Finds the address of a row. The row's own exchange and routing key each take precedence over the route's."""
 
     def __init__(self, routes: Sequence[Route], default_exchange: str, *, allowed_exchanges: str = "*") -> None:
         default = Route(exchange=default_exchange, routing_key=DEFAULT_ROUTING_KEY)
@@ -42,11 +42,11 @@ class Router:
         return cls(settings.routes, broker.exchange, allowed_exchanges=broker.allowed_exchanges)
 
     def allowed_address(self, row: Row) -> Address:
-        """Give the address to which the row may be sent.
+        """Return the address of the row, if the row may be sent there.
 
         Raises:
-            UnsendableError: the row names an exchange that `broker.allowed_exchanges` does not, or by a name that no
-                broker can be asked for safely.
+            UnsendableError: `broker.allowed_exchanges` does not allow the row's exchange, or its name is too long to
+                ask a broker for it safely.
         """
         if row.exchange is not None:
             self.check_exchange(row.exchange)
@@ -56,7 +56,7 @@ class Router:
         """Check that a row may name this exchange.
 
         Raises:
-            UnsendableError: as `allowed_address`.
+            UnsendableError: see `allowed_address`.
         """
         name = exchange.decode()
         if not any(pattern.match(name) for pattern in self._allowed):
@@ -74,7 +74,7 @@ class Router:
         return Address(exchange, row.routing_key if row.routing_key is not None else _fill(route.routing_key, row))
 
     def route(self, aggregate_type: bytes, event_type: bytes) -> Route:
-        """Tell where rows of a kind go that do not say it themselves."""
+        """Return the route of the rows of a kind that name no address."""
         kind = (aggregate_type, event_type)
         route = self._matched.get(kind)
         if route is None:
@@ -90,7 +90,7 @@ def _takes(route: Route, aggregate_type: str, event_type: str) -> bool:
 
 
 def _fill(template: str, row: Row) -> bytes:
-    # One pass over the template: a type that itself contains braces is data, never a template.
+    # One pass over the template: braces in a type are data, never a placeholder.
     values = {
         b"{event_type}": row.event_type,
         b"{aggregate_type}": row.aggregate_type,

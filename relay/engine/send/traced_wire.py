@@ -1,8 +1,8 @@
 """A span for each batch that goes to the broker, linked to the traces in which its rows were written.
 
-It stands between the publisher and a wire, and only where OpenTelemetry is set up (`observe.tracing.tracer`): elsewhere
-there is no such object. What the rows carry of their own traces goes out unchanged, so a consumer continues those.
-Names are those of OpenTelemetry's semantic conventions for messaging and RabbitMQ.
+The traced wire stands between the publisher and a wire. It exists only when OpenTelemetry is set up
+(`observe.tracing.tracer`). The relay sends each row's trace headers unchanged, so a consumer continues the row's trace.
+The names are from OpenTelemetry's semantic conventions for messaging and RabbitMQ.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,7 +20,7 @@ from relay.engine.send.routes import Router
 from relay.engine.send.wire import Settle, Wire
 
 OPERATION = "publish"
-MAX_LINKS = 128  # what the SDK keeps of a span by default; rows of one trace share a link
+MAX_LINKS = 128  # the SDK keeps this number for each span by default; rows of one trace share a link
 PROPAGATOR = TraceContextTextMapPropagator()
 
 
@@ -34,7 +34,7 @@ class Batch:
 
 
 class TracedWire:
-    """See `wire.Wire`. `wire` is what it traces, and settles by this one's `settle`."""
+    """See `wire.Wire`. `wire` is the wire that it traces; that wire passes outcomes to this object's `settle`."""
 
     wire: Wire
 
@@ -43,7 +43,7 @@ class TracedWire:
         self._server: dict[str, AttributeValue] = {"server.address": server.host or "", "server.port": server.port or 0}
         self._router = router
         self._settle = settle
-        self._batches: dict[int, Batch] = {}  # by the row's id: each is in flight once
+        self._batches: dict[int, Batch] = {}  # by row id: a row is in flight at most once
 
     @property
     def in_flight(self) -> int:
@@ -94,7 +94,7 @@ class TracedWire:
             routing_key = address.routing_key.decode()
             attributes["messaging.rabbitmq.destination.routing_key"] = routing_key
             attributes["messaging.destination.name"] = ":".join(filter(None, (*exchanges, routing_key)))
-        # A trace of its own: it belongs to none of its rows more than to the others.
+        # A separate trace: the span belongs to all of its rows alike.
         return self._tracer.start_span(
             name, context=Context(), kind=SpanKind.CLIENT, attributes=attributes, links=_links(rows)
         )

@@ -1,7 +1,7 @@
-"""What the publisher needs of a channel in confirm mode, and what the broker's answers mean.
+"""What the publisher needs from a channel in confirm mode, and what the broker's answers mean.
 
-`FrameWire` (frames.py) is the fast way. `PlainWire` (plain_wire.py) is the library's documented way behind the same
-interface. Both pass tests/engine/test_wire.py.
+`FrameWire` (frames.py) is the fast implementation. `PlainWire` (plain_wire.py) uses the library's documented interface.
+Both pass tests/engine/test_wire.py.
 """
 
 import asyncio
@@ -26,11 +26,11 @@ from relay.engine.send.routes import Address, Router
 
 Settle = Callable[[Settled], None]
 NACKED = "the broker refused it for now (basic.nack)"
-# RabbitMQ: "NOT_FOUND - no exchange 'x' in vhost '/'", "ACCESS_REFUSED - access to exchange 'x' in vhost '/' refused
-# for user 'u'", and with permissions by topic "access to topic 'k' in exchange 'x' in vhost '/' refused for ...".
-# They have 255 bytes at most: "..." stands for the rest, wherever that begins.
+# RabbitMQ's words are `NOT_FOUND - no exchange 'x' in vhost '/'`, `ACCESS_REFUSED - access to exchange 'x' in vhost '/'
+# refused for user 'u'`, and with permissions by topic `access to topic 'k' in exchange 'x' in vhost '/' refused for`.
+# They have at most 255 bytes. RabbitMQ cuts longer words anywhere, and ends them with "...".
 ADDRESS_NAMED = re.compile(r"(?:exchange|topic) '.*", re.DOTALL)
-# Also what closes the whole connection: frames that the broker cannot read, or a message that it stumbles over.
+# Also errors that close the whole connection: the broker cannot read a frame, or fails on a message.
 BLAMES_A_MESSAGE = (
     AMQPChannelError,
     ConnectionFrameError,
@@ -42,16 +42,17 @@ BLAMES_A_MESSAGE = (
 
 
 def returned_words(frame: Any) -> str:
-    """Say in the broker's words why it returned a message."""
+    """Return the broker's words for why it returned a message."""
     return f"{frame.reply_code} {frame.reply_text}: nothing is bound for its routing key"
 
 
 def after_close(rows: Sequence[Row], closing: asyncio.Future[Any], router: Router) -> list[Settled]:
-    """Tell what became of the rows that were in flight when their channel went away.
+    """Return what became of the rows that were in flight when their channel closed.
 
-    The broker closes a channel, and for some reasons the connection, on account of one message. When it is the
-    message's address the broker's words name it; else, with one message in flight, it is that. An internal error (541)
-    says only that a process of the broker's has died, of this message or of something else: no more than a suspicion.
+    The broker closes a channel, and for some reasons the connection, because of one message. If the message's address
+    is the reason, the broker's words name it. Otherwise a message that was alone in flight is to blame.
+    An internal error (541) says only that a process of the broker has died. The message may not be the reason, so it
+    is a suspect.
     """
     if not rows:
         return []
@@ -95,26 +96,26 @@ def _is_named(address: Address, words: str) -> bool:
 
 
 class Wire(Protocol):
-    """What the publisher needs of a channel."""
+    """What the publisher needs from a channel."""
 
     @property
     def in_flight(self) -> int:
-        """Messages sent and not yet settled."""
+        """The number of messages that were sent and are not settled."""
 
     def send(self, rows: Sequence[Row], redelivered: set[int]) -> None:
-        """Send in this order; the outcome of each comes by the wire's `settle`, and never within this call.
+        """Send the rows in this order. The wire passes each outcome to its `settle`, and never within this call.
 
-        Rows whose id is in `redelivered` carry the header that says so.
+        Rows whose id is in `redelivered` get the header `x-outbox-redelivered`.
         """
 
     async def run(self) -> None:
-        """Carry what is sent until the channel closes."""
+        """Send what `send` was given until the channel closes."""
 
     async def close(self) -> list[Settled]:
-        """Give what became of the rows still in flight when the wire is used no more."""
+        """Stop the wire, and return what became of the rows still in flight."""
 
     def unconfirmed_for(self, now: float) -> float:
-        """Tell for how many seconds the oldest row in flight has waited, by the clock that the wire was given."""
+        """Return for how many seconds the oldest row in flight has waited, by the wire's clock."""
 
     def sent_before(self, moment: float) -> list[Row]:
-        """Give the rows in flight that were sent before then, by that clock."""
+        """Return the rows in flight that were sent before this moment, by the wire's clock."""

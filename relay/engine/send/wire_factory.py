@@ -1,4 +1,4 @@
-"""Put the wire on a channel that the settings ask for."""
+"""Make the kind of wire that the settings ask for."""
 
 from aiormq.abc import AbstractChannel as Underlay
 
@@ -15,7 +15,7 @@ from relay.observe.histogram import Histogram
 
 
 class Wires:
-    """Makes wires that differ in their channel and in what settles their rows; all note the `times` of confirms."""
+    """Makes wires for a channel and a `Settle`; all record how long confirms take in `times`."""
 
     def __init__(self, choice: WireChoice, router: Router, identity: Identity, times: Histogram) -> None:
         self._choice = choice
@@ -24,7 +24,7 @@ class Wires:
         self._times = times
 
     def on(self, channel: Underlay, connection: Connection, settle: Settle) -> Wire:
-        """Make one; with a tracer, its batches are traced."""
+        """Return a wire on this channel; with a tracer, it traces its batches."""
         if (tracer := tracing.tracer()) is None:
             return self._bare(channel, connection, settle)
         from relay.engine.send.traced_wire import TracedWire  # noqa: PLC0415  (imports OpenTelemetry)

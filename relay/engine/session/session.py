@@ -49,14 +49,15 @@ PLANNER = SQL("""
     SET max_parallel_workers_per_gather = 0
 """)
 
-# Older servers lack some of them.
+# Older servers lack some of these settings.
 SET_TIMEOUTS = SQL("""
     SELECT set_config(name, value, false)
     FROM unnest(%(names)s::text[], %(values)s::text[]) AS own (name, value)
     JOIN pg_settings USING (name)
 """)
 
-# One wide row, and libpq keeps an input buffer of its size: 16 KiB else, and a wake-up for each 16 KiB of a window.
+# After one wide row, libpq keeps an input buffer of its size. Otherwise the buffer has 16 KiB, and the relay wakes up
+# for each 16 KiB of a window.
 WIDE_ROW = SQL("SELECT repeat(' ', 262144)")
 
 ROUTES_CHANGED = "routes"  # the payload by which an operator's command notifies the nodes; their own has no word
@@ -90,8 +91,8 @@ PARK_LOCK = SQL("SELECT pg_advisory_xact_lock(hashtextextended({park}, 0))")
 
 
 # Pending rows by lane and id (`places`), for statements that change them. The planner can only run a LATERAL with LIMIT
-# row by row through the index. A plain join may scan the backlog for each row: statistics that were taken while a large
-# transaction was still open say that the table is empty.
+# row by row through the index. It may run a plain join as a scan of the backlog for each row. Statistics that were
+# taken while a large transaction was still open say that the table is empty.
 GIVEN = SQL("""
     unnest(%(lanes)s::smallint[], %(ids)s::bigint[]) AS wanted (lane, id)
     CROSS JOIN LATERAL (

@@ -1,7 +1,7 @@
-"""Write into the table what became of the rows: sent, to be tried again later, or parked.
+"""Write the outcome of each row into the table: sent, postponed, or parked.
 
-Marking comes after the confirm. A crash in between leaves the row pending, and it goes out again with the same
-message_id.
+The relay marks a row after its confirm. If the relay crashes in between, the row stays pending and goes out again with
+the same message_id.
 """
 
 import asyncio
@@ -25,11 +25,11 @@ from relay.observe.histogram import Histogram
 
 log = get_logger(__name__)
 
-# DELETE and INSERT in one statement, not UPDATE ... SET state = 'sent': letting PostgreSQL move each row to its
-# partition costs it twice the time (docs/decisions/0002-mark-by-delete-and-insert.md).
-# The count is a new row in `published`, not an UPDATE of the node's row: under an old snapshot each mark would walk
-# over the versions of that row that the marks before have left (0.15 ms became 1 ms after 40,000).
-# It costs a mark of 100 rows 0.02 of 0.5 ms.
+# DELETE and INSERT in one statement, not UPDATE ... SET state = 'sent': an update would move each row to its partition,
+# which takes PostgreSQL twice the time (docs/decisions/0002-mark-by-delete-and-insert.md).
+# The count is a new row in `published`, not an UPDATE of the node's row. Under an old snapshot, each UPDATE would
+# walk over the row's versions that earlier marks left. Then 0.15 ms became 1 ms after 40,000 marks.
+# The new row costs 0.02 of the 0.5 ms that a mark of 100 rows takes.
 MARK_SENT = SQL("""
     WITH done AS (
         DELETE FROM {schema}.message_pending
@@ -66,20 +66,20 @@ PARK = SQL("""
     WHERE state = 'pending' AND ctid = ANY (ARRAY(SELECT given.place FROM {given}))
 """)
 
-MARK_INTERVAL, BUSY_MARK_INTERVAL = 0.003, 0.02  # seconds between two marks of fewer rows than
+MARK_INTERVAL, BUSY_MARK_INTERVAL = 0.003, 0.02  # seconds between two marks with fewer rows than `ROWS_WORTH_A_MARK`
 ROWS_WORTH_A_MARK = 1000
 BUSY_IN_FLIGHT = 200  # messages; a backlog keeps more in flight, a steady flow far fewer
-TIMED_ROWS = 8  # of a mark: all of a steady flow's few, and a sample of a backlog's thousands
-ROWS_PER_MARK = 4000  # bounds the statement, not the rate: a mark takes what the last one left behind
-# From what a woken relay needs to what an outage of hours leaves behind.
+TIMED_ROWS = 8  # of each mark: all rows of a steady flow, a sample of a backlog's thousands
+ROWS_PER_MARK = 4000  # limits the statement, not the rate: the next statement marks the other settled rows
+# From the delay of an idle relay to that after an outage of hours.
 DELIVERY_BOUNDS = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200)
 
 
 class Delivered:
-    """The rows that a node has delivered since its start, over all its sessions: confirmed by the broker and marked.
+    """The rows that a node has delivered since its start, in all its sessions: confirmed by the broker, and marked.
 
     Attributes:
-        total: rows, as the marker counts them.
+        total: the number of rows that the marker has marked.
         times: see `NodeSnapshot.delivery_times`.
     """
 
@@ -93,7 +93,7 @@ class Delivered:
 
 
 class Marker:
-    """Marks settled rows, as many at once as have gathered during the last mark."""
+    """Marks settled rows; one mark takes the rows that settled during the mark before it."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class Marker:
         self._marked_at = 0.0
 
     async def run(self) -> None:
-        """Mark until the publisher has stopped and everything in flight is settled and written."""
+        """Mark until the publisher has stopped, and the outcome of each row in flight is written."""
         while await self._publisher.wait_settled():
             await self._gather()
             confirmed, faulty = self._publisher.take_settled()
@@ -130,10 +130,10 @@ class Marker:
             if of_addresses := [fault for fault in faulty if fault.blame is Blame.ADDRESS]:
                 await self._quarantine.take(of_addresses)
             await self._faults(faulty)
-            confirmed.clear()  # else they stay in memory until the next ones are settled
+            confirmed.clear()  # otherwise these rows stay in memory until the next ones settle
 
     async def _gather(self) -> None:
-        """Let a few rows come together when the last mark was just now: a statement costs as much as twenty rows."""
+        """Wait for more rows if the last mark was just now: a statement costs as much as twenty rows."""
         loop = asyncio.get_running_loop()
         interval = BUSY_MARK_INTERVAL if self._publisher.in_flight > BUSY_IN_FLIGHT else MARK_INTERVAL
         wait = self._marked_at + interval - loop.time()
@@ -145,7 +145,7 @@ class Marker:
         parameters = places(rows) | {"node": self._settings.node}
         marked = await self._write_sent(parameters)
         if marked != len(rows):
-            # An operator has parked, discarded or deleted the others meanwhile; they were sent all the same.
+            # An operator has parked, discarded or deleted the other rows meanwhile, although they were sent.
             log.warning("mark.missed", rows=len(rows), marked=marked)
         self._delivered.add(marked)
         self._tail.forget(rows)
@@ -165,7 +165,7 @@ class Marker:
         began = time.monotonic()
         async with self._session.use() as connection:
             marked = (await connection.execute(self._mark_sent, parameters, prepare=True)).rowcount
-        if marked:  # else it had no transaction id: see LaneSession.write
+        if marked:  # otherwise the statement had no transaction id: see LaneSession.write
             self._session.note_written(began)
         return marked
 
@@ -175,7 +175,7 @@ class Marker:
             row = fault.row._replace(attempts=fault.row.attempts + 1)
             match fault.blame:
                 case Blame.ADDRESS:
-                    pass  # it waits in quarantine, and burns no attempt
+                    pass  # the row waits in quarantine, and loses no attempt
                 case Blame.ROW if row.attempts < self._settings.max_attempts:
                     if not await self._quarantine.put_back(row):
                         await self._postpone(row, fault.reason)
@@ -194,7 +194,7 @@ class Marker:
 
     @retried
     async def _write_postponed(self, row: Row, reason: str, seconds: float) -> float:
-        until = time.monotonic() + seconds  # not after the table's time, or the tail would find it too early
+        until = time.monotonic() + seconds  # not later than the table's, or the tail finds the row before it
         async with self._session.use() as connection:
             values = {"lane": row.lane, "id": row.id, "attempts": row.attempts, "reason": reason, "seconds": seconds}
             await connection.execute(self._session.sql(POSTPONE), values)
@@ -221,7 +221,7 @@ class Marker:
 
     @retried
     async def _write_parked(self, faults: Sequence[Fault]) -> bool:
-        """Park rows; False when that took so long that the server gave it up, and fewer are to be parked at once."""
+        """Park rows; False when the statement timed out, and the caller should park fewer rows at once."""
         parameters = places([fault.row for fault in faults]) | {
             "attempts": [fault.row.attempts for fault in faults],
             "reasons": [fault.reason for fault in faults],
@@ -229,7 +229,7 @@ class Marker:
         try:
             async with self._session.use() as connection, connection.transaction():
                 await self._session.take_park_lock(connection)
-                if len(faults) > 1:  # a single row has all the time that there is
+                if len(faults) > 1:  # a single row gets the whole time
                     await self._session.halve_timeout(connection)
                 await connection.execute(self._session.sql(PARK), parameters)
         except psycopg.errors.QueryCanceled:

@@ -1,14 +1,14 @@
 """Rows that wait in the table: behind a parked row of their key, or for a route that does not work.
 
-`ParkedKeys`: where `key_policy` is "hold", the later rows of a parked row's key are parked behind it, out of the hot
-partition. They follow in order when an operator retries or discards the parked row. The table decides; the keys in
-memory only save the question for all other keys.
+`ParkedKeys`: if `key_policy` is "hold", the relay parks the later rows of a parked row's key behind that row, outside
+the hot partition. They follow in order when an operator retries or discards the parked row. The table decides; the keys
+in memory only spare a query for all other keys.
 
-`Quarantine`: nothing is bound for a routing key, an exchange is missing or forbidden, or a queue has taken nothing for
-long. That is a fault of the address, not of the row. Rows for such an address burn no attempt. They wait in a separate
-partition, where they delay no other row. Now and then one of them goes out as a probe, alone on a channel. Once the
-broker takes it, the others follow in order.
-Where a row that is put away holds its key (`DeliveryPolicy`), the later rows of the key wait with it, whatever their
+`Quarantine`: no queue is bound for a routing key, an exchange is missing or forbidden, or a queue has taken no message
+for long. The address is at fault, not the row, so rows for such an address lose no attempt. They wait in a separate
+partition, where they delay no other row. From time to time the relay sends one of them as a probe, alone on a channel.
+Once the broker takes the probe, the other rows follow in order.
+If a row that is put away holds its key (`DeliveryPolicy`), the later rows of the key wait with it, whatever their
 address.
 """
 
@@ -31,9 +31,9 @@ from relay.logger import get_logger
 log = get_logger(__name__)
 
 PROBE_INITIAL, PROBE_MAX = 0.5, 5.0  # seconds between two probes of one route
-PROBES_A_SECOND = 20  # of all routes; each costs the database three transactions
-LOAD_INTERVAL = 5.0  # seconds between two looks at the routes in the table, while there are any
-ROUTES_AT_A_TIME = 20  # between two windows: where thousands are due, other rows go on in between
+PROBES_A_SECOND = 20  # for all routes together; each probe costs the database three transactions
+LOAD_INTERVAL = 5.0  # seconds between two reads of the routes in the table, while there are routes
+ROUTES_AT_A_TIME = 20  # between two windows: other rows go on while thousands of routes are due
 ROWS_PER_RELEASE = 2000
 
 LOAD_PARKED = SQL("""
@@ -66,7 +66,7 @@ PARK_BEHIND = SQL("""
 
 
 class ParkedKeys:
-    """The keys whose rows are parked as they come."""
+    """The keys that have a parked row; the relay parks their later rows as they come."""
 
     def __init__(self, session: LaneSession, tail: Tail, retry: Retry) -> None:
         self._session = session
@@ -75,7 +75,7 @@ class ParkedKeys:
         self._keys: set[Key] = set()
 
     async def load(self) -> None:
-        """Learn from the table which keys have a parked row."""
+        """Read from the table which keys have a parked row."""
         self._keys |= await self._read_keys()
 
     def add(self, key: Key) -> None:
@@ -98,8 +98,8 @@ class ParkedKeys:
     async def park_behind(self, rows: Sequence[Row]) -> None:
         """Park rows behind the parked one of their key.
 
-        If no row of the key is parked any more, an operator has released the key: its rows are read again, in order
-        with those that the operator put back. Or the row itself has gone, and its key stays held.
+        If the key has no parked row now, an operator has released it. The relay then reads its rows again, in order
+        with the rows that the operator put back. A row that has gone from the table does not release its key.
         """
         for piece in pieces(rows, (row.cost for row in rows)):
             await self._park_behind(piece)
@@ -134,14 +134,14 @@ class QuarantinedRoute:
 
     id: int
     reason: str
-    probes: int  # since it is there
-    probe_at: float = 0.0  # loop time of the next one
-    probe: Place | None = None  # the row that is on its way
-    works: bool = False  # a probe got through: the rows are let go
+    probes: int  # since the route came into quarantine
+    probe_at: float = 0.0  # loop time of the next probe
+    probe: Place | None = None  # the row that is under way as a probe
+    works: bool = False  # the broker took a probe: the relay releases the rows
 
 
 class Quarantine:
-    """The routes in quarantine and the way in and out, for the lanes of one session."""
+    """The routes in quarantine, and the rows' way in and out, for the lanes of one session."""
 
     def __init__(
         self,
@@ -164,20 +164,20 @@ class Quarantine:
         self._timer: asyncio.TimerHandle | None = None
         self._load_at = 0.0  # loop time
         session.on_routes_changed(self._load_soon)
-        # Rows on their way in must not meet rows of their key on their way out; nor is anything offered meanwhile.
+        # Rows must not enter while rows of their key leave, and the loop must not offer rows meanwhile.
         self._turn = asyncio.Lock()
 
     async def load(self) -> None:
-        """Learn from the table which routes are in quarantine.
+        """Read from the table which routes are in quarantine.
 
-        A route that is new here is tried at once. So is a route whose probes count from zero again: an operator has
-        asked for it.
+        The relay probes a new route at once. It also probes a route at once if its count of probes has fallen: an
+        operator has asked for that.
         """
         self._load_at = self._loop.time() + LOAD_INTERVAL
         async with self._turn:
             for address, id_, reason, probes in await self._table.routes():
                 route = self._routes.setdefault(address, QuarantinedRoute(id_, reason, probes))
-                route.id = id_  # another one, if all other nodes were through with it before it failed them again
+                route.id = id_  # a new one if the other nodes have released the route and quarantined it again
                 if probes < route.probes:
                     route.probes, route.probe_at = probes, 0.0
         self._arm()
@@ -187,7 +187,7 @@ class Quarantine:
         self._tail.interrupt()
 
     async def hold_rows(self, window: list[Row]) -> list[Row]:
-        """Set aside the rows that have to wait, and return the others."""
+        """Set aside the rows that must wait, and return the others."""
         if not self._routes and not self._turn.locked():
             return window
         async with self._turn:
@@ -211,7 +211,7 @@ class Quarantine:
         return await self._hold_followers(free)
 
     async def take(self, faults: Sequence[Fault]) -> None:
-        """Put the addresses of these rows into quarantine, with all their rows that were not sent yet."""
+        """Put the addresses of these rows into quarantine, with all rows for these addresses that were not sent."""
         by_address: dict[Address, list[Fault]] = {}
         for fault in faults:
             by_address.setdefault(self._router.address(fault.row), []).append(fault)
@@ -232,27 +232,32 @@ class Quarantine:
             for row in heads:
                 queue.release_key(row)
             return
-        # From now on `set_aside_behind` finds the keys of these rows waiting in the table.
+        # These rows are in the table now, so `set_aside_behind` finds their keys there.
         followers = [row for row in waiting if not is_bound_there(row)]
         for row in heads:
             followers += queue.remove_followers(row)
         self._publisher.offer(self._tail.hold_rows(await self._hold_followers(followers)))
 
     async def put_back(self, row: Row) -> bool:
-        """Put a row that failed by itself back into quarantine if it was a probe; return whether it was.
+        """If this row, which is itself at fault, was a probe, put it back into quarantine; return whether it was.
 
-        Such a failure says nothing about the route. Another row is tried at once; this one later, if there is no other.
+        Such a failure says nothing about the route. The relay tries another row at once. It tries this row again only
+        when no other row waits.
         """
         if (address := self.end_probe(row, at_once=row.attempts == 1)) is None:
             return False
-        reason = self._routes[address].reason  # now: without a row that waits the route may be left meanwhile
+        reason = self._routes[address].reason  # read before the wait: the route may be released meanwhile
         async with self._turn:
             await self._table.note_failure(row)
             await self._take(address, [row], reason)
         return True
 
     def end_probe(self, row: Row, *, at_once: bool = True) -> Address | None:
-        """If a row is the probe of a route, and tells nothing about it, try another; return the route's address."""
+        """If a row is the probe of a route, end the probe without a result; return the route's address.
+
+        Args:
+            at_once: whether to send the next probe at once.
+        """
         for address, route in self._routes.items():
             if route.probe == (row.lane, row.id):
                 route.probe = None
@@ -263,7 +268,7 @@ class Quarantine:
         return None
 
     def note_sent(self, rows: Iterable[Row]) -> None:
-        """Learn that these rows are confirmed and marked: a route whose probe is among them works again."""
+        """Note that these rows are confirmed and marked: a route whose probe is among them works again."""
         probed = {route.probe: (address, route) for address, route in self._routes.items() if route.probe}
         if not probed:
             return
@@ -271,16 +276,16 @@ class Quarantine:
             address, route = probed.get((row.lane, row.id), (None, None))
             if route is not None:
                 route.probe = None
-                # A row that only waited behind another one of its key says nothing about that one's route.
+                # A row that waited only behind another row of its key says nothing about that row's route.
                 route.works = self._router.address(row) == address
                 route.probe_at = 0.0
         self._arm()
 
     async def tend(self) -> None:
-        """Send the probes that are due, and release rows whose route works.
+        """Send the probes that are due, and release the rows whose route works.
 
-        Call it between two windows, when every row that was read is offered: a row that comes back is then read before
-        all later ones of its key.
+        Call it between two windows, when every row that was read is offered. The tail then reads a row that comes back
+        before all later rows of its key.
         """
         now = self._loop.time()
         if now >= self._load_at and (self._routes or not self._load_at):
@@ -296,9 +301,9 @@ class Quarantine:
                         await self._let_go(address, route)
                     else:
                         await self._probe(address, route)
-        self._tail.go_on()  # what it was asked meanwhile is done, or armed for now
+        self._tail.go_on()  # the work of any interrupt until now is done, or the timer is armed for it
         if self._routes:
-            self._arm()  # also when nothing was due: the loop counts milliseconds, and a timer may be over a bit early
+            self._arm()  # also when no probe was due: the loop counts milliseconds, so a timer may fire a bit early
 
     async def _set_aside(self, address: Address, rows: Sequence[Row], reason: str) -> None:
         for piece in pieces(rows, (row.cost for row in rows)):
@@ -327,11 +332,11 @@ class Quarantine:
     async def _probe(self, address: Address, route: QuarantinedRoute) -> None:
         waiting = self._tail.keys_backing_off()
         if route.probe is not None and await self._table.is_on_its_way(route.probe, but=waiting):
-            self._schedule(route)  # it is on its way still: refused for now, or the broker is gone
+            self._schedule(route)  # the probe is still under way: refused for now, or the broker is unreachable
             return
         route.probe = await self._table.take_probe(route.id, but=waiting, holding=self._holding)
         if route.probe is None:
-            await self._let_go(address, route)  # nothing waits for it any more
+            await self._let_go(address, route)  # no row waits for the route
             return
         route.probes += 1
         self._schedule(route)

@@ -1,4 +1,4 @@
-"""The quarantine in the table: its routes, the rows that wait for them, and their way in and out."""
+"""The quarantine in the database: its routes, the rows that wait for them, and the rows' way in and out."""
 
 from collections.abc import Collection
 
@@ -12,7 +12,7 @@ Place = tuple[int, int]  # lane and id of a row
 
 LOAD = SQL("SELECT id, exchange, routing_key, reason, probes FROM {schema}.quarantine")
 
-# The update locks the route's row: it cannot be deleted before the rows that wait for it are there.
+# The update locks the route's row: no other node can delete the row before the rows that wait for it are written.
 ENTER = SQL("""
     INSERT INTO {schema}.quarantine (exchange, routing_key, reason)
     VALUES (%(exchange)s, %(routing_key)s, %(reason)s)
@@ -53,9 +53,9 @@ NOTE_PROBE = SQL("UPDATE {schema}.quarantine SET probes = probes + 1, probed_at 
 KEY_OF_PENDING = SQL("""
     SELECT aggregate_type, aggregate_id FROM {schema}.message_pending WHERE lane = %(lane)s AND id = %(id)s
 """)
-# A row that may go out at once: the first of its key, which neither a parked row holds nor one that backs off (`but`).
-# One that has failed on its own account is a probe `again` only when there is no other.
-# `quarantine` stays: a pending row that has one is a probe on its way (relay/operate/quarantine.py looks for it).
+# A row that may go out at once: the first row of its key. Neither a parked row nor a row that backs off (`but`) holds
+# the key. A row that was at fault itself becomes a probe `again` only when no other row waits.
+# `quarantine` stays: a pending row that has a value there is a probe under way (relay/operate/quarantine.py reads it).
 TAKE_PROBE = SQL("""
     UPDATE {schema}.message SET state = 'pending', last_error = NULL
     WHERE state = 'quarantined' AND ctid = (
@@ -107,9 +107,9 @@ LEAVE = SQL("""
 
 
 class QuarantineTable:
-    """The statements, on the session of the lanes whose rows they move.
+    """The statements, which run on the session that holds the lanes of the rows.
 
-    Those that may find no row to change, most often `set_aside_behind`, are no `write`.
+    Statements that may find no row to change run in `use`, not in `write`. `set_aside_behind` most often finds no row.
     """
 
     def __init__(self, session: LaneSession, retry: Retry) -> None:
@@ -118,7 +118,7 @@ class QuarantineTable:
 
     @retried
     async def routes(self) -> list[tuple[Address, int, str, int]]:
-        """Return the routes in quarantine: address, id, reason, number of probes."""
+        """Return the routes in quarantine: address, id, reason and number of probes."""
         async with self._session.use() as connection:
             cursor = await connection.execute(self._session.sql(LOAD))
             return [
@@ -128,7 +128,7 @@ class QuarantineTable:
 
     @retried
     async def set_aside(self, address: Address, rows: Collection[Row], reason: str) -> tuple[int, int]:
-        """Let rows wait for a route, which is entered if it is new; return its id and its number of probes."""
+        """Let rows wait for a route, which is added if it is new; return its id and its number of probes."""
         entered = {**names(address), "reason": reason}
         async with self._session.write() as connection, connection.transaction():
             cursor = await connection.execute(self._session.sql(ENTER), entered)
@@ -138,14 +138,14 @@ class QuarantineTable:
 
     @retried
     async def set_aside_behind(self, rows: Collection[Row]) -> set[int]:
-        """Set aside those rows whose key has an earlier row in quarantine; return their ids."""
+        """Set aside the rows whose key has an earlier row in quarantine; return their ids."""
         async with self._session.use() as connection:
             cursor = await connection.execute(self._session.sql(SET_ASIDE_BEHIND), places(rows))
             return {id_ for (id_,) in await cursor.fetchall()}
 
     @retried
     async def is_on_its_way(self, row: Place, *, but: Collection[Key]) -> bool:
-        """Whether a row is still pending and has none of these keys."""
+        """Whether a row is still pending and its key is not among these keys."""
         async with self._session.use() as connection:
             cursor = await connection.execute(self._session.sql(KEY_OF_PENDING), {"lane": row[0], "id": row[1]})
             found = await cursor.fetchone()
@@ -153,7 +153,12 @@ class QuarantineTable:
 
     @retried
     async def take_probe(self, route: int, *, but: Collection[Key], holding: bool) -> Place | None:
-        """Make one row that waits for a route pending, but none of these keys; return its place if there is one."""
+        """Make one row that waits for a route pending, and return its place; None if no row may go.
+
+        Args:
+            but: keys whose rows may not go.
+            holding: whether a parked or quarantined row holds its key.
+        """
         async with self._session.use() as connection, connection.transaction():
             values = {
                 "route": route,
@@ -171,14 +176,18 @@ class QuarantineTable:
 
     @retried
     async def note_failure(self, row: Row) -> None:
-        """Write the number of attempts of a row that failed by itself."""
+        """Write the number of attempts of a row that is itself at fault."""
         async with self._session.use() as connection:
             values = {"lane": row.lane, "id": row.id, "attempts": row.attempts}
             await connection.execute(self._session.sql(NOTE_FAILURE), values)
 
     @retried
     async def let_go(self, route: int, rows: int) -> tuple[list[Place], bool]:
-        """Make up to `rows` rows pending, in order; return them, and whether they were the last: the route is gone."""
+        """Make up to `rows` rows of a route pending, in order.
+
+        Returns:
+            The rows, and whether no other row in this session's lanes waits for the route.
+        """
         async with self._session.use() as connection, connection.transaction():
             await connection.execute(self._session.sql(LOCK), {"route": route})
             values = {"route": route, "lanes": self._lanes(), "rows": rows}
