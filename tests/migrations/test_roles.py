@@ -94,14 +94,14 @@ def test_a_writer_writes_with_every_writer_of_the_package(connection: Connection
 
 
 def allowed(connection: Connection, role_name: LiteralString, statements: list[LiteralString]) -> list[str]:
-    """Give those of the statements that the role may run; each is undone."""
+    """Give those of the statements that the role may run; each is undone. A view of several tables takes no change."""
     done: list[str] = []
     with role(connection, role_name):
         for statement in statements:
             try:
                 with connection.transaction(force_rollback=True):
                     connection.execute(statement)
-            except psycopg.errors.InsufficientPrivilege:
+            except (psycopg.errors.InsufficientPrivilege, psycopg.errors.ObjectNotInPrerequisiteState):
                 continue
             done.append(statement)
     return done
@@ -128,6 +128,9 @@ def test_a_writer_can_do_nothing_but_write(connection: Connection) -> None:
         "INSERT INTO outbox.message_pending (aggregate_type, event_type, payload) VALUES ('a', 'e', '1')",
         "SELECT outbox.ensure_sent_days(current_date, 1)",
         "SELECT setval('outbox.message_id_seq', 1)",
+        "SELECT outbox.ensure_segments(1, 4096)",
+        "SELECT outbox.cut_segment()",
+        inserted("xid", "NULL"),
         "SELECT 1 FROM outbox.node",
         "SELECT 1 FROM outbox.processed_message",
         "CREATE TABLE outbox.mine ()",
@@ -193,6 +196,18 @@ def test_the_relay_can_do_its_work(connection: Connection) -> None:
         "UPDATE outbox.message SET exchange = '', routing_key = 'new'",
         "UPDATE outbox.message SET available_at = now(), attempts = attempts + 1, held_behind = 1",
         "SELECT outbox.ensure_sent_days(current_date, 1)",
+        "SELECT outbox.ensure_segments(1, 4096)",
+        "SELECT outbox.cut_segment()",
+        "SELECT * FROM outbox.message_log",
+        "SELECT * FROM outbox.message_log_far",
+        "INSERT INTO outbox.receipt (block, n, node, ids) VALUES (0, 1, 'n', '{1}')",
+        "SELECT * FROM outbox.receipt",
+        "SELECT * FROM outbox.segment",
+        """
+        INSERT INTO outbox.checkpoint (cluster, lanes, lows, seen_to, unseen, position)
+        VALUES (1, '{0}', '{0}', 1, '{}', 1)
+        """,
+        "DELETE FROM outbox.checkpoint",
         "INSERT INTO outbox.node (name, backend_pid, version) VALUES ('n', 1, '1') ON CONFLICT (name) DO NOTHING",
         "UPDATE outbox.node SET heartbeat_at = now()",
         "DELETE FROM outbox.node",
@@ -227,6 +242,13 @@ def test_the_relay_changes_no_event(connection: Connection) -> None:
         "DELETE FROM outbox.message",
         "DELETE FROM outbox.message_state",
         "DROP TABLE outbox.message",
+        "UPDATE outbox.receipt SET ids = '{2}'",
+        "DELETE FROM outbox.receipt",
+        "INSERT INTO outbox.receipt (block, n, ids, sent_at) VALUES (0, 1, '{1}', now())",
+        "UPDATE outbox.segment SET emptied_at = now()",
+        "SELECT outbox.empty_segment(1, false)",
+        "SELECT outbox.make_segment(1, 0, 4096)",
+        "SELECT outbox.change_far(1, 0, 4096)",
         "UPDATE outbox.migration SET version_num = '9999'",
         "UPDATE outbox.dead_letter_audit SET why = 'another'",
         "DELETE FROM outbox.dead_letter_audit",
