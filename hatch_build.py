@@ -7,6 +7,7 @@ The variable OUTBOX_RELAY_CODEC decides otherwise: `compiled` ends such a build,
 
 import os
 import sys
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -41,13 +42,14 @@ class CodecHook(BuildHookInterface[BuilderConfig]):
 
 def build_codec(root: Path, folder: Path) -> Path:
     """Build the codec of the project at `root` into a folder, and return the library."""
+    target = folder / (SOURCE.stem + EXTENSION_SUFFIXES[0])
+    target.unlink(missing_ok=True)  # an older one must not stay when this build fails
+
     from Cython.Build import cythonize  # noqa: PLC0415  (a build without them is one without the codec)
     from setuptools import Distribution, Extension  # noqa: PLC0415  (the same)
     from setuptools.command.build_ext import build_ext  # noqa: PLC0415  (the same)
 
     name = ".".join(SOURCE.with_suffix("").parts)
-    for old in folder.glob(f"{SOURCE.stem}.*.so"):
-        old.unlink()  # it must not stay when this build fails
     with TemporaryDirectory() as scratch:
         extension = Extension(name, [str(root / SOURCE)], extra_compile_args=["-O2", "-g0"])
         modules = cythonize([extension], build_dir=scratch, quiet=True)
@@ -57,7 +59,6 @@ def build_codec(root: Path, folder: Path) -> Path:
         command.run()
         (built,) = Path(scratch, "lib").rglob(f"{SOURCE.stem}*")
         folder.mkdir(parents=True, exist_ok=True)
-        target = folder / built.name
         target.write_bytes(built.read_bytes())
     return target
 

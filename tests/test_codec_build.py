@@ -4,10 +4,13 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
+
+from hatch_build import build_codec
 
 ROOT = Path(__file__).parents[1]
 BUILD = ("-m", "hatchling", "build", "--target", "wheel", "--directory")
@@ -46,3 +49,14 @@ def test_a_build_that_must_have_it_fails_without_a_compiler(tmp_path: Path) -> N
 
     assert built.returncode != 0
     assert not list(tmp_path.glob("*.whl"))
+
+
+def test_a_build_that_fails_leaves_no_older_library_and_those_of_other_pythons(tmp_path: Path) -> None:
+    own, other = (tmp_path / f"compiled_frames{suffix}" for suffix in (EXTENSION_SUFFIXES[0], ".cpython-399-other.so"))
+    own.touch()
+    other.touch()
+
+    with pytest.raises(ValueError, match="doesn't match any files"):
+        build_codec(tmp_path, tmp_path)
+
+    assert (own.exists(), other.exists()) == (False, True)
