@@ -61,7 +61,7 @@ async def wait_for_event(event: asyncio.Event, within: float | None) -> None:
 class Stopping(Exception):  # noqa: N818  (nothing went wrong)
     """A stop was asked for, so that what was waited for cannot happen any more.
 
-    The tasks of a consumer or of a replay end by it; no code outside of them sees it.
+    The tasks of a node, a consumer or a replay end by it; no code outside of them sees it.
     """
 
 
@@ -84,10 +84,3 @@ async def unless_stopping(stopping: asyncio.Event, work: Coroutine[Any, Any, Res
     if working.cancelled():
         raise_if_set(stopping)
     return working.result()
-
-
-async def unless_set(event: asyncio.Event, work: Coroutine[Any, Any, Result]) -> Result | None:
-    """Return the result of `work`, or `None` when the event was set before, and `work` was cancelled."""
-    with suppress(Stopping):
-        return await unless_stopping(event, work)
-    return None

@@ -5,13 +5,13 @@ import gc
 import signal
 from collections import Counter
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from functools import partial
 
 import psycopg
 from pydantic import SecretStr
 
-from relay.backoff import backoff, unless_set, wait_for_event
+from relay.backoff import Stopping, backoff, unless_stopping, wait_for_event
 from relay.config.settings import Settings
 from relay.database import Host, kind_of_loss, one_line
 from relay.engine.delivery_policy import DeliveryPolicy
@@ -240,7 +240,9 @@ class Node:
         last: Host | None = None
         while not self.drain.is_set():
             try:
-                session = await unless_set(self.drain, LaneSession.open(self._settings.database, last=last))
+                session = await unless_stopping(self.drain, LaneSession.open(self._settings.database, last=last))
+            except Stopping:
+                return
             except DatabaseUnavailableError as error:
                 if not self._ready and loop.time() >= give_up_at:
                     raise
@@ -249,8 +251,6 @@ class Node:
                 failures += 1
                 await wait_for_event(self.drain, backoff(failures, RECONNECT_INITIAL, RECONNECT_MAX))
                 continue
-            if session is None:
-                return
             opened_at = loop.time()
             last = session.host
             self._health.heal("database")
@@ -268,7 +268,8 @@ class Node:
             self._health.expect("lanes", NO_LANES)
             if self.drain.is_set():  # what is in flight has had its time
                 return
-            await unless_set(self.drain, self._publisher.abandon())
+            with suppress(Stopping):
+                await unless_stopping(self.drain, self._publisher.abandon())
             await wait_for_event(self.drain, backoff(failures, RECONNECT_INITIAL, RECONNECT_MAX))
 
     async def _use(self, session: LaneSession) -> None:
