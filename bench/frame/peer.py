@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import subprocess
 import venv
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ from bench.frame.error import BenchmarkError
 from bench.frame.run import Figures
 from bench.frame.servers import Servers
 from bench.frame.watch import wait_until, watching
-from tests.support.process import Process
+from tests.support.process import Process, run
 
 ROOT = Path(__file__).parents[2]
 LOCK = ROOT / "requirements" / "peers.txt"
@@ -93,17 +92,14 @@ def install() -> Path:
     """Install the peers, unless they are, and return their Python.
 
     Raises:
-        BenchmarkError: pip could not install them; the message shows why.
+        ServerError: pip could not install them; the message shows why.
     """
     python, installed = ENVIRONMENT / "bin" / "python", ENVIRONMENT / LOCK.name
     if installed.exists() and installed.read_bytes() == LOCK.read_bytes():
         return python
     venv.create(ENVIRONMENT, clear=True, with_pip=True)
     options = ["--quiet", "--disable-pip-version-check", "--require-hashes", "--only-binary=:all:"]
-    command: list[str | Path] = [python, "-m", "pip", "install", *options, "--requirement", LOCK]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    if done.returncode:
-        raise BenchmarkError(f"the peers cannot be installed:\n{done.stderr.strip()}")
+    run([python, "-m", "pip", "install", *options, "--requirement", LOCK])
     shutil.copyfile(LOCK, installed)
     return python
 

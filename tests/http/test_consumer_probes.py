@@ -14,10 +14,10 @@ from relay.http.consumer import answering_for
 from tests.consume.effects import Queue, Stumbling, Table, count, running
 from tests.consume.policies import QUICK, SEVERAL_MINUTES
 from tests.http.consumers import ORDERS, Hanging, inbox, queue, serving, table
-from tests.http.site import Answer
+from tests.http.site import Answer, Site
 from tests.support.eventually import eventually
 from tests.support.proxied import proxied
-from tests.support.proxy import Way
+from tests.support.proxy import FaultProxy, Way
 
 __all__ = ["inbox", "queue", "table"]
 
@@ -27,6 +27,16 @@ def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hindrances, "STALL_LOOK_INTERVAL", 0.05)
     monkeypatch.setattr(startup, "ASK_INTERVAL", 0.1)
     monkeypatch.setattr(held_messages, "LOOK_INTERVAL", 0.1)
+
+
+async def assert_unready_while_refused(site: Site, proxy: FaultProxy, reason: str) -> None:
+    proxy.refusing = True
+    proxy.cut()
+    await eventually(lambda: site.is_unready(reason), "unready")
+    assert (await site.get("/livez")).status == 200
+
+    proxy.refusing = False
+    await eventually(site.is_ready, "ready again")
 
 
 async def test_ready_once_it_consumes(queue: Queue, inbox: Inbox, broker: BrokerSettings) -> None:
@@ -50,13 +60,7 @@ async def test_a_lost_broker_makes_it_unready_and_not_dead(queue: Queue, inbox: 
     ):
         await eventually(site.is_ready, "ready")
 
-        proxy.refusing = True
-        proxy.cut()
-        await eventually(lambda: site.is_unready("broker: "), "unready")
-        assert (await site.get("/livez")).status == 200
-
-        proxy.refusing = False
-        await eventually(site.is_ready, "ready again")
+        await assert_unready_while_refused(site, proxy, "broker: ")
 
 
 async def test_a_broker_that_is_lost_makes_it_unready_while_the_last_handlers_end(
@@ -119,13 +123,7 @@ async def test_a_lost_database_makes_an_idle_consumer_unready(
         async with serving(consumer) as site:
             await eventually(site.is_ready, "ready")
 
-            proxy.refusing = True
-            proxy.cut()
-            await eventually(lambda: site.is_unready("database: "), "unready")
-            assert (await site.get("/livez")).status == 200
-
-            proxy.refusing = False
-            await eventually(site.is_ready, "ready again")
+            await assert_unready_while_refused(site, proxy, "database: ")
 
 
 @ORDERS
