@@ -1,8 +1,8 @@
 """Does what the relay publishes reach a queue?
 
-Over AMQP only a message that is delivered would tell. RabbitMQ looks for its queues and delivers in one go. So it is in
-a transaction, too, where it returns at the commit what no queue takes. So this returns what the relay has seen itself:
-the routes in quarantine, what was confirmed and not returned lately, and what relay.toml binds.
+Over AMQP only a message that is delivered would tell. RabbitMQ looks for its queues and delivers in one go. In a
+transaction, too, it delivers at the commit, and returns what no queue takes. So this returns what the relay has seen
+itself: the routes in quarantine, what was confirmed and not returned lately, and what relay.toml binds.
 """
 
 from collections.abc import Iterator, Sequence

@@ -2,7 +2,7 @@
 """The compiled codec: write the frames of many rows into one buffer, without a Python object a field.
 
 Its twin is `frames.Encoder.encode`, which says what it does; both pass the same tests (tests/engine/test_frames.py).
-Whatever is seldom (a new kind of row, headers that are nested or escaped, a fault) is done by the methods of `Encoder`.
+The methods of `Encoder` do what is rare: a new kind of row, headers that are nested or escaped, a fault.
 Every size is known, and all that may fail has been done, before a row's first byte is written.
 """
 
@@ -64,7 +64,7 @@ TRACE_HEADERS = ("traceparent", "tracestate")
 cdef class Buffer:
     """Bytes that are written from the front; `room` before they are."""
 
-    cdef PyObject *data  # a bytes object that nobody else knows
+    cdef PyObject *data  # a bytes object without another reference
     cdef Py_ssize_t capacity
     cdef Py_ssize_t size
 
@@ -83,7 +83,7 @@ cdef class Buffer:
         return 0
 
     cdef bytes taken(self):
-        """Return what was written; the buffer is used no more."""
+        """Return what was written; the caller does not use the buffer again."""
         _PyBytes_Resize(&self.data, self.size)
         return <bytes>self.data
 
