@@ -8,6 +8,8 @@ from enum import Enum, auto
 from typing import Any, LiteralString
 from uuid import UUID
 
+from psycopg.sql import SQL, Literal
+
 from relay.consume.apply.fence import Fence
 from relay.consume.apply.inbox import Inbox
 from relay.consume.apply.inbox_session import InboxSession
@@ -30,13 +32,17 @@ JOIN = """
     SELECT incarnation, pg_notify({channel}, %(pool)s) FROM joined
 """
 
+# A member may be frozen before its COMMIT, and the master waits for the rows that are locked here. So the server ends
+# the transaction of one that is as silent as a dead one.
+END_OF_FROZEN = "set_config('idle_in_transaction_session_timeout', {}, true)"
+
 # Whether it is on disk matters to nobody: the next one comes soon. A disk that is slow must not make members look dead.
 CHECK_IN = """
-    WITH asynchronous AS (SELECT set_config('synchronous_commit', 'off', true)),
+    WITH settings AS (SELECT {end_of_frozen}, set_config('synchronous_commit', 'off', true)),
     here AS (
         UPDATE {schema}.pool_member
         SET checked_in_at = now(), leaving = %(leaving)s, unacknowledged = %(unacknowledged)s
-        FROM asynchronous
+        FROM settings
         WHERE pool = %(pool)s AND name = %(name)s AND incarnation = %(incarnation)s
         RETURNING pool, name
     )
@@ -44,16 +50,20 @@ CHECK_IN = """
     FROM here LEFT JOIN {schema}.pool_partition AS held ON held.pool = here.pool AND held.member = here.name
 """
 RELEASE = """
-    WITH released AS (
+    WITH settings AS (SELECT {end_of_frozen}),
+    released AS (
         UPDATE {schema}.pool_partition SET member = NULL, taken_from = NULL
+        FROM settings
         WHERE pool = %(pool)s AND partition = %(partition)s AND epoch = %(epoch)s AND member = %(name)s
         RETURNING partition
     )
     SELECT pg_notify({channel}, %(pool)s) FROM released
 """
 LEAVE = """
-    WITH gone AS (
-        DELETE FROM {schema}.pool_member WHERE pool = %(pool)s AND name = %(name)s AND incarnation = %(incarnation)s
+    WITH settings AS (SELECT {end_of_frozen}),
+    gone AS (
+        DELETE FROM {schema}.pool_member USING settings
+        WHERE pool = %(pool)s AND name = %(name)s AND incarnation = %(incarnation)s
         RETURNING name
     )
     SELECT pg_notify({channel}, %(pool)s) FROM gone
@@ -89,6 +99,7 @@ class CheckIn:
         self._session = session
         self._member = member
         self._founding = {"queue": queue, "check_in_timeout": timeout, "partitions": PARTITIONS}
+        self._end_of_frozen = SQL(END_OF_FROZEN).format(Literal(f"{timeout:g}s"))
         self._incarnation: UUID | None = None
 
     @property
@@ -128,5 +139,7 @@ class CheckIn:
 
     async def _run(self, statement: LiteralString, **parameters: Any) -> list[tuple[Any, ...]]:
         names = {"pool": self._inbox.consumer_name, "name": self._member, "incarnation": self._incarnation}
-        filled = self._inbox.statement(statement, channel=pool_channel(self._inbox.schema))
+        filled = self._inbox.statement(
+            statement, channel=pool_channel(self._inbox.schema), end_of_frozen=self._end_of_frozen
+        )
         return await self._session.run(filled, {**names, **parameters})
