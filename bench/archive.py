@@ -68,7 +68,7 @@ def measure(*, copies: Count = 30, run: Bench) -> None:
         _load_purchases(connection)
         days = {}
         for name, ago, number in (("each purchase once", 4, 1), (f"{copies} times", 3, copies)):
-            days[name] = _archive(run, connection, postgres, folder, ago, copies=number)
+            days[name] = _archive(run, connection, postgres, folder, ago=ago, copies=number)
             archived.add(name, days[name])
     small, large = days.values()
     for name, figure in (
@@ -91,7 +91,7 @@ def _load_purchases(connection: psycopg.Connection) -> None:
 
 
 def _archive(
-    run: Run, connection: psycopg.Connection, postgres: tuple[int, str], folder: Path, ago: int, *, copies: int
+    run: Run, connection: psycopg.Connection, postgres: tuple[int, str], folder: Path, *, ago: int, copies: int
 ) -> Figures:
     postgres_pid, url = postgres
     with run.status(f"filling a day, {copies} of each purchase"):

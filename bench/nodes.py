@@ -228,7 +228,7 @@ def measure_drain(servers: Servers, backlog: Backlog, nodes: int) -> Figures:
     """Let so many nodes drain a backlog together."""
     clear(servers, same_ids=True)
     with watching(servers.database_url) as watch, _nodes(servers, nodes) as relays:
-        return drain(servers, watch, relays, table.uncommitted(servers.database_url, backlog), backlog.rows)
+        return drain(servers, watch, relays, table.uncommitted(servers.database_url, backlog), rows=backlog.rows)
 
 
 def measure_idle(servers: Servers, nodes: int, seconds: float) -> Figures:

@@ -138,13 +138,13 @@ def measure_beside(
     replayed = 0
     if is_beside:
         with running_replay(servers, replay_rate) as replaying:
-            commits = write_steadily(watched.writers, servers.database_url, rate, seconds, HOLD)
+            commits = write_steadily(watched.writers, servers.database_url, rate, seconds, hold=HOLD)
             wait_for(lambda: not replaying.is_running() or has_begun(servers), "the replay begins", TOO_LONG)
         # The third: the signal met a process that had done its job, and was about to exit.
         _require(replaying, 0, 130, -signal.SIGTERM)
         replayed = value(watch, REPLAYED)
     else:
-        commits = write_steadily(watched.writers, servers.database_url, rate, seconds, HOLD)
+        commits = write_steadily(watched.writers, servers.database_url, rate, seconds, hold=HOLD)
     wait_drained(watch, watched.relay)
     waits = watched.waits(commits)
     missing = len(commits) + replayed - queue.depth(servers.broker_url)

@@ -273,7 +273,7 @@ def soak(
     ):
         write_steadily(pool, servers.database_url, WARM_UP_RATE, WARM_UP)
         course = Course(time.time() + HEAD_START, seconds, span)
-        writers = start_batches(pool, servers.database_url, rate, seconds, servers.folder)
+        writers = start_batches(pool, servers.database_url, rate, seconds, folder=servers.folder)
         ledger = Ledger([NoteReader(file) for file in writers], noted.confirms, NoteReader(taken))
         while _are_writing(writers):
             time.sleep(interval)

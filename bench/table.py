@@ -154,7 +154,7 @@ def measure_retained(servers: Servers, backlog: Backlog, retained: int, *, is_re
         connection.execute(EMPTY_PENDING if is_retained else table.EMPTY)
         connection.execute(GO_ON_ABOVE, [retained])
     with watching(servers.database_url) as watch, BenchRelay(*servers.urls, servers.folder).running() as relay:
-        return drain(servers, watch, [relay], table.uncommitted(servers.database_url, backlog), backlog.rows)
+        return drain(servers, watch, [relay], table.uncommitted(servers.database_url, backlog), rows=backlog.rows)
 
 
 def measure_snapshot(servers: Servers, backlog: Backlog, *, is_held: bool) -> Figures:
@@ -172,13 +172,13 @@ def measure_snapshot(servers: Servers, backlog: Backlog, *, is_held: bool) -> Fi
         BenchRelay(*servers.urls, servers.folder).running() as relay,
         holding_snapshot(servers.database_url) if is_held else nullcontext(),
     ):
-        first = drain(servers, watch, [relay], table.uncommitted(servers.database_url, backlog), backlog.rows)
+        first = drain(servers, watch, [relay], table.uncommitted(servers.database_url, backlog), rows=backlog.rows)
         if first["lost"]:
             raise BenchmarkError(f"of the {backlog.rows} messages before the measurement {first['lost']:.0f} were lost")
         queue.purge(servers.broker_url)
         watch.execute(CLEAR_PENDING)
         dead_mib = value(watch, PENDING_BYTES) / MIB
-        second = drain(servers, watch, [relay], table.uncommitted(servers.database_url, backlog), backlog.rows)
+        second = drain(servers, watch, [relay], table.uncommitted(servers.database_url, backlog), rows=backlog.rows)
         return {**second, "dead_mib": dead_mib}
 
 
@@ -199,7 +199,7 @@ def measure_memory(servers: Servers, rows: int) -> Figures:
         def look() -> None:
             looks.append((value(watch, PUBLISHED) - earlier, resident_bytes(relay.pid) / MIB))
 
-        drained = drain(servers, watch, [relay], _large(servers.database_url, rows), rows, look=look)
+        drained = drain(servers, watch, [relay], _large(servers.database_url, rows), rows=rows, look=look)
         look()
         peak = peak_bytes(relay.pid) / MIB
     after = {f"after {share:.0%}": memory_after(looks, share * rows) for share in SHARES}

@@ -29,8 +29,8 @@ def drain(
     watch: psycopg.Connection,
     relays: Sequence[Process],
     writing: AbstractContextManager[psycopg.Connection],
-    rows: int,
     *,
+    rows: int,
     wait: Callable[..., float] = wait_drained,
     look: Callable[[], None] = lambda: None,
 ) -> Figures:
@@ -56,7 +56,7 @@ def drain_backlog(servers: Servers, backlog: Backlog, relay: BenchRelay) -> Figu
     """Let one relay drain a backlog; queue and table are empty before."""
     clear(servers, same_ids=True)
     with watching(servers.database_url) as watch, relay.running() as process:
-        return drain(servers, watch, [process], table.uncommitted(servers.database_url, backlog), backlog.rows)
+        return drain(servers, watch, [process], table.uncommitted(servers.database_url, backlog), rows=backlog.rows)
 
 
 def publish_backlog(servers: Servers, backlog: Backlog, program: Path) -> Figures:

@@ -104,7 +104,7 @@ def install() -> Path:
     return python
 
 
-def drain_peer(servers: Servers, backlog: Backlog, peer: Peer, python: Path, rows: int) -> Figures:
+def drain_peer(servers: Servers, backlog: Backlog, peer: Peer, python: Path, *, rows: int) -> Figures:
     """Let a peer drain the first `rows` of a backlog out of a new table; the queue is empty before."""
     queue.purge(servers.broker_url)
     with watching(servers.database_url) as watch:
@@ -115,7 +115,7 @@ def drain_peer(servers: Servers, backlog: Backlog, peer: Peer, python: Path, row
 
         with peer.running(servers, python) as process:
             writing = _uncommitted(servers.database_url, backlog, peer, rows)
-            return drain(servers, watch, [process], writing, rows, wait=wait)
+            return drain(servers, watch, [process], writing, rows=rows, wait=wait)
 
 
 @contextmanager

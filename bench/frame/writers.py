@@ -63,7 +63,7 @@ def writer_pool() -> Iterator[ProcessPoolExecutor]:
 
 
 def write_steadily(
-    pool: ProcessPoolExecutor, database_url: str, rate: float, seconds: float, hold: tuple[float, float] = HOLD
+    pool: ProcessPoolExecutor, database_url: str, rate: float, seconds: float, *, hold: tuple[float, float] = HOLD
 ) -> list[Commit]:
     """Write `rate` rows a second, one a transaction, for `seconds`; give them in the order of their commits.
 
@@ -72,14 +72,14 @@ def write_steadily(
     """
     start = time.time() + HEAD_START
     tasks = [
-        pool.submit(_write_steadily, database_url, number, start, seconds, WRITERS / rate, hold=hold)
+        pool.submit(_write_steadily, database_url, number, start, seconds, interval=WRITERS / rate, hold=hold)
         for number in range(WRITERS)
     ]
     return sorted((commit for task in tasks for commit in task.result()), key=lambda commit: commit.returned_at)
 
 
 def start_batches(
-    pool: ProcessPoolExecutor, database_url: str, rate: float, seconds: float, folder: Path
+    pool: ProcessPoolExecutor, database_url: str, rate: float, seconds: float, *, folder: Path
 ) -> dict[Path, Future[None]]:
     """Begin to write `rate` rows a second for `seconds`, BATCH of them a transaction; give each writer's work.
 
@@ -104,7 +104,7 @@ def write_flat_out(pool: ProcessPoolExecutor, database_url: str, seconds: float)
 
 
 def _write_steadily(
-    database_url: str, number: int, start: float, seconds: float, interval: float, *, hold: tuple[float, float]
+    database_url: str, number: int, start: float, seconds: float, *, interval: float, hold: tuple[float, float]
 ) -> list[Commit]:
     numbers = random.Random(number)
     commits: list[Commit] = []

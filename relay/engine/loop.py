@@ -18,8 +18,8 @@ async def forward(
     held: ParkedKeys,
     quarantine: Quarantine,
     publisher: Publisher,
-    marker: Marker,
     *,
+    marker: Marker,
     drain: asyncio.Event,
 ) -> None:
     """Carry pending rows to the broker until `drain` is set.

@@ -145,7 +145,9 @@ class Node:
             start_timeout=settings.relay.start_timeout,
         )
         self._session: LaneSession | None = None
-        self._stalls = StallWatch(self._publisher, self._delivered, self._health, settings.relay, lambda: self._session)
+        self._stalls = StallWatch(
+            self._publisher, self._delivered, self._health, settings.relay, session=lambda: self._session
+        )
         self._tail: Tail | None = None
         self._losses: dict[str, int] = Counter()  # of database sessions, by reason
         self._sweep_finds = 0  # of earlier sessions' tails
@@ -281,13 +283,13 @@ class Node:
         tail = self._tail = Tail(session, settings, self._policy, retry)
         held = ParkedKeys(session, tail, retry)
         router = Router.of(self._settings)
-        quarantine = Quarantine(session, tail, self._publisher, router, self._policy, retry=retry)
+        quarantine = Quarantine(session, tail, self._publisher, router, policy=self._policy, retry=retry)
         marker = Marker(
             session,
             tail,
             self._publisher,
             held,
-            quarantine,
+            quarantine=quarantine,
             policy=self._policy,
             delivered=self._delivered,
             retry=retry,
@@ -324,7 +326,7 @@ class Node:
             membership.hurry()
             announcing = tasks.create_task(self._announce(session, lanes), name="announce")
             # A task, although nothing else happens here: each step of an awaited coroutine passes through all callers.
-            forwarding = forward(tail, held, quarantine, self._publisher, marker, drain=self.drain)
+            forwarding = forward(tail, held, quarantine, self._publisher, marker=marker, drain=self.drain)
             self._forwarding = tasks.create_task(forwarding, name="forward")
             try:
                 await asyncio.wait([self._forwarding])  # until drained, or until `_end_in_time` cancels it

@@ -33,7 +33,7 @@ def backlog(servers: Servers) -> Backlog:
 def test_a_peer_drains_its_table(
     servers: Servers, backlog: Backlog, python: Path, name: str, which: WhichSettings
 ) -> None:
-    drained = drain_peer(servers, backlog, PEERS[name][which], python, ROWS)
+    drained = drain_peer(servers, backlog, PEERS[name][which], python, rows=ROWS)
 
     assert drained["lost"] == 0
     assert min(drained["rate"], drained["sender_cpu"], drained["postgres_cpu"]) > 0
@@ -46,6 +46,6 @@ async def test_a_message_that_does_not_arrive_is_lost(
 ) -> None:
     await forget_all_but(ROWS - 10)
 
-    drained = await asyncio.to_thread(drain_peer, servers, backlog, PEERS[name][WhichSettings.TUNED], python, ROWS)
+    drained = await asyncio.to_thread(drain_peer, servers, backlog, PEERS[name][WhichSettings.TUNED], python, rows=ROWS)
 
     assert drained["lost"] == 10

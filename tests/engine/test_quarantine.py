@@ -160,7 +160,7 @@ async def test_a_route_may_have_been_left_and_entered_again_by_others(
         session.lanes.take(await lock_lanes(session))
         retry = unhurried(session)
         tail, publisher = Tail(session, settings, IN_ORDER, retry), Publisher(IN_ORDER, settings.max_in_flight)
-        quarantine = Quarantine(session, tail, publisher, Router([], "outbox"), IN_ORDER, retry=retry)
+        quarantine = Quarantine(session, tail, publisher, Router([], "outbox"), policy=IN_ORDER, retry=retry)
         await enter()
         await quarantine.load()
         await enter()

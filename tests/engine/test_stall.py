@@ -27,7 +27,7 @@ class Watched:
         self.publisher.attach(self.wire)
         self.delivered = Delivered()
         self.session: LaneSession | None = None
-        self.watch = StallWatch(self.publisher, self.delivered, self.health, settings, lambda: self.session)
+        self.watch = StallWatch(self.publisher, self.delivered, self.health, settings, session=lambda: self.session)
         self.now = time.monotonic()
         self.open_session()
 

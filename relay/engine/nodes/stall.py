@@ -33,6 +33,7 @@ class StallWatch:
         delivered: Delivered,
         health: Health,
         settings: RelaySettings,
+        *,
         session: Callable[[], LaneSession | None],
     ) -> None:
         self._publisher = publisher

@@ -30,8 +30,8 @@ class PlainWire:
         router: Router,
         identity: Identity,
         settle: Settle,
-        clock: Callable[[], float] | None = None,
         *,
+        clock: Callable[[], float] | None = None,
         times: Histogram | None = None,
     ) -> None:
         self._channel = channel

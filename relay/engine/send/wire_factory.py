@@ -35,7 +35,7 @@ class Wires:
 
     def _bare(self, channel: Underlay, connection: Connection, settle: Settle) -> Wire:
         if self._choice is WireChoice.PUBLISH:
-            return PlainWire(channel, self._router, self._identity, settle, connection.clock, times=self._times)
+            return PlainWire(channel, self._router, self._identity, settle, clock=connection.clock, times=self._times)
         frame_max = channel.connection.connection_tune.frame_max
         encoder = Encoder(channel.number, frame_max, self._router, self._identity)
-        return FrameWire(channel, encoder, settle, connection.clock, times=self._times)
+        return FrameWire(channel, encoder, settle, clock=connection.clock, times=self._times)

@@ -149,8 +149,8 @@ class Quarantine:
         tail: Tail,
         publisher: Publisher,
         router: Router,
-        policy: DeliveryPolicy,
         *,
+        policy: DeliveryPolicy,
         retry: Retry,
     ) -> None:
         self._session = session
