@@ -50,7 +50,7 @@ verify: ## run what .ci/run leaves out: every drill, four chaos seeds, the fuzz 
 	$(MAKE) test-installs
 	$(MAKE) soak
 
-drills: setup ## the faults that need a cluster, a failover or a long run
+drills: setup ## run the tests that kill processes under load, need a cluster or a failover, or take long
 	@PYTHON=$(PYTHON) tests/support/packages test
 	$(BIN)/pytest -m drills
 

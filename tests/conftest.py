@@ -14,6 +14,8 @@ import pytest
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 from pydantic import SecretStr
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 from relay.config.settings import BrokerSettings, DatabaseSettings, Settings
 from tests.support import postgres as postgres_programs
@@ -33,6 +35,7 @@ hypothesis_settings.load_profile("patient")
 
 # Their tests take as long as ten others.
 LONG = {"spark", "demo", "replay", "examples"}
+SPARK = "tests/spark/"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -51,6 +54,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the files that take longest: at the end, one process would wait for the other's."""
     tests = Counter(item.path for item in items)
     items.sort(key=lambda item: tests[item.path] * (1 if LONG.isdisjoint(item.path.parts) else 10), reverse=True)
+
+
+class OneSparkSession(LoadFileScheduling):  # type: ignore[misc]  # it has no types
+    """Give each file to one process, and all files of Spark to the same one: a session costs 20 seconds of CPU."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        return SPARK if file.startswith(SPARK) else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> OneSparkSession | None:
+    """Choose the scheduler of `make test`; whole jobs start a Java each, wherever they run."""
+    is_of_files = config.getoption("dist") == "loadfile" and config.getoption("markexpr") != "jobs"
+    return OneSparkSession(config, log) if is_of_files else None
 
 
 @pytest.fixture(scope="session")

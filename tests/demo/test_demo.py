@@ -67,8 +67,10 @@ def row(output: str, name: str) -> list[str]:
     return list(found.groups())
 
 
+@pytest.mark.drills
 @pytest.mark.timeout(300)
 def test_it_adds_up_and_a_second_run_recognises_the_batch(place: Path) -> None:
+    """The demo runs twice; its second run writes nothing again, and what it replays is absorbed."""
     with start(place) as first:
         said_first = first.communicate()[0]
     with start(place) as second:
@@ -87,8 +89,9 @@ def test_it_adds_up_and_a_second_run_recognises_the_batch(place: Path) -> None:
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("during", ["PostgreSQL", "a consumer"])
+@pytest.mark.parametrize("during", ["PostgreSQL", pytest.param("a consumer", marks=pytest.mark.drills)])
 def test_ctrl_c_leaves_no_process(place: Path, during: str) -> None:
+    """Ctrl-C interrupts the demo; every process that it started ends."""
     with start(place) as demo:
         assert demo.stdout is not None
         for line in demo.stdout:

@@ -61,7 +61,9 @@ def test_a_server_that_was_made_read_only(settings: Settings) -> None:
     assert primary.verdict == FAILED
 
 
+@pytest.mark.drills
 def test_a_split() -> None:
+    """A standby is promoted while its primary lives; the doctor names the split."""
     with Pair() as parted:
         parted.promote()  # and what was the primary lives on
 

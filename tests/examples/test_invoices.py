@@ -3,6 +3,7 @@
 import asyncio
 import signal
 
+import pytest
 from pamqp.commands import Basic
 
 from tests.engine.conftest import RunNode
@@ -93,10 +94,11 @@ async def test_an_invalid_payload_is_a_dead_letter_at_once_and_the_others_are_pr
     assert (counters["dead_letters"], counters["failed"], counters["deliveries"]) == ({"invalid": 1}, 1, 101)
 
 
+@pytest.mark.drills
 async def test_a_payload_that_kills_is_a_dead_letter_and_its_neighbours_are_projected(
     example: InvoiceExample, run_node: RunNode
 ) -> None:
-    """Killed as by the kernel for want of memory, whenever it works on that invoice."""
+    """The worker is killed whenever it works on one invoice; that becomes a dead letter, the others are projected."""
     async with run_node():
         await example.issue()
         await eventually(lambda: has_none(example), "all are in the queue")

@@ -23,6 +23,8 @@ from tests.support.rabbitmq import RabbitServer
 
 __all__ = ["inbox", "table"]
 
+pytestmark = pytest.mark.drills
+
 OURS = TopologySettings(
     exchanges=(Exchange(name="billing"),),
     queues=(Queue(name="invoices"),),

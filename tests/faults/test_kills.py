@@ -39,6 +39,7 @@ UNPROJECTED = """
 """
 
 
+@pytest.mark.drills
 @pytest.mark.timeout(300)
 async def test_kills_rollbacks_and_late_commits_lose_invent_and_reorder_nothing(
     settings: Settings, database_url: str, broker_url: str, tmp_path: Path

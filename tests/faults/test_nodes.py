@@ -12,6 +12,8 @@ from tests.faults.owners import belated
 from tests.faults.relays import drill
 from tests.support.proxy import FaultProxy, Way
 
+pytestmark = pytest.mark.drills
+
 LONGEST_GAP = 5.0  # seconds that a message waits while a relay is restarted
 
 
@@ -52,7 +54,6 @@ async def test_a_relay_cut_off_on_one_side_gives_its_lanes_to_the_other(
     assert belated(history, "one") == []
 
 
-@pytest.mark.drills
 async def test_a_rolling_restart_sends_nothing_twice_and_stops_nothing(servers: FleetServers, tmp_path: Path) -> None:
     """Three relays restart one after the other; no message is repeated, and no message waits for long."""
     async with drill(servers, tmp_path, "one", "two", "three") as running:

@@ -22,10 +22,12 @@ STEADY = ("--rate", "1000")  # so that a slow machine's ten kills come long befo
 RESUME = ("replay", "resume", "1")
 
 
+@pytest.mark.drills
 @pytest.mark.timeout(300)
 async def test_ten_kills_miss_nothing_and_repeat_only_what_was_not_saved(
     relay: Commands, sent: SentRows, copies: Copies
 ) -> None:
+    """A replay is killed ten times; resumed, it misses no message, and repeats only what was not saved."""
     seed = int(os.environ.get(SEED_VARIABLE) or secrets.randbits(32))
     print(f"{SEED_VARIABLE}={seed}")  # shown when the test fails
     chance = Random(seed)

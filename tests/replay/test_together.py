@@ -80,9 +80,11 @@ async def test_a_job_that_two_begin_in_the_same_moment_is_run_by_one(database: D
     await first.close()
 
 
+@pytest.mark.drills
 async def test_a_replay_that_races_the_original_takes_effect_once(
     relay: Commands, sent: SentRows, copies: Copies, settings: Settings
 ) -> None:
+    """Four replays race the relay and a consumer; each message takes effect once."""
     await sent.connection.execute("CREATE TABLE effect (number integer NOT NULL)")
     queue = await copies.channel.declare_queue("effects", durable=True, arguments={"x-queue-type": "quorum"})
     await queue.bind("outbox", "#")

@@ -17,6 +17,7 @@ JOB = "archive.py"
 NOTED = "SELECT array_agg(day::text ORDER BY day) FROM outbox.archived_day"
 
 
+@pytest.mark.jobs
 @pytest.mark.timeout(300)
 def test_the_job_archives_what_is_due_and_recognises_it(
     database_url: str, connection: psycopg.Connection, tmp_path: Path

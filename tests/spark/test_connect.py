@@ -15,6 +15,7 @@ from tests.support.process import Process, wait_for
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.jobs
 @pytest.mark.timeout(300)
 def test_every_way_to_write_works_through_spark_connect(
     options: dict[str, str], connection: psycopg.Connection, tmp_path: Path

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import psycopg
+import pytest
 from pyspark.sql import SparkSession
 
 from tests.spark.frames import one
@@ -123,6 +124,7 @@ def test_a_database_that_does_not_serve_is_told_in_one_line(
     refused(JOB, 1, "empty.txt is empty; nothing was written", "--input", str(empty), "--url", database_url)
 
 
+@pytest.mark.jobs
 def test_a_jvm_that_ends_is_told_in_one_line() -> None:
     # As after an OutOfMemoryError, for example for a line of 200 MB.
     program = """if True:

@@ -111,6 +111,7 @@ def test_two_drivers_at_one_batch_write_it_once(
     assert staging_tables(connection) == []
 
 
+@pytest.mark.drills
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "lock",
@@ -122,6 +123,7 @@ def test_two_drivers_at_one_batch_write_it_once(
 def test_a_driver_killed_in_its_commit_leaves_nothing_and_its_batch_runs_again(
     spark: SparkSession, options: dict[str, str], connection: psycopg.Connection, tmp_path: Path, lock: str
 ) -> None:
+    """A driver is killed inside its commit; nothing of its batch is written, and the batch can be run again."""
     with connection.transaction():
         connection.execute(lock)  # the driver stops at this point of its commit
         driver = Process(

@@ -148,9 +148,11 @@ def test_a_query_has_the_payload_beside_the_fields_that_are_missing(
     assert [tuple(row) for row in faulty] == [(2, '"a text"')]
 
 
+@pytest.mark.drills
 def test_a_stream_takes_the_mode(
     spark: SparkSession, connection: psycopg.Connection, database_url: str, tmp_path: Path
 ) -> None:
+    """A row of a stream cannot be read; FAILFAST ends the stream and names the row, PERMISSIVE reads null."""
     add(connection, '{"amount": 1}', '"a text"')
 
     def run(mode: str) -> list[int | None]:

@@ -19,7 +19,7 @@ from relay.config.settings import DatabaseSettings
 from relay.retention.kind import SENT
 from relay.retention.rounds import drop_old_days
 from tests.spark.frames import one
-from tests.spark.running import call_job_on, refused, run_job
+from tests.spark.running import call_job_on, refused
 from tests.spark.sent import add_sent
 
 DAY, NEXT_DAY = date(2026, 11, 1), date(2026, 11, 2)
@@ -123,7 +123,7 @@ def test_the_job_counts_before_it_writes(
 
     counted = call_job_on(spark, JOB, *arguments, "--dry-run")
     untouched = one(connection, PENDING)
-    written = run_job(JOB, *arguments)
+    written = call_job_on(spark, JOB, *arguments)
 
     assert json.loads(counted.stdout) == {"dry_run": True, "rows": {"InvoicePaid": 2}}
     assert untouched == 0

@@ -22,6 +22,7 @@ STEPS = [
 ]
 
 
+@pytest.mark.jobs
 @pytest.mark.timeout(300)
 def test_every_job_stage_and_query_of_the_pipeline_has_the_name_of_its_step(
     database_url: str, connection: psycopg.Connection, tmp_path: Path

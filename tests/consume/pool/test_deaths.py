@@ -13,6 +13,8 @@ from relay.config.settings import BrokerSettings, DatabaseSettings
 from tests.consume.pool.processes import PoolProcesses, pool_processes, waiting
 from tests.support.eventually import eventually
 
+pytestmark = pytest.mark.drills
+
 RATE = 300  # rows a second
 STORM = 60.0  # seconds
 
@@ -88,6 +90,7 @@ async def test_four_deaths_in_a_row(database: DatabaseSettings, broker: BrokerSe
 async def test_the_master_and_all_members_die_within_a_tenth_of_a_second(
     database: DatabaseSettings, broker: BrokerSettings, tmp_path: Path
 ) -> None:
+    """The master and all members die at once; two new members share the partitions and apply all, in order."""
     async with (
         pool_processes(database, broker, tmp_path, nodes=["one", "two"], members=["a", "b", "c"]) as processes,
         under_load(processes),
@@ -105,6 +108,7 @@ async def test_the_master_and_all_members_die_within_a_tenth_of_a_second(
 async def test_a_member_that_is_frozen_and_wakes_up_works_on_nothing_of_another(
     database: DatabaseSettings, broker: BrokerSettings, tmp_path: Path
 ) -> None:
+    """A member freezes until another has its partitions; awake again, it applies nothing of them."""
     async with (
         pool_processes(database, broker, tmp_path, nodes=["one"], members=["a", "b"]) as processes,
         under_load(processes),
@@ -122,6 +126,7 @@ async def test_a_member_that_is_frozen_and_wakes_up_works_on_nothing_of_another(
 async def test_a_master_that_is_frozen_is_followed_by_another(
     database: DatabaseSettings, broker: BrokerSettings, tmp_path: Path
 ) -> None:
+    """The master freezes; the second node becomes the master, and a new member gets its share."""
     async with (
         pool_processes(database, broker, tmp_path, nodes=["one", "two"], members=["a"]) as processes,
         under_load(processes),
@@ -137,7 +142,6 @@ async def test_a_master_that_is_frozen_is_followed_by_another(
         await processes.come_on()
 
 
-@pytest.mark.drills
 async def test_random_deaths_for_a_minute(
     database: DatabaseSettings, broker: BrokerSettings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
