@@ -14,7 +14,6 @@ import outbox_spark
 # A JVM of a test lives for seconds: the second compiler and the parallel collector would not pay. A quarter less time.
 os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 ROOT = Path(__file__).resolve().parents[2]
-PRELOADED = ROOT / "tests" / "spark" / "preloaded"
 BILLING = (ROOT / "spark" / "jobs" / "billing.sql").read_text()
 
 
@@ -24,7 +23,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     folder = tmp_path_factory.mktemp("spark")
     # Spark's Python workers: this Python, and the writers that fail on purpose.
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "spark"), str(PRELOADED)])
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "spark")])
     os.environ["SPARK_LOCAL_DIRS"] = str(folder)
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"  # where the web page listens
     settings = {
