@@ -1,0 +1,278 @@
+"""What a mark costs PostgreSQL, today's and by receipts: `python -m bench.marks`. See docs/benchmarks.md.
+
+Today a mark moves each row from `message_pending` to its day. By receipts (bench/frame/receipts.py) the row stays, and
+one small row names the ids of a mark. Each side writes rows and marks them as the relay does, and the CPU time is that
+of the backend.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from typing import LiteralString
+
+import psycopg
+from pydantic import SecretStr
+
+from bench.frame.backlog import AGGREGATE_TYPE, EVENT_TYPE, SEED
+from bench.frame.error import BenchmarkError
+from bench.frame.processes import run_seconds
+from bench.frame.receipts import BLOCK_BITS, MARK_RECEIPTS, SEGMENT, TransactionId, make_log, receipts
+from bench.frame.run import Bench, Column, Count, CountOrNone, Figures, Shown, main
+from bench.frame.servers import new_database, without_autovacuum
+from bench.frame.watch import value
+from bench.frame.writers import INSERT_BATCH, KEYS, PAYLOAD
+from relay.config.settings import DatabaseSettings
+from relay.engine.session.session import LaneSession, array_text
+from relay.engine.settle.mark import mark_statement
+from tests.support.postgres import PostgresServer
+
+NODE = "bench"
+ROWS_A_MARK = (10, 100, 1000)
+MOST_MARKS = 1000  # of one side: each waits for the disk
+ROWS_A_STATEMENT = 1000
+FIRST_MARKS = 10  # of one row each: PostgreSQL plans the first ones by their values
+GONE_WITHIN = 10.0  # seconds
+
+EMPTY = "TRUNCATE outbox.message, outbox.published"
+EMPTY_RECEIPTS = "TRUNCATE outbox.receipt"
+WAL = "SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::float8"
+IS_GONE = "SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = %s"
+DEAD = "SELECT coalesce(sum(n_dead_tup), 0)::float8 FROM pg_stat_user_tables WHERE schemaname = 'outbox'"
+
+Place = tuple[int, int]  # lane, id
+
+
+class Way(StrEnum):
+    """How rows are marked."""
+
+    MOVE = "today"
+    RECEIPTS = "receipts"
+
+
+# What a backlog's first read costs after a checkpoint: it notes in each page that the writers have committed.
+PLACES: Mapping[Way, LiteralString] = {
+    Way.MOVE: "SELECT lane, id FROM outbox.message_pending ORDER BY id",
+    Way.RECEIPTS: f"SELECT lane, id FROM outbox.{SEGMENT} ORDER BY id",
+}
+VACUUMED: Mapping[Way, LiteralString] = {
+    Way.MOVE: "outbox.message_pending, outbox.message_sent",
+    Way.RECEIPTS: "outbox.message_log, outbox.receipt",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """A database and how rows are marked in it."""
+
+    url: str
+    way: Way
+
+    @classmethod
+    def make(cls, postgres: PostgresServer, way: Way, xid: TransactionId = TransactionId.BIGINT) -> "Tables":
+        """Make the database."""
+        url = new_database(postgres, f"{way}_{xid.name.lower()}")
+        if way is Way.RECEIPTS:
+            make_log(url, xid)
+        return cls(url, way)
+
+    def connect(self) -> psycopg.Connection:
+        return psycopg.connect(self.url, autocommit=True, application_name="bench")
+
+
+class Meter:
+    """The CPU time of one backend and the server's WAL since it was made."""
+
+    def __init__(self, watch: psycopg.Connection, pid: int) -> None:
+        self._watch, self._pid = watch, pid
+        self._wal = value(watch, WAL)
+        self._cpu = run_seconds(pid)
+
+    def figures(self, name: str, rows: int) -> dict[str, float]:
+        """Return microseconds and bytes a row, as `NAME_cpu` and `NAME_wal`."""
+        cpu = run_seconds(self._pid) - self._cpu
+        return {f"{name}_cpu": 1e6 * cpu / rows, f"{name}_wal": (value(self._watch, WAL) - self._wal) / rows}
+
+
+def measure(
+    *,
+    mark_rounds: CountOrNone = 3,
+    insert_rounds: CountOrNone = 3,
+    vacuum_rounds: CountOrNone = 3,
+    rows: Count = 40_000,
+    run: Bench,
+) -> None:
+    """Measure what a mark costs PostgreSQL by moving rows and by receipts.
+
+    Parameters
+    ----------
+    mark_rounds
+        Rounds of marks of 10, 100 and 1,000 rows; 0 leaves them out.
+    insert_rounds
+        Rounds of inserts alone, by what a row keeps of its transaction; 0 leaves them out.
+    vacuum_rounds
+        Rounds of VACUUM with and without checksums of pages; 0 leaves them out.
+    rows
+        Rows that a side writes and marks; of marks of 10 rows, 10,000 at most.
+    """
+    marks = run.table(
+        "Rows written and marked; CPU of the backend in us a row, WAL in bytes a row",
+        Column("mark: CPU", "mark_cpu", 2),
+        Column("WAL", "mark_wal", 0, Shown.MEDIAN),
+        Column("behind a checkpoint: CPU", "late_mark_cpu", 2),
+        Column("WAL", "late_mark_wal", 0, Shown.MEDIAN),
+        Column("WAL of its first read", "late_read_wal", 0, Shown.MEDIAN),
+        Column("insert: CPU", "insert_cpu", 2),
+        Column("WAL", "insert_wal", 0, Shown.MEDIAN),
+        Column("dead rows", "dead", 2, Shown.MEDIAN),
+    )
+    inserts = run.table(
+        "Rows written, 1,000 a statement, by what the row keeps of its transaction; us and bytes a row",
+        Column("CPU", "insert_cpu", 2),
+        Column("WAL", "insert_wal", 1),
+    )
+    vacuums = run.table(
+        "VACUUM of rows that are marked, 1,000 a mark; us and bytes a row",
+        Column("VACUUM: CPU", "vacuum_cpu", 2, Shown.MEDIAN),
+        Column("WAL", "vacuum_wal", 0, Shown.MEDIAN),
+        Column("behind a checkpoint: CPU", "late_vacuum_cpu", 2, Shown.MEDIAN),
+        Column("WAL", "late_vacuum_wal", 0, Shown.MEDIAN),
+        Column("FREEZE: CPU", "freeze_cpu", 2, Shown.MEDIAN),
+        Column("WAL", "freeze_wal", 0, Shown.MEDIAN),
+        Column("behind a checkpoint: CPU", "late_freeze_cpu", 2, Shown.MEDIAN),
+        Column("WAL", "late_freeze_wal", 0, Shown.MEDIAN),
+        Column("all WAL, times the insert's", "total", 2),
+        Column("behind a checkpoint", "late_total", 2),
+    )
+    with without_autovacuum(run, has_checksums=True) as postgres:
+        tables = {way: Tables.make(postgres, way) for way in Way}
+        sides = {
+            f"{way}, {size} a mark": partial(measure_marks, each, min(rows, size * MOST_MARKS), size)
+            for size in ROWS_A_MARK
+            for way, each in tables.items()
+        }
+        marks.measure(sides, mark_rounds)
+        if insert_rounds:
+            logs = {
+                f"log, {xid.name.lower()}": Tables.make(postgres, Way.RECEIPTS, xid)
+                for xid in TransactionId
+                if xid is not TransactionId.BIGINT
+            }
+            written = {"today": tables[Way.MOVE], **logs, "log, bigint": tables[Way.RECEIPTS]}
+            inserts.measure(
+                {name: partial(measure_insert, each, rows) for name, each in written.items()}, insert_rounds
+            )
+        if vacuum_rounds:
+            with without_autovacuum(run, has_checksums=False) as plain:
+                vacuumed = {
+                    f"{way}, {kind}": each if server is postgres else Tables.make(server, way)
+                    for server, kind in ((postgres, "checksums"), (plain, "no checksums"))
+                    for way, each in tables.items()
+                }
+                vacuums.measure(
+                    {name: partial(measure_vacuum, each, rows) for name, each in vacuumed.items()}, vacuum_rounds
+                )
+
+
+def measure_marks(tables: Tables, rows: int, size: int) -> Figures:
+    """Write rows and mark `size` of them at a time: at once, and behind a checkpoint as a backlog is marked."""
+    at_once = _write_and_mark(tables, rows, size)
+    late = _write_and_mark(tables, rows, size, is_behind_checkpoint=True)
+    return {**at_once, **{f"late_{name}": figure for name, figure in late.items()}}
+
+
+def measure_insert(tables: Tables, rows: int) -> Figures:
+    """Write rows."""
+    _empty(tables)
+    with tables.connect() as writer, tables.connect() as watch:
+        return _write(writer, watch, rows)
+
+
+def measure_vacuum(tables: Tables, rows: int) -> Figures:
+    """Write and mark rows and vacuum them, four times: with and without FREEZE, at once and behind a checkpoint."""
+    figures: dict[str, float] = {}
+    for name, command in (("vacuum", "VACUUM"), ("freeze", "VACUUM (FREEZE)")):
+        for when in ("", "late_"):
+            figures |= _write_and_mark(tables, rows, max(ROWS_A_MARK))
+            with tables.connect() as connection:
+                if when:
+                    connection.execute("CHECKPOINT")
+                meter = Meter(connection, connection.info.backend_pid)
+                connection.execute(f"{command} {VACUUMED[tables.way]}".encode())
+                figures |= meter.figures(f"{when}{name}", rows)
+    written = figures["insert_wal"] + figures["read_wal"] + figures["mark_wal"]
+    for when in ("", "late_"):
+        figures[f"{when}total"] = (written + figures[f"{when}freeze_wal"]) / figures["insert_wal"]
+    return figures
+
+
+def _write_and_mark(tables: Tables, rows: int, size: int, *, is_behind_checkpoint: bool = False) -> dict[str, float]:
+    _empty(tables)
+    with tables.connect() as writer, tables.connect() as watch:
+        figures = _write(writer, watch, rows)
+        if is_behind_checkpoint:
+            watch.execute("CHECKPOINT")
+        reading = Meter(watch, watch.info.backend_pid)
+        places = [(lane, id_) for lane, id_ in watch.execute(PLACES[tables.way])]
+        figures |= reading.figures("read", rows)
+        if len(places) != rows:
+            raise BenchmarkError(f"{len(places)} rows are to be marked, and {rows} were written")
+        return {**figures, **asyncio.run(_mark(tables, watch, places, size)), "dead": value(watch, DEAD) / rows}
+
+
+def _empty(tables: Tables) -> None:
+    with tables.connect() as connection:
+        connection.execute(EMPTY)
+        if tables.way is Way.RECEIPTS:
+            connection.execute(EMPTY_RECEIPTS)
+        connection.execute("CHECKPOINT")
+
+
+def _write(writer: psycopg.Connection, watch: psycopg.Connection, rows: int) -> dict[str, float]:
+    meter, numbers = Meter(watch, writer.info.backend_pid), random.Random(SEED)
+    for start in range(0, rows, ROWS_A_STATEMENT):
+        keys = [str(numbers.randrange(KEYS)) for _ in range(min(ROWS_A_STATEMENT, rows - start))]
+        values = {"aggregate_type": AGGREGATE_TYPE, "event_type": EVENT_TYPE, "payload": PAYLOAD, "keys": keys}
+        writer.execute(INSERT_BATCH, values, prepare=True)
+    return meter.figures("insert", rows)
+
+
+async def _mark(tables: Tables, watch: psycopg.Connection, places: Sequence[Place], size: int) -> dict[str, float]:
+    """Mark rows on a session of the relay, the first few of them alone and unmeasured."""
+    first, others = places[:FIRST_MARKS], places[FIRST_MARKS:]
+    async with await LaneSession.open(DatabaseSettings(url=SecretStr(tables.url))) as session:
+        mark = _marker(session, tables.way)
+        for place in first:
+            await mark([place])
+        pid = session.pid
+        meter = Meter(watch, pid)
+        for start in range(0, len(others), size):
+            await mark(others[start : start + size])
+        figures = meter.figures("mark", len(others))
+    deadline = time.monotonic() + GONE_WITHIN
+    while not value(watch, IS_GONE, [pid]):  # only then its dead rows are counted
+        if time.monotonic() > deadline:
+            raise BenchmarkError(f"the session of the marks is still there after {GONE_WITHIN:g} s")
+        await asyncio.sleep(0.01)
+    return figures
+
+
+def _marker(session: LaneSession, way: Way) -> Callable[[Sequence[Place]], Awaitable[None]]:
+    move, name = mark_statement(session), session.sql(MARK_RECEIPTS, bits=BLOCK_BITS)
+
+    async def mark(places: Sequence[Place]) -> None:
+        async with session.use() as connection:
+            if way is Way.MOVE:
+                given = {"lanes": array_text(lane for lane, _ in places), "ids": array_text(id_ for _, id_ in places)}
+                await connection.execute(move, given | {"node": NODE}, prepare=True)
+            else:
+                await connection.execute(name, receipts([id_ for _, id_ in places], NODE), prepare=True)
+
+    return mark
+
+
+if __name__ == "__main__":
+    main(measure)
