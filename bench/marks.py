@@ -20,14 +20,25 @@ from pydantic import SecretStr
 from bench.frame.backlog import AGGREGATE_TYPE, EVENT_TYPE, SEED
 from bench.frame.error import BenchmarkError
 from bench.frame.processes import run_seconds
-from bench.frame.receipts import BLOCK_BITS, MARK_RECEIPTS, SEGMENT, TransactionId, make_log, receipts
+from bench.frame.receipts import (
+    BLOCK_BITS,
+    MARK_RECEIPTS,
+    SEGMENT,
+    TransactionId,
+    make_log,
+    read_log_statement,
+    receipts,
+)
 from bench.frame.run import Bench, Column, Count, CountOrNone, Figures, Shown, main
 from bench.frame.servers import new_database, without_autovacuum
 from bench.frame.watch import value
 from bench.frame.writers import INSERT_BATCH, KEYS, PAYLOAD
-from relay.config.settings import DatabaseSettings
-from relay.engine.session.session import LaneSession, array_text
+from relay.config.settings import DatabaseSettings, RelaySettings
+from relay.engine.read.pending import read_statement
+from relay.engine.row import fetch_rows, give_rows
+from relay.engine.session.session import LANES, LaneSession, array_text
 from relay.engine.settle.mark import mark_statement
+from tests.support.plans import EXPLAIN
 from tests.support.postgres import PostgresServer
 
 NODE = "bench"
@@ -37,9 +48,17 @@ ROWS_A_STATEMENT = 1000
 FIRST_MARKS = 10  # of one row each: PostgreSQL plans the first ones by their values
 GONE_WITHIN = 10.0  # seconds
 
+FEW_SENT = 1000
+NEAR = 1000  # rows that were sent just now: a read looks behind them for rows of transactions that ran
+WINDOW = 1000
+LANE_BYTES = 1 << 20
+FIRST_READS, READS = 10, 100
+
 EMPTY = "TRUNCATE outbox.message, outbox.published"
 EMPTY_RECEIPTS = "TRUNCATE outbox.receipt"
 WAL = "SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::float8"
+POSITION = "SELECT last_value - (NOT is_called)::integer FROM outbox.message_id_seq"
+SEEN_TO = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text"
 IS_GONE = "SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = %s"
 DEAD = "SELECT coalesce(sum(n_dead_tup), 0)::float8 FROM pg_stat_user_tables WHERE schemaname = 'outbox'"
 
@@ -55,8 +74,8 @@ class Way(StrEnum):
 
 # What a backlog's first read costs after a checkpoint: it notes in each page that the writers have committed.
 PLACES: Mapping[Way, LiteralString] = {
-    Way.MOVE: "SELECT lane, id FROM outbox.message_pending ORDER BY id",
-    Way.RECEIPTS: f"SELECT lane, id FROM outbox.{SEGMENT} ORDER BY id",
+    Way.MOVE: "SELECT lane, id FROM outbox.message_pending WHERE id > %s ORDER BY id",
+    Way.RECEIPTS: f"SELECT lane, id FROM outbox.{SEGMENT} WHERE id > %s ORDER BY id",
 }
 VACUUMED: Mapping[Way, LiteralString] = {
     Way.MOVE: "outbox.message_pending, outbox.message_sent",
@@ -72,9 +91,11 @@ class Tables:
     way: Way
 
     @classmethod
-    def make(cls, postgres: PostgresServer, way: Way, xid: TransactionId = TransactionId.BIGINT) -> "Tables":
+    def make(
+        cls, postgres: PostgresServer, way: Way, name: str = "", *, xid: TransactionId = TransactionId.BIGINT
+    ) -> "Tables":
         """Make the database."""
-        url = new_database(postgres, f"{way}_{xid.name.lower()}")
+        url = new_database(postgres, f"{way}_{name or xid.name.lower()}")
         if way is Way.RECEIPTS:
             make_log(url, xid)
         return cls(url, way)
@@ -102,7 +123,9 @@ def measure(
     mark_rounds: CountOrNone = 3,
     insert_rounds: CountOrNone = 3,
     vacuum_rounds: CountOrNone = 3,
+    read_rounds: CountOrNone = 3,
     rows: Count = 40_000,
+    sent_rows: Count = 100_000,
     run: Bench,
 ) -> None:
     """Measure what a mark costs PostgreSQL by moving rows and by receipts.
@@ -115,8 +138,12 @@ def measure(
         Rounds of inserts alone, by what a row keeps of its transaction; 0 leaves them out.
     vacuum_rounds
         Rounds of VACUUM with and without checksums of pages; 0 leaves them out.
+    read_rounds
+        Rounds of reads with few and with many sent rows in front; 0 leaves them out.
     rows
         Rows that a side writes and marks; of marks of 10 rows, 10,000 at most.
+    sent_rows
+        Sent rows in front of those that are read: up to 16,000,000, which fill a segment.
     """
     marks = run.table(
         "Rows written and marked; CPU of the backend in us a row, WAL in bytes a row",
@@ -147,6 +174,15 @@ def measure(
         Column("all WAL, times the insert's", "total", 2),
         Column("behind a checkpoint", "late_total", 2),
     )
+    reads = run.table(
+        f"Reads of {WINDOW:,} rows of {LANES} lanes; CPU of the backend in us, buffers",
+        Column("us a row", "read_cpu", 2),
+        Column("buffers", "read_buffers", 2, Shown.MEDIAN),
+        Column(f"behind {NEAR:,} sent just now: us a row", "near_cpu", 2),
+        Column("buffers", "near_buffers", 2, Shown.MEDIAN),
+        Column("nothing new: us a read", "empty_cpu", 0),
+        Column("buffers", "empty_buffers", 0, Shown.MEDIAN),
+    )
     with without_autovacuum(run, has_checksums=True) as postgres:
         tables = {way: Tables.make(postgres, way) for way in Way}
         sides = {
@@ -157,7 +193,7 @@ def measure(
         marks.measure(sides, mark_rounds)
         if insert_rounds:
             logs = {
-                f"log, {xid.name.lower()}": Tables.make(postgres, Way.RECEIPTS, xid)
+                f"log, {xid.name.lower()}": Tables.make(postgres, Way.RECEIPTS, xid=xid)
                 for xid in TransactionId
                 if xid is not TransactionId.BIGINT
             }
@@ -165,6 +201,14 @@ def measure(
             inserts.measure(
                 {name: partial(measure_insert, each, rows) for name, each in written.items()}, insert_rounds
             )
+        if read_rounds:
+            with run.status(f"filling tables with {sent_rows:,} sent rows"):
+                filled = {
+                    f"{way}, {sent:,} sent rows": ReadTables.fill(Tables.make(postgres, way, f"read_{sent}"), sent)
+                    for sent in (FEW_SENT, sent_rows)
+                    for way in Way
+                }
+            reads.measure({name: partial(measure_reads, each) for name, each in filled.items()}, read_rounds)
         if vacuum_rounds:
             with without_autovacuum(run, has_checksums=False) as plain:
                 vacuumed = {
@@ -182,6 +226,96 @@ def measure_marks(tables: Tables, rows: int, size: int) -> Figures:
     at_once = _write_and_mark(tables, rows, size)
     late = _write_and_mark(tables, rows, size, is_behind_checkpoint=True)
     return {**at_once, **{f"late_{name}": figure for name, figure in late.items()}}
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTables:
+    """Tables with rows to read, behind NEAR sent rows whose index entries are still there, behind many more."""
+
+    tables: Tables
+    sent_to: int  # the highest id of a sent row
+    written_to: int
+
+    @classmethod
+    def fill(cls, tables: Tables, sent: int) -> "ReadTables":
+        """Write and mark rows and vacuum, as autovacuum would; then NEAR more, and at last the rows to read."""
+        _empty(tables)
+        with tables.connect() as writer, tables.connect() as watch:
+            _write_sent(tables, writer, watch, sent)
+            watch.execute(f"VACUUM {VACUUMED[tables.way]}".encode())
+            _write_sent(tables, writer, watch, NEAR)
+            sent_to = value(watch, POSITION)
+            _write(writer, watch, 2 * WINDOW)  # the lanes have not equally many
+            return cls(tables, sent_to, value(watch, POSITION))
+
+
+def measure_reads(filled: ReadTables) -> Figures:
+    """Read the first rows again and again: as they are, behind rows that were sent just now, and nothing at all."""
+    return asyncio.run(_measure_reads(filled))
+
+
+async def _measure_reads(filled: ReadTables) -> Figures:
+    way, sent_to, written_to = filled.tables.way, filled.sent_to, filled.written_to
+    make = read_statement if way is Way.MOVE else read_log_statement
+    database = DatabaseSettings(url=SecretStr(filled.tables.url))
+    figures: dict[str, float] = {}
+    with filled.tables.connect() as watch:
+        async with await LaneSession.open(database) as session:
+            statement = make(session, RelaySettings().max_message_bytes)
+            for name, low, floor, rows in (
+                ("read", sent_to, sent_to, WINDOW // LANES * LANES),
+                ("near", sent_to - NEAR, sent_to, WINDOW // LANES * LANES),
+                ("empty", written_to, written_to, 0),
+            ):
+                asked = _asked(way, watch, low=low, floor=floor)
+                async with session.use() as connection:
+                    await _read(connection, statement, asked, FIRST_READS, rows)
+                    meter = Meter(watch, session.pid)
+                    await _read(connection, statement, asked, READS, rows)
+                    cpu = meter.figures(name, READS * (rows or 1))[f"{name}_cpu"]
+                    row = await (await connection.execute(EXPLAIN.encode() + statement, asked)).fetchone()
+                assert row is not None, "EXPLAIN gives a plan"
+                buffers = row[0][0]["Plan"]["Shared Hit Blocks"] + row[0][0]["Plan"]["Shared Read Blocks"]
+                figures |= {f"{name}_cpu": cpu, f"{name}_buffers": buffers / (rows or 1)}
+    return figures
+
+
+async def _read(
+    connection: psycopg.AsyncConnection, statement: bytes, asked: Mapping[str, object], times: int, rows: int
+) -> None:
+    """Read as the tail does.
+
+    Raises:
+        BenchmarkError: another number of rows came than there is to read.
+    """
+    cursor = connection.cursor(binary=True)
+    give_rows(cursor)
+    for _ in range(times):
+        await cursor.execute(statement, asked, prepare=True)
+        _, *found = await fetch_rows(cursor)
+        if len(found) != rows:
+            raise BenchmarkError(f"a read brought {len(found)} rows instead of {rows}")
+
+
+def _asked(way: Way, watch: psycopg.Connection, *, low: int, floor: int) -> dict[str, object]:
+    """Return what a read asks for. Today it goes back to `low`; in the log it looks from there for unseen rows only."""
+    lanes = range(LANES)
+    asked: dict[str, object] = {
+        "lanes": array_text(lanes),
+        "rows": WINDOW // LANES,
+        "bytes": array_text([LANE_BYTES] * LANES),
+        "held": "{}",
+        "floors": array_text([low if way is Way.MOVE else floor] * LANES),
+    }
+    if way is Way.RECEIPTS:
+        asked |= {"lows": array_text([low] * LANES), "seen_to": int(value(watch, SEEN_TO)), "unseen": "{}"}
+    return asked
+
+
+def _write_sent(tables: Tables, writer: psycopg.Connection, watch: psycopg.Connection, rows: int) -> None:
+    above = value(watch, POSITION)
+    _write(writer, watch, rows)
+    asyncio.run(_mark(tables, watch, _places(tables, watch, above=above), max(ROWS_A_MARK)))
 
 
 def measure_insert(tables: Tables, rows: int) -> Figures:
@@ -216,11 +350,15 @@ def _write_and_mark(tables: Tables, rows: int, size: int, *, is_behind_checkpoin
         if is_behind_checkpoint:
             watch.execute("CHECKPOINT")
         reading = Meter(watch, watch.info.backend_pid)
-        places = [(lane, id_) for lane, id_ in watch.execute(PLACES[tables.way])]
+        places = _places(tables, watch)
         figures |= reading.figures("read", rows)
         if len(places) != rows:
             raise BenchmarkError(f"{len(places)} rows are to be marked, and {rows} were written")
         return {**figures, **asyncio.run(_mark(tables, watch, places, size)), "dead": value(watch, DEAD) / rows}
+
+
+def _places(tables: Tables, watch: psycopg.Connection, *, above: int = 0) -> list[Place]:
+    return [(lane, id_) for lane, id_ in watch.execute(PLACES[tables.way], [above])]
 
 
 def _empty(tables: Tables) -> None:

@@ -4,6 +4,7 @@ It is not in the product. `bench.marks` measures it next to the product's tables
 writes into `message_pending` there, and into a segment of the log here.
 """
 
+import re
 from collections.abc import Collection
 from enum import StrEnum
 from itertools import groupby
@@ -11,6 +12,10 @@ from typing import LiteralString
 
 import psycopg
 from psycopg.sql import SQL, Identifier, Literal
+
+from bench.frame.error import BenchmarkError
+from relay.engine.read.pending import read_statement
+from relay.engine.session.session import LaneSession
 
 SEGMENT = "message_log_0"  # takes the first 2^24 ids, more than a bench gives
 SEGMENTS = 20
@@ -67,6 +72,30 @@ MARK_RECEIPTS = SQL("""
     FROM (SELECT text::bigint[] AS ids FROM unnest(%(receipts)s::text[]) AS text) AS named
 """)
 
+# READ's places of the lanes and of the rows, as they are in the log: first the rows that the last read's snapshot could
+# not see, all of them, then those above the floor. One segment by its name, and never joined with receipts.
+LANES_OF_READ = "unnest(%(lanes)s::smallint[], %(floors)s::bigint[], %(bytes)s::bigint[]) AS owned (lane, floor, bytes)"
+LANES_OF_LOG = """
+        unnest(%(lanes)s::smallint[], %(lows)s::bigint[], %(floors)s::bigint[], %(bytes)s::bigint[])
+        AS owned (lane, low, floor, bytes)"""
+ROWS_OF_READ = re.compile(
+    r"FROM \S+\.message\s+WHERE state = 'pending' AND lane = owned\.lane .*?LIMIT %\(rows\)s", re.DOTALL
+)
+ROWS_OF_LOG = f"""FROM (
+                            (
+                                SELECT * FROM outbox.{SEGMENT}
+                                WHERE lane = owned.lane AND id > owned.low AND id <= owned.floor
+                                    AND (xid >= %(seen_to)s OR xid = ANY (%(unseen)s::bigint[]))
+                                ORDER BY id
+                            ) UNION ALL (
+                                SELECT * FROM outbox.{SEGMENT}
+                                WHERE lane = owned.lane AND id > owned.floor
+                                ORDER BY id
+                                LIMIT %(rows)s
+                            )
+                        ) AS found
+                        ORDER BY id"""
+
 
 def make_log(database_url: str, xid: TransactionId = TransactionId.BIGINT) -> None:
     """Add the log to a migrated database, and let writers write into it."""
@@ -91,3 +120,16 @@ def receipts(ids: Collection[int], node: str) -> dict[str, str | int]:
     blocks = groupby(sorted(ids), lambda id_: id_ >> BLOCK_BITS)
     texts = (",".join(map(str, of_block)) for _, of_block in blocks)
     return {"node": node, "messages": len(ids), "receipts": "{" + ",".join(f'"{{{text}}}"' for text in texts) + "}"}
+
+
+def read_log_statement(session: LaneSession, max_message_bytes: int) -> bytes:
+    """Return the tail's READ, of the log: the same columns, sizes and head.
+
+    Raises:
+        BenchmarkError: READ no longer has the places that are changed.
+    """
+    statement = read_statement(session, max_message_bytes).decode()
+    statement, rows = ROWS_OF_READ.subn(lambda _: ROWS_OF_LOG, statement)
+    if rows != 1 or statement.count(LANES_OF_READ) != 1:
+        raise BenchmarkError("the relay reads otherwise than bench/frame/receipts.py knows")
+    return statement.replace(LANES_OF_READ, LANES_OF_LOG).encode()

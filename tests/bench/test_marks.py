@@ -1,12 +1,18 @@
 """The benchmark of marks measures what it says: both ways mark the same rows, and receipts leave no dead ones."""
 
-from typing import Any
+from typing import Any, cast
 
 import psycopg
 import pytest
+from pydantic import SecretStr
 
-from bench.frame.receipts import TransactionId, make_log, receipts
-from bench.marks import Tables, Way, measure_insert, measure_marks, measure_vacuum
+from bench.frame.backlog import AGGREGATE_TYPE, EVENT_TYPE
+from bench.frame.error import BenchmarkError
+from bench.frame.receipts import TransactionId, make_log, read_log_statement, receipts
+from bench.frame.writers import INSERT, PAYLOAD
+from bench.marks import ReadTables, Tables, Way, measure_insert, measure_marks, measure_reads, measure_vacuum
+from relay.config.settings import DatabaseSettings
+from relay.engine.session.session import LANES, LaneSession, array_text
 from tests.support.postgres import NEWEST, PostgresServer
 
 ROWS = 60
@@ -19,6 +25,10 @@ WRITTEN = {
     Way.MOVE: "SELECT array_agg(id ORDER BY id) FROM outbox.message",
     Way.RECEIPTS: "SELECT array_agg(id ORDER BY id) FROM outbox.message_log_0",
 }
+SNAPSHOT = """
+    SELECT pg_snapshot_xmax(now)::text::bigint, ARRAY(SELECT pg_snapshot_xip(now)::text::bigint)
+    FROM pg_current_snapshot() AS now
+"""
 COUNTED = "SELECT sum(messages) FROM outbox.published"
 
 
@@ -33,8 +43,8 @@ def tables(request: pytest.FixtureRequest, database_url: str) -> Tables:
 def test_every_row_that_is_written_is_marked_once_and_counted(tables: Tables, size: int) -> None:
     figures = measure_marks(tables, ROWS, size)
 
-    assert asked(tables, WRITTEN[tables.way]) == asked(tables, SENT[tables.way])
-    assert len(asked(tables, SENT[tables.way])) == asked(tables, COUNTED) == ROWS
+    assert ask(tables, WRITTEN[tables.way]) == ask(tables, SENT[tables.way])
+    assert len(ask(tables, SENT[tables.way])) == ask(tables, COUNTED) == ROWS
     assert min(figures["mark_cpu"], figures["late_mark_cpu"], figures["insert_cpu"]) > 0
     assert figures["mark_wal"] > 0
 
@@ -60,7 +70,7 @@ def test_a_log_takes_rows_whatever_they_keep_of_their_transaction(database_url: 
     figures = measure_insert(tables, ROWS)
 
     assert min(figures["insert_cpu"], figures["insert_wal"]) > 0
-    assert len(asked(tables, WRITTEN[Way.RECEIPTS])) == ROWS
+    assert len(ask(tables, WRITTEN[Way.RECEIPTS])) == ROWS
 
 
 def test_a_receipt_names_the_ids_of_one_block_in_order() -> None:
@@ -77,7 +87,49 @@ def test_a_server_has_the_checksums_that_it_was_asked_for(has_checksums: bool) -
     assert row == ("on" if has_checksums else "off",)
 
 
-def asked(tables: Tables, query: str) -> Any:
+def test_the_same_rows_are_read_in_both_ways_behind_few_and_many_sent_ones(tables: Tables) -> None:
+    figures = measure_reads(ReadTables.fill(tables, ROWS))
+
+    assert min(figures["read_cpu"], figures["near_cpu"], figures["empty_cpu"]) > 0
+    is_walked_over = figures["near_buffers"] > figures["read_buffers"] + 0.5  # today's are gone from the index
+    assert is_walked_over == (tables.way is Way.RECEIPTS)
+
+
+async def test_the_log_is_read_from_its_floor_and_below_it_for_what_was_not_seen(database_url: str) -> None:
+    make_log(database_url)
+    with psycopg.connect(database_url) as late, psycopg.connect(database_url, autocommit=True) as writer:
+        below = insert(late)
+        insert(writer)
+        floor = insert(writer)
+        snapshot = writer.execute(SNAPSHOT).fetchone()
+        late.commit()
+        above = insert(writer)
+    assert snapshot is not None
+    asked = {"floors": array_text([floor] * LANES), "seen_to": snapshot[0], "unseen": snapshot[1]}
+    asked |= {"lanes": array_text(range(LANES)), "lows": array_text([0] * LANES)}
+    asked |= {"bytes": array_text([1 << 20] * LANES), "rows": 10}
+
+    database = DatabaseSettings(url=SecretStr(database_url))
+    async with await LaneSession.open(database) as session, session.use() as connection:
+        found = await (await connection.execute(read_log_statement(session, 1 << 20), asked)).fetchall()
+
+    assert sorted(row[1] for row in found[1:]) == [below, above]
+
+
+def test_a_read_that_has_changed_ends_the_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.frame.receipts.read_statement", lambda *_: b"SELECT")
+
+    with pytest.raises(BenchmarkError, match="reads otherwise"):
+        read_log_statement(cast("LaneSession", None), 1 << 20)
+
+
+def insert(connection: psycopg.Connection) -> int:
+    row = connection.execute(INSERT, (AGGREGATE_TYPE, "a key", EVENT_TYPE, PAYLOAD)).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def ask(tables: Tables, query: str) -> Any:
     with tables.connect() as connection:
         row = connection.execute(query.encode()).fetchone()
     assert row is not None
