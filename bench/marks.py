@@ -1,8 +1,8 @@
-"""What a mark costs PostgreSQL, today's and by receipts: `python -m bench.marks`. See docs/benchmarks.md.
+"""What a mark costs, today's and by receipts: `python -m bench.marks`. See docs/benchmarks.md.
 
 Today a mark moves each row from `message_pending` to its day. By receipts (bench/frame/receipts.py) the row stays, and
-one small row names the ids of a mark. Each side writes rows and marks them as the relay does, and the CPU time is that
-of the backend.
+one small row names the ids of a mark. Each side writes rows, reads and marks them as the relay does, in a backend whose
+CPU time is taken. Then whole relays drain a backlog, one of which reads a log and marks by receipts.
 """
 
 import asyncio
@@ -17,29 +17,35 @@ from typing import LiteralString
 import psycopg
 from pydantic import SecretStr
 
-from bench.frame.backlog import AGGREGATE_TYPE, EVENT_TYPE, SEED
+from bench.frame import reference
+from bench.frame.backlog import AGGREGATE_TYPE, EVENT_TYPE, ROUTING_KEY, SEED, Backlog, Keys, prepare, uncommitted
+from bench.frame.drains import CPU, RATE, clear, drain, drain_backlog, publish_backlog
 from bench.frame.error import BenchmarkError
 from bench.frame.processes import run_seconds
 from bench.frame.receipts import (
     BLOCK_BITS,
     MARK_RECEIPTS,
     SEGMENT,
+    Sight,
     TransactionId,
     make_log,
     read_log_statement,
     receipts,
+    sight_parameters,
 )
-from bench.frame.run import Bench, Column, Count, CountOrNone, Figures, Shown, main
-from bench.frame.servers import new_database, without_autovacuum
-from bench.frame.watch import value
+from bench.frame.relay import BenchRelay
+from bench.frame.run import Bench, Column, Count, CountOrNone, Figures, Run, Shown, main
+from bench.frame.servers import Servers, new_database, private_servers, second_database, without_autovacuum
+from bench.frame.watch import value, wait_until, watching
 from bench.frame.writers import INSERT_BATCH, KEYS, PAYLOAD
-from relay.config.settings import DatabaseSettings, RelaySettings
+from relay.config.settings import DatabaseSettings, Ordering, RelaySettings
 from relay.engine.read.pending import read_statement
 from relay.engine.row import fetch_rows, give_rows
 from relay.engine.session.session import LANES, LaneSession, array_text
 from relay.engine.settle.mark import mark_statement
 from tests.support.plans import EXPLAIN
 from tests.support.postgres import PostgresServer
+from tests.support.process import Process
 
 NODE = "bench"
 ROWS_A_MARK = (10, 100, 1000)
@@ -58,7 +64,8 @@ EMPTY = "TRUNCATE outbox.message, outbox.published"
 EMPTY_RECEIPTS = "TRUNCATE outbox.receipt"
 WAL = "SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::float8"
 POSITION = "SELECT last_value - (NOT is_called)::integer FROM outbox.message_id_seq"
-SEEN_TO = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text"
+SNAPSHOT = "SELECT pg_current_snapshot()::text"
+NAMED = "SELECT coalesce(sum(n), 0)::bigint FROM outbox.receipt"
 IS_GONE = "SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = %s"
 DEAD = "SELECT coalesce(sum(n_dead_tup), 0)::float8 FROM pg_stat_user_tables WHERE schemaname = 'outbox'"
 
@@ -124,8 +131,10 @@ def measure(
     insert_rounds: CountOrNone = 3,
     vacuum_rounds: CountOrNone = 3,
     read_rounds: CountOrNone = 3,
+    drain_rounds: CountOrNone = 3,
     rows: Count = 40_000,
     sent_rows: Count = 100_000,
+    drain_rows: Count = 200_000,
     run: Bench,
 ) -> None:
     """Measure what a mark costs PostgreSQL by moving rows and by receipts.
@@ -140,12 +149,32 @@ def measure(
         Rounds of VACUUM with and without checksums of pages; 0 leaves them out.
     read_rounds
         Rounds of reads with few and with many sent rows in front; 0 leaves them out.
+    drain_rounds
+        Rounds of a drain by the C client, today's relay and one with receipts; 0 leaves them out.
     rows
         Rows that a side writes and marks; of marks of 10 rows, 10,000 at most.
     sent_rows
         Sent rows in front of those that are read: up to 16,000,000, which fill a segment.
+    drain_rows
+        Rows in the backlog that is drained.
     """
-    marks = run.table(
+    if mark_rounds or insert_rounds or vacuum_rounds or read_rounds:
+        with without_autovacuum(run, has_checksums=True) as postgres:
+            tables = {way: Tables.make(postgres, way) for way in Way}
+            if mark_rounds:
+                _compare_marks(run, tables, rows, mark_rounds)
+            if insert_rounds:
+                _compare_inserts(run, postgres, tables, rows, insert_rounds)
+            if vacuum_rounds:
+                _compare_vacuums(run, tables, rows, vacuum_rounds)
+            if read_rounds:
+                _compare_reads(run, postgres, sent_rows, read_rounds)
+    if drain_rounds:
+        _compare_drains(run, drain_rows, drain_rounds)
+
+
+def _compare_marks(run: Run, tables: Mapping[Way, Tables], rows: int, rounds: int) -> None:
+    compared = run.table(
         "Rows written and marked; CPU of the backend in us a row, WAL in bytes a row",
         Column("mark: CPU", "mark_cpu", 2),
         Column("WAL", "mark_wal", 0, Shown.MEDIAN),
@@ -156,12 +185,28 @@ def measure(
         Column("WAL", "insert_wal", 0, Shown.MEDIAN),
         Column("dead rows", "dead", 2, Shown.MEDIAN),
     )
-    inserts = run.table(
+    sides = {
+        f"{way}, {size} a mark": partial(measure_marks, each, min(rows, size * MOST_MARKS), size)
+        for size in ROWS_A_MARK
+        for way, each in tables.items()
+    }
+    compared.measure(sides, rounds)
+
+
+def _compare_inserts(run: Run, postgres: PostgresServer, tables: Mapping[Way, Tables], rows: int, rounds: int) -> None:
+    compared = run.table(
         "Rows written, 1,000 a statement, by what the row keeps of its transaction; us and bytes a row",
         Column("CPU", "insert_cpu", 2),
         Column("WAL", "insert_wal", 1),
     )
-    vacuums = run.table(
+    sides = {"today": tables[Way.MOVE], "log, bigint": tables[Way.RECEIPTS]}
+    for xid in (TransactionId.XID8, TransactionId.MISSING):
+        sides[f"log, {xid.name.lower()}"] = Tables.make(postgres, Way.RECEIPTS, xid=xid)
+    compared.measure({name: partial(measure_insert, each, rows) for name, each in sides.items()}, rounds)
+
+
+def _compare_vacuums(run: Run, tables: Mapping[Way, Tables], rows: int, rounds: int) -> None:
+    compared = run.table(
         "VACUUM of rows that are marked, 1,000 a mark; us and bytes a row",
         Column("VACUUM: CPU", "vacuum_cpu", 2, Shown.MEDIAN),
         Column("WAL", "vacuum_wal", 0, Shown.MEDIAN),
@@ -174,7 +219,14 @@ def measure(
         Column("all WAL, times the insert's", "total", 2),
         Column("behind a checkpoint", "late_total", 2),
     )
-    reads = run.table(
+    with without_autovacuum(run, has_checksums=False) as server:
+        sides = {f"{way}, checksums": each for way, each in tables.items()}
+        sides |= {f"{way}, no checksums": Tables.make(server, way) for way in Way}
+        compared.measure({name: partial(measure_vacuum, each, rows) for name, each in sides.items()}, rounds)
+
+
+def _compare_reads(run: Run, postgres: PostgresServer, sent_rows: int, rounds: int) -> None:
+    compared = run.table(
         f"Reads of {WINDOW:,} rows of {LANES} lanes; CPU of the backend in us, buffers",
         Column("us a row", "read_cpu", 2),
         Column("buffers", "read_buffers", 2, Shown.MEDIAN),
@@ -183,42 +235,62 @@ def measure(
         Column("nothing new: us a read", "empty_cpu", 0),
         Column("buffers", "empty_buffers", 0, Shown.MEDIAN),
     )
-    with without_autovacuum(run, has_checksums=True) as postgres:
-        tables = {way: Tables.make(postgres, way) for way in Way}
+    with run.status(f"filling tables with {sent_rows:,} sent rows"):
         sides = {
-            f"{way}, {size} a mark": partial(measure_marks, each, min(rows, size * MOST_MARKS), size)
-            for size in ROWS_A_MARK
-            for way, each in tables.items()
+            f"{way}, {sent:,} sent rows": ReadTables.fill(Tables.make(postgres, way, f"read_{sent}"), sent)
+            for sent in (FEW_SENT, sent_rows)
+            for way in Way
         }
-        marks.measure(sides, mark_rounds)
-        if insert_rounds:
-            logs = {
-                f"log, {xid.name.lower()}": Tables.make(postgres, Way.RECEIPTS, xid=xid)
-                for xid in TransactionId
-                if xid is not TransactionId.BIGINT
-            }
-            written = {"today": tables[Way.MOVE], **logs, "log, bigint": tables[Way.RECEIPTS]}
-            inserts.measure(
-                {name: partial(measure_insert, each, rows) for name, each in written.items()}, insert_rounds
-            )
-        if read_rounds:
-            with run.status(f"filling tables with {sent_rows:,} sent rows"):
-                filled = {
-                    f"{way}, {sent:,} sent rows": ReadTables.fill(Tables.make(postgres, way, f"read_{sent}"), sent)
-                    for sent in (FEW_SENT, sent_rows)
-                    for way in Way
-                }
-            reads.measure({name: partial(measure_reads, each) for name, each in filled.items()}, read_rounds)
-        if vacuum_rounds:
-            with without_autovacuum(run, has_checksums=False) as plain:
-                vacuumed = {
-                    f"{way}, {kind}": each if server is postgres else Tables.make(server, way)
-                    for server, kind in ((postgres, "checksums"), (plain, "no checksums"))
-                    for way, each in tables.items()
-                }
-                vacuums.measure(
-                    {name: partial(measure_vacuum, each, rows) for name, each in vacuumed.items()}, vacuum_rounds
-                )
+    compared.measure({name: partial(measure_reads, each) for name, each in sides.items()}, rounds)
+
+
+def _compare_drains(run: Run, rows: int, rounds: int) -> None:
+    compared = run.table(
+        "Backlog drained; CPU of each process in us a message",
+        RATE,
+        Column("of C", "rate", 2, is_ratio=True),
+        Column("relay and PostgreSQL", "both_cpu", 1),
+        *CPU,
+    )
+    with private_servers(run, routing_key=ROUTING_KEY) as servers, second_database(servers, "log") as log:
+        make_log(log.database_url)
+        with run.status("drawing the rows"):
+            backlog = prepare(servers.database_url, servers.folder, Keys.CDNOW, rows)
+        sides = {reference.NAME: partial(publish_backlog, servers, backlog, reference.build(servers.folder))}
+        for ordering in (Ordering.KEY, Ordering.PIPELINED):
+            sides[f"today, {ordering}"] = partial(measure_drain, Way.MOVE, servers, backlog, ordering)
+            sides[f"receipts, {ordering}"] = partial(measure_drain, Way.RECEIPTS, log, backlog, ordering)
+        compared.measure(sides, rounds)
+
+
+def measure_drain(way: Way, servers: Servers, backlog: Backlog, ordering: Ordering = Ordering.KEY) -> Figures:
+    """Let a relay drain a backlog by one of the ways.
+
+    Raises:
+        BenchmarkError: a row was marked twice.
+    """
+    relay = BenchRelay(*servers.urls, servers.folder, ordering, by_receipts=way is Way.RECEIPTS)
+    if way is Way.MOVE:
+        figures = drain_backlog(servers, backlog, relay)
+    else:
+        with watching(servers.database_url) as watch:
+            watch.execute(EMPTY_RECEIPTS)
+            clear(servers, same_ids=True)
+            with relay.running() as process:
+                writing = uncommitted(servers.database_url, backlog)
+                figures = drain(servers, watch, [process], writing, backlog.rows, wait=_wait_named(backlog.rows))
+            if value(watch, NAMED) != backlog.rows:
+                raise BenchmarkError("receipts name a row twice")
+    return {**figures, "both_cpu": figures["sender_cpu"] + figures["postgres_cpu"]}
+
+
+def _wait_named(rows: int) -> Callable[..., float]:
+    """Return what waits until receipts name so many rows."""
+
+    def wait(watch: psycopg.Connection, relay: Process, *, look: Callable[[], None]) -> float:
+        return wait_until(lambda: value(watch, NAMED) >= rows, relay, look=look)
+
+    return wait
 
 
 def measure_marks(tables: Tables, rows: int, size: int) -> Figures:
@@ -299,17 +371,16 @@ async def _read(
 
 def _asked(way: Way, watch: psycopg.Connection, *, low: int, floor: int) -> dict[str, object]:
     """Return what a read asks for. Today it goes back to `low`; in the log it looks from there for unseen rows only."""
-    lanes = range(LANES)
-    asked: dict[str, object] = {
-        "lanes": array_text(lanes),
+    sight = Sight()
+    sight.advance(floor, value(watch, SNAPSHOT).encode())
+    asked = {
+        "lanes": array_text(range(LANES)),
         "rows": WINDOW // LANES,
         "bytes": array_text([LANE_BYTES] * LANES),
         "held": "{}",
-        "floors": array_text([low if way is Way.MOVE else floor] * LANES),
     }
-    if way is Way.RECEIPTS:
-        asked |= {"lows": array_text([low] * LANES), "seen_to": int(value(watch, SEEN_TO)), "unseen": "{}"}
-    return asked
+    lows = array_text([low] * LANES)
+    return asked | ({"floors": lows} if way is Way.MOVE else {"lows": lows} | sight_parameters([sight] * LANES))
 
 
 def _write_sent(tables: Tables, writer: psycopg.Connection, watch: psycopg.Connection, rows: int) -> None:

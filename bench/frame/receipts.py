@@ -5,7 +5,8 @@ writes into `message_pending` there, and into a segment of the log here.
 """
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from itertools import groupby
 from typing import LiteralString
@@ -15,7 +16,7 @@ from psycopg.sql import SQL, Identifier, Literal
 
 from bench.frame.error import BenchmarkError
 from relay.engine.read.pending import read_statement
-from relay.engine.session.session import LaneSession
+from relay.engine.session.session import LaneSession, array_text
 
 SEGMENT = "message_log_0"  # takes the first 2^24 ids, more than a bench gives
 SEGMENTS = 20
@@ -75,9 +76,12 @@ MARK_RECEIPTS = SQL("""
 # READ's places of the lanes and of the rows, as they are in the log: first the rows that the last read's snapshot could
 # not see, all of them, then those above the floor. One segment by its name, and never joined with receipts.
 LANES_OF_READ = "unnest(%(lanes)s::smallint[], %(floors)s::bigint[], %(bytes)s::bigint[]) AS owned (lane, floor, bytes)"
-LANES_OF_LOG = """
-        unnest(%(lanes)s::smallint[], %(lows)s::bigint[], %(floors)s::bigint[], %(bytes)s::bigint[])
-        AS owned (lane, low, floor, bytes)"""
+LANES_OF_LOG = """(
+        SELECT lane, low, floor, bytes, seen_to, unseen::bigint[]
+        FROM unnest(%(lanes)s::smallint[], %(lows)s::bigint[], %(floors)s::bigint[], %(bytes)s::bigint[],
+            %(seen_to)s::bigint[], %(unseen)s::text[]) AS given (lane, low, floor, bytes, seen_to, unseen)
+        OFFSET 0
+    ) AS owned"""
 ROWS_OF_READ = re.compile(
     r"FROM \S+\.message\s+WHERE state = 'pending' AND lane = owned\.lane .*?LIMIT %\(rows\)s", re.DOTALL
 )
@@ -85,7 +89,7 @@ ROWS_OF_LOG = f"""FROM (
                             (
                                 SELECT * FROM outbox.{SEGMENT}
                                 WHERE lane = owned.lane AND id > owned.low AND id <= owned.floor
-                                    AND (xid >= %(seen_to)s OR xid = ANY (%(unseen)s::bigint[]))
+                                    AND (xid >= owned.seen_to OR xid = ANY (owned.unseen))
                                 ORDER BY id
                             ) UNION ALL (
                                 SELECT * FROM outbox.{SEGMENT}
@@ -120,6 +124,34 @@ def receipts(ids: Collection[int], node: str) -> dict[str, str | int]:
     blocks = groupby(sorted(ids), lambda id_: id_ >> BLOCK_BITS)
     texts = (",".join(map(str, of_block)) for _, of_block in blocks)
     return {"node": node, "messages": len(ids), "receipts": "{" + ",".join(f'"{{{text}}}"' for text in texts) + "}"}
+
+
+@dataclass(slots=True)
+class Sight:
+    """What a reader knows of a lane: its rows up to `floor` that the snapshot could see were read.
+
+    Attributes:
+        seen_to: the snapshot: it could see transactions below.
+        unseen: but not these, as they were running; an array of PostgreSQL.
+    """
+
+    floor: int = 0
+    seen_to: int = 0
+    unseen: str = "{}"
+
+    def advance(self, floor: int, snapshot: bytes) -> None:
+        """Note that the lane was read up to there, by a statement with that snapshot."""
+        _, seen_to, unseen = snapshot.decode().split(":")
+        self.floor, self.seen_to, self.unseen = floor, int(seen_to), f"{{{unseen}}}"
+
+
+def sight_parameters(sights: Sequence[Sight]) -> dict[str, str]:
+    """Return the parameters of the log's READ that today's has not, or other ones; the lanes in its order."""
+    return {
+        "floors": array_text(sight.floor for sight in sights),
+        "seen_to": array_text(sight.seen_to for sight in sights),
+        "unseen": "{" + ",".join(f'"{sight.unseen}"' for sight in sights) + "}",
+    }
 
 
 def read_log_statement(session: LaneSession, max_message_bytes: int) -> bytes:

@@ -6,16 +6,28 @@ import psycopg
 import pytest
 from pydantic import SecretStr
 
-from bench.frame.backlog import AGGREGATE_TYPE, EVENT_TYPE
+from bench.frame import queue
+from bench.frame.backlog import AGGREGATE_TYPE, EVENT_TYPE, Backlog, Keys, prepare
 from bench.frame.error import BenchmarkError
-from bench.frame.receipts import TransactionId, make_log, read_log_statement, receipts
+from bench.frame.receipts import Sight, TransactionId, make_log, read_log_statement, receipts, sight_parameters
+from bench.frame.servers import Servers
 from bench.frame.writers import INSERT, PAYLOAD
-from bench.marks import ReadTables, Tables, Way, measure_insert, measure_marks, measure_reads, measure_vacuum
+from bench.marks import (
+    ReadTables,
+    Tables,
+    Way,
+    measure_drain,
+    measure_insert,
+    measure_marks,
+    measure_reads,
+    measure_vacuum,
+)
 from relay.config.settings import DatabaseSettings
 from relay.engine.session.session import LANES, LaneSession, array_text
 from tests.support.postgres import NEWEST, PostgresServer
 
 ROWS = 60
+DRAINED = 3000  # more than a window
 
 SENT = {
     Way.MOVE: "SELECT array_agg(id ORDER BY id) FROM outbox.message_sent",
@@ -25,10 +37,7 @@ WRITTEN = {
     Way.MOVE: "SELECT array_agg(id ORDER BY id) FROM outbox.message",
     Way.RECEIPTS: "SELECT array_agg(id ORDER BY id) FROM outbox.message_log_0",
 }
-SNAPSHOT = """
-    SELECT pg_snapshot_xmax(now)::text::bigint, ARRAY(SELECT pg_snapshot_xip(now)::text::bigint)
-    FROM pg_current_snapshot() AS now
-"""
+SNAPSHOT = "SELECT pg_current_snapshot()::text"
 COUNTED = "SELECT sum(messages) FROM outbox.published"
 
 
@@ -37,6 +46,12 @@ def tables(request: pytest.FixtureRequest, database_url: str) -> Tables:
     if request.param is Way.RECEIPTS:
         make_log(database_url)
     return Tables(database_url, request.param)
+
+
+@pytest.fixture
+def backlog(servers: Servers) -> Backlog:
+    """Rows to drain, drawn where they are listed for the C client."""
+    return prepare(servers.database_url, servers.folder, Keys.CDNOW, rows=DRAINED)
 
 
 @pytest.mark.parametrize("size", [7, 1000])
@@ -105,15 +120,27 @@ async def test_the_log_is_read_from_its_floor_and_below_it_for_what_was_not_seen
         late.commit()
         above = insert(writer)
     assert snapshot is not None
-    asked = {"floors": array_text([floor] * LANES), "seen_to": snapshot[0], "unseen": snapshot[1]}
-    asked |= {"lanes": array_text(range(LANES)), "lows": array_text([0] * LANES)}
-    asked |= {"bytes": array_text([1 << 20] * LANES), "rows": 10}
-
+    sight = Sight()
+    sight.advance(floor, snapshot[0].encode())
+    asked = {"lanes": array_text(range(LANES)), "lows": array_text([0] * LANES), "rows": 10}
+    asked |= {"bytes": array_text([1 << 20] * LANES)} | sight_parameters([sight] * LANES)
     database = DatabaseSettings(url=SecretStr(database_url))
     async with await LaneSession.open(database) as session, session.use() as connection:
         found = await (await connection.execute(read_log_statement(session, 1 << 20), asked)).fetchall()
 
     assert sorted(row[1] for row in found[1:]) == [below, above]
+
+
+@pytest.mark.parametrize("tables", [Way.RECEIPTS], indirect=True)
+def test_a_relay_drains_a_log_and_each_row_goes_out_and_is_named_once(
+    servers: Servers, tables: Tables, backlog: Backlog
+) -> None:
+    figures = measure_drain(tables.way, servers, backlog)
+
+    assert (figures["lost"], queue.depth(servers.broker_url)) == (0, DRAINED)
+    assert ask(tables, WRITTEN[tables.way]) == ask(tables, SENT[tables.way]) == list(range(1, DRAINED + 1))
+    assert ask(tables, COUNTED) == DRAINED
+    assert figures["both_cpu"] >= figures["postgres_cpu"] > 0
 
 
 def test_a_read_that_has_changed_ends_the_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
