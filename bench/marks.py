@@ -25,8 +25,10 @@ from bench.frame.processes import run_seconds
 from bench.frame.receipts import (
     BLOCK_BITS,
     MARK_RECEIPTS,
+    PLAN_ONCE,
     SEGMENT,
     Sight,
+    Snapshot,
     TransactionId,
     make_log,
     read_log_statement,
@@ -334,6 +336,9 @@ async def _measure_reads(filled: ReadTables) -> Figures:
     with filled.tables.connect() as watch:
         async with await LaneSession.open(database) as session:
             statement = make(session, RelaySettings().max_message_bytes)
+            if way is Way.RECEIPTS:
+                async with session.use() as connection:
+                    await connection.execute(PLAN_ONCE)
             for name, low, floor, rows in (
                 ("read", sent_to, sent_to, WINDOW // LANES * LANES),
                 ("near", sent_to - NEAR, sent_to, WINDOW // LANES * LANES),
@@ -372,15 +377,15 @@ async def _read(
 def _asked(way: Way, watch: psycopg.Connection, *, low: int, floor: int) -> dict[str, object]:
     """Return what a read asks for. Today it goes back to `low`; in the log it looks from there for unseen rows only."""
     sight = Sight()
-    sight.advance(floor, value(watch, SNAPSHOT).encode())
+    sight.floor, sight.seen = floor, Snapshot.of(value(watch, SNAPSHOT))
     asked = {
         "lanes": array_text(range(LANES)),
         "rows": WINDOW // LANES,
         "bytes": array_text([LANE_BYTES] * LANES),
         "held": "{}",
     }
-    lows = array_text([low] * LANES)
-    return asked | ({"floors": lows} if way is Way.MOVE else {"lows": lows} | sight_parameters([sight] * LANES))
+    lows = [low] * LANES
+    return asked | ({"floors": array_text(lows)} if way is Way.MOVE else sight_parameters([sight] * LANES, lows))
 
 
 def _write_sent(tables: Tables, writer: psycopg.Connection, watch: psycopg.Connection, rows: int) -> None:

@@ -5,11 +5,10 @@ writes into `message_pending` there, and into a segment of the log here.
 """
 
 import re
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
 from enum import StrEnum
 from itertools import groupby
-from typing import LiteralString
+from typing import LiteralString, NamedTuple
 
 import psycopg
 from psycopg.sql import SQL, Identifier, Literal
@@ -22,6 +21,7 @@ SEGMENT = "message_log_0"  # takes the first 2^24 ids, more than a bench gives
 SEGMENTS = 20
 SEGMENT_BITS = 24
 BLOCK_BITS = 12
+LAST = (1 << 63) - 1  # above every id and transaction
 
 
 class TransactionId(StrEnum):
@@ -77,9 +77,10 @@ MARK_RECEIPTS = SQL("""
 # not see, all of them, then those above the floor. One segment by its name, and never joined with receipts.
 LANES_OF_READ = "unnest(%(lanes)s::smallint[], %(floors)s::bigint[], %(bytes)s::bigint[]) AS owned (lane, floor, bytes)"
 LANES_OF_LOG = """(
-        SELECT lane, low, floor, bytes, seen_to, unseen::bigint[]
-        FROM unnest(%(lanes)s::smallint[], %(lows)s::bigint[], %(floors)s::bigint[], %(bytes)s::bigint[],
-            %(seen_to)s::bigint[], %(unseen)s::text[]) AS given (lane, low, floor, bytes, seen_to, unseen)
+        SELECT lane, low, floor, ahead, bytes, seen_to, unseen::bigint[], until, running::bigint[]
+        FROM unnest(%(lanes)s::smallint[], %(lows)s::bigint[], %(floors)s::bigint[], %(ahead)s::bigint[],
+            %(bytes)s::bigint[], %(seen_to)s::bigint[], %(unseen)s::text[], %(until)s::bigint[], %(running)s::text[])
+            AS given (lane, low, floor, ahead, bytes, seen_to, unseen, until, running)
         OFFSET 0
     ) AS owned"""
 ROWS_OF_READ = re.compile(
@@ -90,15 +91,20 @@ ROWS_OF_LOG = f"""FROM (
                                 SELECT * FROM outbox.{SEGMENT}
                                 WHERE lane = owned.lane AND id > owned.low AND id <= owned.floor
                                     AND (xid >= owned.seen_to OR xid = ANY (owned.unseen))
+                                    AND xid < owned.until AND xid <> ALL (owned.running)
                                 ORDER BY id
+                                LIMIT %(rows)s
                             ) UNION ALL (
                                 SELECT * FROM outbox.{SEGMENT}
-                                WHERE lane = owned.lane AND id > owned.floor
+                                WHERE lane = owned.lane AND id > owned.ahead
                                 ORDER BY id
                                 LIMIT %(rows)s
                             )
                         ) AS found
-                        ORDER BY id"""
+                        ORDER BY id
+                        LIMIT %(rows)s"""
+# Planning by values costs more than the read itself when there is little to read.
+PLAN_ONCE = "SET plan_cache_mode = force_generic_plan"
 
 
 def make_log(database_url: str, xid: TransactionId = TransactionId.BIGINT) -> None:
@@ -122,36 +128,71 @@ def make_log(database_url: str, xid: TransactionId = TransactionId.BIGINT) -> No
 def receipts(ids: Collection[int], node: str) -> dict[str, str | int]:
     """Return the parameters of MARK_RECEIPTS."""
     blocks = groupby(sorted(ids), lambda id_: id_ >> BLOCK_BITS)
-    texts = (",".join(map(str, of_block)) for _, of_block in blocks)
-    return {"node": node, "messages": len(ids), "receipts": "{" + ",".join(f'"{{{text}}}"' for text in texts) + "}"}
+    return {"node": node, "messages": len(ids), "receipts": _texts(array_text(of_block) for _, of_block in blocks)}
 
 
-@dataclass(slots=True)
+class Snapshot(NamedTuple):
+    """What a statement could see: transactions below `until` except the running ones, an array of PostgreSQL."""
+
+    until: int
+    running: str
+
+    @classmethod
+    def of(cls, text: str) -> "Snapshot":
+        _, until, running = text.split(":")
+        return cls(int(until), f"{{{running}}}")
+
+
+NOTHING, EVERYTHING = Snapshot(0, "{}"), Snapshot(LAST, "{}")
+
+
 class Sight:
-    """What a reader knows of a lane: its rows up to `floor` that the snapshot could see were read.
+    """What a reader knows of a lane: it has read the rows up to `floor` that the snapshot `seen` could see.
 
-    Attributes:
-        seen_to: the snapshot: it could see transactions below.
-        unseen: but not these, as they were running; an array of PostgreSQL.
+    Below the floor, a long transaction may leave more rows than a read brings. Until they are read, in the order of
+    their ids, nothing above is. Each read then looks only for what the first of these reads could see (`until`).
     """
 
-    floor: int = 0
-    seen_to: int = 0
-    unseen: str = "{}"
+    def __init__(self) -> None:
+        self.floor = 0
+        self.seen = NOTHING
+        self.until: Snapshot | None = None
+        self._read_to = 0  # of the rows below the floor, until all of them are read
+        self._low = LAST  # from where to look below the floor when they are
 
-    def advance(self, floor: int, snapshot: bytes) -> None:
-        """Note that the lane was read up to there, by a statement with that snapshot."""
-        _, seen_to, unseen = snapshot.decode().split(":")
-        self.floor, self.seen_to, self.unseen = floor, int(seen_to), f"{{{unseen}}}"
+    def low(self, asked: int) -> int:
+        """Return the id above which to look below the floor; the caller asks for `asked`."""
+        return self._read_to if self.until else min(asked, self._low)
+
+    def note(self, ids: Sequence[int], rows: int, low: int, *, position: int, snapshot: Snapshot) -> None:
+        """Note a read that brought these ids, `rows` at most, and was asked to look above `low`."""
+        is_full = len(ids) >= rows
+        if is_full and ids[-1] <= self.floor:
+            self._low = min(self._low, low) if self.until else LAST
+            self.until, self._read_to = self.until or snapshot, ids[-1]
+        elif self.until:
+            self.seen, self.until, self._low = self.until, None, min(self._low, low)
+        else:
+            self.floor, self.seen, self._low = ids[-1] if is_full else position, snapshot, LAST
 
 
-def sight_parameters(sights: Sequence[Sight]) -> dict[str, str]:
+def sight_parameters(sights: Sequence[Sight], lows: Sequence[int]) -> dict[str, str]:
     """Return the parameters of the log's READ that today's has not, or other ones; the lanes in its order."""
+    until = [sight.until or EVERYTHING for sight in sights]
     return {
+        "lows": array_text(sight.low(low) for sight, low in zip(sights, lows, strict=True)),
         "floors": array_text(sight.floor for sight in sights),
-        "seen_to": array_text(sight.seen_to for sight in sights),
-        "unseen": "{" + ",".join(f'"{sight.unseen}"' for sight in sights) + "}",
+        "ahead": array_text(LAST if sight.until else sight.floor for sight in sights),
+        "seen_to": array_text(sight.seen.until for sight in sights),
+        "unseen": _texts(sight.seen.running for sight in sights),
+        "until": array_text(each.until for each in until),
+        "running": _texts(each.running for each in until),
     }
+
+
+def _texts(arrays: Iterable[str]) -> str:
+    """Return an array of texts that are arrays of numbers."""
+    return "{" + ",".join(f'"{each}"' for each in arrays) + "}"
 
 
 def read_log_statement(session: LaneSession, max_message_bytes: int) -> bytes:

@@ -8,12 +8,19 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from itertools import groupby
-from operator import attrgetter
 
 import psycopg
 
-from bench.frame.receipts import BLOCK_BITS, MARK_RECEIPTS, Sight, read_log_statement, receipts, sight_parameters
+from bench.frame.receipts import (
+    BLOCK_BITS,
+    MARK_RECEIPTS,
+    PLAN_ONCE,
+    Sight,
+    Snapshot,
+    read_log_statement,
+    receipts,
+    sight_parameters,
+)
 from relay.cli import main
 from relay.config.settings import RelaySettings
 from relay.engine import node
@@ -45,30 +52,32 @@ class LogTail(Tail):
         self.statement = read_log_statement(session, settings.max_message_bytes)
         self._sights = defaultdict[int, Sight](Sight)
         self._reads: list[tuple[Plan, Row, list[Row]]] = []
+        self._is_planned_once = False
 
     async def _next_rows(self) -> list[Row]:
         self._reads.clear()
         rows = await super()._next_rows()
         plan, head, found = self._reads.pop()  # the plans before it were not far enough, and their rows are not used
-        floors = dict.fromkeys(plan.lanes, head.id)
-        for lane, group in groupby(found, attrgetter("lane")):
-            forward = [row for row in group if row.id > self._sights[lane].floor]
-            if any(row.left_out for row in forward):
-                raise NotImplementedError("a row is left out of a read: the log's tail carries small rows only")
-            if len(forward) >= plan.rows:
-                floors[lane] = forward[-1].id
-        for lane, floor in floors.items():
-            self._sights[lane].advance(floor, head.message_id)
+        if any(row.left_out for row in found):
+            raise NotImplementedError("a row is left out of a read: the log's tail carries small rows only")
+        ids: defaultdict[int, list[int]] = defaultdict(list)
+        for row in found:
+            ids[row.lane].append(row.id)
+        snapshot = Snapshot.of(head.message_id.decode())
+        for lane, low in zip(plan.lanes, plan.floors, strict=True):
+            self._sights[lane].note(ids[lane], plan.rows, low, position=head.id, snapshot=snapshot)
         return rows
 
     async def _select(self, plan: Plan) -> tuple[Row, list[Row]]:
-        sights = [self._sights[lane] for lane in plan.lanes]
-        parameters = sight_parameters(sights) | {
+        parameters = sight_parameters([self._sights[lane] for lane in plan.lanes], plan.floors) | {
             "lanes": array_text(plan.lanes),
-            "lows": array_text(plan.floors),
             "rows": plan.rows,
             "bytes": array_text(plan.bytes[lane] for lane in plan.lanes),
         }
+        if not self._is_planned_once:
+            async with self._session.use() as connection:
+                await connection.execute(PLAN_ONCE)
+            self._is_planned_once = True
         async with self._session.use():
             asked_at = time.monotonic()
             await self._cursor.execute(self.statement, parameters, prepare=True)

@@ -9,7 +9,16 @@ from pydantic import SecretStr
 from bench.frame import queue
 from bench.frame.backlog import AGGREGATE_TYPE, EVENT_TYPE, Backlog, Keys, prepare
 from bench.frame.error import BenchmarkError
-from bench.frame.receipts import Sight, TransactionId, make_log, read_log_statement, receipts, sight_parameters
+from bench.frame.receipts import (
+    LAST,
+    Sight,
+    Snapshot,
+    TransactionId,
+    make_log,
+    read_log_statement,
+    receipts,
+    sight_parameters,
+)
 from bench.frame.servers import Servers
 from bench.frame.writers import INSERT, PAYLOAD
 from bench.marks import (
@@ -27,7 +36,7 @@ from relay.engine.session.session import LANES, LaneSession, array_text
 from tests.support.postgres import NEWEST, PostgresServer
 
 ROWS = 60
-DRAINED = 3000  # more than a window
+DRAINED = 8000  # more than a read brings of a transaction that was open during the last one
 
 SENT = {
     Way.MOVE: "SELECT array_agg(id ORDER BY id) FROM outbox.message_sent",
@@ -121,9 +130,9 @@ async def test_the_log_is_read_from_its_floor_and_below_it_for_what_was_not_seen
         above = insert(writer)
     assert snapshot is not None
     sight = Sight()
-    sight.advance(floor, snapshot[0].encode())
-    asked = {"lanes": array_text(range(LANES)), "lows": array_text([0] * LANES), "rows": 10}
-    asked |= {"bytes": array_text([1 << 20] * LANES)} | sight_parameters([sight] * LANES)
+    sight.floor, sight.seen = floor, Snapshot.of(snapshot[0])
+    asked = {"lanes": array_text(range(LANES)), "rows": 10}
+    asked |= {"bytes": array_text([1 << 20] * LANES)} | sight_parameters([sight] * LANES, [0] * LANES)
     database = DatabaseSettings(url=SecretStr(database_url))
     async with await LaneSession.open(database) as session, session.use() as connection:
         found = await (await connection.execute(read_log_statement(session, 1 << 20), asked)).fetchall()
@@ -141,6 +150,25 @@ def test_a_relay_drains_a_log_and_each_row_goes_out_and_is_named_once(
     assert ask(tables, WRITTEN[tables.way]) == ask(tables, SENT[tables.way]) == list(range(1, DRAINED + 1))
     assert ask(tables, COUNTED) == DRAINED
     assert figures["both_cpu"] >= figures["postgres_cpu"] > 0
+
+
+def test_rows_of_a_long_transaction_are_read_in_parts_and_before_all_others() -> None:
+    sight, running, ended, later = Sight(), Snapshot(9, "{5}"), Snapshot(12, "{}"), Snapshot(20, "{}")
+    sight.note([], 2, 0, position=10, snapshot=running)
+
+    sight.note([1, 4], 2, 0, position=15, snapshot=ended)
+    parts = [sight_parameters([sight], [0])]
+    sight.note([6, 7], 2, 3, position=15, snapshot=later)
+    parts.append(sight_parameters([sight], [7]))
+    sight.note([], 2, 7, position=15, snapshot=later)
+    then = sight_parameters([sight], [15])
+
+    assert [(part["lows"], part["until"], part["seen_to"]) for part in parts] == [
+        ("{4}", "{12}", "{9}"),
+        ("{7}", "{12}", "{9}"),
+    ]
+    assert {part["ahead"] for part in parts} == {f"{{{LAST}}}"}
+    assert (then["lows"], then["floors"], then["ahead"], then["seen_to"]) == ("{3}", "{10}", "{10}", "{12}")
 
 
 def test_a_read_that_has_changed_ends_the_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
