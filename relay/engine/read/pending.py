@@ -84,7 +84,8 @@ OWNED_OF_LOG = SQL("""
     ) AS owned
 """)
 
-# Each branch is in order, so all rows come in order without a sort, and only as many are read as are needed. The rows of the log begin at `low`; those at or below `read_to` were read if the snapshot could see them.
+# Each branch is in order, so all rows come in order without a sort, and only as many are read as are needed.
+# The rows of the log begin at `low`; those at or below `read_to` were read if the snapshot could see them.
 MERGED = SQL("""
     SELECT * FROM ({branches}) AS branch ORDER BY id LIMIT %(rows)s
 """)

@@ -18,7 +18,7 @@ from relay.engine.row import Row
 SEGMENTS = SQL("""
     SELECT number, first, past
     FROM {schema}.segment
-    WHERE to_regclass(format('%%I.%%I', {name}::text, 'message_log_' || number)) IS NOT NULL
+    WHERE to_regclass(format('%I.%I', {name}::text, 'message_log_' || number)) IS NOT NULL
     ORDER BY first
 """)
 

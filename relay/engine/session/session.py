@@ -10,7 +10,7 @@ the relay reads no more, and so sends no more.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from functools import wraps
 from math import inf
@@ -19,7 +19,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 
 import psycopg
 from psycopg import AsyncConnection, AsyncCursor
-from psycopg.sql import SQL, Identifier, Literal
+from psycopg.sql import SQL, Composable, Identifier, Literal
 
 from relay.backoff import wait_for_event
 from relay.compatibility import READ_TABLES, refuse_newer
@@ -287,6 +287,10 @@ class LaneSession:
         known = {"schema": Identifier(self.schema), "park": Literal(f"{self.schema}.park")}
         return statement.format(**{**known, **in_pending(self.schema), **names}).as_bytes()
 
+    def places(self, rows: Iterable[Row]) -> Iterator[tuple[dict[str, Composable], list[Row]]]:
+        """Split rows by the table in which they lie; yield the names by which `sql` finds it, and its rows."""
+        return self.segments.places(rows, self.schema)
+
     @asynccontextmanager
     async def use(self) -> AsyncIterator[AsyncConnection]:
         """Use the connection exclusively, for statements that answer within the command time-out.
@@ -407,7 +411,7 @@ def array_text(numbers: Iterable[int]) -> str:
 
 
 def places(rows: Collection[Row]) -> dict[str, str]:
-    """Return the parameters of `GIVEN`."""
+    """Return the parameters of `segments.GIVEN`."""
     return {"lanes": array_text(row.lane for row in rows), "ids": array_text(row.id for row in rows)}
 
 
