@@ -34,7 +34,8 @@ GRANT USAGE ON SCHEMA outbox
 -- These functions run with the rights of the tables' owner. `pg_restore --no-acl` makes them again for everybody.
 REVOKE EXECUTE ON FUNCTION outbox.ensure_sent_days(date, integer), outbox.ensure_inbox_days(date, integer),
     outbox.drop_sent_day(date, boolean, boolean), outbox.drop_inbox_day(date, boolean),
-    outbox.ensure_segments(integer, bigint), outbox.cut_segment(), outbox.empty_segment(bigint, boolean) FROM PUBLIC;
+    outbox.ensure_segments(integer, bigint), outbox.cut_segment(), outbox.empty_segment(bigint, boolean, boolean),
+    outbox.drop_segment() FROM PUBLIC;
 
 -- Writers: new rows, and these are pending, since `state` and what the relay writes are not theirs to name.
 GRANT INSERT (
@@ -118,7 +119,7 @@ GRANT SELECT, INSERT, UPDATE (member, taken_from) ON outbox.pool_partition TO ou
 -- relay.retention = "off" for one that runs `relay retention` each night.
 GRANT EXECUTE ON FUNCTION outbox.drop_sent_day(date, boolean, boolean), outbox.drop_inbox_day(date, boolean)
     TO outbox_retention;
-GRANT EXECUTE ON FUNCTION outbox.empty_segment(bigint, boolean) TO outbox_retention;
+GRANT EXECUTE ON FUNCTION outbox.empty_segment(bigint, boolean, boolean), outbox.drop_segment() TO outbox_retention;
 GRANT SELECT ON outbox.migration TO outbox_retention;
 GRANT INSERT ON outbox.operator_audit TO outbox_retention; -- relay retention, by hand
 

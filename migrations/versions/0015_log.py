@@ -4,13 +4,13 @@ Rows of the state 'written' are the log, in segments by range of id. A row of th
 names its id. The default of `state` stays 'pending', so relays and writers go on as before, and the log is empty until
 a later release sets the default to 'written'.
 
-`message_count`, `message_state` and `sent` answer over both: a row of the log is `pending` or `sent`.
+The surfaces `message_count`, `message_state` and `sent` do not read the log yet: no plan and no answer changes.
 
 Made as the owner of the tables, whichever role migrates. Roles that may delete pending rows are relays, and roles that
 may drop days are retention's: they get their rights on the log at once.
 
-Lock: ACCESS EXCLUSIVE on message and its partitions for an instant, to add a column; it waits for transactions that
-have written or read. The way back holds it until the sent rows of the log are in their days: 10 s for a million rows.
+Lock: ACCESS EXCLUSIVE on message and its partitions, and on archived_day, for an instant, to add a column; it waits
+for transactions that have written or read. The way back holds it until the sent rows of the log are in their days: 10 s for a million rows.
 """
 
 from alembic import op
@@ -41,6 +41,7 @@ CREATE UNIQUE INDEX message_log_lane_id ON {schema}.message_log (lane, id);
 CREATE INDEX message_log_xid ON {schema}.message_log USING brin (xid int8_minmax_multi_ops)
     WITH (pages_per_range = 32);
 CREATE TABLE {schema}.message_log_far PARTITION OF {schema}.message_log DEFAULT;
+CREATE TABLE {schema}.message_log_0 PARTITION OF {schema}.message_log FOR VALUES FROM (MINVALUE) TO (0);
 
 -- One row for each mark and block of 4,096 ids. Never changed and never deleted: emptied with its segment.
 CREATE TABLE {schema}.receipt (
@@ -52,19 +53,25 @@ CREATE TABLE {schema}.receipt (
     CONSTRAINT receipt_ids CHECK (n > 0 AND n = cardinality(ids) AND block = ALL (ARRAY[ids[1] >> 12, ids[n] >> 12]))
 ) PARTITION BY RANGE (block);
 CREATE INDEX receipt_block ON {schema}.receipt (block);
+CREATE INDEX receipt_sent ON {schema}.receipt USING brin (sent_at); -- a day's receipts, among those of weeks
 CREATE TABLE {schema}.receipt_far PARTITION OF {schema}.receipt DEFAULT;
+CREATE TABLE {schema}.receipt_0 PARTITION OF {schema}.receipt FOR VALUES FROM (MINVALUE) TO (0);
 
+-- One row for each segment but `far`, which has all ids behind them. Each begins where the one before it ends.
 CREATE TABLE {schema}.segment (
     number bigint PRIMARY KEY,
-    first bigint NOT NULL UNIQUE, -- the lowest id that it takes; of the first segment, that lower ones go there, too
+    first bigint NOT NULL UNIQUE, -- the lowest id that it takes
     past bigint NOT NULL UNIQUE, -- the lowest id that it does not take any more
     made_at timestamptz NOT NULL DEFAULT now(),
     cut_at timestamptz, -- when ids were first seen to be given behind it
     rows bigint, -- when it was emptied, as `sent`
     sent bigint,
-    emptied_at timestamptz,
+    emptied_at timestamptz, -- NULL again, if a late row has come
     CONSTRAINT segment_blocks CHECK (first < past AND first & 4095 = 0 AND past & 4095 = 0)
 );
+-- Segment 0 takes ids by which no segment is left: of those that were dropped, and negative ones.
+INSERT INTO {schema}.segment (number, first, past, cut_at) VALUES (0, -9223372036854775808, 0, now());
+ALTER TABLE {schema}.archived_day ADD COLUMN emptied bigint NOT NULL DEFAULT 0; -- of its rows, with their segments
 
 -- Where to begin reading, never what is sent. Appended, and old ones deleted.
 CREATE TABLE {schema}.checkpoint (
@@ -112,15 +119,14 @@ BEGIN
     EXECUTE format('CREATE TABLE %s (LIKE {schema}.receipt INCLUDING ALL)', receipts);
     PERFORM {schema}.copy_rights('{schema}.message_log', log::regclass);
     LOCK TABLE ONLY {schema}.message_log, ONLY {schema}.receipt IN SHARE ROW EXCLUSIVE MODE;
-    IF number > 1 AND (SELECT last_value FROM {schema}.message_id_seq) >= first THEN
+    IF EXISTS (SELECT FROM {schema}.message_log_far) THEN -- committed since the caller looked
         RAISE EXCEPTION 'ids beyond % are given already', first USING ERRCODE = 'lock_not_available';
     END IF;
     EXECUTE format(
-        'ALTER TABLE {schema}.message_log ATTACH PARTITION %s FOR VALUES FROM (%s) TO (%s)',
-        log, CASE number WHEN 1 THEN 'MINVALUE' ELSE first::text END, past);
+        'ALTER TABLE {schema}.message_log ATTACH PARTITION %s FOR VALUES FROM (%s) TO (%s)', log, first, past);
     EXECUTE format(
         'ALTER TABLE {schema}.receipt ATTACH PARTITION %s FOR VALUES FROM (%s) TO (%s)',
-        receipts, CASE number WHEN 1 THEN 'MINVALUE' ELSE (first >> 12)::text END, past >> 12);
+        receipts, first >> 12, past >> 12);
     INSERT INTO {schema}.segment (number, first, past) VALUES (number, first, past);
 END $$;
 
@@ -153,35 +159,30 @@ BEGIN
         RETURN NULL;
     END IF;
     SELECT number, past INTO last FROM {schema}.segment ORDER BY past DESC LIMIT 1;
-    IF last IS NULL THEN
-        SELECT 0::bigint AS number, position >> 12 << 12 AS past INTO last;
-    END IF;
-    IF position < last.past OR (last.number = 0 AND NOT EXISTS (SELECT FROM {schema}.message_log_far)) THEN
-        PERFORM {schema}.make_segment(last.number + 1, last.past, last.past + size);
-        RETURN 'made';
-    END IF;
-
     SELECT convalidated AS is_read, substring(obj_description(oid, 'pg_constraint') FROM '[0-9]+')::bigint AS past
         INTO bounded FROM pg_constraint
         WHERE conrelid = '{schema}.message_log_far'::regclass AND conname = 'message_log_far_bound';
-    IF bounded IS NULL THEN
+    IF bounded IS NULL AND NOT EXISTS (SELECT FROM {schema}.message_log_far) THEN
+        PERFORM {schema}.make_segment(last.number + 1, last.past, greatest(last.past, position >> 12 << 12) + size);
+        RETURN 'made';
+    ELSIF bounded IS NULL THEN
         bound := ((position >> 32) + 2) << 32;
         EXECUTE format(
             'ALTER TABLE {schema}.message_log_far ADD CONSTRAINT message_log_far_bound
                 CHECK (state IS NOT NULL AND state = %L AND id >= %s AND id < %s) NOT VALID',
-            'written', CASE last.number WHEN 0 THEN 0 ELSE last.past END, bound);
+            'written', last.past, bound);
         EXECUTE format(
             'COMMENT ON CONSTRAINT message_log_far_bound ON {schema}.message_log_far IS %L', 'ends before ' || bound);
         EXECUTE format(
             'ALTER TABLE {schema}.receipt_far ADD CONSTRAINT receipt_far_bound CHECK (block >= %s AND block < %s)
-                NOT VALID', CASE last.number WHEN 0 THEN 0 ELSE last.past >> 12 END, bound >> 12);
+                NOT VALID', last.past >> 12, bound >> 12);
         RETURN 'bounded';
     ELSIF NOT bounded.is_read THEN
         ALTER TABLE {schema}.message_log_far VALIDATE CONSTRAINT message_log_far_bound;
         ALTER TABLE {schema}.receipt_far VALIDATE CONSTRAINT receipt_far_bound;
         RETURN 'read';
     END IF;
-    PERFORM {schema}.change_far(last.number + 1, CASE last.number WHEN 0 THEN 0 ELSE last.past END, bounded.past);
+    PERFORM {schema}.change_far(last.number + 1, last.past, bounded.past);
     RETURN 'changed';
 END $$;
 
@@ -248,7 +249,23 @@ REVOKE EXECUTE ON FUNCTION {schema}.cut_segment() FROM PUBLIC;
 # of the rows that the first look could not see. The first look's rows must all be there still, and no others.
 # Under SHARE others may still read. A snapshot from before the lock would not see all rows: READ COMMITTED only.
 EMPTY_SEGMENT = """
-CREATE FUNCTION {schema}.empty_segment(number bigint, dry_run boolean, OUT rows bigint, OUT kept_by text)
+-- By day: an archive is complete if the rows of the day that are there, and those that left with their segments, are
+-- as many as were archived.
+CREATE FUNCTION {schema}.segment_needed(first_sent timestamptz, last_sent timestamptz, archived boolean) RETURNS text
+LANGUAGE sql SET search_path = pg_catalog, pg_temp SET TimeZone = 'UTC' AS $$
+    SELECT min(day || ': ' || {schema}.sent_day_needed(day, CASE WHEN archived THEN (
+        SELECT coalesce(sum(n), 0)::bigint FROM {schema}.receipt WHERE sent_at >= day AND sent_at < day + 1
+    ) + (
+        SELECT count(*) FROM {schema}.message_sent WHERE sent_at >= day AND sent_at < day + 1
+    ) + coalesce(noted.emptied, 0) END, archived))
+    FROM (SELECT day::date FROM generate_series(first_sent::date, last_sent::date, interval '1 day') AS day) AS sent
+    LEFT JOIN {schema}.archived_day AS noted USING (day)
+$$;
+REVOKE EXECUTE ON FUNCTION {schema}.segment_needed(timestamptz, timestamptz, boolean) FROM PUBLIC;
+
+CREATE FUNCTION {schema}.empty_segment(
+    number bigint, archived boolean, dry_run boolean, OUT rows bigint, OUT kept_by text
+)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '15ms' SET TimeZone = 'UTC'
 AS $$
 DECLARE
@@ -263,8 +280,8 @@ DECLARE
     first_sent timestamptz;
     last_sent timestamptz;
 BEGIN
-    IF current_setting('transaction_isolation') <> 'read committed' OR dry_run IS NULL THEN
-        RAISE EXCEPTION 'a segment is emptied in a transaction of the isolation level READ COMMITTED'
+    IF current_setting('transaction_isolation') <> 'read committed' OR num_nulls(archived, dry_run) > 0 THEN
+        RAISE EXCEPTION 'a segment is emptied in a transaction of the isolation level READ COMMITTED, without NULL'
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
     SELECT * INTO this FROM {schema}.segment WHERE segment.number = empty_segment.number FOR UPDATE;
@@ -284,8 +301,7 @@ BEGIN
     kept_by := CASE
         WHEN uncovered > 0 THEN uncovered || ' of its rows have no receipt: the relay has not sent them'
         WHEN last_sent >= (now() AT TIME ZONE 'UTC')::date THEN 'some of its rows were sent today'
-        ELSE (SELECT min({schema}.sent_day_needed(day::date, 0, false))
-            FROM generate_series(first_sent::date, last_sent::date, interval '1 day') AS day)
+        ELSE {schema}.segment_needed(first_sent, last_sent, archived)
     END;
     IF dry_run OR kept_by IS NOT NULL THEN
         RETURN;
@@ -300,79 +316,75 @@ BEGIN
         kept_by := 'its rows have changed since they were counted';
         RETURN;
     END IF;
+    -- Making a replay takes it shared (relay/replay/job.py), and a job of Spark its days.
     PERFORM pg_advisory_xact_lock(hashtextextended('{schema}.replay and retention', 0));
-    kept_by := (SELECT min({schema}.sent_day_needed(day::date, 0, false))
-        FROM generate_series(first_sent::date, last_sent::date, interval '1 day') AS day);
+    kept_by := coalesce({schema}.segment_needed(first_sent, last_sent, archived), (
+        SELECT min('a job of Spark read ' || day::date || ' a moment ago')
+        FROM generate_series(first_sent::date, last_sent::date, interval '1 day') AS day
+        WHERE NOT pg_try_advisory_xact_lock(hashtextextended('{schema}.day ' || to_char(day, 'YYYY-MM-DD'), 0))));
     IF kept_by IS NULL THEN
         EXECUTE format('LOCK TABLE ONLY %s, ONLY %s IN ACCESS EXCLUSIVE MODE', log, receipts);
+        EXECUTE format(
+            'UPDATE {schema}.archived_day AS noted SET emptied = emptied + left_with.rows
+            FROM (SELECT sent_at::date AS day, sum(n) AS rows FROM %s GROUP BY 1) AS left_with
+            WHERE noted.day = left_with.day', receipts);
         EXECUTE format('TRUNCATE ONLY %s, ONLY %s', log, receipts);
-        UPDATE {schema}.segment SET emptied_at = now(), rows = empty_segment.rows, sent = in_receipts
+        -- Segment 0 is never done: late rows come again.
+        UPDATE {schema}.segment SET emptied_at = CASE WHEN this.number > 0 THEN now() END, rows = empty_segment.rows, sent = in_receipts
             WHERE segment.number = empty_segment.number;
     END IF;
 END $$;
-REVOKE EXECUTE ON FUNCTION {schema}.empty_segment(bigint, boolean) FROM PUBLIC;
+REVOKE EXECUTE ON FUNCTION {schema}.empty_segment(bigint, boolean, boolean) FROM PUBLIC;
 """
 
-# The rows of the log without a receipt. Each lane begins at its last checkpoint. Above it every row is compared, by one
-# hash of the ids in receipts: to look into the receipts for each row costs up to 0.3 ms. At or below it are only those
-# rows that its snapshot could not see, looked up by block. Without a checkpoint of this cluster every row is compared.
-PENDING_LOG = """
-CREATE VIEW {schema}.message_log_pending AS
-    WITH base AS (
-        SELECT lane::smallint, coalesce(low, -9223372036854775808) AS low, seen_to, unseen
-        FROM generate_series(0, 15) AS lane
-        LEFT JOIN LATERAL (
-            SELECT lows[array_position(lanes, lane::smallint)] AS low, seen_to, unseen
-            FROM {schema}.checkpoint
-            WHERE lane::smallint = ANY (lanes) AND cluster = (SELECT system_identifier FROM pg_control_system())
-            ORDER BY number DESC
-            LIMIT 1
-        ) AS last ON true
-    ), named AS MATERIALIZED (
-        SELECT unnest(ids) AS id FROM {schema}.receipt WHERE block >= (SELECT min(low) >> 12 FROM base)
-    )
-    SELECT row.* FROM base JOIN {schema}.message_log AS row ON row.lane = base.lane AND row.id > base.low
-    WHERE NOT EXISTS (SELECT FROM named WHERE named.id = row.id)
-    UNION ALL
-    SELECT row.* FROM base JOIN {schema}.message_log AS row ON row.lane = base.lane AND row.id <= base.low
-    WHERE row.xid >= (SELECT min(least(seen_to, (SELECT min(xid) FROM unnest(unseen) AS xid))) FROM base)
-        AND (row.xid >= base.seen_to OR row.xid = ANY (base.unseen))
-        AND NOT EXISTS (SELECT FROM {schema}.receipt WHERE block = row.id >> 12 AND row.id = ANY (ids));
+# The lowest one first, so all dropped ids lie below those of the other segments, and segment 0 takes them: a writer may
+# hold such an id as long as it likes. A late row in `far` would keep `far` from becoming a segment.
+# First the segment alone, and those that are hardly ever written. Then the parents, at a moment when no transaction is
+# open that has written to the log: writers queue for 15 ms at most, then while catalogs change. To attach segment 0
+# again reads its rows, so it may have few, and those of `far`, so it may have none.
+DROP_SEGMENT = """
+CREATE FUNCTION {schema}.drop_segment() RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '15ms' AS $$
+DECLARE
+    this {schema}.segment;
+    has_rows boolean;
+    parent text;
+    unit bigint;
+BEGIN
+    LOCK TABLE {schema}.segment IN SHARE ROW EXCLUSIVE MODE;
+    SELECT * INTO this FROM {schema}.segment WHERE segment.number > 0 ORDER BY segment.past LIMIT 1;
+    IF this.emptied_at IS NULL OR EXISTS (SELECT FROM {schema}.message_log_far)
+            OR EXISTS (SELECT FROM {schema}.message_log_0 OFFSET 10000)
+            OR EXISTS (SELECT FROM {schema}.receipt_0 OFFSET 10000) THEN
+        RETURN NULL;
+    END IF;
+    EXECUTE format(
+        'LOCK TABLE {schema}.%I, {schema}.%I, {schema}.message_log_0, {schema}.receipt_0, {schema}.message_log_far,
+            {schema}.receipt_far IN ACCESS EXCLUSIVE MODE', 'message_log_' || this.number, 'receipt_' || this.number);
+    EXECUTE format('SELECT EXISTS (SELECT FROM {schema}.%I)', 'message_log_' || this.number) INTO has_rows;
+    IF has_rows THEN
+        UPDATE {schema}.segment SET emptied_at = NULL WHERE segment.number = this.number;
+        RETURN NULL;
+    END IF;
+    LOCK TABLE ONLY {schema}.message_log, ONLY {schema}.receipt IN ACCESS EXCLUSIVE MODE;
+    FOR parent, unit IN VALUES ('message_log', 1::bigint), ('receipt', 4096) LOOP
+        EXECUTE format('DROP TABLE {schema}.%I', parent || '_' || this.number);
+        EXECUTE format('ALTER TABLE {schema}.%I DETACH PARTITION {schema}.%I', parent, parent || '_0');
+        EXECUTE format(
+            'ALTER TABLE {schema}.%I ATTACH PARTITION {schema}.%I FOR VALUES FROM (MINVALUE) TO (%s)',
+            parent, parent || '_0', this.past / unit);
+    END LOOP;
+    DELETE FROM {schema}.segment WHERE segment.number = this.number;
+    UPDATE {schema}.segment SET past = this.past WHERE segment.number = 0;
+    RETURN this.number;
+END $$;
+REVOKE EXECUTE ON FUNCTION {schema}.drop_segment() FROM PUBLIC;
 """
 
-# Both parts of a state are counted below one aggregate, so that the planner leaves out a state that nobody asks for.
-COUNT = """
-CREATE OR REPLACE VIEW {schema}.message_count AS
-    SELECT 'pending'::text AS state, sum(part.rows)::bigint AS messages FROM (
-        SELECT count(*) AS rows FROM {schema}.message_pending
-        UNION ALL SELECT count(*) FROM {schema}.message_log_pending
-    ) AS part
-    UNION ALL SELECT 'sent', sum(part.rows)::bigint FROM (
-        SELECT count(*) AS rows FROM {schema}.message WHERE state = 'sent'
-        UNION ALL SELECT coalesce(sum(n), 0) FROM {schema}.receipt
-    ) AS part
-    UNION ALL SELECT 'parked', count(*) FROM {schema}.message_parked
-    UNION ALL SELECT 'quarantined', count(*) FROM {schema}.message_quarantined
-    UNION ALL SELECT 'discarded', count(*) FROM {schema}.message_discarded;
-"""
-
-# A constant as the state of each part of the log: whoever asks for parked messages does not read it. From receipts to
-# rows, so that the times of `sent` choose the receipts. All lanes are named for the index to be used by id alone.
-STATE = """
-CREATE OR REPLACE VIEW {schema}.message_state AS
-    SELECT {columns} FROM {schema}.message WHERE state <> 'written'
-    UNION ALL
-    SELECT {pending} FROM {schema}.message_log_pending
-    UNION ALL
-    SELECT {sent}
-    FROM {schema}.receipt CROSS JOIN LATERAL unnest(ids) AS named (id)
-    JOIN {schema}.message_log AS row ON row.id = named.id AND row.id >> 12 = block
-        AND lane = ANY ('{{0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15}}');
-"""
-
-COLUMNS = (
+# All of `message` but the generated `lane`, and `xid`, which a row in its day does without.
+MOVED = (
     *("id", "message_id", "aggregate_type", "aggregate_id", "event_type", "exchange", "routing_key", "headers"),
-    *("content_type", "payload", "payload_bytes", "created_at", "lane", "state", "attempts", "available_at"),
+    *("content_type", "payload", "payload_bytes", "created_at", "state", "attempts", "available_at"),
     *("last_error", "held_behind", "parked_at", "sent_at", "writer", "batch_id", "trace_context", "quarantine"),
 )
 
@@ -386,8 +398,8 @@ BEGIN
         WHERE pg_class.oid = '{schema}.message_pending'::regclass AND privilege_type = 'DELETE'
             AND grantee NOT IN (0, relowner)
     LOOP
-        EXECUTE format('GRANT SELECT ON {schema}.message_log, {schema}.message_log_far, {schema}.receipt,
-            {schema}.segment TO %s', role);
+        EXECUTE format('GRANT SELECT ON {schema}.message_log, {schema}.message_log_0, {schema}.message_log_far,
+            {schema}.receipt, {schema}.segment TO %s', role);
         EXECUTE format('GRANT INSERT (block, n, node, ids) ON {schema}.receipt TO %s', role);
         EXECUTE format('GRANT SELECT, INSERT, DELETE ON {schema}.checkpoint TO %s', role);
         EXECUTE format('GRANT EXECUTE ON FUNCTION {schema}.ensure_segments(integer, bigint), {schema}.cut_segment()
@@ -398,7 +410,8 @@ BEGIN
         WHERE pg_proc.oid = '{schema}.drop_sent_day(date, boolean, boolean)'::regprocedure
             AND grantee NOT IN (0, proowner)
     LOOP
-        EXECUTE format('GRANT EXECUTE ON FUNCTION {schema}.empty_segment(bigint, boolean) TO %s', role);
+        EXECUTE format('GRANT EXECUTE ON FUNCTION {schema}.empty_segment(bigint, boolean, boolean),
+            {schema}.drop_segment() TO %s', role);
     END LOOP;
 END $do$;
 """
@@ -409,7 +422,10 @@ ALTER TABLE ONLY {schema}.message ALTER COLUMN state SET DEFAULT 'pending';
 LOCK TABLE {schema}.message, {schema}.receipt IN ACCESS EXCLUSIVE MODE;
 DO $do$
 DECLARE
-    unsent CONSTANT bigint := (SELECT count(*) FROM {schema}.message_log_pending);
+    unsent CONSTANT bigint := (
+        SELECT count(*) FROM {schema}.message_log
+        WHERE NOT EXISTS (
+            SELECT FROM (SELECT unnest(ids) AS id FROM {schema}.receipt) AS named WHERE named.id = message_log.id));
 BEGIN
     IF unsent > 0 THEN
         RAISE EXCEPTION '% messages of the log are not sent', unsent
@@ -424,16 +440,9 @@ INSERT INTO {schema}.message_sent ({stored}) SELECT {moved}
 FROM {schema}.message_log AS row
 JOIN (SELECT unnest(ids) AS id, min(sent_at) AS sent_at FROM {schema}.receipt GROUP BY 1) AS named USING (id);
 
-CREATE OR REPLACE VIEW {schema}.message_count AS
-    SELECT 'pending'::text AS state, count(*) AS messages FROM {schema}.message_pending
-    UNION ALL SELECT 'sent', count(*) FROM {schema}.message WHERE state = 'sent'
-    UNION ALL SELECT 'parked', count(*) FROM {schema}.message_parked
-    UNION ALL SELECT 'quarantined', count(*) FROM {schema}.message_quarantined
-    UNION ALL SELECT 'discarded', count(*) FROM {schema}.message_discarded;
-CREATE OR REPLACE VIEW {schema}.message_state AS SELECT {columns} FROM {schema}.message;
-
-DROP VIEW {schema}.message_log_pending;
-DROP FUNCTION {schema}.empty_segment(bigint, boolean);
+DROP FUNCTION {schema}.drop_segment();
+DROP FUNCTION {schema}.empty_segment(bigint, boolean, boolean);
+DROP FUNCTION {schema}.segment_needed(timestamptz, timestamptz, boolean);
 DROP FUNCTION {schema}.cut_segment();
 DROP FUNCTION {schema}.ensure_segments(integer, bigint);
 DROP FUNCTION {schema}.change_far(bigint, bigint, bigint);
@@ -443,30 +452,18 @@ DROP TABLE {schema}.checkpoint;
 DROP TABLE {schema}.segment;
 DROP TABLE {schema}.receipt;
 DROP TABLE {schema}.message_log;
+ALTER TABLE {schema}.archived_day DROP COLUMN emptied;
 ALTER TABLE {schema}.message DROP COLUMN xid;
 """
 
 
-def selected(**values: str) -> str:
-    """List the columns of `message` without `xid`, some of them by other values."""
-    return ", ".join(f"{values[name]} AS {name}" if name in values else name for name in COLUMNS)
-
-
 def upgrade(schema: str) -> None:
-    state = STATE.format(
-        schema=schema,
-        columns=selected(),
-        pending=selected(state="'pending'::text"),
-        sent=selected(id="row.id", state="'sent'::text", sent_at="receipt.sent_at"),
-    )
-    for script in (AS_OWNER, LOG, MAKE_SEGMENT, ENSURE_SEGMENTS, CUT_SEGMENT, EMPTY_SEGMENT, PENDING_LOG, COUNT):
-        op.execute(script.format(schema=schema))
-    op.execute(state)
-    for script in (GRANTS, "RESET ROLE"):
+    steps = (AS_OWNER, LOG, MAKE_SEGMENT, ENSURE_SEGMENTS, CUT_SEGMENT, EMPTY_SEGMENT, DROP_SEGMENT, GRANTS)
+    for script in (*steps, "RESET ROLE"):
         op.execute(script.format(schema=schema))
 
 
 def downgrade(schema: str) -> None:
-    stored = ", ".join(name for name in COLUMNS if name != "lane")
+    stored = ", ".join(MOVED)
     moved = stored.replace("state", "'sent'", 1).replace("sent_at", "named.sent_at")
-    op.execute(DOWN.format(schema=schema, columns=selected(), stored=stored, moved=moved))
+    op.execute(DOWN.format(schema=schema, stored=stored, moved=moved))
