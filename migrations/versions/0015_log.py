@@ -10,7 +10,8 @@ Made as the owner of the tables, whichever role migrates. Roles that may delete 
 may drop days are retention's: they get their rights on the log at once.
 
 Lock: ACCESS EXCLUSIVE on message and its partitions, and on archived_day, for an instant, to add a column; it waits
-for transactions that have written or read. The way back holds it until the sent rows of the log are in their days: 10 s for a million rows.
+for transactions that have written or read. The way back holds it until the sent rows of the log are in their days:
+10 s for a million rows.
 """
 
 from alembic import op
@@ -330,7 +331,8 @@ BEGIN
             WHERE noted.day = left_with.day', receipts);
         EXECUTE format('TRUNCATE ONLY %s, ONLY %s', log, receipts);
         -- Segment 0 is never done: late rows come again.
-        UPDATE {schema}.segment SET emptied_at = CASE WHEN this.number > 0 THEN now() END, rows = empty_segment.rows, sent = in_receipts
+        UPDATE {schema}.segment SET emptied_at = CASE WHEN this.number > 0 THEN now() END,
+                rows = empty_segment.rows, sent = in_receipts
             WHERE segment.number = empty_segment.number;
     END IF;
 END $$;
