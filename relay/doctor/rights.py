@@ -58,6 +58,11 @@ GRANTS = (
     Grant("SELECT", "SEQUENCE", "message_id_seq"),
     Grant("EXECUTE", "FUNCTION", "ensure_sent_days(date, integer)"),
     Grant("EXECUTE", "FUNCTION", "sent(timestamp with time zone, timestamp with time zone)", command="doctor"),
+    *(Grant("SELECT", "TABLE", table) for table in ("message_log", "message_log_far", "receipt", "segment")),
+    Grant("INSERT", "TABLE", "receipt", ("block", "n", "node", "ids")),
+    *(Grant(each, "TABLE", "checkpoint") for each in ("SELECT", "INSERT", "DELETE")),
+    Grant("EXECUTE", "FUNCTION", "ensure_segments(integer, bigint)"),
+    Grant("EXECUTE", "FUNCTION", "cut_segment()"),
     *(
         Grant(each, "TABLE", table)
         for table in ("node", "quarantine")
