@@ -21,6 +21,7 @@ from relay.engine.nodes.lanes import Lanes
 from relay.engine.nodes.membership import Membership
 from relay.engine.nodes.stall import StallWatch
 from relay.engine.nodes.vacuum import VacuumWatch
+from relay.engine.read.checkpoints import Checkpoints
 from relay.engine.read.tail import Tail
 from relay.engine.reload import reloading
 from relay.engine.send.broker_link import BrokerLink
@@ -319,6 +320,7 @@ class Node:
                 tasks.create_task(membership.keep_clear(), name="published"),
                 tasks.create_task(lanes.run(), name="lanes"),
                 tasks.create_task(retry.keep_days(), name="days"),
+                tasks.create_task(Checkpoints(session, tail.checkpoints, retry).run(), name="checkpoints"),
                 tasks.create_task(VacuumWatch(session).run(), name="horizon"),
             )
             while not self._broker_link.up.is_set() and not self.drain.is_set():

@@ -1,0 +1,200 @@
+"""The rule by which the log is read, with the relay's own statements on a real server: each committed row once.
+
+Writers leave transactions open for long, roll back to savepoints and take ids in any order. The reader is killed now
+and then, and goes on from its last checkpoint.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack, ExitStack, suppress
+from random import Random
+from typing import Any
+from unittest.mock import patch
+
+import psycopg
+import pytest
+from psycopg.errors import LockNotAvailable
+
+from relay.config.settings import DatabaseSettings, RelaySettings
+from relay.engine.nodes.lanes import lock_lanes
+from relay.engine.read import log_positions, positions
+from relay.engine.read.checkpoints import Checkpoints
+from relay.engine.read.log_positions import Checkpoint, LogLane, LogPositions, Snapshot
+from relay.engine.read.positions import OpenTransactions
+from relay.engine.read.tail import Tail
+from relay.engine.row import Row
+from relay.engine.session.session import LaneSession
+from relay.engine.settle.mark import MARK_LOGGED, receipts
+from tests.engine.follower import IN_ORDER, unhurried
+
+STEPS = 500
+SEGMENT = 4096  # ids
+UNNAMED = """
+    SELECT id FROM outbox.message_log AS row
+    WHERE NOT EXISTS (SELECT FROM outbox.receipt WHERE block = row.id >> 12 AND row.id = ANY (ids))
+"""
+
+
+class Course:
+    """Writers and one reader, step by step in one task."""
+
+    def __init__(self, database: DatabaseSettings, seed: int) -> None:
+        self.database = database
+        self.random = Random(seed)
+        self.resources = ExitStack()
+        self.session: LaneSession
+        self.tail: Tail
+        self.under_way: dict[int, Row] = {}
+        self.read: list[int] = []
+        self.kills = 0
+
+    async def run(self) -> None:
+        url = self.database.url.get_secret_value()
+        with self.resources:
+            self.operator = self.resources.enter_context(psycopg.connect(url, autocommit=True))
+            self.writers = [self.resources.enter_context(psycopg.connect(url)) for _ in range(6)]
+            while self.operator.execute("SELECT outbox.ensure_segments(4, %s)", [SEGMENT]).fetchone() != (None,):
+                pass
+            self.operator.execute("ALTER TABLE ONLY outbox.message ALTER COLUMN state SET DEFAULT 'written'")
+            async with AsyncExitStack() as self.sessions:
+                await self._start()
+                for _ in range(STEPS):
+                    await self._step(self.random.random())
+                for writer in self.writers:
+                    writer.commit()
+                for _ in range(3):
+                    while await self._read() or self.under_way:
+                        await self._mark(list(self.under_way.values()))
+                    await self._mark([])
+
+    async def _step(self, chance: float) -> None:
+        number = self.random.randrange(6)
+        writer = self.writers[number]
+        if chance < 0.35:
+            self._insert(writer, self.random.randint(1, 4))
+        elif chance < 0.40:
+            with writer.transaction(force_rollback=self.random.random() < 0.5):
+                self._insert(writer, 1)
+        elif chance < 0.55:
+            if number > 1 or self.random.random() < 0.05:  # the first two stay open for long
+                (writer.rollback if self.random.random() < 0.15 else writer.commit)()
+        elif chance < 0.56:
+            with suppress(LockNotAvailable):  # a writer has written to the log, and is open
+                self.operator.execute("SELECT outbox.cut_segment()")
+                self.operator.execute("SELECT outbox.ensure_segments(4, %s)", [SEGMENT])
+        elif chance < 0.90:
+            await self._read()
+            if self.random.random() < 0.3:
+                await self.checkpoints.note()
+        elif chance < 0.98:
+            settled = [row for row in self.under_way.values() if self.random.random() < 0.6]
+            await self._mark(settled)
+        else:
+            await self._kill()
+
+    def _insert(self, writer: psycopg.Connection, rows: int) -> None:
+        writer.execute(
+            "INSERT INTO outbox.message (aggregate_type, aggregate_id, event_type, payload)"
+            " SELECT 'customer', (random() * 30)::integer::text, 'Issued', '1' FROM generate_series(1, %s)",
+            [rows],
+        )
+
+    async def _start(self) -> None:
+        self.session = await self.sessions.enter_async_context(await LaneSession.open(self.database))
+        while len(self.session.lanes.held) < 16:
+            self.session.lanes.take(await lock_lanes(self.session))
+        retry = unhurried(self.session)
+        # A window of few rows, so that reads end at their limit.
+        settings = RelaySettings(max_window_rows=120, sweep_interval=3600)
+        self.tail = Tail(self.session, settings, IN_ORDER, retry)
+        self.checkpoints = Checkpoints(self.session, self.tail.checkpoints, retry)
+
+    async def _kill(self) -> None:
+        """What was in flight may go out again."""
+        self.kills += 1
+        await self.sessions.aclose()
+        self.read = [id_ for id_ in self.read if id_ not in self.under_way]
+        self.under_way.clear()
+        await self._start()
+
+    async def _read(self) -> int:
+        if not self.tail._positions.has_room():
+            return 0
+        rows = await self.tail._next_rows()
+        for row in rows:
+            assert row.is_logged
+            self.read.append(row.id)
+            self.under_way[row.id] = row
+        assert [row.id for row in rows] == [id_ for lane in by_lane(rows) for id_ in sorted(lane)]
+        return len(rows)
+
+    async def _mark(self, rows: list[Row]) -> None:
+        async with self.session.write() as connection:
+            if not rows:
+                await connection.execute("SELECT pg_current_xact_id()")
+                return
+            statement = self.session.sql(MARK_LOGGED)
+            await connection.execute(statement, {**receipts(row.id for row in rows), "node": "model"})
+        for row in rows:
+            del self.under_way[row.id]
+        self.tail.forget(rows)
+
+
+def by_lane(rows: list[Row]) -> list[list[int]]:
+    lanes: dict[int, list[int]] = {}
+    for row in rows:
+        lanes.setdefault(row.lane, []).append(row.id)
+    return list(lanes.values())
+
+
+async def check(database: DatabaseSettings, seed: int) -> None:
+    # Small ones, so that transactions grow old, and reads compare in slices, within a few rows. One task writes and
+    # reads, so no time passes between a transaction id and the row's id.
+    small = (
+        patch.multiple(positions, NEAR=60, FAR=200, GAP=0.0),
+        patch.object(log_positions, "CHECKED_IDS", 200),
+    )
+    course = Course(database, seed)
+    with small[0], small[1]:
+        await course.run()
+    url = database.url.get_secret_value()
+    with psycopg.connect(url) as connection:
+        unnamed = [id_ for (id_,) in connection.execute(UNNAMED)]
+        written = {id_ for (id_,) in connection.execute("SELECT id FROM outbox.message_log")}
+    assert course.kills
+    assert len(written) > 200
+    assert not unnamed, f"{len(unnamed)} of {len(written)} rows are never sent, first {unnamed[:3]}"
+    assert len(course.read) == len(set(course.read)), "rows are read twice"
+    assert set(course.read) == written
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_every_row_of_the_log_is_read_once_whatever_the_order_of_commits(
+    database: DatabaseSettings, seed: int
+) -> None:
+    await check(database, seed)
+
+
+def floor_past_the_limit(
+    lane: LogLane, rows: Sequence[Row], _: int | None, end: int, seen: Snapshot, *, low: int, base: int
+) -> None:
+    NOTE(lane, rows, None, end, seen, low=low, base=base)
+
+
+def checkpoint_at_the_floor(log: LogPositions, lane: int, _: int | None) -> Checkpoint | None:
+    return CHECKPOINT(log, lane, None)
+
+
+NOTE, CHECKPOINT = LogLane.note, LogPositions.checkpoint
+BUGS: dict[str, tuple[type, str, Callable[..., Any]]] = {
+    "floor by ids alone": (OpenTransactions, "floor", lambda *_: 1 << 62),
+    "floor past the limit": (LogLane, "note", floor_past_the_limit),
+    "checkpoint at the floor": (LogPositions, "checkpoint", checkpoint_at_the_floor),
+    "no far read": (LogLane, "go_back", lambda *_: None),
+}
+
+
+@pytest.mark.parametrize("bug", BUGS)
+async def test_a_planted_bug_is_seen(database: DatabaseSettings, bug: str) -> None:
+    owner, name, planted = BUGS[bug]
+    with patch.object(owner, name, planted), pytest.raises(AssertionError):
+        await check(database, 1)
