@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from psycopg.sql import SQL, Composable, Identifier
 
 from relay.engine.row import MAX_TRACEPARENT, MAX_TRACESTATE
-from relay.engine.session.segments import Segment
+from relay.engine.session.segments import HIGHEST, Segment
 from relay.engine.session.session import LaneSession
 from relay.outbox.headers import MAX_HEADER_DEPTH
 
@@ -73,13 +73,16 @@ PENDING = SQL("""
 """)
 
 # `OFFSET 0`: the array is made once, not for each row.
+# `last` is the highest id to read. A pending row must not come before a row of the log that is not read yet. But its
+# writer may have named any id, so pending rows have no bound if no row of the log can be above `last`.
 OWNED_OF_LOG = SQL("""
     (
-        SELECT lane, floor, bytes, low, read_to, seen_to, unseen::bigint[] AS unseen
+        SELECT lane, floor, bytes, low, read_to, last, seen_to, unseen::bigint[] AS unseen,
+            CASE WHEN last < (SELECT last_value FROM {schema}.message_id_seq) THEN last ELSE {highest} END AS pending_to
         FROM unnest(
             %(lanes)s::smallint[], %(floors)s::bigint[], %(bytes)s::bigint[], %(lows)s::bigint[],
-            %(read_to)s::bigint[], %(seen_to)s::bigint[], %(unseen)s::text[]
-        ) AS given (lane, floor, bytes, low, read_to, seen_to, unseen)
+            %(read_to)s::bigint[], %(ends)s::bigint[], %(seen_to)s::bigint[], %(unseen)s::text[]
+        ) AS given (lane, floor, bytes, low, read_to, last, seen_to, unseen)
         OFFSET 0
     ) AS owned
 """)
@@ -92,7 +95,7 @@ MERGED = SQL("""
 LOGGED = SQL("""
     SELECT {columns}, true AS is_logged
     FROM {schema}.{table} AS stored
-    WHERE lane = owned.lane AND id > owned.low AND id <= %(end)s AND (
+    WHERE lane = owned.lane AND id > owned.low AND id <= owned.last AND (
         id > owned.read_to
         OR (xid >= owned.seen_to OR xid = ANY (owned.unseen)) AND id NOT IN (SELECT unnest(%(held)s::bigint[]))
     ){unsent}
@@ -101,12 +104,13 @@ LOGGED = SQL("""
 """)
 
 # For the first reads of a session: what an earlier one may have sent since its checkpoint. One hash of all ids above
-# the floors; the estimate for an array of unknown size makes the planner choose it. Few rows are below a floor. They
+# the floor; the estimate for an array of unknown size makes the planner choose it. Few rows are below a floor. They
 # look for their receipt by block, or the hash would hold every id since the oldest transaction began.
 UNSENT = SQL("""
         AND CASE WHEN id > owned.read_to
             THEN id NOT IN (SELECT unnest(ARRAY(
-                SELECT unnest(ids) FROM {schema}.receipt WHERE block >= %(from_block)s AND block <= %(end)s >> 12
+                SELECT unnest(ids) FROM {schema}.receipt
+                WHERE block >= (%(checked)s::bigint[])[1] AND block <= (%(checked)s::bigint[])[2]
             )))
             ELSE NOT EXISTS (
                 SELECT FROM {schema}.receipt WHERE block = stored.id >> 12 AND stored.id = ANY (ids)
@@ -249,7 +253,7 @@ def read_statement(
         is_checked: whether to leave out the rows that receipts name.
     """
     schema = Identifier(session.schema)
-    within = SQL(" AND id <= %(end)s" if segments else "")
+    within = SQL(" AND id <= owned.pending_to" if segments else "")
     rows = PENDING.format(schema=schema, columns=COLUMNS, within=within)
     if segments:
         unsent = UNSENT.format(schema=schema) if is_checked else SQL("")
@@ -260,7 +264,7 @@ def read_statement(
         rows = MERGED.format(branches=SQL(" UNION ALL ").join(SQL("({})").format(branch) for branch in branches))
     return session.sql(
         READ,
-        owned=OWNED_OF_LOG if segments else OWNED,
+        owned=OWNED_OF_LOG.format(schema=schema, highest=HIGHEST) if segments else OWNED,
         rows=rows,
         body_size=BODY_SIZE,
         decimals=DECIMALS,

@@ -12,8 +12,7 @@ one lane at a time is read in that way.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Collection, Iterable, Mapping
-from collections.abc import Set as AbstractSet
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
 from operator import itemgetter
@@ -29,6 +28,7 @@ SWEEP_SHARE = 50  # a sweep takes at most this part of the time
 FAR = 100_000  # ids; a read that starts so far behind the last one may walk over many dead rows
 GAP = 0.05  # seconds between taking an id and taking a transaction id, at most (the sweep catches the rest)
 NEAR = 5_000  # ids: running transactions that started within them are awaited by reading from there each time
+PASSED = 200_000  # ids: a row of the log that is under way for longer becomes a pending one
 LANE_SHARE = 4  # a lane may hold this part of the window: one whose key is stuck must not fill all of it
 READ_SHARE = 4  # a read brings this part of the window at most: its rows are in libpq's memory at the same time
 START_BYTES = 8 * 1024 * 1024
@@ -77,8 +77,9 @@ class Positions:
     def __init__(self, lanes: HeldLanes, settings: RelaySettings, segments: Segments, now: float) -> None:
         self._lanes = lanes
         self._window = Window(settings)
+        self._segments = segments
         self._log = LogPositions(segments)
-        self._snapshot = Snapshot(0, frozenset())  # of the last read
+        self._snapshot = b"0:0:"  # of the last read
         self._horizon = 0  # transactions that the last snapshot did not name take their ids above it
         self._floors: dict[int, int] = {}  # lane -> everything visible at or below was read
         self._far: dict[int, None] = {}  # lanes to read from far back, in the order of their turn
@@ -118,6 +119,9 @@ class Positions:
 
     def forget(self, rows: Iterable[Row]) -> None:
         """Forget rows that are settled, or left to the table."""
+        if self._segments.moved:
+            rows = list(rows)
+            self._segments.moved.difference_update(row.id for row in rows)
         self.has_more |= self._window.forget(rows)  # a lane that was left out until now
 
     def is_clear(self, lane: int) -> bool:
@@ -127,6 +131,18 @@ class Positions:
     def under_way(self) -> Iterable[int]:
         """Return the ids of all pending rows that were read and not forgotten."""
         return chain.from_iterable(map(self._window.ids, self._lanes.held))
+
+    def logged(self) -> Iterable[int]:
+        """Return the ids of all rows of the log that were read and not forgotten."""
+        return chain.from_iterable(map(self._window.logged, self._lanes.held))
+
+    def has_logged(self, row: Row) -> bool:
+        """Whether a row is under way, and lies in the log."""
+        return row.id in self._window.logged(row.lane)
+
+    def read_to(self) -> dict[int, Checkpoint]:
+        """Return how far each lane of the log is read, for its sweep."""
+        return self._log.read_to(self._lanes.staying)
 
     def enter(self, lanes: Collection[int]) -> None:
         """Read these lanes from the start."""
@@ -139,14 +155,26 @@ class Positions:
         """Return the lanes of which `begin` must tell the checkpoint before the log can be read."""
         return self._log.unknown(self._lanes.held)
 
-    def begin(self, checkpoints: Mapping[int, Checkpoint], receipts_to: int) -> None:
+    def begin(self, checkpoints: Mapping[int, Checkpoint], receipts_to: int, foreign_to: int) -> None:
         """Read the log of these lanes from their checkpoints; see `LogPositions.begin`."""
-        self._log.begin(checkpoints, receipts_to)
+        self._log.begin(checkpoints, receipts_to, foreign_to)
+        self._far |= dict.fromkeys(checkpoints)
 
     def checkpoints(self) -> dict[int, Checkpoint]:
         """Return from where another session could read each lane; what has left the window is written."""
-        found = ((lane, self._log.checkpoint(lane, self._window.lowest_logged(lane))) for lane in self._lanes.staying)
+        lowest = {lane: min(self._window.logged(lane), default=None) for lane in self._lanes.staying}
+        found = ((lane, self._log.checkpoint(lane, id_)) for lane, id_ in lowest.items())
         return {lane: checkpoint for lane, checkpoint in found if checkpoint is not None}
+
+    def passed(self) -> list[Row]:
+        """Return the rows of the log that are under way while many ids have passed them: no checkpoint passes them."""
+        before = self._open.position - PASSED
+        return [row for lane in self._lanes.staying for id_, row in self._window.logged(lane).items() if id_ <= before]
+
+    def note_moved(self, rows: Collection[Row]) -> None:
+        """Note that rows under way are pending ones now."""
+        self._segments.moved.update(row.id for row in rows)
+        self._window.note_moved(rows)
 
     def reread_from(self, lane: int, before: int = 0) -> None:
         """Read a lane again from the first id above `before`; what is under way is not read twice."""
@@ -166,6 +194,11 @@ class Positions:
         self._unswept, self._sweep_took = list(self._lanes.held), 0.0
         self._sweep_at = now + self._sweep_interval
 
+    def note_swept(self, began: float, ended: float) -> None:
+        """Note when a step of the sweep began and ended: it takes only a part of the time."""
+        self._sweep_took += ended - began
+        self._sweep_at = ended + max(self._sweep_interval, self._sweep_took * SWEEP_SHARE)
+
     def plan(self) -> Plan:
         """Return the next read."""
         floor = self._open.floor(self._horizon)
@@ -176,8 +209,8 @@ class Positions:
 
         A long transaction has ended: its rows belong before what was just read. Another may end meanwhile.
         """
-        self._snapshot = Snapshot.parse(snapshot)
-        back = self._open.note(self._snapshot.unseen, plan.horizon)
+        self._snapshot = snapshot
+        back = self._open.note(snapshot, plan.horizon)
         if back is None or back >= plan.reach:
             return None
         self._log.go_back(self._lanes.held, back)
@@ -212,6 +245,8 @@ class Positions:
             rows = [row for row in rows if row.lane not in waiting or row.id < waiting[row.lane].id]
             self._large |= {lane: row.cost for lane, row in waiting.items() if row.cost > plan.bytes[lane]}
         self._move_floors(plan, rows, waiting, position)
+        if plan.log is not None:
+            self._far |= dict.fromkeys(lane for lane in plan.lanes if self._log.is_behind(lane))
         # A lane without room waits until it has some; then `forget` sets `has_more`.
         self.has_more |= any(
             lane in self._far or lane in self._unswept or lane in self._large for lane in self._lanes_with_room()
@@ -224,8 +259,7 @@ class Positions:
             if lane not in plan.bytes:  # what has become visible there is still to be read
                 self._floors[lane] = min(self._floors[lane], plan.floor)
         if plan.sweeping is not None:
-            self._sweep_took += ended - began
-            self._sweep_at = ended + max(self._sweep_interval, self._sweep_took * SWEEP_SHARE)
+            self.note_swept(began, ended)
         return rows
 
     def _move_floors(self, plan: Plan, rows: list[Row], waiting: dict[int, Row], position: int) -> None:
@@ -238,16 +272,18 @@ class Positions:
             if len(of_lane) >= plan.rows:
                 cut[lane] = of_lane[-1].id
         cut |= {lane: row.id - 1 for lane, row in waiting.items()}
-        end = position if plan.log is None else min(position, plan.log.end)
-        lagging = set(cut if end == position else plan.lanes)
-        self.has_more |= bool(lagging)
-        for lane in plan.lanes:
-            self._floors[lane] = cut.get(lane, end)
         if plan.log is not None:
+            ends = {lane: end for lane, end in zip(plan.lanes, plan.log.ends, strict=True) if end < position}
+            cut = ends | {lane: min(id_, position) for lane, id_ in cut.items()}
             low, base = self._open.floor(self._horizon), self._open.base(self._horizon)
+            seen = Snapshot.parse(self._snapshot)
             for lane, of_log in zip(plan.lanes, plan.log.lanes, strict=True):
-                logged = [row for row in of_lanes.get(lane, ()) if row.is_logged]
-                of_log.note(logged, cut.get(lane), end, self._snapshot, low=low, base=base)
+                logged = (row for row in of_lanes.get(lane, ()) if row.is_logged)
+                of_log.note(logged, cut.get(lane, position), seen, low=low, base=base)
+        self.has_more |= bool(cut)
+        for lane in plan.lanes:
+            self._floors[lane] = cut.get(lane, position)
+        lagging = set(cut)
         self.behind = lagging | self._lagging
         self._lagging = lagging | self._lagging.difference(plan.lanes)
 
@@ -265,7 +301,7 @@ class Positions:
         lanes = [lane for lane in lanes if lane in shares]
         floors = [0 if lane == sweeping else min(self._floors[lane], floor) for lane in lanes]
         most = max(1, room // max(1, len(lanes)))  # no lane when the last of them has begun to leave
-        log = self._log.plan(lanes)
+        log = self._log.plan(lanes) if self._segments.are_used else None
         held = [id_ for lane, above in zip(lanes, floors, strict=True) for id_ in self._window.ids(lane) if id_ > above]
         self._gone_back.clear()
         return Plan(
@@ -296,7 +332,10 @@ class Positions:
         return shares | dict.fromkeys(others, max(1, max(left, room // 4) // max(1, len(others))))
 
     def _lanes_with_room(self) -> list[int]:
-        return [lane for lane in self._lanes.staying if self._window.has_room(lane) and self._log.may_read(lane)]
+        return [lane for lane in self._lanes.staying if self._window.has_room(lane) and self._may_read(lane)]
+
+    def _may_read(self, lane: int) -> bool:
+        return not self._segments.are_used or self._log.may_read(lane)
 
     def _readable(self) -> list[int]:
         """Return the lanes with room; of the lanes to read from far back, only the first whose row need not wait."""
@@ -319,6 +358,11 @@ class OpenTransactions:
         self._since: dict[int, int] = {}  # transaction id -> the position at which it was first seen
         self._positions: deque[tuple[float, int]] = deque([(0.0, 0)])  # (after a read, highest id given by then)
 
+    @property
+    def position(self) -> int:
+        """The highest id that was given when the table was last read."""
+        return self._positions[-1][1]
+
     def horizon(self, known_until: float) -> int:
         """Return the highest position up to which each id belongs to a transaction that had its own id by then."""
         while len(self._positions) > 1 and self._positions[1][0] <= known_until - GAP:
@@ -327,15 +371,15 @@ class OpenTransactions:
 
     def floor(self, horizon: int) -> int:
         """Return the position from which to read the rows of transactions that run now, or have just begun."""
-        position = self._positions[-1][1]
-        return min([horizon, *(since for since in self._since.values() if position - since <= NEAR)])
+        return min([horizon, *(since for since in self._since.values() if self.position - since <= NEAR)])
 
     def base(self, horizon: int) -> int:
         """Return the position above which all of them have their ids, also those that run for long."""
         return min([horizon, *self._since.values()])
 
-    def note(self, running: AbstractSet[int], horizon: int) -> int | None:
+    def note(self, snapshot: bytes, horizon: int) -> int | None:
         """Note what runs; return the lowest position at which a transaction that has ended was first seen, if any."""
+        running = {int(xid) for xid in snapshot.split(b":")[2].split(b",") if xid}
         ended = [self._since.pop(xid) for xid in self._since.keys() - running]
         for xid in running:
             self._since.setdefault(xid, horizon)
@@ -362,7 +406,7 @@ class Window:
         self._largest = settings.max_message_bytes
         self._max_bytes = min(START_BYTES, self._most_bytes)  # grows
         self._sizes = defaultdict[int, dict[int, int]](dict)  # lane -> id -> bytes, of pending rows
-        self._logged = defaultdict[int, dict[int, int]](dict)  # the same of rows of the log
+        self._logged = defaultdict[int, dict[int, Row]](dict)  # lane -> id -> row of the log
         self._rows = self._bytes = self.settled = 0
         self.lane_quota = max(1, settings.max_window_rows // LANE_SHARE)
 
@@ -392,27 +436,34 @@ class Window:
     def is_clear(self, lane: int) -> bool:
         return not self._number(lane)
 
-    def lowest_logged(self, lane: int) -> int | None:
-        """Return the lowest id of a lane's rows of the log."""
-        return min(self._logged[lane], default=None)
+    def logged(self, lane: int) -> Mapping[int, Row]:
+        """Return the rows of the log of a lane, by their ids."""
+        return self._logged[lane]
 
-    def _number(self, lane: int) -> int:
-        return len(self._sizes[lane]) + len(self._logged[lane])
-
-    def add(self, lane: int, rows: Iterable[Row]) -> None:
+    def add(self, lane: int, rows: Sequence[Row]) -> None:
         """Add rows of one lane."""
+        sizes = {row.id: row.size for row in rows}
+        self._rows += len(sizes)
+        self._bytes += sum(sizes.values())
+        if logged := {row.id: row for row in rows if row.is_logged}:
+            self._logged[lane] |= logged
+            sizes = {id_: size for id_, size in sizes.items() if id_ not in logged}
+        self._sizes[lane] |= sizes
+
+    def note_moved(self, rows: Iterable[Row]) -> None:
+        """Note that these rows are pending ones now."""
         for row in rows:
-            size = row.size
-            (self._logged if row.is_logged else self._sizes)[lane][row.id] = size
-            self._rows += 1
-            self._bytes += size
+            if self._logged[row.lane].pop(row.id, None) is not None:
+                self._sizes[row.lane][row.id] = row.size
 
     def forget(self, rows: Iterable[Row]) -> bool:
         """Forget rows; return whether a lane that had no room has some again."""
         opened = False
         settled = 0
         for row in rows:
-            size = (self._logged if row.is_logged else self._sizes)[row.lane].pop(row.id, 0)
+            size = self._sizes[row.lane].pop(row.id, 0)
+            if not size and self._logged[row.lane].pop(row.id, None) is not None:
+                size = row.size
             if size:
                 self._rows -= 1
                 settled += size
@@ -421,3 +472,6 @@ class Window:
         self.settled += settled
         self._max_bytes = min(self._max_bytes + settled, self._most_bytes)
         return opened
+
+    def _number(self, lane: int) -> int:
+        return len(self._sizes[lane]) + len(self._logged[lane])

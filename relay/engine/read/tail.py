@@ -5,21 +5,22 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Collection, Iterable
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
-from psycopg.sql import SQL, Literal
+from psycopg.sql import SQL
 
 from relay.backoff import wait_for_event
 from relay.config.settings import RelaySettings
 from relay.engine.delivery_policy import DeliveryPolicy
-from relay.engine.read.checkpoints import load
+from relay.engine.read.checkpoints import load, sweep_of
 from relay.engine.read.log_positions import Checkpoint, LogPlan
+from relay.engine.read.log_sweep import LogSweep
 from relay.engine.read.pending import DUE, read_statement
 from relay.engine.read.positions import Plan, Positions
 from relay.engine.row import Key, Row, fetch_rows, give_rows, pieces
-from relay.engine.session.segments import SEGMENTS, Segment
+from relay.engine.session.segments import BLOCK_BITS, SEGMENTS, Segment
 from relay.engine.session.session import LaneSession, Retry, array_text, places, retried
 
 SHORT_REST = 0.002  # seconds between two reads while rows keep coming
@@ -64,6 +65,8 @@ class Tail:
         self._room = asyncio.Event()
         self._is_interrupted = False
         self._left: list[Row] = []  # rows of the log that move out of it before the next read
+        self._passed: Sequence[Row] = ()  # rows under way that move out, too
+        self._sweep = LogSweep(session)
         self._clock_offset = 0.0  # microseconds from the monotonic clock to the database's
         self.sweep_finds = 0
 
@@ -79,8 +82,8 @@ class Tail:
                 self._is_interrupted = False
                 yield []
                 continue
-            while self._left:
-                await self._move_out()
+            if self._segments.are_used:
+                await self._tend_log()
             self._session.wake.clear()
             if not self._lanes.staying:
                 await self._session.leave_doorbell()
@@ -106,8 +109,9 @@ class Tail:
 
     def leave(self, rows: Collection[Row]) -> None:
         """Leave rows to the table, from where they may be read again. Rows of the log become pending rows first."""
-        self.forget(row for row in rows if not row.is_logged)
-        if logged := [row for row in rows if row.is_logged]:
+        logged = [row for row in rows if self._segments.has(row)] if self._segments.are_used else []
+        self.forget([row for row in rows if not self._segments.has(row)] if logged else rows)
+        if logged:
             self._left += logged
             self.wake()
 
@@ -149,8 +153,12 @@ class Tail:
         return self._positions.is_clear(lane)
 
     def checkpoints(self) -> dict[int, Checkpoint]:
-        """Return from where another session could read each lane of the log."""
-        return self._positions.checkpoints()
+        """Return from where another session could read each lane of the log, and sweep it."""
+        if passed := self._positions.passed():
+            self._passed = passed
+            self.wake()
+        swept = self._sweep.swept(self._lanes.staying)
+        return self._positions.checkpoints() | {sweep_of(lane): checkpoint for lane, checkpoint in swept.items()}
 
     def reread_from(self, lane: int, before: int = 0) -> None:
         """Read a lane again from the first id above `before`; what is under way is not read twice."""
@@ -186,7 +194,7 @@ class Tail:
         return not self._room.is_set() and self._positions.has_room_beside_large(settled)
 
     async def _rest(self) -> None:
-        if self._positions.has_more:
+        if self._positions.has_more or (self._segments.are_used and self._sweep.is_running):
             return
         idle = time.monotonic() - self._row_at
         doorbell = idle >= DOORBELL_AFTER
@@ -207,7 +215,9 @@ class Tail:
             await self._look_for_due(began)
         if is_sweep_due:
             positions.begin_sweep(began)
-        if self._segments and positions.unknown():
+            if self._segments.are_used:
+                self._sweep.begin(positions.read_to())
+        if self._segments.are_used and positions.unknown():
             await self._begin_log()
         plan = positions.plan()
         known_until = self._session.written_at
@@ -218,17 +228,46 @@ class Tail:
         self.sweep_finds += sum(not self._backing_off.holds(row) for row in positions.found_by_sweep(plan, rows))
         rows = positions.take(plan, rows, head.id, began=began, ended=time.monotonic(), known_until=known_until)
         self._read_at = began
+        return rows if plan.log is None else self._due_rows(rows, head.id)
+
+    def _due_rows(self, rows: list[Row], position: int) -> list[Row]:
+        """Return the rows to send now. Rows that their writer delays, or whose ids are not given yet, leave the log."""
+        if early := [row for row in rows if row.is_logged and (row.backoff_ms or row.id > position)]:
+            self.leave(early)
+            return [row for row in rows if not row.is_logged or not (row.backoff_ms or row.id > position)]
         return rows
 
+    async def _tend_log(self) -> None:
+        """Move rows out of the log that are left to the table or long under way, and make a step of the sweep."""
+        while self._left:
+            piece = next(pieces(self._left, (row.cost for row in self._left)))
+            await self._move_out(piece)
+            del self._left[: len(piece)]
+            self.forget(piece)
+        for piece in pieces(self._passed, (row.cost for row in self._passed)):
+            await self._move_out(piece)
+        self._passed = []
+        if self._sweep.is_running:
+            await self._step_sweep()
+
     @retried
-    async def _move_out(self) -> None:
-        """Make pending rows of rows of the log that are left to the table."""
-        rows = next(iter(pieces(self._left, (row.cost for row in self._left))))
-        async with self._session.use() as connection, connection.transaction():
-            for place, part in self._session.places(rows):
-                await connection.execute(self._session.sql(MOVE_OUT, **place), places(part))
-        del self._left[: len(rows)]
-        self.forget(rows)
+    async def _move_out(self, rows: Sequence[Row]) -> None:
+        """Make pending rows of rows of the log."""
+        async with self._session.use() as connection:
+            under_way = [row for row in rows if self._positions.has_logged(row)]  # the others are marked meanwhile
+            async with connection.transaction():
+                for place, part in self._session.places(under_way):
+                    await connection.execute(self._session.sql(MOVE_OUT, **place), places(part))
+            self._positions.note_moved(under_way)
+
+    @retried
+    async def _step_sweep(self) -> None:
+        began = time.monotonic()
+        found = await self._sweep.step(list(self._positions.logged()))
+        for lane, id_ in found:
+            self._positions.reread_from(lane, id_ - 1)
+        self.sweep_finds += len(found)
+        self._positions.note_swept(began, time.monotonic())
 
     async def _plan_again(self, plan: Plan, head: Row) -> Plan | None:
         """Return the read to make in place of one that does not suffice, by the first row that came with it."""
@@ -240,10 +279,12 @@ class Tail:
     async def _begin_log(self) -> None:
         """Read which segments there are, and the checkpoints of new lanes."""
         async with self._session.use() as connection, connection.transaction():
-            cursor = await connection.execute(self._session.sql(SEGMENTS, name=Literal(self._session.schema)))
+            cursor = await connection.execute(self._session.sql(SEGMENTS))
             self._segments.learn(await cursor.fetchall())
-            if lanes := self._positions.unknown():
-                self._positions.begin(*await load(self._session, connection, lanes))
+            if self._segments.are_used and (lanes := self._positions.unknown()):
+                loaded = await load(self._session, connection, lanes)
+                self._positions.begin(loaded.read, loaded.receipts_to, loaded.foreign_to)
+                self._sweep.enter(loaded.swept)
 
     async def _select(self, plan: Plan) -> tuple[Row, list[Row]]:
         """Return the head of a read, and its rows."""
@@ -268,10 +309,10 @@ class Tail:
 
     def log_statement(self, plan: LogPlan) -> bytes:
         """Return the statement that reads these segments next to the table of pending rows."""
-        wanted = plan.segments, plan.is_checked
+        wanted = plan.segments, plan.checked is not None
         if (statement := self._log_statements.get(wanted)) is None:
             size = self._settings.max_message_bytes
-            statement = read_statement(self._session, size, plan.segments, is_checked=plan.is_checked)
+            statement = read_statement(self._session, size, plan.segments, is_checked=plan.checked is not None)
             self._log_statements = {**dict([*self._log_statements.items()][-KEPT_STATEMENTS:]), wanted: statement}
         return statement
 
@@ -292,8 +333,8 @@ def log_parameters(plan: LogPlan) -> dict[str, object]:
         "read_to": array_text(lane.floor for lane in plan.lanes),
         "seen_to": array_text(lane.seen.seen_to for lane in plan.lanes),
         "unseen": [lane.seen.text for lane in plan.lanes],
-        "end": plan.end,
-        "from_block": plan.lowest_floor >> 12,
+        "ends": array_text(plan.ends),
+        "checked": array_text(id_ >> BLOCK_BITS for id_ in plan.checked or ()),
     }
 
 
@@ -340,8 +381,6 @@ class BackingOff:
         for row in window:
             if (wait := self._waits.get(row.key)) is not None:
                 wait.first = min(wait.first, row.id)
-                held.append(row)
-            elif row.is_logged and row.backoff_ms:  # its writer delays it, and it holds no key
                 held.append(row)
             elif row.backoff_ms:  # it has failed in another session
                 self.add(row, read_at + row.backoff_ms / 1000)

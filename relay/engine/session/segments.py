@@ -14,15 +14,11 @@ from psycopg.sql import SQL, Composable, Identifier, Literal
 
 from relay.engine.row import Row
 
-# An emptied segment that is still attached may get a row of an old id, so it counts.
-SEGMENTS = SQL("""
-    SELECT number, first, past
-    FROM {schema}.segment
-    WHERE to_regclass(format('%I.%I', {name}::text, 'message_log_' || number)) IS NOT NULL
-    ORDER BY first
-""")
+# An emptied segment may get a row of an old id, so it counts. A dropped one is not there.
+SEGMENTS = SQL("SELECT number, first, past FROM {schema}.segment ORDER BY first")
 
-LOWEST, HIGHEST = -(1 << 63), (1 << 63) - 1  # of bigint
+HIGHEST = (1 << 63) - 1  # of bigint
+BLOCK_BITS = 12  # a receipt names ids of one block, which has 4,096
 
 
 class Segment(NamedTuple):
@@ -37,7 +33,8 @@ class Segment(NamedTuple):
 
         `stored` prunes the plan to this table. An update that names the table itself could not move a row out of it.
         """
-        stored = SQL("state = 'written' AND id >= {} AND id < {}").format(Literal(self.first), Literal(self.past))
+        first, past = Literal(str(self.first)), Literal(str(self.past))  # as text: -2^63 would become numeric
+        stored = SQL("state = 'written' AND id >= {} AND id < {}").format(first, past)
         return {"given": given(schema, self.table), "stored": stored}
 
 
@@ -69,35 +66,43 @@ class Segments:
     """The segments that a session knows; none while the log is not used.
 
     Attributes:
-        start: the first id of the first of them; lower ones lie there, too.
+        are_used: whether there are any.
         past: where they end, as `READ` tells it with each read. Ids from there on lie in `message_log_far`.
+        moved: ids of rows under way that have moved out of the log since they were read.
     """
 
     def __init__(self) -> None:
         self._known: Sequence[Segment] = ()
         self._ends: Sequence[int] = ()
-        self.start = self.past = 0
-
-    def __bool__(self) -> bool:
-        return bool(self._known)
+        self.are_used = False  # an attribute, so that the file is closed for a reader who follows a pending row
+        self.past = 0
+        self.moved: set[int] = set()
 
     def learn(self, listed: Iterable[tuple[int, int, int]]) -> None:
-        """Take over number, first id and end of each segment, in order of ids."""
+        """Take over number, first id and end of each segment, in order of ids.
+
+        Segment 0 is always there. Others are made before the log is used.
+        """
         known = [Segment(f"message_log_{number}", first, past) for number, first, past in listed]
-        if known:
-            self.start = known[0].first
-            known[0] = known[0]._replace(first=LOWEST)
-            self.past = known[-1].past
+        self.past = known[-1].past if known else 0
+        if len(known) < 2:
+            known = []
+        else:
             known.append(Segment("message_log_far", self.past, HIGHEST))
         self._known, self._ends = known, [segment.past for segment in known]
+        self.are_used = bool(known)
 
-    def between(self, low: int, high: int) -> tuple[Segment, ...]:
+    def between(self, low: int, high: int) -> Sequence[Segment]:
         """Return the segments from that of the first id to that of the second one."""
-        return tuple(self._known[self._index(low) : self._index(high) + 1])
+        return self._known[self._index(low) : self._index(high) + 1]
+
+    def has(self, row: Row) -> bool:
+        """Whether a row lies in the log now."""
+        return row.is_logged and row.id not in self.moved
 
     def places(self, rows: Iterable[Row], schema: str) -> Iterator[tuple[dict[str, Composable], list[Row]]]:
         """Split rows by the table in which they lie; yield the words that find it, and its rows."""
-        for is_logged, stored in groupby(sorted(rows, key=attrgetter("is_logged")), attrgetter("is_logged")):
+        for is_logged, stored in groupby(sorted(rows, key=self.has), self.has):
             if not is_logged:
                 yield in_pending(schema), list(stored)
                 continue

@@ -20,6 +20,7 @@ from relay.engine.delivery_policy import DeliveryPolicy
 from relay.engine.read.tail import Tail
 from relay.engine.row import Blame, Fault, Row, pieces
 from relay.engine.send.publisher import Publisher
+from relay.engine.session.segments import BLOCK_BITS
 from relay.engine.session.session import LaneSession, Retry, array_text, places, retried
 from relay.engine.settle.quarantine import ParkedKeys, Quarantine
 from relay.logger import get_logger
@@ -57,7 +58,6 @@ MARK_LOGGED = SQL("""
         OFFSET 0
     ) AS named
 """)
-BLOCK_BITS = 12  # a block has 4,096 ids
 
 # All columns but `state`, `sent_at` and the generated `lane`.
 KEPT = SQL("""
@@ -182,15 +182,17 @@ class Marker:
     async def _write_sent(self, rows: Sequence[Row]) -> int:
         began = time.monotonic()
         node = {"node": self._settings.node}
-        logged = [row.id for row in rows if row.is_logged]
-        pending = [row for row in rows if not row.is_logged] if logged else rows
-        marked = len(logged)
-        async with self._session.use() as connection, connection.transaction() if logged and pending else nullcontext():
-            if logged:
-                await connection.execute(self._mark_logged, receipts(logged) | node, prepare=True)
-            if pending:
-                cursor = await connection.execute(self._mark_sent, places(pending) | node, prepare=True)
-                marked += cursor.rowcount
+        async with self._session.use() as connection:
+            segments = self._session.segments  # inside `use`: a row may move out of the log until then
+            logged = [row.id for row in rows if segments.has(row)] if segments.are_used else []
+            pending = [row for row in rows if not segments.has(row)] if logged else rows
+            async with connection.transaction() if logged and pending else nullcontext():
+                marked = len(logged)
+                if logged:
+                    await connection.execute(self._mark_logged, receipts(logged) | node, prepare=True)
+                if pending:
+                    cursor = await connection.execute(self._mark_sent, places(pending) | node, prepare=True)
+                    marked += cursor.rowcount
         if marked:  # otherwise the statement had no transaction id: see LaneSession.write
             self._session.note_written(began)
         return marked
