@@ -33,13 +33,15 @@ SELECT set_config('role', pg_get_userbyid(relowner), true) FROM pg_class WHERE o
 # is emptied by TRUNCATE.
 # BRIN, not a btree: 1 to 4 bytes of WAL a row instead of 76. And bigint: for xid8 BRIN has no operator class, a client
 # no type, and `xid >= ... OR xid = ANY (...)` says in bigint what a snapshot could not see.
+# With the id: most rows that a snapshot could not see are still to be read, and lie behind those that came late.
 LOG = """
 ALTER TABLE {schema}.message ADD COLUMN xid bigint;
 ALTER TABLE ONLY {schema}.message ALTER COLUMN xid SET DEFAULT pg_current_xact_id()::text::bigint;
 
 CREATE TABLE {schema}.message_log PARTITION OF {schema}.message FOR VALUES IN ('written') PARTITION BY RANGE (id);
+ALTER TABLE {schema}.message_log ALTER COLUMN xid SET NOT NULL; -- without it no read would find a late row
 CREATE UNIQUE INDEX message_log_lane_id ON {schema}.message_log (lane, id);
-CREATE INDEX message_log_xid ON {schema}.message_log USING brin (xid int8_minmax_multi_ops)
+CREATE INDEX message_log_xid ON {schema}.message_log USING brin (xid int8_minmax_multi_ops, id)
     WITH (pages_per_range = 32);
 CREATE TABLE {schema}.message_log_far PARTITION OF {schema}.message_log DEFAULT;
 CREATE TABLE {schema}.message_log_0 PARTITION OF {schema}.message_log FOR VALUES FROM (MINVALUE) TO (0);
@@ -120,7 +122,7 @@ BEGIN
     EXECUTE format('CREATE TABLE %s (LIKE {schema}.receipt INCLUDING ALL)', receipts);
     PERFORM {schema}.copy_rights('{schema}.message_log', log::regclass);
     LOCK TABLE ONLY {schema}.message_log, ONLY {schema}.receipt IN SHARE ROW EXCLUSIVE MODE;
-    IF EXISTS (SELECT FROM {schema}.message_log_far) THEN -- committed since the caller looked
+    IF EXISTS (SELECT FROM {schema}.message_log_far) OR EXISTS (SELECT FROM {schema}.receipt_far) THEN -- meanwhile
         RAISE EXCEPTION 'ids beyond % are given already', first USING ERRCODE = 'lock_not_available';
     END IF;
     EXECUTE format(
@@ -134,6 +136,39 @@ END $$;
 REVOKE EXECUTE ON FUNCTION {schema}.copy_rights(regclass, regclass), {schema}.make_segment(bigint, bigint, bigint)
     FROM PUBLIC;
 """
+
+# All of `message` but the generated `lane`, and `xid`, which a row in its day does without.
+MOVED = (
+    *("id", "message_id", "aggregate_type", "aggregate_id", "event_type", "exchange", "routing_key", "headers"),
+    *("content_type", "payload", "payload_bytes", "created_at", "state", "attempts", "available_at"),
+    *("last_error", "held_behind", "parked_at", "sent_at", "writer", "batch_id", "trace_context", "quarantine"),
+)
+
+# An id above the sequence's was named by its writer. In `far` it would be out of all bounds, so its row moves to where
+# a row of today is: to its day, if it is sent, else among the pending ones. A receipt that comes after that names no
+# row.
+LEAVE_LOG = """
+CREATE FUNCTION {schema}.leave_log(above bigint) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM {schema}.make_day('message_sent', day)
+    FROM (SELECT DISTINCT (sent_at AT TIME ZONE 'UTC')::date AS day FROM {schema}.receipt WHERE block >= above >> 12)
+        AS sent
+    WHERE {schema}.attached_day('message_sent', day) IS NULL;
+    WITH named AS (
+        SELECT unnest(ids) AS id, min(sent_at) AS sent_at FROM {schema}.receipt WHERE block >= above >> 12 GROUP BY 1
+    ), gone AS (
+        DELETE FROM {schema}.message_log AS row USING named
+        WHERE row.id = named.id AND row.id > above AND lane = ANY ({lanes})
+        RETURNING {moved}
+    )
+    INSERT INTO {schema}.message_sent ({stored}) SELECT * FROM gone;
+    UPDATE {schema}.message SET state = 'pending' WHERE state = 'written' AND id > above AND lane = ANY ({lanes});
+    DELETE FROM {schema}.receipt WHERE block > above >> 12;
+END $$;
+REVOKE EXECUTE ON FUNCTION {schema}.leave_log(bigint) FROM PUBLIC;
+"""
+LANES = "'{0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15}'"  # all: an index by lane and id is then used by id alone
 
 # One step a call, each of which holds writers back for some 50 ms at most: call it until it returns NULL, and again
 # later where it finds no lock.
@@ -159,11 +194,16 @@ BEGIN
     IF (SELECT count(*) FROM {schema}.segment WHERE past > position) > ahead THEN
         RETURN NULL;
     END IF;
+    IF EXISTS (SELECT FROM {schema}.message_log_far WHERE id > position AND lane = ANY ({lanes}))
+            OR EXISTS (SELECT FROM {schema}.receipt_far WHERE block > position >> 12) THEN
+        PERFORM {schema}.leave_log(position);
+    END IF;
     SELECT number, past INTO last FROM {schema}.segment ORDER BY past DESC LIMIT 1;
     SELECT convalidated AS is_read, substring(obj_description(oid, 'pg_constraint') FROM '[0-9]+')::bigint AS past
         INTO bounded FROM pg_constraint
         WHERE conrelid = '{schema}.message_log_far'::regclass AND conname = 'message_log_far_bound';
-    IF bounded IS NULL AND NOT EXISTS (SELECT FROM {schema}.message_log_far) THEN
+    IF bounded IS NULL AND NOT EXISTS (SELECT FROM {schema}.message_log_far)
+            AND NOT EXISTS (SELECT FROM {schema}.receipt_far) THEN
         PERFORM {schema}.make_segment(last.number + 1, last.past, greatest(last.past, position >> 12 << 12) + size);
         RETURN 'made';
     ELSIF bounded IS NULL THEN
@@ -383,13 +423,6 @@ END $$;
 REVOKE EXECUTE ON FUNCTION {schema}.drop_segment() FROM PUBLIC;
 """
 
-# All of `message` but the generated `lane`, and `xid`, which a row in its day does without.
-MOVED = (
-    *("id", "message_id", "aggregate_type", "aggregate_id", "event_type", "exchange", "routing_key", "headers"),
-    *("content_type", "payload", "payload_bytes", "created_at", "state", "attempts", "available_at"),
-    *("last_error", "held_behind", "parked_at", "sent_at", "writer", "batch_id", "trace_context", "quarantine"),
-)
-
 GRANTS = """
 DO $do$
 DECLARE
@@ -434,13 +467,8 @@ BEGIN
             USING HINT = 'set the default of message.state to pending, and let the relay send them first',
                 ERRCODE = 'object_not_in_prerequisite_state';
     END IF;
-    PERFORM {schema}.make_day('message_sent', day)
-    FROM (SELECT DISTINCT (sent_at AT TIME ZONE 'UTC')::date AS day FROM {schema}.receipt) AS sent
-    WHERE {schema}.attached_day('message_sent', day) IS NULL;
+    PERFORM {schema}.leave_log(-9223372036854775808);
 END $do$;
-INSERT INTO {schema}.message_sent ({stored}) SELECT {moved}
-FROM {schema}.message_log AS row
-JOIN (SELECT unnest(ids) AS id, min(sent_at) AS sent_at FROM {schema}.receipt GROUP BY 1) AS named USING (id);
 
 DROP FUNCTION {schema}.drop_segment();
 DROP FUNCTION {schema}.empty_segment(bigint, boolean, boolean);
@@ -449,6 +477,7 @@ DROP FUNCTION {schema}.cut_segment();
 DROP FUNCTION {schema}.ensure_segments(integer, bigint);
 DROP FUNCTION {schema}.change_far(bigint, bigint, bigint);
 DROP FUNCTION {schema}.make_segment(bigint, bigint, bigint);
+DROP FUNCTION {schema}.leave_log(bigint);
 DROP FUNCTION {schema}.copy_rights(regclass, regclass);
 DROP TABLE {schema}.checkpoint;
 DROP TABLE {schema}.segment;
@@ -460,12 +489,16 @@ ALTER TABLE {schema}.message DROP COLUMN xid;
 
 
 def upgrade(schema: str) -> None:
-    steps = (AS_OWNER, LOG, MAKE_SEGMENT, ENSURE_SEGMENTS, CUT_SEGMENT, EMPTY_SEGMENT, DROP_SEGMENT, GRANTS)
+    stored = ", ".join(MOVED)
+    moved = stored.replace("state", "'sent'", 1).replace("sent_at", "named.sent_at")
+    moved = ", ".join(
+        column if column in {"'sent'", "named.sent_at"} else f"row.{column}" for column in moved.split(", ")
+    )
+    texts = {"schema": schema, "lanes": LANES, "stored": stored, "moved": moved}
+    steps = (AS_OWNER, LOG, LEAVE_LOG, MAKE_SEGMENT, ENSURE_SEGMENTS, CUT_SEGMENT, EMPTY_SEGMENT, DROP_SEGMENT, GRANTS)
     for script in (*steps, "RESET ROLE"):
-        op.execute(script.format(schema=schema))
+        op.execute(script.format(**texts))
 
 
 def downgrade(schema: str) -> None:
-    stored = ", ".join(MOVED)
-    moved = stored.replace("state", "'sent'", 1).replace("sent_at", "named.sent_at")
-    op.execute(DOWN.format(schema=schema, stored=stored, moved=moved))
+    op.execute(DOWN.format(schema=schema))

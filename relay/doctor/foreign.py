@@ -11,19 +11,22 @@ from relay.operate.holders import foreign_locks
 # What the migrations make; tests/doctor/test_foreign.py compares.
 TABLES = (
     "archived_day", "batch", "begun_message", "checkpoint", "dead_letter_audit", "held_message", "inbox_memory",
-    "message", "message_count", "message_discarded", "message_log", "message_log_far", "message_parked",
-    "message_pending", "message_quarantined", "message_sent", "message_state", "migration", "node", "operator_audit",
-    "pool", "pool_master", "pool_member", "pool_partition", "processed_message", "processed_message_undated",
-    "published", "quarantine", "receipt", "receipt_far", "replay", "replay_failure", "segment",
+    "log_late", "log_named", "log_pending", "log_position", "message", "message_count", "message_discarded",
+    "message_log", "message_log_far", "message_parked", "message_pending", "message_quarantined", "message_sent",
+    "message_state", "message_waits", "migration", "node", "operator_audit", "pool", "pool_master", "pool_member",
+    "pool_partition", "processed_message", "processed_message_undated", "published", "quarantine", "receipt",
+    "receipt_far", "replay", "replay_failure", "segment",
 )  # fmt: skip
 FUNCTIONS = (
     "attached_day(text, date)", "change_far(bigint, bigint, bigint)", "copy_rights(regclass, regclass)",
-    "cut_segment()", "drop_inbox_day(date, boolean)", "drop_segment()", "drop_sent_day(date, boolean, boolean)",
-    "empty_segment(bigint, boolean, boolean)", "ensure_inbox_days(date, integer)", "ensure_segments(integer, bigint)",
-    "ensure_sent_days(date, integer)", "lock_holders(regclass[])", "make_day(text, date)",
-    "make_segment(bigint, bigint, bigint)", "refuse_foreign_batch()", "ring()",
+    "cover_segment(bigint)", "cut_segment()", "drop_inbox_day(date, boolean)", "drop_segment()",
+    "drop_sent_day(date, boolean, boolean)", "empty_segment(bigint, boolean, boolean)",
+    "ensure_inbox_days(date, integer)", "ensure_segments(integer, bigint)", "ensure_sent_days(date, integer)",
+    "leave_log(bigint)", "lock_holders(regclass[])", "make_day(text, date)", "make_segment(bigint, bigint, bigint)",
+    "old_segments(integer)", "refuse_foreign_batch()", "ring()", "rows_elsewhere(date)",
     "segment_needed(timestamp with time zone, timestamp with time zone, boolean)",
-    "sent(timestamp with time zone, timestamp with time zone)", "sent_day_needed(date, bigint, boolean)",
+    "sent(timestamp with time zone, timestamp with time zone)",
+    "sent_blocks(timestamp with time zone, timestamp with time zone)", "sent_day_needed(date, bigint, boolean)",
 )  # fmt: skip
 TRIGGERS = ("ring ON message", "refuse_foreign_batch ON batch")  # each calls the function of its name
 

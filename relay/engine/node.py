@@ -36,6 +36,7 @@ from relay.errors import AccessError, DatabaseUnavailableError, OutboxError, Sch
 from relay.logger import get_logger
 from relay.memory import return_large_blocks
 from relay.retention.rounds import keep_days
+from relay.retention.segments import keep_segments
 from relay.stopping import GOODBYE
 
 log = get_logger(__name__)
@@ -197,6 +198,7 @@ class Node:
                 linking,
                 tasks.create_task(self._stalls.run(), name="stalls"),
                 tasks.create_task(keep_days(self._settings), name="retention"),
+                tasks.create_task(keep_segments(self._settings.database), name="segments"),
                 tasks.create_task(self._end_in_time(linking), name="deadline"),
             )
             await self._relay()

@@ -179,7 +179,8 @@ def storage(request: pytest.FixtureRequest) -> str:
 def database_url(database_url: str, storage: str) -> str:
     """A fresh migrated database, into whose log writers write if the test is run on it."""
     if storage == "log":
-        use_log(database_url)
+        with psycopg.connect(database_url, autocommit=True) as connection:
+            use_log(connection, ids=1 << 20)
     return database_url
 
 

@@ -17,26 +17,15 @@ from relay.operate.downgrade import preview
 from relay.operate.migrate import downgrade, migrate
 from tests.migrations.catalog import description
 from tests.migrations.conftest import Connection, url_of
+from tests.support.log import ENSURE, IDS, TO_THE_LOG, ensure, mark, use_log
 from tests.support.process import wait_for
 
 pytestmark = pytest.mark.every_postgres
 
-IDS = 4096  # in a segment, and in a block
-TO_THE_LOG = "ALTER TABLE ONLY outbox.message ALTER COLUMN state SET DEFAULT 'written'"
 INSERT = """
     INSERT INTO outbox.message (aggregate_type, aggregate_id, event_type, payload)
     SELECT 'invoice', n::text, 'InvoiceIssued', '1' FROM generate_series(1, %s) AS n
 """
-# All rows of the log that are not sent: what a relay would do, two days ago.
-MARK = """
-    INSERT INTO outbox.receipt (block, n, node, ids, sent_at)
-    SELECT id >> 12, count(*), 'relay-1', array_agg(id ORDER BY id), now() - interval '2 days'
-    FROM (
-        SELECT id FROM outbox.message_log AS row
-        WHERE NOT EXISTS (SELECT FROM outbox.receipt WHERE block = row.id >> 12 AND row.id = ANY (ids))
-    ) AS row GROUP BY 1
-"""
-ENSURE = "SELECT outbox.ensure_segments(%s, %s)"
 CUT = "SELECT outbox.cut_segment()"
 EMPTY = "SELECT rows, kept_by FROM outbox.empty_segment(%s, %s, false)"
 DROP = "SELECT outbox.drop_segment()"
@@ -71,24 +60,8 @@ WAITS = """
 def log(connection: Connection) -> Connection:
     """A table whose new rows go to the log, with a segment for them and two ahead; nothing waits for ever."""
     connection.execute("SET statement_timeout = '60s'")
-    ensure(connection, 2)
-    connection.execute(TO_THE_LOG)
+    use_log(connection)
     return connection
-
-
-def ensure(connection: Connection, ahead: int = 2, *, tries: int = 200) -> list[object]:
-    """Make segments until there are so many ahead, as a relay does; return the steps."""
-    steps: list[object] = []
-    while tries:
-        try:
-            (step,) = connection.execute(ENSURE, [ahead, IDS]).fetchone() or (None,)
-        except psycopg.errors.LockNotAvailable:
-            tries -= 1
-            continue
-        if step is None:
-            break
-        steps.append(step)
-    return steps
 
 
 def empty(connection: Connection, number: object, *, archived: bool = False) -> tuple[object, ...] | None:
@@ -115,7 +88,7 @@ def settled(connection: Connection, rows: int) -> None:
     """Write so many rows, cut their segment, and mark them."""
     connection.execute(INSERT, [rows])
     connection.execute(CUT)
-    connection.execute(MARK)
+    mark(connection)
 
 
 def test_rows_go_to_pending_until_the_default_is_another(connection: Connection) -> None:
@@ -133,7 +106,7 @@ def test_a_migration_back_and_forth_keeps_every_row_and_sends_the_log_to_its_day
     database: DatabaseSettings, log: Connection
 ) -> None:
     log.execute(INSERT, [5])
-    log.execute(MARK)
+    mark(log)
     ids = "SELECT id, message_id, lane, payload::text, created_at FROM outbox.message ORDER BY id"
     before, rows = description(url_of(database)), log.execute(ids).fetchall()
 
@@ -158,7 +131,7 @@ def test_a_migration_back_and_forth_keeps_every_row_and_sends_the_log_to_its_day
 
 def test_there_is_no_way_back_while_a_row_of_the_log_is_not_sent(database: DatabaseSettings, log: Connection) -> None:
     log.execute(INSERT, [5])
-    log.execute(MARK)
+    mark(log)
     log.execute(INSERT, [1])
 
     with pytest.raises(SchemaError, match="1 messages of the log are not sent"):
@@ -201,7 +174,7 @@ def test_the_last_segment_is_not_cut(log: Connection) -> None:
 def test_a_segment_is_emptied_when_every_row_has_a_receipt(log: Connection) -> None:
     log.execute(INSERT, [10])
     log.execute(CUT)
-    log.execute(MARK)
+    mark(log)
 
     assert empty(log, 1) == (10, None)
     assert log.execute("SELECT rows, sent, emptied_at <= now() FROM outbox.segment WHERE number = 1").fetchone() == (
@@ -213,7 +186,7 @@ def test_a_segment_is_emptied_when_every_row_has_a_receipt(log: Connection) -> N
 
 def test_a_row_without_a_receipt_keeps_its_segment(log: Connection) -> None:
     log.execute(INSERT, [9])
-    log.execute(MARK)
+    mark(log)
     log.execute(INSERT, [1])
     log.execute(CUT)
 
@@ -232,7 +205,7 @@ def test_rows_that_were_sent_today_keep_their_segment(log: Connection) -> None:
 def test_a_replay_that_needs_its_rows_keeps_a_segment(log: Connection) -> None:
     log.execute(INSERT, [1])
     log.execute(CUT)
-    log.execute(MARK)
+    mark(log)
     log.execute("INSERT INTO outbox.replay (made_by, filter) VALUES ('me', '{}')")
 
     (_, kept_by) = empty(log, 1) or (0, "")
@@ -250,7 +223,7 @@ def test_a_segment_whose_ids_are_still_given_is_refused(log: Connection, number:
 def test_a_snapshot_from_before_empties_no_segment(log: Connection, level: LiteralString) -> None:
     log.execute(INSERT, [1])
     log.execute(CUT)
-    log.execute(MARK)
+    mark(log)
 
     log.execute("SET default_transaction_isolation = '" + level + "'")
     with pytest.raises(psycopg.errors.InvalidParameterValue, match="READ COMMITTED"):
@@ -262,13 +235,13 @@ def test_a_late_writer_keeps_its_segment_whatever_the_moment(log: Connection, ot
     log.execute(INSERT, [1])
     late = [number for (number,) in log.execute("SELECT nextval('outbox.message_id_seq') FROM generate_series(1, 2)")]
     log.execute(CUT)
-    log.execute(MARK)
+    mark(log)
     with other_connection.transaction():
         other_connection.execute(NAMED, [late[0]])
         with pytest.raises(psycopg.errors.LockNotAvailable):
             empty(log, 1)
     assert empty(log, 1) == (2, "1 of its rows have no receipt: the relay has not sent them")
-    log.execute(MARK)
+    mark(log)
     assert empty(log, 1) == (2, None)
     other_connection.execute(NAMED, [late[1]])
 
@@ -283,7 +256,7 @@ def test_a_row_that_commits_between_the_two_looks_keeps_its_segment(
     log.execute(INSERT, [1])
     late = log.execute("SELECT nextval('outbox.message_id_seq')").fetchone()
     log.execute(CUT)
-    log.execute(MARK)
+    mark(log)
     log.execute("SET lock_timeout = 0")
     log.execute("ALTER FUNCTION outbox.empty_segment(bigint, boolean, boolean) SET lock_timeout = '20s'")
     with ThreadPoolExecutor(1) as thread:
@@ -324,7 +297,7 @@ def test_without_a_relay_the_far_segment_takes_all_rows_and_is_one_of_many_later
     log.execute(INSERT, [4 * IDS])
     in_far = "SELECT count(*) FROM outbox.message_log_far"
     assert log.execute(in_far).fetchone() == (IDS + 1,)
-    log.execute(MARK)
+    mark(log)
 
     steps = ensure(log, 2)
     assert log.execute(CUT).fetchone() == (4,)
@@ -337,6 +310,49 @@ def test_without_a_relay_the_far_segment_takes_all_rows_and_is_one_of_many_later
         (IDS - 1, None), (IDS, None), (IDS, None), (IDS + 1, None)
     ]  # fmt: skip
     assert log.execute(PLACES).fetchall() == [("outbox.message_log_5", 10)]
+
+
+@pytest.mark.parametrize("named", [1 << 40, (1 << 63) - 1])
+@pytest.mark.parametrize("is_sent", [False, True], ids=["pending", "sent"])
+@pytest.mark.parametrize("rows", [10, 4 * IDS], ids=["far is not in use", "far is in use"])
+def test_an_id_that_its_writer_named_far_ahead_keeps_no_segment_from_being_made(
+    log: Connection, named: int, is_sent: bool, rows: int
+) -> None:
+    """Its row goes where rows are that are no part of the log, and `far` ends not far behind the sequence."""
+    log.execute(INSERT, [rows])
+    log.execute(NAMED, [named])
+    if is_sent:
+        mark(log)
+
+    steps = ensure(log, 5)
+    log.execute(INSERT, [1])
+
+    assert steps[-1] == "made"
+    assert log.execute("SELECT count(*) FROM outbox.message_log_far").fetchone() == (0,)
+    assert log.execute("SELECT count(*) FROM outbox.receipt_far").fetchone() == (0,)
+    found = log.execute("SELECT state, sent_at < now() - interval '1 day' FROM outbox.message WHERE id = %s", [named])
+    assert found.fetchall() == [("sent", True) if is_sent else ("pending", None)]
+    assert log.execute("SELECT count(*) FROM outbox.message_log").fetchone() == (rows + 1,)
+    assert log.execute("SELECT max(past) < (1::bigint << 40) FROM outbox.segment").fetchone() == (True,)
+
+
+def test_a_receipt_without_a_row_keeps_no_segment_from_being_made(log: Connection) -> None:
+    """An operator has deleted the rows that were in `far`."""
+    log.execute(INSERT, [4 * IDS])
+    mark(log)
+    log.execute("DELETE FROM outbox.message WHERE state = 'written'")
+
+    steps = ensure(log, 2)
+
+    assert steps[-1] == "made"
+    assert log.execute("SELECT count(*) FROM outbox.receipt_far").fetchone() == (0,)
+
+
+def test_a_row_of_the_log_names_its_transaction(log: Connection) -> None:
+    with pytest.raises(psycopg.errors.NotNullViolation):
+        log.execute(
+            "INSERT INTO outbox.message (aggregate_type, event_type, payload, xid) VALUES ('a', 'e', '1', NULL)"
+        )
 
 
 def test_the_far_segment_becomes_one_without_being_read_under_a_lock(log: Connection) -> None:
@@ -438,7 +454,7 @@ def test_an_emptied_segment_is_dropped_and_its_ids_have_a_place_still(log: Conne
     assert [drop(log) for _ in range(3)] == [1, 2, None]
     log.execute(NAMED, [7])
     log.execute(NAMED, [IDS + 7])
-    log.execute(MARK)
+    mark(log)
 
     assert log.execute(PLACES).fetchall() == [("outbox.message_log_0", 2)]
     assert log.execute("SELECT count(*) FROM outbox.receipt_0").fetchone() == (2,)
@@ -465,7 +481,7 @@ def test_a_late_row_in_an_emptied_segment_keeps_it_until_it_is_sent(log: Connect
 
     assert drop(log) is None
     assert log.execute("SELECT id FROM outbox.message_log").fetchall() == [(7,)]
-    log.execute(MARK)
+    mark(log)
     assert empty(log, 1) == (1, None)
     assert drop(log) == 1
 
@@ -538,7 +554,7 @@ def test_no_id_is_given_twice_when_a_segment_is_cut_under_writers(
     log: Connection, other_connection: Connection
 ) -> None:
     """They run over the border of the segment while it is cut, which must not bring the sequence back."""
-    taken: list[int] = []
+    taken: list[object] = []
     take = "SELECT nextval('outbox.message_id_seq') FROM generate_series(1, %s)"
     with ThreadPoolExecutor(1) as thread:
         for _ in range(4):
@@ -645,7 +661,7 @@ def test_writers_never_fail_nor_wait_while_segments_are_made_cut_and_emptied(
     def upkeep() -> None:
         ensure(log, 2, tries=1)
         log.execute(CUT)
-        log.execute(MARK)
+        mark(log)
         for (number,) in log.execute(OPEN_SEGMENTS).fetchall():
             try:
                 (rows, kept_by) = empty(log, number) or (0, "")
@@ -673,7 +689,7 @@ def test_writers_never_fail_nor_wait_while_segments_are_made_cut_and_emptied(
         watching.result(20)
 
     assert writers.errors == []
-    log.execute(MARK)
+    mark(log)
     (kept, ids) = log.execute("SELECT count(*), count(DISTINCT id) FROM outbox.message_log").fetchone() or (0, 1)
     assert kept == ids
     assert kept + sum(emptied) == writers.rows + 1
