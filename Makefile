@@ -2,7 +2,7 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 FRESH ?=
-JOBS ?= 2
+JOBS ?= 3
 MINUTES ?= 5
 SECONDS ?= 60
 SEED ?=
@@ -34,7 +34,7 @@ demo: setup ## carry 69,659 real purchases from Spark to a consumer, and reconci
 	@PYTHON=$(PYTHON) tests/support/packages demo
 	@$(BIN)/python -m demo $(if $(FRESH),--fresh)
 
-test: setup ## run every test on real servers, which are started for the run; JOBS=2 processes
+test: setup ## run every test on real servers, which are started for the run; JOBS=3 processes
 	@PYTHON=$(PYTHON) tests/support/packages test
 	$(BIN)/pytest --numprocesses $(JOBS) --dist loadfile
 

@@ -18,6 +18,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
 from relay.config.settings import BrokerSettings, DatabaseSettings, Settings
+from relay.scrub import Known
 from tests.support import postgres as postgres_programs
 from tests.support.given import given_postgres, given_rabbitmq
 from tests.support.java import java_home
@@ -69,6 +70,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> OneSpar
     """Choose the scheduler of `make test`; whole jobs start a Java each, wherever they run."""
     is_of_files = config.getoption("dist") == "loadfile" and config.getoption("markexpr") != "jobs"
     return OneSparkSession(config, log) if is_of_files else None
+
+
+@pytest.fixture(autouse=True)
+def _forgotten_passwords(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide no password of one test in another test's output."""
+    monkeypatch.setattr("relay.scrub._known", Known())
 
 
 @pytest.fixture(scope="session")

@@ -106,6 +106,7 @@ def test_ctrl_c_leaves_no_process(place: Path, during: str) -> None:
     wait_for(lambda: processes_of(place) == [], "every process of the demo is gone", 10)
 
 
+@pytest.mark.jobs
 @pytest.mark.timeout(300)
 def test_it_adds_up_on_the_reader_s_own_servers_and_leaves_them_full(
     place: Path, database_url: str, broker_url: str

@@ -53,9 +53,11 @@ def offset(moment: str) -> Offset:
     return {"sentBefore": f"{moment}+00:00"}
 
 
+@pytest.mark.drills
 def test_each_row_is_in_one_micro_batch_through_restarts(
     spark: SparkSession, connection: psycopg.Connection, database_url: str, tmp_path: Path
 ) -> None:
+    """A stream is restarted twice, once after a crash before Spark's note; each row is in one micro-batch."""
     add_sent(connection, DAY, 40)
     first = _stream(spark, tmp_path, url=database_url)
     connection.execute(SEND_NOW, [5])
