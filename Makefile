@@ -38,7 +38,7 @@ test: setup ## run every test on real servers, which are started for the run; JO
 	@PYTHON=$(PYTHON) tests/support/packages test
 	$(BIN)/pytest --numprocesses $(JOBS) --dist loadfile
 
-test-jobs: setup ## test the larger Spark jobs, each run as a whole
+test-jobs: setup ## test whole Spark jobs, the demo, and what takes Spark long
 	@PYTHON=$(PYTHON) tests/support/packages test
 	$(BIN)/pytest --numprocesses $(JOBS) --dist loadfile -m jobs
 

@@ -121,6 +121,7 @@ def test_a_batch_that_is_committed_in_one_is_not_begun_in_pieces(
     assert counts(connection) == (100, 100, 1)
 
 
+@pytest.mark.jobs
 def test_a_rerun_with_other_rows_but_as_many_is_refused_and_writes_nothing(
     spark: SparkSession, options: Options, connection: psycopg.Connection
 ) -> None:
@@ -157,6 +158,7 @@ def test_a_piece_that_an_earlier_release_wrote_is_never_taken_for_the_same(
     assert counts(connection)[:2] == (100, 100)
 
 
+@pytest.mark.jobs
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -204,6 +206,7 @@ def test_twins_at_one_piece_write_it_once(
     assert counts(connection)[:2] == (100, 100)
 
 
+@pytest.mark.jobs
 def test_tasks_that_fail_after_they_have_committed_are_tried_again_and_count_once(
     spark: SparkSession, options: Options, connection: psycopg.Connection
 ) -> None:

@@ -119,6 +119,7 @@ def test_a_clock_that_went_back_ends_the_stream(connection: psycopg.Connection, 
         reader().latestOffset(ahead, ReadAllAvailable())
 
 
+@pytest.mark.jobs
 def test_rows_that_a_clock_puts_before_the_offset_end_the_stream(
     connection: psycopg.Connection, reader: MakeReader
 ) -> None:
@@ -161,6 +162,7 @@ def test_days_that_are_gone_end_the_stream_unless_told_otherwise(
     assert ids(reader(failondataloss="false"), *gone) == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.jobs
 def test_a_database_without_an_outbox_is_told(spark: SparkSession, database_url: str, tmp_path: Path) -> None:
     with pytest.raises(PySparkException) as refused:
         _stream(spark, tmp_path, url=database_url, outboxSchema="elsewhere")
