@@ -224,12 +224,11 @@ class BrokerLink:
         await declare_at_start(connection, self._undeclared)  # empty on a reconnect
         while not connection.is_lost and self._left is not connection:
             async with answer_within("open a channel", self._settings.broker.connect_timeout):
-                channel = await connection.channel(publisher_confirms=CONFIRMS, on_return_raises=True)
-                underlay = await channel.get_underlay_channel()
-            if await self._publish(connection, underlay) is not Verdict.CLOSED:
+                channel = await broker.open_channel(connection, confirms=CONFIRMS)
+            if await self._publish(connection, channel) is not Verdict.CLOSED:
                 # If the broker opens the next channel in time, it is alive. Then a queue takes nothing, and another
                 # host would not help.
-                await close_channel(underlay)
+                await close_channel(channel)
             await asyncio.sleep(REOPEN_AFTER)
 
     async def _publish(self, connection: Connection, channel: Underlay) -> Verdict:
