@@ -145,7 +145,7 @@ class KeyPolicy(StrEnum):
     SKIP = "skip"  # they go on
 
 
-class Wire(StrEnum):
+class WireKind(StrEnum):
     """How a message is handed to the AMQP library."""
 
     FRAMES = "frames"  # encoded here, one write for many messages
@@ -235,7 +235,7 @@ class RelaySettings(Section):
     """key: rows of a key; pipelined: rows of a lane, until one is refused; none: nothing"""
     key_policy: KeyPolicy = KeyPolicy.HOLD
     """behind a row that is parked, backs off or has no route, later rows of its key wait (hold) or go on (skip)"""
-    wire: Wire = Wire.FRAMES
+    wire: WireKind = WireKind.FRAMES
     """frames: one write for many messages; publish: one call for each"""
     max_in_flight: Annotated[int, Field(ge=1, le=65535)] = 800
     """messages sent and not yet confirmed; a third while live rows come next to a backlog"""

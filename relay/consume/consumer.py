@@ -152,7 +152,7 @@ class Consumer:
                 ConfigurationError: at the start. Once it has been ready, it waits for these to heal.
         """
         setup = self.setup
-        with at_signals(self.stop, reload=self.reload) if signals else nullcontext():
+        with at_signals(lambda _: self.stop(), reload=self.reload) if signals else nullcontext():
             try:
                 async with cut_after(setup.stop, setup.work.drain_timeout):
                     await unless_stopping(setup.stop, self._prepare())

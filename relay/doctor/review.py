@@ -13,7 +13,7 @@ from pamqp.constants import FRAME_MIN_SIZE
 from pamqp.header import ContentHeader
 
 from relay.broker.connection import HEARTBEATS_UNTIL_GONE
-from relay.config.settings import Settings, Wire
+from relay.config.settings import Settings, WireKind
 from relay.doctor.finding import Finding, Verdict
 from relay.engine.row import Row
 from relay.engine.send import broker_link as link
@@ -63,7 +63,7 @@ def _message(settings: Settings) -> Iterator[Finding]:
 def _sent(row: Row, settings: Settings, *, redelivered: bool) -> tuple[bool, Basic.Properties]:
     """Return what `relay.wire` makes of a row: whether it is mandatory, and its properties."""
     identity = Identity.of(settings)
-    if settings.relay.wire is Wire.PUBLISH:
+    if settings.relay.wire is WireKind.PUBLISH:
         return bool(MANDATORY), properties(row, identity, redelivered=redelivered)
     encoder = Encoder(1, FRAME_MIN_SIZE, Router.of(settings), identity)
     data = encoder.encode((row,), {row.id} if redelivered else ()).frames

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, Phase, example, given
 from hypothesis import settings as bounds
 from psycopg.sql import SQL, Identifier
 
-from relay.config.settings import Wire
+from relay.config.settings import WireKind
 from relay.engine.node import Node
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.support.eventually import eventually
@@ -126,9 +126,9 @@ class MixedWriters:
 
 # The node draws from `random` in the loop meanwhile: it backs off.
 @pytest.mark.filterwarnings("ignore:Do not use the `random` module inside strategies")
-@pytest.mark.parametrize("wire", Wire)
+@pytest.mark.parametrize("wire", WireKind)
 async def test_no_row_of_a_writer_stops_the_others(
-    outbox: Outbox, queue: Reader, run_node: RunNode, database_url: str, wire: Wire
+    outbox: Outbox, queue: Reader, run_node: RunNode, database_url: str, wire: WireKind
 ) -> None:
     await outbox.connection.execute(SCRIPT.encode())
     loop = asyncio.get_running_loop()

@@ -8,7 +8,7 @@ import aio_pika
 import pytest
 from aio_pika.abc import AbstractChannel
 
-from relay.config.settings import DatabaseSettings, RelaySettings, Wire
+from relay.config.settings import DatabaseSettings, RelaySettings, WireKind
 from relay.engine.nodes.lanes import lock_lanes
 from relay.engine.read.tail import Tail
 from relay.engine.row import ROWS_PER_MOVE, Row
@@ -25,9 +25,9 @@ from tests.support.eventually import eventually
 from tests.support.rabbitmq import RabbitServer
 
 
-@pytest.mark.parametrize("wire", Wire)
+@pytest.mark.parametrize("wire", WireKind)
 async def test_with_nothing_bound_rows_wait_unharmed_until_something_is(
-    outbox: Outbox, channel: AbstractChannel, queue: Reader, run_node: RunNode, wire: Wire
+    outbox: Outbox, channel: AbstractChannel, queue: Reader, run_node: RunNode, wire: WireKind
 ) -> None:
     lost = [await outbox.insert(str(key), exchange="", routing_key="later") for key in (1, 1, 2)]
     fine = await outbox.insert("3")
@@ -45,9 +45,9 @@ async def test_with_nothing_bound_rows_wait_unharmed_until_something_is(
     assert await outbox.quarantined_routes() == []
 
 
-@pytest.mark.parametrize("wire", Wire)
+@pytest.mark.parametrize("wire", WireKind)
 async def test_a_missing_exchange_stops_nobody_else(
-    outbox: Outbox, channel: AbstractChannel, queue: Reader, run_node: RunNode, wire: Wire
+    outbox: Outbox, channel: AbstractChannel, queue: Reader, run_node: RunNode, wire: WireKind
 ) -> None:
     lost = [await outbox.insert(f"lost-{n}", exchange="missing") for n in range(3)]
     fine = [await outbox.insert(f"fine-{n}") for n in range(20)]

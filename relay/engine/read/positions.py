@@ -41,7 +41,7 @@ class Plan:
         rows: how many rows a lane may bring.
         bytes: how many bytes each lane may bring.
         sweeping: the lane that it reads from zero for the sweep.
-        horizon: the highest id that was taken before the transactions that its snapshot names.
+        watermark: the highest id that was taken before the transactions that its snapshot names.
         floor: the id above which every lane must be read for transactions that run now.
         reach: the lowest id above which this read, or the one that it repeats, was asked to read.
     """
@@ -52,7 +52,7 @@ class Plan:
     rows: int
     bytes: dict[int, int]
     sweeping: int | None
-    horizon: int
+    watermark: int
     floor: int
     reach: int
 
@@ -149,21 +149,21 @@ class Positions:
         Args:
             known_until: the snapshot of the last read named all running transactions that had an id by then.
         """
-        horizon = self._open.horizon(known_until)
-        floor = self._open.floor(horizon)
-        return self._plan(horizon, floor, reach=floor)
+        watermark = self._open.watermark(known_until)
+        floor = self._open.floor(watermark)
+        return self._plan(watermark, floor, reach=floor)
 
     def plan_again(self, plan: Plan, snapshot: bytes) -> Plan | None:
         """Note the transactions that run in a read's snapshot; return a plan that goes further back, if one is needed.
 
         A long transaction has ended: its rows belong before what was just read. Another may end meanwhile.
         """
-        back = self._open.note(snapshot, plan.horizon)
+        back = self._open.note(snapshot, plan.watermark)
         if back is None or back >= plan.reach:
             return None
         for lane in self._lanes.held:
             self.reread_from(lane, back)
-        return self._plan(plan.horizon, plan.floor, reach=back)
+        return self._plan(plan.watermark, plan.floor, reach=back)
 
     def found_by_sweep(self, plan: Plan, rows: Iterable[Row]) -> list[Row]:
         """Return the rows of a read that only its sweep has found. Call it before `take`."""
@@ -226,7 +226,7 @@ class Positions:
         self.behind = lagging | self._lagging
         self._lagging = lagging | self._lagging.difference(plan.lanes)
 
-    def _plan(self, horizon: int, floor: int, *, reach: int) -> Plan:
+    def _plan(self, watermark: int, floor: int, *, reach: int) -> Plan:
         for lane in self._lanes_with_room():
             if lane not in self._floors:
                 self._floors[lane], self._far[lane] = 0, None
@@ -248,7 +248,7 @@ class Positions:
             min(most, max(1, self._window.lane_quota // 4)),
             shares,
             sweeping,
-            horizon,
+            watermark,
             floor,
             reach,
         )
@@ -291,23 +291,23 @@ class OpenTransactions:
         self._since: dict[int, int] = {}  # transaction id -> the position at which it was first seen
         self._positions: deque[tuple[float, int]] = deque([(0.0, 0)])  # (after a read, highest id given by then)
 
-    def horizon(self, known_until: float) -> int:
+    def watermark(self, known_until: float) -> int:
         """Return the highest position up to which each id belongs to a transaction that had its own id by then."""
         while len(self._positions) > 1 and self._positions[1][0] <= known_until - GAP:
             self._positions.popleft()
         return self._positions[0][1]
 
-    def floor(self, horizon: int) -> int:
+    def floor(self, watermark: int) -> int:
         """Return the position from which to read the rows of transactions that run now, or have just begun."""
         position = self._positions[-1][1]
-        return min([horizon, *(since for since in self._since.values() if position - since <= NEAR)])
+        return min([watermark, *(since for since in self._since.values() if position - since <= NEAR)])
 
-    def note(self, snapshot: bytes, horizon: int) -> int | None:
+    def note(self, snapshot: bytes, watermark: int) -> int | None:
         """Note what runs; return the lowest position at which a transaction that has ended was first seen, if any."""
         running = {int(xid) for xid in snapshot.split(b":")[2].split(b",") if xid}
         ended = [self._since.pop(xid) for xid in self._since.keys() - running]
         for xid in running - self._since.keys():
-            self._since[xid] = horizon
+            self._since[xid] = watermark
         return min(ended, default=None)
 
     def note_read(self, at: float, position: int) -> None:
