@@ -66,7 +66,7 @@ EXAMPLES = {
 #durable = true
 """,
     "topology.queues": """\
-# What has no key of its own is said by its AMQP name: arguments = { x-queue-leader-locator = "balanced" }
+# arguments = { x-queue-leader-locator = "balanced" } takes what has no key here, by its AMQP name.
 #[[topology.queues]]
 #name = "billing.invoices"
 #type = "quorum"

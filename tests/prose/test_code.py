@@ -1,4 +1,4 @@
-"""The check of the prose reads docstrings, comments, error messages and help texts, and leaves code out."""
+"""The check of the prose reads docstrings, comments and texts, and leaves code and SQL out."""
 
 from pathlib import Path
 
@@ -19,6 +19,11 @@ PLACES = [
     'raise BusyError("{}")\n',
     'raise BusyError(f"row {{row}}: {}")\n',
     'app = App(help="{}")\n',
+    'log.error("relay.stopped", reason="{}")\n',
+    'REMEDY = "{}"\n',
+    'finding = (Verdict.FAILED, f"{{words}}: {}")\n',
+    "rows = 5  # noqa: S101, PT018  # {}\n",
+    "rows = 5  # type: ignore[misc]  ({})\n",
 ]
 
 
@@ -62,8 +67,9 @@ LIMIT = 3  # rows, `at once`
 # A comment
 # of two lines.
 
-# Another  # noqa: S101 (somebody)
-SQL = "-- whoever"
+# Another  # noqa: S101
+SQL = "-- whoever SELECT none FROM row WHERE id = 1"
+NAME = "whoever it is"
 
 
 def take(rows: int) -> None:
@@ -85,10 +91,10 @@ def take(rows: int) -> None:
         (12, "rows, `code`"),
         (14, "A comment of two lines."),
         (17, "Another"),
-        (22, "Take rows."),
-        (25, "as many as there are."),
-        (28, "too many."),
-        (30, "`code` rows are too many"),
+        (23, "Take rows."),
+        (26, "as many as there are."),
+        (29, "too many."),
+        (31, "`code` rows are too many"),
     ]
 
 
