@@ -17,7 +17,7 @@ CREATE SEQUENCE {schema}.message_id_seq AS bigint;
 
 CREATE TABLE {schema}.message (
     -- The transaction gets its own id before the row gets one: between the two, the relay could neither see the row nor
-    -- know that somebody is about to write it. Left to itself PostgreSQL takes them the other way round, a millisecond
+    -- know that a writer is about to write it. Left to itself PostgreSQL takes them the other way round, a millisecond
     -- apart (tests/engine/test_tail.py, `a_writer_that_is_slow_between_id_and_insert`).
     id bigint NOT NULL DEFAULT (
         CASE WHEN pg_current_xact_id() IS NOT NULL THEN nextval('{schema}.message_id_seq') END

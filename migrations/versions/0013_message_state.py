@@ -26,7 +26,7 @@ SELECT set_config('role', pg_get_userbyid(relowner), true) FROM pg_class WHERE o
 """
 
 # An arm that names its partition needs no column, so an index alone can count: a `WHERE state = 'pending'` would be
-# checked in every row, and fetch each payload's page. `sent` has no index to gain from. By message, whoever counts
+# checked in every row, and fetch each payload's page. `sent` has no index to gain from. By message, a count of
 # another state takes no lock on message_sent, which retention wants for itself when it drops a day.
 # A state that nobody asks for is not counted.
 COUNT = """
