@@ -117,8 +117,8 @@ END $$;
 REVOKE EXECUTE ON FUNCTION {schema}.ensure_sent_days(date, integer) FROM PUBLIC;
 """
 
-# NOTIFY takes a lock over the whole cluster at commit, so a writer rings only while a relay sleeps:
-# a sleeping relay holds the doorbell lock shared, and the writer cannot have it for itself.
+# NOTIFY takes a lock over the whole cluster at commit, so a writer rings only while a relay sleeps.
+# A sleeping relay holds the doorbell lock shared, and the writer cannot have it for itself.
 # Two writers that test in the same instant may ring needlessly. A writer that tested before the relay fell asleep
 # and commits after it has not rung: the relay finds its rows by polling (relay/engine/read/tail.py).
 # Taken and given back in one expression: between two statements a cancel could leave the lock with the writer's

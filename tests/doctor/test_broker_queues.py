@@ -1,4 +1,4 @@
-"""Each queue that is listed is looked at on every host, and none is made or changed by it."""
+"""Each queue that is listed is looked at on every host, and no queue is made or changed by it."""
 
 from typing import Any
 

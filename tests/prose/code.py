@@ -9,7 +9,9 @@ from pathlib import Path
 
 from tests.prose.pages import ROOT, Block
 
-CHECKED = ("relay/**/*.py", "spark/**/*.py")
+CHECKED = ("*.py", "relay/**/*.py", "spark/**/*.py")
+# Their texts are SQL, code and input of tests: their docstrings and comments are read alone.
+COMMENTED = ("bench", "demo", "examples", "migrations", "tests")
 
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 VAGUE = re.compile(r"(?:Give|Tell|Say)s?\b(?! up\b)")
@@ -24,7 +26,8 @@ SQL = re.compile(r"\b(?:AND|AS|BY|FROM|INTO|LIMIT|OR|SET|TABLE|VALUES|WHEN|WHERE
 
 
 def files() -> list[Path]:
-    return sorted({file for pattern in CHECKED for file in ROOT.glob(pattern)})
+    patterns = [*CHECKED, *(f"{folder}/**/*.py" for folder in COMMENTED)]
+    return sorted({file for pattern in patterns for file in ROOT.glob(pattern)})
 
 
 def verbs(source: str) -> Iterator[Block]:
@@ -34,10 +37,10 @@ def verbs(source: str) -> Iterator[Block]:
             yield Block(node.body[0].lineno, found.group())
 
 
-def blocks_of_code(source: str) -> Iterator[Block]:
+def blocks_of_code(source: str, *, texts: bool = True) -> Iterator[Block]:
     """Read the prose of a module by paragraph, entry, comment and text; code in a sentence counts as one word."""
     tree = ast.parse(source)
-    blocks = [*_docstrings(tree), *_comments(source), *_texts(tree)]
+    blocks = [*_docstrings(tree), *_comments(source), *(_texts(tree) if texts else ())]
     for block in sorted(blocks):
         if text := CODE.sub("`code`", " ".join(block.text.split())).strip():
             yield Block(block.line, text)

@@ -49,6 +49,15 @@ def test_a_docstring_begins_with_what_the_caller_gets(verb: str) -> None:
     assert told('"""Give up the rows."""\n') == []
 
 
+def test_texts_of_a_test_are_input_and_are_not_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "ROOT", tmp_path)
+    module = tmp_path / "tests" / "module.py"
+    module.parent.mkdir()
+    module.write_text('# Whoever comes\nTEXT = "whoever comes to the door"\n')
+
+    assert command.objections(module) == ["tests/module.py:1: 'Whoever' does not name who acts."]
+
+
 def test_entries_comments_and_messages_are_sentences_by_themselves() -> None:
     source = '''\
 """A module of two
@@ -98,8 +107,9 @@ def take(rows: int) -> None:
     ]
 
 
-def test_every_module_of_the_product_is_checked() -> None:
-    there = {file for part in ("relay", "spark") for file in (ROOT / part).rglob("*.py")}
+def test_every_module_is_checked() -> None:
+    parts = ("relay", "spark", "bench", "demo", "examples", "migrations", "tests")
+    there = {file for part in parts for file in (ROOT / part).rglob("*.py")}
 
     assert there - set(files()) == set()
 

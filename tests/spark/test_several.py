@@ -355,7 +355,7 @@ def _events(frame: DataFrame) -> DataFrame:
 
 
 def _message(connection: psycopg.Connection) -> dict[str, Any]:
-    """Give the only message."""
+    """Return the only message."""
     fields = "aggregate_type, aggregate_id, event_type, exchange, routing_key, content_type, headers"
     with connection.cursor(row_factory=dict_row) as cursor:
         query = f"SELECT {fields}, payload::text, writer, batch_id FROM outbox.message"
