@@ -1,4 +1,4 @@
-"""A secret is read again at each use, and hidden in every text; a URL that can be read in two ways is none."""
+"""A secret is read again at each use, and hidden in every text; a URL that can be read in two ways is refused."""
 
 import json
 import os

@@ -35,7 +35,7 @@ def review(settings: Settings) -> Iterator[Finding]:
     yield Finding(
         "review.returns",
         Verdict.OK,
-        "what is returned or has no exchange waits in quarantine, in nobody's way; its route is tried after"
+        "what is returned or has no exchange waits in quarantine, in nobody's way. Its route is tried after"
         f" {quarantine.PROBE_INITIAL:g} s and at least every {quarantine.PROBE_MAX:g} s",
     )
     yield _timeouts(settings)
@@ -107,7 +107,7 @@ def _retry(settings: Settings) -> Finding:
     waits = (min(relay.backoff_max, relay.backoff_initial * 2.0**attempt) for attempt in range(relay.max_attempts - 1))
     longest = sum(waits)
     words = (
-        f"a row stays in the table until it is confirmed; refused {relay.max_attempts} times in"
+        f"a row stays in the table until it is confirmed. Refused {relay.max_attempts} times in"
         f" {longest / 2:.0f} to {longest:.0f} s it is parked, and outages do not count"
     )
     if relay.max_attempts == 1:

@@ -62,7 +62,7 @@ def test_retry() -> None:
     never = answer("retry", relay=RelaySettings(max_attempts=1))
 
     assert (fine.verdict, never.verdict) == (OK, WARNING)
-    assert "refused 3 times in 12 to 25 s" in fine.words
+    assert "Refused 3 times in 12 to 25 s" in fine.words
 
 
 @pytest.mark.parametrize(

@@ -158,7 +158,7 @@ def vhost_and_user(broker_url: str) -> tuple[str, str]:
 
 @pytest.fixture
 async def ask(broker_url: str) -> Ask:
-    """Give the broker's refusal of an exchange and a routing key."""
+    """Return the broker's refusal of an exchange and a routing key."""
 
     async def answer(exchange: str, routing_key: str = "k") -> str:
         connection = await connect(BrokerSettings(url=SecretStr(broker_url)), "test")

@@ -1,4 +1,4 @@
-"""Whatever a writer with INSERT alone puts into a row: his neighbours' rows go out, and no connection is lost."""
+"""Whatever a writer with INSERT alone puts into a row: the neighbours' rows go out, and no connection is lost."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ from tests.support.eventually import eventually
 from tests.support.roles import SCRIPT
 
 EXAMPLES = 25
-ROWS = 4  # of each example, beside one row of a neighbour before and one behind them
+ROWS = 4  # of each example, with one row of a neighbour before and one behind them
 NEIGHBOUR = "neighbour"
 PLAIN = {"aggregate_type": "customer", "event_type": "InvoiceIssued"}
 

@@ -246,7 +246,7 @@ async def test_a_route_is_tried_at_once_when_an_operator_asks(
 
 
 async def in_order(reader: Reader, number: int) -> list[int]:
-    """Give the ids, of which those of one key must have come in order."""
+    """Return the ids, of which those of one key must have come in order."""
     of_key: dict[str, list[int]] = {}
     for message in await reader.drain(number):
         of_key.setdefault(str(message.headers["x-aggregate-id"]), []).append(int(str(message.headers["x-outbox-id"])))

@@ -1,4 +1,4 @@
-"""Each batch that is published is a span with links to its rows' traces; without OpenTelemetry there is none."""
+"""Each batch that is published is a span with links to its rows' traces; without OpenTelemetry there is no span."""
 
 import json
 import subprocess

@@ -32,7 +32,7 @@ def always_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def of(metrics: Mapping[Sample, float], name: str, **labels: str) -> float | None:
-    """Give the value of a consumer's metric."""
+    """Return the value of a consumer's metric."""
     told = {"consumer": CONSUMER, "queue": QUEUE, **labels}
     return metrics.get((f"outbox_consumer_{name}", tuple(sorted(told.items()))))
 

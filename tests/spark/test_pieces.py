@@ -35,7 +35,7 @@ TRANSACTIONS = """
     FROM (SELECT xmin FROM billing.invoice UNION SELECT xmin FROM outbox.message_pending) AS every_row
 """
 PIECES = "SELECT count(*) FROM outbox.batch WHERE partition >= 0"
-COMPLETE = (100, 100, 4 + 2)  # beside the pieces: how many there are, and that they are all written
+COMPLETE = (100, 100, 4 + 2)  # with the pieces: how many there are, and that they are all written
 
 
 @pytest.mark.every_postgres
@@ -64,7 +64,7 @@ def test_a_rerun_writes_only_the_pieces_that_are_missing(
     with pytest.raises(PySparkException, match="column 'invoice_id' holds a NUL character"):
         save(invoices(spark).withColumn("invoice_id", broken), options, **IN_FOUR)
     with connection.transaction():
-        # One snapshot: the tasks beside may still commit their pieces.
+        # One snapshot: the other tasks may still commit their pieces.
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         written = one(connection, PIECES)
         assert counts(connection)[:2] == (25 * written, 25 * written)
