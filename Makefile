@@ -10,6 +10,9 @@ TARGET ?= relay
 OPTIONS ?=
 
 .DEFAULT_GOAL := help
+# Hundreds of processes start in the tests: each would compile every module again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help setup demo test test-jobs verify drills chaos test-codec test-images test-installs image lint bench soak lock clean
 
 help: ## list the commands

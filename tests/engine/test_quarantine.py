@@ -200,6 +200,37 @@ async def test_an_operator_sends_the_rows_elsewhere_while_the_relay_runs(
     assert cursor.rowcount == 0
 
 
+async def test_rows_that_were_sent_elsewhere_unnoticed_go_out_before_later_rows(
+    outbox: Outbox,
+    channel: AbstractChannel,
+    queue: Reader,
+    run_node: RunNode,
+    database: DatabaseSettings,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The route was released before the relay knew of the new one; a row that came then overtook them."""
+    elsewhere = Reader(channel, await channel.declare_queue("elsewhere", durable=True))
+    lost = [await outbox.insert(str(key), exchange="", routing_key="gone") for key in range(3)]
+    monkeypatch.setattr("relay.operate.quarantine._ring", lambda *_: None)
+
+    def send_elsewhere() -> int:
+        with session(database) as connection:
+            (route,) = list_routes(connection, "outbox")
+            reroute(connection, "outbox", route, [], exchange="", routing_key="elsewhere", by="ada", why="it is gone")
+            return route.id
+
+    async def is_released(route: int) -> bool:
+        cursor = await outbox.connection.execute("SELECT FROM outbox.quarantine WHERE id = %s", [route])
+        return cursor.rowcount == 0
+
+    async with run_node():
+        await eventually(outbox.is_empty, "set aside")
+        route = await asyncio.to_thread(send_elsewhere)
+        await eventually(lambda: is_released(route), "the relay has found the route empty")
+        lost += [await outbox.insert(str(key), exchange="", routing_key="elsewhere") for key in range(3)]
+        assert await in_order(elsewhere, 6) == lost
+
+
 async def test_rows_behind_a_discarded_one_go_out(
     outbox: Outbox, queue: Reader, run_node: RunNode, database: DatabaseSettings
 ) -> None:
