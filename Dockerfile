@@ -12,7 +12,7 @@ RUN --mount=type=secret,id=pip.conf \
     python3 -m venv /tools && /tools/bin/pip install --quiet --require-hashes -r requirements/build.txt
 
 FROM tools AS wheel
-# The codec is compiled: gcc, and Debian's own Python has its headers in a package of their own.
+# The codec is compiled: gcc, and Debian's own Python has its headers in a separate package.
 RUN apt-get update --quiet=2 \
     && headers=$(python3 -c 'import os, sysconfig; print("" if os.path.exists(sysconfig.get_path("include") + "/Python.h") else "python3-dev")') \
     && DEBIAN_FRONTEND=noninteractive apt-get install --quiet=2 --yes --no-install-recommends gcc libc6-dev $headers
@@ -84,12 +84,12 @@ RUN apt-get update --quiet=2 \
 FROM ${BASE} AS relay
 COPY --from=init /usr/bin/tini-static /usr/bin/tini
 COPY --from=installed /opt/relay /opt/relay
-# Images of Python come without bytecode of its own library: imported once here, it is not compiled at every start.
+# Images of Python come without the bytecode of its library: imported once here, it is not compiled at every start.
 RUN ["/opt/relay/bin/python", "-c", "import relay.cli.run, relay.cli.migrate, relay.cli.status, relay.http.server"]
 ENV PATH=/opt/relay/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 # By number, so that a platform sees that it is not root. Nothing is written: the root may be read-only.
 USER 10001:10001
-# /livez, /readyz and /metrics, for whoever can reach the container.
+# /livez, /readyz and /metrics, for each client that can reach the container.
 ENV RELAY_HTTP_LISTEN=0.0.0.0:8080
 EXPOSE 8080
 # Alive, not ready: while the broker is away the relay waits, and a restart would help nobody.

@@ -2,7 +2,7 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 FRESH ?=
-JOBS ?= 2
+JOBS ?= 3
 MINUTES ?= 5
 SECONDS ?= 60
 SEED ?=
@@ -10,6 +10,9 @@ TARGET ?= relay
 OPTIONS ?=
 
 .DEFAULT_GOAL := help
+# Hundreds of processes start in the tests: each would compile every module again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help setup demo test test-jobs verify drills chaos test-codec test-images test-installs image lint bench soak lock clean
 
 help: ## list the commands
@@ -34,11 +37,11 @@ demo: setup ## carry 69,659 real purchases from Spark to a consumer, and reconci
 	@PYTHON=$(PYTHON) tests/support/packages demo
 	@$(BIN)/python -m demo $(if $(FRESH),--fresh)
 
-test: setup ## run every test on real servers, which are started for the run; JOBS=2 processes
+test: setup ## run every test on real servers, which are started for the run; JOBS=3 processes
 	@PYTHON=$(PYTHON) tests/support/packages test
 	$(BIN)/pytest --numprocesses $(JOBS) --dist loadfile
 
-test-jobs: setup ## test the larger Spark jobs, each run as a whole
+test-jobs: setup ## test whole Spark jobs, the demo, and what takes Spark long
 	@PYTHON=$(PYTHON) tests/support/packages test
 	$(BIN)/pytest --numprocesses $(JOBS) --dist loadfile -m jobs
 

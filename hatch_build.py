@@ -1,7 +1,7 @@
 """Build the compiled codec into the wheel, or in place for an editable install.
 
 Without a compiler, or without Cython, the wheel is one of Python alone, and the relay uses its pure codec.
-The variable OUTBOX_RELAY_CODEC decides otherwise: `compiled` ends such a build, `pure` builds none.
+The variable OUTBOX_RELAY_CODEC decides otherwise: `compiled` ends such a build, `pure` builds no codec.
 `python hatch_build.py FOLDER` builds it into a copy of the project; CFLAGS holds further options of the compiler.
 """
 

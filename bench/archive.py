@@ -2,9 +2,9 @@
 
     python -m bench.archive
 
-A private PostgreSQL (`fsync` on) holds closed days of sent rows, each an InvoiceIssued of one of CDNOW's purchases; a
+A private PostgreSQL (`fsync` on) holds closed days of sent rows, each an InvoiceIssued of one of CDNOW's purchases. A
 day has each purchase once or several times, under other invoice ids. The job archives a day of one copy, and one of
-many: what the rows of the second cost more, divided by their number, is the cost of an event, without Spark's start.
+many. What the rows of the second cost more, divided by their number, is the cost of an event, without Spark's start.
 """
 
 import subprocess

@@ -43,7 +43,7 @@ LANE_OF = "SELECT id, lane FROM outbox.message WHERE id = ANY(%s)"
 def measure(
     *, rows: Count = 1_000_000, rounds: Count = 3, rate: Positive = 200.0, seconds: Positive = 20.0, run: Bench
 ) -> None:
-    """Measure live traffic beside a large batch. Exit code 1 when a message was lost.
+    """Measure live traffic during a large batch. Exit code 1 when a message was lost.
 
     Parameters
     ----------

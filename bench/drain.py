@@ -1,7 +1,7 @@
 """How fast a backlog goes out: `python -m bench.drain`, next to a C client that publishes the same messages.
 
 The relay's interval begins when the transaction that wrote the whole backlog commits, and ends when no row is
-pending: reading, publishing, the broker's confirms and the marks of all rows lie in it. The C client's
+pending. Reading, publishing, the broker's confirms and the marks of all rows lie in it. The C client's
 begins with its first publish and ends with its last confirm. See docs/benchmarks.md.
 """
 

@@ -1,8 +1,13 @@
 """How long a commit waits for its confirm: `python -m bench.latency`; also what the relay costs while it waits.
 
-Four measurements, one after the other with the same relay: commit to confirm under a steady load of overlapping
-transactions; the same beside rows that cannot be delivered; CPU of relay and database with nothing to do; the commit
-rate of writers who write as fast as they can, with the wake-up trigger and without. See docs/benchmarks.md.
+Four measurements, one after the other with the same relay:
+
+- commit to confirm under a steady load of overlapping transactions;
+- the same next to rows that cannot be delivered;
+- CPU of relay and database with nothing to do;
+- the commit rate of writers who write as fast as they can, with the wake-up trigger and without.
+
+See docs/benchmarks.md.
 """
 
 import threading
@@ -76,7 +81,7 @@ def measure(
     rounds
         Rounds of the steady load; 0 leaves it out.
     innocent_rounds
-        Rounds of that load beside rows that cannot be delivered, of each kind; 0 leaves them out.
+        Rounds of that load next to rows that cannot be delivered, of each kind; 0 leaves them out.
     seconds
         How long each of them lasts.
     rate
@@ -144,7 +149,7 @@ def measure_waits(
 
 
 def measure_innocents(watched: WatchedRelay, rate: float, seconds: float, guilt: Guilt | None) -> Figures:
-    """Write steadily, alone or beside rows that cannot be delivered."""
+    """Write steadily, alone or next to rows that cannot be delivered."""
     return measure_waits(watched, rate, seconds, guilt)[FROM_ANSWER]
 
 

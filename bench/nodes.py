@@ -1,8 +1,8 @@
 """How long a lane is not delivered when a relay goes: `python -m bench.nodes`. See docs/benchmarks.md.
 
-A row goes into each lane every ten milliseconds. One of two nodes is killed, frozen, stopped in order or started: the
-longest time between two confirms of a lane that changes hands, and the same while nothing happened. Then the rate of
-two nodes next to that of one; and what ten idle ones cost.
+A row goes into each lane every ten milliseconds. One of two nodes is killed, frozen, stopped in order or started.
+Measured is the longest time between two confirms of a lane that changes hands, and the same while nothing happened.
+Then the rate of two nodes next to that of one; and what ten idle ones cost.
 """
 
 import signal

@@ -1,6 +1,6 @@
 """How fast a backlog goes out, next to other outbox relays from PyPI: `python -m bench.peers`.
 
-Each peer drains its own table to the same queue, with publisher confirms, in the settings of its documentation or in
+Each peer drains its own table to the same queue, with publisher confirms, in the settings of its documentation or
 the fastest that we found. The first call installs the peers from requirements/peers.txt into build/peers. See
 docs/benchmarks.md.
 """

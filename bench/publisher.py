@@ -1,8 +1,8 @@
-"""How fast the durable publisher takes events: `python -m bench.publisher`, beside the AMQP library's own publish.
+"""How fast the durable publisher takes events: `python -m bench.publisher`, next to the AMQP library's own publish.
 
-Callers publish one event after the other, each when its last one is accepted: 1, 100 or 1,000 of them, with a key of
-their own. Four sides take turns: the durable publisher on the direct way; aio-pika's `exchange.publish` with confirms;
-and the durable publisher without a broker, into the table and into a file. See docs/benchmarks.md.
+Callers publish one event after the other, each when its last one is accepted: 1, 100 or 1,000 of them, each with a
+key. Four sides take turns: the durable publisher on the direct way; aio-pika's `exchange.publish` with confirms; the
+durable publisher without a broker, into table and file. See docs/benchmarks.md.
 """
 
 import asyncio
@@ -102,7 +102,7 @@ async def _file(servers: Servers, in_flight: int, seconds: float) -> float:
 
 
 async def _buffered(place: DatabaseSettings | Path, in_flight: int, seconds: float) -> float:
-    # A name of its own for each: what an earlier case has left in the table is not this one's.
+    # A separate name for each: what an earlier case has left in the table is not this one's.
     name = f"bench {time.monotonic_ns()}"
     async with DurablePublisher(place, broker=BrokerSettings(url=SecretStr(NOWHERE)), name=name) as publisher:
         return await _rate(lambda key: publisher.publish(_event(key)), in_flight, seconds)

@@ -1,7 +1,10 @@
 """How fast a replay goes, and what it costs live traffic: `python -m bench.replay`. See docs/benchmarks.md.
 
-Three measurements: the rate of a replay next to that of a drain of the same rows; commit to confirm of live traffic
-with a replay beside it and without; the memory of a replay of a million rows.
+Three measurements:
+
+- the rate of a replay next to that of a drain of the same rows;
+- commit to confirm of live traffic, with a replay at the same time and without;
+- the memory of a replay of a million rows.
 """
 
 import os
@@ -54,7 +57,7 @@ def measure(
     memory_rows: CountOrNone = 1_000_000,
     run: Bench,
 ) -> None:
-    """Measure replays: rate, live traffic beside one, memory. Exit code 1 when a message was lost.
+    """Measure replays: rate, live traffic during one, memory. Exit code 1 when a message was lost.
 
     Parameters
     ----------
@@ -69,7 +72,7 @@ def measure(
     live_seconds
         How long it lasts, each time.
     replay_rate
-        What the replay beside it is told by `--rate`; 0: nothing, so that it finds its own pace.
+        What the replay during it is told by `--rate`; 0: nothing, so that it finds its own pace.
     memory_rows
         Rows of the replay whose memory is measured; 0 leaves it out.
     """

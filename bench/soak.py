@@ -1,7 +1,7 @@
 """What an hour of steady traffic does to relay, table and broker: `python -m bench.soak`. See docs/benchmarks.md.
 
 Writers commit, the relay carries, a consumer takes. A line a minute tells how long commits waited for their confirms
-and how large everything was; the end tells whether memory and table stay as they are.
+and how large everything was. The end tells whether memory and table stay as they are.
 """
 
 import time
@@ -164,7 +164,7 @@ class Awaited:
         self._early: dict[int, float] = {}
 
     def expect(self, commits: list[Note]) -> list[tuple[float, float]]:
-        """Give, as `see` does, what was seen before."""
+        """Return, as `see` does, what was seen before."""
         self._committed_at.update(commits)
         return self.see([(id_, self._early.pop(id_)) for id_, _ in commits if id_ in self._early])
 

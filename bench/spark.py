@@ -1,7 +1,7 @@
 """How fast Spark writes invoices with their events: `python -m bench.spark`, next to Spark's own JDBC writer.
 
 The reference is the JDBC writer tuned (reWriteBatchedInserts, 10,000 rows a batch) doing the two tables in two
-transactions: nothing keeps them together, and a task that is tried again writes its rows again. Ours is written
+transactions. Nothing keeps them together, and a task that is tried again writes its rows again. Ours is written
 once: in one transaction for both, by way of staging tables or by a single task; or in one for each partition. All
 take the same DataFrame out of Spark's cache, and their interval is that of `save()`.
 """

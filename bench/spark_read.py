@@ -3,8 +3,11 @@
     python -m bench.spark_read
 
 A private PostgreSQL (`fsync` on) holds one closed day of sent rows. Three readers take the same columns of all of them
-into Spark's `noop` sink: JDBC by ranges of ids, as its documentation has it, so that each task scans the day; JDBC by
-ranges of blocks, as `outbox` divides it; and `outbox`. What arrives is counted each time.
+into Spark's `noop` sink. What arrives is counted each time.
+
+- JDBC by ranges of ids, as its documentation has it, so that each task scans the day
+- JDBC by ranges of blocks, as `outbox` divides it
+- `outbox`
 """
 
 from collections.abc import Callable, Iterator

@@ -1,7 +1,10 @@
 """What the state of the table does to the relay: `python -m bench.table`. See docs/benchmarks.md.
 
-Three measurements: the rate of a drain with ten million sent rows retained next to one without; that with a snapshot
-held open next to one without; the relay's memory while it drains a million rows of 4 KiB.
+Three measurements:
+
+- the rate of a drain with ten million sent rows retained, next to one without;
+- that with a snapshot held open, next to one without;
+- the relay's memory while it drains a million rows of 4 KiB.
 """
 
 from collections.abc import Iterator
@@ -28,8 +31,8 @@ LARGE_PAYLOAD_BYTES = 4096
 SHARES = (0.1, 0.5, 0.9)  # of the drain, after which the memory is told
 MIB = 1 << 20
 
-# Bytes of disk for each one of a payload: in the table, once more when the row moves to its day, in the write-ahead
-# log, in the queue's log and its segments. 4.7 were seen.
+# Bytes of disk for each one of a payload. It lies in the table, again when the row moves to its day, in the
+# write-ahead log, and in the queue's log and segments. 4.7 were seen.
 DISK_PER_BYTE = 6
 
 # A JSON text of a given length. Built from text: json_build_object takes several times as long.
@@ -160,7 +163,7 @@ def measure_retained(servers: Servers, backlog: Backlog, retained: int, *, is_re
 def measure_snapshot(servers: Servers, backlog: Backlog, *, is_held: bool) -> Figures:
     """Drain a backlog twice with the same relay, and measure the second time.
 
-    With `is_held` a snapshot is open all the while, taken before the first backlog was written; so the rows of the
+    With `is_held` a snapshot is open all the while, taken before the first backlog was written. So the rows of the
     first drain are still there, dead, when the second begins. Without, a VACUUM between the two clears them away.
 
     Raises:

@@ -50,7 +50,7 @@ GRANT outbox_writer TO outbox_publisher;
 GRANT INSERT (created_at), SELECT (state, writer, created_at) ON outbox.message TO outbox_publisher;
 GRANT SELECT (state, writer, created_at) ON outbox.message_state TO outbox_publisher;
 
--- Spark: writes as writers do, with the ledger; its staging tables have a schema of their own, which jobs name
+-- Spark: writes as writers do, with the ledger; its staging tables have a separate schema, which jobs name
 -- by the option stagingSchema. The business table is yours to grant. The column written_as of the ledger is for nobody to
 -- write: a job compares it with its own role, so it does not take the batch of another job for its own.
 GRANT outbox_writer TO outbox_spark;
@@ -150,7 +150,7 @@ BEGIN
     SELECT string_agg(oid::regprocedure::text, ', ') INTO planted FROM pg_proc
     WHERE pronamespace = 'outbox'::regnamespace AND proowner = to_regrole('outbox_retention');
     IF planted IS NOT NULL THEN
-        RAISE EXCEPTION 'role outbox_retention owns functions, and may have put code of its own into them: %', planted
+        RAISE EXCEPTION 'role outbox_retention owns functions, and may have put other code into them: %', planted
             USING HINT = 'look at them; `relay migrate` makes those of the outbox again';
     END IF;
 END $$;

@@ -1,7 +1,7 @@
-"""The demo's consumer, a process of its own: keep a projection of the invoices that were announced.
+"""The demo's consumer, a separate process: keep a projection of the invoices that were announced.
 
-The projection's row and the inbox row are one transaction, and the message is acknowledged after its commit:
-killed at any moment, it applies each invoice once.
+The projection's row and the inbox row are one transaction, and the message is acknowledged after its commit.
+Killed at any moment, it applies each invoice once.
 """
 
 import asyncio

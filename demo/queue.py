@@ -18,7 +18,7 @@ def declare(broker: BrokerSettings) -> None:
 
 
 def depth(broker: BrokerSettings) -> int:
-    """Tell how many messages wait in the queue; those that a consumer holds are not among them."""
+    """Return how many messages wait in the queue; those that a consumer holds are not among them."""
     return asyncio.run(_depth(broker))
 
 

@@ -36,7 +36,7 @@ class Stage:
 
 
 def read_clock(database_url: str) -> datetime:
-    """Tell the database's time."""
+    """Return the database's time."""
     with psycopg.connect(database_url) as connection:
         found = connection.execute(READ_CLOCK).fetchone()
     assert found is not None, "a SELECT without FROM gives one row"

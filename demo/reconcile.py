@@ -1,7 +1,7 @@
 """Does it add up? Counts from sources that know nothing of each other, and the rules that they must obey.
 
-The file is counted here, line by line. What was written, sent and projected is counted in the tables, what was
-confirmed by the relay itself, what was consumed by the consumer itself, and what is left by the broker.
+The file is counted here, line by line. What was written, sent and projected is counted in the tables. The relay
+counts what was confirmed, the consumer what was consumed, and the broker what is left.
 """
 
 from dataclasses import dataclass, fields
@@ -92,7 +92,7 @@ class Reconciliation:
     run: Processes
 
     def problems(self) -> list[str]:
-        """Say what does not add up, one line a rule."""
+        """Return what does not add up, one line a rule."""
         after, run = self.after, self.run
         # Of this run alone: a relay that was killed has not told its last second's count.
         confirmed_now, sent_now = after.confirmed - self.before.confirmed, after.sent - self.before.sent

@@ -31,7 +31,7 @@ class Step:
         self._ended = time.monotonic()
 
     def note(self, words: str) -> None:
-        """Say how it stands; the last words stay in the step's line."""
+        """Show how it stands; the last words stay in the step's line."""
         self._words = words
         if not self._console.is_terminal and time.monotonic() - self._spoke > SPEAK_EVERY:
             self._spoke = time.monotonic()

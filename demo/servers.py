@@ -56,7 +56,7 @@ def start_over() -> None:
 
 @contextmanager
 def servers(report: Report) -> Iterator[dict[str, str]]:
-    """Give the environment of the demo's processes, with the URLs of both servers, which run meanwhile."""
+    """Yield the environment of the demo's processes, with the URLs of both servers, which run meanwhile."""
     environment = {**os.environ, **FIXED}
     with ExitStack() as running:
         if not environment.get(DATABASE_URL):
@@ -76,10 +76,10 @@ def servers(report: Report) -> Iterator[dict[str, str]]:
 
 
 def _postgres_folder() -> Path:
-    """Give the folder in .demo/; or, where PostgreSQL's user may not walk to (a checkout in /root), one it links to."""
+    """Return the folder in .demo/, or one it links to if PostgreSQL's user may not walk there (a checkout in /root)."""
     inside = PLACE / "postgres"
     if not inside.exists():
-        inside.unlink(missing_ok=True)  # a link to a folder that somebody removed
+        inside.unlink(missing_ok=True)  # a link to a folder that was removed
         if not can_serve_from(PLACE):
             outside = Path(tempfile.mkdtemp(prefix="outbox-relay-demo-", dir="/var/tmp"))
             outside.chmod(0o755)

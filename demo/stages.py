@@ -133,7 +133,7 @@ def replay_a_customer(database_url: str, environment: Mapping[str, str], process
 
 
 def consumer_counts() -> dict[str, int]:
-    """Give what the consumer has counted until now: applied, duplicates, failed."""
+    """Return what the consumer has counted until now: applied, duplicates, failed."""
     counts: dict[str, int] = json.loads(_counts_file().read_text())
     return counts
 
@@ -182,7 +182,7 @@ def _running(name: str, command: Sequence[Path | str], environment: Mapping[str,
 
 
 def _running_stage(page: str) -> str:
-    """Tell what Spark is at, from its own web page; where that is, while it has not begun."""
+    """Return what Spark is at, by its web page; until it has begun, the address of the page."""
     try:
         with urlopen(f"{page}/api/v1/applications", timeout=1) as answer:
             (application,) = json.load(answer)

@@ -121,7 +121,7 @@ class ListenError(OutboxError):
 
     def __init__(self, address: str, reason: str) -> None:
         super().__init__(
-            f"http.listen = {address}: {reason}; name another address (RELAY_HTTP_LISTEN), or an empty one for none"
+            f"http.listen = {address}: {reason}; name another address (RELAY_HTTP_LISTEN), or leave it empty"
         )
         self.address = address
 
@@ -173,8 +173,8 @@ class QueueUnfitError(ConsumerError):
 
     def __init__(self, kind: str, name: str, words: str, arguments: Mapping[str, Any]) -> None:
         super().__init__(
-            f"{kind} {name!r} {words or 'does not exist'}: declare it, durable, with the arguments {dict(arguments)},"
-            " or let the consumer declare it at its start (declare=True), which needs the permission to configure it"
+            f"{kind} {name!r} {words or 'does not exist'}: declare it, durable, with the arguments {dict(arguments)}."
+            " Or let the consumer declare it at its start (declare=True), which needs the permission to configure it"
         )
         self.queue = name
         self.arguments = arguments
@@ -217,7 +217,7 @@ class MisdatedMessageError(MessageError):
 
     def __init__(self, event_type: str, message_id: UUID, day: date, last_day: date) -> None:
         super().__init__(
-            f"{event_type} {message_id} says that it was written on {day}, and the inbox takes messages up to"
+            f"{event_type} {message_id} says that it was written on {day}; the inbox takes messages up to"
             f" {last_day}: correct the sender's clock, and send the message again"
         )
         self.event_type = event_type

@@ -6,6 +6,7 @@ import signal
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
+from functools import partial
 
 from relay.logger import get_logger
 
@@ -17,11 +18,11 @@ log = get_logger(__name__)
 
 
 @contextmanager
-def at_signals(stop: Callable[[], None], *, reload: Callable[[], None] | None) -> Iterator[None]:
+def at_signals(stop: Callable[[signal.Signals], None], *, reload: Callable[[], None] | None) -> Iterator[None]:
     """Call `stop` at each SIGTERM and SIGINT, and `reload` at each SIGHUP, unless it is `None`; main thread only."""
     with ExitStack() as stack:
         for number in STOPS:
-            stack.enter_context(at_signal(number, stop))
+            stack.enter_context(at_signal(number, partial(stop, number)))
         if reload is not None:
             stack.enter_context(at_signal(signal.SIGHUP, reload))
         yield
@@ -43,18 +44,27 @@ def at_signal(number: signal.Signals, call: Callable[[], None]) -> Iterator[None
 
 @contextmanager
 def stopped_by_signals(
-    stop: Callable[[], None], running: asyncio.Task[object], *, reload: Callable[[], None] | None = None
+    stop: Callable[[signal.Signals], None],
+    running: asyncio.Task[object],
+    *,
+    interrupt: Callable[[], None] = lambda: None,
+    reload: Callable[[], None] | None = None,
 ) -> Iterator[None]:
-    """Call `stop` at SIGTERM or SIGINT, and cancel the task at a second one; call `reload` at SIGHUP."""
+    """Call `stop` at SIGTERM or SIGINT, and cancel the task at a second one; call `reload` at SIGHUP.
+
+    Args:
+        interrupt: called just before the task is cancelled.
+    """
     is_told = False
 
-    def on_signal() -> None:
+    def on_signal(number: signal.Signals) -> None:
         nonlocal is_told
         if is_told:
+            interrupt()
             running.cancel()
         else:
             is_told = True
-            stop()
+            stop(number)
 
     with at_signals(on_signal, reload=reload):
         yield

@@ -1,6 +1,6 @@
 """Real servers for every test: started when the first test asks, once a process of the run, ended with it.
 
-A test gets a database of its own, made from a migrated template, and a virtual host of its own.
+A test gets its own database, made from a migrated template, and its own virtual host.
 `@pytest.mark.every_postgres` runs a test on the oldest supported PostgreSQL and on the newest; else the newest.
 """
 
@@ -18,6 +18,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
 from relay.config.settings import BrokerSettings, DatabaseSettings, Settings
+from relay.scrub import Known
 from tests.support import postgres as postgres_programs
 from tests.support.given import given_postgres, given_rabbitmq
 from tests.support.java import java_home
@@ -26,7 +27,7 @@ from tests.support.rabbitmq import RabbitServer
 from tests.support.template import template_of
 
 # A busy machine may take its time for one example: no test here asserts how long anything takes. New examples are for
-# whoever works on the code; CI tells of the change alone.
+# work on the code; CI tells of the change alone.
 hypothesis_settings.register_profile(
     "patient", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize="CI" in os.environ
 )
@@ -57,7 +58,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class OneSparkSession(LoadFileScheduling):  # type: ignore[misc]  # it has no types
-    """Give each file to one process, and all files of Spark to the same one: a session costs 20 seconds of CPU."""
+    """Put each file into one process, and all files of Spark into the same one: a session costs 20 seconds of CPU."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = super()._split_scope(nodeid)
@@ -71,9 +72,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> OneSpar
     return OneSparkSession(config, log) if is_of_files else None
 
 
+@pytest.fixture(autouse=True)
+def _forgotten_passwords(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide no password of one test in another test's output."""
+    monkeypatch.setattr("relay.scrub._known", Known())
+
+
 @pytest.fixture(scope="session")
 def postgres_of() -> Iterator[Callable[[int], PostgresServer]]:
-    """Give this process's server of a version; started at the first call."""
+    """Return this process's server of a version; started at the first call."""
     servers: dict[int, PostgresServer] = {}
     with ExitStack() as running:
 

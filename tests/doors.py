@@ -1,13 +1,18 @@
-"""Count the files that a reader opens to follow one row from INSERT to sent, and one message from queue to inbox.
+"""Count the files that a reader opens on each way: a row until it is sent, a message until the inbox, a Spark row.
 
     python -m tests.doors
 
-A file counts when one of its functions runs in each of several passages. What some need is timers' work.
+It counts the Python files below relay/engine, relay/consume or outbox_spark whose functions run for one row, one
+message or one row of Spark. An import does not count. A row and a message pass several times, and a file counts when it
+runs in each passage: what only some need is timers' work.
 """
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from inspect import CO_OPTIMIZED
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -35,16 +40,25 @@ INSERT = """
 SENT = "SELECT NOT EXISTS (SELECT FROM outbox.message WHERE state = 'pending')"
 
 
-class Doors:
-    """The files below a folder of the project in which functions run."""
+@contextmanager
+def files_that_run(folder: str) -> Iterator[set[str]]:
+    """Note the files below a folder whose functions are called, here and in new threads."""
+    files: set[str] = set()
+    below = str(ROOT / folder) + "/"
 
-    def __init__(self, folder: str) -> None:
-        self._folder = str(ROOT / folder) + "/"
-        self.opened: set[str] = set()
+    def note(frame: FrameType, event: str, _: Any) -> None:
+        code = frame.f_code
+        # The body of a module or a class has no optimized locals: it runs when the file is imported.
+        if event == "call" and code.co_flags & CO_OPTIMIZED and code.co_filename.startswith(below):
+            files.add(code.co_filename.removeprefix(str(ROOT) + "/"))
 
-    def __call__(self, frame: FrameType, event: str, _: Any) -> None:
-        if event == "call" and (name := frame.f_code.co_filename).startswith(self._folder):
-            self.opened.add(name.removeprefix(str(ROOT) + "/"))
+    threading.setprofile(note)
+    sys.setprofile(note)
+    try:
+        yield files
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
 
 
 async def doors(folder: str, passage: Callable[[], Awaitable[None]]) -> set[str]:
@@ -52,13 +66,9 @@ async def doors(folder: str, passage: Callable[[], Awaitable[None]]) -> set[str]
     always: set[str] | None = None
     for _ in range(PASSAGES):
         await asyncio.sleep(0.3)
-        seen = Doors(folder)
-        sys.setprofile(seen)
-        try:
+        with files_that_run(folder) as opened:
             await passage()
-        finally:
-            sys.setprofile(None)
-        always = seen.opened if always is None else always & seen.opened
+        always = opened if always is None else always & opened
     return always or set()
 
 
@@ -109,6 +119,8 @@ async def follow_message(settings: Settings, connection: psycopg.AsyncConnection
 
 
 async def main() -> None:
+    from tests.spark.one_row import follow_spark_row  # imports PySpark
+
     with PostgresServer() as postgres, RabbitServer(schedulers=1) as rabbitmq:
         settings = Settings(
             database=DatabaseSettings(url=SecretStr(postgres.create_database("doors"))),
@@ -120,9 +132,21 @@ async def main() -> None:
             await declare_bound(await broker.channel(), QUEUE)
             url = settings.database.url.get_secret_value()
             async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
+                await connection.execute((ROOT / "spark" / "jobs" / "billing.sql").read_text())
+                options = {
+                    "url": url,
+                    "dbtable": "billing.invoice",
+                    "aggregateType": "customer",
+                    "aggregateIdColumn": "customer_id",
+                    "eventType": "InvoiceIssued",
+                }
                 for what, opened in (
                     ("a row, from INSERT to sent", await follow_row(settings, connection)),
                     ("a message, from queue to inbox", await follow_message(settings, connection)),
+                    (
+                        "a row of Spark, from its writer to its commit",
+                        await asyncio.to_thread(follow_spark_row, options),
+                    ),
                 ):
                     print(f"{len(opened):3} files for {what}")
                     print("".join(f"      {name}\n" for name in sorted(opened)), end="")

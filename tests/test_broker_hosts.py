@@ -1,4 +1,4 @@
-"""Each address of a name is a host of its own; names are resolved anew, and whoever resolves them may fail or hang."""
+"""Each address of a name is a separate host; names are resolved again, and the resolver may fail or hang."""
 
 import asyncio
 import random
@@ -128,7 +128,7 @@ async def test_a_resolver_that_hangs_delays_neither_other_hosts_nor_the_loop_nor
     hanging = settings(URL(f"amqp://{NAME}/"), URL(broker_url), timeout=1.0)
 
     try:
-        # In a loop of its own: it ends, whatever the resolver does.
+        # In a separate loop: it ends, whatever the resolver does.
         address = await asyncio.wait_for(asyncio.to_thread(asyncio.run, address_of(hanging)), 10)
 
         assert (address, names.asked) == (URL(broker_url).host, 1)

@@ -1,4 +1,4 @@
-"""A secret is read again at each use, and hidden in every text; a URL that can be read in two ways is none."""
+"""A secret is read again at each use, and hidden in every text; a URL that can be read in two ways is refused."""
 
 import json
 import os
@@ -14,17 +14,11 @@ from relay.config.secret import SecretFile, SecretSource
 from relay.config.settings import BrokerSettings, DatabaseSettings
 from relay.config.urls import amqp_urls, libpq_parameters
 from relay.database import conninfo
-from relay.scrub import Known, redacted, remember, remember_url, scrub
+from relay.scrub import redacted, remember, remember_url, scrub
 from tests.support.pipes import piped
 
 USABLE = "postgresql://u:first@h/d"
 RENEWED = "postgresql://u:second@h/d"
-
-
-@pytest.fixture(autouse=True)
-def _forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What these tests let it remember is hidden in no other test's output."""
-    monkeypatch.setattr("relay.scrub._known", Known())
 
 
 @pytest.fixture

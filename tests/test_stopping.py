@@ -11,7 +11,7 @@ from relay.stopping import at_signals
 async def test_what_was_ignored_is_ignored_again(before: signal.Handlers) -> None:
     found = signal.signal(signal.SIGHUP, before)
     try:
-        with at_signals(lambda: None, reload=lambda: None):
+        with at_signals(lambda _: None, reload=lambda: None):
             assert signal.getsignal(signal.SIGHUP) is not before
         assert signal.getsignal(signal.SIGHUP) is before
     finally:

@@ -109,7 +109,7 @@ def _payload(number: int, customer: str, numbers: random.Random) -> bytes:
 def _draw(keys: Keys, count: int, seed: int) -> list[str]:
     """Draw `count` keys; the same seed gives the same ones.
 
-    With `CDNOW` each key is the customer of one of the file's purchases, drawn with replacement: a customer
+    With `CDNOW` each key is the customer of one of the file's purchases, drawn with replacement. A customer
     comes as often as they bought, and a key's rows lie scattered among the others' as they do in time.
     """
     if keys is Keys.HOT:

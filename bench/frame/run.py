@@ -135,7 +135,7 @@ class ResultTable:
         }
 
     def lost(self, side: str | None = None) -> float | None:
-        """Return the sum of the messages that a side, or all of them, lost; None where none was counted."""
+        """Return the sum of the messages that a side, or all of them, lost; None if nothing was counted."""
         counts = [one.figures["lost"] for one in self.taken if "lost" in one.figures and side in {None, one.side}]
         return sum(counts) if counts else None
 

@@ -13,8 +13,8 @@ from tests.support.process import Process
 POLL = 0.05  # seconds between two looks
 TOO_LONG = 600.0
 
-# The first of these lanes that has a row. Each is looked at from its end, where a row lives as long as there is one:
-# from the front, every look would walk over the index entries of all rows that are already gone.
+# The first of these lanes that has a row. Each is looked at from its end, where a row lives as long as there is one.
+# From the front, every look would walk over the index entries of all rows that are already gone.
 FIRST_PENDING = """
     SELECT place
     FROM unnest(%s::smallint[]) WITH ORDINALITY AS l (lane, place)

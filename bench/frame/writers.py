@@ -1,4 +1,4 @@
-"""Applications that write: each a process and a connection of its own, so that none waits for another's Python."""
+"""Applications that write: each a process with a connection, so that no one waits for another's Python."""
 
 import multiprocessing
 import random
@@ -18,8 +18,8 @@ from bench.frame.notes import open_notes
 WRITERS = 8
 HOLD = (0.001, 0.020)  # seconds that a steady writer's transaction stays open after its insert
 HEAD_START = 1.0  # seconds for all writers to connect before the first one writes
-# Seconds of writing flat out that do not count. The relay sleeps when they begin: with the trigger it wakes at the
-# first row, without it only when it polls, and until then the writers have the cores to themselves.
+# Seconds of writing flat out that do not count. The relay sleeps when they begin. With the trigger it wakes at the
+# first row, without it only when it polls; until then the writers have the cores to themselves.
 WAKE_UP = 2.0
 KEYS = 5000
 

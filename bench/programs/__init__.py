@@ -1,1 +1,1 @@
-"""Programs that a bench starts as processes of their own: `python -m bench.programs.NAME`."""
+"""Programs that a bench starts as separate processes: `python -m bench.programs.NAME`."""

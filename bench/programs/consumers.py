@@ -1,7 +1,7 @@
 """The programs that bench.consume measures: `python -m bench.programs.consumers KIND`, with URLs in the environment.
 
-Each takes what is in the queue, writes for each message the inbox row and one business row in one transaction, and
-acknowledges it, until it is told to stop.
+Each takes what is in the queue until it is told to stop. For each message it writes the inbox row and one business row
+in one transaction, and acknowledges it.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """Note each measurement once, in order per sensor, through restarts of everything: python -m examples.durable.consumer.
 
-The queue must exist (`relay topology apply`): a consumer declares nothing, since a queue that is declared anew on a
+The queue must exist (`relay topology apply`): a consumer declares nothing. A queue that is declared again on a
 reconnect hides that the old one is gone with what was in it.
 """
 

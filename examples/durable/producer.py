@@ -1,4 +1,4 @@
-"""Sensors that measure all the time, in no transaction of anybody's, and lose nothing while the broker is away.
+"""Sensors that measure all the time, in no transaction of anybody's, and lose nothing while the broker is unreachable.
 
     python -m examples.durable.producer accepted.txt                        # buffer: the outbox table
     python -m examples.durable.producer accepted.txt --file buffer.sqlite   # buffer: a file

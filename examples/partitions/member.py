@@ -1,7 +1,7 @@
 """Keep a running total of each customer, in memory and in a table: python -m examples.partitions.member.
 
 Start as many as you like: they share the 16 partitions, and each customer's invoices go to one of them, in order. So a
-member may keep what it knows of its customers in memory: it loads that when it gets a partition, and forgets it when
+member may keep what it knows of its customers in memory. It loads that when it gets a partition, and forgets it when
 the partition goes. The table is written in the transaction of the message, and is what counts.
 
 Servers are found as those of `relay run` (RELAY_DATABASE_URL, RELAY_BROKER_URL, RELAY_CONFIG); probes and metrics are

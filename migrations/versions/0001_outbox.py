@@ -17,7 +17,7 @@ CREATE SEQUENCE {schema}.message_id_seq AS bigint;
 
 CREATE TABLE {schema}.message (
     -- The transaction gets its own id before the row gets one: between the two, the relay could neither see the row nor
-    -- know that somebody is about to write it. Left to itself PostgreSQL takes them the other way round, a millisecond
+    -- know that a writer is about to write it. Left to itself PostgreSQL takes them the other way round, a millisecond
     -- apart (tests/engine/test_tail.py, `a_writer_that_is_slow_between_id_and_insert`).
     id bigint NOT NULL DEFAULT (
         CASE WHEN pg_current_xact_id() IS NOT NULL THEN nextval('{schema}.message_id_seq') END
@@ -117,8 +117,8 @@ END $$;
 REVOKE EXECUTE ON FUNCTION {schema}.ensure_sent_days(date, integer) FROM PUBLIC;
 """
 
-# NOTIFY takes a lock over the whole cluster at commit, so a writer rings only while a relay sleeps:
-# a sleeping relay holds the doorbell lock shared, and the writer cannot have it for itself.
+# NOTIFY takes a lock over the whole cluster at commit, so a writer rings only while a relay sleeps.
+# A sleeping relay holds the doorbell lock shared, and the writer cannot have it for itself.
 # Two writers that test in the same instant may ring needlessly. A writer that tested before the relay fell asleep
 # and commits after it has not rung: the relay finds its rows by polling (relay/engine/read/tail.py).
 # Taken and given back in one expression: between two statements a cancel could leave the lock with the writer's

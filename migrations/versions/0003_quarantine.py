@@ -1,4 +1,4 @@
-"""Give rows whose route does not work a partition of their own, beside the list of these routes.
+"""Put rows whose route does not work into a separate partition, next to the list of these routes.
 
 Lock: ACCESS EXCLUSIVE on message for an instant, to add a column; it waits for transactions that have written or read.
 """

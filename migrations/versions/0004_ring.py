@@ -26,7 +26,7 @@ END $$;
 """
 
 # The test stands in WHEN: calling a function in PL/pgSQL costs a writer more than the test itself. The key is written
-# out, since an expression in WHEN is parsed and simplified anew for each statement.
+# out, since an expression in WHEN is parsed and simplified again for each statement.
 # Taken and given back in one expression: between two statements a cancel could leave the lock with the session.
 TRIGGER = """
 DO $do$ BEGIN

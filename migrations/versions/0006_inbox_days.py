@@ -14,7 +14,7 @@ depends_on = None
 oldest_release = "0.1.0"
 drops = ("inbox_memory",)
 
-# A unique key over days needs the day to be a property of the message, not of the moment when it is applied: each
+# A unique key over days needs the day to be a property of the message, not of the moment when it is applied. Each
 # repeat then meets the row that the first one has left (docs/decisions/0012-an-inbox-by-the-day-of-the-message.md).
 INBOX = """
 ALTER TABLE {schema}.processed_message RENAME TO processed_message_undivided;
@@ -42,8 +42,8 @@ CREATE TABLE {schema}.inbox_memory (
 INSERT INTO {schema}.inbox_memory VALUES ('1970-01-02');
 """
 
-# The row of inbox_memory is the lock between all who make days and who drops one: whoever has it reads what the one
-# before has committed, or, with a snapshot from before, is told that it cannot be serialized.
+# The row of inbox_memory is the lock between all sessions that make days and the one that drops one. Its holder reads
+# what the last one has committed, or, with a snapshot from before, is told that it cannot be serialized.
 # ATTACH, not PARTITION OF: see ensure_sent_days.
 ENSURE_INBOX_DAYS = """
 CREATE FUNCTION {schema}.ensure_inbox_days(first date, days integer) RETURNS integer

@@ -4,8 +4,8 @@ An earlier config/roles.sql gave message_sent, processed_message, their days and
 This migration gives them back to the owner of message, and makes the functions as that role. It needs to be run by that
 role, by a member of it and of outbox_retention, or by a superuser.
 
-Lock: ACCESS EXCLUSIVE on batch for an instant. On message_sent and processed_message, with their days, only if they
-belong to another role than message does, or if an earlier release left a day half dropped.
+Lock: ACCESS EXCLUSIVE on batch for an instant. Also on message_sent and processed_message, with their days, if
+they belong to another role than message, or an earlier release left a day half dropped.
 The retention of release 0.1.0 drops nothing once the tables belong to another role than its own.
 """
 
@@ -22,7 +22,7 @@ drops = ()
 TAKE_BATCH = "LOCK TABLE {schema}.batch IN ACCESS EXCLUSIVE MODE"
 
 # Owner first: CREATE OR REPLACE keeps the owner of a function, who could then replace what consumers call.
-# outbox_retention may have left code of its own, which must not get the rights of a new owner: it is refused.
+# outbox_retention may have left other code, which must not get the rights of a new owner: it is refused.
 GIVE_BACK = """
 DO $do$
 DECLARE
@@ -208,7 +208,7 @@ END $$;
 """
 
 # A replay selects what was sent before it was made. One that was interrupted can be resumed. A job of Spark holds its
-# days shared (spark/outbox_spark/archiving/ledger.py). An archive without the last rows is none: a clock that stepped
+# days shared (spark/outbox_spark/archiving/ledger.py). An archive must have the last rows, too: a clock that stepped
 # back may have added some to a day that was over.
 SENT_DAY_NEEDED = """
 CREATE FUNCTION {schema}.sent_day_needed(day date, rows bigint, archived boolean) RETURNS text
@@ -235,8 +235,8 @@ $$;
 REVOKE EXECUTE ON FUNCTION {schema}.sent_day_needed(date, bigint, boolean) FROM PUBLIC;
 """
 
-# First the day, which SHARE keeps as it was counted; then the day alone, so that a reader of it is found before the
-# parent is asked for; the parent last. Marks and consumers queue behind the request for the parent alone, for at most
+# First the day, which SHARE keeps as it was counted. Then the day alone, so that a reader of it is found before the
+# parent is asked for. The parent last. Marks and consumers queue behind the request for the parent alone, for at most
 # one lock_timeout in a row (docs/decisions/0027-drop-a-day-by-a-function.md).
 DROP_DAYS = """
 CREATE FUNCTION {schema}.drop_sent_day(
@@ -317,8 +317,8 @@ REVOKE EXECUTE ON FUNCTION {schema}.drop_sent_day(date, boolean, boolean), {sche
     FROM PUBLIC;
 """
 
-# The role that wrote the row, which a job that recognises the batch compares with its own: null, written before this.
-# Nobody is granted INSERT or UPDATE on it. A role changes only the row_counts of its own batches. A trigger and no
+# The role that wrote the row: a job that recognises the batch compares it with its role. Null: written before this.
+# Nobody is granted INSERT or UPDATE on it. A role changes only the row_counts of its batches. A trigger and no
 # row-level security: pg_dump by a role that only reads would refuse the table.
 LEDGER = """
 ALTER TABLE {schema}.batch ADD COLUMN written_as name;

@@ -3,8 +3,8 @@
 `message_count` counts by state, `message_state` shows messages, `sent` returns those of a time range. Readers ask these
 three, so the tables beneath them may change.
 
-The views run with their owner's rights (no security_invoker): a reader needs SELECT on the view, or on some of its
-columns, and no right on what lies beneath. `sent` runs with the caller's, since PostgreSQL inlines no function that is
+The views run with their owner's rights (no security_invoker). A reader needs SELECT on the view, or on some of its
+columns, and no right on what lies beneath. `sent` runs with the caller's: PostgreSQL inlines no function that is
 SECURITY DEFINER, and only an inlined one leaves out the days of other times. It reads `message_state`.
 
 Made as the owner of the tables, whichever role migrates.
@@ -25,8 +25,8 @@ AS_OWNER = """
 SELECT set_config('role', pg_get_userbyid(relowner), true) FROM pg_class WHERE oid = '{schema}.message'::regclass
 """
 
-# An arm that names its partition needs no column, so an index alone can count: a `WHERE state = 'pending'` would be
-# checked in every row, and fetch each payload's page. `sent` has no index to gain from. By message, whoever counts
+# An arm that names its partition needs no column, so an index alone can count. A `WHERE state = 'pending'` would be
+# checked in every row, and fetch each payload's page. `sent` has no index to gain from. By message, a count of
 # another state takes no lock on message_sent, which retention wants for itself when it drops a day.
 # A state that nobody asks for is not counted.
 COUNT = """

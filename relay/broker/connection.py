@@ -276,18 +276,36 @@ async def close_channel(channel: Underlay) -> None:
     await channel.connection.write_queue.put(ChannelFrame.marshall(channel.number, [frame]))
 
 
-async def open_channel(connection: Connection, within: float, *, confirms: bool = False) -> Underlay:
+async def open_channel(connection: Connection, *, confirms: bool = False) -> Underlay:
     """Open a channel of aiormq's own: aio-pika would make a second task and a large object of each delivery.
+
+    It waits for the broker without a limit: use it within `answer_within`, or as `open_channel_within`.
 
     Args:
         confirms: what it publishes is confirmed, and an unroutable message raises.
+    Raises:
+        AMQPError, OSError, RuntimeError: the connection was lost, or has no channel number left.
+        CancelledError: as well when the connection was lost, see `is_told_to_end`.
+    """
+    try:
+        opened = await connection.channel(publisher_confirms=confirms, on_return_raises=confirms)
+    except ValueError as error:  # so the library says it when no number is left
+        raise ConnectionError(str(error)) from error
+    channel = await opened.get_underlay_channel()
+    if is_told_to_end():  # the library swallows a cancel while it opens a channel
+        raise asyncio.CancelledError
+    return channel
+
+
+async def open_channel_within(connection: Connection, within: float, *, confirms: bool = False) -> Underlay:
+    """Open a channel as `open_channel` does.
+
     Raises:
         BrokerUnavailableError: the connection was lost, or the broker did not answer within so many seconds.
     """
     try:
         async with answer_within("open a channel", within):
-            opened = await connection.channel(publisher_confirms=confirms, on_return_raises=confirms)
-            return await opened.get_underlay_channel()
+            return await open_channel(connection, confirms=confirms)
     except (AMQPError, OSError, RuntimeError) as error:
         raise BrokerUnavailableError(connection.loss or words(error)) from error
 

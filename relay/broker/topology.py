@@ -20,7 +20,15 @@ from aiormq.exceptions import (
     ChannelPreconditionFailed,
 )
 
-from relay.broker.connection import Connection, answer_within, close_channel, connect, is_told_to_end, words
+from relay.broker.connection import (
+    Connection,
+    answer_within,
+    close_channel,
+    connect,
+    is_told_to_end,
+    open_channel,
+    words,
+)
 from relay.config.settings import BrokerSettings
 from relay.config.topology import Binding, Exchange, Queue, TopologySettings
 from relay.errors import BrokerUnavailableError
@@ -235,10 +243,7 @@ async def _look(connection: Connection, binding: Binding, to_come: Collection[tu
 @asynccontextmanager
 async def _channel(connection: Connection) -> AsyncIterator[AbstractChannel]:
     """Open a channel for one request: the broker closes it when it refuses."""
-    opened = await connection.channel(publisher_confirms=False)
-    channel = await opened.get_underlay_channel()
-    if is_told_to_end():  # which the library swallows while it opens a channel
-        raise asyncio.CancelledError
+    channel = await open_channel(connection)
     yield channel
     await close_channel(channel)
 

@@ -295,8 +295,8 @@ def _report(entry: Entry, done: Done, output: Output, *, dry_run: bool) -> ExitC
 def _warn(read: Read | Done) -> None:
     if read.warning:
         complain(
-            "letters have come back so often that a delivery limit of their queue may drop them, and could not be"
-            f" put in again: {read.warning}; docs/dead-letters.md tells what to do"
+            "letters have come back so often that a delivery limit of their queue may drop them. They could not be put"
+            f" in again: {read.warning}; docs/dead-letters.md tells what to do"
         )
 
 

@@ -61,7 +61,7 @@ def status(
 
 async def _run(candidate: Candidate) -> ExitCode:
     running = asyncio.create_task(candidate.run(), name="pool")
-    with stopped_by_signals(candidate.stopping.set, running, reload=candidate.reload):
+    with stopped_by_signals(lambda _: candidate.stopping.set(), running, reload=candidate.reload):
         try:
             await running
         except asyncio.CancelledError:

@@ -17,7 +17,7 @@ from relay.errors import UsageError
 from relay.observe.printable import utc
 from relay.operate.quarantine import (
     Changed,
-    QuarantinedRoute,
+    RouteStatus,
     WaitingRow,
     count_chosen,
     discard,
@@ -62,7 +62,7 @@ class Target:
             raise UsageError("give --to-exchange, --routing-key, or both: where the rows go from now on")
         check_address(self.to_exchange, self.routing_key)
 
-    def address(self, route: QuarantinedRoute) -> tuple[str, str]:
+    def address(self, route: RouteStatus) -> tuple[str, str]:
         """Return the exchange and the routing key of rows that waited for `route`."""
         exchange = route.exchange if self.to_exchange is None else self.to_exchange
         return exchange, route.routing_key if self.routing_key is None else self.routing_key
@@ -99,7 +99,7 @@ def show(
     if output == "json":
         print_json({"route": route, "rows": rows})
         return ExitCode.DONE
-    print_pairs([(name.replace("_", " "), getattr(route, name)) for name in QuarantinedRoute.__dataclass_fields__])
+    print_pairs([(name.replace("_", " "), getattr(route, name)) for name in RouteStatus.__dataclass_fields__])
     print_table(ROW_COLUMNS, [_row(row) for row in rows])
     if route.rows > len(rows):
         aside(f"{route.rows - len(rows)} more: --limit {route.rows} lists them all")
@@ -194,7 +194,7 @@ def _check_allowed(settings: Settings, exchange: str | None) -> None:
         raise UsageError(f"{error}: the relay would park the rows") from None
 
 
-def _loss(connection: psycopg.Connection, schema: str, route: QuarantinedRoute, rows: list[RowId]) -> Loss:
+def _loss(connection: psycopg.Connection, schema: str, route: RouteStatus, rows: list[RowId]) -> Loss:
     number, oldest = count_chosen(connection, schema, route, rows)
     excerpt = [_row(row)[:5] for row in list_chosen(connection, schema, route.id, rows, limit=EXCERPT)]
     return Loss(f"discard {counted(number, 'row')} of route {route.id}, {route.address}", oldest, excerpt)
@@ -211,7 +211,7 @@ def _report(done: Changed, words: str, output: Output) -> ExitCode:
     return exit_code(done=done.rows, left=len(done.left_out))
 
 
-def _list_row(route: QuarantinedRoute) -> tuple[object, ...]:
+def _list_row(route: RouteStatus) -> tuple[object, ...]:
     since, by = utc(route.since), utc(route.next_probe_by)
     figures = (route.rows, route.behind, since, route.probes, by)
     return (route.id, route.exchange, route.routing_key, *figures, route.reason)

@@ -15,11 +15,11 @@ from relay.cli.printing import Row, complain, print_json, print_lines, table
 from relay.config.settings import Settings
 from relay.errors import DatabaseUnavailableError
 from relay.observe.printable import printable
-from relay.operate.health import State
+from relay.operate.health import OutboxState
 from relay.operate.session import session
 from relay.operate.status import Node, Status, read_status
 
-COLOURS = {State.OK: "green", State.DEGRADED: "yellow", State.STALLED: "red"}
+COLOURS = {OutboxState.OK: "green", OutboxState.DEGRADED: "yellow", OutboxState.STALLED: "red"}
 NODE_COLUMNS = ("relay", "state", "lanes", "in flight", "published", "heartbeat", "version")
 
 

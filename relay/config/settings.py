@@ -114,9 +114,7 @@ ListenAddress = Annotated[
     str, AfterValidator(_listen_address), Takes("address:port, 0.0.0.0:8080 or [::]:8080, or nothing")
 ]
 Pattern = Annotated[str, StringConstraints(min_length=1), Takes("a shell pattern")]
-Patterns = Annotated[
-    str, Takes('shell patterns, several separated by commas; the empty one is the default exchange `""`')
-]
+Patterns = Annotated[str, Takes('shell patterns separated by commas; the empty one is the default exchange `""`')]
 Seconds = Annotated[
     float,
     BeforeValidator(seconds_of),
@@ -145,7 +143,7 @@ class KeyPolicy(StrEnum):
     SKIP = "skip"  # they go on
 
 
-class Wire(StrEnum):
+class WireKind(StrEnum):
     """How a message is handed to the AMQP library."""
 
     FRAMES = "frames"  # encoded here, one write for many messages
@@ -235,16 +233,16 @@ class RelaySettings(Section):
     """key: rows of a key; pipelined: rows of a lane, until one is refused; none: nothing"""
     key_policy: KeyPolicy = KeyPolicy.HOLD
     """behind a row that is parked, backs off or has no route, later rows of its key wait (hold) or go on (skip)"""
-    wire: Wire = Wire.FRAMES
+    wire: WireKind = WireKind.FRAMES
     """frames: one write for many messages; publish: one call for each"""
     max_in_flight: Annotated[int, Field(ge=1, le=65535)] = 800
-    """messages sent and not yet confirmed; a third while live rows come next to a backlog"""
+    """messages sent, not yet confirmed; a third while live rows come next to a backlog"""
     max_window_rows: Annotated[int, Field(ge=1)] = 2000
     """rows read and not yet settled"""
     max_message_bytes: Annotated[int, Field(ge=1)] = 16 * 1024 * 1024
     """a larger payload is parked, unread"""
     max_window_bytes: Annotated[int, Field(ge=65536)] = Field(default_factory=_window)
-    """bytes read and not yet settled; a larger row goes alone"""
+    """bytes read and not yet settled. A larger row goes alone"""
     max_attempts: Annotated[int, Field(ge=1, le=1000)] = 8
     """a row is parked after this many refusals; outages do not count"""
     backoff_initial: Seconds = 0.5
@@ -263,7 +261,7 @@ class RelaySettings(Section):
         Field(ge=1, allow_inf_nan=False),
         Takes('seconds, at least 1, or as in "30s"'),
     ] = 10.0
-    """after this long without a heartbeat, another node ends its session and takes its lanes"""
+    """without a heartbeat this long, another node ends its session and takes its lanes"""
     standby: bool = False
     """take lanes only while no other node can deliver, standbys aside"""
     stall_after: Seconds = 5.0
@@ -279,7 +277,7 @@ class RelaySettings(Section):
     retention_waits_for_archive: bool = False
     """sent rows are dropped only once they are archived (docs/archive.md)"""
     inbox_retention: InboxRetention = "30 days"
-    """an inbox forgets a message this long after the day it was written (docs/consumer.md)"""
+    """an inbox forgets a message this long after the day it was written. See docs/consumer.md"""
 
     @property
     def retention_days(self) -> int | None:

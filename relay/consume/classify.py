@@ -16,7 +16,7 @@ from typing import assert_never
 import psycopg
 
 from relay.consume.message import Delivery
-from relay.consume.policies import FailurePolicy, Fault
+from relay.consume.policies import FailureClass, FailurePolicy
 from relay.errors import (
     ExpiredMessageError,
     InvalidPayloadError,
@@ -95,45 +95,46 @@ class Judge:
 
     def __init__(self, policy: FailurePolicy) -> None:
         self._retries = {
-            Fault.UNCLASSIFIED: policy.retries,
-            Fault.TRANSIENT: policy.transient_retries or policy.retries,
+            FailureClass.UNCLASSIFIED: policy.retries,
+            FailureClass.TRANSIENT: policy.transient_retries or policy.retries,
         }
-        self._faults: dict[type, Fault] = {
-            Permanent: Fault.PERMANENT,
-            Transient: Fault.TRANSIENT,
-            Overload: Fault.OVERLOAD,
-            MessageError: Fault.PERMANENT,
-            TransactionEndedError: Fault.PERMANENT,  # the next try may be absorbed by an inbox row that it committed
-            psycopg.errors.SerializationFailure: Fault.TRANSIENT,
-            psycopg.errors.DeadlockDetected: Fault.TRANSIENT,
-        } | policy.faults()
+        self._classes: dict[type, FailureClass] = {
+            Permanent: FailureClass.PERMANENT,
+            Transient: FailureClass.TRANSIENT,
+            Overload: FailureClass.OVERLOAD,
+            MessageError: FailureClass.PERMANENT,
+            # The next try may be absorbed by an inbox row that it committed.
+            TransactionEndedError: FailureClass.PERMANENT,
+            psycopg.errors.SerializationFailure: FailureClass.TRANSIENT,
+            psycopg.errors.DeadlockDetected: FailureClass.TRANSIENT,
+        } | policy.classes()
 
     @property
     def steps(self) -> list[float]:
         """Return every wait between two tries, ascending, each once."""
         return sorted({step for retries in self._retries.values() for step in retries.steps()})
 
-    def fault_of(self, error: BaseException) -> Fault:
+    def class_of(self, error: BaseException) -> FailureClass:
         """Return the class of an error: the one of its type, or of the nearest type above that is known."""
         kinds = (*type(error).__mro__, *type(cause_of(error)).__mro__)
-        return next((self._faults[each] for each in kinds if each in self._faults), Fault.UNCLASSIFIED)
+        return next((self._classes[each] for each in kinds if each in self._classes), FailureClass.UNCLASSIFIED)
 
     def failure(self, error: BaseException, history: History) -> Failure:
         """Return what follows from an error that is no overload."""
         attempts = history.attempts + 1
-        fault = self.fault_of(error)
-        match fault:
-            case Fault.PERMANENT:
+        failure_class = self.class_of(error)
+        match failure_class:
+            case FailureClass.PERMANENT:
                 return _failure(error, history, reason=REASONS.get(type(error), Reason.PERMANENT))
-            case Fault.TRANSIENT | Fault.UNCLASSIFIED:
-                retries = self._retries[fault]
+            case FailureClass.TRANSIENT | FailureClass.UNCLASSIFIED:
+                retries = self._retries[failure_class]
                 if attempts >= retries.attempts:
                     return _failure(error, history, reason=Reason.EXHAUSTED)
                 return _failure(error, history, step=retries.step(attempts), wait=retries.wait(attempts))
-            case Fault.OVERLOAD:
+            case FailureClass.OVERLOAD:
                 raise AssertionError("an overload is nobody's failure")
             case _:
-                assert_never(fault)
+                assert_never(failure_class)
 
 
 def _failure(

@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager, nullcontext
 from aiormq.abc import AbstractChannel
 
 from relay.backoff import Stopping, unless_stopping, wait_for_event
-from relay.broker.connection import Connection, connect, kind_of_end, open_channel, words
+from relay.broker.connection import Connection, connect, kind_of_end, open_channel_within, words
 from relay.config.secret import read_again
 from relay.config.settings import BrokerSettings, Url, settings_of
 from relay.consume.apply.handlers import AsyncHandler, SyncHandler, collect_handlers
@@ -152,7 +152,7 @@ class Consumer:
                 ConfigurationError: at the start. Once it has been ready, it waits for these to heal.
         """
         setup = self.setup
-        with at_signals(self.stop, reload=self.reload) if signals else nullcontext():
+        with at_signals(lambda _: self.stop(), reload=self.reload) if signals else nullcontext():
             try:
                 async with cut_after(setup.stop, setup.work.drain_timeout):
                     await unless_stopping(setup.stop, self._prepare())
@@ -192,7 +192,7 @@ class Consumer:
         connecting = connect(broker, name, after=self._connection)
         self._connection = connection = await unless_stopping(self.setup.stop, connecting)
         try:
-            yield await open_channel(connection, broker.connect_timeout)
+            yield await open_channel_within(connection, broker.connect_timeout)
         except (BrokerUnavailableError, *LOST):
             if connection.loss is None:
                 raise

@@ -18,6 +18,7 @@ from relay.database import kind_of_loss, one_line
 from relay.engine.health import Health
 from relay.errors import UnavailableError
 from relay.logger import get_logger
+from relay.silence import StallTimer
 
 STALL_LOOK_INTERVAL = 1.0  # seconds
 
@@ -183,13 +184,11 @@ class StallWatch:
     def __init__(self, counters: Counters, gate: OverloadGate, stall_after: float) -> None:
         self._counters = counters
         self._gate = gate
-        self._stall_after = stall_after
-        self._settled = 0
-        self._settled_at = 0.0
+        self._timer = StallTimer(stall_after)
         self.reason: str | None = None
 
     async def run(self) -> None:
-        self._settled_at = time.monotonic()
+        self._timer.restart(time.monotonic())
         try:
             while True:
                 self.look(time.monotonic())
@@ -202,9 +201,8 @@ class StallWatch:
         # A held message is in hand without being a delivery, and has settled without being acknowledged.
         in_hand = max(counters.unacknowledged, counters.in_flight)
         settled = counters.acknowledged + counters.applied + counters.failed
-        if settled != self._settled or not in_hand or self._gate.overloads:
-            self._settled, self._settled_at = settled, now
-        if (seconds := now - self._settled_at) > self._stall_after:
+        seconds = self._timer.look(settled, 0 if self._gate.overloads else in_hand, now)
+        if seconds is not None:
             if self.reason is None:
                 log.warning("delivery.stalled", waiting=in_hand, seconds=round(seconds, 1))
             self.reason = f"nothing has settled for {seconds:.0f} s, messages in hand: {in_hand}"

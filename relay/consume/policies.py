@@ -15,7 +15,7 @@ CONCURRENCY = 4  # of a consumer, unless it is given
 LEAST_POISON_LIMIT = 3  # a suspect must have been alone when it killed, before it is judged
 
 
-class Fault(StrEnum):
+class FailureClass(StrEnum):
     """The class of a failure."""
 
     PERMANENT = "permanent"
@@ -94,20 +94,20 @@ class FailurePolicy:
             raise ConfigurationError(f"order is {' or '.join(map(repr, get_args(Order)))}, not {self.order!r}")
         for name in ("retry_on", "permanent_on", "overload_on"):
             object.__setattr__(self, name, tuple(getattr(self, name)))  # it is frozen; an iterator is read once
-        self.faults()  # raises
+        self.classes()  # raises
 
     @property
     def holds_keys(self) -> bool:
         """Whether the later messages of its key wait behind a message that failed."""
         return self.order == "hold"
 
-    def faults(self) -> dict[type[BaseException], Fault]:
+    def classes(self) -> dict[type[BaseException], FailureClass]:
         """Return what the named classes of exceptions mean."""
-        named: dict[type[BaseException], Fault] = {}
+        named: dict[type[BaseException], FailureClass] = {}
         for classes, fault in (
-            (self.retry_on, Fault.TRANSIENT),
-            (self.permanent_on, Fault.PERMANENT),
-            (self.overload_on, Fault.OVERLOAD),
+            (self.retry_on, FailureClass.TRANSIENT),
+            (self.permanent_on, FailureClass.PERMANENT),
+            (self.overload_on, FailureClass.OVERLOAD),
         ):
             for each in classes:
                 if named.setdefault(each, fault) is not fault:

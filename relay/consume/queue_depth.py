@@ -3,7 +3,6 @@
 from aiormq.exceptions import AMQPError
 
 from relay.broker.connection import Connection, answer_within, close_channel, open_channel
-from relay.errors import BrokerUnavailableError
 
 
 async def ready_count(connection: Connection, queue: str, within: float) -> int | None:
@@ -13,9 +12,9 @@ async def ready_count(connection: Connection, queue: str, within: float) -> int 
     """
     try:
         async with answer_within(f"count queue {queue}", within):
-            channel = await open_channel(connection, within)
+            channel = await open_channel(connection)
             declared = await channel.queue_declare(queue, passive=True)
             await close_channel(channel)
-    except (BrokerUnavailableError, AMQPError, OSError, RuntimeError):
+    except (AMQPError, OSError, RuntimeError):
         return None
     return declared.message_count

@@ -125,6 +125,6 @@ async def tell_left_behind(inbox: Inbox, session: InboxSession, *, holds: bool, 
             "messages.left_behind",
             consumer=inbox.consumer_name,
             messages=count,
-            reason="they were held with another order or another kind of consumer, and this one does not try them: "
-            "run it as it was until none is held, or delete them",
+            reason="they were held with another order or another kind of consumer, and this one does not try them. "
+            "Run it as it was until no message is held, or delete them",
         )

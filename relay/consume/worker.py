@@ -2,7 +2,7 @@
 
 A worker that is free takes what has waited longest, and no two workers have messages of one key. A hash of the key does
 not choose the worker. With as many deliveries as workers, some would always meet in one worker, and others idle
-(`docs/decisions/0017-keys-to-whoever-is-free.md`).
+(`docs/decisions/0017-keys-to-the-first-free-worker.md`).
 
 What fails goes aside (`copies.Aside`), into a retry queue or behind its key's held ones, and is acknowledged once it is
 safe there. So nothing that waits for its next attempt takes a place of the prefetch. It is not handed back to the

@@ -138,7 +138,7 @@ def clusters(hosts: list[OpenHost]) -> Iterator[Finding]:
     )
     remedy = (
         "list the nodes of one cluster with one virtual host in broker.url: after a failover the messages would go"
-        " elsewhere (`rabbitmqctl cluster_status` tells who is in it)"
+        " elsewhere (`rabbitmqctl cluster_status` names the nodes)"
     )
     yield Finding(check, Verdict.FAILED, f"the hosts do not lead to one place: {told}", remedy)
 

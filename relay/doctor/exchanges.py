@@ -65,7 +65,7 @@ async def _as_it_is(check: str, name: str, listed: Exchange | None, hosts: Seque
         case (what, is_) if listed is not None:
             return Finding(check, Verdict.FAILED, f"{words}, and not as listed: {what} is {is_}", AS_LISTED)
         case (what, is_):
-            remedy = "delete it and declare it anew: durable, not auto-delete and not internal, it is there to stay"
+            remedy = "delete it and declare it again: durable, not auto-delete and not internal, it is there to stay"
             return Finding(check, Verdict.WARNING, f"{words}, but {what} is {is_}", remedy)
 
 

@@ -10,7 +10,7 @@ from relay.doctor.finding import Finding, Verdict
 from relay.doctor.question import Answer, Question, Reply
 
 PARTED = (
-    "the hosts do not know the same: a node that was frozen or cut off may have parted from the others; restart it,"
+    "the hosts do not know the same: a node that was frozen or cut off may have parted from the others. Restart it,"
     " and declare while the cluster is whole"
 )
 

@@ -22,7 +22,7 @@ from aiormq.exceptions import (
 )
 from pamqp.commands import Basic
 
-from relay.broker.connection import Connection, close_channel, is_told_to_end, words
+from relay.broker.connection import Connection, close_channel, is_told_to_end, open_channel, words
 
 Question = Callable[[AbstractChannel], Awaitable[object]]
 
@@ -74,8 +74,7 @@ async def ask(connection: Connection, question: Question, within: float) -> Repl
     """Return the broker's answer; NONE after `within` seconds, or when the connection is lost."""
     try:
         async with asyncio.timeout(within):
-            opened = await connection.channel(publisher_confirms=True, on_return_raises=True)
-            channel = await opened.get_underlay_channel()
+            channel = await open_channel(connection, confirms=True)
             await question(channel)
             await close_channel(channel)
     except TimeoutError:

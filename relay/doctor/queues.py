@@ -44,7 +44,7 @@ async def _as_it_is(check: str, name: str, listed: Queue | None, hosts: Sequence
         return Finding(check, Verdict.OK, f"{words}; what it is like is not told: {reply.words}")
     different = "" if reply.answer is Answer.YES else (reply.difference or [reply.words])[0]
     if listed is None and different == "durable":
-        remedy = "declare it anew as durable: it is gone after a restart of the broker, with what is in it"
+        remedy = "declare it again as durable: it is gone after a restart of the broker, with what is in it"
         return Finding(check, Verdict.WARNING, f"{words}, and not durable", remedy)
     if listed is None:  # in what else it differs from a queue without arguments is no fault
         return Finding(check, Verdict.OK, f"{words}, durable")
@@ -80,7 +80,7 @@ def dead_letters(hosts: Sequence[OpenHost], settings: Settings) -> Iterator[Find
 def _delivery_limit(queue: Queue, newest: tuple[int, ...]) -> Finding:
     check, words = "broker.delivery_limit", f"queue {queue.name} lists no delivery_limit"
     if newest < (4,):
-        return Finding(check, Verdict.SKIPPED, f"{words}: RabbitMQ 3 has none by default; {ASK_POLICY}")
+        return Finding(check, Verdict.SKIPPED, f"{words}: RabbitMQ 3 has no limit by default; {ASK_POLICY}")
     words = f"{words}: RabbitMQ 4 gives a message up after 20 deliveries"
     if queue.dead_letter_exchange is not None:
         return Finding(check, Verdict.OK, f"{words}, to the dead letters")

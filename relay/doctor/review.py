@@ -13,7 +13,7 @@ from pamqp.constants import FRAME_MIN_SIZE
 from pamqp.header import ContentHeader
 
 from relay.broker.connection import HEARTBEATS_UNTIL_GONE
-from relay.config.settings import Settings, Wire
+from relay.config.settings import Settings, WireKind
 from relay.doctor.finding import Finding, Verdict
 from relay.engine.row import Row
 from relay.engine.send import broker_link as link
@@ -35,7 +35,7 @@ def review(settings: Settings) -> Iterator[Finding]:
     yield Finding(
         "review.returns",
         Verdict.OK,
-        "what is returned or has no exchange waits in quarantine, in nobody's way; its route is tried after"
+        "what is returned or has no exchange waits in quarantine, in nobody's way. Its route is tried after"
         f" {quarantine.PROBE_INITIAL:g} s and at least every {quarantine.PROBE_MAX:g} s",
     )
     yield _timeouts(settings)
@@ -63,7 +63,7 @@ def _message(settings: Settings) -> Iterator[Finding]:
 def _sent(row: Row, settings: Settings, *, redelivered: bool) -> tuple[bool, Basic.Properties]:
     """Return what `relay.wire` makes of a row: whether it is mandatory, and its properties."""
     identity = Identity.of(settings)
-    if settings.relay.wire is Wire.PUBLISH:
+    if settings.relay.wire is WireKind.PUBLISH:
         return bool(MANDATORY), properties(row, identity, redelivered=redelivered)
     encoder = Encoder(1, FRAME_MIN_SIZE, Router.of(settings), identity)
     data = encoder.encode((row,), {row.id} if redelivered else ()).frames
@@ -107,7 +107,7 @@ def _retry(settings: Settings) -> Finding:
     waits = (min(relay.backoff_max, relay.backoff_initial * 2.0**attempt) for attempt in range(relay.max_attempts - 1))
     longest = sum(waits)
     words = (
-        f"a row stays in the table until it is confirmed; refused {relay.max_attempts} times in"
+        f"a row stays in the table until it is confirmed. Refused {relay.max_attempts} times in"
         f" {longest / 2:.0f} to {longest:.0f} s it is parked, and outages do not count"
     )
     if relay.max_attempts == 1:

@@ -76,7 +76,8 @@ def hot_partition(connection: psycopg.Connection, settings: Settings) -> Iterato
         yield Finding(check, Verdict.WARNING, f"autovacuum is off for this table; {words}", remedy)
     elif dead > MANY_DEAD and (ago is None or ago > VACUUMED_WITHIN):
         remedy = (
-            f"see database.snapshots; if there is none, VACUUM {schema}.message_pending and look at autovacuum's log"
+            f"see database.snapshots; if it finds no fault, VACUUM {schema}.message_pending"
+            " and look at autovacuum's log"
         )
         yield Finding(check, Verdict.WARNING, words, remedy)
     else:

@@ -37,7 +37,7 @@ from relay.logger import get_logger
 from relay.memory import return_large_blocks
 from relay.retention.rounds import keep_days
 from relay.retention.segments import keep_segments
-from relay.stopping import GOODBYE
+from relay.stopping import GOODBYE, stopped_by_signals
 
 log = get_logger(__name__)
 
@@ -82,26 +82,21 @@ async def serve(
 
 
 async def _run_until_told(node: "Node", settings: Settings) -> int:
-    loop = asyncio.get_running_loop()
     running = asyncio.create_task(node.run(), name="node")
-
     is_interrupted = False
 
-    def on_signal(number: int) -> None:
-        nonlocal is_interrupted
-        if node.drain.is_set():
-            is_interrupted = True
-            node.unplug()
-            running.cancel()
-        else:
-            log.info("relay.draining", signal=signal.Signals(number).name)
-            node.start_draining()
+    def drain(number: signal.Signals) -> None:
+        log.info("relay.draining", signal=number.name)
+        node.start_draining()
 
-    signals = (signal.SIGTERM, signal.SIGINT)
-    for number in signals:
-        loop.add_signal_handler(number, on_signal, number)
+    def interrupt() -> None:
+        nonlocal is_interrupted
+        is_interrupted = True
+        node.unplug()
+
     try:
-        await running
+        with stopped_by_signals(drain, running, interrupt=interrupt):
+            await running
     except asyncio.CancelledError:
         is_interrupted = True
     except BaseExceptionGroup as group:
@@ -116,9 +111,6 @@ async def _run_until_told(node: "Node", settings: Settings) -> int:
                 f" {error.diag.message_primary}; run `relay migrate` of this release, then start the relay again"
             ) from group
         raise error from group
-    finally:
-        for number in signals:
-            loop.remove_signal_handler(number)
     if is_interrupted:  # a task group whose tasks fail meanwhile forgets that it was cancelled
         log.warning("relay.interrupted")
         return INTERRUPTED

@@ -15,7 +15,7 @@ def metrics(consumer: ConsumerSnapshot, waiting: int | None) -> Iterator[Metric]
     counters = consumer.counters
     for name, about, gauge in (
         ("ready", "1 while this consumer works, as /readyz tells", int(consumer.ready)),
-        ("stalled", "1 while messages are in hand and none settles", int(consumer.stalled)),
+        ("stalled", "1 while messages are in hand and do not settle", int(consumer.stalled)),
         ("paused", "1 while an overload pauses it", int(consumer.paused)),
         ("queue_ready_messages", "Messages that wait in the queue", waiting),
         ("unacknowledged_messages", "Messages that this consumer has, and has not settled", counters.unacknowledged),

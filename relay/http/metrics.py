@@ -55,7 +55,7 @@ def histogram(name: str, about: str, values: Histogram, **labels: str) -> Metric
 
 def _state(node: NodeSnapshot) -> Iterator[Metric]:
     yield GaugeMetricFamily("outbox_ready", "1 while this relay can deliver, as /readyz tells", int(node.ready))
-    yield GaugeMetricFamily("outbox_stalled", "1 while messages wait and none settles", int(node.stalled))
+    yield GaugeMetricFamily("outbox_stalled", "1 while messages wait and do not settle", int(node.stalled))
     yield GaugeMetricFamily("outbox_lanes_held", "Lanes that this relay carries", node.lanes)
     yield GaugeMetricFamily(
         "outbox_in_flight_messages", "Messages sent by this relay and not yet settled", node.in_flight
@@ -89,7 +89,7 @@ def _backlog(counts: Counts) -> Iterator[Metric]:
     yield GaugeMetricFamily("outbox_pending_messages", "Rows that wait in the table", counts.pending)
     yield GaugeMetricFamily(
         "outbox_oldest_pending_age_seconds",
-        "How long the oldest row that is due has waited; 0 when none waits",
+        "How long the oldest row that is due has waited; 0 when no row waits",
         counts.oldest_pending_age,
     )
     yield GaugeMetricFamily("outbox_parked_messages", "Rows that wait for an operator", counts.parked)

@@ -13,7 +13,7 @@ from relay.errors import NotReadyError
 NODE_STALE_AFTER = 10.0  # seconds without a heartbeat, by the database's clock
 
 
-class State(StrEnum):
+class OutboxState(StrEnum):
     """How the outbox is doing as a whole."""
 
     OK = "ok"
@@ -42,5 +42,5 @@ def check_health(connection: psycopg.Connection, schema: str, name: str, *, read
     state, reasons, age = row
     if age > NODE_STALE_AFTER:
         raise NotReadyError(f"the last heartbeat of relay {name} is {age:.0f} s old: see its log, or restart it")
-    if ready and state != State.OK:
+    if ready and state != OutboxState.OK:
         raise NotReadyError(f"relay {name} is {state}: {'; '.join(reasons) or 'it gives no reason'}")

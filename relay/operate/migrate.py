@@ -26,11 +26,11 @@ from relay.operate.revision import SCRIPTS, head_revision
 
 VERSION_TABLE = "migration"
 NEEDS_OWNER = (
-    "; run it as the role that owns the tables, which for the first migration needs CREATE on the database;"
+    "; run it as the role that owns the tables, which for the first migration needs CREATE on the database."
     " `relay config roles` prints the roles of all others"
 )
 OWN_ALEMBIC = (
-    "if this database has Alembic migrations of its own, add the hooks of relay.alembic to their env.py"
+    "if this database has other Alembic migrations, add the hooks of relay.alembic to their env.py"
     " (docs/database.md): autogenerate then leaves the outbox alone"
 )
 

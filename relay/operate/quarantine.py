@@ -46,7 +46,7 @@ READ_ROUTES = SQL("""
 
 
 @dataclass(frozen=True, slots=True)
-class QuarantinedRoute:
+class RouteStatus:
     """An address that does not work; its rows wait until one of them gets through."""
 
     id: int
@@ -66,15 +66,15 @@ class QuarantinedRoute:
         return f"exchange {self.exchange!r}, routing key {self.routing_key!r}"
 
 
-def list_routes(connection: psycopg.Connection, schema: str) -> list[QuarantinedRoute]:
+def list_routes(connection: psycopg.Connection, schema: str) -> list[RouteStatus]:
     """Return the routes in quarantine, the oldest first."""
     probes = {"initial": PROBE_INITIAL, "maximum": PROBE_MAX, "a_second": PROBES_A_SECOND}
     statement = READ_ROUTES.format(schema=Identifier(schema), is_behind=IS_BEHIND, **probes)
-    with connection.cursor(row_factory=class_row(QuarantinedRoute)) as cursor:
+    with connection.cursor(row_factory=class_row(RouteStatus)) as cursor:
         return cursor.execute(statement).fetchall()
 
 
-def read_route(connection: psycopg.Connection, schema: str, route: int) -> QuarantinedRoute:
+def read_route(connection: psycopg.Connection, schema: str, route: int) -> RouteStatus:
     """Return one route.
 
     Raises:
@@ -88,7 +88,7 @@ def read_route(connection: psycopg.Connection, schema: str, route: int) -> Quara
     raise NotFoundError(f"no route {route} is in quarantine{where}: `relay quarantine list` names the routes")
 
 
-def route_of(connection: psycopg.Connection, schema: str, named: RowId) -> QuarantinedRoute:
+def route_of(connection: psycopg.Connection, schema: str, named: RowId) -> RouteStatus:
     """Return the route of this id; else the one in which the row of this id or message id waits.
 
     Raises:
@@ -187,7 +187,7 @@ ENTER = SQL("""
 def reroute(
     connection: psycopg.Connection,
     schema: str,
-    route: QuarantinedRoute,
+    route: RouteStatus,
     rows: Sequence[RowId],
     *,
     exchange: str,
@@ -232,7 +232,7 @@ DISCARD = SQL("""
 
 
 def discard(
-    connection: psycopg.Connection, schema: str, route: QuarantinedRoute, rows: Sequence[RowId], *, by: str, why: str
+    connection: psycopg.Connection, schema: str, route: RouteStatus, rows: Sequence[RowId], *, by: str, why: str
 ) -> Changed:
     """Discard the rows of a route, or those named, in one transaction; they are kept as `discarded`.
 
@@ -255,7 +255,7 @@ COUNT_CHOSEN = SQL("SELECT count(*), min(created_at) FROM {schema}.message_state
 
 
 def count_chosen(
-    connection: psycopg.Connection, schema: str, route: QuarantinedRoute, rows: Sequence[RowId]
+    connection: psycopg.Connection, schema: str, route: RouteStatus, rows: Sequence[RowId]
 ) -> tuple[int, datetime | None]:
     """Return how many rows `reroute` or `discard` would change now, and when the oldest was written."""
     found = connection.execute(_sql(schema, COUNT_CHOSEN), _values(route.id, rows)).fetchone()

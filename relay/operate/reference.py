@@ -46,6 +46,9 @@ SAID_BY_COMMON = {
     "a table of AMQP arguments: text, whole numbers, true or false, lists and tables of them",
 }
 
+# The words of docs/glossary.md that the page links where it first uses them.
+LINKED = ("lane", "parked")
+
 PAGE = re.compile(r"docs/([\w-]+\.md)")
 
 UNFIXED_EXAMPLES = {"relay.node": '"relay-1"', "relay.max_window_bytes": "67108864"}
@@ -66,7 +69,7 @@ EXAMPLES = {
 #durable = true
 """,
     "topology.queues": """\
-# What has no key of its own is said by its AMQP name: arguments = { x-queue-leader-locator = "balanced" }
+# arguments = { x-queue-leader-locator = "balanced" } takes what has no key here, by its AMQP name.
 #[[topology.queues]]
 #name = "billing.invoices"
 #type = "quorum"
@@ -107,7 +110,13 @@ def markdown() -> str:
         parts.append(about + "\n")
         parts += [_item(key) for key in keys]
         parts.append("")
-    return "\n".join(parts)
+    return _linked("\n".join(parts))
+
+
+def _linked(page: str) -> str:
+    for word in LINKED:
+        page = page.replace(f" {word}", f" [{word}](glossary.md#{word})", 1)
+    return page
 
 
 def _item(key: Key) -> str:

@@ -10,9 +10,9 @@ from psycopg.rows import class_row
 from psycopg.sql import SQL, Identifier
 
 from relay.engine.send.message import NOT_SENT
-from relay.operate.health import NODE_STALE_AFTER, State
+from relay.operate.health import NODE_STALE_AFTER, OutboxState
 from relay.operate.holders import foreign_locks, long_holders
-from relay.operate.quarantine import QuarantinedRoute, list_routes
+from relay.operate.quarantine import RouteStatus, list_routes
 
 # Seconds that a row may wait before a relay must be seen working on it. It cannot follow from `relay.stall_after`: that
 # is each relay's own, counts from its last mark and stands in no table. Here all that is known is how long a row has
@@ -91,14 +91,14 @@ class Node:
 class Status:
     """What `relay status` tells; the field names are the keys of its JSON."""
 
-    state: State
+    state: OutboxState
     reasons: list[str]
     pending: int
     in_flight: int
     parked: int
     parked_held: int  # of these, rows that only wait behind another one of their key
     quarantined: int
-    quarantined_routes: list[QuarantinedRoute]
+    quarantined_routes: list[RouteStatus]
     oldest_pending_age_s: float | None
     published_total: int
     nodes: list[Node]
@@ -138,7 +138,7 @@ def read_status(connection: psycopg.Connection, schema: str, *, progress_timeout
     reasons += [str(lock) for lock in foreign_locks(connection, schema)]
     reasons += [str(holder) for holder in long_holders(connection)]
     return Status(
-        state=State.STALLED if stalled else State.DEGRADED if reasons else State.OK,
+        state=OutboxState.STALLED if stalled else OutboxState.DEGRADED if reasons else OutboxState.OK,
         reasons=reasons,
         pending=pending,
         in_flight=sum(node.in_flight for node in nodes if node.alive),
@@ -183,7 +183,9 @@ def _reasons(nodes: Sequence[Node], pending: int, stalled_for: float | None) -> 
     elif stalled_for is not None:
         reasons.append(f"nothing goes out, and the oldest pending row has waited {stalled_for:.0f} s")
     reasons += [f"relay {node.name}: {reason}" for node in alive for reason in node.reasons]
-    reasons += [f"relay {node.name} is {node.state}" for node in alive if node.state != State.OK and not node.reasons]
+    reasons += [
+        f"relay {node.name} is {node.state}" for node in alive if node.state != OutboxState.OK and not node.reasons
+    ]
     free = sorted(set(range(LANES)) - {lane for node in alive for lane in node.lanes})
     if alive and free and pending:
         reasons.append(f"no relay holds {'lane' if len(free) == 1 else 'lanes'} {', '.join(map(str, free))}")
@@ -201,7 +203,7 @@ def _row_reasons(refused: int, parked: int, held: int, not_sent: int) -> list[st
     return reasons
 
 
-def route_reason(route: QuarantinedRoute) -> str:
+def route_reason(route: RouteStatus) -> str:
     """Return what does not work, since when, and for how many rows."""
     rows = "1 row waits" if route.rows == 1 else f"{route.rows} rows wait"
     since = f"{route.since:%Y-%m-%d %H:%M:%S %Z}"

@@ -14,6 +14,6 @@ from relay.errors import importing
 
 with importing("publisher"):
     from relay.publisher.publisher import DurablePublisher
-    from relay.publisher.state import Mode, State
+    from relay.publisher.state import Mode, PublisherState
 
-__all__ = ["DurablePublisher", "Mode", "State"]
+__all__ = ["DurablePublisher", "Mode", "PublisherState"]

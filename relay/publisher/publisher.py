@@ -22,7 +22,7 @@ from relay.publisher.buffer import Buffer
 from relay.publisher.delivery_path import DeliveryPath
 from relay.publisher.entry import Entry
 from relay.publisher.file_buffer import FileBuffer
-from relay.publisher.state import Mode, State
+from relay.publisher.state import Mode, PublisherState
 from relay.publisher.table_buffer import TableBuffer
 from relay.stopping import GOODBYES
 
@@ -95,12 +95,12 @@ class DurablePublisher:
         await entry.accepted
 
     @property
-    def state(self) -> State:
+    def state(self) -> PublisherState:
         """What it does at this moment, and what is in its way."""
         if (path := self._path) is None or self._buffer is None:
-            return State(Mode.BUFFERED, 0, 0, 0, ("not open",))
+            return PublisherState(Mode.BUFFERED, 0, 0, 0, ("not open",))
         reasons = (*self._health.reasons, *self._buffer.reasons)
-        return State(path.mode, path.waiting, path.confirmed, path.buffered, reasons)
+        return PublisherState(path.mode, path.waiting, path.confirmed, path.buffered, reasons)
 
     def reload(self) -> None:
         """Read the URLs again that come from files, for a handler of SIGHUP; the next connections use them.

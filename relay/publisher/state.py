@@ -14,7 +14,7 @@ class Mode(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class PublisherState:
     """A publisher at one moment; what is counted is counted since its start."""
 
     mode: Mode

@@ -38,7 +38,7 @@ async def serve(settings: Settings, job: Job, *, rate: float | None, show: Calla
     replay = Replay(settings, job, rate=rate, show=show)
     running = asyncio.create_task(replay.run(), name="replay")
 
-    with stopped_by_signals(replay.stop, running):
+    with stopped_by_signals(lambda _: replay.stop(), running):
         try:
             return End(await running is RunEnd.DONE, replay.progress)
         except asyncio.CancelledError:

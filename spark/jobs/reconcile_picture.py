@@ -10,7 +10,7 @@ FORMATS = (".png", ".svg")
 
 def draw(days: Sequence[dict[str, Any]], path: Path, *, table: str, event_types: Sequence[str]) -> None:
     """Write the picture. Days are those of the report; one that is unknown is left out."""
-    from matplotlib.figure import Figure  # noqa: PLC0415  # whoever wants no picture need not have it
+    from matplotlib.figure import Figure  # noqa: PLC0415  # needed for a picture only
 
     known = [each for each in days if each["day"] is not None]
     at = [datetime.fromisoformat(each["day"]) for each in known]

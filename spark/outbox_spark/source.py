@@ -116,7 +116,7 @@ class OutboxWriter(DataSourceArrowWriter):  # type: ignore[misc]  # mypy does no
             say_recognised(found)
         clean_after(save)
 
-    def abort(self, messages: list[Attempt | None]) -> None:  # noqa: ARG002  # it has None for the failed ones
+    def abort(self, messages: list[Attempt | None]) -> None:  # noqa: ARG002  # None for each that failed
         """Drop what this `save()` has staged. Pieces that are written stay, and a rerun writes the rest."""
         from outbox_spark.connection import connect  # noqa: PLC0415
         from outbox_spark.prepare import KILLED_WITHIN, drop_attempts  # noqa: PLC0415

@@ -231,8 +231,8 @@ def plan_write(schema: spark.StructType, table: Table, options: WriteOptions) ->
     unique = {column.name for column in table.columns if column.is_unique}
     if options.pieces is not None and sequence is not None and sequence not in unique:
         faults.append(
-            f"column {sequence!r} of option sequenceColumn has no unique index of its own in {table}, and nobody looks "
-            "over all partitions when each is its own transaction: make one, or write with atomic=batch"
+            f"column {sequence!r} of option sequenceColumn has no unique index in {table}. With a transaction for each "
+            "partition nothing else finds its repeats: make one on this column alone, or write with atomic=batch"
         )
     _raise(faults)
     same = {
@@ -286,7 +286,7 @@ def plan_events(schema: spark.StructType, same: Mapping[str, str], *, number: in
     fields = _fields(schema)
     faults = _named_twice(schema)
     unknown = fields.keys() - set(EVENT_FIELDS)
-    faults += [f"column {name!r} is none of an event's: {', '.join(EVENT_FIELDS)}" for name in sorted(unknown)]
+    faults += [f"column {name!r} is no column of an event: {', '.join(EVENT_FIELDS)}" for name in sorted(unknown)]
     if MESSAGE_KEY in fields and "message_id" in fields:
         faults.append(f"message_id and {MESSAGE_KEY} exclude each other")
     for name in ("aggregate_type", "event_type", "payload"):

@@ -12,7 +12,9 @@ from bench.programs.taker import running_taker
 from bench.soak import Ledger, Minute, Sample, Soaked, growths, soak
 
 
+@pytest.mark.drills
 def test_all_that_is_written_is_confirmed_and_taken(servers: Servers) -> None:
+    """A soak of four seconds runs; its counts agree and nothing is lost."""
     told: list[Sample] = []
 
     soaked = soak(servers, rate=100, seconds=4, interval=0.5, span=2, tell=told.append)

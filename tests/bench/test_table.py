@@ -53,7 +53,9 @@ def test_the_drain_of_a_full_table_keeps_what_is_retained(servers: Servers, back
     assert count(servers, SENT) == ROWS
 
 
+@pytest.mark.drills
 def test_dead_rows_are_there_only_under_a_snapshot(servers: Servers, backlog: Backlog) -> None:
+    """A backlog is drained with a held snapshot and without one; only the snapshot keeps dead rows."""
     held = measure_snapshot(servers, backlog, is_held=True)
     free = measure_snapshot(servers, backlog, is_held=False)
 

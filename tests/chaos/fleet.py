@@ -148,5 +148,5 @@ async def _relay(
         **variables,
     }
     command: list[str | Path] = [Path(sys.executable).parent / "relay", "run"]
-    # Not `relay.ready`: it may be started while a server is away.
+    # Not `relay.ready`: it may be started while a server is unreachable.
     return FleetRelay(Victim(name, command, environment, "http.listening", logs), broker, database, http)

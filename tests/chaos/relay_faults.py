@@ -46,7 +46,7 @@ async def roll(fleet: Fleet, planned: Planned) -> None:
 
 
 async def end_session(fleet: Fleet, planned: Planned) -> None:
-    with suppress(psycopg.OperationalError):  # the server is away, and the session with it
+    with suppress(psycopg.OperationalError):  # the server is unreachable, and the session with it
         async with await fleet.connect() as connection:
             await connection.execute(END_SESSION, [planned.relay])
 

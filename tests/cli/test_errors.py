@@ -31,7 +31,7 @@ def only_line(result: Result) -> str:
 
 
 def failure(result: Result) -> str:
-    """Give the error with which a command that logs JSON has ended."""
+    """Return the error with which a command that logs JSON has ended."""
     event = json.loads(result.err.splitlines()[-1])
     assert (event["event"], event["level"], event["exit_code"]) == ("relay.failed", "error", result.code)
     return str(event["error"])

@@ -1,4 +1,4 @@
-"""A queue with messages as the relay sends them, a table for effects, and consumers that run beside the test."""
+"""A queue with messages as the relay sends them, a table for effects, and consumers that run during the test."""
 
 import asyncio
 from collections import Counter
@@ -99,7 +99,7 @@ class Queue:
         return taken
 
     async def ready_count(self) -> int:
-        """Tell how many messages wait to be delivered; those that are with a consumer do not."""
+        """Return how many messages wait to be delivered; those that are with a consumer do not."""
         declared = await self.channel.declare_queue(self.name, passive=True)
         return declared.declaration_result.message_count or 0
 
@@ -124,7 +124,7 @@ class Table:
     connection: psycopg.AsyncConnection
 
     async def numbers(self, key: str | None = None) -> list[int]:
-        """Give the numbers in the order in which they were applied."""
+        """Return the numbers in the order in which they were applied."""
         cursor = await self.connection.execute(
             "SELECT number FROM effect WHERE %(key)s::text IS NULL OR key = %(key)s ORDER BY position", {"key": key}
         )
@@ -176,7 +176,7 @@ async def count_together(messages: Sequence[Message], connection: psycopg.AsyncC
 
 
 def received(body: bytes = b"1", *, event_type: str = "Counted", **values: Any) -> Message:
-    """Give a message as a handler would get it, without a broker."""
+    """Return a message as a handler would get it, without a broker."""
     fields = {
         "message_id": uuid4(),
         "aggregate_type": "counter",
@@ -192,7 +192,7 @@ def received(body: bytes = b"1", *, event_type: str = "Counted", **values: Any) 
 
 
 def delivered(number: int, *, key: str = "a", **values: Any) -> Delivery:
-    """Give a delivery of this number, without a broker."""
+    """Return a delivery of this number, without a broker."""
     message = received(b"%d" % number, aggregate_id=key, **values)
     properties = Basic.Properties(message_id=str(message.message_id), message_type=message.type)
     came = Basic.Deliver("", number, redelivered=False, exchange="", routing_key=message.routing_key)
@@ -213,7 +213,7 @@ class MakeConsumer(Protocol):
 
 
 class Stumbling:
-    """A handler that writes and then fails on the numbers it is told, so and so many times."""
+    """A handler that writes and then fails on the numbers it is told, as often as it is told."""
 
     def __init__(self, failures: dict[int, int], error: BaseException | None = None) -> None:
         self.calls: Counter[int] = Counter()
@@ -234,7 +234,7 @@ class Stumbling:
 
 @asynccontextmanager
 async def running(consumer: Consumer | PartitionedConsumer) -> AsyncIterator[asyncio.Task[None]]:
-    """Run a consumer beside the test, and stop it; an error of its own is the test's."""
+    """Run a consumer during the test, and stop it; its error is the test's."""
     task = asyncio.create_task(consumer.run(signals=False))
     try:
         yield task

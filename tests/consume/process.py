@@ -1,4 +1,4 @@
-"""A consumer in a process of its own, to be killed: python -m tests.consume.process."""
+"""A consumer in a separate process, to be killed: python -m tests.consume.process."""
 
 import asyncio
 import json
@@ -18,12 +18,12 @@ from tests.consume.effects import CONSUMER, QUEUE, count
 from tests.consume.policies import QUICK
 
 COMMAND = [sys.executable, "-m", "tests.consume.process"]
-POISON = 666  # whoever applies this number dies
+POISON = 666  # the process that applies this number dies
 BURDEN = 400  # fails
 
 
 def environment(database: DatabaseSettings, broker: BrokerSettings, **options: Any) -> Mapping[str, str]:
-    """Give the variables that tell the process its servers, and the consumer its options."""
+    """Return the variables that tell the process its servers, and the consumer its options."""
     return {
         **os.environ,
         "TEST_DATABASE_URL": database.url.get_secret_value(),

@@ -92,7 +92,7 @@ async def test_a_message_whose_headers_fill_a_frame_is_tried_again_and_a_dead_le
 async def test_a_key_that_no_index_can_hold_is_a_dead_letter(
     queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings, client: RawClient
 ) -> None:
-    """The outbox takes 255 bytes. PostgreSQL refuses the held row, which would be tried for ever."""
+    """The outbox takes 255 bytes. PostgreSQL refuses the held row, which would be tried without end."""
     key = entry(b"x-aggregate-id", b"S" + long(random.Random(1).randbytes(4000).hex().encode()))
     given: dict[str, Any] = {"message_id": str(uuid4()).encode(), "message_type": b"Counted", "headers": key}
     assert await client.publish(properties(**given), b"1")

@@ -1,4 +1,4 @@
-"""Whatever an AMQP client puts into its frames: each good message takes effect once, in order, beside the bad ones.
+"""Whatever an AMQP client puts into its frames: each good message takes effect once, in order, between the bad ones.
 
 A bad one that the broker takes is applied, or a dead letter with its frame where that cannot be decoded. No connection
 is lost over it, and no copy of it is refused.
@@ -127,7 +127,7 @@ def handlers() -> list[Any]:
 
 @dataclass
 class MixedSenders:
-    """Good and bad senders of one queue, beside its consumer."""
+    """Good and bad senders of one queue, and its consumer."""
 
     client: RawClient
     queue: Queue

@@ -5,7 +5,7 @@ import pytest
 
 from relay.consume import FailurePolicy, Overload, Permanent, Retries, Transient
 from relay.consume.classify import History, Judge, Reason, first_line, is_outage
-from relay.consume.policies import Fault
+from relay.consume.policies import FailureClass
 from relay.errors import ConfigurationError
 
 
@@ -24,22 +24,22 @@ def test_the_nearest_class_that_is_known_decides() -> None:
         )
     )
 
-    assert judge.fault_of(RefusedError()) is Fault.TRANSIENT
-    assert judge.fault_of(RefusedForEverError()) is Fault.PERMANENT
-    assert judge.fault_of(psycopg.errors.LockNotAvailable()) is Fault.TRANSIENT
-    assert judge.fault_of(psycopg.errors.TooManyConnections()) is Fault.OVERLOAD
-    assert judge.fault_of(psycopg.DataError()) is Fault.UNCLASSIFIED
-    assert [judge.fault_of(error()) for error in (Permanent, Transient, Overload)] == [
-        Fault.PERMANENT,
-        Fault.TRANSIENT,
-        Fault.OVERLOAD,
+    assert judge.class_of(RefusedError()) is FailureClass.TRANSIENT
+    assert judge.class_of(RefusedForEverError()) is FailureClass.PERMANENT
+    assert judge.class_of(psycopg.errors.LockNotAvailable()) is FailureClass.TRANSIENT
+    assert judge.class_of(psycopg.errors.TooManyConnections()) is FailureClass.OVERLOAD
+    assert judge.class_of(psycopg.DataError()) is FailureClass.UNCLASSIFIED
+    assert [judge.class_of(error()) for error in (Permanent, Transient, Overload)] == [
+        FailureClass.PERMANENT,
+        FailureClass.TRANSIENT,
+        FailureClass.OVERLOAD,
     ]
 
 
 def test_classes_may_come_from_an_iterator() -> None:
     policy = FailurePolicy(permanent_on=iter([RefusedError]))  # type: ignore[arg-type]
 
-    assert Judge(policy).fault_of(RefusedError()) is Fault.PERMANENT
+    assert Judge(policy).class_of(RefusedError()) is FailureClass.PERMANENT
 
 
 def test_a_class_has_one_meaning() -> None:

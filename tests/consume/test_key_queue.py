@@ -1,4 +1,4 @@
-"""Whoever is free takes what waits; messages of one key are never with two."""
+"""A free worker takes what waits; messages of one key are never with two."""
 
 import asyncio
 

@@ -146,7 +146,7 @@ async def test_an_outage_that_a_handler_runs_into_burns_nothing(
 async def test_a_database_that_takes_no_writes_is_waited_for(
     queue: Queue, table: Table, inbox: Inbox, make_consumer: MakeConsumer
 ) -> None:
-    """Its sessions stay open: a full disk, or a primary that is none any more."""
+    """Its sessions stay open: a full disk, or a primary that no longer is one."""
     await queue.send_all(range(5))
     name = inbox.database.url.get_secret_value().rpartition("/")[2].partition("?")[0]
     with capture_logs() as events:

@@ -17,7 +17,7 @@ DIVIDE = sa.text("SELECT 1 / 0")
 
 
 def stumbling(kind: str, *, over: int, failures: int) -> Any:
-    """Give a handler that does its work and then fails in the database, so often."""
+    """Return a handler that does its work and then fails in the database, so often."""
     left = [DIVIDE] * failures
     work = HANDLERS[kind]
 

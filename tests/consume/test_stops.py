@@ -1,4 +1,4 @@
-"""A consumer that is told to stop beside a silent server ends in its time, and its message comes again."""
+"""A consumer that is told to stop while a server is silent ends in its time, and its message comes again."""
 
 import asyncio
 from typing import Any
@@ -17,7 +17,7 @@ from tests.support.proxy import Way
 
 SLOW = "SELECT pg_sleep(600)"
 RUNS = "SELECT FROM pg_stat_activity WHERE query = 'SELECT pg_sleep(600)' AND datname = current_database()"
-SOON = 9.0  # seconds; the driver alone gives a silent server 10 s, a thread waits for ever
+SOON = 9.0  # seconds; the driver alone gives a silent server 10 s, a thread waits without end
 
 
 @on("Counted")

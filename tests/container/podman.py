@@ -17,7 +17,7 @@ BASE = "localhost/python:3.13-slim-trixie"
 PROGRAMS = ("podman", "runc", "debootstrap")
 CERTIFICATES = Path("etc/ssl/certs/ca-certificates.crt")
 
-# As root inside of another container and without systemd, where podman's own choices do not work: crun refuses hybrid
+# As root inside of another container and without systemd. Podman's own choices do not work there: crun refuses hybrid
 # cgroups, and the default limits are above what we may ask for.
 SETTINGS = """
 [engine]
@@ -84,7 +84,7 @@ class Podman:
         return done.out.strip()
 
     def make_base(self) -> None:
-        """Make the base image, because none can be pulled: a Debian with Python, as small as the slim images.
+        """Make the base image, because no image can be pulled: a Debian with Python, as small as the slim images.
 
         It trusts the authorities that this machine trusts, as a private base image behind a proxy does.
         """

@@ -21,7 +21,7 @@ WHY = ("--why", "the tax office is open again")
 
 
 class DeadLettersCommand:
-    """The command beside the loop of a test."""
+    """The command outside of the loop of a test."""
 
     def __init__(self, command: Command) -> None:
         self.command = command
@@ -30,7 +30,7 @@ class DeadLettersCommand:
         return await asyncio.to_thread(self.command, "dead-letters", *arguments, **variables)
 
     async def process(self, *arguments: str, **variables: str) -> Result:
-        """As a process of its own, for a command that takes signals."""
+        """As a separate process, for a command that takes signals."""
         return await asyncio.to_thread(self.command.process, "dead-letters", *arguments, **variables)
 
 

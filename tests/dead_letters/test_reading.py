@@ -1,4 +1,4 @@
-"""Looking at dead letters changes nothing, however often somebody looks, and whatever kind of queue they are in."""
+"""Looking at dead letters changes nothing, however often it is done, and whatever kind of queue they are in."""
 
 import asyncio
 import secrets
@@ -78,7 +78,7 @@ async def test_what_the_broker_gave_up_tells_why_and_whence(letters: Letters) ->
     await eventually(lambda: letters.has(1), "it has expired")
 
     (before,) = await letters.read()
-    for _ in range(reading.MOST_RETURNS + 1):  # until it has been put in anew
+    for _ in range(reading.MOST_RETURNS + 1):  # until it has been put in again
         await eventually(lambda: letters.has(1), "it is back")
         (after,) = await letters.read()
 
@@ -157,7 +157,7 @@ async def test_a_queue_that_another_consumer_has_for_itself_is_no_empty_queue(
 
 
 async def test_who_takes_letters_meanwhile_takes_each_once(letters: Letters) -> None:
-    """A consumer of the dead letters beside: what it has is not ours to list, and what we give back is for it."""
+    """Another consumer of the dead letters: what it has is not ours to list, and what we give back is for it."""
     sent = await letters.put_all(50)
     taken: list[str | None] = []
 

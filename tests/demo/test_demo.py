@@ -33,7 +33,7 @@ def place() -> Iterator[Path]:
 
 
 def start(place: Path, *options: str, **variables: str) -> subprocess.Popen[str]:
-    """Run the demo in that folder, on servers of its own unless the variables name others."""
+    """Run the demo in that folder, on its own servers unless the variables name others."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RELAY_")}
     return subprocess.Popen(
         [sys.executable, "-m", "demo", "--input", place / "purchases.txt", *options],
@@ -61,7 +61,7 @@ def processes_of(place: Path) -> list[str]:
 
 
 def row(output: str, name: str) -> list[str]:
-    """Give the two counts of a row of the reconciliation."""
+    """Return the two counts of a row of the reconciliation."""
     found = re.search(rf"^│ {name} +│ +([\d,.]*) │ +([\d,]*) │", output, re.MULTILINE)
     assert found, f"no row {name!r} in:\n{output}"
     return list(found.groups())
@@ -106,6 +106,7 @@ def test_ctrl_c_leaves_no_process(place: Path, during: str) -> None:
     wait_for(lambda: processes_of(place) == [], "every process of the demo is gone", 10)
 
 
+@pytest.mark.jobs
 @pytest.mark.timeout(300)
 def test_it_adds_up_on_the_reader_s_own_servers_and_leaves_them_full(
     place: Path, database_url: str, broker_url: str

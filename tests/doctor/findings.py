@@ -18,7 +18,7 @@ def at(url: str) -> Settings:
 
 
 def look(settings: Settings, check: str) -> list[Finding]:
-    """Give the findings of one check of the database."""
+    """Return the findings of one check of the database."""
     found = [finding for finding in examine_database(settings) if finding.check == check]
     assert found, f"{check} is not on the list"
     return found
@@ -30,6 +30,6 @@ def verdicts(settings: Settings, check: str) -> list[Verdict]:
 
 @contextmanager
 def operator(settings: Settings) -> Iterator[psycopg.Connection]:
-    """Give a superuser's session in the database."""
+    """Yield a superuser's session in the database."""
     with psycopg.connect(settings.database.url.get_secret_value(), autocommit=True) as connection:
         yield connection

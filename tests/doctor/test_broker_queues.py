@@ -1,4 +1,4 @@
-"""Each queue that is listed is looked at on every host, and none is made or changed by it."""
+"""Each queue that is listed is looked at on every host, and no queue is made or changed by it."""
 
 from typing import Any
 
@@ -140,7 +140,7 @@ async def test_a_delivery_limit_that_is_not_listed_is_the_policy_s(settings: Set
     if "RabbitMQ 4" in version.words:
         assert (finding.verdict, "after 20 deliveries" in finding.words) == (Verdict.WARNING, True)
     else:
-        assert (finding.verdict, "RabbitMQ 3 has none" in finding.words) == (Verdict.SKIPPED, True)
+        assert (finding.verdict, "RabbitMQ 3 has no limit" in finding.words) == (Verdict.SKIPPED, True)
     assert await told(listing(settings, delivery_limit=5), "delivery_limit") == []
     assert await told(listing(settings, type=QueueType.CLASSIC), "delivery_limit") == []
 

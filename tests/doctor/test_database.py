@@ -38,7 +38,7 @@ def own() -> Iterator[Settings]:
 
 
 def with_options(settings: Settings, options: str) -> Settings:
-    """Give the settings with a URL whose sessions have these settings of PostgreSQL."""
+    """Return the settings with a URL whose sessions have these settings of PostgreSQL."""
     url = settings.database.url.get_secret_value()
     return at(f"{url}?options={options.replace('=', '%3D').replace(' ', '%20')}")
 

@@ -1,4 +1,4 @@
-"""Which host takes writes, and what stands beside it."""
+"""Which host takes writes, and what stands next to it."""
 
 from collections.abc import Iterator
 

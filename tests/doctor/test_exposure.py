@@ -21,7 +21,7 @@ from tests.support.pipes import piped
         ("amqp://relay:hunter2@rabbit/", OK, WARNING),
         ("amqps://relay:hunter2@rabbit/", OK, OK),
         ("amqps://guest:guest@rabbit/", WARNING, OK),
-        ("amqps://rabbit/", WARNING, OK),  # the client takes guest when none is named
+        ("amqps://rabbit/", WARNING, OK),  # the client takes guest when no user is named
         ("amqps://relay:hunter2@rabbit/,amqp://10.0.0.7/", WARNING, WARNING),
         ("amqps://rabbit/?certfile=relay.crt&auth=external", OK, OK),  # it names no user
         ("amqps://relay:hunter2@rabbit/?no_verify_ssl=0", OK, OK),

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from relay.config.settings import BrokerSettings, HttpSettings, RelaySettings, Settings, Wire
+from relay.config.settings import BrokerSettings, HttpSettings, RelaySettings, Settings, WireKind
 from relay.doctor.finding import Finding
 from relay.doctor.review import review
 from relay.engine.send import broker_link as link
@@ -18,8 +18,8 @@ def answer(name: str, **sections: Any) -> Finding:
     return finding
 
 
-@pytest.mark.parametrize("wire", list(Wire))
-def test_a_message_is_stable_told_apart_mandatory_and_persistent(wire: Wire) -> None:
+@pytest.mark.parametrize("wire", list(WireKind))
+def test_a_message_is_stable_told_apart_mandatory_and_persistent(wire: WireKind) -> None:
     found = {each.check: each for each in review(Settings(relay=RelaySettings(wire=wire, max_message_bytes=1)))}
 
     for name in ("message_id", "repeats", "mandatory", "persistence", "confirms", "codec", "returns"):
@@ -62,7 +62,7 @@ def test_retry() -> None:
     never = answer("retry", relay=RelaySettings(max_attempts=1))
 
     assert (fine.verdict, never.verdict) == (OK, WARNING)
-    assert "refused 3 times in 12 to 25 s" in fine.words
+    assert "Refused 3 times in 12 to 25 s" in fine.words
 
 
 @pytest.mark.parametrize(

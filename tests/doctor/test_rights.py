@@ -32,7 +32,7 @@ def user_of(settings: Settings) -> str:
 
 
 def granted_by_the_script() -> set[tuple[str, str, tuple[str, ...]]]:
-    """Give (privilege, object, columns) of what config/roles.sql grants to the relay."""
+    """Return (privilege, object, columns) of what config/roles.sql grants to the relay."""
     found = set()
     for grant in re.findall(r"^GRANT ([^;]*?) TO ([^;]*);", SCRIPT, re.MULTILINE | re.DOTALL):
         what, to = grant

@@ -10,7 +10,7 @@ from relay.doctor.finding import Finding, Verdict
 
 
 async def look(settings: Settings) -> dict[str, list[Finding]]:
-    """Give the findings by check."""
+    """Return the findings by check."""
     found: dict[str, list[Finding]] = defaultdict(list)
     async for finding in examine_broker(settings):
         found[finding.name].append(finding)
@@ -18,21 +18,21 @@ async def look(settings: Settings) -> dict[str, list[Finding]]:
 
 
 async def told(settings: Settings, name: str) -> list[Finding]:
-    """Give the findings of one check, in their order."""
+    """Return the findings of one check, in their order."""
     return (await look(settings))[name]
 
 
 async def verdict(settings: Settings, name: str) -> Verdict:
-    """Give the verdict of a check that has one finding."""
+    """Return the verdict of a check that has one finding."""
     (finding,) = await told(settings, name)
     return finding.verdict
 
 
 def changed(settings: Settings, section: str, **values: object) -> Settings:
-    """Give settings of which some in a section are others."""
+    """Return settings of which some in a section are others."""
     return settings.model_copy(update={section: getattr(settings, section).model_copy(update=values)})
 
 
 def at(settings: Settings, *urls: str) -> Settings:
-    """Give settings of which the broker has these hosts."""
+    """Return settings of which the broker has these hosts."""
     return changed(settings, "broker", url=SecretStr(",".join(urls)))

@@ -87,7 +87,7 @@ class Outbox:
         return not await self.ids("pending")
 
     async def are_aside(self, ids: list[int], words: str = "") -> bool:
-        """Tell whether just these wait in quarantine; now and then one of them is on its way as a probe."""
+        """Whether just these wait in quarantine; now and then one of them is on its way as a probe."""
         cursor = await self.connection.execute(
             "SELECT id FROM outbox.message"
             " WHERE state = 'quarantined' AND attempts = 0 AND strpos(last_error, %s) > 0 ORDER BY id",
@@ -258,6 +258,6 @@ async def follow(database: DatabaseSettings) -> AsyncIterator[Follow]:
 
 @pytest.fixture
 async def writer(database_url: str) -> AsyncIterator[psycopg.AsyncConnection]:
-    """A second writer, with a transaction of its own."""
+    """A second writer, with a separate transaction."""
     async with await psycopg.AsyncConnection.connect(database_url) as connection:
         yield connection

@@ -24,7 +24,7 @@ IN_ORDER = DeliveryPolicy.of(Ordering.KEY, KeyPolicy.HOLD)  # as by default
 
 
 def unhurried(session: LaneSession) -> DatabaseRetry:
-    """Give the patience of a node that is not to stop."""
+    """Return the patience of a node that is not to stop."""
     return DatabaseRetry(session, Health(), drain=asyncio.Event())
 
 

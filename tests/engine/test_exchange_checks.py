@@ -10,7 +10,7 @@ from aio_pika.abc import AbstractChannel
 from pydantic import SecretStr
 
 from relay.broker.connection import connect
-from relay.config.settings import BrokerSettings, Ordering, Wire
+from relay.config.settings import BrokerSettings, Ordering, WireKind
 from relay.engine.send import exchange_checks, probe
 from relay.engine.send.broker_link import BrokerLink, Verdict
 from relay.engine.send.probe import Prober
@@ -37,10 +37,10 @@ def closed(monkeypatch: pytest.MonkeyPatch) -> list[Verdict]:
     return verdicts
 
 
-@pytest.mark.parametrize("wire", Wire)
+@pytest.mark.parametrize("wire", WireKind)
 @pytest.mark.parametrize("ordering", Ordering)
 async def test_many_missing_exchanges_close_the_shared_channel_once(
-    outbox: Outbox, queue: Reader, run_node: RunNode, closed: list[Verdict], wire: Wire, ordering: Ordering
+    outbox: Outbox, queue: Reader, run_node: RunNode, closed: list[Verdict], wire: WireKind, ordering: Ordering
 ) -> None:
     """Each of them closed it: with a hundred of them one good row arrived 85 times."""
     odd, fine = [], []
@@ -158,7 +158,7 @@ def vhost_and_user(broker_url: str) -> tuple[str, str]:
 
 @pytest.fixture
 async def ask(broker_url: str) -> Ask:
-    """Give the broker's refusal of an exchange and a routing key."""
+    """Return the broker's refusal of an exchange and a routing key."""
 
     async def answer(exchange: str, routing_key: str = "k") -> str:
         connection = await connect(BrokerSettings(url=SecretStr(broker_url)), "test")

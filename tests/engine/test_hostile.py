@@ -1,4 +1,4 @@
-"""Whatever a writer with INSERT alone puts into a row: his neighbours' rows go out, and no connection is lost."""
+"""Whatever a writer with INSERT alone puts into a row: the neighbours' rows go out, and no connection is lost."""
 
 import asyncio
 import json
@@ -11,14 +11,14 @@ from hypothesis import HealthCheck, Phase, example, given
 from hypothesis import settings as bounds
 from psycopg.sql import SQL, Identifier
 
-from relay.config.settings import Wire
+from relay.config.settings import WireKind
 from relay.engine.node import Node
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.support.eventually import eventually
 from tests.support.roles import SCRIPT
 
 EXAMPLES = 25
-ROWS = 4  # of each example, beside one row of a neighbour before and one behind them
+ROWS = 4  # of each example, with one row of a neighbour before and one behind them
 NEIGHBOUR = "neighbour"
 PLAIN = {"aggregate_type": "customer", "event_type": "InvoiceIssued"}
 
@@ -126,9 +126,9 @@ class MixedWriters:
 
 # The node draws from `random` in the loop meanwhile: it backs off.
 @pytest.mark.filterwarnings("ignore:Do not use the `random` module inside strategies")
-@pytest.mark.parametrize("wire", Wire)
+@pytest.mark.parametrize("wire", WireKind)
 async def test_no_row_of_a_writer_stops_the_others(
-    outbox: Outbox, queue: Reader, run_node: RunNode, database_url: str, wire: Wire
+    outbox: Outbox, queue: Reader, run_node: RunNode, database_url: str, wire: WireKind
 ) -> None:
     await outbox.connection.execute(SCRIPT.encode())
     loop = asyncio.get_running_loop()

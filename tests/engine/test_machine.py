@@ -250,7 +250,7 @@ class Relaying(RuleBasedStateMachine):
         self.each_is_sent_after_its_predecessors()
 
     def _predecessors(self, row: Row) -> list[int]:
-        """Give the rows of its key that were committed before its transaction began."""
+        """Return the rows of its key that were committed before its transaction began."""
         own = self.world.table[row.id]
         return [
             id_
@@ -259,7 +259,7 @@ class Relaying(RuleBasedStateMachine):
         ]
 
     def _is_passed(self, id_: int) -> bool:
-        """Tell whether a refused row may be passed over; one that is refused again and again is parked."""
+        """Whether a refused row may be passed over; one that is refused again and again is parked."""
         return self.settings.key_policy is KeyPolicy.SKIP and self.world.table[id_].attempts > 0
 
     def _running(self, which: int) -> OpenTransaction:

@@ -7,7 +7,7 @@ import aio_pika
 import pytest
 from pydantic import SecretStr
 
-from relay.config.settings import Ordering, Route, Settings, Wire
+from relay.config.settings import Ordering, Route, Settings, WireKind
 from relay.engine.settle.mark import KEPT
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.support.eventually import eventually
@@ -15,10 +15,10 @@ from tests.support.rabbitmq import RabbitServer
 from tests.support.roles import SCRIPT
 
 
-@pytest.mark.parametrize("wire", Wire)
+@pytest.mark.parametrize("wire", WireKind)
 @pytest.mark.parametrize("ordering", Ordering)
 async def test_committed_rows_arrive_once_and_are_marked(
-    outbox: Outbox, queue: Reader, run_node: RunNode, wire: Wire, ordering: Ordering
+    outbox: Outbox, queue: Reader, run_node: RunNode, wire: WireKind, ordering: Ordering
 ) -> None:
     await outbox.insert_many(2000)
 

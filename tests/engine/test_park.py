@@ -119,7 +119,7 @@ async def test_many_rows_that_cannot_be_sent_are_parked_by_few_statements(
 async def test_rows_that_take_too_long_to_park_are_parked_fewer_at_a_time(
     outbox: Outbox, queue: Reader, run_node: RunNode, settings: Settings
 ) -> None:
-    """They were tried again for ever, and with them everything that was to be marked."""
+    """They were tried again without end, and with them everything that was to be marked."""
     await outbox.connection.execute("""
         CREATE FUNCTION public.dawdle() RETURNS trigger LANGUAGE plpgsql AS
             $$ BEGIN PERFORM pg_sleep(0.05); RETURN NEW; END $$;

@@ -83,7 +83,7 @@ def test_a_large_row_that_waits_for_room_keeps_no_other_lane_that_is_far_back() 
     held = HeldLanes()
     held.take([0, 1])
     positions = Positions(held, RelaySettings(max_window_bytes=START_BYTES), Segments(), now=0.0)
-    # Nearly all that may be under way beside a large row.
+    # Nearly all that may be under way next to a large row.
     stuck = ROW._replace(id=1, lane=1, payload=b"x" * (START_BYTES * 5 // 8))
     large = ROW._replace(id=4 * FAR, lane=0, cost=START_BYTES * 3 // 4, left_out=True)
     for rows in ([], [large, stuck]):

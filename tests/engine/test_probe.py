@@ -1,4 +1,4 @@
-"""One row at a time tries a route that does not work, on a channel of its own."""
+"""One row at a time tries a route that does not work, on a separate channel."""
 
 from relay.engine.row import Outcome
 from tests.engine.conftest import Outbox, Reader, RunNode

@@ -8,7 +8,7 @@ import aio_pika
 import pytest
 from aio_pika.abc import AbstractChannel
 
-from relay.config.settings import DatabaseSettings, RelaySettings, Wire
+from relay.config.settings import DatabaseSettings, RelaySettings, WireKind
 from relay.engine.nodes.lanes import lock_lanes
 from relay.engine.read.tail import Tail
 from relay.engine.row import ROWS_PER_MOVE, Row
@@ -25,9 +25,9 @@ from tests.support.eventually import eventually
 from tests.support.rabbitmq import RabbitServer
 
 
-@pytest.mark.parametrize("wire", Wire)
+@pytest.mark.parametrize("wire", WireKind)
 async def test_with_nothing_bound_rows_wait_unharmed_until_something_is(
-    outbox: Outbox, channel: AbstractChannel, queue: Reader, run_node: RunNode, wire: Wire
+    outbox: Outbox, channel: AbstractChannel, queue: Reader, run_node: RunNode, wire: WireKind
 ) -> None:
     lost = [await outbox.insert(str(key), exchange="", routing_key="later") for key in (1, 1, 2)]
     fine = await outbox.insert("3")
@@ -45,9 +45,9 @@ async def test_with_nothing_bound_rows_wait_unharmed_until_something_is(
     assert await outbox.quarantined_routes() == []
 
 
-@pytest.mark.parametrize("wire", Wire)
+@pytest.mark.parametrize("wire", WireKind)
 async def test_a_missing_exchange_stops_nobody_else(
-    outbox: Outbox, channel: AbstractChannel, queue: Reader, run_node: RunNode, wire: Wire
+    outbox: Outbox, channel: AbstractChannel, queue: Reader, run_node: RunNode, wire: WireKind
 ) -> None:
     lost = [await outbox.insert(f"lost-{n}", exchange="missing") for n in range(3)]
     fine = [await outbox.insert(f"fine-{n}") for n in range(20)]
@@ -200,6 +200,37 @@ async def test_an_operator_sends_the_rows_elsewhere_while_the_relay_runs(
     assert cursor.rowcount == 0
 
 
+async def test_rows_that_were_sent_elsewhere_unnoticed_go_out_before_later_rows(
+    outbox: Outbox,
+    channel: AbstractChannel,
+    queue: Reader,
+    run_node: RunNode,
+    database: DatabaseSettings,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The route was released before the relay knew of the new one; a row that came then overtook them."""
+    elsewhere = Reader(channel, await channel.declare_queue("elsewhere", durable=True))
+    lost = [await outbox.insert(str(key), exchange="", routing_key="gone") for key in range(3)]
+    monkeypatch.setattr("relay.operate.quarantine._ring", lambda *_: None)
+
+    def send_elsewhere() -> int:
+        with session(database) as connection:
+            (route,) = list_routes(connection, "outbox")
+            reroute(connection, "outbox", route, [], exchange="", routing_key="elsewhere", by="ada", why="it is gone")
+            return route.id
+
+    async def is_released(route: int) -> bool:
+        cursor = await outbox.connection.execute("SELECT FROM outbox.quarantine WHERE id = %s", [route])
+        return cursor.rowcount == 0
+
+    async with run_node():
+        await eventually(outbox.is_empty, "set aside")
+        route = await asyncio.to_thread(send_elsewhere)
+        await eventually(lambda: is_released(route), "the relay has found the route empty")
+        lost += [await outbox.insert(str(key), exchange="", routing_key="elsewhere") for key in range(3)]
+        assert await in_order(elsewhere, 6) == lost
+
+
 async def test_rows_behind_a_discarded_one_go_out(
     outbox: Outbox, queue: Reader, run_node: RunNode, database: DatabaseSettings
 ) -> None:
@@ -246,7 +277,7 @@ async def test_a_route_is_tried_at_once_when_an_operator_asks(
 
 
 async def in_order(reader: Reader, number: int) -> list[int]:
-    """Give the ids, of which those of one key must have come in order."""
+    """Return the ids, of which those of one key must have come in order."""
     of_key: dict[str, list[int]] = {}
     for message in await reader.drain(number):
         of_key.setdefault(str(message.headers["x-aggregate-id"]), []).append(int(str(message.headers["x-outbox-id"])))

@@ -1,4 +1,4 @@
-"""Rows that wait while none settles are a stall; idleness, and rows that wait for a fault of their own, are none."""
+"""Rows that wait while no row settles are a stall; idleness, and rows that wait for their own fault, are not."""
 
 import time
 from types import SimpleNamespace

@@ -113,7 +113,7 @@ async def test_a_long_transaction_that_ends_during_another_reread_needs_no_sweep
         (id_, xid) = first.execute(f"{INSERT}, pg_current_xact_id()::text::bigint", ["1"]).fetchone() or (0, 0)
         await eventually(lambda: xid in running._since, "the first is known")
         await outbox.insert("1")
-        await eventually(lambda: running.horizon(0.0) > id_, "each read looks back less far")
+        await eventually(lambda: running.watermark(0.0) > id_, "each read looks back less far")
         late = await insert(writer, "1")
         await eventually(lambda: len(running._since) > 1, "the second is known")
         for turn in range(1, 5):  # far beyond what each read looks back
@@ -186,7 +186,7 @@ async def test_what_no_rule_foresees_is_found_by_the_sweep(outbox: Outbox, follo
     follower = await follow(sweep_interval=0.2)
     await outbox.insert_many(10)
     await eventually(lambda: len(follower.ids) == 10, "the others read")
-    await eventually(lambda: follower.tail._positions._open.horizon(0.0) > row[0], "each read looks back less far")
+    await eventually(lambda: follower.tail._positions._open.watermark(0.0) > row[0], "each read looks back less far")
 
     late = await outbox.insert("1", id=row[0])
 
@@ -200,7 +200,7 @@ async def test_a_lane_without_room_neither_ends_the_sweeps_nor_the_rest(outbox: 
     follower = await follow(sweep_interval=0.2, max_window_rows=64)
     await outbox.insert_many(40, keys=1)
     await eventually(lambda: len(follower.ids) >= 13, "the lane is full")
-    await eventually(lambda: follower.tail._positions._open.horizon(0.0) > taken, "each read looks back less far")
+    await eventually(lambda: follower.tail._positions._open.watermark(0.0) > taken, "each read looks back less far")
     await asyncio.sleep(0.5)  # some sweeps, which cannot read that lane
 
     late = await outbox.insert("free", id=taken)

@@ -1,4 +1,4 @@
-"""Rows that wait for the answer about their exchange leave in order per key, each once, and none is lost."""
+"""Rows that wait for the answer about their exchange leave in order per key, each once, and no row is lost."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
@@ -35,7 +35,7 @@ class Questions:
 
 
 def test_only_questions_for_the_exchanges_of_the_settings_pass_others() -> None:
-    """Whoever asks first; those for topics are as many as the routing keys."""
+    """The row that asks first; those for topics are as many as the routing keys."""
     prober = Questions()
     checks = exchange_checks.ExchangeChecks(lambda _: None)
     checks.begin(Address(b"e9", b"secret"), "ACCESS_REFUSED - access to topic 'secret' in exchange 'e9' in vhost '/'")
@@ -230,7 +230,7 @@ class Broker:
         self.publisher.offer([row for row in self.rows[: self.offered] if row.id not in done])
 
     def leave(self, lane: int = 1) -> None:
-        """Give a lane up and take it again: but for what is in flight or settled, every row is given back."""
+        """Release a lane and take it again: but for what is in flight or settled, every row is given back."""
         publisher = self.publisher
         given_back = publisher.give_back({lane})
         elsewhere = [*self.wire.open, *self.aside, *publisher.confirmed, *(fault.row for fault in publisher.faulty)]

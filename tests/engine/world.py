@@ -71,7 +71,7 @@ class World:
         self._end(transaction)
 
     def change(self, ids: Iterable[int], state: str) -> None:
-        """Let the relay change rows, in a transaction of its own."""
+        """Let the relay change rows, in a separate transaction."""
         self._end(self.begin())
         for id_ in ids:
             self.table[id_].state = state

@@ -56,9 +56,12 @@ def member(settings: Settings, logs: Path, name: str) -> Iterator[Process]:
         process.stop(signal.SIGKILL)
 
 
+@pytest.mark.drills
 async def test_the_totals_are_right_after_a_death_and_an_orderly_leave(
     settings: Settings, connection: psycopg.AsyncConnection, run_node: RunNode, tmp_path: Path
 ) -> None:
+    """A member is killed and another one leaves; every total is right at the end."""
+
     async def count(statement: str) -> int:
         row = await (await connection.execute(statement.encode())).fetchone()
         return int(row[0]) if row else 0

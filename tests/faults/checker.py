@@ -45,7 +45,7 @@ class Invariant(StrEnum):
     BOUNDED = "I12 memory and transactions are bounded"
 
 
-# What a run can claim that has the recording proxy beside the broker.
+# What a run can claim that has the recording proxy next to the broker.
 SENDING = (
     Invariant.NOTHING_LOST,
     Invariant.NOTHING_INVENTED,
@@ -150,7 +150,7 @@ class Checker:
         """Return the findings once no row waits, or after `within` seconds, when rows that nobody moves count as lost.
 
         `at_rest`: read the queues only then. If a consumer is cancelled during deliveries of a quorum queue, RabbitMQ
-        3.10 may swap neighbours, though the first was confirmed before the second was sent.
+        3.10 may swap neighbours, even ones that were confirmed one by one.
         """
         until = time.monotonic() + within
         while True:

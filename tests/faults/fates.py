@@ -8,7 +8,7 @@ from math import inf
 
 from tests.faults.history import Acked, Closed, History, Nacked, Published, Returned
 
-# What the broker says of a message or its address, and not of its own state: too large, forbidden, missing,
+# What the broker says of a message or its address, and not of its state: too large, forbidden, missing,
 # a failed precondition, malformed frames. Such a close may burn an attempt of what was in flight.
 REFUSALS = {311, 403, 404, 406, 501, 502, 503, 505}
 

@@ -9,7 +9,7 @@ from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 from pamqp.commands import Basic
 from yarl import URL
 
-from relay.config.settings import Settings, Wire
+from relay.config.settings import Settings, WireKind
 from relay.engine.row import Outcome
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.faults.hosts import to_hosts
@@ -31,9 +31,9 @@ def small_messages(rabbitmq: RabbitServer) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("small_messages")
-@pytest.mark.parametrize("wire", Wire)
+@pytest.mark.parametrize("wire", WireKind)
 async def test_it_is_parked_with_the_broker_s_words_and_nobody_else_is(
-    outbox: Outbox, queue: Reader, run_node: RunNode, wire: Wire
+    outbox: Outbox, queue: Reader, run_node: RunNode, wire: WireKind
 ) -> None:
     """The broker refuses one message as too large; its row is parked with the broker's words, and the rest is sent."""
     fine = [await outbox.insert(f"fine-{n}") for n in range(20)]
@@ -59,7 +59,7 @@ CRASH = """
 """
 
 
-@pytest.mark.parametrize("wire", Wire)
+@pytest.mark.parametrize("wire", WireKind)
 @pytest.mark.parametrize("crashes", [1, 2])
 async def test_a_crash_of_the_broker_s_blames_a_row_only_when_it_comes_again(
     outbox: Outbox,
@@ -67,7 +67,7 @@ async def test_a_crash_of_the_broker_s_blames_a_row_only_when_it_comes_again(
     settings: Settings,
     run_node: RunNode,
     rabbitmq: RabbitServer,
-    wire: Wire,
+    wire: WireKind,
     crashes: int,
 ) -> None:
     """A channel of the broker crashes; the row loses an attempt only if the crash comes again."""

@@ -13,7 +13,7 @@ from tests.faults.evidence import Evidence
 from tests.faults.faithful import carry, faithful
 from tests.faults.history import Acked, Ending, Healed, Injected, Reach, Written, digest
 
-JUDGED = set(Invariant) - {Invariant.INNOCENT_KEYS}  # which has runs of its own
+JUDGED = set(Invariant) - {Invariant.INNOCENT_KEYS}  # which has its own runs
 Plant = Callable[[Evidence], object]
 
 

@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 from pamqp.commands import Basic
 
-from relay.config.settings import Settings, Wire
+from relay.config.settings import Settings, WireKind
 from relay.engine.node import Node
 from tests.faults.checker import SENDING, assert_valid
 from tests.faults.history import Closed, Published
@@ -56,7 +56,7 @@ async def confirm_withheld(scene: Scene, node: Node) -> None:
     scene.recorder.release(Way.DOWN)
 
 
-@pytest.mark.parametrize("wire", Wire)
+@pytest.mark.parametrize("wire", WireKind)
 @pytest.mark.parametrize(
     ("fault", "deliveries", "connections"),
     [
@@ -69,7 +69,7 @@ async def confirm_withheld(scene: Scene, node: Node) -> None:
 )
 async def test_what_is_unknown_goes_out_again_and_says_so(
     settings: Settings,
-    wire: Wire,
+    wire: WireKind,
     fault: Callable[[Scene, Node], Awaitable[None]],
     deliveries: list[bool],
     connections: int,

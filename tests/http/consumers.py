@@ -1,4 +1,4 @@
-"""A consumer that answers, beside the test, and a handler that hangs."""
+"""A consumer that answers during the test, and a handler that hangs."""
 
 import asyncio
 from collections.abc import AsyncIterator

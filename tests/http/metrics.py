@@ -12,7 +12,7 @@ Metrics = set[tuple[str, str]]  # name and type
 
 
 def documented(section: str) -> Metrics:
-    """Give the metrics that this section of the page lists."""
+    """Return the metrics that this section of the page lists."""
     (text,) = (each for each in DOCUMENT.read_text().split("\n## ") if each.startswith(f"{section}\n"))
     found = set(DOCUMENTED.findall(text))
     assert len(found) > 10
@@ -20,6 +20,6 @@ def documented(section: str) -> Metrics:
 
 
 async def served(site: Site) -> Metrics:
-    """Give the metrics as Prometheus shows them: a counter's samples carry _total, an info is a gauge called _info."""
+    """Return the metrics as Prometheus shows them: a counter's samples carry _total, an info is a gauge, _info."""
     lines = [line.split() for line in (await site.get("/metrics")).body.splitlines() if line.startswith("# TYPE ")]
     return {(name, kind) for _, _, name, kind in lines}

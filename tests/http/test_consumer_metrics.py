@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from relay import __version__
-from relay.broker.connection import connect
+from relay.broker.connection import connect, open_channel
 from relay.config.settings import BrokerSettings
 from relay.consume import Consumer, FailurePolicy, Inbox, Overload, Permanent, Retries, WorkPolicy
 from relay.consume.queue_depth import ready_count
@@ -32,7 +32,7 @@ def always_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def of(metrics: Mapping[Sample, float], name: str, **labels: str) -> float | None:
-    """Give the value of a consumer's metric."""
+    """Return the value of a consumer's metric."""
     told = {"consumer": CONSUMER, "queue": QUEUE, **labels}
     return metrics.get((f"outbox_consumer_{name}", tuple(sorted(told.items()))))
 
@@ -199,7 +199,7 @@ async def test_lost_connections_are_counted_by_end_and_reason_and_what_they_took
 
 async def test_counting_a_queue_that_is_not_there_disturbs_nothing(queue: Queue, broker: BrokerSettings) -> None:
     connection = await connect(broker, "test")
-    channel = await (await connection.channel()).get_underlay_channel()
+    channel = await open_channel(connection)
 
     assert await ready_count(connection, "nowhere", 5.0) is None
     assert await ready_count(connection, QUEUE, 5.0) == 0

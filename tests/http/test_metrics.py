@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from relay import __version__, database
 from relay.broker import connection as broker
-from relay.config.settings import DatabaseSettings, Settings, Wire
+from relay.config.settings import DatabaseSettings, Settings, WireKind
 from relay.consume.classify import Reason
 from relay.engine.row import Outcome
 from relay.http import cached_answer
@@ -68,8 +68,8 @@ async def test_what_became_of_the_rows_is_counted(rows: Rows, run_site: RunSite)
 
 
 @pytest.mark.usefixtures("queue")
-@pytest.mark.parametrize("wire", Wire)
-async def test_how_long_rows_took_is_counted_for_each_of_them(rows: Rows, run_site: RunSite, wire: Wire) -> None:
+@pytest.mark.parametrize("wire", WireKind)
+async def test_how_long_rows_took_is_counted_for_each_of_them(rows: Rows, run_site: RunSite, wire: WireKind) -> None:
     rows.connection.execute(
         "INSERT INTO outbox.message (aggregate_type, aggregate_id, event_type, payload, created_at)"
         " SELECT 'invoice', n::text, 'Issued', '{}', now() - interval '90 s' FROM generate_series(1, 999) AS n"

@@ -156,8 +156,7 @@ def test_a_taken_port_is_one_clear_error(tmp_path: Path, database_url: str, brok
     (told,) = [json.loads(line) for line in ended.err.splitlines()]
     assert (told["event"], told["exit_code"]) == ("relay.failed", 1)
     assert told["error"] == (
-        f"http.listen = {address}: Address already in use; name another address (RELAY_HTTP_LISTEN),"
-        " or an empty one for none"
+        f"http.listen = {address}: Address already in use; name another address (RELAY_HTTP_LISTEN), or leave it empty"
     )
 
 

@@ -270,7 +270,7 @@ async def test_connections_that_come_and_go_leave_nothing_behind() -> None:
         before = open_files(os.getpid())
 
         def come_and_go() -> None:
-            for number in range(10_000):
+            for number in range(3_000):
                 with connected(site) as client:
                     if number % 2:  # reset
                         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")

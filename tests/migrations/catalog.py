@@ -28,6 +28,6 @@ DESCRIPTION = """
 
 
 def description(url: str, schema: str = "outbox") -> list[str]:
-    """Give tables, columns, constraints, views, indexes, triggers and functions of a schema."""
+    """Return tables, columns, constraints, views, indexes, triggers and functions of a schema."""
     with psycopg.connect(url) as connection:
         return [text for (text,) in connection.execute(DESCRIPTION, {"schema": schema})]

@@ -233,7 +233,7 @@ def test_code_that_the_former_owner_left_gets_no_rights_of_the_new_one(
 def test_the_script_gives_no_function_of_another_role_the_owner_s_rights(connection: Connection) -> None:
     connection.execute(FUNCTIONS_GIVEN_AWAY)
 
-    with pytest.raises(psycopg.errors.RaiseException, match="may have put code of its own into them"):
+    with pytest.raises(psycopg.errors.RaiseException, match="may have put other code into them"):
         connection.execute(SCRIPT.encode())
     connection.execute("ROLLBACK")
 

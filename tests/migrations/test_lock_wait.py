@@ -1,4 +1,4 @@
-"""Migrations beside open transactions: writers go on, and what is in the way is named."""
+"""Migrations during open transactions: writers go on, and what is in the way is named."""
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack

@@ -1,4 +1,4 @@
-"""The trigger `ring`: it wakes a relay that sleeps, and costs nothing while none does."""
+"""The trigger `ring`: it wakes a relay that sleeps, and costs nothing while no relay does."""
 
 import psycopg
 import pytest

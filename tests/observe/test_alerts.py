@@ -15,7 +15,7 @@ RULES = ROOT / "config" / "prometheus" / "alerts.yml"
 
 
 def rules() -> list[dict[str, Any]]:
-    """Give the alerts."""
+    """Return the alerts."""
     return [rule for rule in all_rules() if "alert" in rule]
 
 

@@ -96,5 +96,5 @@ class Ends:
 
 
 def figures(report: Report) -> dict[str, tuple[int, int, int, int]]:
-    """Give expected, applied, missing and lost of each consumer."""
+    """Return expected, applied, missing and lost of each consumer."""
     return {each.consumer: (each.expected, each.applied, each.missing, each.lost) for each in report.consumers}

@@ -68,6 +68,6 @@ class Rows:
         self.connection.execute(statement, {**values, "age": age})
 
     def states(self) -> dict[int, tuple[str, int | None]]:
-        """Give state and held_behind of every row by id."""
+        """Return state and held_behind of every row by id."""
         rows = self.connection.execute("SELECT id, state, held_behind FROM outbox.message_state ORDER BY id")
         return {row: (state, behind) for row, state, behind in rows}

@@ -4,6 +4,8 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 from tests.cli.command import Command
 from tests.operate.inboxes import Ends
 
@@ -19,7 +21,9 @@ sys.exit(code)
 """
 
 
+@pytest.mark.drills
 def test_ten_times_as_many_rows_need_no_more_memory(relay: Command, ends: Ends, inbox_url: str) -> None:
+    """100,000 rows are compared after 10,000; the peak of memory stays."""
     peaks = []
     for number in (10_000, 90_000):
         sent = ends.send(number)

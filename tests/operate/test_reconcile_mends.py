@@ -1,4 +1,4 @@
-"""A relay, a consumer with an inbox in a database of its own, and messages that it forgets: the command brings them."""
+"""A relay, a consumer with an inbox in a separate database, and messages that it forgets: the command brings them."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ async def take(message: Message, connection: psycopg.AsyncConnection) -> None:
 
 @asynccontextmanager
 async def delivering(relay: Command) -> AsyncIterator[None]:
-    """Run a relay beside the test."""
+    """Run a relay during the test."""
     process = relay.start("run")
     try:
         yield

@@ -10,7 +10,7 @@ from psycopg import sql
 
 from relay.config.settings import DatabaseSettings
 from relay.errors import AccessError, DatabaseUnavailableError, DeadlineError, NotReadyError, SchemaError
-from relay.operate.health import State, check_health
+from relay.operate.health import OutboxState, check_health
 from relay.operate.session import session
 from relay.operate.status import BY_ORDER, OLDEST_PENDING, Status, read_status
 from tests.operate.rows import Rows
@@ -36,7 +36,7 @@ def test_all_is_well_with_a_live_relay(rows: Rows, connection: psycopg.Connectio
 
     status = read(connection)
 
-    assert (status.state, status.reasons) == (State.OK, [])
+    assert (status.state, status.reasons) == (OutboxState.OK, [])
     assert (status.pending, status.in_flight, status.parked, status.published_total) == (1, 7, 0, 42)
     assert status.oldest_pending_age_s is not None
     assert [(node.name, node.alive, len(node.lanes)) for node in status.nodes] == [
@@ -55,7 +55,7 @@ def test_routes_that_do_not_work_are_named_with_what_waits_for_them(rows: Rows, 
 
     status = read(connection)
 
-    assert (status.state, status.pending, status.quarantined) == (State.DEGRADED, 0, 13)
+    assert (status.state, status.pending, status.quarantined) == (OutboxState.DEGRADED, 0, 13)
     assert [(route.routing_key, route.rows) for route in status.quarantined_routes[:2]] == [
         ("invoices", 2),
         ("other-0", 1),
@@ -70,13 +70,13 @@ def test_routes_that_do_not_work_are_named_with_what_waits_for_them(rows: Rows, 
 def test_an_empty_outbox_without_a_relay_is_degraded(connection: psycopg.Connection) -> None:
     status = read(connection)
 
-    assert (status.state, status.pending, status.oldest_pending_age_s) == (State.DEGRADED, 0, None)
+    assert (status.state, status.pending, status.oldest_pending_age_s) == (OutboxState.DEGRADED, 0, None)
     assert status.reasons == ["no relay is alive: start `relay run`"]
 
 
-@pytest.mark.parametrize(("age", "state"), [(1, State.DEGRADED), (60, State.STALLED)])
+@pytest.mark.parametrize(("age", "state"), [(1, OutboxState.DEGRADED), (60, OutboxState.STALLED)])
 def test_rows_that_age_without_a_live_relay_are_stalled(
-    age: int, state: State, rows: Rows, connection: psycopg.Connection
+    age: int, state: OutboxState, rows: Rows, connection: psycopg.Connection
 ) -> None:
     rows.node(age=30)
     rows.pending(created_at=ago(age))
@@ -90,7 +90,7 @@ def test_old_rows_and_a_live_relay_that_sends_nothing_are_stalled(rows: Rows, co
 
     status = read(connection)
 
-    assert status.state is State.STALLED
+    assert status.state is OutboxState.STALLED
     stalled, broker = status.reasons
     assert re.fullmatch(r"nothing goes out, and the oldest pending row has waited 6[0-3] s", stalled)
     assert broker == "relay relay-1: broker: no connection"
@@ -116,7 +116,7 @@ def test_old_rows_that_are_being_worked_off_are_not_stalled(
         stop.set()
         publishing.join()
 
-    assert (status.state, status.reasons) == (State.OK, [])
+    assert (status.state, status.reasons) == (OutboxState.OK, [])
 
 
 def test_rows_behind_a_refused_one_are_degraded_until_its_attempt_is_overdue(
@@ -130,8 +130,8 @@ def test_rows_behind_a_refused_one_are_degraded_until_its_attempt_is_overdue(
     rows.connection.execute("UPDATE outbox.message SET available_at = %s WHERE id = %s", [ago(30), refused])
     overdue = read(connection)
 
-    assert (waiting.state, waiting.reasons) == (State.DEGRADED, ["1 refused by the broker, to be tried again"])
-    assert overdue.state is State.STALLED
+    assert (waiting.state, waiting.reasons) == (OutboxState.DEGRADED, ["1 refused by the broker, to be tried again"])
+    assert overdue.state is OutboxState.STALLED
 
 
 def test_a_row_for_later_does_not_age(rows: Rows, connection: psycopg.Connection) -> None:
@@ -142,7 +142,7 @@ def test_a_row_for_later_does_not_age(rows: Rows, connection: psycopg.Connection
     rows.pending(created_at=ago(7 * 86400), available_at=ago(5))
     due = read(connection)
 
-    assert (later.state, later.oldest_pending_age_s) == (State.OK, None)
+    assert (later.state, later.oldest_pending_age_s) == (OutboxState.OK, None)
     assert due.oldest_pending_age_s == pytest.approx(5, abs=4)
 
 
@@ -164,7 +164,7 @@ def test_parked_rows_degrade_and_are_counted_apart_from_those_held_behind(
 
     status = read(connection)
 
-    assert (status.state, status.parked, status.parked_held) == (State.DEGRADED, 2, 1)
+    assert (status.state, status.parked, status.parked_held) == (OutboxState.DEGRADED, 2, 1)
     assert status.reasons == ["1 parked, 1 held behind it: see `relay parked list`"]
 
 

@@ -17,7 +17,7 @@ from tests.outbox.writers import ALL, CHECKED, Writer
 pytestmark = pytest.mark.every_postgres
 
 # JSON that any parse and dump would change: spaces, order, repeated names, escapes, numbers beyond 64 bits,
-# zeros at the end; and what drivers' placeholders look like.
+# zeros at the end. And what drivers' placeholders look like.
 TEXT = (
     ' {"b" : 1,\t"a":0.10, "a": 12345678901234567890123456789.000000000000000000001, "n": -0e+0, "e": 1e400,'
     '\n"path": "C:\\\\temp\\\\new", "escaped": "\\u00e4\\u0000\\ud83d\\ude00\\/", "plain": "ä😀\u2028",'

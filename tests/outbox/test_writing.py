@@ -1,4 +1,4 @@
-"""What single writers do beside the contract: COPY, schemas, types, what is imported."""
+"""What single writers do besides the contract: COPY, schemas, types, what is imported."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The prose in code: docstrings, comments, error messages and help texts."""
+"""The prose in code: docstrings, comments, and every text of a few words that is not SQL."""
 
 import ast
 import re
@@ -9,7 +9,9 @@ from pathlib import Path
 
 from tests.prose.pages import ROOT, Block
 
-CHECKED = ("relay/**/*.py", "spark/**/*.py")
+CHECKED = ("*.py", "relay/**/*.py", "spark/**/*.py")
+# Their texts are SQL, code and input of tests: their docstrings and comments are read alone.
+COMMENTED = ("bench", "demo", "examples", "migrations", "tests")
 
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 VAGUE = re.compile(r"(?:Give|Tell|Say)s?\b(?! up\b)")
@@ -18,11 +20,14 @@ ENTRY = re.compile(r"^ {4}(?=\S)(?:[\w*`.,\s]+?: )?")
 ITEM = re.compile(r"^- ")
 DRAWING = re.compile(r"[─│┌└┬┴►]|-->|\S {3,}\S")
 CODE = re.compile(r"`[^`]*`|https?://\S+")
-DIRECTIVE = re.compile(r"\b(?:noqa|type: ignore|pragma)\b.*")
+DIRECTIVE = re.compile(r"\b(?:noqa(?:: [A-Z]+\d+(?:, [A-Z]+\d+)*)?|type: ignore(?:\[[\w, -]+\])?|fmt: skip)[ #-]*")
+FEWEST = 4  # words of a text: fewer are a name, a column or a piece of SQL
+SQL = re.compile(r"\b(?:AND|AS|BY|FROM|INTO|LIMIT|OR|SET|TABLE|VALUES|WHEN|WHERE|WITH)\b")
 
 
 def files() -> list[Path]:
-    return sorted({file for pattern in CHECKED for file in ROOT.glob(pattern)})
+    patterns = [*CHECKED, *(f"{folder}/**/*.py" for folder in COMMENTED)]
+    return sorted({file for pattern in patterns for file in ROOT.glob(pattern)})
 
 
 def verbs(source: str) -> Iterator[Block]:
@@ -32,10 +37,10 @@ def verbs(source: str) -> Iterator[Block]:
             yield Block(node.body[0].lineno, found.group())
 
 
-def blocks_of_code(source: str) -> Iterator[Block]:
-    """Read the prose of a module by paragraph, entry, comment and message; code in a sentence counts as one word."""
+def blocks_of_code(source: str, *, texts: bool = True) -> Iterator[Block]:
+    """Read the prose of a module by paragraph, entry, comment and text; code in a sentence counts as one word."""
     tree = ast.parse(source)
-    blocks = [*_docstrings(tree), *_comments(source), *_messages(tree)]
+    blocks = [*_docstrings(tree), *_comments(source), *(_texts(tree) if texts else ())]
     for block in sorted(blocks):
         if text := CODE.sub("`code`", " ".join(block.text.split())).strip():
             yield Block(block.line, text)
@@ -92,16 +97,18 @@ def _comments(source: str) -> Iterator[Block]:
         yield Block(start, text)
 
 
-def _messages(tree: ast.Module) -> Iterator[Block]:
-    """Read what errors are raised with, and what the command line says of itself."""
+def _texts(tree: ast.Module) -> Iterator[Block]:
+    """Read what errors, the log, the command line, findings and metrics say, and each other text."""
+    read: set[ast.AST] = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
-            told: list[ast.expr] = list(node.exc.args)
-        elif isinstance(node, ast.Call):
-            told = [keyword.value for keyword in node.keywords if keyword.arg == "help"]
-        else:
-            continue
-        yield from (Block(each.lineno, text) for each in told if (text := _text(each)))
+        if isinstance(node, DOCUMENTED) and ast.get_docstring(node) is not None:
+            read.add(node.body[0].value)  # type: ignore[attr-defined]
+        elif isinstance(node, ast.JoinedStr):
+            read.update(node.values)
+        if isinstance(node, ast.expr) and node not in read:
+            text = _text(node).strip()
+            if len(text.split()) >= FEWEST and not SQL.search(text):
+                yield from _paragraphs(text, node.lineno)
 
 
 def _text(node: ast.expr) -> str:

@@ -7,13 +7,8 @@ from typing import NamedTuple
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from relay.operate.reference import markdown
-
 ROOT = Path(__file__).resolve().parents[2]
 CHECKED = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/**/*.md", "examples/**/*.md")
-
-# The tables of settings are written from the settings' own descriptions.
-GENERATED = markdown()
 
 MARKDOWN = MarkdownIt("commonmark").enable("table")
 
@@ -32,7 +27,7 @@ def pages() -> list[Path]:
 def blocks(page: str) -> Iterator[Block]:
     """Read a page by block. Blocks of code and HTML are left out; code in a sentence counts as one word."""
     line = 0
-    for token in MARKDOWN.parse(page.replace(GENERATED, "")):
+    for token in MARKDOWN.parse(page):
         line = token.map[0] + 1 if token.map else line
         if token.type == "inline":
             yield Block(line, "".join(_text(child) for child in token.children or ()))

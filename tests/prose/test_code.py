@@ -1,4 +1,4 @@
-"""The check of the prose reads docstrings, comments, error messages and help texts, and leaves code out."""
+"""The check of the prose reads docstrings, comments and texts, and leaves code and SQL out."""
 
 from pathlib import Path
 
@@ -19,6 +19,11 @@ PLACES = [
     'raise BusyError("{}")\n',
     'raise BusyError(f"row {{row}}: {}")\n',
     'app = App(help="{}")\n',
+    'log.error("relay.stopped", reason="{}")\n',
+    'REMEDY = "{}"\n',
+    'finding = (Verdict.FAILED, f"{{words}}: {}")\n',
+    "rows = 5  # noqa: S101, PT018  # {}\n",
+    "rows = 5  # type: ignore[misc]  ({})\n",
 ]
 
 
@@ -44,6 +49,15 @@ def test_a_docstring_begins_with_what_the_caller_gets(verb: str) -> None:
     assert told('"""Give up the rows."""\n') == []
 
 
+def test_texts_of_a_test_are_input_and_are_not_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "ROOT", tmp_path)
+    module = tmp_path / "tests" / "module.py"
+    module.parent.mkdir()
+    module.write_text('# Whoever comes\nTEXT = "whoever comes to the door"\n')
+
+    assert command.objections(module) == ["tests/module.py:1: 'Whoever' does not name who acts."]
+
+
 def test_entries_comments_and_messages_are_sentences_by_themselves() -> None:
     source = '''\
 """A module of two
@@ -62,8 +76,9 @@ LIMIT = 3  # rows, `at once`
 # A comment
 # of two lines.
 
-# Another  # noqa: S101 (somebody)
-SQL = "-- whoever"
+# Another  # noqa: S101
+SQL = "-- whoever SELECT none FROM row WHERE id = 1"
+NAME = "whoever it is"
 
 
 def take(rows: int) -> None:
@@ -85,15 +100,16 @@ def take(rows: int) -> None:
         (12, "rows, `code`"),
         (14, "A comment of two lines."),
         (17, "Another"),
-        (22, "Take rows."),
-        (25, "as many as there are."),
-        (28, "too many."),
-        (30, "`code` rows are too many"),
+        (23, "Take rows."),
+        (26, "as many as there are."),
+        (29, "too many."),
+        (31, "`code` rows are too many"),
     ]
 
 
-def test_every_module_of_the_product_is_checked() -> None:
-    there = {file for part in ("relay", "spark") for file in (ROOT / part).rglob("*.py")}
+def test_every_module_is_checked() -> None:
+    parts = ("relay", "spark", "bench", "demo", "examples", "migrations", "tests")
+    there = {file for part in parts for file in (ROOT / part).rglob("*.py")}
 
     assert there - set(files()) == set()
 

@@ -21,7 +21,7 @@ Open = Callable[..., DurablePublisher]
 
 @pytest.fixture(autouse=True)
 def patient_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A broker that is there but slow is not taken for one that is away."""
+    """A broker that is there but slow is not taken for one that is unreachable."""
     monkeypatch.setattr("relay.publisher.publisher.START_WAIT", 30.0)
 
 

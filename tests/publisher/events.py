@@ -29,7 +29,7 @@ def is_direct(publisher: DurablePublisher) -> bool:
 
 
 def first_of_each(messages: Sequence[AbstractIncomingMessage]) -> dict[str, list[str]]:
-    """Give the message ids of each key in the order in which each came first."""
+    """Return the message ids of each key in the order in which each came first."""
     seen: dict[str, dict[str, None]] = {}
     for message in messages:
         seen.setdefault(str(message.headers.get("x-aggregate-id")), {}).setdefault(str(message.message_id))

@@ -23,7 +23,7 @@ from relay.publisher.delivery_path import DeliveryPath
 from relay.publisher.entry import Entry
 from tests.publisher.events import measured
 
-TURNS = 8  # of the event loop after each step, so that whoever can go on does
+TURNS = 8  # of the event loop after each step, so that each task that can go on does
 
 
 class PathStep(Enum):

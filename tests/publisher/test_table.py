@@ -44,7 +44,7 @@ HEADERS_DIFFER = {"x-outbox-id", "x-delivery-count"}
 
 
 def on_the_wire(message: AbstractIncomingMessage) -> dict[str, Any]:
-    """Give all that a consumer gets but what differs between two messages."""
+    """Return all that a consumer gets but what differs between two messages."""
     has_key = "x-aggregate-id" in message.headers
     differ = HEADERS_DIFFER if has_key else HEADERS_DIFFER | {"x-outbox-lane"}
     return {

@@ -43,7 +43,7 @@ class Commands:
         return process
 
     def said(self, process: Process) -> str:
-        """Give all that it has printed until now, events included."""
+        """Return all that it has printed until now, events included."""
         return next(log for started, log in self._started if started is process).read_text()
 
     async def end(self, process: Process, within: float = 60) -> Ended:
@@ -56,12 +56,12 @@ class Commands:
         return await self.end(self.start(*arguments, **variables))
 
     async def ask(self, *arguments: str, **variables: str) -> Ended:
-        """Run a command that sends nothing in this process, ten times as fast as in one of its own."""
+        """Run a command that sends nothing in this process, ten times as fast as in a new one."""
         asked = await asyncio.to_thread(self._command, *arguments, **variables)
         return Ended(asked.code, asked.err + asked.out)
 
     async def jobs(self) -> list[dict[str, Any]]:
-        """Give what `relay replay list` tells, the newest job first."""
+        """Return what `relay replay list` tells, the newest job first."""
         ended = await self.ask("replay", "list", "--output", "json")
         jobs: list[dict[str, Any]] = json.loads(ended.said)
         return jobs

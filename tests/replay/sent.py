@@ -49,7 +49,7 @@ class SentRows:
         return list(range(first, last + 1))
 
     async def value(self, query: LiteralString, *parameters: object) -> Any:
-        """Give the one value of the one row."""
+        """Return the one value of the one row."""
         row = await (await self.connection.execute(query, parameters)).fetchone()
         assert row is not None
         return row[0]
@@ -79,7 +79,7 @@ class Copies:
         await eventually(lambda: self.number >= number, f"{number} messages", 60)
 
     async def read(self) -> list[AbstractIncomingMessage]:
-        """Give all that the broker has confirmed until now and that was not given before."""
+        """Return all that the broker has confirmed until now and that was not given before."""
         ends = self._ends + 1
         await self.channel.default_exchange.publish(aio_pika.Message(b"", type=END), self.queue.name)
         await eventually(lambda: self._ends == ends, "the end of the queue", 60)
@@ -98,7 +98,7 @@ def ids_of(messages: Sequence[AbstractIncomingMessage]) -> list[int]:
 
 
 def faults(wanted: Collection[int], messages: Sequence[AbstractIncomingMessage]) -> list[str]:
-    """Tell what is wrong: a row that is missing, one that nobody wanted, a key whose first copies are not in order."""
+    """Return what is wrong: a missing row, one that nobody wanted, a key whose first copies are not in order."""
     seen: set[int] = set()
     by_key: defaultdict[str, list[int]] = defaultdict(list)
     for message, id_ in zip(messages, ids_of(messages), strict=True):

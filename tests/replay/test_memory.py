@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.replay.conftest import Commands
 from tests.replay.sent import Copies, SentRows, faults
 from tests.support.eventually import eventually
@@ -12,7 +14,9 @@ MIB = 1024  # kB
 QUEUE = ("--to-exchange", "", "--routing-key", "nowhere")
 
 
+@pytest.mark.drills
 async def test_ten_times_as_many_rows_need_no_more_memory(relay: Commands, sent: SentRows, copies: Copies) -> None:
+    """54,000 rows are replayed after 6,000; the peak of memory stays."""
     await copies.channel.declare_queue("nowhere", durable=True)
     peaks = []
     for number in (6_000, 54_000):
@@ -23,7 +27,9 @@ async def test_ten_times_as_many_rows_need_no_more_memory(relay: Commands, sent:
     assert peaks[1] - peaks[0] < 15 * MIB
 
 
+@pytest.mark.drills
 async def test_large_rows_are_read_a_few_at_a_time(relay: Commands, sent: SentRows, copies: Copies) -> None:
+    """300 rows of 1 MiB are replayed with a window of 8 MiB; memory stays far below their sum."""
     ids = await sent.add(300, pad=10)
     small = await peak(relay, relay.start("replay", "--all"))
     await sent.connection.execute("TRUNCATE outbox.message")

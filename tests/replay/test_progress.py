@@ -40,7 +40,7 @@ async def test_a_log_gets_an_event_now_and_then(relay: Commands, sent: SentRows,
 
 
 def read_to_end(terminal: int) -> str:
-    """Give all that a terminal gets until nobody writes to it any more."""
+    """Return all that a terminal gets until nobody writes to it any more."""
     shown = b""
     try:
         while block := os.read(terminal, 4096):

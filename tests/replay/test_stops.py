@@ -68,7 +68,7 @@ async def test_a_list_that_is_being_made_is_not_waited_for(
         if list_of == "a run that begins":
             replaying = relay.start(*RESUME, "--rate", "400")
         else:
-            await sent.value(CUT)  # what it has read goes out, then it lists anew
+            await sent.value(CUT)  # what it has read goes out, then it lists again
         await eventually(is_listing, "it lists")
         replaying.stop(signal.SIGTERM)
     resumed = await relay(*RESUME, *FAST)

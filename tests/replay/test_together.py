@@ -1,4 +1,4 @@
-"""Replays beside each other, beside the relay, and beside retention."""
+"""Replays at the same time as each other, as the relay, and as retention."""
 
 import signal
 from collections import defaultdict

@@ -1,4 +1,4 @@
-"""A Spark program of its own, to be killed: `python -m tests.spark.driver '{"url": ..., ...}'`."""
+"""A separate Spark program, to be killed: `python -m tests.spark.driver '{"url": ..., ...}'`."""
 
 import json
 import os

@@ -37,7 +37,7 @@ def save(frame: DataFrame, options: Mapping[str, str], *, source: str = "outbox"
 
 
 def counts(connection: psycopg.Connection) -> tuple[int, int, int]:
-    """Tell how many invoices, messages and ledger rows there are."""
+    """Return how many invoices, messages and ledger rows there are."""
     return (
         one(connection, "SELECT count(*) FROM billing.invoice"),
         one(connection, "SELECT count(*) FROM outbox.message"),
@@ -46,12 +46,12 @@ def counts(connection: psycopg.Connection) -> tuple[int, int, int]:
 
 
 def staging_tables(connection: psycopg.Connection) -> list[str]:
-    """Tell the staging tables that are left."""
+    """Return the staging tables that are left."""
     found = connection.execute(r"SELECT relname FROM pg_class WHERE relname LIKE 'staging\_%' AND relkind = 'r'")
     return [name for (name,) in found]
 
 
 def one(connection: psycopg.Connection, query: str) -> Any:
-    """Give the only value of a query."""
+    """Return the only value of a query."""
     ((value,),) = connection.execute(query).fetchall()
     return value

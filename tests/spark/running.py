@@ -49,7 +49,7 @@ def job_command(job: str) -> list[str]:
 
 
 def job_environment() -> dict[str, str]:
-    """Give its own paths alone: what a job needs beside them, its user has to have, too."""
+    """Return its own paths alone: what a job needs besides, its user has to have, too."""
     environment = {name: value for name, value in os.environ.items() if name != "RELAY_DATABASE_URL"}
     settings = "--conf spark.ui.enabled=false --conf spark.sql.shuffle.partitions=2"
     return environment | {

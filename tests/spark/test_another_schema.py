@@ -29,6 +29,7 @@ async def project(message: Message, connection: psycopg.AsyncConnection) -> None
     await connection.execute("INSERT INTO projection (body) VALUES (%s)", [message.body.decode()])
 
 
+@pytest.mark.jobs
 @pytest.mark.timeout(300)
 async def test_every_part_finds_the_tables_in_a_schema_of_another_name(
     spark: SparkSession,

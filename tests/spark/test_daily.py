@@ -100,7 +100,7 @@ def test_days_are_billed_as_an_independent_count_says(
     kind, key, id_, payload = events[place]
     made = message_id("", 0, aggregate_type="customer", aggregate_id=key, event_type=kind, sequence=payload["tier"])
     assert id_ == str(made)
-    # Behind the invoice that made him reach it, in the order of the relay.
+    # Behind the invoice that made the customer reach it, in the order of the relay.
     before = [each for each in events[:place] if each[1] == key][-1]
     assert (before[0], before[3]["issued_on"]) == ("InvoiceIssued", payload["reached_on"])
 
@@ -232,7 +232,7 @@ def _read(file: Path) -> list[Purchase]:
 
 
 def _written(connection: psycopg.Connection) -> list[Purchase]:
-    """Give the lines that are not empty, each of an invoice whose sums are theirs."""
+    """Return the lines that are not empty, each of an invoice whose sums are theirs."""
     wrong = """
         SELECT count(*) FROM sales.invoice FULL JOIN (
             SELECT invoice_id, sum(quantity) AS quantity, sum(amount) AS amount FROM sales.invoice_line GROUP BY 1

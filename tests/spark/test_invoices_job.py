@@ -25,6 +25,7 @@ GOOD_AND_BAD = (
 )
 
 
+@pytest.mark.jobs
 def test_the_job_writes_a_file_once_and_puts_the_bad_lines_aside(
     spark: SparkSession, database_url: str, connection: psycopg.Connection, tmp_path: Path
 ) -> None:

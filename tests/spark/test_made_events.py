@@ -70,7 +70,7 @@ def refused_as(function: MakeEvents, **changed: Any) -> str:
 
 
 def rows(*keys: str, **changed: Any) -> pa.RecordBatch:
-    """Make rows with these keys; the last has these values in place of its own."""
+    """Make rows with these keys; the last has these values in place of what it has."""
     values = [{"key": key.encode(), "due": 20_454} for key in keys]
     values[-1] |= changed
     batch = pa.RecordBatch.from_pylist(values, pa.schema([("key", pa.binary()), ("due", pa.int32())]))

@@ -1,4 +1,4 @@
-"""`maxPending`: a write waits for the relay, outside of any transaction, and not for ever."""
+"""`maxPending`: a write waits for the relay, outside of any transaction, and not without end."""
 
 from concurrent.futures import ThreadPoolExecutor
 

@@ -35,7 +35,7 @@ TRANSACTIONS = """
     FROM (SELECT xmin FROM billing.invoice UNION SELECT xmin FROM outbox.message_pending) AS every_row
 """
 PIECES = "SELECT count(*) FROM outbox.batch WHERE partition >= 0"
-COMPLETE = (100, 100, 4 + 2)  # beside the pieces: how many there are, and that they are all written
+COMPLETE = (100, 100, 4 + 2)  # with the pieces: how many there are, and that they are all written
 
 
 @pytest.mark.every_postgres
@@ -64,7 +64,7 @@ def test_a_rerun_writes_only_the_pieces_that_are_missing(
     with pytest.raises(PySparkException, match="column 'invoice_id' holds a NUL character"):
         save(invoices(spark).withColumn("invoice_id", broken), options, **IN_FOUR)
     with connection.transaction():
-        # One snapshot: the tasks beside may still commit their pieces.
+        # One snapshot: the other tasks may still commit their pieces.
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         written = one(connection, PIECES)
         assert counts(connection)[:2] == (25 * written, 25 * written)
@@ -121,6 +121,7 @@ def test_a_batch_that_is_committed_in_one_is_not_begun_in_pieces(
     assert counts(connection) == (100, 100, 1)
 
 
+@pytest.mark.jobs
 def test_a_rerun_with_other_rows_but_as_many_is_refused_and_writes_nothing(
     spark: SparkSession, options: Options, connection: psycopg.Connection
 ) -> None:
@@ -157,6 +158,7 @@ def test_a_piece_that_an_earlier_release_wrote_is_never_taken_for_the_same(
     assert counts(connection)[:2] == (100, 100)
 
 
+@pytest.mark.jobs
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -204,6 +206,7 @@ def test_twins_at_one_piece_write_it_once(
     assert counts(connection)[:2] == (100, 100)
 
 
+@pytest.mark.jobs
 def test_tasks_that_fail_after_they_have_committed_are_tried_again_and_count_once(
     spark: SparkSession, options: Options, connection: psycopg.Connection
 ) -> None:

@@ -68,6 +68,7 @@ def test_a_filter_of_one_query_is_not_kept_for_the_next(
     assert (paid.count(), frame.count()) == (10, 70)
 
 
+@pytest.mark.jobs
 def test_a_frame_keeps_its_moment_and_each_query_of_a_catalog_table_has_its_own(
     spark: SparkSession, days: psycopg.Connection, database_url: str
 ) -> None:
@@ -112,6 +113,7 @@ def test_fields_of_the_payload_become_columns_and_only_named_columns_are_read(
     assert list(third[0]) == ["id", "payload"]
 
 
+@pytest.mark.jobs
 def test_a_decimal_is_never_rounded(spark: SparkSession, days: psycopg.Connection, database_url: str) -> None:
     rounded = read(spark, database_url, payloadSchema="amount DECIMAL(12,1)")
     failing = read(spark, database_url, payloadSchema="amount DECIMAL(12,1)", mode="FAILFAST")

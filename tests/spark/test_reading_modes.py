@@ -68,7 +68,7 @@ PAYLOADS: list[tuple[str, dict[str, Any]]] = [
 
 
 def add(connection: psycopg.Connection, *payloads: str | None) -> None:
-    """Make a day of sent rows with these payloads, the first of id 1; one of None has bytes."""
+    """Make a day of sent rows with these payloads, the first of id 1; without a payload it has bytes."""
     connection.execute(make_days("%s"), [DAY])
     for payload in payloads:
         connection.execute(ADD, [payload, b"\x00" if payload is None else None, f"{DAY} 12:00Z"])

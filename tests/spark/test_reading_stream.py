@@ -53,9 +53,11 @@ def offset(moment: str) -> Offset:
     return {"sentBefore": f"{moment}+00:00"}
 
 
+@pytest.mark.drills
 def test_each_row_is_in_one_micro_batch_through_restarts(
     spark: SparkSession, connection: psycopg.Connection, database_url: str, tmp_path: Path
 ) -> None:
+    """A stream is restarted twice, once after a crash before Spark's note; each row is in one micro-batch."""
     add_sent(connection, DAY, 40)
     first = _stream(spark, tmp_path, url=database_url)
     connection.execute(SEND_NOW, [5])
@@ -117,6 +119,7 @@ def test_a_clock_that_went_back_ends_the_stream(connection: psycopg.Connection, 
         reader().latestOffset(ahead, ReadAllAvailable())
 
 
+@pytest.mark.jobs
 def test_rows_that_a_clock_puts_before_the_offset_end_the_stream(
     connection: psycopg.Connection, reader: MakeReader
 ) -> None:
@@ -159,6 +162,7 @@ def test_days_that_are_gone_end_the_stream_unless_told_otherwise(
     assert ids(reader(failondataloss="false"), *gone) == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.jobs
 def test_a_database_without_an_outbox_is_told(spark: SparkSession, database_url: str, tmp_path: Path) -> None:
     with pytest.raises(PySparkException) as refused:
         _stream(spark, tmp_path, url=database_url, outboxSchema="elsewhere")

@@ -10,7 +10,8 @@ from pyspark.sql.types import LongType, StructType
 from outbox_spark.errors import ReadError, TableError
 from outbox_spark.reading import plan
 from outbox_spark.reading.plan import plan_read
-from outbox_spark.reading.reader import OutboxReader, Task
+from outbox_spark.reading.reader import OutboxReader
+from outbox_spark.reading.tasks import Task
 from tests.spark.frames import one
 from tests.spark.sent import add_sent
 from tests.support.eventually import eventually

@@ -1,4 +1,4 @@
-"""Archived days go out again through the outbox: the same messages, as new pending rows, all of them or none."""
+"""Archived days go out again through the outbox: the same messages, as new pending rows, all of them or no row."""
 
 import asyncio
 import json

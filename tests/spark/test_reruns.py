@@ -168,7 +168,7 @@ def test_each_row_is_written_once_or_the_rerun_refused_and_nothing_changed(
 @example(  # the first has written one piece when the second commits
     turns=["first"] * 2 + ["second"] * 4 + ["first"] * 2, sizes=[1, 1], in_pieces=True, are_alike=False
 )
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_two_drivers_at_once_write_the_rows_of_one(
     options: dict[str, str],
     connection: psycopg.Connection,

@@ -276,7 +276,7 @@ def test_a_frame_that_fails_leaves_nothing_of_the_others(
             lambda batch, frame: batch.rows(frame, table="billing.invoice", mode="upsert", key_columns=["amount"]),
             "key_columns amount: no unique index of billing.invoice is on just these columns",
         ),
-        (lambda batch, frame: batch.events(frame), "column 'invoice_id' is none of an event's: message_id"),
+        (lambda batch, frame: batch.events(frame), "column 'invoice_id' is no column of an event: message_id"),
         (lambda batch, frame: batch.events(frame, payload=f.struct("*")), "aggregate_type is missing: give it, or a"),
         (lambda batch, frame: batch.events(frame, type="x"), "an event has message_id, aggregate_type"),
         (
@@ -355,7 +355,7 @@ def _events(frame: DataFrame) -> DataFrame:
 
 
 def _message(connection: psycopg.Connection) -> dict[str, Any]:
-    """Give the only message."""
+    """Return the only message."""
     fields = "aggregate_type, aggregate_id, event_type, exchange, routing_key, content_type, headers"
     with connection.cursor(row_factory=dict_row) as cursor:
         query = f"SELECT {fields}, payload::text, writer, batch_id FROM outbox.message"

@@ -67,6 +67,7 @@ def test_a_micro_batch_whose_commit_failed_is_written_by_the_restart(
     assert staging_tables(connection) == []
 
 
+@pytest.mark.jobs
 def test_a_new_checkpoint_under_an_old_name_is_refused(
     spark: SparkSession, options: Options, connection: psycopg.Connection, source: Path, tmp_path: Path
 ) -> None:
@@ -80,6 +81,7 @@ def test_a_new_checkpoint_under_an_old_name_is_refused(
     assert counts(connection) == (20, 20, 1)
 
 
+@pytest.mark.jobs
 def test_an_older_checkpoint_is_refused(
     spark: SparkSession, options: Options, connection: psycopg.Connection, source: Path, tmp_path: Path
 ) -> None:

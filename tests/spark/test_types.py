@@ -32,7 +32,7 @@ def _as_float32(value: float | None) -> bytes | None:
 
 
 def _in_json(value: Any) -> Any:
-    """Give what JSON has of a value with times in it."""
+    """Return what JSON has of a value with times in it."""
     return json.loads(json.dumps(value, default=lambda at: at.isoformat(timespec="microseconds")))
 
 

@@ -208,7 +208,7 @@ class Cluster:
         try:
             await eventually(self._asks_all, "the cluster is whole", STARTED_WITHIN if booting else BACK_WITHIN)
         except TimeoutError:
-            # Links that come and go may part nodes only after they were seen together: then none is known as faulty.
+            # Links that come and go may part nodes only after they were seen together: then no node is known as faulty.
             for node in faulty or self.nodes:
                 await node.restart(signal.SIGKILL)
             await eventually(self._asks_all, "the cluster is whole after a restart", STARTED_WITHIN)

@@ -16,7 +16,7 @@ USABLE = range(17, 22)  # Spark 4.3 is tested on 17 and 21
 DEBIAN = Path("/usr/lib/jvm")
 OUR_OWN = Path(__file__).resolve().parents[2] / ".venv" / "java"  # made by `make_from_wheel`
 
-# The wheel's runtime lacks the module that Spark's launcher asks for, and does not start with it on the command line;
+# The wheel's runtime lacks the module that Spark's launcher asks for. It does not start with it on the command line;
 # Spark uses it only to speed up some linear algebra.
 WRAPPER = """#!/bin/sh
 for argument do

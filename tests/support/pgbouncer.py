@@ -11,7 +11,7 @@ from tests.support.server import Server
 
 PROGRAM = Path("/usr/sbin/pgbouncer")
 
-# auth_type any: whoever comes is let in, as the superuser.
+# auth_type any: every client is let in, as the superuser.
 CONFIGURATION = """
 [databases]
 * = host=127.0.0.1 port={port} user={user} password={password}

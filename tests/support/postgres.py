@@ -65,7 +65,7 @@ class PostgresServer(Server):
         return self.url("postgres")
 
     def url(self, database: str, *, user: str = "postgres", password: str | None = None) -> str:
-        """Give a database's URL; the superuser's password is filled in."""
+        """Return a database's URL; the superuser's password is filled in."""
         password = self._password if password is None else password
         return f"postgresql://{user}:{password}@127.0.0.1:{self.port}/{database}"
 
@@ -74,7 +74,7 @@ class PostgresServer(Server):
         return self._binaries / name
 
     def has_database(self, name: str) -> bool:
-        """Tell whether there is one of this name."""
+        """Whether there is one of this name."""
         with psycopg.connect(self.admin_url) as connection:
             return connection.execute("SELECT FROM pg_database WHERE datname = %s", [name]).rowcount == 1
 
@@ -127,7 +127,7 @@ class PostgresServer(Server):
         self._write(self._data / "postgresql.auto.conf", "".join(lines))
 
     def _initialise(self) -> None:
-        # Beside its place and then renamed: an interrupted initdb leaves nothing that looks like a server's folder.
+        # Next to its place and then renamed: an interrupted initdb leaves nothing that looks like a server's folder.
         fresh = self._folder / "data.new"
         shutil.rmtree(fresh, ignore_errors=True)
         self._make_own(fresh)
@@ -149,7 +149,7 @@ class PostgresServer(Server):
         _give_away(file)
 
     def is_ready(self) -> bool:
-        """Tell whether it lets us in."""
+        """Whether it lets us in."""
         try:
             psycopg.connect(self.admin_url, connect_timeout=2).close()
         except psycopg.OperationalError:
@@ -162,12 +162,12 @@ class PostgresServer(Server):
 
 
 def is_installed(version: int) -> bool:
-    """Tell whether this machine has a server of that version."""
+    """Whether this machine has a server of that version."""
     return (_installed(version) / "postgres").exists()
 
 
 def can_serve_from(folder: Path) -> bool:
-    """Tell whether a server's data can be in this folder: as root only where its own user may walk to."""
+    """Whether a server's data can be in this folder: as root only where its own user may walk to."""
     return not as_user(UNPRIVILEGED) or _is_reachable(folder)
 
 
@@ -187,7 +187,7 @@ def _binaries(version: int, folder: Path) -> Path:
         raise ServerError(f"PostgreSQL {version} is not installed; `tests/support/packages test` installs it")
     if can_serve_from(installed):
         return installed
-    package = installed.parents[1]  # the programs find their libraries by their place beside the package
+    package = installed.parents[1]  # the programs find their libraries by their place next to the package
     copy = folder / "programs"
     if not copy.exists():
         fresh = folder / "programs.new"
@@ -207,7 +207,7 @@ def _require_reachable(folder: Path) -> None:
 
 
 def _is_reachable(folder: Path) -> bool:
-    """Tell whether everybody may walk to and into this folder."""
+    """Whether everybody may walk to and into this folder."""
     place = folder.resolve()
     return all(step.stat().st_mode & 0o001 for step in (place, *place.parents))
 

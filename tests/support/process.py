@@ -88,8 +88,8 @@ class Process:
         self._log = log
         with log.open("ab") as output:
             self._process = subprocess.Popen(
-                # setpriv replaces itself by the program, so the process id is the program's; a Python function
-                # run between fork and exec would do the same, but is refused beside threads from Python 3.12 on.
+                # setpriv replaces itself by the program, so the process id is the program's. A Python function
+                # run between fork and exec would do the same, but is refused with threads from Python 3.12 on.
                 ["setpriv", f"--pdeathsig={death_signal}", *as_user(user), "--", *map(str, command)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,

@@ -45,7 +45,7 @@ class RabbitServer(Server):
         self._epmd: Process | None = None
 
     def url(self, vhost: str = "/") -> str:
-        """Give the AMQP URL of a virtual host."""
+        """Return the AMQP URL of a virtual host."""
         return f"amqp://{USER}:{self._password}@{self.address}:{self.port}/{vhost.replace('/', '%2F')}"
 
     def add_vhost(self, name: str) -> str:
@@ -85,7 +85,7 @@ class RabbitServer(Server):
         """Let the quorum queues that were just declared outlive a kill.
 
         RabbitMQ 3.10 does not write at once where a new one has its log. Killed half a second later, it finds the queue
-        again, but empty and without a leader, and that stays so; three seconds later the queue was whole.
+        again, but empty and without a leader, for good; three seconds later the queue was whole.
         """
         self.call("lists:foreach(fun dets:sync/1, dets:all()).")
 
@@ -141,7 +141,7 @@ class RabbitServer(Server):
         self._name = "relay@localhost"
 
     def _variables(self, folder: Path) -> dict[str, str]:
-        """Give the node's environment."""
+        """Return the node's environment."""
         return {
             "PATH": os.environ["PATH"],
             "HOME": str(folder / "home"),
@@ -161,7 +161,7 @@ class RabbitServer(Server):
             ),
             "ERL_EPMD_PORT": str(self._epmd_port),
             "ERL_EPMD_ADDRESS": self.address,
-            # The script then becomes the node instead of staying beside it: one process to end.
+            # The script then becomes the node instead of staying next to it: one process to end.
             "RUNNING_UNDER_SYSTEMD": "true",
         }
 
@@ -178,12 +178,12 @@ class RabbitServer(Server):
 
 
 def is_installed() -> bool:
-    """Tell whether this machine has RabbitMQ."""
+    """Whether this machine has RabbitMQ."""
     return (PROGRAMS / "rabbitmq-server").exists()
 
 
 def _secret(file: Path) -> str:
-    """Give the secret kept in this file; a new one when there is none."""
+    """Return the secret kept in this file; a new one when the file is missing."""
     if not file.exists():
         file.touch(0o600)
         file.write_text(secrets.token_hex(12))

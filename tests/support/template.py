@@ -15,7 +15,7 @@ MADE: set[tuple[int, str]] = set()
 
 
 def template_of(server: PostgresServer) -> str:
-    """Give one that was migrated today (UTC), for the days that it has begin with the day on which it was."""
+    """Return one that was migrated today (UTC), for the days that it has begin with the day on which it was."""
     name = f"{NAME}_{datetime.now(UTC):%Y%m%d}"
     if (server.port, name) not in MADE:
         server.drop_database(name)  # a given server may have one

@@ -208,7 +208,7 @@ def is_let_in(database: DatabaseSettings) -> bool:
 
 
 class Impostor:
-    """Takes the server's place, with a certificate of its own or without TLS, and asks for the password itself."""
+    """Takes the server's place, with its own certificate or without TLS, and asks for the password itself."""
 
     def __init__(self, certificate: Certificate | None) -> None:
         self.passwords: list[str] = []

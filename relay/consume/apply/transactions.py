@@ -41,7 +41,7 @@ from relay.consume.classify import Judge, cause_of, first_line, is_outage, name_
 from relay.consume.counters import Counters
 from relay.consume.hindrances import Entry, Outages, Overloaded
 from relay.consume.message import Delivery, Message
-from relay.consume.policies import Fault
+from relay.consume.policies import FailureClass
 from relay.database import CANCEL_TIMEOUT, connect, connect_async, is_finished, one_line, unplug
 from relay.errors import (
     DatabaseUnavailableError,
@@ -423,7 +423,7 @@ class Attempt:
                     if is_outage:
                         await outage.wait(error, self.stopping)
                         continue
-                    if self.judge.fault_of(error) is not Fault.OVERLOAD:
+                    if self.judge.class_of(error) is not FailureClass.OVERLOAD:
                         raise
                     self.counters.overloads += 1
                     entry.overloaded(f"{name_of(error)}: {first_line(error)}")

@@ -8,7 +8,7 @@ from aiormq.abc import AbstractChannel
 from aiormq.exceptions import AMQPError, ChannelInvalidStateError, DeliveryError, PublishError
 from pamqp.commands import Basic
 
-from relay.broker.connection import Connection, connect, is_told_to_end, open_channel, words
+from relay.broker.connection import Connection, connect, is_told_to_end, open_channel_within, words
 from relay.config.settings import BrokerSettings
 from relay.consume.failed.envelope import folded
 from relay.errors import BrokerUnavailableError
@@ -75,7 +75,7 @@ class CopyPublisher:
             await self._connection.hang_up()
         self._connection = await connect(self._broker, self._name)
         try:
-            self._channel = await open_channel(self._connection, self._broker.connect_timeout, confirms=True)
+            self._channel = await open_channel_within(self._connection, self._broker.connect_timeout, confirms=True)
         except BrokerUnavailableError:
             await self._connection.hang_up()
             raise

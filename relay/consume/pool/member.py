@@ -177,7 +177,7 @@ class PartitionedConsumer:
                 yet.
         """
         setup = self._setup
-        with at_signals(self.stop, reload=self.reload) if signals else nullcontext():
+        with at_signals(lambda _: self.stop(), reload=self.reload) if signals else nullcontext():
             try:
                 async with cut_after(setup.stop, setup.work.drain_timeout):
                     await unless_stopping(setup.stop, self._prepare())

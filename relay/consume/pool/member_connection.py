@@ -4,7 +4,7 @@ import asyncio
 
 from aiormq.abc import AbstractChannel
 
-from relay.broker.connection import Connection, connect, open_channel
+from relay.broker.connection import Connection, connect, open_channel_within
 from relay.config.settings import BrokerSettings
 from relay.consume.queue_depth import ready_count
 from relay.engine.health import Health
@@ -39,7 +39,7 @@ class MemberConnection:
                 self._health.degrade("broker", connection.loss)
             if connection is None or connection.is_lost:
                 connection = self._connection = await self._open(connection)
-        return await open_channel(connection, self._broker.connect_timeout)
+        return await open_channel_within(connection, self._broker.connect_timeout)
 
     async def _open(self, lost: Connection | None) -> Connection:
         try:

@@ -15,6 +15,7 @@ from relay.engine.health import Health
 from relay.engine.send.publisher import Publisher
 from relay.engine.session.session import LaneSession
 from relay.engine.settle.mark import Delivered
+from relay.silence import StallTimer
 
 LOOK_INTERVAL = 1.0  # seconds
 SESSION_SETTLES = 2.0  # seconds after which a new session has read again what waits
@@ -39,15 +40,15 @@ class StallWatch:
         self._publisher = publisher
         self._delivered = delivered
         self._health = health
-        self._stall_after = settings.stall_after
+        self._timer = StallTimer(settings.stall_after)
         self._answers_within = settings.stall_after + settings.heartbeat_interval
         self._session = session
         self._watched: LaneSession | None = None
         self._waiting = 0
-        self._settled = 0
         self._written_at = 0.0
-        self._session_at = self._settled_at = self._answered_at = time.monotonic()
         self._is_silent = False
+        self._session_at = self._answered_at = time.monotonic()
+        self._timer.restart(self._session_at)
 
     async def run(self) -> None:
         while True:
@@ -80,10 +81,8 @@ class StallWatch:
         # A lost session takes the rows out of memory, not out of the table: they still wait.
         if waiting or (self._watched is not None and now - self._session_at > SESSION_SETTLES):
             self._waiting = waiting
-        settled = self._delivered.total
-        if settled != self._settled or not self._waiting:
-            self._settled, self._settled_at = settled, now
-        if now - self._settled_at > self._stall_after:
-            self._health.stall(self._waiting, now - self._settled_at)
-        else:
+        seconds = self._timer.look(self._delivered.total, self._waiting, now)
+        if seconds is None:
             self._health.move()
+        else:
+            self._health.stall(self._waiting, seconds)

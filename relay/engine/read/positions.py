@@ -45,7 +45,7 @@ class Plan:
         rows: how many rows a lane may bring.
         bytes: how many bytes each lane may bring.
         sweeping: the lane that it reads from zero for the sweep.
-        horizon: the highest id that was taken before the transactions that its snapshot names.
+        watermark: the highest id that was taken before the transactions that its snapshot names.
         floor: the id above which every lane must be read for transactions that run now.
         reach: the lowest id above which this read, or the one that it repeats, was asked to read.
         log: what it reads of the log; None while the log is not used.
@@ -57,7 +57,7 @@ class Plan:
     rows: int
     bytes: dict[int, int]
     sweeping: int | None
-    horizon: int
+    watermark: int
     floor: int
     reach: int
     log: LogPlan | None
@@ -80,7 +80,7 @@ class Positions:
         self._segments = segments
         self._log = LogPositions(segments)
         self._snapshot = b"0:0:"  # of the last read
-        self._horizon = 0  # transactions that the last snapshot did not name take their ids above it
+        self._watermark = 0  # transactions that the last snapshot did not name take their ids above it
         self._floors: dict[int, int] = {}  # lane -> everything visible at or below was read
         self._far: dict[int, None] = {}  # lanes to read from far back, in the order of their turn
         self._large: dict[int, int] = {}  # lane -> cost of its next row, which did not fit, in the order of their turn
@@ -201,8 +201,8 @@ class Positions:
 
     def plan(self) -> Plan:
         """Return the next read."""
-        floor = self._open.floor(self._horizon)
-        return self._plan(self._horizon, floor, reach=floor)
+        floor = self._open.floor(self._watermark)
+        return self._plan(self._watermark, floor, reach=floor)
 
     def plan_again(self, plan: Plan, snapshot: bytes) -> Plan | None:
         """Note the transactions that run in a read's snapshot; return a plan that goes further back, if one is needed.
@@ -210,13 +210,13 @@ class Positions:
         A long transaction has ended: its rows belong before what was just read. Another may end meanwhile.
         """
         self._snapshot = snapshot
-        back = self._open.note(snapshot, plan.horizon)
+        back = self._open.note(snapshot, plan.watermark)
         if back is None or back >= plan.reach:
             return None
         self._log.go_back(self._lanes.held, back)
         for lane in self._lanes.held:
             self.reread_from(lane, back)
-        return self._plan(plan.horizon, plan.floor, reach=back)
+        return self._plan(plan.watermark, plan.floor, reach=back)
 
     def found_by_sweep(self, plan: Plan, rows: Iterable[Row]) -> list[Row]:
         """Return the rows of a read that only its sweep has found. Call it before `take`."""
@@ -235,7 +235,7 @@ class Positions:
             known_until: its snapshot named all running transactions that had an id by then.
         """
         self._open.note_read(ended, position)
-        self._horizon = self._open.horizon(known_until)
+        self._watermark = self._open.watermark(known_until)
         self.has_more = False
         for lane in plan.lanes:
             self._far.pop(lane, None)
@@ -275,7 +275,7 @@ class Positions:
         if plan.log is not None:
             ends = {lane: end for lane, end in zip(plan.lanes, plan.log.ends, strict=True) if end < position}
             cut = ends | {lane: min(id_, position) for lane, id_ in cut.items()}
-            low, base = self._open.floor(self._horizon), self._open.base(self._horizon)
+            low, base = self._open.floor(self._watermark), self._open.base(self._watermark)
             seen = Snapshot.parse(self._snapshot)
             for lane, of_log in zip(plan.lanes, plan.log.lanes, strict=True):
                 logged = (row for row in of_lanes.get(lane, ()) if row.is_logged)
@@ -287,7 +287,7 @@ class Positions:
         self.behind = lagging | self._lagging
         self._lagging = lagging | self._lagging.difference(plan.lanes)
 
-    def _plan(self, horizon: int, floor: int, *, reach: int) -> Plan:
+    def _plan(self, watermark: int, floor: int, *, reach: int) -> Plan:
         for lane in self._lanes_with_room():
             if lane not in self._floors:
                 self._floors[lane], self._far[lane] = 0, None
@@ -311,7 +311,7 @@ class Positions:
             min(most, max(1, self._window.lane_quota // 4)),
             shares,
             sweeping,
-            horizon,
+            watermark,
             floor,
             reach,
             log,
@@ -363,26 +363,26 @@ class OpenTransactions:
         """The highest id that was given when the table was last read."""
         return self._positions[-1][1]
 
-    def horizon(self, known_until: float) -> int:
+    def watermark(self, known_until: float) -> int:
         """Return the highest position up to which each id belongs to a transaction that had its own id by then."""
         while len(self._positions) > 1 and self._positions[1][0] <= known_until - GAP:
             self._positions.popleft()
         return self._positions[0][1]
 
-    def floor(self, horizon: int) -> int:
+    def floor(self, watermark: int) -> int:
         """Return the position from which to read the rows of transactions that run now, or have just begun."""
-        return min([horizon, *(since for since in self._since.values() if self.position - since <= NEAR)])
+        return min([watermark, *(since for since in self._since.values() if self.position - since <= NEAR)])
 
-    def base(self, horizon: int) -> int:
+    def base(self, watermark: int) -> int:
         """Return the position above which all of them have their ids, also those that run for long."""
-        return min([horizon, *self._since.values()])
+        return min([watermark, *self._since.values()])
 
-    def note(self, snapshot: bytes, horizon: int) -> int | None:
+    def note(self, snapshot: bytes, watermark: int) -> int | None:
         """Note what runs; return the lowest position at which a transaction that has ended was first seen, if any."""
         running = {int(xid) for xid in snapshot.split(b":")[2].split(b",") if xid}
         ended = [self._since.pop(xid) for xid in self._since.keys() - running]
         for xid in running:
-            self._since.setdefault(xid, horizon)
+            self._since.setdefault(xid, watermark)
         return min(ended, default=None)
 
     def note_read(self, at: float, position: int) -> None:

@@ -52,7 +52,7 @@ REOPEN_AFTER = 0.02  # seconds; a row that closes each channel must not make a h
 RENEW_AFTER, RENEW_AFTER_MAX = 0.1, 30.0
 CONFIRMS = True  # on every channel: only a confirm shows that the broker has taken a message
 HINDERED_AFTER = 2.0  # seconds without a connection that works, after which other nodes should take the lanes
-TRIES = 3  # of one declaration, each on a new connection: a declaration that ends each one must not prevent the start
+ATTEMPTS = 3  # of one declaration, each on a new connection: one that ends each of them must not prevent the start
 SETTLED_WITHIN = 1.0  # seconds in which rows in flight may settle on a channel that is given up for refusals
 
 
@@ -224,12 +224,11 @@ class BrokerLink:
         await declare_at_start(connection, self._undeclared)  # empty on a reconnect
         while not connection.is_lost and self._left is not connection:
             async with answer_within("open a channel", self._settings.broker.connect_timeout):
-                channel = await connection.channel(publisher_confirms=CONFIRMS, on_return_raises=True)
-                underlay = await channel.get_underlay_channel()
-            if await self._publish(connection, underlay) is not Verdict.CLOSED:
+                channel = await broker.open_channel(connection, confirms=CONFIRMS)
+            if await self._publish(connection, channel) is not Verdict.CLOSED:
                 # If the broker opens the next channel in time, it is alive. Then a queue takes nothing, and another
                 # host would not help.
-                await close_channel(underlay)
+                await close_channel(channel)
             await asyncio.sleep(REOPEN_AFTER)
 
     async def _publish(self, connection: Connection, channel: Underlay) -> Verdict:
@@ -312,7 +311,7 @@ class Undeclared:
 
     thing: Thing
     compare: bool
-    tries: int = 0
+    attempts: int = 0
 
 
 def undeclared(broker: BrokerSettings, things: Sequence[Thing]) -> deque[Undeclared]:
@@ -335,11 +334,11 @@ async def declare_at_start(connection: Connection, waiting: deque[Undeclared]) -
     """
     while waiting:
         first = waiting[0]
-        first.tries += 1
+        first.attempts += 1
         try:
             result = await declare(connection, first.thing, compare=first.compare)
         except OSError as error:
-            if first.tries == TRIES:
+            if first.attempts == ATTEMPTS:
                 waiting.popleft()
                 _tell(failed(first.thing, error))
             raise

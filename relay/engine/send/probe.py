@@ -5,8 +5,8 @@ makes a channel wait after a few dozen messages to a quorum queue without a lead
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 from aiormq.abc import AbstractChannel as Underlay
@@ -144,11 +144,7 @@ class Prober:
             if not answer.done():
                 answer.set_result(settled)
 
-        with _numbered():
-            opened = await self._connection.channel(publisher_confirms=True, on_return_raises=True)
-        channel = await opened.get_underlay_channel()
-        if broker.is_told_to_end():  # the library swallows a cancel while it opens a channel
-            raise asyncio.CancelledError
+        channel = await broker.open_channel(self._connection, confirms=True)
         wire = self._wire_on(channel, self._connection, settle)
         try:
             wire.send((row,), {row.id} if redelivered else set())
@@ -163,8 +159,7 @@ class Prober:
     async def _refusal(self, address: Address, *, at_once: bool) -> str:
         async with nullcontext() if at_once else self._room_to_ask:
             try:
-                with _numbered():
-                    channel = await broker.open_channel(self._connection, ANSWER_WITHIN)
+                channel = await broker.open_channel_within(self._connection, ANSWER_WITHIN)
                 try:
                     await self._publish_and_take_back(channel, address)
                 finally:
@@ -197,12 +192,3 @@ class Prober:
                 answer.cancel()
             if channel.closing.done():
                 channel.closing.result()
-
-
-@contextmanager
-def _numbered() -> Iterator[None]:
-    """Raise ConnectionError when the library has no channel number left."""
-    try:
-        yield
-    except ValueError as error:
-        raise ConnectionError(str(error)) from error

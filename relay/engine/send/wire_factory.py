@@ -3,7 +3,7 @@
 from aiormq.abc import AbstractChannel as Underlay
 
 from relay.broker.connection import Connection
-from relay.config.settings import Wire as WireChoice
+from relay.config.settings import WireKind
 from relay.engine.send.codec import Encoder
 from relay.engine.send.frames import FrameWire
 from relay.engine.send.message import Identity
@@ -17,8 +17,8 @@ from relay.observe.histogram import Histogram
 class Wires:
     """Makes wires for a channel and a `Settle`; all record how long confirms take in `times`."""
 
-    def __init__(self, choice: WireChoice, router: Router, identity: Identity, times: Histogram) -> None:
-        self._choice = choice
+    def __init__(self, kind: WireKind, router: Router, identity: Identity, times: Histogram) -> None:
+        self._kind = kind
         self._router = router
         self._identity = identity
         self._times = times
@@ -34,7 +34,7 @@ class Wires:
         return traced
 
     def _bare(self, channel: Underlay, connection: Connection, settle: Settle) -> Wire:
-        if self._choice is WireChoice.PUBLISH:
+        if self._kind is WireKind.PUBLISH:
             return PlainWire(channel, self._router, self._identity, settle, clock=connection.clock, times=self._times)
         frame_max = channel.connection.connection_tune.frame_max
         encoder = Encoder(channel.number, frame_max, self._router, self._identity)

@@ -54,7 +54,7 @@ BLOCKERS = SQL("""
 
 
 class DatabaseRetry:
-    """The pauses between the tries of a node's statements; the log and the health report say what is in the way.
+    """The pauses between the attempts of a node's statements; the log and the health report say what is in the way.
 
     Args:
         drain: set when the node must stop. The pauses are short from then on, and the caller is cancelled at the end.
@@ -66,7 +66,7 @@ class DatabaseRetry:
         self._drain = drain
         self._days_blocked = False
 
-    async def wait(self, error: psycopg.Error, tries: int) -> None:
+    async def wait(self, error: psycopg.Error, attempts: int) -> None:
         """Return when a statement that has failed so many times may run again."""
         if isinstance(error, NO_DAY):  # the clock is past, or before, the days that have partitions
             if await self.ensure_days():
@@ -78,7 +78,7 @@ class DatabaseRetry:
         if self._drain.is_set():
             await asyncio.sleep(RETRY_INITIAL)
         else:
-            await wait_for_event(self._drain, backoff(tries, RETRY_INITIAL, RETRY_MAX))
+            await wait_for_event(self._drain, backoff(attempts, RETRY_INITIAL, RETRY_MAX))
 
     def heal(self) -> None:
         """Note that a statement has succeeded after it had failed."""

@@ -422,9 +422,9 @@ Result = TypeVar("Result")
 
 
 class Retry(Protocol):
-    """What `retried` needs: the pause between two tries of a statement."""
+    """What `retried` needs: the pause between two attempts of a statement."""
 
-    async def wait(self, error: psycopg.Error, tries: int) -> None:
+    async def wait(self, error: psycopg.Error, attempts: int) -> None:
         """Return when a statement that has failed so many times, now with such an error, may run again."""
 
     def heal(self) -> None:
@@ -441,16 +441,16 @@ def retried(
 
     @wraps(ask)
     async def run(self: Any, /, *args: Asked.args, **kwargs: Asked.kwargs) -> Result:
-        tries = 0
+        attempts = 0
         while True:
             try:
                 result = await ask(self, *args, **kwargs)
             except (*PASSING, NO_DAY) as error:
-                tries += 1
+                attempts += 1
                 retry: Retry = self._retry
-                await retry.wait(error, tries)
+                await retry.wait(error, attempts)
             else:
-                if tries:
+                if attempts:
                     self._retry.heal()
                 return result
 

@@ -177,14 +177,17 @@ class Quarantine:
         The relay probes a new route at once. It also probes a route at once if its count of probes has fallen: an
         operator has asked for that.
         """
-        self._load_at = self._loop.time() + LOAD_INTERVAL
         async with self._turn:
-            for address, id_, reason, probes in await self._table.routes():
-                route = self._routes.setdefault(address, QuarantinedRoute(id_, reason, probes))
-                route.id = id_  # a new one if the other nodes have released the route and quarantined it again
-                if probes < route.probes:
-                    route.probes, route.probe_at = probes, 0.0
+            await self._load()
         self._arm()
+
+    async def _load(self) -> None:
+        self._load_at = self._loop.time() + LOAD_INTERVAL
+        for address, id_, reason, probes in await self._table.routes():
+            route = self._routes.setdefault(address, QuarantinedRoute(id_, reason, probes))
+            route.id = id_  # a new one if the other nodes have released the route and quarantined it again
+            if probes < route.probes:
+                route.probes, route.probe_at = probes, 0.0
 
     def _load_soon(self) -> None:
         self._load_at = 0.0
@@ -353,6 +356,8 @@ class Quarantine:
         if is_last:
             del self._routes[address]
             log.info("route.released", **names(address), probes=route.probes)
+            if not self._routes:  # an operator may have sent rows to a route that is new; later rows must not overtake
+                await self._load()
 
     def _go_back(self, rows: Iterable[Place]) -> None:
         first: dict[int, int] = {}

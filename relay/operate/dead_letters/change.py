@@ -182,7 +182,7 @@ class Command:
     async def run_until_told(self) -> Done:
         """Do as `run`, until SIGTERM or SIGINT; a second signal stops at once, and loses nothing."""
         running = asyncio.create_task(self.run(), name="dead-letters")
-        with stopped_by_signals(self.stop, running):
+        with stopped_by_signals(lambda _: self.stop(), running):
             try:
                 return await running
             except asyncio.CancelledError:

@@ -23,7 +23,7 @@ from aiormq.exceptions import (
 )
 from pamqp.commands import Basic
 
-from relay.broker.connection import Connection, answer_within, connect, is_told_to_end, words
+from relay.broker.connection import Connection, answer_within, connect, is_told_to_end, open_channel, words
 from relay.config.settings import BrokerSettings
 from relay.consume.failed.copy_publisher import CopyPublisher, CopyRefusedError
 from relay.consume.failed.envelope import renewed, unfolded
@@ -223,8 +223,7 @@ class DeadQueue:
 
     async def _open_channel(self) -> AbstractChannel:
         async with answer_within("a channel", self._broker.connect_timeout):
-            opened = await self._connection.channel(publisher_confirms=False)
-            return await opened.get_underlay_channel()
+            return await open_channel(self._connection)
 
     async def _close(self, channel: AbstractChannel) -> None:
         async with answer_within("close a channel", self._broker.connect_timeout):

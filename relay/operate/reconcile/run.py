@@ -137,7 +137,7 @@ def _differences(report: Report) -> Iterable[str]:
         if each.lost:
             yield (
                 f"{each.lost} in the inbox of {each.consumer} without a row in the table, applied from {each.lost_from}"
-                f" to {each.lost_until}: a restore of an earlier state, or a failover to a standby that lagged, may"
+                f" to {each.lost_until}. A restore of an earlier state, or a failover to a standby that lagged, may"
                 " have taken the rows away"
             )
     if parked := report.rows_of("parked"):

@@ -13,7 +13,7 @@ from outbox_spark.connection import connect, conninfo
 from outbox_spark.errors import ReadError, TableError
 from outbox_spark.options import SENT, ReadOptions, read_options
 from outbox_spark.reading.columns import select
-from outbox_spark.reading.reader import Read, Task
+from outbox_spark.reading.tasks import Read, Task
 
 BYTES_PER_TASK = 128 * 1024 * 1024
 MARKS_MAY_TAKE = 60.0  # seconds

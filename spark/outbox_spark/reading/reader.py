@@ -5,18 +5,16 @@ What only the driver does is imported where it is done, since executors may have
 
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from itertools import islice
 
 import pyarrow as pa
 from adbc_driver_postgresql import dbapi
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructType
 
 from outbox_spark.errors import ReadError
-from outbox_spark.options import ReadOptions
 from outbox_spark.reading.fields import as_fields, refuse_no_object
+from outbox_spark.reading.tasks import Read, Task
 
 # One core of the server for one of Spark's.
 BEGIN = (
@@ -25,33 +23,6 @@ BEGIN = (
     "SET LOCAL max_parallel_workers_per_gather = 0",
     "SET LOCAL jit = off",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Read:
-    """One read."""
-
-    options: ReadOptions
-    info: str  # libpq's connection string; it may hold the password
-    select: str  # ... WHERE true
-    conditions: tuple[str, ...]
-    schema: StructType
-
-    def where(self, *more: str) -> str:
-        """Return the statement under its conditions and these."""
-        return " AND ".join((self.select, *self.conditions, *more))
-
-
-class Task(InputPartition):  # type: ignore[misc]  # mypy does not follow pyspark
-    """A statement that one task runs; Spark pickles it."""
-
-    def __init__(self, statement: str, part: str | None = None, check: str | None = None) -> None:
-        self.statement = statement
-        self.part = part  # the day or the segment whose rows it reads
-        self.check = check  # a statement that tells, after the reading, whether all of it was there; None: it was
-
-    def __str__(self) -> str:
-        return "the outbox" if self.part is None else f"{self.part} of the outbox"
 
 
 class OutboxReader(DataSourceReader):  # type: ignore[misc]  # mypy does not follow pyspark

@@ -16,7 +16,8 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit
 
 from outbox_spark.errors import ReadError
-from outbox_spark.reading.reader import Read, Task, read_task
+from outbox_spark.reading.reader import read_task
+from outbox_spark.reading.tasks import Read, Task
 
 if TYPE_CHECKING:
     from outbox_spark.reading.plan import Day

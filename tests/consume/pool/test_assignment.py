@@ -74,7 +74,9 @@ class Pool(RuleBasedStateMachine):
         self.partitions = [Assigned(number) for number in range(PARTITIONS)]
         self.members: set[str] = set()
         self.leaving: set[str] = set()
-        self.holders: dict[tuple[int, int], str] = {}  # partition and epoch -> whoever was told that they are his
+        self.holders: dict[
+            tuple[int, int], str
+        ] = {}  # partition and epoch -> the member that was told that it has them
         self.told: dict[int, set[tuple[str, int]]] = {number: set() for number in range(PARTITIONS)}
         self.born = 0
 

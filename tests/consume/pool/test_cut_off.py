@@ -113,7 +113,7 @@ async def test_it_takes_its_partitions_up_again_when_nobody_got_them(
     assert_told_once(events, "database")
     for key in range(KEYS):
         assert await table.numbers(f"key-{key}") == list(range(key, 100, KEYS))
-    assert len(loaded) <= 2 * 16  # each once, and anew after a transaction that was cut
+    assert len(loaded) <= 2 * 16  # each once, and again after a transaction that was cut
 
 
 async def test_it_ends_when_it_is_told_to_stop_without_a_database(

@@ -35,10 +35,7 @@ async def under_load(processes: PoolProcesses, rate: int = RATE) -> AsyncIterato
 async def test_the_consumer_and_the_master_die_at_once(
     database: DatabaseSettings, broker: BrokerSettings, tmp_path: Path
 ) -> None:
-    """The only member dies together with the master; the second node cleans up, and a new member gets all messages.
-
-    While the pool has no member, messages wait. The new member first gets what the dead one had in hand.
-    """
+    """The only member dies with the master: messages wait until a new one gets all, first what the dead one had."""
     async with pool_processes(database, broker, tmp_path, nodes=["one", "two"], members=["first"]) as processes:
         async with under_load(processes):
             await processes.come_on()

@@ -68,7 +68,7 @@ async def round_of(database: DatabaseSettings, keep: int = KEEP, kind: Kind = SE
 
 
 async def sessions(connection: psycopg.AsyncConnection) -> set[int]:
-    """Give the server processes of retention."""
+    """Return the server processes of retention."""
     return {pid for (pid,) in await (await connection.execute(SESSIONS)).fetchall()}
 
 

@@ -1,0 +1,35 @@
+"""One read, and the tasks that it is divided into: what the driver plans and the executors run."""
+
+from dataclasses import dataclass
+
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.types import StructType
+
+from outbox_spark.options import ReadOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """One read."""
+
+    options: ReadOptions
+    info: str  # libpq's connection string; it may hold the password
+    select: str  # ... WHERE true
+    conditions: tuple[str, ...]
+    schema: StructType
+
+    def where(self, *more: str) -> str:
+        """Return the statement under its conditions and these."""
+        return " AND ".join((self.select, *self.conditions, *more))
+
+
+class Task(InputPartition):  # type: ignore[misc]  # mypy does not follow pyspark
+    """A statement that one task runs; Spark pickles it."""
+
+    def __init__(self, statement: str, part: str | None = None, check: str | None = None) -> None:
+        self.statement = statement
+        self.part = part  # the day or the segment whose rows it reads
+        self.check = check  # a statement that tells, after the reading, whether all of it was there; None: it was
+
+    def __str__(self) -> str:
+        return "the outbox" if self.part is None else f"{self.part} of the outbox"

@@ -1,0 +1,41 @@
+"""One row of `df.write.format("outbox").save()` in this process: what Spark would call, without its Java."""
+
+from collections.abc import Mapping
+from datetime import date
+from decimal import Decimal
+from types import SimpleNamespace
+from unittest.mock import patch
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from outbox_spark import source
+from tests.doors import files_that_run
+
+ROW = {
+    "invoice_id": "INV-1",
+    "customer_id": "C1",
+    "issued_on": date(2026, 1, 1),
+    "quantity": 1,
+    "amount": Decimal("1.11"),
+}
+ROWS = pa.schema(
+    {
+        "invoice_id": pa.string(),
+        "customer_id": pa.string(),
+        "issued_on": pa.date32(),
+        "quantity": pa.int32(),
+        "amount": pa.decimal128(12, 2),
+    }
+)
+
+
+def follow_spark_row(options: Mapping[str, str]) -> set[str]:
+    """Return the files of outbox_spark that run from the writer of a row of billing.invoice to its commit."""
+    task = SimpleNamespace(get=lambda: SimpleNamespace(partitionId=lambda: 0, taskAttemptId=lambda: 0))
+    rows = pa.RecordBatch.from_pylist([ROW], ROWS)
+    outbox = source.OutboxDataSource({name.lower(): value for name, value in options.items()})
+    with patch.object(source, "TaskContext", task), files_that_run("spark/outbox_spark") as opened:
+        writer = outbox.writer(from_arrow_schema(ROWS), overwrite=False)
+        writer.commit([writer.write(iter([rows]))])
+    return opened
