@@ -586,14 +586,14 @@ def test_roles_of_a_relay_read_each_segment(log: Connection) -> None:
 
 
 WRITERS = 64
-LONGEST_WAIT = 0.2  # seconds, for a lock: 0.06 were seen beside a load of 20 on two cores
+LONGEST_WAIT = 0.2  # seconds, for a lock: 0.06 were seen under a load of 20 on two cores
 SECONDS = 8.0
 ROW = ("invoice", "InvoiceIssued", "1")
 COLUMNS = "outbox.message (aggregate_type, event_type, payload)"
 
 
 class Writers:
-    """Writes beside the test: single rows by prepared statements, many by COPY; one in ten transactions is undone."""
+    """Writes while the test runs: single rows by prepared statements, many by COPY; one in ten transactions is undone."""
 
     def __init__(self, url: str) -> None:
         self._url = url

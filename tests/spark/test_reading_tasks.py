@@ -75,7 +75,7 @@ def test_rows_are_selected_by_type_and_key(connection: psycopg.Connection, reade
 def test_rows_of_the_log_are_each_in_one_task_next_to_those_of_days(
     connection: psycopg.Connection, reader: MakeReader
 ) -> None:
-    """In several segments, behind the last one and before the first one; those that are not sent are in none."""
+    """In several segments, behind the last one and before the first one; no task has a row that is not sent."""
     add_sent(connection, DAY, 600)
     use_log(connection)
     connection.execute("SELECT outbox.cut_segment()")
