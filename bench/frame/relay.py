@@ -26,6 +26,7 @@ class BenchRelay:
     Attributes:
         node: its name, when several run at once.
         is_noted: it notes each confirm (bench/programs/confirms.py).
+        by_receipts: it reads a log of rows and marks by receipts (bench/programs/receipts.py).
         profile: it runs under cProfile, which slows it down and writes its figures into that file.
     """
 
@@ -35,6 +36,7 @@ class BenchRelay:
     ordering: Ordering = Ordering.KEY
     node: str = ""
     is_noted: bool = False
+    by_receipts: bool = False
     profile: Path | None = None
 
     @property
@@ -82,6 +84,8 @@ class BenchRelay:
     def _command(self) -> list[str]:
         if self.is_noted:
             return [sys.executable, "-m", "bench.programs.confirms", str(self._confirms_file)]
+        if self.by_receipts:
+            return [sys.executable, "-m", "bench.programs.receipts"]
         command = [str(Path(sys.executable).parent / "relay"), "run"]
         profiled = [sys.executable, "-m", "cProfile", "-o", str(self.profile)] if self.profile else []
         return [*profiled, *command]

@@ -92,6 +92,17 @@ class Delivered:
         self.total += rows
 
 
+class MarkSent:
+    """How rows are marked as sent: each moves to the partition of its day."""
+
+    def __init__(self, session: LaneSession) -> None:
+        self._statement = mark_statement(session)
+
+    async def write(self, connection: psycopg.AsyncConnection, rows: Sequence[Row], node: str) -> int:
+        """Mark rows and count them for the node, in one transaction; return how many were still pending."""
+        return (await connection.execute(self._statement, places(rows) | {"node": node}, prepare=True)).rowcount
+
+
 class Marker:
     """Marks settled rows; one mark takes the rows that settled during the mark before it."""
 
@@ -117,7 +128,7 @@ class Marker:
         self._delivered = delivered
         self._retry = retry
         self._settings = settings
-        self._mark_sent = mark_statement(session)
+        self._mark_sent = MarkSent(session)
         self._marked_at = 0.0
 
     async def run(self) -> None:
@@ -142,8 +153,7 @@ class Marker:
         self._marked_at = loop.time()
 
     async def _sent(self, rows: Sequence[Row]) -> None:
-        parameters = places(rows) | {"node": self._settings.node}
-        marked = await self._write_sent(parameters)
+        marked = await self._write_sent(rows)
         if marked != len(rows):
             # An operator has parked, discarded or deleted the other rows meanwhile, although they were sent.
             log.warning("mark.missed", rows=len(rows), marked=marked)
@@ -161,10 +171,10 @@ class Marker:
             self._delivered.times.observe(seconds, min(step, len(rows) - start))
 
     @retried
-    async def _write_sent(self, parameters: dict[str, str]) -> int:
+    async def _write_sent(self, rows: Sequence[Row]) -> int:
         began = time.monotonic()
         async with self._session.use() as connection:
-            marked = (await connection.execute(self._mark_sent, parameters, prepare=True)).rowcount
+            marked = await self._mark_sent.write(connection, rows, self._settings.node)
         if marked:  # otherwise the statement had no transaction id: see LaneSession.write
             self._session.note_written(began)
         return marked
