@@ -114,7 +114,7 @@ async def test_a_restored_outbox_sends_again_and_reconcile_names_what_is_gone(
     assert consumer.counters.duplicates == 1
     assert compared.code == 1
     assert f"1 in the inbox of {CONSUMER} without a row in the table, applied from " in compared.err
-    assert "a restore of an earlier state" in compared.err
+    assert "A restore of an earlier state" in compared.err
     assert "not in the inbox" not in compared.err
 
 
