@@ -593,7 +593,7 @@ COLUMNS = "outbox.message (aggregate_type, event_type, payload)"
 
 
 class Writers:
-    """Writes while the test runs: single rows by prepared statements, many by COPY; one in ten transactions is undone."""
+    """Writes during a test: single rows by prepared statements, many by COPY; one in ten transactions is undone."""
 
     def __init__(self, url: str) -> None:
         self._url = url
