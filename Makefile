@@ -41,9 +41,11 @@ test: setup ## run every test on real servers, which are started for the run; JO
 	@PYTHON=$(PYTHON) tests/support/packages test
 	$(BIN)/pytest --numprocesses $(JOBS) --dist loadfile
 
+# One job takes up to 90 s of two busy cores. A limit that a slow machine meets would end a test in a call of the JVM, whose
+# answer the next call of that process would take for its own.
 test-jobs: setup ## test whole Spark jobs, the demo, and what takes Spark long
 	@PYTHON=$(PYTHON) tests/support/packages test
-	$(BIN)/pytest --numprocesses $(JOBS) --dist loadfile -m jobs
+	$(BIN)/pytest --numprocesses $(JOBS) --dist loadfile --timeout 600 -m jobs
 
 verify: ## run what .ci/run leaves out: every drill, four chaos seeds, the fuzz of the codec, the images, the extras and five minutes of soak; about an hour
 	$(MAKE) drills

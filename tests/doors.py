@@ -119,7 +119,7 @@ async def follow_message(settings: Settings, connection: psycopg.AsyncConnection
 
 
 async def main() -> None:
-    from tests.spark.one_row import follow_spark_row  # imports PySpark
+    from tests.spark.one_row import billing_options, follow_spark_row  # imports PySpark
 
     with PostgresServer() as postgres, RabbitServer(schedulers=1) as rabbitmq:
         settings = Settings(
@@ -133,19 +133,12 @@ async def main() -> None:
             url = settings.database.url.get_secret_value()
             async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
                 await connection.execute((ROOT / "spark" / "jobs" / "billing.sql").read_text())
-                options = {
-                    "url": url,
-                    "dbtable": "billing.invoice",
-                    "aggregateType": "customer",
-                    "aggregateIdColumn": "customer_id",
-                    "eventType": "InvoiceIssued",
-                }
                 for what, opened in (
                     ("a row, from INSERT to sent", await follow_row(settings, connection)),
                     ("a message, from queue to inbox", await follow_message(settings, connection)),
                     (
                         "a row of Spark, from its writer to its commit",
-                        await asyncio.to_thread(follow_spark_row, options),
+                        await asyncio.to_thread(follow_spark_row, billing_options(url)),
                     ),
                 ):
                     print(f"{len(opened):3} files for {what}")

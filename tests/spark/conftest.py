@@ -10,6 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import outbox_spark
+from tests.spark.one_row import billing_options
 
 # A JVM of a test lives for seconds: the second compiler and the parallel collector would not pay. A quarter less time.
 os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
@@ -52,11 +53,5 @@ def connection(database_url: str) -> Iterator[psycopg.Connection]:
 
 @pytest.fixture
 def options(database_url: str, connection: psycopg.Connection) -> dict[str, str]:
-    """Options of a good write into billing.invoice, as a batch without a name."""
-    return {
-        "url": database_url,
-        "dbtable": "billing.invoice",
-        "aggregateType": "customer",
-        "aggregateIdColumn": "customer_id",
-        "eventType": "InvoiceIssued",
-    }
+    """Options of a good write, whose table is there."""
+    return billing_options(database_url)

@@ -30,6 +30,17 @@ ROWS = pa.schema(
 )
 
 
+def billing_options(url: str) -> dict[str, str]:
+    """Options of a good write into billing.invoice, as a batch without a name."""
+    return {
+        "url": url,
+        "dbtable": "billing.invoice",
+        "aggregateType": "customer",
+        "aggregateIdColumn": "customer_id",
+        "eventType": "InvoiceIssued",
+    }
+
+
 def follow_spark_row(options: Mapping[str, str]) -> set[str]:
     """Return the files of outbox_spark that run from the writer of a row of billing.invoice to its commit."""
     task = SimpleNamespace(get=lambda: SimpleNamespace(partitionId=lambda: 0, taskAttemptId=lambda: 0))
