@@ -1,12 +1,13 @@
-"""`relay run` told to stop while the broker's confirms do not come: whatever it does, nothing is lost."""
+"""`relay run` told to stop while answers of the broker or the database do not come: nothing is lost."""
 
 import asyncio
 import signal
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 
-from relay.config.settings import BrokerSettings
+from relay.config.settings import BrokerSettings, DatabaseSettings
 from tests.cli.command import RELAY, Command
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.support.eventually import eventually
@@ -18,30 +19,34 @@ ROWS = 20
 
 
 @pytest.mark.parametrize(
-    ("drain_timeout", "signals", "code", "last_words"),
+    ("drain_timeout", "signals", "is_database_silent", "code", "last_words"),
     [
-        ("0.2", 1, 0, ["relay.draining", "drain.timed_out", "relay.stopped"]),
-        ("600", 2, 130, ["relay.draining", "relay.interrupted"]),
+        ("0.2", 1, False, 0, ["relay.draining", "drain.timed_out", "relay.stopped"]),
+        ("600", 2, False, 130, ["relay.draining", "relay.interrupted"]),
+        ("600", 2, True, 130, ["relay.draining", "relay.interrupted"]),
     ],
-    ids=["a drain that takes too long", "a second signal"],
+    ids=["a drain that takes too long", "a second signal", "a second signal beside a silent database"],
 )
 async def test_what_is_not_confirmed_when_it_stops_stays_pending_and_goes_out_again(
     drain_timeout: str,
     signals: int,
+    is_database_silent: bool,
     code: int,
     last_words: list[str],
     *,
     outbox: Outbox,
     queue: Reader,
     broker: BrokerSettings,
-    database_url: str,
+    database: DatabaseSettings,
     run_node: RunNode,
     tmp_path: Path,
 ) -> None:
-    async with proxied(broker) as (proxy, far):
+    async with AsyncExitStack() as proxies:
+        proxy, far_broker = await proxies.enter_async_context(proxied(broker))
+        database_proxy, far_database = await proxies.enter_async_context(proxied(database))
         variables = {
-            "RELAY_DATABASE_URL": database_url,
-            "RELAY_BROKER_URL": far.url.get_secret_value(),
+            "RELAY_DATABASE_URL": far_database.url.get_secret_value(),
+            "RELAY_BROKER_URL": far_broker.url.get_secret_value(),
             "RELAY_DRAIN_TIMEOUT": drain_timeout,
             "RELAY_LOG_FORMAT": "json",
         }
@@ -52,6 +57,9 @@ async def test_what_is_not_confirmed_when_it_stops_stays_pending_and_goes_out_ag
             proxy.hold(Way.DOWN)
             await outbox.insert_many(ROWS, keys=ROWS)
             await eventually(lambda: has_ready(queue), "the broker has them all", 60)
+            if is_database_silent:
+                database_proxy.hold(Way.UP)
+                database_proxy.hold(Way.DOWN)
             relay.tell(signal.SIGTERM)
             await eventually(lambda: "relay.draining" in log.read_text(), "it drains", 60)
             if signals == 2:
