@@ -97,6 +97,21 @@ async def test_a_row_that_backs_off_for_a_fault_of_its_own_is_none() -> None:
     assert watched.passes(60) == "ok"
 
 
+async def test_a_moment_in_which_no_row_waits_does_not_end_one() -> None:
+    """As between the time-out of the confirms, which quarantines the route, and the probe of that route."""
+    watched = Watched()
+    row, probe = rows([1, 2])
+    watched.publisher.offer([row])
+    watched.passes(4.5)
+    watched.settle(Outcome.REFUSED)
+    watched.publisher.take_settled()
+    watched.publisher.queue.put_off(row)
+    watched.passes(0.5)
+    watched.publisher.offer([probe])
+
+    assert watched.passes(0.5) == "stalled"
+
+
 async def test_rows_that_are_confirmed_and_cannot_be_marked_are_one() -> None:
     watched = Watched()
     watched.publisher.offer(rows([1]))

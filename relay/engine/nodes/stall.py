@@ -45,6 +45,7 @@ class StallWatch:
         self._session = session
         self._watched: LaneSession | None = None
         self._waiting = 0
+        self._is_empty = False  # nothing waited at the last look
         self._written_at = 0.0
         self._is_silent = False
         self._session_at = self._answered_at = time.monotonic()
@@ -78,9 +79,11 @@ class StallWatch:
 
     def _look_at_delivery(self, now: float) -> None:
         waiting = self._publisher.waiting
-        # A lost session takes the rows out of memory, not out of the table: they still wait.
-        if waiting or (self._watched is not None and now - self._session_at > SESSION_SETTLES):
+        # A lost session takes the rows out of memory, not out of the table: they still wait. And for a moment nothing
+        # waits between the time-out of the confirms, which quarantines a route, and the probe of that route.
+        if waiting or (self._is_empty and self._watched is not None and now - self._session_at > SESSION_SETTLES):
             self._waiting = waiting
+        self._is_empty = not waiting
         seconds = self._timer.look(self._delivered.total, self._waiting, now)
         if seconds is None:
             self._health.move()
