@@ -33,7 +33,9 @@ GRANT USAGE ON SCHEMA outbox
 
 -- These functions run with the rights of the tables' owner. `pg_restore --no-acl` makes them again for everybody.
 REVOKE EXECUTE ON FUNCTION outbox.ensure_sent_days(date, integer), outbox.ensure_inbox_days(date, integer),
-    outbox.drop_sent_day(date, boolean, boolean), outbox.drop_inbox_day(date, boolean) FROM PUBLIC;
+    outbox.drop_sent_day(date, boolean, boolean), outbox.drop_inbox_day(date, boolean),
+    outbox.ensure_segments(integer, bigint), outbox.cut_segment(), outbox.empty_segment(bigint, boolean, boolean),
+    outbox.drop_segment(), outbox.cover_segment(bigint), outbox.old_segments(integer) FROM PUBLIC;
 
 -- Writers: new rows, and these are pending, since `state` and what the relay writes are not theirs to name.
 GRANT INSERT (
@@ -64,9 +66,10 @@ GRANT USAGE, CREATE ON SCHEMA outbox_staging TO outbox_spark;
 GRANT SELECT ON outbox.message, outbox.message_count, outbox.message_state TO outbox_archive;
 GRANT SELECT, INSERT, DELETE ON outbox.archived_day TO outbox_archive;
 GRANT EXECUTE ON FUNCTION outbox.sent(timestamp with time zone, timestamp with time zone) TO outbox_archive;
+GRANT EXECUTE ON FUNCTION outbox.sent_blocks(timestamp with time zone, timestamp with time zone) TO outbox_archive;
 
 -- The relay and its operators: read, mark, park, retry, reroute; what an event says is not theirs to change.
-GRANT SELECT ON outbox.message, outbox.message_count, outbox.message_state TO outbox_relay;
+GRANT SELECT ON outbox.message, outbox.message_count, outbox.message_state, outbox.message_waits TO outbox_relay;
 GRANT UPDATE (state, attempts, available_at, last_error, held_behind, parked_at, sent_at, quarantine)
     ON outbox.message TO outbox_relay;
 GRANT UPDATE (exchange, routing_key) ON outbox.message TO outbox_relay; -- relay quarantine reroute
@@ -75,6 +78,22 @@ GRANT INSERT ON outbox.message_sent TO outbox_relay;
 GRANT SELECT ON SEQUENCE outbox.message_id_seq TO outbox_relay;
 GRANT EXECUTE ON FUNCTION outbox.ensure_sent_days(date, integer) TO outbox_relay;
 GRANT EXECUTE ON FUNCTION outbox.sent(timestamp with time zone, timestamp with time zone) TO outbox_relay;
+GRANT EXECUTE ON FUNCTION outbox.sent_blocks(timestamp with time zone, timestamp with time zone) TO outbox_relay;
+-- The log: the relay adds receipts, which nobody changes, and can change no row by them.
+GRANT SELECT ON outbox.message_log, outbox.message_log_far, outbox.receipt, outbox.segment TO outbox_relay;
+GRANT INSERT (block, n, node, ids) ON outbox.receipt TO outbox_relay;
+GRANT SELECT, INSERT, DELETE ON outbox.checkpoint TO outbox_relay;
+GRANT EXECUTE ON FUNCTION outbox.ensure_segments(integer, bigint) TO outbox_relay;
+GRANT EXECUTE ON FUNCTION outbox.cut_segment() TO outbox_relay;
+GRANT EXECUTE ON FUNCTION outbox.cover_segment(bigint) TO outbox_relay;
+DO $$
+DECLARE
+    segment regclass;
+BEGIN
+    FOR segment IN SELECT inhrelid FROM pg_inherits WHERE inhparent = 'outbox.message_log'::regclass LOOP
+        EXECUTE format('GRANT SELECT ON %s TO outbox_relay', segment);
+    END LOOP;
+END $$;
 GRANT SELECT, INSERT, UPDATE, DELETE ON outbox.node, outbox.quarantine TO outbox_relay;
 GRANT SELECT, INSERT, DELETE ON outbox.published TO outbox_relay;
 GRANT SELECT ON outbox.batch, outbox.migration TO outbox_relay;
@@ -103,6 +122,8 @@ GRANT SELECT, INSERT, UPDATE (member, taken_from) ON outbox.pool_partition TO ou
 -- relay.retention = "off" for one that runs `relay retention` each night.
 GRANT EXECUTE ON FUNCTION outbox.drop_sent_day(date, boolean, boolean), outbox.drop_inbox_day(date, boolean)
     TO outbox_retention;
+GRANT EXECUTE ON FUNCTION outbox.old_segments(integer), outbox.empty_segment(bigint, boolean, boolean),
+    outbox.drop_segment() TO outbox_retention;
 GRANT SELECT ON outbox.migration TO outbox_retention;
 GRANT INSERT ON outbox.operator_audit TO outbox_retention; -- relay retention, by hand
 

@@ -32,7 +32,8 @@ INFO = "outbox-relay"  # in the `info` of a mapped table that belongs to the rel
 OURS = re.compile(
     r"migration|node|published|batch|quarantine|operator_audit|dead_letter_audit|archived_day|inbox_memory"
     r"|replay|replay_failure|pool|pool_(member|partition|master)|held_message|begun_message"
-    r"|message|message_(pending|parked|quarantined|discarded|sent)|processed_message|processed_message_undated"
+    r"|message|message_(pending|parked|quarantined|discarded|sent|log)|message_log_([0-9]+|far)"
+    r"|checkpoint|receipt|receipt_([0-9]+|far)|segment|processed_message|processed_message_undated"
     r"|(message_sent|processed_message)_[0-9]{8}"
 )
 # A Spark job's, in the schema that its option stagingSchema names.

@@ -18,7 +18,7 @@ NOTE = "oldest release that runs on these tables: "
 
 def note_of(releases: list[str]) -> str:
     """Return the comment for tables whose migrations name these as the oldest releases that run on them."""
-    return NOTE + max(releases, key=_number)
+    return NOTE + max(releases, key=release_number)
 
 
 def release_needed(note: str | None) -> str | None:
@@ -26,7 +26,7 @@ def release_needed(note: str | None) -> str | None:
     if note is None or not note.startswith(NOTE):
         return None
     oldest = note.removeprefix(NOTE)
-    return oldest if _number(relay.__version__) < _number(oldest) else None
+    return oldest if release_number(relay.__version__) < release_number(oldest) else None
 
 
 def refuse_newer(schema: str, revision: str, note: str | None) -> None:
@@ -43,5 +43,6 @@ def refuse_newer(schema: str, revision: str, note: str | None) -> None:
         )
 
 
-def _number(release: str) -> tuple[int, ...]:
+def release_number(release: str) -> tuple[int, ...]:
+    """Return the numbers of a release, which compare as releases do."""
     return tuple(int(part) for part in re.findall(r"\d+", release)[:3])

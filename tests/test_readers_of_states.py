@@ -8,7 +8,7 @@ SEARCHED = ("relay", "spark", "demo", "examples", "tests/chaos")
 OWNER = "relay/engine/"  # it moves the rows from state to state
 
 BENEATH = {
-    "a partition": re.compile(r"\bmessage_(pending|sent|parked|quarantined|discarded)(?![a-z])"),
+    "a partition": re.compile(r"\bmessage_(pending|sent|parked|quarantined|discarded|log)(?![a-z])"),
     "UPDATE": re.compile(r"\bUPDATE\s+(\{schema\}|outbox)\.message\b"),
     "SELECT": re.compile(r"\b(FROM|JOIN|TABLE)\s+(\{schema\}|outbox)\.message\b"),
     "the table's name": re.compile(r'Identifier\([^()]+, "message"'),
@@ -32,8 +32,8 @@ ALLOWED = {
     ("relay/replay/selection.py", "a partition"): DAYS,
     ("relay/replay/session.py", "SELECT"): BLOCKS,
     ("relay/replay/session.py", "a partition"): "waits for marks by their lock",
+    ("relay/retention/drop.py", "a partition"): DAYS,
     ("relay/retention/kind.py", "a partition"): DAYS,
-    ("spark/jobs/ends.py", "the table's name"): BLOCKS,
     ("spark/outbox_spark/commit.py", "the table's name"): "inserts new rows",
     ("spark/outbox_spark/reading/plan.py", "a partition"): DAYS,
     ("spark/outbox_spark/reading/plan.py", "the table's name"): BLOCKS,

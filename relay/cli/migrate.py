@@ -3,7 +3,7 @@
 import asyncio
 import sys
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter, validators
 
@@ -19,6 +19,7 @@ from relay.observe.log import set_up
 from relay.operate import migrate as operate
 from relay.operate.downgrade import preview
 from relay.operate.lock_wait import LOCK_TIMEOUT, WAIT, LockLimits
+from relay.operate.log_switch import switch_log
 from relay.operate.session import session
 
 log = get_logger(__name__)
@@ -47,6 +48,10 @@ def migrate(
     downgrade: Annotated[
         str | None, Parameter(help="Go back to this version; `base` drops every table with all its rows.")
     ] = None,
+    log_: Annotated[
+        Literal["on", "off"] | None,
+        Parameter(name="--log", help="Send new rows to the log, which receipts settle; or no longer."),
+    ] = None,
     consent: Consent = Consent(),
     force: Annotated[bool, Parameter(help="Downgrade also while relays run on the tables.")] = False,
     locks: LockOptions = LockOptions(),
@@ -55,8 +60,8 @@ def migrate(
 
     Tables that are ahead of this release are left as they are: with exit code 0 when this release runs on them.
     """
-    if sum((sql, check, downgrade is not None)) > 1:
-        raise UsageError("--sql, --check and --downgrade exclude each other")
+    if sum((sql, check, downgrade is not None, log_ is not None)) > 1:
+        raise UsageError("--sql, --check, --downgrade and --log exclude each other")
     if downgrade is None and (consent.dry_run or consent.yes or consent.why or force):
         raise UsageError("--dry-run, --yes, --why and --force go with --downgrade")
     settings = options.load().settings
@@ -68,11 +73,21 @@ def migrate(
     limits = LockLimits(locks.lock_timeout, locks.wait)
     if downgrade is not None:
         return _downgrade(settings, downgrade, limits, consent, force=force)
+    if log_ is not None:
+        return _switch(database, limits, on=log_ == "on")
     if not check:
         operate.migrate(database, limits=limits, tell=aside)
     with session(database):  # which refuses what is missing, behind, or too far ahead
         pass
     _say_version(database)
+    return ExitCode.DONE
+
+
+def _switch(database: DatabaseSettings, limits: LockLimits, *, on: bool) -> ExitCode:
+    with session(database):  # which refuses tables that are behind
+        pass
+    switch_log(database, on=on, limits=limits, tell=aside)
+    say(f"new rows of schema {database.schema_name} go to {'the log' if on else 'the pending rows'}")
     return ExitCode.DONE
 
 

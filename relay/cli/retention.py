@@ -15,7 +15,7 @@ from relay.errors import UsageError
 from relay.operate.reconcile.inbox import FLAG, of_inbox
 from relay.operate.retention import drop_old_days, look_at_old_days
 from relay.retention.day import Fate, OldDay
-from relay.retention.kind import INBOX, Kind, kept_days, sent_kind
+from relay.retention.kind import INBOX, Kind, kept_days, log_kind, sent_kind
 
 COLUMNS = ("table", "day", "rows", "bytes", "fate", "reason")
 
@@ -36,7 +36,8 @@ def retention(
     settings = options.load().settings
     keeps = _keeps(settings.relay, keep, keep_inbox)
     if inbox != InboxOptions():
-        keeps.pop(sent_kind(settings.relay), None)
+        for kind in (sent_kind(settings.relay), log_kind(settings.relay)):
+            keeps.pop(kind, None)
     if not keeps:
         raise UsageError('retention is off: --keep "14 days" tells what to keep')
     database = inbox.settings(settings.database)

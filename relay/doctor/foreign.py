@@ -10,18 +10,27 @@ from relay.operate.holders import foreign_locks
 
 # What the migrations make; tests/doctor/test_foreign.py compares.
 TABLES = (
-    "archived_day", "batch", "begun_message", "dead_letter_audit", "held_message", "inbox_memory", "message",
-    "message_count", "message_discarded", "message_parked", "message_pending", "message_quarantined", "message_sent",
-    "message_state", "migration", "node", "operator_audit", "pool", "pool_master", "pool_member", "pool_partition",
-    "processed_message", "processed_message_undated", "published", "quarantine", "replay", "replay_failure",
+    "archived_day", "batch", "begun_message", "checkpoint", "dead_letter_audit", "held_message", "inbox_memory",
+    "log_late", "log_named", "log_pending", "log_position", "message", "message_count", "message_discarded",
+    "message_log", "message_log_far", "message_parked", "message_pending", "message_quarantined", "message_sent",
+    "message_state", "message_waits", "migration", "node", "operator_audit", "pool", "pool_master", "pool_member",
+    "pool_partition", "processed_message", "processed_message_undated", "published", "quarantine", "receipt",
+    "receipt_far", "replay", "replay_failure", "segment",
 )  # fmt: skip
 FUNCTIONS = (
-    "attached_day(text, date)", "drop_inbox_day(date, boolean)", "drop_sent_day(date, boolean, boolean)",
-    "ensure_inbox_days(date, integer)", "ensure_sent_days(date, integer)", "lock_holders(regclass[])",
-    "make_day(text, date)", "refuse_foreign_batch()", "ring()", "sent_day_needed(date, bigint, boolean)",
+    "attached_day(text, date)", "change_far(bigint, bigint, bigint)", "copy_rights(regclass, regclass)",
+    "cover_segment(bigint)", "cut_segment()", "drop_inbox_day(date, boolean)", "drop_segment()",
+    "drop_sent_day(date, boolean, boolean)", "empty_segment(bigint, boolean, boolean)",
+    "ensure_inbox_days(date, integer)", "ensure_segments(integer, bigint)", "ensure_sent_days(date, integer)",
+    "leave_log(bigint)", "lock_holders(regclass[])", "make_day(text, date)", "make_segment(bigint, bigint, bigint)",
+    "old_segments(integer)", "refuse_foreign_batch()", "ring()", "rows_elsewhere(date)",
+    "segment_needed(timestamp with time zone, timestamp with time zone, boolean)",
     "sent(timestamp with time zone, timestamp with time zone)",
+    "sent_blocks(timestamp with time zone, timestamp with time zone)", "sent_day_needed(date, bigint, boolean)",
 )  # fmt: skip
 TRIGGERS = ("ring ON message", "refuse_foreign_batch ON batch")  # each calls the function of its name
+
+PARTS = "^(message_sent|processed_message)_[0-9]{8}$|^(message_log|receipt)_[0-9]+$"  # days and segments
 
 # A day that an operator has detached keeps its name, and is no stranger.
 READ_FOREIGN = """
@@ -41,7 +50,7 @@ READ_FOREIGN = """
     )
     SELECT 'table or view ' || relname FROM relation
     WHERE relkind IN ('r', 'p', 'v', 'm', 'f') AND relname <> ALL (%(tables)s)
-        AND relname !~ '^(message_sent|processed_message)_[0-9]{8}$'
+        AND relname !~ %(parts)s
     UNION ALL
     SELECT 'table ' || relname || ' (an earlier release began to drop this day: DROP TABLE ends that)' FROM relation
     WHERE obj_description(oid, 'pg_class') = 'outbox retention drops this day'
@@ -84,7 +93,7 @@ READ_OWNERS = """
             format('%%s %%I.%%I', CASE relkind WHEN 'v' THEN 'VIEW' ELSE 'TABLE' END, %(schema)s::text, relname) AS part
         FROM pg_class
         WHERE relnamespace = to_regnamespace(quote_ident(%(schema)s)) AND relkind IN ('r', 'p', 'v')
-            AND (relname = ANY (%(tables)s) OR relname ~ '^(message_sent|processed_message)_[0-9]{8}$')
+            AND (relname = ANY (%(tables)s) OR relname ~ %(parts)s)
         UNION ALL
         SELECT proowner, proname::text,
             format('FUNCTION %%I.%%I(%%s)', %(schema)s::text, proname, oidvectortypes(proargtypes))
@@ -111,7 +120,8 @@ TOLD = 5  # names in a line
 def strangers(connection: psycopg.Connection, settings: Settings) -> Iterator[Finding]:
     """Name what no migration has made: a trigger runs with the rights of the role that writes."""
     check, schema = "database.foreign", settings.database.schema_name
-    parameters = {"schema": schema, "tables": list(TABLES), "functions": list(FUNCTIONS), "triggers": list(TRIGGERS)}
+    parameters = {"schema": schema, "tables": list(TABLES), "parts": PARTS, "functions": list(FUNCTIONS)}
+    parameters |= {"triggers": list(TRIGGERS)}
     found = [name for (name,) in connection.execute(READ_FOREIGN, parameters)]
     if found:
         remedy = "look at each: drop it, or move it to another schema"
@@ -123,7 +133,7 @@ def strangers(connection: psycopg.Connection, settings: Settings) -> Iterator[Fi
 def owners(connection: psycopg.Connection, settings: Settings) -> Iterator[Finding]:
     """Name each role that owns a part: it may put a trigger on it, or replace what others call."""
     check, schema = "database.owners", settings.database.schema_name
-    parameters = {"schema": schema, "tables": list(TABLES), "functions": list(FUNCTIONS)}
+    parameters = {"schema": schema, "tables": list(TABLES), "parts": PARTS, "functions": list(FUNCTIONS)}
     rows = connection.execute(READ_OWNERS, parameters).fetchall()
     for owner, main, names, parts in rows:
         words = f"role {owner} owns {_some(names)}, and can so run code with the rights of every role that uses it"

@@ -52,12 +52,22 @@ GRANTS = (
     Grant("UPDATE", "TABLE", "message", ADDRESS, command="quarantine"),
     Grant("SELECT", "TABLE", "message_count", command="status"),
     Grant("SELECT", "TABLE", "message_state", command="status"),
+    Grant("SELECT", "TABLE", "message_waits", command="status"),
     Grant("SELECT", "TABLE", "message_pending"),
     Grant("DELETE", "TABLE", "message_pending"),
     Grant("INSERT", "TABLE", "message_sent"),
     Grant("SELECT", "SEQUENCE", "message_id_seq"),
     Grant("EXECUTE", "FUNCTION", "ensure_sent_days(date, integer)"),
-    Grant("EXECUTE", "FUNCTION", "sent(timestamp with time zone, timestamp with time zone)", command="doctor"),
+    *(
+        Grant("EXECUTE", "FUNCTION", f"{name}(timestamp with time zone, timestamp with time zone)", command="doctor")
+        for name in ("sent", "sent_blocks")
+    ),
+    *(Grant("SELECT", "TABLE", table) for table in ("message_log", "message_log_far", "receipt", "segment")),
+    Grant("INSERT", "TABLE", "receipt", ("block", "n", "node", "ids")),
+    *(Grant(each, "TABLE", "checkpoint") for each in ("SELECT", "INSERT", "DELETE")),
+    Grant("EXECUTE", "FUNCTION", "ensure_segments(integer, bigint)"),
+    Grant("EXECUTE", "FUNCTION", "cut_segment()"),
+    Grant("EXECUTE", "FUNCTION", "cover_segment(bigint)"),
     *(
         Grant(each, "TABLE", table)
         for table in ("node", "quarantine")
@@ -136,13 +146,13 @@ def ownership(connection: psycopg.Connection, settings: Settings) -> Iterator[Fi
         yield Finding(check, Verdict.SKIPPED, "relay.retention is off: this relay drops no days")
         return
     (role,) = connection.execute(ROLE).fetchone() or ("",)
-    functions = [f"{settings.database.schema_name}.{kind.function}" for kind in keeps]
+    functions = dict.fromkeys(f"{settings.database.schema_name}.{kind.function}" for kind in keeps)
     try:
         held = {name: connection.execute(MAY_DROP, {"function": name}).fetchone() == (True,) for name in functions}
     except (psycopg.errors.UndefinedFunction, psycopg.errors.InvalidSchemaName):
         yield Finding(check, Verdict.SKIPPED, "the functions that drop days are not there", "run `relay migrate` first")
         return
-    told = ", ".join(f"{kind.setting} is {keep} days" for kind, keep in keeps.items())
+    told = ", ".join(dict.fromkeys(f"{kind.setting} is {keep} days" for kind, keep in keeps.items()))
     if missing := ", ".join(name for name, may in held.items() if not may):
         words = f"{told}, and role {role} may not call {missing}: the tables grow"
         remedy = (

@@ -27,6 +27,14 @@ READ_DAYS = SQL("""
     ORDER BY day
 """)
 
+READ_LOG = SQL("""
+    SELECT coalesce(sum(uncovered), 0)::bigint, count(*) FILTER (WHERE number > 0),
+        count(*) FILTER (WHERE first > (SELECT last_value FROM {schema}.message_id_seq)),
+        EXISTS (SELECT FROM {schema}.message_log_far)
+    FROM {schema}.segment
+    WHERE emptied_at IS NULL
+""")
+
 
 def tables_at_head(connection: psycopg.Connection, settings: Settings) -> Iterator[Finding]:
     check, schema, wanted = "database.tables", settings.database.schema_name, head_revision()
@@ -42,6 +50,31 @@ def tables_at_head(connection: psycopg.Connection, settings: Settings) -> Iterat
         yield Finding(check, Verdict.OK, words)
     else:
         yield Finding(check, Verdict.FAILED, words, "run `relay migrate`, or check database.schema")
+
+
+def log_covered(connection: psycopg.Connection, settings: Settings) -> Iterator[Finding]:
+    """Each row of the log that the relay has passed is named by a receipt, and the next rows have a segment."""
+    check, schema = "database.log", settings.database.schema_name
+    try:
+        row = connection.execute(READ_LOG.format(schema=Identifier(schema))).fetchone()
+    except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn):
+        row = None
+    if row is None:
+        yield Finding(check, Verdict.SKIPPED, f"there is no {schema}.segment", "run `relay migrate`")
+        return
+    uncovered, segments, ahead, in_far = row
+    if uncovered:
+        words = f"no receipt names {uncovered} rows of the log that the relay has passed: they are not sent"
+        remedy = f"a relay's sweep sends them; SELECT number, uncovered FROM {schema}.segment says where they are"
+        yield Finding(check, Verdict.FAILED, words, remedy)
+    if in_far or (segments and not ahead):
+        words = f"{'rows lie behind' if in_far else 'no segment is ahead of'} the last segment of the log"
+        remedy = "a relay makes segments each minute: see its event segments.failed, and database.snapshots"
+        yield Finding(check, Verdict.WARNING, words, remedy)
+    elif not uncovered:
+        yield Finding(
+            check, Verdict.OK, f"{ahead} segments of the log are ahead" if segments else "the log is not used"
+        )
 
 
 def days_ahead(connection: psycopg.Connection, settings: Settings) -> Iterator[Finding]:

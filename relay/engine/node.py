@@ -21,6 +21,7 @@ from relay.engine.nodes.lanes import Lanes
 from relay.engine.nodes.membership import Membership
 from relay.engine.nodes.stall import StallWatch
 from relay.engine.nodes.vacuum import VacuumWatch
+from relay.engine.read.checkpoints import Checkpoints
 from relay.engine.read.tail import Tail
 from relay.engine.reload import reloading
 from relay.engine.send.broker_link import BrokerLink
@@ -35,6 +36,7 @@ from relay.errors import AccessError, DatabaseUnavailableError, OutboxError, Sch
 from relay.logger import get_logger
 from relay.memory import return_large_blocks
 from relay.retention.rounds import keep_days
+from relay.retention.segments import keep_segments
 from relay.stopping import GOODBYE, stopped_by_signals
 
 log = get_logger(__name__)
@@ -188,6 +190,7 @@ class Node:
                 linking,
                 tasks.create_task(self._stalls.run(), name="stalls"),
                 tasks.create_task(keep_days(self._settings), name="retention"),
+                tasks.create_task(keep_segments(self._settings.database), name="segments"),
                 tasks.create_task(self._end_in_time(linking), name="deadline"),
             )
             await self._relay()
@@ -311,6 +314,7 @@ class Node:
                 tasks.create_task(membership.keep_clear(), name="published"),
                 tasks.create_task(lanes.run(), name="lanes"),
                 tasks.create_task(retry.keep_days(), name="days"),
+                tasks.create_task(Checkpoints(session, tail.checkpoints, retry).run(), name="checkpoints"),
                 tasks.create_task(VacuumWatch(session).run(), name="horizon"),
             )
             while not self._broker_link.up.is_set() and not self.drain.is_set():

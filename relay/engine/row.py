@@ -43,6 +43,7 @@ class Row(NamedTuple):
     excess: bytes | None  # why it was not read completely; no message can be made of it
     cost: int  # bytes, as the server counts them, of a lane's share, or moved when the row is parked
     left_out: bool = False  # it does not fit for now; payload and headers were not read
+    is_logged: bool = False  # it lies in the log, and not in the table of pending rows
 
     @property
     def key(self) -> Key | None:

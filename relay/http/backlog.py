@@ -13,7 +13,7 @@ from relay.database import connect_async
 from relay.errors import DatabaseUnavailableError
 from relay.http.cached_answer import CachedAnswer
 from relay.logger import get_logger
-from relay.operate.status import BY_INDEX, COUNT_PARKED, COUNT_PENDING, LANES, OLDEST_PENDING
+from relay.operate.status import BY_ORDER, COUNT_PARKED, COUNT_PENDING, OLDEST_PENDING
 
 log = get_logger(__name__)
 
@@ -21,6 +21,7 @@ COUNT_QUARANTINED = SQL("""
     SELECT (SELECT count(*) FROM {schema}.quarantine),
         (SELECT messages FROM {schema}.message_count WHERE state = 'quarantined')
 """)
+COUNT_UNCOVERED = SQL("SELECT coalesce(sum(uncovered), 0)::bigint FROM {schema}.segment WHERE emptied_at IS NULL")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,7 @@ class Counts:
     parked: int
     quarantined_routes: int
     quarantined: int
+    uncovered: int  # rows of the log that the relay has passed and no receipt names
 
 
 class Backlog:
@@ -75,12 +77,13 @@ class Backlog:
             (pending,) = await self._row(connection, COUNT_PENDING)
             parked, _ = await self._row(connection, COUNT_PARKED)
             routes, quarantined = await self._row(connection, COUNT_QUARANTINED)
-            await connection.execute(BY_INDEX)
+            await connection.execute(BY_ORDER)
             (oldest,) = await self._row(connection, OLDEST_PENDING)
-        return Counts(pending, max(0.0, oldest or 0.0), parked, routes, quarantined)
+            (uncovered,) = await self._row(connection, COUNT_UNCOVERED)
+        return Counts(pending, max(0.0, oldest or 0.0), parked, routes, quarantined, uncovered)
 
     async def _row(self, connection: psycopg.AsyncConnection, query: SQL) -> tuple[Any, ...]:
-        filled: Composed = query.format(schema=Identifier(self._database.schema_name), lanes=LANES)
+        filled: Composed = query.format(schema=Identifier(self._database.schema_name))
         row = await (await connection.execute(filled)).fetchone()
         assert row is not None, "an aggregate gives one row"  # noqa: S101
         return row

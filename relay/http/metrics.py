@@ -95,3 +95,6 @@ def _backlog(counts: Counts) -> Iterator[Metric]:
     yield GaugeMetricFamily("outbox_parked_messages", "Rows that wait for an operator", counts.parked)
     yield GaugeMetricFamily("outbox_quarantined_routes", "Routes that do not work", counts.quarantined_routes)
     yield GaugeMetricFamily("outbox_quarantined_messages", "Rows that wait for such a route", counts.quarantined)
+    yield GaugeMetricFamily(
+        "outbox_uncovered_messages", "Rows of the log that were passed and have no receipt", counts.uncovered
+    )

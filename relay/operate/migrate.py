@@ -159,7 +159,7 @@ def _working(database: DatabaseSettings, limits: LockLimits | None, tell: Callab
     schema = database.schema_name
     # The engine has no pool: the end of this block ends the session, and with it the lock.
     with (
-        _refusals_named(),
+        refusals_named(),
         sqlalchemy_engine(database).connect() as connection,
         LockWait(database, connection, limits or LockLimits(), tell) as waiting,
     ):
@@ -222,7 +222,8 @@ def _found(connection: sa.Connection, schema: str) -> str | None:
 
 
 @contextmanager
-def _refusals_named() -> Iterator[None]:
+def refusals_named() -> Iterator[None]:
+    """Yield; what the database refuses is a SchemaError that names the remedy."""
     try:
         yield
     except sa.exc.DBAPIError as error:

@@ -64,7 +64,10 @@ def drop_old_days(
             found = await _found(retention, keeps)
             tell(found)
             note(connection, [day.table for day in found if day.fate is Fate.OLD])
-            return [await retention.drop(day) for day in found]
+            done = [await retention.drop(day) for day in found]
+            if any(isinstance(day.part, int) for day in found):
+                await retention.drop_emptied()
+            return done
 
     with session(database) as connection:
         return asyncio.run(run(connection))

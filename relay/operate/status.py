@@ -50,25 +50,10 @@ COUNT_NOT_SENT = SQL(
     "SELECT count(*) FROM {schema}.message_state WHERE state = 'parked' AND starts_with(last_error, {words})"
 )
 
-# A row scheduled for next week must not look like one that has waited since last week. A row waits since it was
-# written, or since its available_at. The first of each lane stands for its lane, as ids and times of writing run
-# together but for transactions that overlap. So a backlog of a million rows costs what one of ten does.
-OLDEST_PENDING = SQL("""
-    SELECT extract(epoch FROM now() - least(
-        (SELECT min(front.created_at)
-         FROM generate_series(0, {lanes} - 1) AS lane (number)
-         CROSS JOIN LATERAL (
-             SELECT row.created_at
-             FROM {schema}.message_state AS row
-             WHERE row.state = 'pending' AND row.lane = lane.number::smallint AND row.available_at IS NULL
-             ORDER BY row.id
-             LIMIT 1
-         ) AS front),
-        (SELECT min(row.available_at)
-         FROM {schema}.message_state AS row
-         WHERE row.state = 'pending' AND row.available_at IS NOT NULL AND row.available_at <= now())
-    ))::float8
-""")
+# Since when the first row of each lane waits. A row scheduled for next week must not look
+# like one that has waited since last week: it waits since its available_at.
+# So a backlog of a million rows costs what one of ten does.
+OLDEST_PENDING = SQL("SELECT extract(epoch FROM now() - min(since))::float8 FROM {schema}.message_waits")
 
 # Refused rows that wait for their next attempt; and of these, those for which it is not overdue.
 COUNT_REFUSED = SQL("""
@@ -77,7 +62,9 @@ COUNT_REFUSED = SQL("""
     WHERE state = 'pending' AND available_at IS NOT NULL AND attempts > 0
 """)
 
-# Statistics taken while the table was empty would make the planner read all of it, once a lane.
+# Statistics taken while the table was empty would make the planner read all of it, once a lane. What is late in the log
+# is found by a bitmap alone.
+BY_ORDER = SQL("SET LOCAL enable_seqscan = off; SET LOCAL enable_sort = off")
 BY_INDEX = SQL("SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL enable_sort = off")
 
 
@@ -134,8 +121,9 @@ def read_status(connection: psycopg.Connection, schema: str, *, progress_timeout
         pending = _numbers(connection, COUNT_PENDING.format(**names))[0]
         parked, parked_heads = _numbers(connection, COUNT_PARKED.format(**names))
         (not_sent,) = _numbers(connection, COUNT_NOT_SENT.format(**names, words=NOT_SENT))
+        connection.execute(BY_ORDER)
+        oldest = connection.execute(OLDEST_PENDING.format(**names)).fetchone()
         connection.execute(BY_INDEX)
-        oldest = connection.execute(OLDEST_PENDING.format(**names, lanes=LANES)).fetchone()
         refused, tried_on = _numbers(connection, COUNT_REFUSED.format(**names, stalled_after=STALLED_AFTER))
     oldest_age = None if oldest is None or oldest[0] is None else max(0.0, float(oldest[0]))
     waits = oldest_age is not None and oldest_age > STALLED_AFTER

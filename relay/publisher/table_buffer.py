@@ -144,7 +144,7 @@ class TableBuffer:
             if self._connection is None or self._connection.closed:
                 self._is_unreplicated = False
                 self._connection = await connect_async(
-                    self._database, application_name=f"outbox-publisher {self._writer}"
+                    self._database, application_name=f"outbox-publisher/log {self._writer}"
                 )
                 self._connection.add_notice_handler(self._heed)
             try:

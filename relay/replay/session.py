@@ -2,7 +2,8 @@
 
 The days of sent rows have no index, since one would slow every mark. So PostgreSQL sorts the places of the selected
 rows once, into a cursor WITH HOLD, which holds no snapshot open. The rows themselves are then read by their place, a
-thousand at a time (docs/decisions/0007-replay-by-place.md).
+thousand at a time (docs/decisions/0007-replay-by-place.md). The place of a row of the log is its lane: with its id, the
+log's index leads to it.
 """
 
 import asyncio
@@ -33,16 +34,21 @@ TAKE_LOCK = SQL("SELECT pg_try_advisory_lock(hashtext({lock}), {job}::integer)")
 # Marks that had begun when the job was made carry a time before it, and may not be visible yet.
 MARKING = SQL("""
     SELECT virtualtransaction FROM pg_locks
-    WHERE locktype = 'relation' AND mode = 'RowExclusiveLock' AND relation = to_regclass({sent})
+    WHERE locktype = 'relation' AND mode = 'RowExclusiveLock'
+        AND relation IN (to_regclass({sent}), to_regclass({named}))
         AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """)
 
 LIST = SQL("DECLARE replay_rows SCROLL CURSOR WITH HOLD FOR {places}")
 PLACES = SQL("""
-    SELECT id, (sent_at AT TIME ZONE 'UTC')::date AS day, ctid::text,
+    SELECT id, (sent_at AT TIME ZONE 'UTC')::date AS day, ctid::text AS place,
         {size} AS size
     FROM {schema}.message
     WHERE state = 'sent' AND sent_at >= {since} AND sent_at < {until} AND {conditions} AND id > {after}
+    UNION ALL
+    SELECT id, NULL, lane::text, {size}
+    FROM {schema}.sent({since}, {until})
+    WHERE block IS NOT NULL AND {conditions} AND id > {after}
     ORDER BY id
 """)
 UNLIST = SQL("CLOSE ALL")
@@ -50,15 +56,25 @@ COUNT_LISTED = SQL("MOVE FORWARD ALL IN replay_rows")
 TO_START = SQL("MOVE ABSOLUTE 0 IN replay_rows")
 NEXT_PLACES = SQL("FETCH {rows} FROM replay_rows")
 
-# Of one day, so that the places are those of one partition. In the order of Row's fields.
+# In the order of Row's fields.
 READ = SQL("""
     SELECT lane, id, message_id::text, aggregate_type, aggregate_id, event_type,
         coalesce({to_exchange}, exchange), coalesce({routing_key}, routing_key), content_type,
         headers::text, trace_context ->> 'traceparent', trace_context ->> 'tracestate', payload, payload_bytes,
-        created_at, 0::smallint, 0, NULL::text, 0, false
-    FROM {schema}.message
+        created_at, 0::smallint, 0, NULL::text, 0, false, false
+    FROM {rows}
+""")
+# Of one day, so that the places are those of one partition.
+ROWS_OF_DAY = SQL("""
+    {schema}.message
     WHERE state = 'sent' AND sent_at >= %(first)s::timestamptz AND sent_at < %(next)s::timestamptz
         AND ctid = ANY (%(places)s::tid[])
+""")
+ROWS_OF_LOG = SQL("""
+    unnest(%(lanes)s::smallint[], %(ids)s::bigint[]) AS wanted (wanted_lane, wanted_id)
+    CROSS JOIN LATERAL (
+        SELECT * FROM {schema}.message_log WHERE lane = wanted_lane AND id = wanted_id LIMIT 1
+    ) AS row
 """)
 
 # After a lost connection it may run a second time, so its values are absolute, and an end finds itself told.
@@ -93,7 +109,7 @@ class _Place(NamedTuple):
     """Where a selected row lies."""
 
     id: int
-    day: date
+    day: date | None  # None: it is a row of the log
     place: str
     size: int
 
@@ -121,7 +137,7 @@ class ReplaySession:
         self._is_listed = False
         self._cursor: AsyncCursor[Any] = connection.cursor(binary=True)
         give_rows(self._cursor)
-        self._read = read_statement(self._schema, job)
+        self._read, self._read_log = read_statements(self._schema, job)
 
     @classmethod
     async def open(cls, database: DatabaseSettings, job: Job) -> Self:
@@ -205,7 +221,8 @@ class ReplaySession:
         return (row[0], row[1]) if row else (0, False)
 
     async def _wait_marked(self) -> None:
-        statement = self._sql(MARKING, sent=Literal(f"{self._schema}.message_sent"))
+        names = {"sent": Literal(f"{self._schema}.message_sent"), "named": Literal(f"{self._schema}.receipt")}
+        statement = self._sql(MARKING, **names)
         async with self._deadline("the marks that run"):
             begun = await self._column(statement)
             while begun & await self._column(statement):  # noqa: ASYNC110  (it happens in the database)
@@ -227,11 +244,17 @@ class ReplaySession:
         return taken
 
     async def _read_places(self, places: Sequence[_Place]) -> list[Row]:
-        first = datetime.combine(places[0].day, time(), UTC)
-        wanted = "{" + ",".join(f'"{place.place}"' for place in places) + "}"
+        """Read rows of one day, or of the log."""
+        values: dict[str, Any]
+        if (day := places[0].day) is None:
+            statement = self._read_log
+            values = {"lanes": [int(place.place) for place in places], "ids": [place.id for place in places]}
+        else:
+            first = datetime.combine(day, time(), UTC)
+            wanted = "{" + ",".join(f'"{place.place}"' for place in places) + "}"
+            statement, values = self._read, {"first": first, "next": first + timedelta(days=1), "places": wanted}
         async with self._deadline("sent rows"):
-            values = {"first": first, "next": first + timedelta(days=1), "places": wanted}
-            await self._cursor.execute(self._read, values, prepare=True)
+            await self._cursor.execute(statement, values, prepare=True)
             return await fetch_rows(self._cursor)
 
     @asynccontextmanager
@@ -259,15 +282,20 @@ def places_statement(schema: str, job: Job, after: int) -> Composed:
     return PLACES.format(schema=Identifier(schema), **selected, after=Literal(after), size=BODY_SIZE)
 
 
-def read_statement(schema: str, job: Job) -> Composed:
-    """Return the SELECT of rows of one day by their places."""
-    return READ.format(
-        schema=Identifier(schema),
-        to_exchange=SQL("{}::text").format(Literal(job.to_exchange)),
-        routing_key=SQL("{}::text").format(Literal(job.routing_key)),
+def read_statements(schema: str, job: Job) -> tuple[Composed, Composed]:
+    """Return the SELECT of rows of one day by their places, and that of rows of the log by lane and id."""
+    of_day, of_log = (
+        READ.format(
+            rows=rows.format(schema=Identifier(schema)),
+            to_exchange=SQL("{}::text").format(Literal(job.to_exchange)),
+            routing_key=SQL("{}::text").format(Literal(job.routing_key)),
+        )
+        for rows in (ROWS_OF_DAY, ROWS_OF_LOG)
     )
+    return of_day, of_log
 
 
 def _by_day(places: Sequence[_Place]) -> list[list[_Place]]:
-    ordered = sorted(places, key=lambda place: place.day)
+    """Split places by their day; those of the log come first."""
+    ordered = sorted(places, key=lambda place: place.day or date.min)
     return [list(group) for _, group in groupby(ordered, key=lambda place: place.day)]

@@ -1,4 +1,4 @@
-"""A day that is older than is kept, and what becomes of it."""
+"""A day, or a segment of the log, that is older than is kept, and what becomes of it."""
 
 from dataclasses import dataclass, replace
 from datetime import date
@@ -17,10 +17,16 @@ class Fate(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class OldDay:
-    """A partition whose rows are all older than what is kept."""
+    """A partition whose rows are all older than what is kept.
+
+    Attributes:
+        part: by what its function knows it: the day, or the number of a segment.
+        day: a segment has the day on which the next one began.
+    """
 
     kind: Kind
     table: str
+    part: date | int
     day: date
     bytes: int  # with indexes and what is stored out of line
     rows: int | None = None  # None: not counted

@@ -1,11 +1,14 @@
-"""Drop days that are older than retention allows, one process at a time, next to everybody who uses their table.
+"""Drop days, and empty segments of the log, that are older than retention allows.
+
+One process at a time does so, next to everybody who uses the tables.
 
 A function of the tables' owner checks a day and drops it in one transaction, so no step can be left half done
 (docs/decisions/0027-drop-a-day-by-a-function.md). A table that an operator has detached, to keep it, is no day.
 """
 
+import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +19,7 @@ from psycopg.sql import SQL, Composed, Identifier, Literal
 from relay.config.settings import DatabaseSettings
 from relay.database import connect_async, one_line, require_session
 from relay.retention.day import Fate, OldDay
-from relay.retention.kind import Kind
+from relay.retention.kind import LOG, LOG_AND_ARCHIVED, Kind
 
 PREPARE = """
     SELECT set_config(name, value, false)
@@ -36,6 +39,14 @@ OLD_DAYS = SQL("""
     WHERE day < (now() AT TIME ZONE 'UTC')::date - {keep}
     ORDER BY day
 """)
+
+MAY_LIST = SQL("SELECT has_function_privilege({function}, 'EXECUTE')")
+OLD_SEGMENTS = SQL("""
+    SELECT 'message_log_' || number, number, day, size, has_function_privilege({function}, 'EXECUTE'), current_user
+    FROM {schema}.old_segments({keep})
+""")
+DROP_SEGMENT = SQL("SELECT {schema}.drop_segment()")
+EMPTY_TRIES, EMPTY_PAUSE = 5, 0.2  # seconds: its functions wait for a lock for a moment only
 
 # Who holds a lock that the drop waits for.
 IN_THE_WAY = SQL("""
@@ -79,7 +90,9 @@ class Retention:
         return bool(is_taken)
 
     async def old_days(self, kind: Kind, keep: int) -> list[OldDay]:
-        """Return the days that ended `keep` days ago or before, uncounted."""
+        """Return the days that ended `keep` days ago or before, uncounted. The log has segments."""
+        if kind in (LOG, LOG_AND_ARCHIVED):
+            return await self._old_segments(kind, keep)
         statement = OLD_DAYS.format(
             keep=Literal(keep),
             parent=Literal(f"{self._schema}.{kind.parent}"),
@@ -88,9 +101,28 @@ class Retention:
         )
         found = []
         for name, day, size, may_drop, role in await self._rows(statement):
-            old = OldDay(kind, name, day, size)
+            old = OldDay(kind, name, day, day, size)
             found.append(old if may_drop else old.postponed(self._missing_grant(kind, role)))
         return found
+
+    async def _old_segments(self, kind: Kind, keep: int) -> list[OldDay]:
+        statement = OLD_SEGMENTS.format(
+            schema=Identifier(self._schema), keep=Literal(keep), function=Literal(f"{self._schema}.{kind.function}")
+        )
+        ((may_list,),) = await self._rows(MAY_LIST.format(function=Literal(f"{self._schema}.old_segments(integer)")))
+        if not may_list:  # the roles are of an earlier release; `relay doctor` tells
+            return []
+        found = []
+        for name, number, day, size, may_empty, role in await self._rows(statement):
+            old = OldDay(kind, name, number, day, size)
+            found.append(old if may_empty else old.postponed(self._missing_grant(kind, role)))
+        return found
+
+    async def drop_emptied(self) -> None:
+        """Drop the tables of emptied segments, the oldest first, until one must stay."""
+        with suppress(errors.LockNotAvailable, errors.InsufficientPrivilege):
+            while (await self._rows(DROP_SEGMENT.format(schema=Identifier(self._schema))))[0] != (None,):
+                pass
 
     async def look(self, day: OldDay) -> OldDay:
         """Count its rows, which reads the whole day, and see whether anything keeps it."""
@@ -104,14 +136,19 @@ class Retention:
         if day.fate is Fate.POSTPONED:
             return day
         call = SQL(day.kind.call).format(
-            schema=Identifier(self._schema), day=Literal(day.day), dry_run=Literal(dry_run)
+            schema=Identifier(self._schema), part=Literal(day.part), dry_run=Literal(dry_run)
         )
-        try:
-            ((rows, kept_by),) = await self._rows(SQL("SELECT rows, kept_by FROM {}").format(call))
-        except psycopg.Error as error:
-            if self._connection.closed:
-                raise
-            return day.postponed(await self._explain(error, day))
+        for tries in range(1, EMPTY_TRIES + 1):
+            try:
+                ((rows, kept_by),) = await self._rows(SQL("SELECT rows, kept_by FROM {}").format(call))
+                break
+            except psycopg.Error as error:
+                if self._connection.closed:
+                    raise
+                is_of_log = isinstance(day.part, int) and isinstance(error, errors.LockNotAvailable)
+                if not is_of_log or tries == EMPTY_TRIES:
+                    return day.postponed(await self._explain(error, day))
+                await asyncio.sleep(EMPTY_PAUSE)
         day = replace(day, rows=rows)
         if kept_by:
             return day.postponed(kept_by)

@@ -1,9 +1,10 @@
-"""Rounds over the old days, now and then, next to the engine."""
+"""Rounds over the old days and segments, now and then, next to the engine."""
 
 import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Mapping
+from datetime import date
 
 import psycopg
 
@@ -46,11 +47,13 @@ async def drop_old_days(database: DatabaseSettings, keeps: Mapping[Kind, int]) -
         for day in old:
             started = time.monotonic()
             done = await retention.drop(day)
-            told, table = str(done.day), done.kind.parent
+            told, table = str(done.day), done.kind.parent if isinstance(done.part, date) else done.table
             if done.fate is Fate.POSTPONED:
                 postponed[table, done.reason].append(told)
             else:
                 seconds = round(time.monotonic() - started, 1)
                 log.info("retention.dropped", table=table, day=told, rows=done.rows, bytes=done.bytes, seconds=seconds)
+        if any(isinstance(day.part, int) for day in old):
+            await retention.drop_emptied()
     for (table, reason), days in postponed.items():
         log.warning("retention.postponed", table=table, days=days, reason=reason)

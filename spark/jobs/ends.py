@@ -141,8 +141,8 @@ def _rows(spark: SparkSession, database: Database, question: Question) -> DataFr
 
 def _unsent(spark: SparkSession, database: Database, question: Question, moment: datetime) -> list[DataFrame]:
     """Read what was not sent before the moment; what has been sent since is left out by the read of sent rows."""
-    message = Identifier(question.outbox_schema, "message")
-    # Two conditions, each of which names its partitions.
+    message = Identifier(question.outbox_schema, "message_state")
+    # Two conditions, each of which leaves out what the other one reads.
     conditions = [SQL("state <> 'sent'"), SQL("state = 'sent' AND sent_at >= {}").format(Literal(moment))]
     return [read_table(spark, database, message, EVENTS, computed=AS_TEXT, where=where) for where in conditions]
 

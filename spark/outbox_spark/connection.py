@@ -25,7 +25,7 @@ DEFAULTS = {
     "keepalives_interval": 2,
     "keepalives_count": 3,
     "tcp_user_timeout": 10_000,
-    "application_name": "outbox-spark",
+    "application_name": "outbox-spark/log",
     # For an encrypted `sslkey` without `sslpassword`: OpenSSL would ask for the passphrase at the terminal.
     "sslpassword": "none",
 }

@@ -22,9 +22,20 @@ from relay.engine.session.session import LaneSession
 from tests.engine.follower import IN_ORDER, Follow, Follower, unhurried
 from tests.support.depth import depth
 from tests.support.eventually import eventually
+from tests.support.log import use_log
 from tests.support.queues import declare_bound
 
 NO_SWEEP = {"sweep_interval": 3600.0, "poll_interval": 0.05}  # what the sweep would find has to be found without it
+
+# Each row and its state, wherever it lies: a row of the log is sent if a receipt names it.
+STATES = """(
+    SELECT *, CASE
+        WHEN stored.state <> 'written' THEN stored.state
+        WHEN EXISTS (SELECT FROM outbox.receipt WHERE block = stored.id >> 12 AND stored.id = ANY (ids)) THEN 'sent'
+        ELSE 'pending'
+    END AS now
+    FROM outbox.message AS stored
+) AS row"""
 
 RunNode = Callable[..., AbstractAsyncContextManager[Node]]
 
@@ -69,7 +80,7 @@ class Outbox:
         )
 
     async def ids(self, state: str) -> list[int]:
-        cursor = await self.connection.execute("SELECT id FROM outbox.message WHERE state = %s ORDER BY id", [state])
+        cursor = await self.connection.execute(f"SELECT id FROM {STATES} WHERE now = %s ORDER BY id", [state])
         return [row[0] for row in await cursor.fetchall()]
 
     async def is_empty(self) -> bool:
@@ -86,7 +97,7 @@ class Outbox:
 
     async def is_at_rest(self) -> bool:
         # One snapshot: a row may go from the one state to the other.
-        waiting = "SELECT FROM outbox.message WHERE state IN ('pending', 'quarantined') LIMIT 1"
+        waiting = f"SELECT FROM {STATES} WHERE now IN ('pending', 'quarantined') LIMIT 1"
         return (await self.connection.execute(waiting)).rowcount == 0
 
     async def quarantined_routes(self) -> list[tuple[str, str]]:
@@ -156,6 +167,21 @@ class Reader:
 
     async def ids(self, number: int) -> list[int]:
         return [int(str(message.headers["x-outbox-id"])) for message in await self.drain(number)]
+
+
+@pytest.fixture
+def storage(request: pytest.FixtureRequest) -> str:
+    """Where writers write: "pending", or "log" for tests that ask for it."""
+    return str(getattr(request, "param", "pending"))
+
+
+@pytest.fixture
+def database_url(database_url: str, storage: str) -> str:
+    """A fresh migrated database, into whose log writers write if the test is run on it."""
+    if storage == "log":
+        with psycopg.connect(database_url, autocommit=True) as connection:
+            use_log(connection, ids=1 << 20)
+    return database_url
 
 
 @pytest.fixture

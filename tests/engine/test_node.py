@@ -80,7 +80,7 @@ async def test_a_sent_row_keeps_every_column(outbox: Outbox, queue: Reader, run_
         batch_id=7,
         trace_context=json.dumps({"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}),
     )
-    whole = "SELECT to_jsonb(message) - '{state,sent_at}'::text[] FROM outbox.message WHERE id = %s"
+    whole = "SELECT to_jsonb(message) - '{state,sent_at,xid}'::text[] FROM outbox.message WHERE id = %s"
     before = await (await outbox.connection.execute(whole, [id_])).fetchone()
 
     async with run_node():
@@ -92,7 +92,7 @@ async def test_a_sent_row_keeps_every_column(outbox: Outbox, queue: Reader, run_
         "SELECT column_name FROM information_schema.columns WHERE table_schema = 'outbox' AND table_name = 'message'"
     )
     kept = {name.strip() for name in KEPT.as_string().split(",")}
-    assert {row[0] for row in await columns.fetchall()} == {*kept, "lane", "state", "sent_at", "quarantine"}
+    assert {row[0] for row in await columns.fetchall()} == {*kept, "lane", "state", "sent_at", "quarantine", "xid"}
 
 
 async def test_the_relay_s_role_suffices(

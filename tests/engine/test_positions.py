@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from relay.config.settings import RelaySettings
 from relay.engine.read.positions import FAR, START_BYTES, Plan, Positions
 from relay.engine.row import Row
+from relay.engine.session.segments import Segments
 from relay.engine.session.session import HeldLanes
 from tests.engine.rows import ROW
 
@@ -33,7 +34,7 @@ def test_every_row_is_read_again_if_left_to_the_table_but_never_while_in_flight(
 ) -> None:
     held = HeldLanes()
     held.take(range(LANES))
-    positions = Positions(held, RelaySettings(max_window_rows=window), now=0.0)
+    positions = Positions(held, RelaySettings(max_window_rows=window), Segments(), now=0.0)
     table = {id_: ROW._replace(id=id_, lane=lane) for id_, lane in enumerate(lanes, start=1)}
     under_way: dict[int, Row] = {}
     sent: list[int] = []
@@ -41,10 +42,10 @@ def test_every_row_is_read_again_if_left_to_the_table_but_never_while_in_flight(
 
     while table:
         while positions.has_room() and positions.has_more:
-            plan, now = positions.plan(now), now + 1
+            plan, known_until, now = positions.plan(), now, now + 1
             rows = answer(plan, table)
             assert positions.plan_again(plan, NOBODY_RUNS) is None
-            for row in positions.take(plan, rows, len(lanes), began=now, ended=now):
+            for row in positions.take(plan, rows, len(lanes), began=now, ended=now, known_until=known_until):
                 assert row.id not in under_way, "it is read twice"
                 under_way[row.id] = row
         assert under_way, "nothing is read any more"
@@ -64,13 +65,13 @@ def test_every_row_is_read_again_if_left_to_the_table_but_never_while_in_flight(
 def test_a_read_goes_back_to_where_a_transaction_was_first_seen_when_it_has_ended(first: int, later: int) -> None:
     held = HeldLanes()
     held.take([0])
-    positions = Positions(held, RelaySettings(), now=0.0)
+    positions = Positions(held, RelaySettings(), Segments(), now=0.0)
     for now, position in enumerate([first, later, later + 10_000], start=1):
-        plan = positions.plan(now - 0.5)
+        plan = positions.plan()
         positions.plan_again(plan, b"5:6:5")  # it runs
-        positions.take(plan, [], position, began=now, ended=now)
+        positions.take(plan, [], position, began=now, ended=now, known_until=now + 0.5)
 
-    plan = positions.plan(10.0)
+    plan = positions.plan()
     longer = positions.plan_again(plan, NOBODY_RUNS)
 
     assert longer is not None
@@ -81,18 +82,18 @@ def test_a_read_goes_back_to_where_a_transaction_was_first_seen_when_it_has_ende
 def test_a_large_row_that_waits_for_room_keeps_no_other_lane_that_is_far_back() -> None:
     held = HeldLanes()
     held.take([0, 1])
-    positions = Positions(held, RelaySettings(max_window_bytes=START_BYTES), now=0.0)
+    positions = Positions(held, RelaySettings(max_window_bytes=START_BYTES), Segments(), now=0.0)
     # Nearly all that may be under way next to a large row.
     stuck = ROW._replace(id=1, lane=1, payload=b"x" * (START_BYTES * 5 // 8))
     large = ROW._replace(id=4 * FAR, lane=0, cost=START_BYTES * 3 // 4, left_out=True)
     for rows in ([], [large, stuck]):
-        plan = positions.plan(0.0)
+        plan = positions.plan()
         assert positions.plan_again(plan, NOBODY_RUNS) is None
-        positions.take(plan, list(rows), 4 * FAR, began=1.0, ended=1.0)
+        positions.take(plan, list(rows), 4 * FAR, began=1.0, ended=1.0, known_until=0.0)
     for lane in (0, 1):
         positions.reread_from(lane)
 
-    plan = positions.plan(2.0)
+    plan = positions.plan()
 
     assert positions.has_room()
     assert plan.lanes == [1]

@@ -12,6 +12,7 @@ from psycopg.errors import LockNotAvailable
 
 from relay.engine.read.pending import DUE_FAR
 from relay.engine.row import Row
+from relay.engine.session.segments import Segments
 from relay.engine.session.session import HeldLanes
 from tests.engine.rows import ROW
 
@@ -123,6 +124,8 @@ class WorldSession:
     def __init__(self, world: World) -> None:
         self.lanes = HeldLanes()
         self.lanes.take(range(LANES))
+        self.segments = Segments()
+        self.schema = "outbox"
         self.wake = asyncio.Event()
         self.written_at = 0.0
         self.adapters = SimpleNamespace(register_loader=lambda *_: None)

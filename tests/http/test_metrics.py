@@ -139,7 +139,7 @@ async def test_an_empty_table_has_no_age(database: DatabaseSettings) -> None:
 
     await counting.close()
     assert counts is not None
-    assert counts == Counts(0, 0.0, 0, 0, 0)
+    assert counts == Counts(0, 0.0, 0, 0, 0, 0)
 
 
 async def test_many_scrapes_count_once(rows: Rows, database: DatabaseSettings, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from relay.operate.session import session
 from relay.replay.selection import Selection, now
 from tests.operate.rows import Rows
 from tests.support.days import make_days
+from tests.support.log import move_sent
 
 MINUTE = timedelta(minutes=1)
 HOUR = timedelta(hours=1)
@@ -36,7 +37,8 @@ APPLY = """
 class Ends:
     """Both ends: what was sent, and what was applied. `ago` is how long before now."""
 
-    def __init__(self, outbox: DatabaseSettings, inbox: DatabaseSettings) -> None:
+    def __init__(self, outbox: DatabaseSettings, inbox: DatabaseSettings, *, is_logged: bool = False) -> None:
+        self._is_logged = is_logged
         self._databases = outbox, inbox
         self.rows = Rows(outbox.url.get_secret_value())
         self.inbox = psycopg.connect(inbox.url.get_secret_value(), autocommit=True)
@@ -51,6 +53,8 @@ class Ends:
         connection = self.rows.connection
         connection.execute(make_days("(now() - %s) AT TIME ZONE 'UTC'"), [ago])
         connection.execute(SEND, {"message_ids": message_ids, "ago": ago, "event_type": event_type})
+        if self._is_logged:
+            move_sent(connection)
         return message_ids
 
     def apply(

@@ -24,6 +24,8 @@ class Rows:
             "payload": Jsonb({"key": key}),
             **columns,
         }
+        if "attempts" in columns:  # a refused row is no part of the log
+            values["state"] = "pending"
         statement = sql.SQL("INSERT INTO outbox.message ({}) VALUES ({}) RETURNING id").format(
             sql.SQL(", ").join(map(sql.Identifier, values)), sql.SQL(", ").join(map(sql.Placeholder, values))
         )
@@ -67,5 +69,5 @@ class Rows:
 
     def states(self) -> dict[int, tuple[str, int | None]]:
         """Return state and held_behind of every row by id."""
-        rows = self.connection.execute("SELECT id, state, held_behind FROM outbox.message ORDER BY id")
+        rows = self.connection.execute("SELECT id, state, held_behind FROM outbox.message_state ORDER BY id")
         return {row: (state, behind) for row, state, behind in rows}

@@ -11,6 +11,9 @@ from relay.operate.parked import Selection, list_parked, show_parked
 from relay.operate.release import Done, preview, retry
 from relay.operate.whereabouts import Missing
 from tests.operate.rows import Rows
+from tests.support.log import over_both_storages
+
+pytestmark = over_both_storages
 
 EVERYTHING = Selection()
 PENDING = ("pending", None)

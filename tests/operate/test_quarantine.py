@@ -8,7 +8,10 @@ import pytest
 from relay.operate import quarantine
 from relay.operate.quarantine import Changed, discard, list_routes
 from tests.operate.rows import Rows
+from tests.support.log import over_both_storages
 from tests.support.process import wait_for
+
+pytestmark = over_both_storages
 
 WHY = {"by": "ada", "why": "too late"}
 TRY = "UPDATE outbox.message SET state = 'pending' WHERE id = %s"  # as the relay does, which keeps the route's number

@@ -9,6 +9,9 @@ from relay.errors import NotFoundError
 from relay.operate.reconcile import compare
 from relay.replay.selection import Selection
 from tests.operate.inboxes import DAY, HOUR, MINUTE, Ends, figures
+from tests.support.log import over_both_storages
+
+pytestmark = over_both_storages
 
 
 def today() -> date:
@@ -137,18 +140,6 @@ def test_what_is_of_a_day_that_is_no_longer_kept_is_not_lost(ends: Ends) -> None
     assert lost(5 * MINUTE) == 1
     assert lost(20 * MINUTE) == 0  # its row may have been sent on the day before
     assert ends.reconcile(since=9 * DAY).kept_from == datetime.combine(today() - 2 * DAY, datetime.min.time(), UTC)
-
-
-def test_a_day_that_is_dropped_meanwhile_makes_no_message_a_lost_one(ends: Ends) -> None:
-    ends.apply(ends.send(5, ago=3 * DAY), ago=3 * DAY)
-    [(day,)] = ends.rows.connection.execute("SELECT min(tableoid::regclass::text) FROM outbox.message").fetchall()
-    ends.send(1, ago=2 * DAY)
-
-    def drop(what: str, done: int, total: int | None) -> None:
-        if what == "listing what was sent":
-            ends.rows.connection.execute(f"DROP TABLE {day}")
-
-    assert figures(ends.reconcile(since=9 * DAY, until=2 * DAY + HOUR, show=drop)) == {"billing": (0, 0, 0, 0)}
 
 
 @pytest.mark.parametrize(

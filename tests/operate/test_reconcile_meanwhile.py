@@ -3,7 +3,7 @@
 import pytest
 
 from relay.errors import DatabaseUnavailableError, InboxUnavailableError
-from tests.operate.inboxes import Ends, figures
+from tests.operate.inboxes import DAY, HOUR, Ends, figures
 
 
 def test_what_is_applied_while_it_looks_is_not_missing(ends: Ends) -> None:
@@ -61,3 +61,15 @@ def test_nothing_stays_open_in_either_database(ends: Ends) -> None:
     ends.reconcile(show=look)
 
     assert snapshots == [0, 0]
+
+
+def test_a_day_that_is_dropped_meanwhile_makes_no_message_a_lost_one(ends: Ends) -> None:
+    ends.apply(ends.send(5, ago=3 * DAY), ago=3 * DAY)
+    [(day,)] = ends.rows.connection.execute("SELECT min(tableoid::regclass::text) FROM outbox.message").fetchall()
+    ends.send(1, ago=2 * DAY)
+
+    def drop(what: str, done: int, total: int | None) -> None:
+        if what == "listing what was sent":
+            ends.rows.connection.execute(f"DROP TABLE {day}")
+
+    assert figures(ends.reconcile(since=9 * DAY, until=2 * DAY + HOUR, show=drop)) == {"billing": (0, 0, 0, 0)}

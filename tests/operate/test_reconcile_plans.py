@@ -56,7 +56,10 @@ def test_only_the_days_near_the_time_range_are_read(connection: psycopg.Connecti
 
     plan = explain(connection, rows_statement("outbox", interval, Selection(aggregate_id="7")))
 
-    assert tables(plan) == {f"message_sent_{since:%Y%m%d}", *NOT_SENT}
+    of_the_log = ("message_log", "receipt", "checkpoint")
+    assert {name for name in tables(plan) if not name.startswith(of_the_log)} == {
+        f"message_sent_{since:%Y%m%d}", *NOT_SENT
+    }  # fmt: skip
 
 
 def test_the_consumers_are_found_without_reading_the_inbox(inbox: psycopg.Connection) -> None:

@@ -14,7 +14,10 @@ from relay.operate.parked import Selection, show_parked
 from relay.operate.release import Done, discard, preview, retry
 from relay.operate.session import session
 from tests.operate.rows import Rows
+from tests.support.log import over_both_storages
 from tests.support.process import wait_for
+
+pytestmark = over_both_storages
 
 EVERYTHING = Selection()
 WAITERS = "SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"

@@ -78,10 +78,16 @@ def relay(tmp_path: Path, database_url: str, broker_url: str) -> Iterator[Comman
     commands.kill()
 
 
+@pytest.fixture(autouse=True)
+def storage(request: pytest.FixtureRequest) -> str:
+    """Where sent rows lie: in `days`, unless a test asks for the `log`."""
+    return str(getattr(request, "param", "days"))
+
+
 @pytest.fixture
-async def sent(database_url: str) -> AsyncIterator[SentRows]:
+async def sent(database_url: str, storage: str) -> AsyncIterator[SentRows]:
     async with await psycopg.AsyncConnection.connect(database_url, autocommit=True) as connection:
-        yield SentRows(connection)
+        yield SentRows(connection, is_logged=storage == "log")
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
 
 from tests.support.days import make_days
 from tests.support.eventually import eventually
+from tests.support.log import MOVE
 
 END = "end"  # behind everything that was confirmed before
 
@@ -29,8 +30,9 @@ INSERT = """
 class SentRows:
     """The days of sent rows as a relay left them."""
 
-    def __init__(self, connection: psycopg.AsyncConnection) -> None:
+    def __init__(self, connection: psycopg.AsyncConnection, *, is_logged: bool = False) -> None:
         self.connection = connection
+        self._is_logged = is_logged
 
     async def add(
         self, number: int, *, keys: int = 50, days_ago: int = 0, event_type: str = "InvoiceIssued", pad: int = 10
@@ -42,6 +44,8 @@ class SentRows:
         await self.connection.execute(ENSURE_DAYS, [days_ago])
         values = {"keys": keys, "days_ago": days_ago, "event_type": event_type, "pad": pad, "first": first}
         await self.connection.execute(INSERT, {**values, "last": last})
+        if self._is_logged:
+            await self.connection.execute(MOVE)
         return list(range(first, last + 1))
 
     async def value(self, query: LiteralString, *parameters: object) -> Any:

@@ -8,9 +8,10 @@ import pytest
 
 from relay.replay.job import make_job
 from relay.replay.selection import Selection, count_statement
-from relay.replay.session import places_statement, read_statement
+from relay.replay.session import places_statement, read_statements
 from tests.support.days import make_days
-from tests.support.plans import explain, nodes, tables
+from tests.support.log import use_log
+from tests.support.plans import Plan, explain, nodes, scans, tables
 
 pytestmark = pytest.mark.every_postgres
 
@@ -50,8 +51,8 @@ def test_only_the_days_of_the_time_range_are_read(
     first, end = (None if ago is None else today - ago for ago in (since, until))
     job = make_job(connection, "outbox", Selection(since=first, until=end, aggregate_id="7"))
 
-    listed = tables(explain(connection, places_statement("outbox", job, 0)))
-    counted = tables(explain(connection, count_statement("outbox", job.selection, job.made_at)))
+    listed = days_of(explain(connection, places_statement("outbox", job, 0)))
+    counted = days_of(explain(connection, count_statement("outbox", job.selection, job.made_at)))
 
     assert listed == counted == {partition(today - timedelta(days=ago)) for ago in days}
 
@@ -61,11 +62,31 @@ def test_rows_are_read_by_their_place(connection: psycopg.Connection, today: dat
     first = today - timedelta(days=5)
     values = {"first": first, "next": first + timedelta(days=1), "places": '{"(0,1)","(0,3)"}'}
 
-    plan = explain(connection, read_statement("outbox", job), values)
+    plan = explain(connection, read_statements("outbox", job)[0], values)
 
     assert {node["Node Type"] for node in nodes(plan)} == {"Tid Scan"}
     assert tables(plan) == {partition(first)}
     assert plan["Actual Rows"] == 2
+
+
+def test_rows_of_the_log_are_read_by_lane_and_id(connection: psycopg.Connection) -> None:
+    use_log(connection, ids=1 << 24)
+    connection.execute(
+        "INSERT INTO outbox.message (aggregate_type, event_type, payload)"
+        " SELECT 'a', 'e', '1' FROM generate_series(1, 20000)"
+    )
+    wanted = connection.execute("SELECT lane, id FROM outbox.message_log ORDER BY id LIMIT 100").fetchall()
+    values = {"lanes": [lane for lane, _ in wanted], "ids": [id_ for _, id_ in wanted]}
+
+    plan = explain(connection, read_statements("outbox", make_job(connection, "outbox", Selection()))[1], values)
+
+    assert plan["Actual Rows"] == 100
+    assert {scan["Node Type"] for scan in scans(plan)} == {"Index Scan"}
+
+
+def days_of(plan: Plan) -> set[str]:
+    """Return the days that a plan names; the log is empty."""
+    return {name for name in tables(plan) if name.startswith("message_sent")}
 
 
 def partition(day: datetime) -> str:

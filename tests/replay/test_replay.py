@@ -8,13 +8,16 @@ import aio_pika
 
 from tests.replay.conftest import Commands
 from tests.replay.sent import Copies, SentRows, faults, ids_of, repeats
+from tests.support.log import over_both_storages
+
+pytestmark = over_both_storages
 
 
 async def test_a_replay_is_the_same_message_with_two_headers_more(
     relay: Commands, sent: SentRows, copies: Copies
 ) -> None:
     (row,) = await sent.add(1)
-    message_id = await sent.value("SELECT message_id FROM outbox.message WHERE id = %s", row)
+    message_id = await sent.value("SELECT message_id FROM outbox.message_state WHERE id = %s", row)
 
     ended = await relay("replay", "--all")
 
@@ -50,7 +53,8 @@ async def test_each_filter_selects_and_all_of_them_together(relay: Commands, sen
     ids = await sent.add(100, keys=10)
     other = await sent.add(5, keys=10, event_type="InvoicePaid")
     message_ids = [
-        str(await sent.value("SELECT message_id FROM outbox.message WHERE id = %s", row)) for row in (ids[3], ids[7])
+        str(await sent.value("SELECT message_id FROM outbox.message_state WHERE id = %s", row))
+        for row in (ids[3], ids[7])
     ]
     old = await sent.add(4, days_ago=3)
     since = (datetime.now(UTC) - timedelta(days=1)).isoformat()

@@ -14,11 +14,11 @@ MADE_INVOICES = """
 """
 WAITING_FOR_LOCK = """
     SELECT count(*) FROM pg_stat_activity
-    WHERE application_name = 'outbox-spark' AND wait_event_type = 'Lock' AND datname = current_database()
+    WHERE application_name = 'outbox-spark/log' AND wait_event_type = 'Lock' AND datname = current_database()
 """
 LOADING = """
     SELECT count(*) FROM pg_stat_activity
-    WHERE application_name = 'outbox-spark' AND state = 'idle in transaction' AND datname = current_database()
+    WHERE application_name = 'outbox-spark/log' AND state = 'idle in transaction' AND datname = current_database()
 """
 REFUSE_NEW_TABLES = """
     CREATE FUNCTION refuse() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'a table is made'; END $$;

@@ -141,6 +141,18 @@ def test_a_day_that_is_gone_keeps_the_archive_that_it_has(
     assert read_day(spark, str(tmp_path), day).count() == 40
 
 
+def test_a_day_of_which_rows_have_left_the_table_keeps_its_archive(
+    connection: psycopg.Connection, day: date, keep: Keep
+) -> None:
+    noted = keep(day)
+    connection.execute("UPDATE outbox.archived_day SET emptied = 1")
+
+    with pytest.raises(ArchiveError, match="2026-11-01: the table does not keep some of its rows"):
+        keep(day)
+
+    assert archived_days(connection, "outbox") == {day: noted}
+
+
 def test_a_day_that_is_dropped_by_hand_meanwhile_is_not_noted(
     connection: psycopg.Connection, day: date, keep: Keep, monkeypatch: pytest.MonkeyPatch
 ) -> None:

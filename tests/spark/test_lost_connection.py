@@ -48,7 +48,7 @@ STOP_BEFORE_COMMIT = """
 """
 BEFORE_COMMIT = """
     SELECT count(*) FROM pg_stat_activity
-    WHERE application_name = 'outbox-spark' AND datname = current_database()
+    WHERE application_name = 'outbox-spark/log' AND datname = current_database()
         AND state = 'idle in transaction' AND query LIKE 'DROP TABLE%'
 """
 

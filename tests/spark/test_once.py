@@ -35,7 +35,7 @@ from tests.support.process import Process, wait_for
 ROOT = Path(__file__).resolve().parents[2]
 BATCH = {"txnAppId": "nightly", "txnVersion": "7"}
 SESSIONS = """
-    SELECT count(*) FROM pg_stat_activity WHERE application_name = 'outbox-spark' AND datname = current_database()
+    SELECT count(*) FROM pg_stat_activity WHERE application_name = 'outbox-spark/log' AND datname = current_database()
 """
 SUMS = """
     SELECT (SELECT sum(amount) FROM billing.invoice), (SELECT sum((payload->>'amount')::numeric) FROM outbox.message)

@@ -23,7 +23,7 @@ PENDING = """
 """
 WAITING = """
     SELECT count(*) FROM pg_stat_activity
-    WHERE application_name = 'outbox-spark' AND datname = current_database() AND state = 'idle'
+    WHERE application_name = 'outbox-spark/log' AND datname = current_database() AND state = 'idle'
         AND query LIKE '%AS pending%'
 """
 MANNERS = pytest.mark.parametrize("manner", [{}, {"singleTask": "true"}], ids=["staged", "single-task"])

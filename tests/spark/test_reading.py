@@ -8,6 +8,7 @@ import outbox_spark
 from outbox_spark.reading.columns import COLUMNS
 from tests.spark.frames import invoices, save
 from tests.spark.sent import add_sent
+from tests.support.log import move_sent
 
 FIRST, SECOND = "2026-11-01", "2026-11-02"
 EVERY_ROW = """
@@ -15,15 +16,17 @@ EVERY_ROW = """
         content_type, payload::text, payload_bytes, created_at, lane, state, attempts, available_at, last_error,
         held_behind, parked_at, quarantine, sent_at, (sent_at AT TIME ZONE 'UTC')::date, writer, batch_id,
         trace_context::text
-    FROM outbox.message WHERE state = %s ORDER BY id
+    FROM outbox.message_state WHERE state = %s ORDER BY id
 """
 
 
-@pytest.fixture
-def days(connection: psycopg.Connection) -> psycopg.Connection:
-    """Two days of sent rows."""
+@pytest.fixture(params=["days", "log"])
+def days(request: pytest.FixtureRequest, connection: psycopg.Connection) -> psycopg.Connection:
+    """Two days of sent rows, in either storage."""
     add_sent(connection, FIRST, 40)
     add_sent(connection, SECOND, 30)
+    if request.param == "log":
+        move_sent(connection)
     return connection
 
 
@@ -101,7 +104,9 @@ def test_fields_of_the_payload_become_columns_and_only_named_columns_are_read(
     sums = by_option.selectExpr("sum(payload.amount) AS amount", "count(payload.due) AS due", "count(payload.id) AS id")
     third = named.where("id = 3").toArrow().to_pylist()
 
-    expected = "SELECT sum((payload->>'amount')::numeric), count(payload), 0 FROM outbox.message WHERE sent_at < %s"
+    expected = (
+        "SELECT sum((payload->>'amount')::numeric), count(payload), 0 FROM outbox.message_state WHERE sent_at < %s"
+    )
     assert sums.collect() == days.execute(expected, [f"{SECOND}Z"]).fetchall()
     assert third[0]["payload"]["invoice_id"] == "Ü-3"
     assert third[0]["payload"]["due"].isoformat() == "2026-12-01T00:00:00+00:00"

@@ -1,14 +1,13 @@
-"""The statements by which the tail reads pending rows."""
+"""The statements by which the tail reads rows that are not sent: pending ones, and those of the log."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-from psycopg.sql import SQL
+from psycopg.sql import SQL, Composable, Identifier
 
 from relay.engine.row import MAX_TRACEPARENT, MAX_TRACESTATE
+from relay.engine.session.segments import HIGHEST, Segment
+from relay.engine.session.session import LaneSession
 from relay.outbox.headers import MAX_HEADER_DEPTH
-
-if TYPE_CHECKING:
-    from relay.engine.session.session import LaneSession
 
 # What fits into no message is not read. Headers that relay.outbox takes (64 KiB of JSON) are well below these limits.
 MAX_HEADER_BYTES = 256 * 1024  # of jsonb, uncompressed
@@ -52,10 +51,75 @@ BODY_SIZE = SQL("""
     END
 """)
 
-# The first row has lane -1. It carries the snapshot of the read, the highest id that was given until then, and the time
-# until the first delayed row is due.
+COLUMNS = SQL("""
+    lane, id, message_id, aggregate_type, aggregate_id, event_type, exchange, routing_key, content_type, headers,
+    trace_context, payload, payload_bytes, created_at, attempts, available_at, writer
+""")
+
+OWNED = SQL("""
+    unnest(%(lanes)s::smallint[], %(floors)s::bigint[], %(bytes)s::bigint[]) AS owned (lane, floor, bytes)
+""")
+
 # A row that waits out its backoff is read, so that its key is held. A row that its writer delayed is not read before it
 # is due. A hashed subplan leaves out what is held already.
+PENDING = SQL("""
+    SELECT {columns}, false AS is_logged
+    FROM {schema}.message
+    WHERE state = 'pending' AND lane = owned.lane AND id > owned.floor{within}
+        AND (available_at IS NULL OR available_at <= now() OR attempts > 0)
+        AND id NOT IN (SELECT unnest(%(held)s::bigint[]))
+    ORDER BY id
+    LIMIT %(rows)s
+""")
+
+# `OFFSET 0`: the array is made once, not for each row.
+# `last` is the highest id to read. A pending row must not come before a row of the log that is not read yet. But its
+# writer may have named any id, so pending rows have no bound if no row of the log can be above `last`.
+OWNED_OF_LOG = SQL("""
+    (
+        SELECT lane, floor, bytes, low, read_to, last, seen_to, unseen::bigint[] AS unseen,
+            CASE WHEN last < (SELECT last_value FROM {schema}.message_id_seq) THEN last ELSE {highest} END AS pending_to
+        FROM unnest(
+            %(lanes)s::smallint[], %(floors)s::bigint[], %(bytes)s::bigint[], %(lows)s::bigint[],
+            %(read_to)s::bigint[], %(ends)s::bigint[], %(seen_to)s::bigint[], %(unseen)s::text[]
+        ) AS given (lane, floor, bytes, low, read_to, last, seen_to, unseen)
+        OFFSET 0
+    ) AS owned
+""")
+
+# Each branch is in order, so all rows come in order without a sort, and only as many are read as are needed.
+# The rows of the log begin at `low`; those at or below `read_to` were read if the snapshot could see them.
+MERGED = SQL("""
+    SELECT * FROM ({branches}) AS branch ORDER BY id LIMIT %(rows)s
+""")
+LOGGED = SQL("""
+    SELECT {columns}, true AS is_logged
+    FROM {schema}.{table} AS stored
+    WHERE lane = owned.lane AND id > owned.low AND id <= owned.last AND (
+        id > owned.read_to
+        OR (xid >= owned.seen_to OR xid = ANY (owned.unseen)) AND id NOT IN (SELECT unnest(%(held)s::bigint[]))
+    ){unsent}
+    ORDER BY id
+    LIMIT %(rows)s
+""")
+
+# For the first reads of a session: what an earlier one may have sent since its checkpoint. One hash of all ids above
+# the floor; the estimate for an array of unknown size makes the planner choose it. Few rows are below a floor. They
+# look for their receipt by block, or the hash would hold every id since the oldest transaction began.
+UNSENT = SQL("""
+        AND CASE WHEN id > owned.read_to
+            THEN id NOT IN (SELECT unnest(ARRAY(
+                SELECT unnest(ids) FROM {schema}.receipt
+                WHERE block >= (%(checked)s::bigint[])[1] AND block <= (%(checked)s::bigint[])[2]
+            )))
+            ELSE NOT EXISTS (
+                SELECT FROM {schema}.receipt WHERE block = stored.id >> 12 AND stored.id = ANY (ids)
+            )
+        END
+""")
+
+# The first row has lane -1. It carries the snapshot of the read, and the highest id that was given until then. It also
+# has the time until the first delayed row is due, and the end of the last segment of the log.
 # A row that does not fit into the bytes of its lane is left out, and comes again when there is room. What is stored
 # compressed is unpacked only when the rows up to there fit by their stored sizes (`reach`). 60 MB of headers are 240 KB
 # in the table, and unpacking the headers of all rows takes longer than a statement may. A row may become larger than it
@@ -73,7 +137,7 @@ READ = SQL("""
             ) * 1000)::integer
             FROM {schema}.message
             WHERE state = 'pending' AND available_at < now() + {far} * interval '1 ms'
-        ), NULL, 0::bigint, false
+        ), NULL, (SELECT coalesce(max(past), 0) FROM {schema}.segment), false, false
     UNION ALL
     SELECT row.lane, id, message_id, aggregate_type, aggregate_id, event_type, exchange, routing_key, content_type,
         CASE WHEN octet_length(written.headers) <= {text_bytes} THEN written.headers END,
@@ -103,8 +167,9 @@ READ = SQL("""
             WHEN octet_length(written.headers) > {text_bytes}
             THEN 'headers of ' || octet_length(written.headers) || ' bytes as text are more than ' || {text_bytes}
         END,
-        CASE WHEN fits THEN greatest(cost, stored_body::bigint + stored_headers + stored_others) ELSE cost END, NOT fits
-    FROM unnest(%(lanes)s::smallint[], %(floors)s::bigint[], %(bytes)s::bigint[]) AS owned (lane, floor, bytes)
+        CASE WHEN fits THEN greatest(cost, stored_body::bigint + stored_headers + stored_others) ELSE cost END,
+        NOT fits, is_logged
+    FROM {owned}
     CROSS JOIN LATERAL (
         SELECT *, reach <= owned.bytes AND (cost <= stored_cost OR reach = stored_cost)
             AND sum(cost::float8) OVER (ORDER BY id ROWS UNBOUNDED PRECEDING) <= owned.bytes AS fits
@@ -131,7 +196,7 @@ READ = SQL("""
                     FROM (
                         SELECT lane, id, message_id::text AS message_id, aggregate_type, aggregate_id, event_type,
                             exchange, routing_key, content_type, headers, trace_context, payload, payload_bytes,
-                            created_at, attempts,
+                            created_at, attempts, is_logged,
                             CASE WHEN available_at > now()
                                 THEN extract(epoch FROM
                                     least(available_at, now() + {far} * interval '1 ms') - now()) * 1000
@@ -161,12 +226,7 @@ READ = SQL("""
                                 THEN 0
                                 ELSE pg_column_size(trace_context) * {packed}
                             END AS stored_cost
-                        FROM {schema}.message
-                        WHERE state = 'pending' AND lane = owned.lane AND id > owned.floor
-                            AND (available_at IS NULL OR available_at <= now() OR attempts > 0)
-                            AND id NOT IN (SELECT unnest(%(held)s::bigint[]))
-                        ORDER BY id
-                        LIMIT %(rows)s
+                        FROM ({rows}) AS stored
                     ) AS first_rows
                     WINDOW reading AS (ORDER BY id ROWS UNBOUNDED PRECEDING)
                 ) AS with_sizes
@@ -183,10 +243,29 @@ READ = SQL("""
 """)
 
 
-def read_statement(session: "LaneSession", max_message_bytes: int) -> bytes:
-    """Return the tail's READ for the session's schema; of a larger payload only the size is read."""
+def read_statement(
+    session: LaneSession, max_message_bytes: int, segments: Sequence[Segment] = (), *, is_checked: bool = False
+) -> bytes:
+    """Return the tail's READ for the session's schema; of a larger payload only the size is read.
+
+    Args:
+        segments: the tables of the log to read next to the table of pending rows.
+        is_checked: whether to leave out the rows that receipts name.
+    """
+    schema = Identifier(session.schema)
+    within = SQL(" AND id <= owned.pending_to" if segments else "")
+    rows = PENDING.format(schema=schema, columns=COLUMNS, within=within)
+    if segments:
+        unsent = UNSENT.format(schema=schema) if is_checked else SQL("")
+        branches: list[Composable] = [rows]
+        for segment in segments:
+            table = Identifier(segment.table)
+            branches.append(LOGGED.format(schema=schema, table=table, columns=COLUMNS, unsent=unsent))
+        rows = MERGED.format(branches=SQL(" UNION ALL ").join(SQL("({})").format(branch) for branch in branches))
     return session.sql(
         READ,
+        owned=OWNED_OF_LOG.format(schema=schema, highest=HIGHEST) if segments else OWNED,
+        rows=rows,
         body_size=BODY_SIZE,
         decimals=DECIMALS,
         far=DUE_FAR,

@@ -4,20 +4,23 @@ Ids are given before commit, so a row may become visible behind a higher id. The
 far it was read (its floor). They go back when a transaction that was running during an earlier read has ended: to the
 position at which that transaction was first seen. All decisions about what was missed go by the snapshot of the read
 itself. No rule foresees an id that was taken long before its row was inserted. The sweep finds such a row, as it reads
-from zero: the row's state, not its position, is the truth.
+from zero: the row's state, not its position, is the truth. That is the rule for pending rows; `log_positions` has that
+of the log. One read brings the rows of both in the order of their ids.
 
 A read from far back walks over every dead row that cannot be vacuumed yet, and there may be tens of millions. So only
 one lane at a time is read in that way.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
 from operator import itemgetter
 
 from relay.config.settings import RelaySettings
+from relay.engine.read.log_positions import Checkpoint, LogPlan, LogPositions, Snapshot
 from relay.engine.row import Row
+from relay.engine.session.segments import Segments
 from relay.engine.session.session import HeldLanes
 from relay.memory import beside
 
@@ -25,6 +28,7 @@ SWEEP_SHARE = 50  # a sweep takes at most this part of the time
 FAR = 100_000  # ids; a read that starts so far behind the last one may walk over many dead rows
 GAP = 0.05  # seconds between taking an id and taking a transaction id, at most (the sweep catches the rest)
 NEAR = 5_000  # ids: running transactions that started within them are awaited by reading from there each time
+PASSED = 200_000  # ids: a row of the log that is under way for longer becomes a pending one
 LANE_SHARE = 4  # a lane may hold this part of the window: one whose key is stuck must not fill all of it
 READ_SHARE = 4  # a read brings this part of the window at most: its rows are in libpq's memory at the same time
 START_BYTES = 8 * 1024 * 1024
@@ -37,13 +41,14 @@ class Plan:
     Attributes:
         lanes: the lanes that it reads.
         floors: for each of them, the id above which it reads.
-        held: ids above these floors that were read before and are still under way.
+        held: ids to leave out: they were read before and are still under way.
         rows: how many rows a lane may bring.
         bytes: how many bytes each lane may bring.
         sweeping: the lane that it reads from zero for the sweep.
         watermark: the highest id that was taken before the transactions that its snapshot names.
         floor: the id above which every lane must be read for transactions that run now.
         reach: the lowest id above which this read, or the one that it repeats, was asked to read.
+        log: what it reads of the log; None while the log is not used.
     """
 
     lanes: list[int]
@@ -55,6 +60,7 @@ class Plan:
     watermark: int
     floor: int
     reach: int
+    log: LogPlan | None
 
 
 class Positions:
@@ -68,9 +74,13 @@ class Positions:
         behind: lanes of which the last read has not brought all rows, or only the rest of a backlog.
     """
 
-    def __init__(self, lanes: HeldLanes, settings: RelaySettings, now: float) -> None:
+    def __init__(self, lanes: HeldLanes, settings: RelaySettings, segments: Segments, now: float) -> None:
         self._lanes = lanes
         self._window = Window(settings)
+        self._segments = segments
+        self._log = LogPositions(segments)
+        self._snapshot = b"0:0:"  # of the last read
+        self._watermark = 0  # transactions that the last snapshot did not name take their ids above it
         self._floors: dict[int, int] = {}  # lane -> everything visible at or below was read
         self._far: dict[int, None] = {}  # lanes to read from far back, in the order of their turn
         self._large: dict[int, int] = {}  # lane -> cost of its next row, which did not fit, in the order of their turn
@@ -109,21 +119,62 @@ class Positions:
 
     def forget(self, rows: Iterable[Row]) -> None:
         """Forget rows that are settled, or left to the table."""
+        if self._segments.moved:
+            rows = list(rows)
+            self._segments.moved.difference_update(row.id for row in rows)
         self.has_more |= self._window.forget(rows)  # a lane that was left out until now
 
     def is_clear(self, lane: int) -> bool:
         """Whether no row of the lane is under way."""
-        return not self._window.ids(lane)
+        return self._window.is_clear(lane)
 
     def under_way(self) -> Iterable[int]:
-        """Return the ids of all rows that were read and not forgotten."""
+        """Return the ids of all pending rows that were read and not forgotten."""
         return chain.from_iterable(map(self._window.ids, self._lanes.held))
 
-    def enter(self, lanes: Iterable[int]) -> None:
+    def logged(self) -> Iterable[int]:
+        """Return the ids of all rows of the log that were read and not forgotten."""
+        return chain.from_iterable(map(self._window.logged, self._lanes.held))
+
+    def has_logged(self, row: Row) -> bool:
+        """Whether a row is under way, and lies in the log."""
+        return row.id in self._window.logged(row.lane)
+
+    def read_to(self) -> dict[int, Checkpoint]:
+        """Return how far each lane of the log is read, for its sweep."""
+        return self._log.read_to(self._lanes.staying)
+
+    def enter(self, lanes: Collection[int]) -> None:
         """Read these lanes from the start."""
+        self._log.forget(lanes)
         for lane in lanes:
             self._floors[lane], self._far[lane] = 0, None
         self.has_more = True
+
+    def unknown(self) -> list[int]:
+        """Return the lanes of which `begin` must tell the checkpoint before the log can be read."""
+        return self._log.unknown(self._lanes.held)
+
+    def begin(self, checkpoints: Mapping[int, Checkpoint], receipts_to: int, foreign_to: int) -> None:
+        """Read the log of these lanes from their checkpoints; see `LogPositions.begin`."""
+        self._log.begin(checkpoints, receipts_to, foreign_to)
+        self._far |= dict.fromkeys(checkpoints)
+
+    def checkpoints(self) -> dict[int, Checkpoint]:
+        """Return from where another session could read each lane; what has left the window is written."""
+        lowest = {lane: min(self._window.logged(lane), default=None) for lane in self._lanes.staying}
+        found = ((lane, self._log.checkpoint(lane, id_)) for lane, id_ in lowest.items())
+        return {lane: checkpoint for lane, checkpoint in found if checkpoint is not None}
+
+    def passed(self) -> list[Row]:
+        """Return the rows of the log that are under way while many ids have passed them: no checkpoint passes them."""
+        before = self._open.position - PASSED
+        return [row for lane in self._lanes.staying for id_, row in self._window.logged(lane).items() if id_ <= before]
+
+    def note_moved(self, rows: Collection[Row]) -> None:
+        """Note that rows under way are pending ones now."""
+        self._segments.moved.update(row.id for row in rows)
+        self._window.note_moved(rows)
 
     def reread_from(self, lane: int, before: int = 0) -> None:
         """Read a lane again from the first id above `before`; what is under way is not read twice."""
@@ -143,24 +194,26 @@ class Positions:
         self._unswept, self._sweep_took = list(self._lanes.held), 0.0
         self._sweep_at = now + self._sweep_interval
 
-    def plan(self, known_until: float) -> Plan:
-        """Return the next read.
+    def note_swept(self, began: float, ended: float) -> None:
+        """Note when a step of the sweep began and ended: it takes only a part of the time."""
+        self._sweep_took += ended - began
+        self._sweep_at = ended + max(self._sweep_interval, self._sweep_took * SWEEP_SHARE)
 
-        Args:
-            known_until: the snapshot of the last read named all running transactions that had an id by then.
-        """
-        watermark = self._open.watermark(known_until)
-        floor = self._open.floor(watermark)
-        return self._plan(watermark, floor, reach=floor)
+    def plan(self) -> Plan:
+        """Return the next read."""
+        floor = self._open.floor(self._watermark)
+        return self._plan(self._watermark, floor, reach=floor)
 
     def plan_again(self, plan: Plan, snapshot: bytes) -> Plan | None:
         """Note the transactions that run in a read's snapshot; return a plan that goes further back, if one is needed.
 
         A long transaction has ended: its rows belong before what was just read. Another may end meanwhile.
         """
+        self._snapshot = snapshot
         back = self._open.note(snapshot, plan.watermark)
         if back is None or back >= plan.reach:
             return None
+        self._log.go_back(self._lanes.held, back)
         for lane in self._lanes.held:
             self.reread_from(lane, back)
         return self._plan(plan.watermark, plan.floor, reach=back)
@@ -170,14 +223,19 @@ class Positions:
         if plan.sweeping is None or plan.reach != plan.floor:
             return []
         read_to = min(plan.floor, self._floors[plan.sweeping])
-        return [row for row in rows if row.lane == plan.sweeping and row.id <= read_to]
+        return [row for row in rows if row.lane == plan.sweeping and row.id <= read_to and not row.is_logged]
 
-    def take(self, plan: Plan, rows: list[Row], position: int, *, began: float, ended: float) -> list[Row]:
+    def take(
+        self, plan: Plan, rows: list[Row], position: int, *, began: float, ended: float, known_until: float
+    ) -> list[Row]:
         """Note what a read has brought, and return it without the rows whose payload has to wait for room.
 
         Args:
             position: the highest id that was given when it was made.
+            known_until: its snapshot named all running transactions that had an id by then.
         """
+        self._open.note_read(ended, position)
+        self._watermark = self._open.watermark(known_until)
         self.has_more = False
         for lane in plan.lanes:
             self._far.pop(lane, None)
@@ -187,6 +245,8 @@ class Positions:
             rows = [row for row in rows if row.lane not in waiting or row.id < waiting[row.lane].id]
             self._large |= {lane: row.cost for lane, row in waiting.items() if row.cost > plan.bytes[lane]}
         self._move_floors(plan, rows, waiting, position)
+        if plan.log is not None:
+            self._far |= dict.fromkeys(lane for lane in plan.lanes if self._log.is_behind(lane))
         # A lane without room waits until it has some; then `forget` sets `has_more`.
         self.has_more |= any(
             lane in self._far or lane in self._unswept or lane in self._large for lane in self._lanes_with_room()
@@ -199,30 +259,31 @@ class Positions:
             if lane not in plan.bytes:  # what has become visible there is still to be read
                 self._floors[lane] = min(self._floors[lane], plan.floor)
         if plan.sweeping is not None:
-            self._sweep_took += ended - began
-            self._sweep_at = ended + max(self._sweep_interval, self._sweep_took * SWEEP_SHARE)
-        self._open.note_read(ended, position)
+            self.note_swept(began, ended)
         return rows
 
     def _move_floors(self, plan: Plan, rows: list[Row], waiting: dict[int, Row], position: int) -> None:
         if plan.sweeping is not None:
             self._unswept.remove(plan.sweeping)
-        ended = set(plan.lanes)
-        for lane, group in groupby(rows, itemgetter(0)):
-            of_lane = list(group)
+        of_lanes = {lane: list(group) for lane, group in groupby(rows, itemgetter(0))}
+        cut: dict[int, int] = {}  # lane -> the id up to which the read has brought all
+        for lane, of_lane in of_lanes.items():
             self._window.add(lane, of_lane)
-            last = of_lane[-1].id
             if len(of_lane) >= plan.rows:
-                self._floors[lane] = last
-                self.has_more = True
-                ended.discard(lane)
-        for lane, row in waiting.items():
-            self._floors[lane] = row.id - 1
-            self.has_more = True
-            ended.discard(lane)
-        for lane in ended:
-            self._floors[lane] = position
-        lagging = set(plan.lanes) - ended
+                cut[lane] = of_lane[-1].id
+        cut |= {lane: row.id - 1 for lane, row in waiting.items()}
+        if plan.log is not None:
+            ends = {lane: end for lane, end in zip(plan.lanes, plan.log.ends, strict=True) if end < position}
+            cut = ends | {lane: min(id_, position) for lane, id_ in cut.items()}
+            low, base = self._open.floor(self._watermark), self._open.base(self._watermark)
+            seen = Snapshot.parse(self._snapshot)
+            for lane, of_log in zip(plan.lanes, plan.log.lanes, strict=True):
+                logged = (row for row in of_lanes.get(lane, ()) if row.is_logged)
+                of_log.note(logged, cut.get(lane, position), seen, low=low, base=base)
+        self.has_more |= bool(cut)
+        for lane in plan.lanes:
+            self._floors[lane] = cut.get(lane, position)
+        lagging = set(cut)
         self.behind = lagging | self._lagging
         self._lagging = lagging | self._lagging.difference(plan.lanes)
 
@@ -240,17 +301,20 @@ class Positions:
         lanes = [lane for lane in lanes if lane in shares]
         floors = [0 if lane == sweeping else min(self._floors[lane], floor) for lane in lanes]
         most = max(1, room // max(1, len(lanes)))  # no lane when the last of them has begun to leave
+        log = self._log.plan(lanes) if self._segments.are_used else None
+        held = [id_ for lane, above in zip(lanes, floors, strict=True) for id_ in self._window.ids(lane) if id_ > above]
         self._gone_back.clear()
         return Plan(
             lanes,
             floors,
-            [id_ for lane, above in zip(lanes, floors, strict=True) for id_ in self._window.ids(lane) if id_ > above],
+            held if log is None else [*held, *log.taken()],
             min(most, max(1, self._window.lane_quota // 4)),
             shares,
             sweeping,
             watermark,
             floor,
             reach,
+            log,
         )
 
     def _share(self, lanes: Collection[int], room: int) -> dict[int, int]:
@@ -268,7 +332,10 @@ class Positions:
         return shares | dict.fromkeys(others, max(1, max(left, room // 4) // max(1, len(others))))
 
     def _lanes_with_room(self) -> list[int]:
-        return [lane for lane in self._lanes.staying if self._window.has_room(lane)]
+        return [lane for lane in self._lanes.staying if self._window.has_room(lane) and self._may_read(lane)]
+
+    def _may_read(self, lane: int) -> bool:
+        return not self._segments.are_used or self._log.may_read(lane)
 
     def _readable(self) -> list[int]:
         """Return the lanes with room; of the lanes to read from far back, only the first whose row need not wait."""
@@ -291,6 +358,11 @@ class OpenTransactions:
         self._since: dict[int, int] = {}  # transaction id -> the position at which it was first seen
         self._positions: deque[tuple[float, int]] = deque([(0.0, 0)])  # (after a read, highest id given by then)
 
+    @property
+    def position(self) -> int:
+        """The highest id that was given when the table was last read."""
+        return self._positions[-1][1]
+
     def watermark(self, known_until: float) -> int:
         """Return the highest position up to which each id belongs to a transaction that had its own id by then."""
         while len(self._positions) > 1 and self._positions[1][0] <= known_until - GAP:
@@ -299,15 +371,18 @@ class OpenTransactions:
 
     def floor(self, watermark: int) -> int:
         """Return the position from which to read the rows of transactions that run now, or have just begun."""
-        position = self._positions[-1][1]
-        return min([watermark, *(since for since in self._since.values() if position - since <= NEAR)])
+        return min([watermark, *(since for since in self._since.values() if self.position - since <= NEAR)])
+
+    def base(self, watermark: int) -> int:
+        """Return the position above which all of them have their ids, also those that run for long."""
+        return min([watermark, *self._since.values()])
 
     def note(self, snapshot: bytes, watermark: int) -> int | None:
         """Note what runs; return the lowest position at which a transaction that has ended was first seen, if any."""
         running = {int(xid) for xid in snapshot.split(b":")[2].split(b",") if xid}
         ended = [self._since.pop(xid) for xid in self._since.keys() - running]
-        for xid in running - self._since.keys():
-            self._since[xid] = watermark
+        for xid in running:
+            self._since.setdefault(xid, watermark)
         return min(ended, default=None)
 
     def note_read(self, at: float, position: int) -> None:
@@ -330,7 +405,8 @@ class Window:
         self._max_rows, self._most_bytes = settings.max_window_rows, settings.max_window_bytes
         self._largest = settings.max_message_bytes
         self._max_bytes = min(START_BYTES, self._most_bytes)  # grows
-        self._sizes = defaultdict[int, dict[int, int]](dict)  # lane -> id -> bytes
+        self._sizes = defaultdict[int, dict[int, int]](dict)  # lane -> id -> bytes, of pending rows
+        self._logged = defaultdict[int, dict[int, Row]](dict)  # lane -> id -> row of the log
         self._rows = self._bytes = self.settled = 0
         self.lane_quota = max(1, settings.max_window_rows // LANE_SHARE)
 
@@ -345,7 +421,7 @@ class Window:
         return self._rows <= self._max_rows * 3 // 4 and self._bytes <= self._max_bytes * 3 // 4
 
     def has_room(self, lane: int) -> bool:
-        return len(self._sizes[lane]) <= self.lane_quota * 3 // 4
+        return self._number(lane) <= self.lane_quota * 3 // 4
 
     def has_room_for(self, size: int) -> bool:
         """Whether a row of so many bytes may be read. One above a quarter may when little else is under way."""
@@ -354,27 +430,48 @@ class Window:
         return self._bytes <= beside(size, self._max_bytes, self._largest)
 
     def ids(self, lane: int) -> Collection[int]:
+        """Return the ids of the pending rows of a lane."""
         return self._sizes[lane]
 
-    def add(self, lane: int, rows: Iterable[Row]) -> None:
+    def is_clear(self, lane: int) -> bool:
+        return not self._number(lane)
+
+    def logged(self, lane: int) -> Mapping[int, Row]:
+        """Return the rows of the log of a lane, by their ids."""
+        return self._logged[lane]
+
+    def add(self, lane: int, rows: Sequence[Row]) -> None:
         """Add rows of one lane."""
         sizes = {row.id: row.size for row in rows}
-        self._sizes[lane] |= sizes
         self._rows += len(sizes)
         self._bytes += sum(sizes.values())
+        if logged := {row.id: row for row in rows if row.is_logged}:
+            self._logged[lane] |= logged
+            sizes = {id_: size for id_, size in sizes.items() if id_ not in logged}
+        self._sizes[lane] |= sizes
+
+    def note_moved(self, rows: Iterable[Row]) -> None:
+        """Note that these rows are pending ones now."""
+        for row in rows:
+            if self._logged[row.lane].pop(row.id, None) is not None:
+                self._sizes[row.lane][row.id] = row.size
 
     def forget(self, rows: Iterable[Row]) -> bool:
         """Forget rows; return whether a lane that had no room has some again."""
         opened = False
         settled = 0
         for row in rows:
-            of_lane = self._sizes[row.lane]
-            size = of_lane.pop(row.id, 0)
+            size = self._sizes[row.lane].pop(row.id, 0)
+            if not size and self._logged[row.lane].pop(row.id, None) is not None:
+                size = row.size
             if size:
                 self._rows -= 1
                 settled += size
-                opened |= len(of_lane) == self.lane_quota * 3 // 4
+                opened |= self._number(row.lane) == self.lane_quota * 3 // 4
         self._bytes -= settled
         self.settled += settled
         self._max_bytes = min(self._max_bytes + settled, self._most_bytes)
         return opened
+
+    def _number(self, lane: int) -> int:
+        return len(self._sizes[lane]) + len(self._logged[lane])

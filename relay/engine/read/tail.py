@@ -5,22 +5,35 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Collection, Iterable
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
+
+from psycopg.sql import SQL
 
 from relay.backoff import wait_for_event
 from relay.config.settings import RelaySettings
 from relay.engine.delivery_policy import DeliveryPolicy
+from relay.engine.read.checkpoints import load, sweep_of
+from relay.engine.read.log_positions import Checkpoint, LogPlan
+from relay.engine.read.log_sweep import LogSweep
 from relay.engine.read.pending import DUE, read_statement
 from relay.engine.read.positions import Plan, Positions
-from relay.engine.row import Key, Row, fetch_rows, give_rows
-from relay.engine.session.session import LaneSession, Retry, array_text, retried
+from relay.engine.row import Key, Row, fetch_rows, give_rows, pieces
+from relay.engine.session.segments import BLOCK_BITS, SEGMENTS, Segment
+from relay.engine.session.session import LaneSession, Retry, array_text, places, retried
 
 SHORT_REST = 0.002  # seconds between two reads while rows keep coming
 DOORBELL_AFTER = 0.02  # seconds without a row, after which writers are asked to ring
 DUE_INTERVAL = 0.5  # seconds between two looks for rows that are due, at least
 STUCK_AFTER = 0.1  # seconds in which nothing is settled; then a large row that waits for room delays no other row
+
+KEPT_STATEMENTS = 4  # of the log: those of a border between segments are soon of no use
+
+MOVE_OUT = SQL("""
+    UPDATE {schema}.message SET state = 'pending'
+    WHERE {stored} AND ctid = ANY (ARRAY(SELECT given.place FROM {given}))
+""")
 
 wait_of = itemgetter(Row._fields.index("backoff_ms"))
 
@@ -39,17 +52,21 @@ class Tail:
         self._retry = retry
         self._cursor = session.cursor()
         give_rows(self._cursor)
-        self.statement = read_statement(session, settings.max_message_bytes)
+        self.statement = read_statement(session, settings.max_message_bytes)  # while the log is not used
+        self._log_statements: dict[tuple[tuple[Segment, ...], bool], bytes] = {}
         self._due = session.sql(DUE)
-        self._positions = Positions(session.lanes, settings, time.monotonic())
+        self._segments = session.segments
+        self._positions = Positions(session.lanes, settings, session.segments, time.monotonic())
         self._backing_off = BackingOff(policy)
         self._read_at = 0.0  # just before the last read
-        self._known_until = 0.0  # the last read's snapshot named all running transactions that had an id by then
         self._row_at = 0.0
         self._due_at = 0.0  # when to look for rows that are due
         self._looked_at = 0.0  # when it last looked for them
         self._room = asyncio.Event()
         self._is_interrupted = False
+        self._left: list[Row] = []  # rows of the log that move out of it before the next read
+        self._passed: Sequence[Row] = ()  # rows under way that move out, too
+        self._sweep = LogSweep(session)
         self._clock_offset = 0.0  # microseconds from the monotonic clock to the database's
         self.sweep_finds = 0
 
@@ -65,6 +82,8 @@ class Tail:
                 self._is_interrupted = False
                 yield []
                 continue
+            if self._segments.are_used:
+                await self._tend_log()
             self._session.wake.clear()
             if not self._lanes.staying:
                 await self._session.leave_doorbell()
@@ -83,16 +102,28 @@ class Tail:
                 await self._rest()
 
     def forget(self, rows: Iterable[Row]) -> None:
-        """Forget rows that are settled in the table, or left to it."""
+        """Forget rows that are settled in the table, or whose lane is given up; a pending row may be left to it."""
         self._positions.forget(rows)
         if self._positions.has_room():
             self._room.set()
 
+    def leave(self, rows: Collection[Row]) -> None:
+        """Leave rows to the table, from where they may be read again. Rows of the log become pending rows first."""
+        logged = [row for row in rows if self._segments.has(row)] if self._segments.are_used else []
+        self.forget([row for row in rows if not self._segments.has(row)] if logged else rows)
+        if logged:
+            self._left += logged
+            self.wake()
+
     def back_off(self, row: Row, until: float, followers: Collection[Row]) -> None:
-        """Leave a row to the table until that moment (monotonic), and its followers, which come back behind it."""
+        """Leave a row to the table until that moment (monotonic), and its followers, which come back behind it.
+
+        The row itself is a pending one now.
+        """
         self._backing_off.add(row, until, followers)
         self._due_at = min(self._due_at, until)
-        self.forget((row, *followers))
+        self.forget((row,))
+        self.leave(followers)
 
     def hold_rows(self, window: list[Row]) -> list[Row]:
         """Return the rows that may be sent now; the others are left to the table.
@@ -100,11 +131,11 @@ class Tail:
         The caller offers them at once: later a key may begin to wait, or a lane to leave.
         """
         free, held = self._backing_off.hold_rows(window, self._read_at)
-        if leaving := self._lanes.leaving:
-            held = [*held, *(row for row in free if row.lane in leaving)]
-            free = [row for row in free if row.lane not in leaving]
         if held:
-            self.forget(held)
+            self.leave(held)
+        if leaving := self._lanes.leaving:
+            self.forget(row for row in free if row.lane in leaving)
+            free = [row for row in free if row.lane not in leaving]
         return free
 
     def keys_backing_off(self) -> Collection[Key]:
@@ -120,6 +151,14 @@ class Tail:
     def is_clear(self, lane: int) -> bool:
         """Whether no row of the lane is under way. Call it while no read can run: inside `session.use`."""
         return self._positions.is_clear(lane)
+
+    def checkpoints(self) -> dict[int, Checkpoint]:
+        """Return from where another session could read each lane of the log, and sweep it."""
+        if passed := self._positions.passed():
+            self._passed = passed
+            self.wake()
+        swept = self._sweep.swept(self._lanes.staying)
+        return self._positions.checkpoints() | {sweep_of(lane): checkpoint for lane, checkpoint in swept.items()}
 
     def reread_from(self, lane: int, before: int = 0) -> None:
         """Read a lane again from the first id above `before`; what is under way is not read twice."""
@@ -155,7 +194,7 @@ class Tail:
         return not self._room.is_set() and self._positions.has_room_beside_large(settled)
 
     async def _rest(self) -> None:
-        if self._positions.has_more:
+        if self._positions.has_more or (self._segments.are_used and self._sweep.is_running):
             return
         idle = time.monotonic() - self._row_at
         doorbell = idle >= DOORBELL_AFTER
@@ -176,16 +215,76 @@ class Tail:
             await self._look_for_due(began)
         if is_sweep_due:
             positions.begin_sweep(began)
-        plan = positions.plan(self._known_until)
+            if self._segments.are_used:
+                self._sweep.begin(positions.read_to())
+        if self._segments.are_used and positions.unknown():
+            await self._begin_log()
+        plan = positions.plan()
         known_until = self._session.written_at
         head, rows = await self._select(plan)
-        while (longer := positions.plan_again(plan, head.message_id)) is not None:
+        while (longer := await self._plan_again(plan, head)) is not None:
             plan = longer
             head, rows = await self._select(plan)
         self.sweep_finds += sum(not self._backing_off.holds(row) for row in positions.found_by_sweep(plan, rows))
-        rows = positions.take(plan, rows, head.id, began=began, ended=time.monotonic())
-        self._read_at, self._known_until = began, known_until
+        rows = positions.take(plan, rows, head.id, began=began, ended=time.monotonic(), known_until=known_until)
+        self._read_at = began
+        return rows if plan.log is None else self._due_rows(rows, head.id)
+
+    def _due_rows(self, rows: list[Row], position: int) -> list[Row]:
+        """Return the rows to send now. Rows that their writer delays, or whose ids are not given yet, leave the log."""
+        if early := [row for row in rows if row.is_logged and (row.backoff_ms or row.id > position)]:
+            self.leave(early)
+            return [row for row in rows if not row.is_logged or not (row.backoff_ms or row.id > position)]
         return rows
+
+    async def _tend_log(self) -> None:
+        """Move rows out of the log that are left to the table or long under way, and make a step of the sweep."""
+        while self._left:
+            piece = next(pieces(self._left, (row.cost for row in self._left)))
+            await self._move_out(piece)
+            del self._left[: len(piece)]
+            self.forget(piece)
+        for piece in pieces(self._passed, (row.cost for row in self._passed)):
+            await self._move_out(piece)
+        self._passed = []
+        if self._sweep.is_running:
+            await self._step_sweep()
+
+    @retried
+    async def _move_out(self, rows: Sequence[Row]) -> None:
+        """Make pending rows of rows of the log."""
+        async with self._session.use() as connection:
+            under_way = [row for row in rows if self._positions.has_logged(row)]  # the others are marked meanwhile
+            async with connection.transaction():
+                for place, part in self._session.places(under_way):
+                    await connection.execute(self._session.sql(MOVE_OUT, **place), places(part))
+            self._positions.note_moved(under_way)
+
+    @retried
+    async def _step_sweep(self) -> None:
+        began = time.monotonic()
+        found = await self._sweep.step(list(self._positions.logged()))
+        for lane, id_ in found:
+            self._positions.reread_from(lane, id_ - 1)
+        self.sweep_finds += len(found)
+        self._positions.note_swept(began, time.monotonic())
+
+    async def _plan_again(self, plan: Plan, head: Row) -> Plan | None:
+        """Return the read to make in place of one that does not suffice, by the first row that came with it."""
+        if head.cost != self._segments.past:  # it may have read the wrong tables
+            await self._begin_log()
+            return self._positions.plan()
+        return self._positions.plan_again(plan, head.message_id)
+
+    async def _begin_log(self) -> None:
+        """Read which segments there are, and the checkpoints of new lanes."""
+        async with self._session.use() as connection, connection.transaction():
+            cursor = await connection.execute(self._session.sql(SEGMENTS))
+            self._segments.learn(await cursor.fetchall())
+            if self._segments.are_used and (lanes := self._positions.unknown()):
+                loaded = await load(self._session, connection, lanes)
+                self._positions.begin(loaded.read, loaded.receipts_to, loaded.foreign_to)
+                self._sweep.enter(loaded.swept)
 
     async def _select(self, plan: Plan) -> tuple[Row, list[Row]]:
         """Return the head of a read, and its rows."""
@@ -196,13 +295,26 @@ class Tail:
             "rows": plan.rows,
             "bytes": array_text(plan.bytes[lane] for lane in plan.lanes),
         }
+        statement = self.statement
+        if plan.log is not None:
+            statement = self.log_statement(plan.log)
+            parameters |= log_parameters(plan.log)
         async with self._session.use():
             asked_at = time.monotonic()
-            await self._cursor.execute(self.statement, parameters, prepare=True)
+            await self._cursor.execute(statement, parameters, prepare=True)
             head, *rows = await fetch_rows(self._cursor)
         self._clock_offset = head.created_at - asked_at * 1e6
         self._due_at = max(time.monotonic() + head.backoff_ms / 1000, self._looked_at + DUE_INTERVAL)
         return head, rows
+
+    def log_statement(self, plan: LogPlan) -> bytes:
+        """Return the statement that reads these segments next to the table of pending rows."""
+        wanted = plan.segments, plan.checked is not None
+        if (statement := self._log_statements.get(wanted)) is None:
+            size = self._settings.max_message_bytes
+            statement = read_statement(self._session, size, plan.segments, is_checked=plan.checked is not None)
+            self._log_statements = {**dict([*self._log_statements.items()][-KEPT_STATEMENTS:]), wanted: statement}
+        return statement
 
     async def _look_for_due(self, now: float) -> None:
         self._looked_at = now
@@ -212,6 +324,18 @@ class Tail:
         for lane, first in (*due, *self._backing_off.end(now)):
             if lane in self._lanes.held:
                 self._positions.reread_from(lane, first - 1)
+
+
+def log_parameters(plan: LogPlan) -> dict[str, object]:
+    """Return the parameters of a read that are of the log alone."""
+    return {
+        "lows": array_text(lane.low for lane in plan.lanes),
+        "read_to": array_text(lane.floor for lane in plan.lanes),
+        "seen_to": array_text(lane.seen.seen_to for lane in plan.lanes),
+        "unseen": [lane.seen.text for lane in plan.lanes],
+        "ends": array_text(plan.ends),
+        "checked": array_text(id_ >> BLOCK_BITS for id_ in plan.checked or ()),
+    }
 
 
 @dataclass(slots=True)

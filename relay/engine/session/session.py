@@ -10,7 +10,7 @@ the relay reads no more, and so sends no more.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from functools import wraps
 from math import inf
@@ -19,7 +19,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 
 import psycopg
 from psycopg import AsyncConnection, AsyncCursor
-from psycopg.sql import SQL, Identifier, Literal
+from psycopg.sql import SQL, Composable, Identifier, Literal
 
 from relay.backoff import wait_for_event
 from relay.compatibility import READ_TABLES, refuse_newer
@@ -35,10 +35,12 @@ from relay.database import (
     unplug,
 )
 from relay.engine.row import Row
+from relay.engine.session.segments import Segments, in_pending
 from relay.errors import CommitUnknownError, DatabaseUnavailableError, DeadlineError, SchemaError
 
 # The hot statements must not depend on statistics: those of an empty table make the planner choose a sequential
-# scan at the first spike (tests/engine/test_plans.py). This session runs nothing else.
+# scan at the first spike (tests/engine/test_plans.py). This session runs nothing else. No plan depends on values: a
+# statement over segments of the log takes milliseconds to plan.
 PLANNER = SQL("""
     SET enable_seqscan = off;
     SET enable_bitmapscan = off;
@@ -46,6 +48,7 @@ PLANNER = SQL("""
     SET enable_mergejoin = off;
     SET enable_sort = off;
     SET jit = off;
+    SET plan_cache_mode = force_generic_plan;
     SET max_parallel_workers_per_gather = 0
 """)
 
@@ -62,7 +65,7 @@ WIDE_ROW = SQL("SELECT repeat(' ', 262144)")
 
 ROUTES_CHANGED = "routes"  # the payload by which an operator's command notifies the nodes; their own has no word
 
-OLDEST_REVISION = "0014"  # what this release needs; it serves newer ones unless their note forbids that
+OLDEST_REVISION = "0015"  # what this release needs; it serves newer ones unless their note forbids that
 
 # What ends a session, or makes it useless to the relay.
 SESSION_LOST = (
@@ -88,20 +91,6 @@ HALF_TIMEOUT = "SELECT set_config('statement_timeout', %(timeout)s, true)"
 # Every command that parks, retries or discards takes it, so that no row is parked behind one that is just leaving.
 # A command that releases many rows holds it for long (relay/engine/session/database_retry.py waits).
 PARK_LOCK = SQL("SELECT pg_advisory_xact_lock(hashtextextended({park}, 0))")
-
-
-# Pending rows by lane and id (`places`), for statements that change them. The planner can only run a LATERAL with LIMIT
-# row by row through the index. It may run a plain join as a scan of the backlog for each row. Statistics that were
-# taken while a large transaction was still open say that the table is empty.
-GIVEN = SQL("""
-    unnest(%(lanes)s::smallint[], %(ids)s::bigint[]) AS wanted (lane, id)
-    CROSS JOIN LATERAL (
-        SELECT ctid AS place, id, aggregate_type, aggregate_id
-        FROM {schema}.message_pending
-        WHERE lane = wanted.lane AND id = wanted.id
-        LIMIT 1
-    ) AS given
-""")
 
 
 def nodes_channel(schema: str) -> str:
@@ -194,6 +183,7 @@ class LaneSession:
         host: the server that it is on.
         ended_by: why the server has ended it, when no statement fails with that error.
         lanes: the lanes held.
+        segments: the tables of the log, as the tail has last read them.
         nodes_channel: on it a node notifies the others that it has come or gone, or has given up lanes.
         wake: set when a writer rings, or when the session is wanted; ends `rest`.
         nodes_changed: set when another node has notified.
@@ -205,6 +195,7 @@ class LaneSession:
     def __init__(self, connection: Connection, database: DatabaseSettings) -> None:
         self.host = Host(connection.info.host, connection.info.port)
         self.lanes = HeldLanes()
+        self.segments = Segments()
         self.schema = database.schema_name
         self.nodes_channel = nodes_channel(self.schema)
         self.wake = asyncio.Event()
@@ -289,12 +280,18 @@ class LaneSession:
         await self._connection.close()
 
     def sql(self, statement: SQL, **names: Any) -> bytes:
-        """Return a statement with the names filled in; the schema, `GIVEN` and the name of the park lock are known.
+        """Return a statement with the names filled in.
 
+        The schema and the name of the park lock are known. `given` and `stored` find pending rows, unless they are
+        among the names (`segments.Segments.places`).
         As bytes, the driver parses the placeholders of a statement once and not each time.
         """
-        schema, park = Identifier(self.schema), Literal(f"{self.schema}.park")
-        return statement.format(schema=schema, given=GIVEN.format(schema=schema), park=park, **names).as_bytes()
+        known = {"schema": Identifier(self.schema), "park": Literal(f"{self.schema}.park")}
+        return statement.format(**{**known, **in_pending(self.schema), **names}).as_bytes()
+
+    def places(self, rows: Iterable[Row]) -> Iterator[tuple[dict[str, Composable], list[Row]]]:
+        """Split rows by the table in which they lie; yield the names by which `sql` finds it, and its rows."""
+        return self.segments.places(rows, self.schema)
 
     @asynccontextmanager
     async def use(self) -> AsyncIterator[AsyncConnection]:
@@ -416,7 +413,7 @@ def array_text(numbers: Iterable[int]) -> str:
 
 
 def places(rows: Collection[Row]) -> dict[str, str]:
-    """Return the parameters of `GIVEN`."""
+    """Return the parameters of `segments.GIVEN`."""
     return {"lanes": array_text(row.lane for row in rows), "ids": array_text(row.id for row in rows)}
 
 

@@ -1,13 +1,15 @@
 """Write the outcome of each row into the table: sent, postponed, or parked.
 
 The relay marks a row after its confirm. If the relay crashes in between, the row stays pending and goes out again with
-the same message_id.
+the same message_id. A pending row is marked by moving it to its day, and a row of the log by a receipt that names it.
 """
 
 import asyncio
 import time
-from collections.abc import Sequence
-from typing import assert_never
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
+from typing import Any, assert_never
 
 import psycopg
 from psycopg.sql import SQL
@@ -18,7 +20,8 @@ from relay.engine.delivery_policy import DeliveryPolicy
 from relay.engine.read.tail import Tail
 from relay.engine.row import Blame, Fault, Row, pieces
 from relay.engine.send.publisher import Publisher
-from relay.engine.session.session import LaneSession, Retry, places, retried
+from relay.engine.session.segments import BLOCK_BITS
+from relay.engine.session.session import LaneSession, Retry, array_text, places, retried
 from relay.engine.settle.quarantine import ParkedKeys, Quarantine
 from relay.logger import get_logger
 from relay.observe.histogram import Histogram
@@ -42,6 +45,20 @@ MARK_SENT = SQL("""
     SELECT {kept}, 'sent', now() FROM done
 """)
 
+# Rows of the log stay where they are: a receipt names the ids of one block that this mark has sent.
+MARK_LOGGED = SQL("""
+    WITH counted AS (
+        INSERT INTO {schema}.published (node, messages) VALUES (%(node)s, %(messages)s)
+    )
+    INSERT INTO {schema}.receipt (block, n, node, ids)
+    SELECT block, cardinality(ids), %(node)s, ids
+    FROM (
+        SELECT block, ids::bigint[] AS ids
+        FROM unnest(%(blocks)s::bigint[], %(ids)s::text[]) AS named (block, ids)
+        OFFSET 0
+    ) AS named
+""")
+
 # All columns but `state`, `sent_at` and the generated `lane`.
 KEPT = SQL("""
     id, message_id, aggregate_type, aggregate_id, event_type, exchange, routing_key, headers, content_type, payload,
@@ -51,8 +68,9 @@ KEPT = SQL("""
 
 POSTPONE = SQL("""
     UPDATE {schema}.message
-    SET attempts = %(attempts)s, available_at = now() + %(seconds)s * interval '1 second', last_error = %(reason)s
-    WHERE state = 'pending' AND lane = %(lane)s AND id = %(id)s
+    SET state = 'pending', attempts = %(attempts)s, available_at = now() + %(seconds)s * interval '1 second',
+        last_error = %(reason)s
+    WHERE {stored} AND lane = %(lane)s AND id = %(id)s
 """)
 
 PARK = SQL("""
@@ -63,7 +81,7 @@ PARK = SQL("""
             AS fault (lane, id, attempts, reason)
         WHERE fault.lane = row.lane AND fault.id = row.id
     )
-    WHERE state = 'pending' AND ctid = ANY (ARRAY(SELECT given.place FROM {given}))
+    WHERE {stored} AND ctid = ANY (ARRAY(SELECT given.place FROM {given}))
 """)
 
 MARK_INTERVAL, BUSY_MARK_INTERVAL = 0.003, 0.02  # seconds between two marks with fewer rows than `ROWS_WORTH_A_MARK`
@@ -118,6 +136,7 @@ class Marker:
         self._retry = retry
         self._settings = settings
         self._mark_sent = mark_statement(session)
+        self._mark_logged = session.sql(MARK_LOGGED)
         self._marked_at = 0.0
 
     async def run(self) -> None:
@@ -142,8 +161,7 @@ class Marker:
         self._marked_at = loop.time()
 
     async def _sent(self, rows: Sequence[Row]) -> None:
-        parameters = places(rows) | {"node": self._settings.node}
-        marked = await self._write_sent(parameters)
+        marked = await self._write_sent(rows)
         if marked != len(rows):
             # An operator has parked, discarded or deleted the other rows meanwhile, although they were sent.
             log.warning("mark.missed", rows=len(rows), marked=marked)
@@ -161,10 +179,20 @@ class Marker:
             self._delivered.times.observe(seconds, min(step, len(rows) - start))
 
     @retried
-    async def _write_sent(self, parameters: dict[str, str]) -> int:
+    async def _write_sent(self, rows: Sequence[Row]) -> int:
         began = time.monotonic()
+        node = {"node": self._settings.node}
         async with self._session.use() as connection:
-            marked = (await connection.execute(self._mark_sent, parameters, prepare=True)).rowcount
+            segments = self._session.segments  # inside `use`: a row may move out of the log until then
+            logged = [row.id for row in rows if segments.has(row)] if segments.are_used else []
+            pending = [row for row in rows if not segments.has(row)] if logged else rows
+            async with connection.transaction() if logged and pending else nullcontext():
+                marked = len(logged)
+                if logged:
+                    await connection.execute(self._mark_logged, receipts(logged) | node, prepare=True)
+                if pending:
+                    cursor = await connection.execute(self._mark_sent, places(pending) | node, prepare=True)
+                    marked += cursor.rowcount
         if marked:  # otherwise the statement had no transaction id: see LaneSession.write
             self._session.note_written(began)
         return marked
@@ -197,7 +225,8 @@ class Marker:
         until = time.monotonic() + seconds  # not later than the table's, or the tail finds the row before it
         async with self._session.use() as connection:
             values = {"lane": row.lane, "id": row.id, "attempts": row.attempts, "reason": reason, "seconds": seconds}
-            await connection.execute(self._session.sql(POSTPONE), values)
+            for names, _ in self._session.places([row]):
+                await connection.execute(self._session.sql(POSTPONE, **names), values)
         return until
 
     async def _park(self, faults: Sequence[Fault]) -> None:
@@ -222,16 +251,15 @@ class Marker:
     @retried
     async def _write_parked(self, faults: Sequence[Fault]) -> bool:
         """Park rows; False when the statement timed out, and the caller should park fewer rows at once."""
-        parameters = places([fault.row for fault in faults]) | {
-            "attempts": [fault.row.attempts for fault in faults],
-            "reasons": [fault.reason for fault in faults],
-        }
+        reasons = {fault.row.id: fault.reason for fault in faults}
         try:
             async with self._session.use() as connection, connection.transaction():
                 await self._session.take_park_lock(connection)
                 if len(faults) > 1:  # a single row gets the whole time
                     await self._session.halve_timeout(connection)
-                await connection.execute(self._session.sql(PARK), parameters)
+                for names, rows in self._session.places([fault.row for fault in faults]):
+                    why = {"attempts": [row.attempts for row in rows], "reasons": [reasons[row.id] for row in rows]}
+                    await connection.execute(self._session.sql(PARK, **names), places(rows) | why)
         except psycopg.errors.QueryCanceled:
             if len(faults) == 1:
                 raise
@@ -242,3 +270,18 @@ class Marker:
 
 def mark_statement(session: LaneSession) -> bytes:
     return session.sql(MARK_SENT, kept=KEPT)
+
+
+def receipts(ids: Iterable[int]) -> dict[str, Any]:
+    """Return the parameters of `MARK_LOGGED` but the node: the ids by block, each in order."""
+    named = sorted(set(ids))
+    blocks: list[int] = []
+    of_blocks: list[str] = []
+    start = 0
+    while start < len(named):
+        block = named[start] >> BLOCK_BITS
+        end = bisect_left(named, (block + 1) << BLOCK_BITS, start)
+        blocks.append(block)
+        of_blocks.append(array_text(named[start:end]))
+        start = end
+    return {"blocks": array_text(blocks), "ids": of_blocks, "messages": len(named)}

@@ -50,7 +50,7 @@ PARK_BEHIND = SQL("""
         WHERE head.state = 'parked' AND head.held_behind IS NULL
             AND head.aggregate_type = row.aggregate_type AND head.aggregate_id = row.aggregate_id
     )
-    WHERE state = 'pending' AND ctid = ANY (ARRAY(
+    WHERE {stored} AND ctid = ANY (ARRAY(
         SELECT given.place
         FROM {given}
         CROSS JOIN LATERAL (
@@ -106,8 +106,9 @@ class ParkedKeys:
 
     async def _park_behind(self, rows: Sequence[Row]) -> None:
         parked = await self._write_parked(rows)
-        self._tail.forget(rows)
+        self._tail.forget([row for row in rows if row.id in parked])
         if left := [row for row in rows if row.id not in parked]:
+            self._tail.leave(left)
             self._keys -= {row.key for row in left if row.key is not None} - await self._read_keys()
             for row in left:
                 self._tail.reread_from(row.lane)
@@ -124,8 +125,11 @@ class ParkedKeys:
     async def _write_parked(self, rows: Sequence[Row]) -> set[int]:
         async with self._session.use() as connection, connection.transaction():
             await self._session.take_park_lock(connection)
-            cursor = await connection.execute(self._session.sql(PARK_BEHIND), places(rows))
-            return {row[0] for row in await cursor.fetchall()}
+            parked: set[int] = set()
+            for place, part in self._session.places(rows):
+                cursor = await connection.execute(self._session.sql(PARK_BEHIND, **place), places(part))
+                parked.update(id_ for (id_,) in await cursor.fetchall())
+            return parked
 
 
 @dataclass(slots=True)

@@ -22,7 +22,7 @@ ENTER = SQL("""
 
 SET_ASIDE = SQL("""
     UPDATE {schema}.message SET state = 'quarantined', quarantine = %(route)s, last_error = %(reason)s
-    WHERE state = 'pending' AND ctid = ANY (ARRAY(SELECT given.place FROM {given}))
+    WHERE {stored} AND ctid = ANY (ARRAY(SELECT given.place FROM {given}))
 """)
 
 SET_ASIDE_BEHIND = SQL("""
@@ -35,7 +35,7 @@ SET_ASIDE_BEHIND = SQL("""
         ORDER BY ahead.id
         LIMIT 1
     )
-    WHERE state = 'pending' AND ctid = ANY (ARRAY(
+    WHERE {stored} AND ctid = ANY (ARRAY(
         SELECT given.place
         FROM {given}
         CROSS JOIN LATERAL (
@@ -133,15 +133,20 @@ class QuarantineTable:
         async with self._session.write() as connection, connection.transaction():
             cursor = await connection.execute(self._session.sql(ENTER), entered)
             id_, probes = await cursor.fetchone() or (0, 0)
-            await connection.execute(self._session.sql(SET_ASIDE), {**places(rows), "route": id_, "reason": reason})
+            for place, part in self._session.places(rows):
+                values = {**places(part), "route": id_, "reason": reason}
+                await connection.execute(self._session.sql(SET_ASIDE, **place), values)
         return id_, probes
 
     @retried
     async def set_aside_behind(self, rows: Collection[Row]) -> set[int]:
         """Set aside the rows whose key has an earlier row in quarantine; return their ids."""
-        async with self._session.use() as connection:
-            cursor = await connection.execute(self._session.sql(SET_ASIDE_BEHIND), places(rows))
-            return {id_ for (id_,) in await cursor.fetchall()}
+        behind: set[int] = set()
+        async with self._session.use() as connection, connection.transaction():
+            for place, part in self._session.places(rows):
+                cursor = await connection.execute(self._session.sql(SET_ASIDE_BEHIND, **place), places(part))
+                behind.update(id_ for (id_,) in await cursor.fetchall())
+        return behind
 
     @retried
     async def is_on_its_way(self, row: Place, *, but: Collection[Key]) -> bool:

@@ -22,7 +22,7 @@ CLOSED = SQL("first < date_trunc('day', now() AT TIME ZONE 'UTC') AT TIME ZONE '
 
 READ = SQL("SELECT day, rows, checksum, path FROM {schema}.archived_day ORDER BY day")
 NOTE = SQL("INSERT INTO {schema}.archived_day (day, rows, checksum, path) VALUES (%s, %s, %s, %s)")
-FORGET = SQL("DELETE FROM {schema}.archived_day WHERE day = %s")
+FORGET = SQL("DELETE FROM {schema}.archived_day WHERE day = %s AND emptied = 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,5 +91,11 @@ def note(connection: psycopg.Connection, schema: str, archived: ArchivedDay) -> 
 
 
 def forget(connection: psycopg.Connection, schema: str, day: date) -> None:
-    """Strike out a day, before its files are written again."""
-    connection.execute(FORGET.format(schema=Identifier(schema)), [day])
+    """Strike out a day, before its files are written again.
+
+    Raises:
+        ArchiveError: some of its rows are in the archive alone.
+    """
+    gone = connection.execute(FORGET.format(schema=Identifier(schema)), [day]).rowcount == 0
+    if gone and day in archived_days(connection, schema):
+        raise ArchiveError(f"{day}: the table does not keep some of its rows any more, and the archive has them")

@@ -1,9 +1,9 @@
 """What the driver decides of a read before any task runs: the SELECT, the picture that all tasks see, and the tasks."""
 
-import time
+import time as clock
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, time, timedelta
 
 import psycopg
 from psycopg.sql import SQL, Composable, Identifier, Literal
@@ -23,7 +23,8 @@ MARK_POLL = 0.02  # seconds
 # a mark is the first statement of its transaction.
 MARKING = SQL("""
     SELECT virtualtransaction FROM pg_locks
-    WHERE locktype = 'relation' AND mode = 'RowExclusiveLock' AND relation = to_regclass({sent})
+    WHERE locktype = 'relation' AND mode = 'RowExclusiveLock'
+        AND relation IN (to_regclass({sent}), to_regclass({named}))
         AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """)
 
@@ -44,6 +45,30 @@ LIST_DAYS = SQL("""
     WHERE {wanted}
     ORDER BY first
 """)
+
+# The one without a bound has the ids behind all others. The first one begins with the lowest id.
+LIST_SEGMENTS = SQL(r"""
+    SELECT part, name, pg_relation_filenode(part), pg_table_size(part),
+        CASE WHEN bound = 'DEFAULT' THEN max(past) OVER () ELSE coalesce(first, -9223372036854775808) END AS first
+    FROM (
+        SELECT inhrelid AS part, relname AS name, bound,
+            substring(bound FROM $$FROM \('(-?[0-9]+)'\)$$)::bigint AS first,
+            substring(bound FROM $$TO \('(-?[0-9]+)'\)$$)::bigint AS past
+        FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid
+        CROSS JOIN LATERAL (SELECT pg_get_expr(relpartbound, pg_class.oid) AS bound) AS bounds
+        WHERE inhparent = to_regclass({log})
+    ) AS segment
+    ORDER BY first
+""")
+
+# Blocks of 4,096 ids that receipts of this time name, by segment.
+LIST_BLOCKS = SQL("""
+    SELECT width_bucket(block, {firsts}) - 1, min(block), max(block)
+    FROM {schema}.sent_blocks({start}, {end}) AS named (block)
+    GROUP BY 1
+    ORDER BY 1
+""")
+BLOCK_BITS = 12
 
 COUNT_SENT = SQL("SELECT count(*) FROM {schema}.sent(%s, %s)")
 
@@ -66,6 +91,18 @@ class Day:
     next: datetime
     blocks: int
     bytes: int  # with what is stored out of line
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """The ids of a segment of the log that must be read, and the part of the segment that they are."""
+
+    part: int
+    name: str
+    filenode: int
+    bytes: int
+    first: int
+    last: int
 
 
 def plan_read(given: Mapping[str, str], schema: StructType, *, is_stream: bool = False) -> Read:
@@ -103,7 +140,8 @@ def plan_tasks(read: Read) -> list[Task]:
     with connect(read.info) as connection:
         moment = settled_moment(connection, schema)
         days = list_days(connection, schema, SQL("first < {}").format(Literal(moment)), *_days(read.options))
-    return divide(days, read, moment)
+        start, end = _times(read.options, moment)
+        return [*divide(days, read, moment), *divide_log(list_blocks(connection, schema, start, end), read, end, start)]
 
 
 def list_days(connection: psycopg.Connection, schema: str, *wanted: Composable) -> list[Day]:
@@ -114,6 +152,20 @@ def list_days(connection: psycopg.Connection, schema: str, *wanted: Composable) 
     return [Day(*row) for row in connection.execute(statement)]
 
 
+def list_blocks(connection: psycopg.Connection, schema: str, start: datetime, end: datetime) -> list[Blocks]:
+    """Return where rows of the log lie that were sent from `start` until just before `end`, by segment."""
+    segments = connection.execute(LIST_SEGMENTS.format(log=Literal(f"{schema}.message_log"))).fetchall()
+    firsts = [first >> BLOCK_BITS for *_, first in segments]
+    statement = LIST_BLOCKS.format(
+        schema=Identifier(schema), firsts=Literal(firsts), start=Literal(start), end=Literal(end)
+    )
+    found = []
+    for index, first, last in connection.execute(statement).fetchall():
+        part, name, filenode, size, _ = segments[index]
+        found.append(Blocks(part, name, filenode, size, first, last))
+    return found
+
+
 def settled_moment(connection: psycopg.Connection, schema: str) -> datetime:
     """Return the database's time, in UTC, once every mark that carries an earlier one has ended.
 
@@ -122,7 +174,7 @@ def settled_moment(connection: psycopg.Connection, schema: str) -> datetime:
         ReadError: a mark does not end.
     """
     sent = Literal(f"{schema}.message_sent")
-    statement = MARKING.format(sent=sent)
+    statement = MARKING.format(sent=sent, named=Literal(f"{schema}.receipt"))
     ((exists, moment),) = connection.execute(
         SQL("SELECT to_regclass({}) IS NOT NULL, clock_timestamp()").format(sent)
     ).fetchall()
@@ -131,12 +183,12 @@ def settled_moment(connection: psycopg.Connection, schema: str) -> datetime:
             f"table {schema}.message of option outboxSchema does not exist in database {connection.info.dbname!r}: "
             "run `relay migrate` on it"
         )
-    give_up_at = time.monotonic() + MARKS_MAY_TAKE
+    give_up_at = clock.monotonic() + MARKS_MAY_TAKE
     begun = set(connection.execute(statement).fetchall())
     while begun := begun & set(connection.execute(statement).fetchall()):
-        if time.monotonic() > give_up_at:
+        if clock.monotonic() > give_up_at:
             raise ReadError(f"{len(begun)} transactions that mark rows have not ended for {MARKS_MAY_TAKE:g} s")
-        time.sleep(MARK_POLL)
+        clock.sleep(MARK_POLL)
     found: datetime = moment  # in the session's time zone, in which days begin at other times
     return found.astimezone(UTC)
 
@@ -163,6 +215,16 @@ def _days(options: ReadOptions) -> Iterator[Composable]:
         yield SQL("day >= {}").format(Literal(options.starting_day))
     if options.ending_day is not None:
         yield SQL("day <= {}").format(Literal(options.ending_day))
+
+
+def _times(options: ReadOptions, moment: datetime) -> tuple[datetime, datetime]:
+    """Return the time of which sent rows are asked for, until just before the second moment."""
+    start, end = datetime(1, 1, 1, tzinfo=UTC), moment
+    if options.starting_day is not None:
+        start = datetime.combine(options.starting_day, time(), UTC)
+    if options.ending_day is not None:
+        end = min(end, datetime.combine(options.ending_day, time(), UTC) + timedelta(days=1))
+    return start, end
 
 
 def divide(days: Sequence[Day], read: Read, end: datetime, start: datetime | None = None) -> list[Task]:
@@ -193,4 +255,30 @@ def _tasks(day: Day, read: Read, *, start: datetime | None, end: datetime, all_b
             where.append(SQL("message.ctid < {}::tid").format(Literal(f"({beyond},0)")))
         statement = read.where(*(each.as_string() for each in where))
         check = IS_UNCHANGED.format(part=Literal(day.part), filenode=Literal(day.filenode))
-        yield Task(statement, f"{day.first:%Y-%m-%d}", check.as_string())
+        yield Task(statement, f"day {day.first:%Y-%m-%d}", check.as_string())
+
+
+def divide_log(parts: Sequence[Blocks], read: Read, end: datetime, start: datetime) -> list[Task]:
+    """Divide the rows of the log that were sent from `start` until just before `end` into ranges of ids."""
+    table = Identifier(read.options.outbox_schema, "message_state")
+    of_log = replace(read, select=select(read.schema, table, fails_fast=read.options.fails_fast).as_string())
+    all_blocks = sum(each.last + 1 - each.first for each in parts)
+    return [task for each in parts for task in _tasks_of_log(each, of_log, start=start, end=end, all_blocks=all_blocks)]
+
+
+def _tasks_of_log(part: Blocks, read: Read, *, start: datetime, end: datetime, all_blocks: int) -> Iterator[Task]:
+    blocks = part.last + 1 - part.first
+    wanted = (
+        part.bytes / BYTES_PER_TASK
+        if read.options.partitions is None
+        else read.options.partitions * blocks / all_blocks
+    )
+    pieces = min(blocks, max(1, round(wanted)))
+    for piece in range(pieces):
+        first, beyond = (part.first + blocks * border // pieces for border in (piece, piece + 1))
+        where = SQL(
+            "message.block >= {} AND message.block < {} AND message.id >= {} AND message.id < {}"
+            " AND message.sent_at >= {} AND message.sent_at < {}"
+        ).format(*map(Literal, (first, beyond, first << BLOCK_BITS, beyond << BLOCK_BITS, start, end)))
+        check = IS_UNCHANGED.format(part=Literal(part.part), filenode=Literal(part.filenode))
+        yield Task(read.where(where.as_string()), part.name, check.as_string())

@@ -77,7 +77,8 @@ class OutboxStreamReader(DataSourceStreamReader):  # type: ignore[misc]  # mypy 
         Raises:
             ReadError: days of that time are gone.
         """
-        from outbox_spark.reading.plan import divide  # noqa: PLC0415
+        from outbox_spark.connection import connect  # noqa: PLC0415
+        from outbox_spark.reading.plan import divide, divide_log, list_blocks  # noqa: PLC0415
 
         first, beyond = _moment(start), _moment(end)
         days = self._days()
@@ -86,7 +87,10 @@ class OutboxStreamReader(DataSourceStreamReader):  # type: ignore[misc]  # mypy 
                 f"the stream has read what was sent before {first}, and the oldest day that the table keeps is "
                 f"{days[0].first:%Y-%m-%d}. Read the days between from the archive, and go on with failOnDataLoss=false"
             )
-        return divide([day for day in days if day.first < beyond and day.next > first], self._read, beyond, first)
+        with connect(self._read.info) as connection:
+            of_log = list_blocks(connection, self._read.options.outbox_schema, first, beyond)
+        days = [day for day in days if day.first < beyond and day.next > first]
+        return [*divide(days, self._read, beyond, first), *divide_log(of_log, self._read, beyond, first)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return the rows of a task, as a batch does."""

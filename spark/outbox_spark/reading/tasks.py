@@ -26,10 +26,10 @@ class Read:
 class Task(InputPartition):  # type: ignore[misc]  # mypy does not follow pyspark
     """A statement that one task runs; Spark pickles it."""
 
-    def __init__(self, statement: str, day: str | None = None, check: str | None = None) -> None:
+    def __init__(self, statement: str, part: str | None = None, check: str | None = None) -> None:
         self.statement = statement
-        self.day = day
+        self.part = part  # the day or the segment whose rows it reads
         self.check = check  # a statement that tells, after the reading, whether all of it was there; None: it was
 
     def __str__(self) -> str:
-        return "the outbox" if self.day is None else f"day {self.day} of the outbox"
+        return "the outbox" if self.part is None else f"{self.part} of the outbox"

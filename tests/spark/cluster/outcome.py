@@ -20,7 +20,7 @@ COMMITTED = """
     SELECT (row_counts->>'rows')::int, (row_counts->>'messages')::int FROM outbox.batch WHERE partition = -1
 """
 OPEN = """
-    SELECT count(*) FROM pg_stat_activity WHERE application_name = 'outbox-spark' AND datname = current_database()
+    SELECT count(*) FROM pg_stat_activity WHERE application_name = 'outbox-spark/log' AND datname = current_database()
 """
 
 
