@@ -1,15 +1,15 @@
 """Add the log: rows stay where they were inserted, and receipts name those that are sent. No row goes there yet.
 
 Rows of the state 'written' are the log, in segments by range of id. A row of the log is sent if and only if a receipt
-names its id. The default of `state` stays 'pending', so relays and writers go on as before, and the log is empty until
-a later release sets the default to 'written'.
+names its id. The default of `state` stays 'pending', so relays and writers go on as before. The log is empty until
+`relay migrate --log on` sets the default to 'written'.
 
 The surfaces `message_count`, `message_state` and `sent` do not read the log yet: no plan and no answer changes.
 
 Made as the owner of the tables, whichever role migrates. Roles that may delete pending rows are relays, and roles that
 may drop days are retention's: they get their rights on the log at once.
 
-Lock: ACCESS EXCLUSIVE on message and its partitions, and on archived_day, for an instant, to add a column; it waits
+Lock: ACCESS EXCLUSIVE on message and its partitions, and on archived_day, for an instant, to add a column. It waits
 for transactions that have written or read. The way back holds it until the sent rows of the log are in their days:
 10 s for a million rows.
 """
@@ -28,7 +28,7 @@ SELECT set_config('role', pg_get_userbyid(relowner), true) FROM pg_class WHERE o
 """
 
 # `xid` tells what a snapshot could not see. The default is on `message` alone: a row that a mark moves to its day
-# needs none, and stays eight bytes smaller.
+# has no use for it, and stays eight bytes smaller.
 # A DEFAULT partition, so that no writer ever fails for want of a segment. The price: no DETACH CONCURRENTLY. A segment
 # is emptied by TRUNCATE.
 # BRIN, not a btree: 1 to 4 bytes of WAL a row instead of 76. And bigint: for xid8 BRIN has no operator class, a client
@@ -144,9 +144,8 @@ MOVED = (
     *("last_error", "held_behind", "parked_at", "sent_at", "writer", "batch_id", "trace_context", "quarantine"),
 )
 
-# An id above the sequence's was named by its writer. In `far` it would be out of all bounds, so its row moves to where
-# a row of today is: to its day, if it is sent, else among the pending ones. A receipt that comes after that names no
-# row.
+# An id above the sequence's was named by its writer. In `far` it would be out of all bounds. So its row leaves the log:
+# it moves to its day if it is sent, else to the pending rows. A receipt that comes after that names no row.
 LEAVE_LOG = """
 CREATE FUNCTION {schema}.leave_log(above bigint) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -170,11 +169,11 @@ REVOKE EXECUTE ON FUNCTION {schema}.leave_log(bigint) FROM PUBLIC;
 """
 LANES = "'{0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15}'"  # all: an index by lane and id is then used by id alone
 
-# One step a call, each of which holds writers back for some 50 ms at most: call it until it returns NULL, and again
-# later where it finds no lock.
+# Each call makes one step, which holds writers back for some 50 ms at most. Call it until it returns NULL, and again
+# later if it finds no lock.
 # ATTACH reads all of `message_log_far` under ACCESS EXCLUSIVE, unless a constraint says what is in it. Empty, it costs
-# nothing. Once ids are given beyond the last segment, `far` becomes a segment itself, in three steps: bound it, far
-# above all ids to come; read it, beside its writers; change it for an empty one.
+# nothing. Once ids are given beyond the last segment, `far` becomes a segment itself, in three steps. The first bounds
+# it, far above all ids to come. The second reads it while writers go on. The third changes it for an empty one.
 ENSURE_SEGMENTS = """
 CREATE FUNCTION {schema}.ensure_segments(ahead integer, size bigint) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '15ms' AS $$
@@ -255,8 +254,8 @@ REVOKE EXECUTE ON FUNCTION {schema}.ensure_segments(integer, bigint), {schema}.c
     FROM PUBLIC;
 """
 
-# By nextval, id by id, as long as the rest is small: setval could go back behind ids that others have taken between
-# its reading and its writing, and two rows of one id would share a receipt. Over 2^24 ids nobody is so fast.
+# By nextval, id by id, as long as the rest is small. Others may take ids between the reading and the writing of setval.
+# It could go back behind those, and two rows of one id would share a receipt. Over 2^24 ids nobody is so fast.
 CUT_SEGMENT = """
 CREATE FUNCTION {schema}.cut_segment() RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '15ms' AS $$
@@ -286,8 +285,8 @@ END $$;
 REVOKE EXECUTE ON FUNCTION {schema}.cut_segment() FROM PUBLIC;
 """
 
-# Cover by id is checked twice: of all rows beside everybody, and under the lock that keeps writers of this segment out,
-# of the rows that the first look could not see. The first look's rows must all be there still, and no others.
+# Cover by id is checked twice. The first look is at all rows, without a lock. The second is under the lock that keeps
+# writers of this segment out, at the rows that the first could not see. All rows of the first must still be there.
 # Under SHARE others may still read. A snapshot from before the lock would not see all rows: READ COMMITTED only.
 EMPTY_SEGMENT = """
 -- By day: an archive is complete if the rows of the day that are there, and those that left with their segments, are
@@ -379,11 +378,11 @@ END $$;
 REVOKE EXECUTE ON FUNCTION {schema}.empty_segment(bigint, boolean, boolean) FROM PUBLIC;
 """
 
-# The lowest one first, so all dropped ids lie below those of the other segments, and segment 0 takes them: a writer may
+# The lowest one first. So all dropped ids lie below those of the other segments, and segment 0 takes them. A writer may
 # hold such an id as long as it likes. A late row in `far` would keep `far` from becoming a segment.
-# First the segment alone, and those that are hardly ever written. Then the parents, at a moment when no transaction is
-# open that has written to the log: writers queue for 15 ms at most, then while catalogs change. To attach segment 0
-# again reads its rows, so it may have few, and those of `far`, so it may have none.
+# First it locks the segment alone, and those that are hardly ever written. Then it locks the parents, at a moment when
+# no transaction is open that has written to the log. Writers queue for 15 ms at most, then while catalogs change. To
+# attach segment 0 again reads its rows, so it may have few. It also reads those of `far`, so `far` must be empty.
 DROP_SEGMENT = """
 CREATE FUNCTION {schema}.drop_segment() RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '15ms' AS $$

@@ -1,4 +1,4 @@
-"""Rows that leave the log, since they need a life of their own, or since no read foresees them; and other clusters."""
+"""Rows that leave the log, as they wait or as no read foresees them; and checkpoints of other clusters."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""0015: the log, its segments and receipts, beside writers that never stop."""
+"""0015: the log, its segments and receipts, while writers never stop."""
 
 import secrets
 import threading
@@ -58,7 +58,7 @@ WAITS = """
 
 @pytest.fixture
 def log(connection: Connection) -> Connection:
-    """A table whose new rows go to the log, with a segment for them and two ahead; nothing waits for ever."""
+    """A table whose new rows go to the log, with a segment for them and two ahead; each wait has an end."""
     connection.execute("SET statement_timeout = '60s'")
     use_log(connection)
     return connection
@@ -69,7 +69,7 @@ def empty(connection: Connection, number: object, *, archived: bool = False) -> 
 
 
 def drop(connection: Connection) -> object:
-    """Drop the lowest segment; return its number, or None."""
+    """Drop the lowest segment; return its number, or `None`."""
     (number,) = connection.execute(DROP).fetchone() or (None,)
     return number
 
