@@ -28,9 +28,10 @@ CHECKPOINTS = "SELECT count(*) FROM outbox.checkpoint"
 class Reader:
     """What a node does with the log, one step after the other."""
 
-    def __init__(self, session: LaneSession) -> None:
+    def __init__(self, session: LaneSession, given: dict[str, float]) -> None:
         self.session = session
-        retry, settings, nothing = unhurried(session), RelaySettings(sweep_interval=3600.0), nothing_at_all()
+        settings = RelaySettings(**{"sweep_interval": 3600.0, **given})
+        retry, nothing = unhurried(session), nothing_at_all()
         self.tail = Tail(session, settings, IN_ORDER, retry)
         self.checkpoints = Checkpoints(session, self.tail.checkpoints, retry)
         self.marker = Marker(
@@ -70,12 +71,12 @@ def nothing_at_all() -> Any:
 
 
 @asynccontextmanager
-async def reading(database: DatabaseSettings) -> AsyncIterator[Reader]:
+async def reading(database: DatabaseSettings, **settings: float) -> AsyncIterator[Reader]:
     """Open a session with all lanes; the one before it may still be ending."""
     async with await LaneSession.open(database) as session:
         while len(session.lanes.held) < 16:
             session.lanes.take(await lock_lanes(session))
-        yield Reader(session)
+        yield Reader(session, settings)
 
 
 async def value(outbox: Outbox, statement: str, *values: object) -> Any:
@@ -141,6 +142,57 @@ async def test_a_row_that_many_ids_have_passed_leaves_the_log_and_is_sent_once(
         low = await value(outbox, "SELECT max(low) FROM outbox.checkpoint, unnest(lows) AS low WHERE lanes[1] >= 0")
         assert low > stuck, "the checkpoint waits for it"
         assert not reader.session.segments.moved
+
+
+async def test_a_backlog_that_many_ids_are_behind_stays_in_the_log(
+    database: DatabaseSettings, outbox: Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(positions, "PASSED", 50)
+    async with reading(database, max_window_rows=64) as reader:
+        await outbox.insert_many(1000, keys=100)
+        rows = await reader.tail._next_rows()
+        while not rows:
+            rows = await reader.tail._next_rows()
+
+        reader.tail.checkpoints()
+        await reader.tail._tend_log()
+
+        assert await value(outbox, "SELECT count(*) FROM outbox.message WHERE state = 'pending'") == 0
+
+
+async def test_rows_that_are_left_to_the_table_come_again_without_a_sweep(
+    database: DatabaseSettings, outbox: Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(positions, "GAP", 0.0)
+    async with reading(database) as reader:
+        id_ = await outbox.insert("1")
+        (row,) = await reader.read()
+
+        reader.tail.leave([row])
+
+        assert [row.id for row in await reader.read()] == [id_]
+        assert await is_in(outbox, id_, "message_pending")
+
+
+async def test_a_segment_that_was_dropped_a_moment_ago_stops_no_read(
+    database: DatabaseSettings, outbox: Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A read begins far back, as a transaction has ended that began long ago."""
+    monkeypatch.setattr(positions, "GAP", 0.0)
+    async with reading(database) as reader:
+        await outbox.insert_many(100)
+        await reader.mark(await reader.read())
+        await outbox.connection.execute("SELECT outbox.cut_segment()")
+        last = await outbox.insert("1")
+        assert [row.id for row in await reader.read()] == [last]
+        await outbox.connection.execute("TRUNCATE outbox.message_log_1, outbox.receipt_1")
+        await outbox.connection.execute("UPDATE outbox.segment SET emptied_at = now() WHERE number = 1")
+        assert await value(outbox, "SELECT outbox.drop_segment()") == 1
+        late = await outbox.insert("1", id=5)
+        for lane in reader.tail._positions._log._lanes.values():
+            lane.low = lane.base = 0
+
+        assert [row.id for row in await reader.read()] == [late]
 
 
 async def test_a_row_that_is_marked_while_it_should_move_stays(

@@ -6,6 +6,7 @@ import pytest
 from tests.engine.conftest import NO_SWEEP, Outbox, Reader, RunNode
 from tests.faults.blockers import is_named
 from tests.support.eventually import eventually
+from tests.support.log import use_log
 
 LOCK = "LOCK TABLE outbox.{} IN SHARE MODE"  # as CREATE INDEX takes it: it lets readers in and no writer
 PARK_LOCK = "SELECT pg_advisory_xact_lock(hashtextextended('outbox.park', 0))"  # as `relay parked retry` takes it
@@ -38,6 +39,26 @@ async def test_rows_are_marked_when_the_lock_on_their_count_is_gone(
     async with run_node() as node:
         row = await outbox.insert("a")
         await is_named(writer, "has locked published", node)
+        await writer.commit()
+
+        await eventually(outbox.is_empty, "the row is marked")
+        assert not node.snapshot().database_losses
+
+    assert await queue.ids(1) == [row]
+
+
+@pytest.mark.parametrize("table", ["receipt_1", "segment"])
+async def test_rows_of_the_log_are_sent_when_a_lock_on_its_tables_is_gone(
+    outbox: Outbox, queue: Reader, writer: psycopg.AsyncConnection, run_node: RunNode, database_url: str, table: str
+) -> None:
+    """The receipts or the list of segments are locked; the relay names the session, and goes on after the lock."""
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        use_log(connection)
+    async with run_node() as node:
+        await eventually(node.is_ready, "ready")
+        await writer.execute(f"LOCK TABLE outbox.{table} IN ACCESS EXCLUSIVE MODE".encode())
+        row = await outbox.insert("a")
+        await is_named(writer, f"has locked {table}", node)
         await writer.commit()
 
         await eventually(outbox.is_empty, "the row is marked")

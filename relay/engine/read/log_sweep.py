@@ -104,6 +104,12 @@ class LogSweep:
         for lane in swept:
             self._lanes.pop(lane, None)
 
+    def leave_out(self, lanes: Iterable[int]) -> None:
+        """Count these lanes as swept no further: other sessions may have read and swept them since."""
+        for lane in lanes:
+            self._lanes.pop(lane, None)
+            self._swept.pop(lane, None)
+
     def swept(self, lanes: Iterable[int]) -> dict[int, Checkpoint]:
         """Return from where another session could sweep these lanes."""
         return {lane: self._swept[lane] for lane in lanes if lane in self._swept}

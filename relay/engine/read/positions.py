@@ -167,9 +167,17 @@ class Positions:
         return {lane: checkpoint for lane, checkpoint in found if checkpoint is not None}
 
     def passed(self) -> list[Row]:
-        """Return the rows of the log that are under way while many ids have passed them: no checkpoint passes them."""
-        before = self._open.position - PASSED
-        return [row for lane in self._lanes.staying for id_, row in self._window.logged(lane).items() if id_ <= before]
+        """Return the rows of the log that are under way while many ids have passed them: no checkpoint passes them.
+
+        What counts is how far their lane is read. A backlog is all behind the last id that was given.
+        """
+        read_to = self._log.read_to(self._lanes.staying)
+        return [
+            row
+            for lane, (floor, _, _) in read_to.items()
+            for id_, row in self._window.logged(lane).items()
+            if id_ <= floor - PASSED
+        ]
 
     def note_moved(self, rows: Collection[Row]) -> None:
         """Note that rows under way are pending ones now."""

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
+from psycopg.errors import UndefinedTable
 from psycopg.sql import SQL
 
 from relay.backoff import wait_for_event
@@ -146,6 +147,7 @@ class Tail:
         """Read these lanes, which are new in `session.lanes`, from the start."""
         self._backing_off.forget(lanes)
         self._positions.enter(lanes)
+        self._sweep.leave_out(lanes)
         self.wake()
 
     def is_clear(self, lane: int) -> bool:
@@ -216,15 +218,23 @@ class Tail:
         if is_sweep_due:
             positions.begin_sweep(began)
             if self._segments.are_used:
+                await self._begin_log()  # a late row of a dropped segment lies in segment 0
                 self._sweep.begin(positions.read_to())
         if self._segments.are_used and positions.unknown():
             await self._begin_log()
-        plan = positions.plan()
+        await self._move_left()  # a key that waits no longer must not be read without its rows that are left
+        longer: Plan | None = positions.plan()
         known_until = self._session.written_at
-        head, rows = await self._select(plan)
-        while (longer := await self._plan_again(plan, head)) is not None:
+        while longer is not None:
             plan = longer
-            head, rows = await self._select(plan)
+            try:
+                head, rows = await self._select(plan)
+            except UndefinedTable:  # a segment was dropped a moment ago
+                if not await self._begin_log():
+                    raise
+                longer = positions.plan()
+            else:
+                longer = await self._plan_again(plan, head)
         self.sweep_finds += sum(not self._backing_off.holds(row) for row in positions.found_by_sweep(plan, rows))
         rows = positions.take(plan, rows, head.id, began=began, ended=time.monotonic(), known_until=known_until)
         self._read_at = began
@@ -239,16 +249,22 @@ class Tail:
 
     async def _tend_log(self) -> None:
         """Move rows out of the log that are left to the table or long under way, and make a step of the sweep."""
-        while self._left:
-            piece = next(pieces(self._left, (row.cost for row in self._left)))
-            await self._move_out(piece)
-            del self._left[: len(piece)]
-            self.forget(piece)
+        await self._move_left()
         for piece in pieces(self._passed, (row.cost for row in self._passed)):
             await self._move_out(piece)
         self._passed = []
         if self._sweep.is_running:
             await self._step_sweep()
+
+    async def _move_left(self) -> None:
+        """Make pending rows of the rows of the log that are left to the table, and read from them again."""
+        while self._left:
+            piece = next(pieces(self._left, (row.cost for row in self._left)))
+            await self._move_out(piece)
+            del self._left[: len(piece)]
+            self.forget(piece)
+            for row in piece:
+                self._positions.reread_from(row.lane, row.id - 1)
 
     @retried
     async def _move_out(self, rows: Sequence[Row]) -> None:
@@ -276,15 +292,16 @@ class Tail:
             return self._positions.plan()
         return self._positions.plan_again(plan, head.message_id)
 
-    async def _begin_log(self) -> None:
-        """Read which segments there are, and the checkpoints of new lanes."""
+    async def _begin_log(self) -> bool:
+        """Read which segments there are, and the checkpoints of new lanes; return whether segments have changed."""
         async with self._session.use() as connection, connection.transaction():
             cursor = await connection.execute(self._session.sql(SEGMENTS))
-            self._segments.learn(await cursor.fetchall())
+            have_changed = self._segments.learn(await cursor.fetchall())
             if self._segments.are_used and (lanes := self._positions.unknown()):
                 loaded = await load(self._session, connection, lanes)
                 self._positions.begin(loaded.read, loaded.receipts_to, loaded.foreign_to)
                 self._sweep.enter(loaded.swept)
+        return have_changed
 
     async def _select(self, plan: Plan) -> tuple[Row, list[Row]]:
         """Return the head of a read, and its rows."""

@@ -36,7 +36,7 @@ BLOCKERS = SQL("""
         SELECT pid, ' has locked ' || relname
         FROM pg_locks
         JOIN pg_class ON pg_class.oid = relation
-        WHERE granted AND (starts_with(relname, 'message') OR relname IN ('quarantine', 'published'))
+        WHERE granted AND relname ~ '^(message|receipt|segment|checkpoint|quarantine|published)(_|$)'
             AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
             AND relnamespace = to_regnamespace({name})
             AND (mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')

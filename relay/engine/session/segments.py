@@ -72,17 +72,18 @@ class Segments:
     """
 
     def __init__(self) -> None:
-        self._known: Sequence[Segment] = ()
+        self._known: list[Segment] = []
         self._ends: Sequence[int] = ()
         self.are_used = False  # an attribute, so that the file is closed for a reader who follows a pending row
         self.past = 0
         self.moved: set[int] = set()
 
-    def learn(self, listed: Iterable[tuple[int, int, int]]) -> None:
-        """Take over number, first id and end of each segment, in order of ids.
+    def learn(self, listed: Iterable[tuple[int, int, int]]) -> bool:
+        """Take over number, first id and end of each segment, in order of ids; return whether they have changed.
 
         Segment 0 is always there. Others are made before the log is used.
         """
+        before = self._known
         known = [Segment(f"message_log_{number}", first, past) for number, first, past in listed]
         self.past = known[-1].past if known else 0
         if len(known) < 2:
@@ -91,6 +92,7 @@ class Segments:
             known.append(Segment("message_log_far", self.past, HIGHEST))
         self._known, self._ends = known, [segment.past for segment in known]
         self.are_used = bool(known)
+        return known != before
 
     def between(self, low: int, high: int) -> Sequence[Segment]:
         """Return the segments from that of the first id to that of the second one."""
