@@ -3,7 +3,6 @@
 from datetime import UTC, datetime, timedelta
 from typing import LiteralString
 
-import psycopg
 import pytest
 
 from relay.config.settings import DatabaseSettings
@@ -137,23 +136,6 @@ def test_the_right_on_a_surface_is_enough_and_gives_nothing_beneath_it(connectio
         assert allowed(connection, "reports", statements) == statements[1:4]
     finally:
         connection.execute("DROP OWNED BY dashboard, reports; DROP ROLE dashboard, reports")
-
-
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "UPDATE outbox.message_state SET state = 'sent', sent_at = now()",
-        "DELETE FROM outbox.message_state",
-        "INSERT INTO outbox.message_state (aggregate_type, event_type, payload) VALUES ('a', 'e', '1')",
-    ],
-)
-def test_nobody_changes_a_message_by_the_view_not_even_its_owner(
-    connection: Connection, statement: LiteralString
-) -> None:
-    connection.execute(ONE_IN_EACH, [list(STATES)])
-
-    with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match='view "message_state"'):
-        connection.execute(statement)
 
 
 def test_counting_by_the_index_reads_a_tenth_of_the_pages_that_the_table_needs(full: Connection) -> None:
