@@ -239,7 +239,7 @@ def divide(days: Sequence[Day], read: Read, end: datetime, start: datetime | Non
 
 
 def _shares(partitions: int | None, sizes: Sequence[int], of_bytes: Sequence[int]) -> list[int]:
-    """Return how many tasks each part gets: at least one, and otherwise as many as are wanted, over all parts.
+    """Return how many tasks each part gets: at least one, and together about as many as are wanted.
 
     The borders are rounded, not the shares, whose sum would be another number.
     """
