@@ -4,10 +4,10 @@ A row of the log is `sent` by its receipt and `pending` without one, whatever it
 has one more column, `block`: NULL, or the block of 4,096 ids of a receipt of the log. By it `sent` goes from the
 receipts of a time to their rows.
 
-`cover_segment` counts the rows of a segment that the relay has passed and no receipt names. There must be none.
+`cover_segment` counts the rows of a segment that the relay has passed and no receipt names. It must find no such row.
 
-`drop_sent_day` compares the archive of a day with all of its rows, as `empty_segment` does: those of its table, those
-of the log, and those that have left.
+`drop_sent_day` compares the archive of a day with all of its rows, as `empty_segment` does. They are the rows of its
+table, the rows of the log, and the rows that have left.
 
 Made as the owner of the tables, whichever role migrates.
 
@@ -43,8 +43,8 @@ IN_LOG = {
 }
 LANES = "'{0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15}'"  # all: an index by lane and id is then used by id alone
 
-# Where to look for rows without a receipt. Each lane begins at its last checkpoint. Above it rows are compared with the
-# names in receipts by one hash: to look into the receipts for each row costs up to 0.3 ms. At or below it are only
+# Where to look for rows without a receipt. Each lane begins at its last checkpoint. Above it one hash compares rows
+# with the names in receipts: to look into the receipts for each row costs up to 0.3 ms. At or below it are only
 # those rows that its snapshot could not see. They are found by the BRIN, and looked up by block. Without a checkpoint
 # of this cluster, every row is compared.
 # A range of xid, not `>=`: the planner takes a range whose ends it does not know for narrow. It would rather read the
@@ -173,8 +173,8 @@ BEGIN ATOMIC
 END;
 """
 
-# The function of migration 0011, with two changes: rows of the day that lie elsewhere count as archived, and the rows
-# that leave with the table are noted, as those that leave with a segment.
+# The function of migration 0011, with two changes. Rows of the day that lie elsewhere count as archived. The rows that
+# leave with the table are noted, as those that leave with a segment.
 DROP_DAY = """
 CREATE FUNCTION {schema}.rows_elsewhere(day date) RETURNS bigint
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
@@ -276,7 +276,7 @@ END $$;
 REVOKE EXECUTE ON FUNCTION {schema}.old_segments(integer) FROM PUBLIC;
 """
 
-# Whoever may ask `message_count` may ask since when messages wait.
+# A role that may ask `message_count` may ask since when messages wait.
 # Relays look after segments, and retention empties them.
 RIGHTS = """
 SELECT {schema}.copy_rights('{schema}.message_count', '{schema}.message_waits');

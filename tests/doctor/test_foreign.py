@@ -42,7 +42,7 @@ def database(settings: Settings) -> Iterator[psycopg.Connection]:
 def test_a_migrated_schema_has_what_the_lists_say(database: psycopg.Connection, settings: Settings) -> None:
     tables = database.execute("""
         SELECT relname FROM pg_class WHERE relnamespace = 'outbox'::regnamespace AND relkind IN ('r', 'p', 'v')
-            AND relname !~ '_[0-9]{8}$|_0$'
+            AND relname !~ '_[0-9]{8}$' AND relname NOT IN ('message_log_0', 'receipt_0')
     """)
     functions = database.execute("""
         SELECT proname || '(' || oidvectortypes(proargtypes) || ')' FROM pg_proc

@@ -11,7 +11,7 @@ from relay.replay.selection import Selection, count_statement
 from relay.replay.session import places_statement, read_statements
 from tests.support.days import make_days
 from tests.support.log import use_log
-from tests.support.plans import Plan, explain, nodes, scans, tables
+from tests.support.plans import explain, nodes, scans, tables, tables_beside_log
 
 pytestmark = pytest.mark.every_postgres
 
@@ -51,8 +51,8 @@ def test_only_the_days_of_the_time_range_are_read(
     first, end = (None if ago is None else today - ago for ago in (since, until))
     job = make_job(connection, "outbox", Selection(since=first, until=end, aggregate_id="7"))
 
-    listed = days_of(explain(connection, places_statement("outbox", job, 0)))
-    counted = days_of(explain(connection, count_statement("outbox", job.selection, job.made_at)))
+    listed = tables_beside_log(explain(connection, places_statement("outbox", job, 0)))
+    counted = tables_beside_log(explain(connection, count_statement("outbox", job.selection, job.made_at)))
 
     assert listed == counted == {partition(today - timedelta(days=ago)) for ago in days}
 
@@ -82,11 +82,6 @@ def test_rows_of_the_log_are_read_by_lane_and_id(connection: psycopg.Connection)
 
     assert plan["Actual Rows"] == 100
     assert {scan["Node Type"] for scan in scans(plan)} == {"Index Scan"}
-
-
-def days_of(plan: Plan) -> set[str]:
-    """Return the days that a plan names; the log is empty."""
-    return {name for name in tables(plan) if name.startswith("message_sent")}
 
 
 def partition(day: datetime) -> str:

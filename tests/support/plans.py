@@ -8,6 +8,7 @@ from psycopg.sql import Composable
 Plan = dict[str, Any]
 
 EXPLAIN = "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) "
+OF_LOG = ("message_log", "receipt", "checkpoint")
 
 
 def explain(connection: psycopg.Connection[Any], statement: Composable | str, values: Any = None) -> Plan:
@@ -33,3 +34,14 @@ def scans(plan: Plan) -> list[Plan]:
 def tables(plan: Plan) -> set[str]:
     """Return the names of the tables that a plan reads or changes."""
     return {node["Relation Name"] for node in scans(plan)}
+
+
+def tables_beside_log(plan: Plan) -> set[str]:
+    """Return the tables that a plan names but those of the log, which is empty.
+
+    Raises:
+        AssertionError: a scan of the log has found a row.
+    """
+    of_log = [scan for scan in scans(plan) if scan["Relation Name"].startswith(OF_LOG)]
+    assert [scan["Relation Name"] for scan in of_log if scan["Actual Rows"] > 0] == []
+    return tables(plan) - {scan["Relation Name"] for scan in of_log}

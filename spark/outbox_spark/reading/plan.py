@@ -4,6 +4,7 @@ import time as clock
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, time, timedelta
+from itertools import accumulate, pairwise
 
 import psycopg
 from psycopg.sql import SQL, Composable, Identifier, Literal
@@ -229,20 +230,31 @@ def _times(options: ReadOptions, moment: datetime) -> tuple[datetime, datetime]:
 
 def divide(days: Sequence[Day], read: Read, end: datetime, start: datetime | None = None) -> list[Task]:
     """Divide what these days have of the time from `start` until just before `end`."""
+    wanted = _shares(read.options.partitions, [day.bytes for day in days], [day.bytes for day in days])
     return [
         task
-        for day in days
-        for task in _tasks(day, read, start=start, end=end, all_bytes=sum(each.bytes for each in days))
+        for day, pieces in zip(days, wanted, strict=True)
+        for task in _tasks(day, read, start=start, end=end, pieces=min(day.blocks, pieces))
     ]
 
 
-def _tasks(day: Day, read: Read, *, start: datetime | None, end: datetime, all_bytes: int) -> Iterator[Task]:
+def _shares(partitions: int | None, sizes: Sequence[int], of_bytes: Sequence[int]) -> list[int]:
+    """Return how many tasks each part gets: at least one, and together about as many as are wanted.
+
+    The borders are rounded, not the shares, whose sum would be another number.
+    """
+    if partitions is None:
+        return [max(1, round(size / BYTES_PER_TASK)) for size in of_bytes]
+    total = sum(sizes) or 1
+    borders = [round(partitions * passed / total) for passed in accumulate(sizes, initial=0)]
+    return [max(1, end - start) for start, end in pairwise(borders)]
+
+
+def _tasks(day: Day, read: Read, *, start: datetime | None, end: datetime, pieces: int) -> Iterator[Task]:
     """Divide a day into ranges of blocks, each of which is read once: there is no index to find ids by.
 
     The last range is open: whatever block a row of that time lies in, one task has it.
     """
-    per_task = BYTES_PER_TASK if read.options.partitions is None else all_bytes / read.options.partitions
-    pieces = min(day.blocks, max(1, round(day.bytes / per_task)))
     for piece in range(pieces):
         first, beyond = (day.blocks * border // pieces for border in (piece, piece + 1))
         where = [
@@ -262,18 +274,17 @@ def divide_log(parts: Sequence[Blocks], read: Read, end: datetime, start: dateti
     """Divide the rows of the log that were sent from `start` until just before `end` into ranges of ids."""
     table = Identifier(read.options.outbox_schema, "message_state")
     of_log = replace(read, select=select(read.schema, table, fails_fast=read.options.fails_fast).as_string())
-    all_blocks = sum(each.last + 1 - each.first for each in parts)
-    return [task for each in parts for task in _tasks_of_log(each, of_log, start=start, end=end, all_blocks=all_blocks)]
+    blocks = [part.last + 1 - part.first for part in parts]
+    wanted = _shares(read.options.partitions, blocks, [part.bytes for part in parts])
+    return [
+        task
+        for part, number, pieces in zip(parts, blocks, wanted, strict=True)
+        for task in _tasks_of_log(part, of_log, start=start, end=end, pieces=min(number, pieces))
+    ]
 
 
-def _tasks_of_log(part: Blocks, read: Read, *, start: datetime, end: datetime, all_blocks: int) -> Iterator[Task]:
+def _tasks_of_log(part: Blocks, read: Read, *, start: datetime, end: datetime, pieces: int) -> Iterator[Task]:
     blocks = part.last + 1 - part.first
-    wanted = (
-        part.bytes / BYTES_PER_TASK
-        if read.options.partitions is None
-        else read.options.partitions * blocks / all_blocks
-    )
-    pieces = min(blocks, max(1, round(wanted)))
     for piece in range(pieces):
         first, beyond = (part.first + blocks * border // pieces for border in (piece, piece + 1))
         where = SQL(
