@@ -51,9 +51,7 @@ def value(
 def wait_drained(watch: psycopg.Connection, relay: Process, *, look: Callable[[], None] = lambda: None) -> float:
     """Return once every row is marked, and tell since when (monotonic), late by POLL at most.
 
-    No row may be written any more.
-
-    `look` is called all the time.
+    No row may be written any more. `look` is called all the time.
 
     Raises:
         BenchmarkError: the relay ended before, or rows are still pending after TOO_LONG; it shows its last words.

@@ -45,6 +45,7 @@ def test_only_a_mark_that_moves_rows_leaves_dead_ones(tables: Tables) -> None:
     assert figures["dead"] == (1 if tables.storage is Storage.PENDING else 0)
 
 
+@pytest.mark.drills
 def test_vacuum_is_told_apart_from_freezing(tables: Tables) -> None:
     figures = measure_vacuum(tables, ROWS)
 
