@@ -1,20 +1,22 @@
 """How fast a backlog goes out: `python -m bench.drain`, next to a C client that publishes the same messages.
 
-The relay's interval begins when the transaction that wrote the whole backlog commits, and ends when no row is
-pending. Reading, publishing, the broker's confirms and the marks of all rows lie in it. The C client's
-begins with its first publish and ends with its last confirm. See docs/benchmarks.md.
+The relay's interval begins when the transaction that wrote the whole backlog commits, and ends when every row is
+marked. Reading, publishing, the broker's confirms and the marks of all rows lie in it. The C client's begins with its
+first publish and ends with its last confirm. See docs/benchmarks.md.
 """
 
 from enum import StrEnum
 from functools import partial
+from itertools import product
 
 from bench.frame import backlog as table
 from bench.frame import reference
 from bench.frame.backlog import Keys
-from bench.frame.drains import CPU, RATE, drain_backlog, publish_backlog
+from bench.frame.drains import COST, RATE, drain_backlog, publish_backlog
 from bench.frame.relay import BenchRelay
 from bench.frame.run import RESULTS, Bench, Column, Count, main
 from bench.frame.servers import private_servers
+from bench.frame.storage import WhichStorage, stored
 from relay.config.settings import Ordering
 
 
@@ -41,6 +43,7 @@ def measure(
     hot_rows: Count = 20_000,
     ordering: WhichOrdering = WhichOrdering.BOTH,
     keys: WhichKeys = WhichKeys.BOTH,
+    storage: WhichStorage = WhichStorage.BOTH,
     skip_reference: bool = False,
     profile: bool = False,
     run: Bench,
@@ -59,6 +62,8 @@ def measure(
         The relay's setting, or both.
     keys
         The keys of the backlog, or both.
+    storage
+        Where the rows lie: among the pending ones, in the log, or by turns in both.
     skip_reference
         Leave out the C client, and with it the ratios.
     profile
@@ -66,10 +71,10 @@ def measure(
     """
     RESULTS.mkdir(exist_ok=True)
     ratio = () if skip_reference else (Column("of C", "rate", 2, is_ratio=True),)
-    drained = run.table("Backlog drained; CPU of each process in us a message", RATE, *ratio, *CPU)
+    drained = run.table("Backlog drained; CPU in us and WAL in bytes a message", RATE, *ratio, *COST)
     kinds = [Keys.CDNOW, Keys.HOT] if keys is WhichKeys.BOTH else [Keys(keys)]
     orderings = [Ordering.KEY, Ordering.PIPELINED] if ordering is WhichOrdering.BOTH else [Ordering(ordering)]
-    with private_servers(run, routing_key=table.ROUTING_KEY) as servers:
+    with private_servers(run, routing_key=table.ROUTING_KEY) as servers, stored(servers, storage) as databases:
         with run.status("drawing the rows"):
             counts = {Keys.CDNOW: rows, Keys.HOT: hot_rows}
             backlogs = [table.prepare(servers.database_url, servers.folder, kind, counts[kind]) for kind in kinds]
@@ -78,9 +83,9 @@ def measure(
             sides[reference.NAME] = partial(publish_backlog, servers, backlogs[0], reference.build(servers.folder))
         statistics = RESULTS / "relay.pstats" if profile else None
         for backlog in backlogs:
-            for each in orderings:
-                relay = BenchRelay(*servers.urls, servers.folder, each, profile=statistics)
-                sides[f"{each}, {backlog.keys} keys"] = partial(drain_backlog, servers, backlog, relay)
+            for each, (where, database) in product(orderings, databases.items()):
+                relay = BenchRelay(*database.urls, database.folder, each, profile=statistics)
+                sides[f"{where}, {each}, {backlog.keys} keys"] = partial(drain_backlog, database, backlog, relay)
         drained.measure(sides, rounds)
 
 

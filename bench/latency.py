@@ -1,6 +1,6 @@
 """How long a commit waits for its confirm: `python -m bench.latency`; also what the relay costs while it waits.
 
-Four measurements, one after the other with the same relay:
+Four measurements, one after the other:
 
 - commit to confirm under a steady load of overlapping transactions;
 - the same next to rows that cannot be delivered;
@@ -12,20 +12,22 @@ See docs/benchmarks.md.
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
 from enum import StrEnum
 from functools import partial
+from itertools import product
 
 import psycopg
 
 from bench.frame import backlog as table
 from bench.frame import queue
 from bench.frame.backlog import EVENT_TYPE
-from bench.frame.drains import clear
+from bench.frame.drains import COST, clear
 from bench.frame.run import Bench, Column, CountOrNone, Figures, Positive, PositiveOrNone, Shown, main, quantile
 from bench.frame.servers import private_servers
-from bench.frame.watch import wait_drained
+from bench.frame.storage import Storage, WhichStorage, stored
+from bench.frame.watch import WAL, value, wait_drained
 from bench.frame.watched_relay import WatchedRelay, watched_relay
 from bench.frame.writers import WRITERS, Commit, write_flat_out, write_steadily
 from relay.config.settings import Ordering
@@ -33,7 +35,7 @@ from relay.config.settings import Ordering
 WARM_UP = 3.0  # seconds of the same load before the first round: statements prepared, caches filled
 QUANTILES = {"p50": 0.50, "p95": 0.95, "p99": 0.99, "max": 1.0}
 FROM_ANSWER = "from COMMIT's answer"
-SENT = "SELECT id, extract(epoch FROM sent_at)::float8 FROM outbox.message WHERE state = 'sent'"
+SENT = "SELECT id, extract(epoch FROM sent_at)::float8 FROM outbox.message_state WHERE state = 'sent'"
 ENABLE, DISABLE = (f"ALTER TABLE outbox.message {verb} TRIGGER ring".encode() for verb in ("ENABLE", "DISABLE"))
 
 INTERVAL, KEYS = 0.1, 10  # seconds between two transactions of undeliverable rows, and the keys of the rows in each
@@ -62,7 +64,7 @@ ADDRESSES: dict[Guilt, dict[str, str | None]] = {
 }
 
 
-def measure(
+def measure(  # noqa: PLR0913  (each is an option of the command)
     *,
     rounds: CountOrNone = 3,
     innocent_rounds: CountOrNone = 3,
@@ -72,6 +74,7 @@ def measure(
     writer_rounds: CountOrNone = 5,
     writer_seconds: Positive = 8.0,
     ordering: Ordering = Ordering.KEY,
+    storage: WhichStorage = WhichStorage.PENDING,
     run: Bench,
 ) -> None:
     """Measure commit to confirm, the idle relay and writers. Exit code 1 when a message was lost.
@@ -94,34 +97,52 @@ def measure(
         How long each half of them lasts.
     ordering
         The relay's setting.
+    storage
+        Where the rows lie: among the pending ones, in the log, or by turns in both, each with its relay.
     """
     late = Column("out of order, %", "out_of_order", 0, Shown.MEDIAN)  # visible after a higher id
-    waits = run.table("Commit to confirm, ms", *(Column(name, name, 2) for name in QUANTILES), late)
+    waits = run.table("Commit to confirm, ms", *(Column(name, name, 2) for name in QUANTILES), late, *COST)
     p99, ratio = Column("p99", "p99", 2), Column("ratio", "p99", 2, is_ratio=True)
     innocents = run.table("Keys of which nothing is refused, ms", p99, ratio)
     names = {"relay and PostgreSQL": "sum", "relay": "relay", "PostgreSQL": "postgres", "RabbitMQ": "rabbitmq"}
     idle = run.table("Nothing to do: percent of one core", *(Column(title, name, 2) for title, name in names.items()))
     commits = Column("commits/s", "rate"), Column("ratio", "rate", 3, is_ratio=True)
     writers = run.table(f"{WRITERS} writers flat out", *commits)
-    with private_servers(run, routing_key=table.ROUTING_KEY) as servers, watched_relay(servers, ordering) as watched:
-        with run.status("warming up"):
-            measure_waits(watched, rate, WARM_UP)
-        for number, _ in run.turns(["commit to confirm"], rounds):
-            for name, figures in measure_waits(watched, rate, seconds).items():
-                waits.add(name, figures, number)
-        for guilt in Guilt:
-            sides = {
-                f"alone, before {guilt}": partial(measure_innocents, watched, rate, seconds, None),
-                f"while {guilt}": partial(measure_innocents, watched, rate, seconds, guilt),
+    with (
+        private_servers(run, routing_key=table.ROUTING_KEY) as servers,
+        stored(servers, storage) as databases,
+    ):
+        with ExitStack() as stack:
+            relays = {
+                where: stack.enter_context(watched_relay(database, ordering, node=where))
+                for where, database in databases.items()
             }
-            innocents.measure(sides, innocent_rounds)
+            with run.status("warming up"):
+                for watched in relays.values():
+                    measure_waits(watched, rate, WARM_UP)
+            for number, where in run.turns([*relays], rounds):
+                for name, figures in measure_waits(relays[Storage(where)], rate, seconds).items():
+                    waits.add(f"{where}, {name}", figures, number)
+            for guilt, (where, watched) in product(Guilt, relays.items()):
+                sides = {
+                    f"{where}, alone, before {guilt}": partial(measure_innocents, watched, rate, seconds, None),
+                    f"{where}, while {guilt}": partial(measure_innocents, watched, rate, seconds, guilt),
+                }
+                innocents.measure(sides, innocent_rounds)
+            writers.measure(_writer_sides(relays, writer_seconds), writer_rounds)
         if idle_seconds:
-            idle.measure({f"{idle_seconds:g} s": partial(measure_idle, watched, idle_seconds)}, 1)
-        sides = {
-            "without the trigger": partial(measure_writers, watched, writer_seconds, has_trigger=False),
-            "with the trigger": partial(measure_writers, watched, writer_seconds, has_trigger=True),
-        }
-        writers.measure(sides, writer_rounds)
+            for where, database in databases.items():
+                with watched_relay(database, ordering) as watched:
+                    idle.measure({f"{where}, {idle_seconds:g} s": partial(measure_idle, watched, idle_seconds)}, 1)
+
+
+def _writer_sides(relays: Mapping[Storage, WatchedRelay], seconds: float) -> dict[str, Callable[[], Figures]]:
+    return {
+        f"{where}, {'with' if has_trigger else 'without'} the trigger": partial(
+            measure_writers, watched, seconds, has_trigger=has_trigger
+        )
+        for (where, watched), has_trigger in product(relays.items(), (False, True))
+    }
 
 
 def measure_waits(
@@ -133,16 +154,18 @@ def measure_waits(
     """
     servers = watched.servers
     clear(servers, same_ids=False)
+    meter, wal = servers.cpu(sender=[watched.relay.pid]), value(watched.watch, WAL)
     with guilty_rows(*servers.urls, guilt) if guilt else nullcontext():
         commits = write_steadily(watched.writers, servers.database_url, rate, seconds)
     wait_drained(watched.watch, watched.relay)
+    cost = {**meter.micros(len(commits)), "wal_bytes": (value(watched.watch, WAL) - wal) / len(commits)}
     sent_at: dict[int, float] = dict(watched.watch.execute(SENT).fetchall())
     confirmed_at = watched.confirmed_at()
     sent = [commit for commit in commits if commit.id in sent_at and commit.id in confirmed_at]
     lost = len(commits) - min(len(sent), queue.depth(servers.broker_url))
     counts = {"written": len(commits), "lost": lost, "out_of_order": 100 * _share_out_of_order(commits)}
     return {
-        FROM_ANSWER: {**_quantiles([confirmed_at[one.id] - one.returned_at for one in sent]), **counts},
+        FROM_ANSWER: {**_quantiles([confirmed_at[one.id] - one.returned_at for one in sent]), **counts, **cost},
         "from COMMIT's request": _quantiles([confirmed_at[one.id] - one.asked_at for one in sent]),
         "from COMMIT's answer to the mark": _quantiles([sent_at[one.id] - one.returned_at for one in sent]),
     }

@@ -16,12 +16,13 @@ import psycopg
 from bench.frame import backlog as table
 from bench.frame import queue
 from bench.frame.backlog import Backlog, Keys
-from bench.frame.drains import CPU, RATE, clear, drain
+from bench.frame.drains import COST, CPU, RATE, clear, drain
 from bench.frame.error import BenchmarkError
 from bench.frame.processes import peak_bytes
 from bench.frame.relay import BenchRelay
 from bench.frame.run import Bench, Column, Count, CountOrNone, Figures, main
 from bench.frame.servers import Servers, holding_snapshot, private_servers, require_space, second_database
+from bench.frame.storage import WhichStorage, stored
 from bench.frame.watch import value, watching
 from tests.support.process import resident_bytes
 
@@ -84,6 +85,7 @@ def measure(
     retained_rows: Count = 10_000_000,
     snapshot_rounds: CountOrNone = 3,
     memory_rows: CountOrNone = 1_000_000,
+    storage: WhichStorage = WhichStorage.PENDING,
     run: Bench,
 ) -> None:
     """Measure retained rows, an old snapshot, memory.
@@ -100,15 +102,20 @@ def measure(
         Rounds of a drain with a snapshot held open and one without; 0 leaves them out.
     memory_rows
         Rows of 4 KiB, drained while the relay's memory is looked at; 0 leaves it out. They take 24 KiB of disk each.
+    storage
+        Where the rows lie while a snapshot is held and while memory is measured. `bench.marks --sent-rows` measures
+        what many sent rows do to the log.
     """
     ratio = Column("ratio", "rate", 2, is_ratio=True)
     kept = run.table("Drained with sent rows retained, and without; CPU in us a message", RATE, ratio, *CPU)
     dead = Column("dead rows, MiB", "dead_mib", 1)
-    held = run.table("Drained with a snapshot held open, and without; CPU in us a message", RATE, ratio, *CPU, dead)
+    held = run.table(
+        "Drained with a snapshot held open, and without; CPU in us, WAL in bytes a message", RATE, ratio, *COST, dead
+    )
     after = (Column(f"after {share:.0%}", f"after {share:.0%}", 1) for share in SHARES)
     columns = (Column("idle, before", "idle", 1), *after, Column("peak", "peak", 1), RATE)
     memory = run.table("The relay's memory while it drains rows of 4 KiB, MiB", *columns)
-    with private_servers(run, routing_key=table.ROUTING_KEY) as servers:
+    with private_servers(run, routing_key=table.ROUTING_KEY) as servers, stored(servers, storage) as databases:
         if retained_rounds or snapshot_rounds:
             with run.status("drawing the rows"):
                 backlog = table.prepare(servers.database_url, servers.folder, Keys.CDNOW, rows)
@@ -124,14 +131,20 @@ def measure(
                 }
                 kept.measure(sides, retained_rounds)
         if snapshot_rounds:
-            snapshot = partial(measure_snapshot, servers, backlog)
             sides = {
-                "no snapshot": partial(snapshot, is_held=False),
-                "an old snapshot": partial(snapshot, is_held=True),
+                f"{where}, {'an old snapshot' if is_held else 'no snapshot'}": partial(
+                    measure_snapshot, database, backlog, is_held=is_held
+                )
+                for where, database in databases.items()
+                for is_held in (False, True)
             }
             held.measure(sides, snapshot_rounds)
         if memory_rows:
-            memory.measure({f"{memory_rows:,} rows": partial(measure_memory, servers, memory_rows)}, rounds=1)
+            sides = {
+                f"{where}, {memory_rows:,} rows": partial(measure_memory, database, memory_rows)
+                for where, database in databases.items()
+            }
+            memory.measure(sides, rounds=1)
 
 
 def retain(servers: Servers, rows: int) -> None:

@@ -21,7 +21,7 @@ PAYLOAD_BYTES = 512
 SEED = 1997
 HOT_KEY = "00001"
 
-EMPTY = "TRUNCATE outbox.message"
+EMPTY = "TRUNCATE outbox.message, outbox.receipt, outbox.checkpoint"
 START_IDS_AGAIN = "ALTER SEQUENCE outbox.message_id_seq RESTART"
 
 FILL = """

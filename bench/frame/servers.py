@@ -77,6 +77,16 @@ def private_postgres(run: HasStatus) -> Iterator[tuple[int, str]]:
         yield postgres.pid, new_database(postgres)
 
 
+@contextmanager
+def without_autovacuum(run: HasStatus, *, has_checksums: bool) -> Iterator[PostgresServer]:
+    """Start PostgreSQL alone, for figures of single backends: nothing is vacuumed that the bench does not vacuum."""
+    settings = {"autovacuum": "off"}
+    server = PostgresServer(durable=True, settings=settings, has_checksums=has_checksums)
+    with run.status("starting PostgreSQL"), server as postgres:
+        make_wal_files(postgres.admin_url)
+        yield postgres
+
+
 def new_database(postgres: PostgresServer, name: str = "bench") -> str:
     """Make a database with the outbox tables, and return its URL."""
     url = postgres.create_database(name)

@@ -24,6 +24,13 @@ FIRST_PENDING = """
     LIMIT 1
 """
 
+# A row of the log is sent when a receipt names it. Rows may leave the log, so they are counted again now and then.
+LOGGED = "SELECT count(*) FROM outbox.message_log"
+NAMED = "SELECT coalesce(sum(n), 0)::bigint FROM outbox.receipt"
+COUNTED_AGAIN = 20  # looks without a new receipt
+
+WAL = "SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::float8"
+
 
 def watching(database_url: str) -> psycopg.Connection:
     """Open the connection to look with."""
@@ -42,9 +49,9 @@ def value(
 
 
 def wait_drained(watch: psycopg.Connection, relay: Process, *, look: Callable[[], None] = lambda: None) -> float:
-    """Return once no row is pending, and tell since when (monotonic), late by POLL at most. Nobody may write any more.
+    """Return once every row is marked, and tell since when (monotonic), late by POLL at most.
 
-    `look` is called all the time.
+    No row may be written any more. `look` is called all the time.
 
     Raises:
         BenchmarkError: the relay ended before, or rows are still pending after TOO_LONG; it shows its last words.
@@ -60,7 +67,18 @@ def wait_drained(watch: psycopg.Connection, relay: Process, *, look: Callable[[]
             lanes = lanes[first[0] - 1 :]
         return first is None
 
-    return wait_until(is_drained, relay, look=look)
+    logged, named, unchanged = value(watch, LOGGED), -1, 0
+
+    def is_log_drained() -> bool:
+        nonlocal logged, named, unchanged
+        now = value(watch, NAMED)
+        unchanged = unchanged + 1 if now == named else 0
+        named = now
+        if unchanged >= COUNTED_AGAIN:
+            logged, unchanged = value(watch, LOGGED), 0
+        return bool(named >= logged)
+
+    return wait_until(lambda: is_drained() and is_log_drained(), relay, look=look)
 
 
 def wait_until(is_drained: Callable[[], bool], relay: Process, *, look: Callable[[], None] = lambda: None) -> float:

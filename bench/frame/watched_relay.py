@@ -36,8 +36,8 @@ class WatchedRelay:
 
 
 @contextmanager
-def watched_relay(servers: Servers, ordering: Ordering = Ordering.KEY) -> Iterator[WatchedRelay]:
+def watched_relay(servers: Servers, ordering: Ordering = Ordering.KEY, node: str = "") -> Iterator[WatchedRelay]:
     """Start relay and writers, and stop them."""
-    settings = BenchRelay(*servers.urls, servers.folder, ordering, is_noted=True)
+    settings = BenchRelay(*servers.urls, servers.folder, ordering, node=node, is_noted=True)
     with watching(servers.database_url) as watch, writer_pool() as writers, settings.running() as relay:
         yield WatchedRelay(servers, settings, relay, watch, writers)

@@ -17,6 +17,7 @@ from tests.support.server import Server
 
 NEWEST = 18
 OLDEST = 15
+CHECKSUMS_SINCE = 18  # by default; older ones do not know the option that leaves them out
 UNPRIVILEGED = "nobody"  # PostgreSQL refuses to run as root
 LONGEST_SOCKET_PATH = 107 - len("/.s.PGSQL.12345.lock")
 
@@ -43,6 +44,7 @@ class PostgresServer(Server):
     """One server; `with PostgresServer() as server:` starts and stops it.
 
     `durable`: fsync and all on the disk, as in production; else commits are as fast as memory, and lost with it.
+    `has_checksums`: of its pages; by default as the version has it (18 has them, 15 has not).
     """
 
     IN_ORDER = signal.SIGINT  # SIGTERM would wait for the sessions to end by themselves
@@ -54,9 +56,11 @@ class PostgresServer(Server):
         folder: Path | None = None,
         durable: bool = False,
         settings: Mapping[str, str] | None = None,
+        has_checksums: bool | None = None,
     ) -> None:
         super().__init__(folder, durable=durable)
         self.version = version
+        self._has_checksums = has_checksums
         self._settings = {**BASE, **(DURABLE if durable else FLEETING), **(settings or {})}
 
     @property
@@ -134,6 +138,8 @@ class PostgresServer(Server):
         password = self._folder / "password"
         self._write(password, secrets.token_hex(12))
         options = ["--no-locale", "--encoding=UTF8", "--auth=trust", "--username=postgres", f"--pwfile={password}"]
+        if self._has_checksums is not None and self._has_checksums is not (self.version >= CHECKSUMS_SINCE):
+            options.append("--data-checksums" if self._has_checksums else "--no-data-checksums")
         run([self._binaries / "initdb", "-D", fresh, "--no-sync", *options], user=UNPRIVILEGED, environment={})
         self._write(fresh / "pg_hba.conf", HBA)
         fresh.rename(self._data)
