@@ -35,7 +35,8 @@ GRANT USAGE ON SCHEMA outbox
 REVOKE EXECUTE ON FUNCTION outbox.ensure_sent_days(date, integer), outbox.ensure_inbox_days(date, integer),
     outbox.drop_sent_day(date, boolean, boolean), outbox.drop_inbox_day(date, boolean),
     outbox.ensure_segments(integer, bigint), outbox.cut_segment(), outbox.empty_segment(bigint, boolean, boolean),
-    outbox.drop_segment(), outbox.cover_segment(bigint), outbox.old_segments(integer) FROM PUBLIC;
+    outbox.drop_segment(), outbox.cover_segment(bigint), outbox.old_segments(integer), outbox.settled_to(),
+    outbox.leap_over_settled() FROM PUBLIC;
 
 -- Writers: new rows, and these are pending, since `state` and what the relay writes are not theirs to name.
 GRANT INSERT (
@@ -85,6 +86,8 @@ GRANT INSERT (block, n, node, ids) ON outbox.receipt TO outbox_relay;
 GRANT SELECT, INSERT, DELETE ON outbox.checkpoint TO outbox_relay;
 GRANT EXECUTE ON FUNCTION outbox.ensure_segments(integer, bigint) TO outbox_relay;
 GRANT EXECUTE ON FUNCTION outbox.cut_segment() TO outbox_relay;
+GRANT EXECUTE ON FUNCTION outbox.settled_to() TO outbox_relay;
+GRANT EXECUTE ON FUNCTION outbox.leap_over_settled() TO outbox_relay;
 GRANT EXECUTE ON FUNCTION outbox.cover_segment(bigint) TO outbox_relay;
 DO $$
 DECLARE

@@ -169,6 +169,49 @@ REVOKE EXECUTE ON FUNCTION {schema}.leave_log(bigint) FROM PUBLIC;
 """
 LANES = "'{0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15}'"  # all: an index by lane and id is then used by id alone
 
+# An id must not come again: a receipt of the row that had it before would settle the new row. So the sequence leaps
+# over all ids that were given, if it was set back. It leaps so far that nobody takes as many ids meanwhile: else setval
+# could set it back again. Sweeps find the rows that have come until then: they compare their times with those of
+# receipts. In `far` are receipts of ids that writers have named, so that they do not count.
+LEAP_OVER_SETTLED = """
+CREATE FUNCTION {schema}.settled_to() RETURNS bigint
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    SELECT greatest(
+        0,
+        (SELECT max(id) FROM {schema}.receipt, unnest(ids) AS id WHERE block = (
+            SELECT max(block) FROM {schema}.receipt WHERE block < (SELECT max(past) >> 12 FROM {schema}.segment))),
+        (SELECT max(past) - 1 FROM {schema}.segment WHERE cut_at IS NOT NULL AND number > 0),
+        (SELECT max(low) FROM {schema}.checkpoint, unnest(lows) AS low
+            WHERE cluster = (SELECT system_identifier FROM pg_control_system()))
+    )
+$$;
+
+CREATE FUNCTION {schema}.leap_over_settled() RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    settled CONSTANT bigint := {schema}.settled_to();
+    leap CONSTANT bigint := (((settled >> 12) + 1) << 12) + (1 << 24);
+BEGIN
+    IF (SELECT last_value - (NOT is_called)::integer >= settled FROM {schema}.message_id_seq) THEN
+        RETURN false;
+    END IF;
+    PERFORM setval('{schema}.message_id_seq', leap);
+    UPDATE {schema}.checkpoint SET position = leap WHERE lanes[1] < 0; -- those of sweeps
+    RETURN true;
+END $$;
+
+CREATE FUNCTION {schema}.keep_ids() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM {schema}.leap_over_settled();
+    RETURN NULL;
+END $$;
+CREATE TRIGGER keep_ids AFTER TRUNCATE ON {schema}.message
+    FOR EACH STATEMENT EXECUTE FUNCTION {schema}.keep_ids();
+REVOKE EXECUTE ON FUNCTION {schema}.settled_to(), {schema}.leap_over_settled(),
+    {schema}.keep_ids() FROM PUBLIC;
+"""
+
 # Each call makes one step, which holds writers back for some 50 ms at most. Call it until it returns NULL, and again
 # later if it finds no lock.
 # ATTACH reads all of `message_log_far` under ACCESS EXCLUSIVE, unless a constraint says what is in it. Empty, it costs
@@ -436,8 +479,8 @@ BEGIN
             {schema}.receipt, {schema}.segment TO %s', role);
         EXECUTE format('GRANT INSERT (block, n, node, ids) ON {schema}.receipt TO %s', role);
         EXECUTE format('GRANT SELECT, INSERT, DELETE ON {schema}.checkpoint TO %s', role);
-        EXECUTE format('GRANT EXECUTE ON FUNCTION {schema}.ensure_segments(integer, bigint), {schema}.cut_segment()
-            TO %s', role);
+        EXECUTE format('GRANT EXECUTE ON FUNCTION {schema}.ensure_segments(integer, bigint), {schema}.cut_segment(),
+            {schema}.settled_to(), {schema}.leap_over_settled() TO %s', role);
     END LOOP;
     FOR role IN
         SELECT grantee::regrole FROM pg_proc, aclexplode(proacl)
@@ -475,6 +518,10 @@ DROP FUNCTION {schema}.segment_needed(timestamptz, timestamptz, boolean);
 DROP FUNCTION {schema}.cut_segment();
 DROP FUNCTION {schema}.ensure_segments(integer, bigint);
 DROP FUNCTION {schema}.change_far(bigint, bigint, bigint);
+DROP TRIGGER keep_ids ON {schema}.message;
+DROP FUNCTION {schema}.keep_ids();
+DROP FUNCTION {schema}.leap_over_settled();
+DROP FUNCTION {schema}.settled_to();
 DROP FUNCTION {schema}.make_segment(bigint, bigint, bigint);
 DROP FUNCTION {schema}.leave_log(bigint);
 DROP FUNCTION {schema}.copy_rights(regclass, regclass);
@@ -494,8 +541,8 @@ def upgrade(schema: str) -> None:
         column if column in {"'sent'", "named.sent_at"} else f"row.{column}" for column in moved.split(", ")
     )
     texts = {"schema": schema, "lanes": LANES, "stored": stored, "moved": moved}
-    steps = (AS_OWNER, LOG, LEAVE_LOG, MAKE_SEGMENT, ENSURE_SEGMENTS, CUT_SEGMENT, EMPTY_SEGMENT, DROP_SEGMENT, GRANTS)
-    for script in (*steps, "RESET ROLE"):
+    making = (LEAVE_LOG, MAKE_SEGMENT, LEAP_OVER_SETTLED, ENSURE_SEGMENTS, CUT_SEGMENT, EMPTY_SEGMENT, DROP_SEGMENT)
+    for script in (AS_OWNER, LOG, *making, GRANTS, "RESET ROLE"):
         op.execute(script.format(**texts))
 
 

@@ -22,13 +22,16 @@ FUNCTIONS = (
     "cover_segment(bigint)", "cut_segment()", "drop_inbox_day(date, boolean)", "drop_segment()",
     "drop_sent_day(date, boolean, boolean)", "empty_segment(bigint, boolean, boolean)",
     "ensure_inbox_days(date, integer)", "ensure_segments(integer, bigint)", "ensure_sent_days(date, integer)",
-    "leave_log(bigint)", "lock_holders(regclass[])", "make_day(text, date)", "make_segment(bigint, bigint, bigint)",
+    "keep_ids()", "leap_over_settled()", "leave_log(bigint)", "lock_holders(regclass[])", "make_day(text, date)",
+    "make_segment(bigint, bigint, bigint)",
     "old_segments(integer)", "refuse_foreign_batch()", "ring()", "rows_elsewhere(date)",
     "segment_needed(timestamp with time zone, timestamp with time zone, boolean)",
     "sent(timestamp with time zone, timestamp with time zone)",
     "sent_blocks(timestamp with time zone, timestamp with time zone)", "sent_day_needed(date, bigint, boolean)",
+    "settled_to()",
 )  # fmt: skip
-TRIGGERS = ("ring ON message", "refuse_foreign_batch ON batch")  # each calls the function of its name
+# Each calls the function of its name.
+TRIGGERS = ("keep_ids ON message", "ring ON message", "refuse_foreign_batch ON batch")
 
 PARTS = "^(message_sent|processed_message)_[0-9]{8}$|^(message_log|receipt)_[0-9]+$"  # days and segments
 

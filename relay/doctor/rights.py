@@ -67,6 +67,8 @@ GRANTS = (
     *(Grant(each, "TABLE", "checkpoint") for each in ("SELECT", "INSERT", "DELETE")),
     Grant("EXECUTE", "FUNCTION", "ensure_segments(integer, bigint)"),
     Grant("EXECUTE", "FUNCTION", "cut_segment()"),
+    Grant("EXECUTE", "FUNCTION", "leap_over_settled()"),
+    Grant("EXECUTE", "FUNCTION", "settled_to()", command="doctor"),
     Grant("EXECUTE", "FUNCTION", "cover_segment(bigint)"),
     *(
         Grant(each, "TABLE", table)

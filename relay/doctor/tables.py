@@ -30,7 +30,8 @@ READ_DAYS = SQL("""
 READ_LOG = SQL("""
     SELECT coalesce(sum(uncovered), 0)::bigint, count(*) FILTER (WHERE number > 0),
         count(*) FILTER (WHERE first > (SELECT last_value FROM {schema}.message_id_seq)),
-        EXISTS (SELECT FROM {schema}.message_log_far)
+        EXISTS (SELECT FROM {schema}.message_log_far),
+        {schema}.settled_to() > (SELECT last_value - (NOT is_called)::integer FROM {schema}.message_id_seq)
     FROM {schema}.segment
     WHERE emptied_at IS NULL
 """)
@@ -57,21 +58,25 @@ def log_covered(connection: psycopg.Connection, settings: Settings) -> Iterator[
     check, schema = "database.log", settings.database.schema_name
     try:
         row = connection.execute(READ_LOG.format(schema=Identifier(schema))).fetchone()
-    except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn):
+    except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn, psycopg.errors.UndefinedFunction):
         row = None
     if row is None:
         yield Finding(check, Verdict.SKIPPED, f"there is no {schema}.segment", "run `relay migrate`")
         return
-    uncovered, segments, ahead, in_far = row
+    uncovered, segments, ahead, in_far, is_set_back = row
     if uncovered:
         words = f"no receipt names {uncovered} rows of the log that the relay has passed: they are not sent"
         remedy = f"a relay's sweep sends them; SELECT number, uncovered FROM {schema}.segment says where they are"
+        yield Finding(check, Verdict.FAILED, words, remedy)
+    if is_set_back:
+        words = f"{schema}.message_id_seq was set back: receipts of the log name ids that it will give again"
+        remedy = "start a relay: the sequence leaps over them, and sweeps find the rows that have come since"
         yield Finding(check, Verdict.FAILED, words, remedy)
     if in_far or (segments and not ahead):
         words = f"{'rows lie behind' if in_far else 'no segment is ahead of'} the last segment of the log"
         remedy = "a relay makes segments each minute: see its event segments.failed, and database.snapshots"
         yield Finding(check, Verdict.WARNING, words, remedy)
-    elif not uncovered:
+    elif not uncovered and not is_set_back:
         yield Finding(
             check, Verdict.OK, f"{ahead} segments of the log are ahead" if segments else "the log is not used"
         )

@@ -15,6 +15,7 @@ from relay.operate import holders
 from relay.operate.migrate import migrate
 from tests.doctor.findings import FAILED, OK, SKIPPED, WARNING, at, look, operator, verdicts
 from tests.support import pgbouncer
+from tests.support.log import mark, use_log
 from tests.support.pgbouncer import PgBouncer, PoolMode
 from tests.support.postgres import PostgresServer
 from tests.support.process import wait_for
@@ -50,6 +51,23 @@ def test_version(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     (finding,) = look(settings, "database.version")
 
     assert (finding.verdict, finding.remedy) == (FAILED, "the relay needs PostgreSQL 99 or later")
+
+
+def test_a_sequence_that_would_give_ids_of_the_log_again(settings: Settings) -> None:
+    assert verdicts(settings, "database.log") == [OK]
+
+    with operator(settings) as connection:
+        use_log(connection)
+        connection.execute(
+            "INSERT INTO outbox.message (aggregate_type, event_type, payload)"
+            " SELECT 'a', 'e', '1' FROM generate_series(1, 100)"
+        )
+        mark(connection)
+        connection.execute("SELECT setval('outbox.message_id_seq', 50)")
+    (finding,) = look(settings, "database.log")
+
+    assert finding.verdict == FAILED
+    assert "message_id_seq was set back" in finding.words
 
 
 @pytest.mark.parametrize(("version", "verdict"), [("0001", FAILED), ("9999", OK)])

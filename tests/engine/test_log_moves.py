@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, LiteralString
 
 import pytest
 
@@ -249,6 +249,51 @@ async def test_the_sweep_of_a_new_session_goes_on_where_that_before_it_was(
 
         assert [row.id for row in await reader.read()] == [taken]
         assert reader.tail.sweep_finds == 1
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        "TRUNCATE outbox.message RESTART IDENTITY",
+        "DELETE FROM outbox.message; SELECT setval('outbox.message_id_seq', 1, false)",
+    ],
+    ids=["truncated", "set back"],
+)
+@pytest.mark.parametrize("restart", [False, True], ids=["same session", "next session"])
+async def test_rows_whose_ids_come_again_are_sent(
+    database: DatabaseSettings, outbox: Outbox, restart: bool, again: LiteralString, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(positions, "NEAR", 60)
+    monkeypatch.setattr(positions, "GAP", 0.0)
+    async with reading(database) as reader:
+        await outbox.insert_many(200)
+        await reader.mark(await reader.read())
+        await reader.read()
+        await reader.checkpoints.note()
+        await outbox.connection.execute(again)
+        await outbox.insert_many(100)
+        if not restart:
+            await assert_new_rows_come(reader)
+            return
+
+    async with reading(database) as reader:
+        await assert_new_rows_come(reader)
+
+
+async def assert_new_rows_come(reader: Reader) -> None:
+    """The ids have leapt over many segments, and each read has one of them."""
+    rows: list[Row] = []
+    for _ in range(200):
+        rows += await everything(reader)
+        if len(rows) >= 100:
+            break
+    assert len({row.id for row in rows}) == len(rows) == 100
+
+
+async def everything(reader: Reader) -> list[Row]:
+    rows = await reader.read()
+    await reader.sweep()
+    return rows + await reader.read()
 
 
 async def test_a_checkpoint_of_another_cluster_is_none_and_neither_are_its_transaction_ids(

@@ -17,9 +17,14 @@ from psycopg.sql import SQL
 
 from relay.engine.read.log_positions import Checkpoint, Snapshot
 from relay.engine.session.session import LaneSession, Retry, array_text, retried
+from relay.logger import get_logger
+
+log = get_logger(__name__)
 
 NOTE_INTERVAL = 1.0  # seconds
 
+# Before checkpoints are read: it may change them.
+LEAP_OVER_SETTLED = SQL("SELECT {schema}.leap_over_settled()")
 LOAD = SQL("""
     SELECT wanted.lane, low, seen_to, unseen, position
     FROM unnest(%(lanes)s::smallint[]) AS wanted (lane)
@@ -80,6 +85,7 @@ async def load(session: LaneSession, connection: AsyncConnection, lanes: list[in
 
     The sessions that held them before have ended: nobody adds a receipt of these lanes meanwhile.
     """
+    await leap_over_settled(session, connection)
     wanted = [*lanes, *map(sweep_of, lanes)]
     found = dict.fromkeys(wanted, Checkpoint())
     cursor = await connection.execute(session.sql(LOAD), {"lanes": array_text(wanted)})
@@ -93,6 +99,13 @@ async def load(session: LaneSession, connection: AsyncConnection, lanes: list[in
         receipts_to,
         foreign[0] if foreign else 0,
     )
+
+
+async def leap_over_settled(session: LaneSession, connection: AsyncConnection) -> None:
+    """Make the sequence leap over all ids that were given, if it was set back: none may come again."""
+    cursor = await connection.execute(session.sql(LEAP_OVER_SETTLED))
+    if await cursor.fetchone() == (True,):
+        log.warning("ids.set_back")
 
 
 class Checkpoints:

@@ -38,7 +38,7 @@ MOVE_FOUND = SQL("""
             OFFSET 0
         ) AS owned
         CROSS JOIN LATERAL (
-            SELECT ctid, id, xid
+            SELECT ctid, id, xid, created_at
             FROM {schema}.{table}
             WHERE lane = owned.lane AND id > {low} AND id <= least(%(high)s, owned.floor)
                 AND (xid >= %(swept_to)s OR xid = ANY (%(unswept)s))
@@ -55,8 +55,12 @@ UNSENT_AMONG_ALL = SQL("""
         SELECT unnest(ids) FROM {schema}.receipt WHERE block >= %(low)s >> 12 AND block <= %(high)s >> 12
     )))
 """)
+# A receipt from before the row was written names an earlier row of that id: the sequence was set back.
 UNSENT = SQL("""
-    NOT EXISTS (SELECT FROM {schema}.receipt WHERE block = stored.id >> 12 AND stored.id = ANY (ids))
+    NOT EXISTS (
+        SELECT FROM {schema}.receipt
+        WHERE block = stored.id >> 12 AND stored.id = ANY (ids) AND sent_at >= stored.created_at
+    )
 """)
 
 
@@ -92,6 +96,7 @@ class LogSweep:
         self._swept: dict[int, Checkpoint] = {}  # lane -> what the last sweep could see
         self._lanes: dict[int, Checkpoint] = {}  # the lanes of this sweep, and how far they were read when it began
         self._since = Checkpoint()  # what each of them has been swept to before
+        self._compared_to = 0  # up to this id each row is compared with the receipts of its block, and their times
         self._steps: deque[Step] = deque()
 
     @property
@@ -101,6 +106,7 @@ class LogSweep:
     def enter(self, swept: Mapping[int, Checkpoint]) -> None:
         """Sweep these lanes, too, which were swept to there; a sweep that runs leaves them out."""
         self._swept |= swept
+        self._compared_to = max([self._compared_to, *(checkpoint.base for checkpoint in swept.values())])
         for lane in swept:
             self._lanes.pop(lane, None)
 
@@ -109,6 +115,11 @@ class LogSweep:
         for lane in lanes:
             self._lanes.pop(lane, None)
             self._swept.pop(lane, None)
+
+    def note_leap(self, position: int) -> None:
+        """Note that ids have leapt up to a position: below it, receipts may name earlier rows of the same ids."""
+        self._steps.clear()
+        self._compared_to = position
 
     def swept(self, lanes: Iterable[int]) -> dict[int, Checkpoint]:
         """Return from where another session could sweep these lanes."""
@@ -124,7 +135,7 @@ class LogSweep:
         self._since = oldest(self._swept[lane] for lane in self._lanes)
         if self._since.seen == oldest(self._lanes.values()).seen:  # nothing can have come
             return
-        base, floor = self._since.base, max(read_to.low for read_to in self._lanes.values())
+        base, floor = max(self._since.base, self._compared_to), max(read_to.low for read_to in self._lanes.values())
         segments = self._session.segments
         for segment in segments.between(1, base) if base else ():
             self._steps.append(Step(segment, Age.OLD, max(0, segment.first - 1), min(base, segment.past - 1)))
@@ -178,7 +189,8 @@ class LogSweep:
         if len(found) < ROWS_PER_MOVE:
             self._steps.popleft()
         if not self._steps:
-            self._swept |= dict.fromkeys(lanes, oldest(self._lanes.values()))
+            swept = oldest(self._lanes.values())
+            self._swept |= dict.fromkeys(lanes, swept._replace(base=max(swept.base, self._compared_to)))
         return found
 
 

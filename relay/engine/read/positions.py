@@ -31,6 +31,7 @@ NEAR = 5_000  # ids: running transactions that started within them are awaited b
 PASSED = 200_000  # ids: a row of the log that is under way for longer becomes a pending one
 LANE_SHARE = 4  # a lane may hold this part of the window: one whose key is stuck must not fill all of it
 READ_SHARE = 4  # a read brings this part of the window at most: its rows are in libpq's memory at the same time
+LEAP = 1 << 24  # ids, from one read to the next: no writers take as many
 START_BYTES = 8 * 1024 * 1024
 
 
@@ -178,6 +179,14 @@ class Positions:
             for id_, row in self._window.logged(lane).items()
             if id_ <= floor - PASSED
         ]
+
+    def is_set_back(self, position: int) -> bool:
+        """Whether fewer ids are given now than by the last read."""
+        return position < self._open.position
+
+    def has_leapt(self, position: int) -> bool:
+        """Whether more ids were given since the last read than writers can take: the sequence was set."""
+        return 0 < self._open.position < position - LEAP
 
     def note_moved(self, rows: Collection[Row]) -> None:
         """Note that rows under way are pending ones now."""

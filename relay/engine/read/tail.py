@@ -15,7 +15,7 @@ from psycopg.sql import SQL
 from relay.backoff import wait_for_event
 from relay.config.settings import RelaySettings
 from relay.engine.delivery_policy import DeliveryPolicy
-from relay.engine.read.checkpoints import load, sweep_of
+from relay.engine.read.checkpoints import leap_over_settled, load, sweep_of
 from relay.engine.read.log_positions import Checkpoint, LogPlan
 from relay.engine.read.log_sweep import LogSweep
 from relay.engine.read.pending import DUE, read_statement
@@ -236,6 +236,8 @@ class Tail:
             else:
                 longer = await self._plan_again(plan, head)
         self.sweep_finds += sum(not self._backing_off.holds(row) for row in positions.found_by_sweep(plan, rows))
+        if plan.log is not None and positions.has_leapt(head.id):
+            self._sweep.note_leap(head.id)
         rows = positions.take(plan, rows, head.id, began=began, ended=time.monotonic(), known_until=known_until)
         self._read_at = began
         return rows if plan.log is None else self._due_rows(rows, head.id)
@@ -287,6 +289,10 @@ class Tail:
 
     async def _plan_again(self, plan: Plan, head: Row) -> Plan | None:
         """Return the read to make in place of one that does not suffice, by the first row that came with it."""
+        if plan.log is not None and self._positions.is_set_back(head.id):
+            async with self._session.use() as connection:
+                await leap_over_settled(self._session, connection)
+            return self._positions.plan()
         if head.cost != self._segments.past:  # it may have read the wrong tables
             await self._begin_log()
             return self._positions.plan()
