@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, LiteralString
 
+import psycopg
 import pytest
 
 from relay.config.settings import DatabaseSettings, RelaySettings
@@ -12,16 +13,20 @@ from relay.engine.nodes.lanes import lock_lanes
 from relay.engine.read import positions
 from relay.engine.read.checkpoints import Checkpoints
 from relay.engine.read.tail import Tail
-from relay.engine.row import Row
+from relay.engine.row import Blame, Fault, Row
+from relay.engine.send.routes import Address
 from relay.engine.session.session import LaneSession
 from relay.engine.settle.mark import Delivered, Marker
+from relay.engine.settle.quarantine_table import QuarantineTable
 from tests.engine.conftest import Outbox
 from tests.engine.follower import IN_ORDER, Follow, unhurried
 from tests.support.eventually import eventually
+from tests.support.log import ensure
 
 pytestmark = pytest.mark.parametrize("storage", ["log"], indirect=True)
 
 PLACE = "SELECT tableoid::regclass::text FROM outbox.message WHERE id = %s"
+FAR = "SELECT setval('outbox.message_id_seq', (SELECT max(past) + 10 FROM outbox.segment))"
 CHECKPOINTS = "SELECT count(*) FROM outbox.checkpoint"
 
 
@@ -193,6 +198,37 @@ async def test_a_segment_that_was_dropped_a_moment_ago_stops_no_read(
             lane.low = lane.base = 0
 
         assert [row.id for row in await reader.read()] == [late]
+
+
+@pytest.mark.parametrize("change", ["move out", "postpone", "park", "set aside"])
+async def test_a_row_of_far_moves_also_when_far_has_become_a_segment(
+    database: DatabaseSettings, database_url: str, outbox: Outbox, change: str
+) -> None:
+    async with reading(database) as reader:
+        await reader.read()
+        await outbox.connection.execute(FAR)
+        id_ = await outbox.insert("1")
+        rows: list[Row] = []
+        while not rows:  # one segment a read
+            rows = await reader.read()
+        (row,) = rows
+        assert await is_in(outbox, id_, "message_log_far")
+        with psycopg.connect(database_url, autocommit=True) as other:
+            assert "changed" in ensure(other, ids=1 << 20)
+
+        match change:
+            case "move out":
+                await reader.tail._move_out([row])
+            case "postpone":
+                await reader.marker._write_postponed(row, "refused", 0.0)
+            case "park":
+                await reader.marker._write_parked([Fault(row, "refused", Blame.ROW_FOR_GOOD)])
+            case "set aside":
+                table = QuarantineTable(reader.session, unhurried(reader.session))
+                await table.set_aside(Address(b"", b"nowhere"), [row], "refused")
+
+        places = {"park": "message_parked", "set aside": "message_quarantined"}
+        assert await is_in(outbox, id_, places.get(change, "message_pending"))
 
 
 async def test_a_row_that_is_marked_while_it_should_move_stays(

@@ -149,7 +149,7 @@ async def test_marks_and_moves_touch_one_segment(session: LaneSession, asked: As
     ids = {"lanes": array_text(row.lane for row in rows), "ids": array_text(row.id for row in rows)}
     one = {"lane": rows[0].lane, "id": rows[0].id, "attempts": 1, "reason": "", "seconds": 1.0}
     faults = {"attempts": [1] * len(rows), "reasons": [""] * len(rows)}
-    ((place, _),) = session.places(rows)
+    ((place, _),) = session.segments.places(rows, session.schema)
     statements: dict[str, tuple[bytes, dict[str, Any]]] = {
         "mark": (session.sql(MARK_LOGGED), receipts(row.id for row in rows) | {"node": "relay-1"}),
         "move out": (session.sql(MOVE_OUT, **place), ids),

@@ -274,7 +274,7 @@ class Tail:
         async with self._session.use() as connection:
             under_way = [row for row in rows if self._positions.has_logged(row)]  # the others are marked meanwhile
             async with connection.transaction():
-                for place, part in self._session.places(under_way):
+                for place, part in await self._session.places(connection, under_way):
                     await connection.execute(self._session.sql(MOVE_OUT, **place), places(part))
             self._positions.note_moved(under_way)
 

@@ -17,6 +17,9 @@ from relay.engine.row import Row
 # An emptied segment may get a row of an old id, so it counts. A dropped one is not there.
 SEGMENTS = SQL("SELECT number, first, past FROM {schema}.segment ORDER BY first")
 
+# Until the end of the transaction, no segment comes.
+KEEP_SEGMENTS = SQL("LOCK TABLE ONLY {schema}.message_log IN ACCESS SHARE MODE")
+
 HIGHEST = (1 << 63) - 1  # of bigint
 BLOCK_BITS = 12  # a receipt names ids of one block, which has 4,096
 
@@ -101,6 +104,10 @@ class Segments:
     def has(self, row: Row) -> bool:
         """Whether a row lies in the log now."""
         return row.is_logged and row.id not in self.moved
+
+    def has_in_far(self, rows: Iterable[Row]) -> bool:
+        """Whether some row lies behind the known segments: that table may have become a segment since."""
+        return self.are_used and any(row.id >= self.past and self.has(row) for row in rows)
 
     def places(self, rows: Iterable[Row], schema: str) -> Iterator[tuple[dict[str, Composable], list[Row]]]:
         """Split rows by the table in which they lie; yield the words that find it, and its rows."""

@@ -10,7 +10,7 @@ the relay reads no more, and so sends no more.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import wraps
 from math import inf
@@ -35,7 +35,7 @@ from relay.database import (
     unplug,
 )
 from relay.engine.row import Row
-from relay.engine.session.segments import Segments, in_pending
+from relay.engine.session.segments import KEEP_SEGMENTS, SEGMENTS, Segments, in_pending
 from relay.errors import CommitUnknownError, DatabaseUnavailableError, DeadlineError, SchemaError
 
 # The hot statements must not depend on statistics: those of an empty table make the planner choose a sequential
@@ -289,9 +289,22 @@ class LaneSession:
         known = {"schema": Identifier(self.schema), "park": Literal(f"{self.schema}.park")}
         return statement.format(**{**known, **in_pending(self.schema), **names}).as_bytes()
 
-    def places(self, rows: Iterable[Row]) -> Iterator[tuple[dict[str, Composable], list[Row]]]:
-        """Split rows by the table in which they lie; yield the names by which `sql` finds it, and its rows."""
-        return self.segments.places(rows, self.schema)
+    async def places(
+        self, connection: AsyncConnection, rows: Collection[Row]
+    ) -> list[tuple[dict[str, Composable], list[Row]]]:
+        """Split rows by the table in which they lie; return the names by which `sql` finds it, and its rows.
+
+        Call it in the transaction that changes the rows.
+        """
+        segments = self.segments
+        if segments.has_in_far(rows):
+            await connection.execute(self.sql(KEEP_SEGMENTS))
+            listed = await (await connection.execute(self.sql(SEGMENTS))).fetchall()
+            # Not for the session: the read that is planned names the tables that were known.
+            segments = Segments()
+            segments.learn(listed)
+            segments.moved = self.segments.moved
+        return list(segments.places(rows, self.schema))
 
     @asynccontextmanager
     async def use(self) -> AsyncIterator[AsyncConnection]:

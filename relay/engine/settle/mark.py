@@ -223,9 +223,9 @@ class Marker:
     @retried
     async def _write_postponed(self, row: Row, reason: str, seconds: float) -> float:
         until = time.monotonic() + seconds  # not later than the table's, or the tail finds the row before it
-        async with self._session.use() as connection:
+        async with self._session.use() as connection, connection.transaction():
             values = {"lane": row.lane, "id": row.id, "attempts": row.attempts, "reason": reason, "seconds": seconds}
-            for names, _ in self._session.places([row]):
+            for names, _ in await self._session.places(connection, [row]):
                 await connection.execute(self._session.sql(POSTPONE, **names), values)
         return until
 
@@ -257,7 +257,7 @@ class Marker:
                 await self._session.take_park_lock(connection)
                 if len(faults) > 1:  # a single row gets the whole time
                     await self._session.halve_timeout(connection)
-                for names, rows in self._session.places([fault.row for fault in faults]):
+                for names, rows in await self._session.places(connection, [fault.row for fault in faults]):
                     why = {"attempts": [row.attempts for row in rows], "reasons": [reasons[row.id] for row in rows]}
                     await connection.execute(self._session.sql(PARK, **names), places(rows) | why)
         except psycopg.errors.QueryCanceled:

@@ -126,7 +126,7 @@ class ParkedKeys:
         async with self._session.use() as connection, connection.transaction():
             await self._session.take_park_lock(connection)
             parked: set[int] = set()
-            for place, part in self._session.places(rows):
+            for place, part in await self._session.places(connection, rows):
                 cursor = await connection.execute(self._session.sql(PARK_BEHIND, **place), places(part))
                 parked.update(id_ for (id_,) in await cursor.fetchall())
             return parked

@@ -133,7 +133,7 @@ class QuarantineTable:
         async with self._session.write() as connection, connection.transaction():
             cursor = await connection.execute(self._session.sql(ENTER), entered)
             id_, probes = await cursor.fetchone() or (0, 0)
-            for place, part in self._session.places(rows):
+            for place, part in await self._session.places(connection, rows):
                 values = {**places(part), "route": id_, "reason": reason}
                 await connection.execute(self._session.sql(SET_ASIDE, **place), values)
         return id_, probes
@@ -143,7 +143,7 @@ class QuarantineTable:
         """Set aside the rows whose key has an earlier row in quarantine; return their ids."""
         behind: set[int] = set()
         async with self._session.use() as connection, connection.transaction():
-            for place, part in self._session.places(rows):
+            for place, part in await self._session.places(connection, rows):
                 cursor = await connection.execute(self._session.sql(SET_ASIDE_BEHIND, **place), places(part))
                 behind.update(id_ for (id_,) in await cursor.fetchall())
         return behind
