@@ -220,10 +220,8 @@ async def test_every_row_of_the_log_is_read_once_whatever_the_order_of_commits(
     await check(database, seed)
 
 
-def floor_past_the_limit(
-    lane: LogLane, rows: Iterable[Row], read_to: int, seen: Snapshot, *, low: int, base: int
-) -> None:
-    NOTE(lane, rows, read_to + 20, seen, low=low, base=base)
+def floor_past_the_limit(lane: LogLane, read_to: int, seen: Snapshot, *, low: int, base: int) -> None:
+    NOTE(lane, read_to + 20, seen, low=low, base=base)
 
 
 def checkpoint_at_the_floor(log: LogPositions, lane: int, _: int | None) -> Checkpoint | None:

@@ -10,7 +10,7 @@ import pytest
 
 from relay.config.settings import DatabaseSettings, RelaySettings
 from relay.engine.nodes.lanes import lock_lanes
-from relay.engine.read import positions
+from relay.engine.read import log_positions, positions
 from relay.engine.read.checkpoints import Checkpoints
 from relay.engine.read.tail import Tail
 from relay.engine.row import Blame, Fault, Row
@@ -330,6 +330,49 @@ async def everything(reader: Reader) -> list[Row]:
     rows = await reader.read()
     await reader.sweep()
     return rows + await reader.read()
+
+
+async def test_what_a_read_sends_to_the_server_does_not_grow_with_a_large_transaction(
+    database: DatabaseSettings, outbox: Outbox, writer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(positions, "NEAR", 60)
+    monkeypatch.setattr(positions, "GAP", 0.0)
+    monkeypatch.setattr(log_positions, "SLICE", 1000)
+    held = [0]
+    plan = positions.Positions._plan
+
+    def noted(*args: Any, **kwargs: Any) -> positions.Plan:
+        planned = plan(*args, **kwargs)
+        held.append(len(planned.held))
+        return planned
+
+    monkeypatch.setattr(positions.Positions, "_plan", noted)
+    async with reading(database) as reader:
+        await reader.read()
+        await outbox.insert_many(100)
+        await reader.mark(await reader.read())
+        await writer.execute(
+            "INSERT INTO outbox.message (aggregate_type, aggregate_id, event_type, payload)"
+            " SELECT 'customer', (n % 100)::text, 'Issued', '1' FROM generate_series(1, 20000) AS n"
+        )
+        await outbox.insert_many(100)
+        await reader.mark(await reader.read())
+        await writer.commit()
+
+        most = got = 0
+        ids: set[int] = set()
+        while got < 20_000:
+            await reader.write()
+            rows = await reader.tail._next_rows()
+            got += len(rows)
+            ids.update(row.id for row in rows)
+            most = max(most, *held)
+            if rows:
+                await reader.mark(rows)
+
+        assert most < 1000, f"{most} ids go with a read, though all of them are marked"
+        assert len(ids) == got == 20_000, "a row was read twice"
+        assert await outbox.is_empty()
 
 
 async def test_a_checkpoint_of_another_cluster_is_none_and_neither_are_its_transaction_ids(

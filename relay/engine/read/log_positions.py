@@ -15,16 +15,17 @@ session before it may have gone on after the checkpoint, so the first reads leav
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import chain
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple, Self
 
-from relay.engine.row import Row
 from relay.engine.session.segments import HIGHEST, Segment, Segments
 from relay.engine.session.session import array_text
 
 SLICE = 1 << 18  # ids that a read covers in a lane at most where each of its rows may have been sent already
+
+
+NO_IDS = HIGHEST, 0
 
 
 class Snapshot(NamedTuple):
@@ -70,7 +71,8 @@ class LogLane:
             was first seen long ago. Reads then come in slices, in the order of ids, until they are at `near` again.
         checked_to: up to here an earlier session may have sent rows; None from there on.
         foreign_to: up to here transaction ids say nothing, as the tables were restored from another cluster.
-        taken: rows that were brought by reads which ended below the floor: `seen` does not tell that they were read.
+        is_cut: whether the last read ended below the floor: `seen` does not tell that its rows were read. The next one
+            leaves out those under way, and those that receipts name.
     """
 
     floor: int
@@ -80,7 +82,7 @@ class LogLane:
     near: int
     checked_to: int | None = None
     foreign_to: int = 0
-    taken: set[int] = field(default_factory=set)
+    is_cut: bool = False
 
     @classmethod
     def begin(cls, checkpoint: Checkpoint, receipts_to: int, foreign_to: int) -> Self:
@@ -106,7 +108,7 @@ class LogLane:
         """Begin the next read there: a transaction has ended that was first seen at that position."""
         self.low = min(self.low, max(self.base, to))
 
-    def note(self, rows: Iterable[Row], read_to: int, seen: Snapshot, *, low: int, base: int) -> None:
+    def note(self, read_to: int, seen: Snapshot, *, low: int, base: int) -> None:
         """Note what a read has brought.
 
         Args:
@@ -117,12 +119,12 @@ class LogLane:
         """
         if read_to < self.floor:
             self.low = max(self.low, min(read_to, low))
-            self.taken.update(row.id for row in rows)
+            self.is_cut = True
             return
         self.floor, self.seen = read_to, seen
         self.base = max(self.base, base, min(read_to, self.foreign_to))
         self.low = self.near = min(read_to, max(self.base, low))
-        self.taken.clear()
+        self.is_cut = False
         if self.checked_to is not None and read_to >= self.checked_to:
             self.checked_to = None
 
@@ -144,15 +146,16 @@ class LogPlan:
 
     @property
     def checked(self) -> tuple[int, int] | None:
-        """The ids between which to leave out the rows that receipts name, if the read may cover such rows."""
+        """The ids above floors between which to leave out the rows that receipts name; None without a check.
+
+        At or below the floor of its lane, each row then looks for its receipt.
+        """
         between = [
             (lane.floor, end) for lane, end in zip(self.lanes, self.ends, strict=True) if lane.checked_to is not None
         ]
-        return (min(floor for floor, _ in between), max(end for _, end in between)) if between else None
-
-    def taken(self) -> Iterable[int]:
-        """Return the ids that it must leave out."""
-        return chain.from_iterable(lane.taken for lane in self.lanes)
+        if between:
+            return min(floor for floor, _ in between), max(end for _, end in between)
+        return NO_IDS if any(lane.is_cut for lane in self.lanes) else None
 
 
 class LogPositions:

@@ -295,8 +295,7 @@ class Positions:
             low, base = self._open.floor(self._watermark), self._open.base(self._watermark)
             seen = Snapshot.parse(self._snapshot)
             for lane, of_log in zip(plan.lanes, plan.log.lanes, strict=True):
-                logged = (row for row in of_lanes.get(lane, ()) if row.is_logged)
-                of_log.note(logged, cut.get(lane, position), seen, low=low, base=base)
+                of_log.note(cut.get(lane, position), seen, low=low, base=base)
         self.has_more |= bool(cut)
         for lane in plan.lanes:
             self._floors[lane] = cut.get(lane, position)
@@ -320,11 +319,19 @@ class Positions:
         most = max(1, room // max(1, len(lanes)))  # no lane when the last of them has begun to leave
         log = self._log.plan(lanes) if self._segments.are_used else None
         held = [id_ for lane, above in zip(lanes, floors, strict=True) for id_ in self._window.ids(lane) if id_ > above]
+        if log is not None:
+            held += [
+                id_
+                for lane, of_log in zip(lanes, log.lanes, strict=True)
+                if of_log.is_cut
+                for id_ in self._window.logged(lane)
+                if id_ <= of_log.floor
+            ]
         self._gone_back.clear()
         return Plan(
             lanes,
             floors,
-            held if log is None else [*held, *log.taken()],
+            held,
             min(most, max(1, self._window.lane_quota // 4)),
             shares,
             sweeping,
