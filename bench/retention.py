@@ -52,7 +52,7 @@ PLAIN_DETACH = "ALTER TABLE outbox.message_sent DETACH PARTITION outbox.{}"
 
 # Since when who waits for a table; the drop itself does, on purpose.
 WAITS = """
-    SELECT application_name = 'outbox-relay', extract(epoch FROM clock_timestamp() - waitstart)::float8
+    SELECT application_name = 'outbox-relay/log', extract(epoch FROM clock_timestamp() - waitstart)::float8
     FROM pg_locks JOIN pg_stat_activity USING (pid)
     WHERE locktype = 'relation' AND NOT granted AND waitstart IS NOT NULL
         AND application_name NOT IN ('outbox-relay retention', 'plain detach')

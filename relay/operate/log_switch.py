@@ -22,8 +22,13 @@ IS_ON = SQL("""
     FROM pg_attribute LEFT JOIN pg_attrdef ON adrelid = attrelid AND adnum = attnum
     WHERE attrelid = {table}::regclass AND attname = 'state'
 """)
+# A relay that reads the log says so in the name of its session. One that was stopped a moment ago has no session.
 READ_NODES = SQL("""
-    SELECT name, version FROM {schema}.node
+    SELECT name, version, EXISTS (
+        SELECT FROM pg_stat_activity
+        WHERE pid = backend_pid AND datname = current_database() AND backend_start <= heartbeat_at
+            AND application_name <> 'outbox-relay/log'
+    ) FROM {schema}.node
     WHERE heartbeat_at > clock_timestamp() - {stale_after} * interval '1 second'
     ORDER BY name
 """)
@@ -98,8 +103,8 @@ def _refuse_old(connection: sa.Connection, schema: Identifier) -> None:
     nodes = connection.exec_driver_sql(READ_NODES.format(schema=schema, stale_after=NODE_STALE_AFTER).as_string())
     old = [
         f"relay {name} of release {version}"
-        for name, version in nodes
-        if release_number(version) < release_number(READS_LOG)
+        for name, version, is_other in nodes
+        if is_other or release_number(version) < release_number(READS_LOG)
     ]
     old += [f"a session {name}" for (name,) in connection.exec_driver_sql(OLD_CLIENTS)]
     if old:

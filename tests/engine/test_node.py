@@ -157,7 +157,7 @@ async def test_a_lost_database_session_is_replaced(outbox: Outbox, queue: Reader
         await eventually(node.is_ready, "ready")
         await outbox.connection.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-            " WHERE application_name = 'outbox-relay' AND datname = current_database()"
+            " WHERE application_name = 'outbox-relay/log' AND datname = current_database()"
         )
         id_ = await outbox.insert()
 

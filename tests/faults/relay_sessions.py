@@ -5,7 +5,7 @@ from pydantic import SecretStr
 from relay.config.settings import Settings
 from tests.support.events import Events, named
 
-RELAY_SESSIONS = "FROM pg_stat_activity WHERE application_name = 'outbox-relay' AND datname = current_database()"
+RELAY_SESSIONS = "FROM pg_stat_activity WHERE application_name = 'outbox-relay/log' AND datname = current_database()"
 
 
 def with_database(settings: Settings, url: str, **more: float) -> Settings:

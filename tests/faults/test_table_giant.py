@@ -87,7 +87,8 @@ async def entries_read(outbox: Outbox) -> int:
 
 async def is_alone(outbox: Outbox) -> bool:
     cursor = await outbox.connection.execute(
-        "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'outbox-relay' AND datname = current_database()"
+        "SELECT count(*) FROM pg_stat_activity"
+        " WHERE application_name = 'outbox-relay/log' AND datname = current_database()"
     )
     return await cursor.fetchone() == (0,)
 

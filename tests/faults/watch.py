@@ -20,7 +20,7 @@ ANSWER_WITHIN = 3.0  # seconds; who has not answered by then is not ready
 OLDEST: LiteralString = """
     SELECT coalesce(max(extract(epoch FROM clock_timestamp() - xact_start)), 0)::float8
     FROM pg_stat_activity
-    WHERE datname = current_database() AND application_name = 'outbox-relay'
+    WHERE datname = current_database() AND application_name = 'outbox-relay/log'
 """
 
 # Which relay a session belongs to, its heartbeat tells; who holds a lock, the server.

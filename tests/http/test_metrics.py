@@ -105,7 +105,7 @@ async def test_lost_connections_are_counted_by_end_and_reason(
         with psycopg.connect(postgres.admin_url, autocommit=True) as admin:
             admin.execute(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-                " WHERE application_name = 'outbox-relay' AND datname = %s",
+                " WHERE application_name = 'outbox-relay/log' AND datname = %s",
                 [settings.database.url.get_secret_value().rpartition("/")[2]],
             )
         await eventually(lambda: has_lost(site, end="database", reason="admin_shutdown"), "the session counts")

@@ -60,6 +60,22 @@ def test_an_older_relay_keeps_the_log_off(rows: Rows, database: DatabaseSettings
     switch(database, on=False)
 
 
+def test_a_relay_whose_session_does_not_read_the_log_keeps_it_off(
+    rows: Rows, database: DatabaseSettings, database_url: str
+) -> None:
+    """It may be of this release, without the log."""
+    rows.node("old", version="0.1.0")
+    live = "UPDATE outbox.node SET backend_pid = pg_backend_pid(), heartbeat_at = clock_timestamp()"
+    with psycopg.connect(database_url, application_name="outbox-relay", autocommit=True) as session:
+        session.execute(live)
+        with pytest.raises(BusyError, match=r"^relay old of release 0\.1\.0 cannot read the log"):
+            switch(database, on=True)
+
+        session.execute("SET application_name = 'outbox-relay/log'")
+        switch(database, on=True)
+    assert is_on(rows.connection, "outbox")
+
+
 @pytest.mark.parametrize("name", ["outbox-publisher 7", "outbox-spark"])
 def test_an_older_client_keeps_the_log_off(
     rows: Rows, database: DatabaseSettings, database_url: str, name: str

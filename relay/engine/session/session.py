@@ -228,7 +228,8 @@ class LaneSession:
             SchemaError: the outbox tables are missing or too old.
         """
         # A standby may show commits in another order than the primary made them, and cannot be marked on.
-        primary = {"application_name": "outbox-relay", "target_session_attrs": "read-write"}
+        # The name says that it reads the log (relay/operate/log_switch.py).
+        primary = {"application_name": "outbox-relay/log", "target_session_attrs": "read-write"}
         connection = await connect_async(database, last=last, **primary)
         try:
             await prepare(connection, database)
