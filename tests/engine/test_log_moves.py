@@ -66,6 +66,7 @@ class Reader:
         self.tail.forget(rows)
 
     async def sweep(self) -> None:
+        await self.tail._begin_log()
         self.tail._sweep.begin(self.tail._positions.read_to())
         while self.tail._sweep.is_running:
             await self.tail._tend_log()
