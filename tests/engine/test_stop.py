@@ -2,7 +2,6 @@
 
 import asyncio
 import signal
-from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -41,9 +40,7 @@ async def test_what_is_not_confirmed_when_it_stops_stays_pending_and_goes_out_ag
     run_node: RunNode,
     tmp_path: Path,
 ) -> None:
-    async with AsyncExitStack() as proxies:
-        proxy, far_broker = await proxies.enter_async_context(proxied(broker))
-        database_proxy, far_database = await proxies.enter_async_context(proxied(database))
+    async with proxied(broker) as (proxy, far_broker), proxied(database) as (database_proxy, far_database):
         variables = {
             "RELAY_DATABASE_URL": far_database.url.get_secret_value(),
             "RELAY_BROKER_URL": far_broker.url.get_secret_value(),
