@@ -105,7 +105,8 @@ class LockWait:
         self._database = database
         self._holders: list[_Holder] = []
         self._waits: dict[datetime, float] = {}  # seconds of each wait of this try, by its begin
-        self._gave_way = False
+        self._gave_way = False  # this try
+        self._looking = threading.Lock()  # a look begins and ends within one try: its cancel would hit the next
         self._unseen = ""  # why the holders are not known
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look, name="locks", daemon=True)
@@ -133,14 +134,14 @@ class LockWait:
         """
         give_up_at, tries = time.monotonic() + self._limits.wait, 0
         while True:
-            self._holders, self._waits = [], {}
+            with self._looking:
+                self._holders, self._waits, self._gave_way = [], {}, False
             try:
                 work()
             except sa.exc.DBAPIError as error:
                 refused = (*REFUSED, errors.QueryCanceled) if self._gave_way else REFUSED
                 if not isinstance(error.orig, refused):
                     raise
-                self._gave_way = False
                 self._connection.rollback()
                 reason = self._reason(error.orig)
             else:
@@ -170,10 +171,11 @@ class LockWait:
         try:
             with connect(self._database, application_name="outbox-relay migrate, looking for locks") as connection:
                 while not self._over.wait(LOOK_INTERVAL):
-                    found = [_Holder(*row) for row in connection.execute(HOLDERS, {"pid": self._pid})]
-                    if found:
-                        self._holders = found
-                        self._bound(connection)
+                    with self._looking:
+                        found = [_Holder(*row) for row in connection.execute(HOLDERS, {"pid": self._pid})]
+                        if found:
+                            self._holders = found
+                            self._bound(connection)
         # The migration goes on: it only cannot say who is in its way. The role may have no second connection.
         except (psycopg.Error, DatabaseUnavailableError) as error:
             self._unseen = f"a lock is held, and the session that looks for its holder failed: {one_line(error)}"
@@ -181,7 +183,7 @@ class LockWait:
     def _bound(self, connection: psycopg.Connection) -> None:
         waits, pid = self._waits, {"pid": self._pid}
         waits.update(connection.execute(WAITED, pid).fetchall())
-        # A single wait ends by itself: to cancel it as well, in that moment, may hit the next try.
+        # A single wait ends by itself.
         if len(waits) > 1 and sum(waits.values()) > self._limits.lock_timeout:
             waits.clear()
             self._gave_way = True

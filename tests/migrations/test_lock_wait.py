@@ -5,13 +5,14 @@ from contextlib import ExitStack
 
 import psycopg
 import pytest
+import sqlalchemy as sa
 from pydantic import SecretStr
 
 from relay.config.settings import DatabaseSettings
 from relay.errors import BusyError
 from relay.operate import lock_wait
-from relay.operate.lock_wait import LockLimits
-from relay.operate.migrate import current_revision, downgrade, migrate
+from relay.operate.lock_wait import LockLimits, LockWait
+from relay.operate.migrate import current_revision, downgrade, migrate, sqlalchemy_engine
 from relay.operate.revision import head_revision
 from tests.migrations.conftest import url_of
 from tests.support.postgres import PostgresServer
@@ -28,6 +29,7 @@ HAVE_WAITED = """
     SELECT relation::regclass::text FROM pg_locks
     WHERE NOT granted AND clock_timestamp() - waitstart > interval '1.5 s'
 """
+HAVE_WAITED_HALF = "SELECT 1 FROM pg_locks WHERE NOT granted AND clock_timestamp() - waitstart > interval '0.5 s'"
 WAITING = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'outbox.message'::regclass"
 
 
@@ -147,6 +149,37 @@ def test_a_wait_that_ends_at_its_own_limit_is_not_cancelled_as_well(
 
         with pytest.raises(BusyError, match="is held by session"):
             migrate(empty_database, limits=LockLimits(lock_timeout=0.01, wait=5))
+
+
+def test_a_try_that_gives_way_too_late_does_not_take_the_next_one_with_it(
+    empty_database: DatabaseSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second wait of a try ends at its own limit while the looking session still sends the cancel."""
+    monkeypatch.setattr(lock_wait, "LOOK_INTERVAL", 0.01)
+    monkeypatch.setattr(lock_wait, "GIVE_WAY", f"{lock_wait.GIVE_WAY} FROM pg_sleep(1)")
+    tries: list[bool] = []
+    with (
+        psycopg.connect(url_of(empty_database), autocommit=True) as other,
+        sqlalchemy_engine(empty_database).connect() as connection,
+        LockWait(empty_database, connection, LockLimits(lock_timeout=1.0, wait=5), lambda _: None) as waiting,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        other.execute("SELECT pg_advisory_lock(1), pg_advisory_lock(2)")
+
+        def take_both() -> None:
+            tries.append(True)
+            connection.execute(sa.text("SELECT pg_advisory_xact_lock(1)"))
+            connection.execute(sa.text("SELECT pg_advisory_xact_lock(2)"))
+            connection.rollback()
+
+        working = thread.submit(waiting.run, take_both, "both locks", rest=0)
+        wait_for(lambda: other.execute(HAVE_WAITED_HALF).fetchone() is not None, "the first lock is waited for", 60)
+        other.execute("SELECT pg_advisory_unlock(1)")
+        wait_for(lambda: len(tries) > 1 or working.done(), "the next try, or none", 60)
+        other.execute("SELECT pg_sleep(0.5), pg_advisory_unlock(2)")
+        working.result(timeout=60)
+
+    assert len(tries) > 1
 
 
 def test_a_role_without_a_second_connection_migrates_all_the_same(

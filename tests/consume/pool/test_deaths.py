@@ -139,6 +139,7 @@ async def test_a_master_that_is_frozen_is_followed_by_another(
         await processes.come_on()
 
 
+@pytest.mark.timeout(240)
 async def test_random_deaths_for_a_minute(
     database: DatabaseSettings, broker: BrokerSettings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

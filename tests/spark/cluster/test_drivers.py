@@ -22,7 +22,7 @@ from tests.spark.frames import one
 from tests.support.process import wait_for
 from tests.support.spark_cluster import SparkCluster
 
-pytestmark = [pytest.mark.drills, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.drills, pytest.mark.timeout(600)]
 
 Options = dict[str, str]
 PIECES = "SELECT count(*) FROM outbox.batch WHERE partition >= 0"
