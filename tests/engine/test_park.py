@@ -7,6 +7,8 @@ import psycopg
 import pytest
 
 from relay.config.settings import KeyPolicy, Ordering, Settings
+from relay.engine.read.positions import Plan
+from relay.engine.read.tail import Tail
 from relay.engine.row import BYTES_PER_MOVE, ROWS_PER_MOVE, Blame, Fault, Row, pieces
 from relay.engine.settle.mark import Marker
 from relay.engine.settle.quarantine import ParkedKeys
@@ -240,6 +242,40 @@ async def test_no_follower_is_left_behind_when_rows_come_while_an_operator_retri
         await eventually(outbox.is_empty, "sent")
 
     assert await outbox.ids("parked") == []
+
+
+async def test_a_row_that_was_read_before_its_key_was_released_waits_for_those_before_it(
+    outbox: Outbox, queue: Reader, run_node: RunNode, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An operator retries a parked row while the relay parks the next one behind it and has read a third one."""
+    later_is_read, key_is_released = asyncio.Event(), asyncio.Event()
+    select, park_behind = Tail._select, ParkedKeys._park_behind
+
+    async def select_and_wait(tail: Tail, plan: Plan) -> tuple[Row, list[Row]]:
+        head_row, rows = await select(tail, plan)
+        if any(row.id == ids[-1] and row.id > follower for row in rows) and not later_is_read.is_set():
+            later_is_read.set()
+            await key_is_released.wait()
+        return head_row, rows
+
+    async def park_late(held: ParkedKeys, rows: Sequence[Row]) -> None:
+        if rows[0].id == follower and not key_is_released.is_set():
+            ids.append(await outbox.insert("1"))
+            await later_is_read.wait()
+            await outbox.mend(head)
+            await operate(database_url, lambda c: retry(c, "outbox", Selection(ids=[head])))
+            await park_behind(held, rows)
+            key_is_released.set()
+        else:
+            await park_behind(held, rows)
+
+    monkeypatch.setattr(Tail, "_select", select_and_wait)
+    monkeypatch.setattr(ParkedKeys, "_park_behind", park_late)
+    head, follower = await outbox.insert_faulty(), await outbox.insert("1")
+    ids = [head, follower]
+    async with run_node(max_attempts=1):
+        assert await queue.ids(3) == ids
+        await eventually(outbox.is_empty, "sent")
 
 
 async def test_with_skip_the_key_goes_on(outbox: Outbox, queue: Reader, run_node: RunNode) -> None:

@@ -50,6 +50,7 @@ class Tail:
         self._looked_at = 0.0  # when it last looked for them
         self._room = asyncio.Event()
         self._is_interrupted = False
+        self._left_keys: set[Key] = set()  # of rows that were left to the table since the last read was planned
         self._clock_offset = 0.0  # microseconds from the monotonic clock to the database's
         self.sweep_finds = 0
 
@@ -88,6 +89,13 @@ class Tail:
         if self._positions.has_room():
             self._room.set()
 
+    def leave(self, rows: Collection[Row]) -> None:
+        """Leave rows to the table, and read them again at once, in order with what the table has by then."""
+        self.forget(rows)
+        self._left_keys.update(row.key for row in rows if row.key is not None)
+        for lane in {row.lane for row in rows}:
+            self._positions.reread_from(lane)
+
     def back_off(self, row: Row, until: float, followers: Collection[Row]) -> None:
         """Leave a row to the table until that moment (monotonic), and its followers, which come back behind it."""
         self._backing_off.add(row, until, followers)
@@ -105,6 +113,10 @@ class Tail:
             free = [row for row in free if row.lane not in leaving]
         if held:
             self.forget(held)
+        if self._left_keys and (later := [row for row in free if row.key in self._left_keys]):
+            # Rows of these keys come before them.
+            self.leave(later)
+            free = [row for row in free if row.key not in self._left_keys]
         return free
 
     def keys_backing_off(self) -> Collection[Key]:
@@ -176,6 +188,7 @@ class Tail:
             await self._look_for_due(began)
         if is_sweep_due:
             positions.begin_sweep(began)
+        self._left_keys.clear()
         plan = positions.plan(self._known_until)
         known_until = self._session.written_at
         head, rows = await self._select(plan)

@@ -106,11 +106,10 @@ class ParkedKeys:
 
     async def _park_behind(self, rows: Sequence[Row]) -> None:
         parked = await self._write_parked(rows)
-        self._tail.forget(rows)
+        self._tail.forget([row for row in rows if row.id in parked])
         if left := [row for row in rows if row.id not in parked]:
             self._keys -= {row.key for row in left if row.key is not None} - await self._read_keys()
-            for row in left:
-                self._tail.reread_from(row.lane)
+            self._tail.leave(left)
         if parked:
             log.warning("messages.held", rows=len(parked))
 
