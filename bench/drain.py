@@ -11,7 +11,7 @@ from functools import partial
 from bench.frame import backlog as table
 from bench.frame import reference
 from bench.frame.backlog import Keys
-from bench.frame.drains import CPU, RATE, drain_backlog, publish_backlog
+from bench.frame.drains import COST, RATE, drain_backlog, publish_backlog
 from bench.frame.relay import BenchRelay
 from bench.frame.run import RESULTS, Bench, Column, Count, main
 from bench.frame.servers import private_servers
@@ -66,7 +66,7 @@ def measure(
     """
     RESULTS.mkdir(exist_ok=True)
     ratio = () if skip_reference else (Column("of C", "rate", 2, is_ratio=True),)
-    drained = run.table("Backlog drained; CPU of each process in us a message", RATE, *ratio, *CPU)
+    drained = run.table("Backlog drained; CPU in us and WAL in bytes a message", RATE, *ratio, *COST)
     kinds = [Keys.CDNOW, Keys.HOT] if keys is WhichKeys.BOTH else [Keys(keys)]
     orderings = [Ordering.KEY, Ordering.PIPELINED] if ordering is WhichOrdering.BOTH else [Ordering(ordering)]
     with private_servers(run, routing_key=table.ROUTING_KEY) as servers:

@@ -13,7 +13,7 @@ from bench.frame.backlog import Backlog
 from bench.frame.relay import BenchRelay
 from bench.frame.run import Column, Figures, Shown
 from bench.frame.servers import Servers
-from bench.frame.watch import wait_drained, watching
+from bench.frame.watch import WAL, value, wait_drained, watching
 from tests.support.process import Process
 
 RATE = Column("msg/s", "rate")
@@ -22,6 +22,7 @@ CPU = (
     Column("PostgreSQL", "postgres_cpu", 1, Shown.MEDIAN),
     Column("RabbitMQ", "rabbitmq_cpu", 1, Shown.MEDIAN),
 )
+COST = (*CPU, Column("WAL, bytes", "wal_bytes", 0, Shown.MEDIAN))
 
 
 def drain(
@@ -44,12 +45,13 @@ def drain(
         servers.rest()
         look()
         meter = servers.cpu(sender=[relay.pid for relay in relays])
+        wal = value(watch, WAL)
         started = time.monotonic()
         writer.commit()
         ended = wait(watch, relays[0], look=look)
-        cpu = meter.micros(rows)
+        cost = {**meter.micros(rows), "wal_bytes": (value(watch, WAL) - wal) / rows}
     lost = max(0, rows - queue.depth(servers.broker_url))
-    return {"rate": rows / (ended - started), **cpu, "lost": lost}
+    return {"rate": rows / (ended - started), **cost, "lost": lost}
 
 
 def drain_backlog(servers: Servers, backlog: Backlog, relay: BenchRelay) -> Figures:
@@ -65,9 +67,10 @@ def publish_backlog(servers: Servers, backlog: Backlog, program: Path) -> Figure
     servers.rest()
     meter = servers.cpu()
     published = reference.publish(program, servers.broker_url, backlog)
-    cpu = {**meter.micros(backlog.rows), "sender_cpu": 1e6 * published.cpu_seconds / backlog.rows, "postgres_cpu": 0.0}
+    sender = 1e6 * published.cpu_seconds / backlog.rows
+    cost = {**meter.micros(backlog.rows), "sender_cpu": sender, "postgres_cpu": 0.0, "wal_bytes": 0.0}
     lost = max(0, backlog.rows - queue.depth(servers.broker_url))
-    return {"rate": backlog.rows / published.seconds, **cpu, "lost": lost}
+    return {"rate": backlog.rows / published.seconds, **cost, "lost": lost}
 
 
 def clear(servers: Servers, *, same_ids: bool) -> None:

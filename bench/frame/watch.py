@@ -24,6 +24,8 @@ FIRST_PENDING = """
     LIMIT 1
 """
 
+WAL = "SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::float8"
+
 
 def watching(database_url: str) -> psycopg.Connection:
     """Open the connection to look with."""
