@@ -47,14 +47,16 @@ COMMANDS = {
         "Tell the backlog, the parked rows and the relays.",
     ),
     "doctor": ("relay.cli.doctor:doctor", "Look for what would not work, before a message is sent."),
-    "parked": ("relay.cli.parked:app", "See, retry or discard what could not be delivered."),
+    "failures": ("relay.cli.failures:app", "See what failed, in groups of one cause."),
+    "parked": ("relay.cli.parked:app", "See, retry, discard, archive or restore what could not be delivered."),
     "quarantine": (
         "relay.cli.quarantine:app",
         "See, reroute, discard or try what waits for a route that does not work.",
     ),
     "dead-letters": ("relay.cli.dead_letters:app", "See, send back, throw away or save what consumers gave up."),
     "pool": ("relay.cli.pool:app", "Share partitions among consumers; tell who holds which."),
-    "replay": ("relay.cli.replay:app", "Send again what was sent; list, show, resume and cancel replays."),
+    "replay": ("relay.cli.replay:app", "Send again what was sent."),
+    "jobs": ("relay.cli.jobs:app", "See, pause, resume or cancel retries, discards, archives, restores and replays."),
     "reconcile": (
         "relay.cli.reconcile:reconcile",
         "Compare what was sent with what consumers have applied.",

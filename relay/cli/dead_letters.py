@@ -13,7 +13,7 @@ from cyclopts import App, Parameter, validators
 
 from relay.cli.consent import EXCERPT, Audit, Consent, Loss
 from relay.cli.exit_code import ExitCode, exit_code
-from relay.cli.options import BrokerOptions, DryRun, MessageFilters, Options, Output, check_choice
+from relay.cli.options import BrokerOptions, DryRun, Group, MessageFilters, Options, Output, check_choice
 from relay.cli.printing import Row, aside, complain, counted, print_json, print_pairs, print_table, say
 from relay.cli.progress import Seen, shown_progress
 from relay.config.settings import Settings
@@ -64,6 +64,7 @@ class Filters(MessageFilters):
     consumer: Annotated[str | None, Parameter(help="That this consumer gave up.")] = None
     since: Annotated[str | None, Parameter(help="Failed at or after 2026-11-21T08:00:00Z, or 2h ago: `2h`.")] = None
     until: Annotated[str | None, Parameter(help="Failed before.")] = None
+    group: Group = None
     limit: Annotated[int | None, Parameter(help="The first so many.", validator=validators.Number(gte=1))] = None
 
     def selection(self, *message_ids: str) -> Selection:
@@ -79,6 +80,7 @@ class Filters(MessageFilters):
             consumer=self.consumer,
             since=since,
             until=until,
+            group=self.group,
             limit=self.limit,
         )
 

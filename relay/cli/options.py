@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Annotated, Literal
 from uuid import UUID
 
-from cyclopts import Parameter, Token
+from cyclopts import Parameter, Token, validators
 from pydantic import SecretStr, ValidationError
 
 from relay.config.durations import DURATIONS, seconds_of
 from relay.config.loading import OPERATOR_VARIABLE, Loaded, load
 from relay.config.settings import DatabaseSettings
 from relay.errors import UsageError
+from relay.jobs.stages import Pacing, parse_share, parse_stages
 
 
 def _seconds(_: object, tokens: Sequence[Token]) -> float:
@@ -84,6 +85,40 @@ class Options(DatabaseOptions):
 
     def load(self) -> Loaded:
         return load(config=self.config, flags={"database.url": self.database_url, "broker.url": self.broker_url})
+
+
+Rate = Annotated[
+    float | None, Parameter(help="Rows a second, at most.", validator=validators.Number(gt=0, lt=1_000_000))
+]
+Group = Annotated[str | None, Parameter(help="Of this group of failures: see `relay failures list`.")]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stages:
+    """How fast a job goes, and in which stages."""
+
+    rate: Rate = None
+    stages: Annotated[
+        str | None, Parameter(help="Rows of each stage, such as 1,10,100,all; it waits for what became of them.")
+    ] = None
+    stop_when_failing: Annotated[
+        str | None, Parameter(help="Pause behind a stage in which so many rows failed; 5% unless given.")
+    ] = None
+
+    def pacing(self) -> Pacing:
+        """Return what the flags say.
+
+        Raises:
+            UsageError: one of them says nothing that can be.
+        """
+        if self.stages is None and self.stop_when_failing is not None:
+            raise UsageError("--stop-when-failing needs --stages: it is asked behind a stage")
+        return Pacing(
+            rate=self.rate,
+            stages=() if self.stages is None else parse_stages(self.stages),
+            stop_when_failing=None if self.stop_when_failing is None else parse_share(self.stop_when_failing),
+        )
 
 
 @Parameter(name="*")

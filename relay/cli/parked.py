@@ -12,18 +12,20 @@ from cyclopts import App, Parameter, validators
 
 from relay.cli.consent import EXCERPT, Audit, Consent, Loss, show_excerpt
 from relay.cli.exit_code import ExitCode, exit_code
-from relay.cli.options import DatabaseOptions, DryRun, MessageFilters, Output, check_choice
+from relay.cli.options import DatabaseOptions, DryRun, Group, MessageFilters, Output, Rate, Stages, check_choice
 from relay.cli.printing import aside, complain, counted, print_json, print_pairs, print_table, say
+from relay.cli.running import BULK_TIMEOUT, run_rows
+from relay.jobs.job import JobKind
+from relay.jobs.stages import Pacing
 from relay.observe.printable import utc
 from relay.operate.parked import Parked, ParkedMessage, Selection, list_parked, show_parked
-from relay.operate.release import Done, discard, preview, retry
+from relay.operate.release import Done, make_release, preview
 from relay.operate.session import session
 from relay.operate.whereabouts import row_ids
 
-BULK_TIMEOUT = 600.0  # seconds for a statement: one head may have a million rows behind it
 LIST_COLUMNS = ("id", "message id", "type", "key", "event", "attempts", "parked at", "behind", "held", "reason")
 
-app = App(name="parked", help="See, retry or discard what could not be delivered.")
+app = App(name="parked", help="See, retry, discard, archive or restore what could not be delivered.")
 
 
 @Parameter(name="*")
@@ -32,6 +34,7 @@ class Filters(MessageFilters):
     """Which rows."""
 
     reason: Annotated[str | None, Parameter(help="A part of the reason.")] = None
+    group: Group = None
     limit: Annotated[
         int | None, Parameter(help="Only the first so many, by id.", validator=validators.Number(gte=1))
     ] = None
@@ -46,6 +49,7 @@ class Filters(MessageFilters):
             aggregate_id=self.aggregate_id,
             event_type=self.event_type,
             reason=self.reason,
+            group=self.group,
             limit=self.limit,
         )
 
@@ -65,6 +69,34 @@ class BulkFilters(Filters):
         """
         selection = self.selection(named)
         choices = "ids, a filter such as --reason or --event-type, or --all for every parked row"
+        check_choice(is_filtered=not selection.is_everything, is_all=self.all_, choices=choices)
+        return selection
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreFilters(MessageFilters):
+    """Which archived rows."""
+
+    job: Annotated[int | None, Parameter(help="Of this job, which has archived them.")] = None
+    all_: Annotated[bool, Parameter(name="--all", help="Every archived row; needed when there is no filter.")] = False
+
+    def bulk_selection(self, named: Sequence[str]) -> Selection:
+        """Return the rows to park again.
+
+        Raises:
+            UsageError: no row was chosen, and --all was not given; or both were.
+        """
+        ids = row_ids(named)
+        selection = Selection(
+            ids=[each for each in ids if isinstance(each, int)] or None,
+            message_ids=[each for each in ids if isinstance(each, UUID)] or None,
+            aggregate_type=self.aggregate_type,
+            aggregate_id=self.aggregate_id,
+            event_type=self.event_type,
+            job=self.job,
+        )
+        choices = "ids, a filter such as --job or --event-type, or --all for every archived row"
         check_choice(is_filtered=not selection.is_everything, is_all=self.all_, choices=choices)
         return selection
 
@@ -106,7 +138,7 @@ def show(
     full: Annotated[bool, Parameter(help="The whole payload, not only its first 1000 characters.")] = False,
     output: Output = "text",
 ) -> ExitCode:
-    """Show one parked or discarded row with its payload."""
+    """Show one parked, discarded or archived row with its payload."""
     (named,) = row_ids([row])
     database = options.load().settings.database
     with session(database) as connection:
@@ -123,19 +155,15 @@ def retry_(
     *ids: Ids,
     options: DatabaseOptions = DatabaseOptions(),
     filters: BulkFilters = BulkFilters(),
+    pacing: Stages = Stages(),
     audit: Audit = Audit(),
     dry_run: DryRun = False,
     output: Output = "text",
 ) -> ExitCode:
     """Send rows again, with all their attempts; rows held behind them follow in order."""
     selection = filters.bulk_selection(ids)
-    database = options.load().settings.database
-    with session(database, timeout=BULK_TIMEOUT) as connection:
-        if dry_run:
-            done = preview(connection, database.schema_name, selection)
-        else:
-            done = retry(connection, database.schema_name, selection, by=audit.operator, why=audit.reason or None)
-    return _report("retry", done, output, dry_run=dry_run)
+    bulk = _Bulk(options, JobKind.RETRY, selection, pacing.pacing())
+    return bulk.preview(output) if dry_run else bulk.run(audit, output)
 
 
 @app.command(name="discard")
@@ -143,54 +171,111 @@ def discard_(
     *ids: Ids,
     options: DatabaseOptions = DatabaseOptions(),
     filters: BulkFilters = BulkFilters(),
+    rate: Rate = None,
     consent: Consent = Consent(),
     output: Output = "text",
 ) -> ExitCode:
     """Discard rows: they are kept and never sent; rows held behind them go out."""
-    selection = filters.bulk_selection(ids)
-    consent.check()
-    database = options.load().settings.database
-    schema = database.schema_name
-    with session(database, timeout=BULK_TIMEOUT) as connection:
-        if consent.dry_run:
-            done = preview(connection, schema, selection)
-            show_excerpt(_loss(connection, schema, selection, done))
-        elif consent.is_given(lambda: _loss(connection, schema, selection, preview(connection, schema, selection))):
-            done = discard(connection, schema, selection, by=consent.operator, why=consent.reason)
+    bulk = _Bulk(options, JobKind.DISCARD, filters.bulk_selection(ids), Pacing(rate=rate))
+    return bulk.run_with(consent, output)
+
+
+@app.command
+def archive(
+    *ids: Ids,
+    options: DatabaseOptions = DatabaseOptions(),
+    filters: BulkFilters = BulkFilters(),
+    rate: Rate = None,
+    consent: Consent = Consent(),
+    output: Output = "text",
+) -> ExitCode:
+    """Set rows aside: they are kept, and `restore` parks them again; rows held behind them go out."""
+    bulk = _Bulk(options, JobKind.ARCHIVE, filters.bulk_selection(ids), Pacing(rate=rate))
+    return bulk.run_with(consent, output)
+
+
+@app.command
+def restore(
+    *ids: Ids,
+    options: DatabaseOptions = DatabaseOptions(),
+    filters: RestoreFilters = RestoreFilters(),
+    rate: Rate = None,
+    audit: Audit = Audit(),
+    dry_run: DryRun = False,
+    output: Output = "text",
+) -> ExitCode:
+    """Park rows again that were archived."""
+    bulk = _Bulk(options, JobKind.RESTORE, filters.bulk_selection(ids), Pacing(rate=rate))
+    return bulk.preview(output) if dry_run else bulk.run(audit, output)
+
+
+class _Bulk:
+    """A job that a command makes."""
+
+    def __init__(self, options: DatabaseOptions, kind: JobKind, selection: Selection, pacing: Pacing) -> None:
+        self._options = options
+        self._kind = kind
+        self._selection = selection
+        self._pacing = pacing
+
+    def preview(self, output: Output) -> ExitCode:
+        """Print what the job would do."""
+        database = self._options.load().settings.database
+        with session(database, timeout=BULK_TIMEOUT) as connection:
+            return self._show(preview(connection, database.schema_name, self._selection, self._kind), output)
+
+    def run(self, audit: Audit, output: Output) -> ExitCode:
+        """Make the job and run it."""
+        settings = self._options.load().settings
+        with session(settings.database, timeout=BULK_TIMEOUT) as connection:
+            job = make_release(
+                connection,
+                settings.database.schema_name,
+                self._kind,
+                self._selection,
+                by=audit.operator,
+                why=audit.reason or None,
+                pacing=self._pacing,
+            )
+            return run_rows(connection, settings, job, output)
+
+    def run_with(self, consent: Consent, output: Output) -> ExitCode:
+        """Make the job and run it, if the operator consents to what it would do."""
+        consent.check()
+        database = self._options.load().settings.database
+        schema = database.schema_name
+        if not consent.yes or consent.dry_run:
+            with session(database, timeout=BULK_TIMEOUT) as connection:
+                if consent.dry_run:
+                    done = preview(connection, schema, self._selection, self._kind)
+                    show_excerpt(self._loss(connection, schema, done))
+                    return self._show(done, output)
+                if not consent.is_given(
+                    lambda: self._loss(connection, schema, preview(connection, schema, self._selection, self._kind))
+                ):
+                    return ExitCode.FAILED
+        return self.run(consent, output)
+
+    def _loss(self, connection: psycopg.Connection, schema: str, foreseen: Done) -> Loss:
+        rows, _ = list_parked(connection, schema, self._selection.at_most(EXCERPT), with_held=False)
+        return Loss(
+            self._foreseen(foreseen),
+            rows[0].created_at if rows else None,
+            [(row.id, row.aggregate_type, row.aggregate_id, row.event_type, row.last_error) for row in rows],
+        )
+
+    def _foreseen(self, done: Done) -> str:
+        behind = f", and release {done.released} held behind {'it' if done.chosen == 1 else 'them'}"
+        return f"{self._kind} {counted(done.chosen, 'row')}{'' if self._kind is JobKind.RESTORE else behind}"
+
+    def _show(self, done: Done, output: Output) -> ExitCode:
+        if output == "json":
+            print_json({"chosen": done.chosen, "released": done.released, "not_found": done.not_found})
         else:
-            return ExitCode.FAILED
-    return _report("discard", done, output, dry_run=consent.dry_run)
-
-
-def _loss(connection: psycopg.Connection, schema: str, selection: Selection, foreseen: Done) -> Loss:
-    rows, _ = list_parked(connection, schema, selection.at_most(EXCERPT), with_held=False)
-    return Loss(
-        _foreseen("discard", foreseen),
-        rows[0].created_at if rows else None,
-        [(row.id, row.aggregate_type, row.aggregate_id, row.event_type, row.last_error) for row in rows],
-    )
-
-
-def _foreseen(verb: str, done: Done) -> str:
-    return f"{verb} {counted(done.chosen, 'row')}, and release {_behind(done)}"
-
-
-def _behind(done: Done) -> str:
-    return f"{done.released} held behind {'it' if done.chosen == 1 else 'them'}"
-
-
-def _report(verb: str, done: Done, output: Output, *, dry_run: bool) -> ExitCode:
-    """Print what was done, and return the exit code."""
-    if output == "json":
-        print_json(done)
-    elif dry_run:
-        say(f"would {_foreseen(verb, done)}")
-    else:
-        past = {"retry": "retried", "discard": "discarded"}[verb]
-        say(f"{past} {counted(done.chosen, 'row')}, and released {_behind(done)}")
-    for reason in done.not_found:
-        complain(reason)
-    return exit_code(done=done.chosen, left=len(done.not_found))
+            say(f"would {self._foreseen(done)}")
+        for reason in done.not_found:
+            complain(reason)
+        return exit_code(done=done.chosen, left=len(done.not_found))
 
 
 def _list_row(row: Parked) -> tuple[object, ...]:

@@ -16,7 +16,14 @@ from relay.retention.kind import kept_days
 
 MARKED = ("state", "attempts", "available_at", "last_error", "held_behind", "parked_at", "sent_at", "quarantine")
 ADDRESS = ("exchange", "routing_key")
-PROGRESS = ("state", "selected", "replayed", "failed", "position", "saved_at")
+PROGRESS = (
+    "state", "selected", "done", "failed", "released", "position", "saved_at", "rate", "stage", "paused_at",
+    "paused_by", "paused_why",
+)  # fmt: skip
+HELD = (
+    "position", "consumer_name", "key", "message_id", "event_type", "exchange", "held_at", "attempts",
+    "first_failed_at", "last_failed_at", "exception", "error", "reason",
+)  # fmt: skip
 
 
 class Standing(Enum):
@@ -66,9 +73,11 @@ GRANTS = (
     *(Grant(each, "TABLE", "published") for each in ("SELECT", "INSERT", "DELETE")),
     Grant("SELECT", "TABLE", "batch"),
     Grant("SELECT", "TABLE", "migration"),
-    Grant("SELECT", "TABLE", "replay"),
-    Grant("INSERT", "TABLE", "replay", command="replay"),
-    Grant("UPDATE", "TABLE", "replay", PROGRESS, command="replay"),
+    Grant("SELECT", "TABLE", "job", command="jobs"),
+    Grant("INSERT", "TABLE", "job", command="parked"),
+    Grant("UPDATE", "TABLE", "job", PROGRESS, command="parked"),
+    Grant("SELECT", "TABLE", "parked_failure", command="failures"),
+    Grant("SELECT", "TABLE", "held_message", HELD, command="failures"),
     Grant("SELECT", "TABLE", "replay_failure", command="replay"),
     Grant("INSERT", "TABLE", "replay_failure", command="replay"),
     Grant("SELECT", "TABLE", "processed_message", command="reconcile"),

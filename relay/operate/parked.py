@@ -3,14 +3,14 @@
 Under the key policy `hold` later rows of a key are parked behind its first one, the head.
 """
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 import psycopg
 from psycopg.rows import class_row, dict_row
-from psycopg.sql import SQL, Composed, Identifier
+from psycopg.sql import SQL, Composed, Identifier, Literal
 
 from relay.engine.read.pending import MAY_BE_WRITTEN
 from relay.errors import NotFoundError
@@ -19,18 +19,26 @@ from relay.operate.whereabouts import RowId, as_parameters, whereabouts
 IS_HEAD = SQL("""(row.held_behind IS NULL OR NOT EXISTS (
         SELECT FROM {schema}.message_state AS before WHERE before.state = 'parked' AND before.id = row.held_behind))""")
 
-MATCHES = SQL("""row.state = 'parked'
+MATCHES = SQL("""row.state = {state}
         AND (%(ids)s::bigint[] IS NULL OR row.id = ANY (%(ids)s::bigint[]))
         AND (%(message_ids)s::uuid[] IS NULL OR row.message_id = ANY (%(message_ids)s::uuid[]))
         AND (%(aggregate_type)s::text IS NULL OR row.aggregate_type = %(aggregate_type)s::text)
         AND (%(aggregate_id)s::text IS NULL OR row.aggregate_id = %(aggregate_id)s::text)
         AND (%(event_type)s::text IS NULL OR row.event_type = %(event_type)s::text)
         AND (%(reason)s::text IS NULL OR strpos(lower(row.last_error), lower(%(reason)s::text)) > 0)""")
+# Added only where they are asked for: behind an OR they would read the whole group for each batch of rows.
+OF_GROUP = SQL(" AND row.id IN (SELECT id FROM {schema}.parked_failure WHERE failure = %(group)s::text)")
+# Its pauses are in the audit, too, with the job as their target.
+OF_JOB = SQL("""
+        AND row.id IN (
+            SELECT target::bigint FROM {schema}.operator_audit
+            WHERE job = %(job)s::bigint AND command LIKE 'parked %%'
+        )""")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Which parked rows; what is `None` selects nothing away."""
+    """Which parked or archived rows; what is `None` selects nothing away."""
 
     ids: list[int] | None = None
     message_ids: list[UUID] | None = None
@@ -38,6 +46,8 @@ class Selection:
     aggregate_id: str | None = None
     event_type: str | None = None
     reason: str | None = None  # a part of last_error, upper and lower case alike
+    group: str | None = None  # an id of `relay failures list`
+    job: int | None = None  # that has changed them
     limit: int | None = None  # the first so many, by id
 
     @property
@@ -46,6 +56,24 @@ class Selection:
 
     def at_most(self, limit: int) -> "Selection":
         return replace(self, limit=limit)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what is set, for the table `job` and for people."""
+        given = {name: value for name, value in asdict(self).items() if value is not None}
+        if self.message_ids is not None:
+            given["message_ids"] = [str(each) for each in self.message_ids]
+        return given
+
+    @classmethod
+    def from_json(cls, stored: dict[str, Any]) -> "Selection":
+        """Return what `as_json` was asked for; what a later release has added is left out."""
+        values = {each.name: stored[each.name] for each in fields(cls) if each.name in stored}
+        if "message_ids" in values:
+            values["message_ids"] = [UUID(text) for text in values["message_ids"]]
+        return cls(**values)
+
+
+EVERYTHING = Selection()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +95,7 @@ class Parked:
 
 @dataclass(frozen=True, slots=True)
 class ParkedMessage:
-    """A parked or discarded row with everything that would be sent; the payload may be cut short."""
+    """A parked, discarded or archived row with everything that would be sent; the payload may be cut short."""
 
     id: int
     message_id: UUID
@@ -119,8 +147,8 @@ def list_parked(
     """
     parameters = {**asdict(selection), "with_held": with_held}
     with connection.cursor(row_factory=class_row(Parked)) as cursor:
-        rows = cursor.execute(composed(schema, LIST_PARKED), parameters).fetchall()
-    return rows, scalar(connection, composed(schema, COUNT_PARKED), parameters)
+        rows = cursor.execute(composed(schema, LIST_PARKED, selection), parameters).fetchall()
+    return rows, scalar(connection, composed(schema, COUNT_PARKED, selection), parameters)
 
 
 SHOW_PARKED = SQL("""
@@ -132,7 +160,7 @@ SHOW_PARKED = SQL("""
            substring(payload_bytes FROM 1 FOR %(length)s) AS payload_bytes,
            coalesce(octet_length(payload::text), octet_length(payload_bytes)) AS payload_size
     FROM {schema}.message_state
-    WHERE state IN ('parked', 'discarded')
+    WHERE state IN ('parked', 'discarded', 'archived')
         AND (id = ANY (%(ids)s::bigint[]) OR message_id = ANY (%(message_ids)s::uuid[]))
 """)
 
@@ -148,7 +176,7 @@ def show_parked(connection: psycopg.Connection, schema: str, row: RowId, *, leng
     """Return one row by its id or message id, with the first `length` characters or bytes of its payload.
 
     Raises:
-        NotFoundError: no such row is parked or discarded; the message says where it is.
+        NotFoundError: no such row is parked, discarded or archived; the message says where it is.
     """
     parameters = {**as_parameters([row]), "length": length}
     with connection.cursor(row_factory=class_row(ParkedMessage)) as cursor:
@@ -160,10 +188,17 @@ def show_parked(connection: psycopg.Connection, schema: str, row: RowId, *, leng
     return replace(message, **retried or {})
 
 
-def composed(schema: str, statement: SQL, **parts: Composed) -> Composed:
-    """Fill the names and the shared conditions into a statement."""
+def composed(
+    schema: str, statement: SQL, selection: Selection = EVERYTHING, *, state: str = "parked", **parts: Composed
+) -> Composed:
+    """Fill the names and the shared conditions into a statement; `state`: of the rows that it selects."""
     names = {"schema": Identifier(schema)}
-    return statement.format(**names, is_head=IS_HEAD.format(**names), matches=MATCHES, **parts)
+    matches = MATCHES.format(state=Literal(state))
+    if selection.group is not None:
+        matches += OF_GROUP.format(**names)
+    if selection.job is not None:
+        matches += OF_JOB.format(**names)
+    return statement.format(**names, is_head=IS_HEAD.format(**names), matches=matches, **parts)
 
 
 def scalar(connection: psycopg.Connection, statement: SQL | Composed, parameters: dict[str, Any] | None = None) -> Any:

@@ -27,8 +27,8 @@ from relay.engine.send.broker_link import BrokerLink
 from relay.engine.send.message import REPLAY_ID, REPLAYED_AT
 from relay.engine.send.publisher import Publisher
 from relay.errors import DatabaseUnavailableError, DeadlineError, PartlyDoneError
+from relay.jobs.job import Job
 from relay.logger import get_logger
-from relay.replay.job import Job
 from relay.replay.ledger import Ledger
 from relay.replay.pace import Pace
 from relay.replay.session import ReplaySession, Saved
@@ -66,11 +66,10 @@ class Replay:
 
     Attributes:
         drain: set by `stop`: what is in flight is settled and saved, and the job can be resumed.
+        is_paused: an operator has paused the job, or a stage has failed.
     """
 
-    def __init__(
-        self, settings: Settings, job: Job, *, rate: float | None, show: Callable[[Progress], None] = lambda _: None
-    ) -> None:
+    def __init__(self, settings: Settings, job: Job, *, show: Callable[[Progress], None] = lambda _: None) -> None:
         relay = settings.relay
         self._settings = settings.model_copy(
             update={
@@ -85,7 +84,10 @@ class Replay:
         stamp: dict[str, str | int] = {REPLAY_ID: job.id, REPLAYED_AT: datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}
         self._link = BrokerLink(self._settings, self._publisher, self._health, stamp)
         self._ledger = Ledger(job.position)
-        self._pace = Pace(rate)
+        self._pace = Pace(job.rate)
+        self._stage = job.stage
+        self._failed_before = job.failed  # when the stage began
+        self._failing: str | None = None
         self._selected = job.selected
         self._refused = 0  # rows of this run
         self._reason = ""  # of the last one
@@ -97,11 +99,12 @@ class Replay:
         self._stop_at = inf  # by then what is in flight must be settled
         self._whole: asyncio.Timeout | None = None
         self.drain = asyncio.Event()
+        self.is_paused = False
 
     @property
     def progress(self) -> Progress:
         job, ledger = self._job, self._ledger
-        return Progress(self._selected, job.replayed + ledger.replayed, job.failed + ledger.failed)
+        return Progress(self._selected, job.done + ledger.replayed, job.failed + ledger.failed)
 
     async def run(self) -> RunEnd:
         """Send the rest of the job.
@@ -124,8 +127,8 @@ class Replay:
             await self._close()
         if self._refused >= MOST_FAILURES:
             raise PartlyDoneError(
-                f"replay {self._job.id} stopped: {self._refused} rows were refused, the last with: {self._reason};"
-                f" `relay replay resume {self._job.id}` goes on behind them"
+                f"{self._job.name} stopped: {self._refused} rows were refused, the last with: {self._reason};"
+                f" `relay jobs resume {self._job.id}` goes on behind them"
             )
         return end
 
@@ -168,7 +171,7 @@ class Replay:
             await unless_stopping(self.drain, self._list_and_send())
         except Stopping:
             return RunEnd.STOPPED
-        return RunEnd.DONE
+        return RunEnd.DONE if self._failing is None else RunEnd.STOPPED
 
     async def _list_and_send(self) -> None:
         await self._list()  # which may take minutes
@@ -176,12 +179,35 @@ class Replay:
         while rows := await self._next_rows(after):
             after = rows[-1].id
             while rows:
-                count = await self._pace.room(len(rows))
+                if not (room := await self._room_in_stage()):
+                    return
+                count = await self._pace.room(min(len(rows), room))
                 self._ledger.offer(rows[:count])
                 self._publisher.offer(rows[:count])
                 rows = rows[count:]
         while self._ledger.rows:
             await self._wait_changed()
+
+    async def _room_in_stage(self) -> int:
+        """Return how many more rows the stage has room for; 0: a stage has failed, and the job pauses.
+
+        A stage that is full is judged when all its rows are settled.
+        """
+        job, pacing = self._job, self._job.pacing
+        while (end := pacing.end_of(self._stage)) is not None:
+            _, replayed, failed = self.progress
+            if room := max(0, end - replayed - failed - self._ledger.rows):
+                return room
+            if self._ledger.rows:
+                await self._wait_changed()
+                continue
+            rows, failed_now = job.stages[self._stage], failed - self._failed_before
+            self._stage, self._failed_before = self._stage + 1, failed
+            if pacing.is_failing(failed_now, rows):
+                self._failing = f"stage {self._stage}: {failed_now} of {rows} rows were refused"
+                self.stop()
+                return 0
+        return WINDOW_ROWS
 
     async def _list(self) -> None:
         if not self._pace.is_fixed:
@@ -233,9 +259,11 @@ class Replay:
 
     async def _save(self, state: str) -> None:
         failures = list(self._ledger.failures)
-        saved = Saved(state, *self.progress, self._ledger.position, failures)
-        await self._on_database(lambda session: session.save(saved))
+        saved = Saved(state, *self.progress, self._ledger.position, failures, self._stage, self._failing)
+        self.is_paused = await self._on_database(lambda session: session.save(saved))
         del self._ledger.failures[: len(failures)]
+        if self.is_paused:
+            self.stop()
 
     async def _look_often(self) -> None:
         while True:

@@ -9,7 +9,7 @@ import psycopg
 
 from relay.config.settings import Settings
 from relay.errors import AccessError, DatabaseUnavailableError, OutboxError, leaves
-from relay.replay.job import Job
+from relay.jobs.job import Job
 from relay.replay.run import Progress, Replay, RunEnd
 from relay.stopping import stopped_by_signals
 
@@ -19,13 +19,15 @@ class End(NamedTuple):
 
     is_done: bool
     progress: Progress
+    is_paused: bool = False
 
 
-async def serve(settings: Settings, job: Job, *, rate: float | None, show: Callable[[Progress], None]) -> End:
+async def serve(settings: Settings, job: Job, *, show: Callable[[Progress], None]) -> End:
     """Run a job until its end, or until SIGTERM or SIGINT; a second signal stops at once, and loses nothing.
 
+    Without a rate, the job sends as many messages as leave live traffic its pace.
+
     Args:
-        rate: messages a second at most; None: as many as leave live traffic its pace.
         show: called several times a second.
     Raises:
         BusyError: another process runs it.
@@ -35,12 +37,12 @@ async def serve(settings: Settings, job: Job, *, rate: float | None, show: Calla
     # As the relay itself (relay/engine/node.py): rows live for milliseconds, and they are in no cycle.
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
-    replay = Replay(settings, job, rate=rate, show=show)
+    replay = Replay(settings, job, show=show)
     running = asyncio.create_task(replay.run(), name="replay")
 
     with stopped_by_signals(lambda _: replay.stop(), running):
         try:
-            return End(await running is RunEnd.DONE, replay.progress)
+            return End(await running is RunEnd.DONE, replay.progress, replay.is_paused)
         except asyncio.CancelledError:
             return End(False, replay.progress)
         except BaseExceptionGroup as group:

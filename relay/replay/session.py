@@ -20,9 +20,10 @@ from relay.database import connect_async, require_session
 from relay.engine.read.pending import BODY_SIZE
 from relay.engine.row import ROW_BYTES, Row, fetch_rows, give_rows
 from relay.errors import BusyError, DeadlineError, PartlyDoneError
+from relay.jobs.job import Job, lock_name
 from relay.logger import get_logger
-from relay.replay.job import Job
 from relay.replay.ledger import Failed
+from relay.replay.selection import Selection
 
 log = get_logger(__name__)
 
@@ -64,18 +65,20 @@ READ = SQL("""
 # After a lost connection it may run a second time, so its values are absolute, and an end finds itself told.
 SAVE = SQL("""
     WITH saved AS (
-        UPDATE {schema}.replay
-        SET selected = %(selected)s, replayed = %(replayed)s, failed = %(failed)s, position = %(position)s,
-            state = %(state)s, saved_at = now()
+        UPDATE {schema}.job
+        SET selected = %(selected)s, done = %(replayed)s, failed = %(failed)s, position = %(position)s,
+            state = %(state)s, stage = %(stage)s, paused_why = coalesce(paused_why, %(failing)s),
+            paused_at = CASE WHEN %(failing)s::text IS NULL THEN paused_at ELSE coalesce(paused_at, now()) END,
+            saved_at = now()
         WHERE id = %(job)s AND state IN ('open', %(state)s)
-        RETURNING id
+        RETURNING id, paused_at
     ), noted AS (
         INSERT INTO {schema}.replay_failure (replay_id, id, message_id, reason)
         SELECT saved.id, failure.*
         FROM saved, unnest(%(ids)s::bigint[], %(message_ids)s::uuid[], %(reasons)s::text[]) AS failure
         ON CONFLICT DO NOTHING
     )
-    SELECT count(*) FROM saved
+    SELECT paused_at IS NOT NULL FROM saved
 """)
 
 # A row that is to go out tomorrow is in nobody's way today.
@@ -107,6 +110,8 @@ class Saved(NamedTuple):
     failed: int
     position: int
     failures: Sequence[Failed]
+    stage: int  # how many stages have been judged
+    failing: str | None  # why the job pauses: a stage has failed
 
 
 class ReplaySession:
@@ -137,9 +142,9 @@ class ReplaySession:
         try:
             await require_session(connection, database)
             await connection.execute(PREPARE)
-            lock = session._sql(TAKE_LOCK, lock=Literal(f"{session._schema}.replay"), job=Literal(job.id))
+            lock = session._sql(TAKE_LOCK, lock=lock_name(session._schema), job=Literal(job.id))
             if await session._value(lock) is not True:
-                raise BusyError(f"replay {job.id} is run by another process")
+                raise BusyError(f"{job.name} is run by another process")
         except BaseException:
             await connection.close()
             raise
@@ -178,8 +183,8 @@ class ReplaySession:
             log.warning("replay.listed_again", replay=self._job.id, after=after)
             self._is_listed = False
 
-    async def save(self, saved: Saved) -> None:
-        """Write down how far the job is.
+    async def save(self, saved: Saved) -> bool:
+        """Write down how far the job is, and return whether it is paused.
 
         Raises:
             PartlyDoneError: an operator has cancelled it.
@@ -193,9 +198,10 @@ class ReplaySession:
         }
         async with self._deadline("saving the position"):
             cursor = await self._connection.execute(self._sql(SAVE), values)
-            (number,) = await cursor.fetchone() or (0,)
-        if number != 1:
-            raise PartlyDoneError(f"replay {self._job.id} was cancelled after {saved.replayed} rows")
+            found = await cursor.fetchone()
+        if found is None:
+            raise PartlyDoneError(f"{self._job.name} was cancelled after {saved.replayed} rows")
+        return bool(found[0])
 
     async def look(self) -> tuple[int, bool]:
         """Return the last id given to a new row, and whether a row is pending that could go out."""
@@ -255,7 +261,8 @@ class ReplaySession:
 
 def places_statement(schema: str, job: Job, after: int) -> Composed:
     """Return the SELECT of the places of a job's rows with an id above `after`."""
-    selected = {"conditions": job.selection.conditions(), **job.selection.times_before(job.made_at)}
+    selection = Selection.from_json(job.filter)
+    selected = {"conditions": selection.conditions(), **selection.times_before(job.made_at)}
     return PLACES.format(schema=Identifier(schema), **selected, after=Literal(after), size=BODY_SIZE)
 
 

@@ -62,7 +62,7 @@ def test_the_memory_is_that_of_the_replay_s_process(servers: Servers) -> None:
 
 def test_a_replay_that_fails_ends_the_benchmark(servers: Servers) -> None:
     with psycopg.connect(servers.database_url) as connection:
-        connection.execute("DROP TABLE outbox.replay_failure, outbox.replay")
+        connection.execute("DROP TABLE outbox.replay_failure; DROP VIEW outbox.replay; DROP TABLE outbox.job")
 
     with running_replay(servers) as replaying, pytest.raises(BenchmarkError, match="ended with code 1"):
         wait_ended(replaying)

@@ -12,9 +12,9 @@ import pytest
 import relay as product
 from relay.config.keys import all_keys
 from relay.engine.send.codec import CODEC
+from relay.jobs.job import operator
 from relay.operate.reference import example
 from relay.operate.whereabouts import Missing
-from relay.replay.job import operator
 from tests.cli.command import PASSWORD, Command
 from tests.operate.rows import Rows
 from tests.support.postgres import PostgresServer

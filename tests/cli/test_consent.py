@@ -30,9 +30,10 @@ def test_a_terminal_is_asked(
     "command",
     [
         ["parked", "discard", "--all"],
+        ["parked", "archive", "--all"],
         ["quarantine", "discard", "1"],
         ["dead-letters", "discard", "billing", "--all"],
-        ["replay", "cancel", "1"],
+        ["jobs", "cancel", "1"],
         ["retention"],
         ["migrate", "--downgrade", "base"],
     ],

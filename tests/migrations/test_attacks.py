@@ -29,7 +29,7 @@ ATTIC = """
 TAKE_OVER: list[LiteralString] = [
     *(
         f"CREATE TRIGGER steal BEFORE {event} ON outbox.{table} FOR EACH ROW EXECUTE FUNCTION attic.steal()"
-        for table in ("message", "message_sent", "processed_message", "held_message", "batch", "replay", "node")
+        for table in ("message", "message_sent", "processed_message", "held_message", "batch", "job", "node")
         for event in ("INSERT", "UPDATE")
     ),
     *(

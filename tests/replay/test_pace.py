@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from relay.config.settings import DatabaseSettings
+from relay.jobs.job import JobKind, make_job
 from relay.operate.session import session as operator_session
-from relay.replay.job import make_job
 from relay.replay.pace import BESIDE_LIVE, FULL, SLICE, Pace
 from relay.replay.selection import Selection
 from relay.replay.session import ReplaySession
@@ -23,7 +23,7 @@ INSERT = """
 @pytest.fixture
 async def replaying(database: DatabaseSettings) -> AsyncIterator[ReplaySession]:
     with operator_session(database) as connection:
-        job = make_job(connection, "outbox", Selection())
+        job = make_job(connection, "outbox", JobKind.REPLAY, Selection().as_json())
     opened = await ReplaySession.open(database, job)
     yield opened
     await opened.close()

@@ -22,8 +22,8 @@ async def test_the_relay_s_role_replays(role: str, relay: Commands, sent: SentRo
     bad = await sent.add(1, event_type="x" * 250)  # longer than a routing key may be
 
     ended = await relay("replay", "--all", RELAY_DATABASE_URL=role)
-    shown = await relay.ask("replay", "show", "1", RELAY_DATABASE_URL=role)
-    cancelled = await relay.ask("replay", "cancel", "1", "--why", "test", "--yes", RELAY_DATABASE_URL=role)
+    shown = await relay.ask("jobs", "show", "1", RELAY_DATABASE_URL=role)
+    cancelled = await relay.ask("jobs", "cancel", "1", "--why", "test", "--yes", RELAY_DATABASE_URL=role)
 
     assert (ended.code, shown.code, cancelled.code) == (1, 0, 2), ended.said
     assert f"{bad[0]}\t" in shown.said
@@ -33,6 +33,12 @@ async def test_the_relay_s_role_replays(role: str, relay: Commands, sent: SentRo
 @pytest.mark.parametrize(
     "statement",
     [
+        "DELETE FROM outbox.job",
+        "UPDATE outbox.job SET made_by = 'somebody else'",
+        "UPDATE outbox.job SET why = 'another reason'",
+        "UPDATE outbox.job SET filter = '{}'",
+        "INSERT INTO outbox.parked_failure VALUES (1, 'x', now(), 0)",
+        "SELECT body FROM outbox.held_message",
         "DELETE FROM outbox.replay",
         "UPDATE outbox.replay SET made_by = 'somebody else'",
         "UPDATE outbox.replay SET filter = '{}'",

@@ -7,8 +7,8 @@ import pytest
 from yarl import URL
 
 from relay.config.settings import Settings
+from relay.jobs.job import JobKind, make_job
 from relay.operate.session import session as operator_session
-from relay.replay.job import make_job
 from relay.replay.run import Replay, RunEnd
 from relay.replay.selection import Selection
 from relay.replay.session import ReplaySession, Saved
@@ -17,7 +17,7 @@ from tests.replay.sent import Copies, SentRows, faults, repeats
 from tests.support.eventually import eventually
 from tests.support.proxy import FaultProxy, Way
 
-RESUME = ("replay", "resume", "1")
+RESUME = ("jobs", "resume", "1")
 FAST = ("--rate", "100000")
 TODAY = "SELECT to_char((now() - interval '1 minute') AT TIME ZONE 'UTC', 'YYYYMMDD')"  # as SentRows.add has it
 WAITS = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = %s::regclass"
@@ -42,7 +42,7 @@ async def test_a_replay_that_is_told_to_stop_saves_and_says_how_to_go_on(
 
     messages = await copies.read()
     assert replaying.returncode == 130, said
-    assert "`relay replay resume 1` goes on" in said
+    assert "`relay jobs resume 1` goes on" in said
     assert interrupted[0]["state"] == "interrupted"
     assert resumed.code == 0
     assert faults(ids, messages) == []
@@ -93,7 +93,7 @@ async def test_a_replay_beside_a_silent_database_ends_in_its_time(
         replaying.tell(signal.SIGTERM)
         ended = await relay.end(replaying, within=9)  # the driver alone would wait for 10 s
 
-    assert "`relay replay resume 1` goes on" in ended.said
+    assert "`relay jobs resume 1` goes on" in ended.said
     assert (await relay.jobs())[0]["state"] in {"running", "interrupted"}  # as far as the server knows
 
 
@@ -102,20 +102,21 @@ async def test_an_end_whose_answer_is_lost_is_an_end_and_no_cancel(
 ) -> None:
     await sent.add(100, keys=5)
     with operator_session(settings.database) as connection:
-        job = make_job(connection, "outbox", Selection())
+        job = make_job(connection, "outbox", JobKind.REPLAY, Selection().as_json())
     save = ReplaySession.save
     lost: list[str] = []
 
-    async def save_and_lose_the_answer(session: ReplaySession, saved: Saved) -> None:
-        await save(session, saved)
+    async def save_and_lose_the_answer(session: ReplaySession, saved: Saved) -> bool:
+        is_paused = await save(session, saved)
         if saved.state == "done" and not lost:
             lost.append(saved.state)
             await session.close()
             raise psycopg.OperationalError("the connection was lost")
+        return is_paused
 
     monkeypatch.setattr(ReplaySession, "save", save_and_lose_the_answer)
 
-    assert await Replay(settings, job, rate=None).run() is RunEnd.DONE
+    assert await Replay(settings, job).run() is RunEnd.DONE
 
     assert lost == ["done"]
     await copies.has(100)

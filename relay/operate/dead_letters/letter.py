@@ -18,6 +18,7 @@ from relay.consume.failed.envelope import (
     ORIGINAL_ROUTING_KEY,
     given_up,
 )
+from relay.operate.failures.cause import FailureKind, cause_of, failure_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,16 @@ class Letter:
     exchange: str | None  # where it was published
     routing_key: str | None
     size: int  # bytes of the body
+
+    @property
+    def cause(self) -> str:
+        """Why it is here, without what differs between letters."""
+        return cause_of(self.exception or self.reason)
+
+    @property
+    def failure(self) -> str:
+        """The id of its group in `relay failures list`."""
+        return failure_id(FailureKind.DEAD_LETTER, self.cause, self.type, self.exchange)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,6 +79,7 @@ class Selection:
     consumer: str | None = None
     since: datetime | None = None  # of the last failure
     until: datetime | None = None
+    group: str | None = None  # an id of `relay failures list`
     limit: int | None = None  # the first so many
 
     @property
@@ -84,6 +96,7 @@ class Selection:
             and self.reason in (None, letter.reason)
             and self.consumer in (None, letter.consumer)
             and (self.exception is None or self.exception.lower() in (letter.exception or "").lower())
+            and self.group in (None, letter.failure)
             and (self.since is None or (failed_at is not None and failed_at >= self.since))
             and (self.until is None or (failed_at is not None and failed_at < self.until))
         )

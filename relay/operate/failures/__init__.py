@@ -1,0 +1,1 @@
+"""What failed for the same cause, in one group: start at groups.py."""
