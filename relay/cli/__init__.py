@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
-UNTIL_TOLD = (["run"], ["pool", "run"])  # commands that run until SIGTERM, and then end with 0
+UNTIL_TOLD = (["run"], ["pool", "run"], ["console"])  # commands that run until SIGTERM, and then end with 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

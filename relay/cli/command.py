@@ -64,6 +64,7 @@ COMMANDS = {
         "relay.cli.retention:retention",
         "Drop old days of sent rows and of the inbox.",
     ),
+    "console": ("relay.cli.console:app", "Serve the web console; manage its users."),
     "config": ("relay.cli.config:app", "Tell the settings in use; print roles, alerts and examples."),
     "completion": ("relay.cli.completion:completion", "Print a script by which a shell completes commands and flags."),
     "healthcheck": (

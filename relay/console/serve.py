@@ -1,0 +1,90 @@
+"""Run the console until it is told to stop."""
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from ipaddress import ip_address
+
+import uvicorn
+
+from relay.config.settings import Authentication, ConsoleSettings, Settings
+from relay.console.app import make_app
+from relay.errors import ConfigurationError
+from relay.logger import get_logger
+from relay.stopping import stopped_by_signals
+
+GOODBYE = 5  # seconds for the requests that are being answered
+
+log = get_logger(__name__)
+
+
+async def serve(settings: Settings) -> None:
+    """Answer requests until SIGTERM or SIGINT.
+
+    Raises:
+        ConfigurationError: the address cannot be had, or would let in users whom nobody has authenticated.
+    """
+    check_exposure(settings.console)
+    listener = _listen(settings.console.listen)
+    server = _Server(
+        uvicorn.Config(
+            make_app(settings),
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_graceful_shutdown=GOODBYE,
+        )
+    )
+    running = asyncio.create_task(server.serve([listener]), name="console")
+    with stopped_by_signals(lambda _: server.stop(), running):
+        log.info("console.listening", address=settings.console.listen)
+        await running
+
+
+def check_exposure(console: ConsoleSettings) -> None:
+    """See that nobody reaches the console from another host without authentication.
+
+    Raises:
+        ConfigurationError: it would listen beyond loopback.
+    """
+    host = console.listen.rpartition(":")[0].strip("[]")
+    if console.authentication is Authentication.NONE and not is_loopback(host):
+        raise ConfigurationError(
+            f"console.listen = {console.listen}: beyond loopback the console needs authentication. Set"
+            " console.authentication to password, proxy or oidc (docs/console.md), or listen on 127.0.0.1"
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this host can reach the address."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class _Server(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave the signals to `relay.stopping`: uvicorn ends the process by the signal that it got."""
+        yield
+
+    def stop(self) -> None:
+        self.should_exit = True
+
+
+def _listen(address: str) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host.strip("[]"), int(port)))
+        listener.listen()
+    except OSError as error:
+        listener.close()
+        raise ConfigurationError(
+            f"console.listen = {address}: {error.strerror or error}; name another address (RELAY_CONSOLE_LISTEN)"
+        ) from error
+    return listener

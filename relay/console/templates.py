@@ -1,0 +1,47 @@
+"""Pages from templates: every value is escaped."""
+
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.requests import Request
+from starlette.responses import HTMLResponse
+
+from relay import __version__
+from relay.console.access.cookie import browser_of, form_token, new_browser, set_cookie
+
+FOLDER = Path(__file__).parent / "templates"
+STATIC = Path(__file__).parent / "static"
+
+# In the order of the menu: path and title.
+MENU = (("/", "Overview"),)
+
+_environment = Environment(
+    loader=FileSystemLoader(FOLDER),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+
+
+def page(request: Request, name: str, *, code: int = 200, **values: Any) -> HTMLResponse:
+    """Return the page that a template makes of these values.
+
+    The template also has the user, the menu, and the token that each form sends along.
+    """
+    browser = browser_of(request)
+    known = browser or new_browser()
+    text = _environment.get_template(name).render(
+        identity=getattr(request.state, "identity", None),
+        menu=MENU,
+        path=request.url.path,
+        read_only=request.app.state.settings.console.read_only,
+        token=form_token(known),
+        version=__version__,
+        **values,
+    )
+    response = HTMLResponse(text, code)
+    if browser is None:
+        set_cookie(response, known)
+    return response
