@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError, Parameter
 
 from relay import __version__
-from relay.cli import UNTIL_TOLD
+from relay.cli import runs_until_told
 from relay.cli.exit_code import ExitCode
 from relay.cli.old_spellings import in_new_words
 from relay.cli.printing import complain, guard_stderr
@@ -168,7 +168,7 @@ def _explain(error: BaseException) -> ExitCode:
 def _begin_log(given: Sequence[str]) -> None:
     """Make stderr a log of JSON where settings could not be read, but the environment alone says that it is one."""
     log = sys.modules.get("relay.observe.log")  # not loaded: the command's module could not be imported
-    if log is None or not any(list(given[: len(command)]) == command for command in UNTIL_TOLD):
+    if log is None or not runs_until_told(given):
         return
     import structlog  # noqa: PLC0415  (it takes longer to load than most commands to run)
 

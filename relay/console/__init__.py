@@ -1,4 +1,4 @@
-"""The web console: pages and an HTTP API for operators, in a process and with a database login of its own.
+"""The web console: pages and an HTTP API for operators, in a separate process with a separate database login.
 
 `app.py` puts it together; `serve.py` runs it for `relay console`.
 """

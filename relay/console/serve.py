@@ -4,12 +4,14 @@ import asyncio
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from ipaddress import ip_address
+from pathlib import Path
 
 import uvicorn
 
-from relay.config.settings import Authentication, ConsoleSettings, Settings
+from relay.config.settings import Settings
+from relay.console.access.requirements import check_access
 from relay.console.app import make_app
+from relay.console.sampler import Sampler
 from relay.errors import ConfigurationError
 from relay.logger import get_logger
 from relay.stopping import stopped_by_signals
@@ -19,17 +21,19 @@ GOODBYE = 5  # seconds for the requests that are being answered
 log = get_logger(__name__)
 
 
-async def serve(settings: Settings) -> None:
+async def serve(settings: Settings, file: Path | None = None) -> None:
     """Answer requests until SIGTERM or SIGINT.
 
     Raises:
         ConfigurationError: the address cannot be had, or would let in users whom nobody has authenticated.
     """
-    check_exposure(settings.console)
+    check_access(settings.console)
     listener = _listen(settings.console.listen)
+    app = make_app(settings, file)
+    sampler: Sampler = app.state.sampler
     server = _Server(
         uvicorn.Config(
-            make_app(settings),
+            app,
             log_config=None,
             access_log=False,
             server_header=False,
@@ -37,32 +41,22 @@ async def serve(settings: Settings) -> None:
             timeout_graceful_shutdown=GOODBYE,
         )
     )
+    stopping = asyncio.Event()
     running = asyncio.create_task(server.serve([listener]), name="console")
-    with stopped_by_signals(lambda _: server.stop(), running):
+    with stopped_by_signals(lambda _: stopping.set(), running):
         log.info("console.listening", address=settings.console.listen)
-        await running
+        ending = asyncio.create_task(_end(stopping, sampler, server), name="ending")
+        try:
+            await running
+        finally:
+            ending.cancel()
 
 
-def check_exposure(console: ConsoleSettings) -> None:
-    """See that nobody reaches the console from another host without authentication.
-
-    Raises:
-        ConfigurationError: it would listen beyond loopback.
-    """
-    host = console.listen.rpartition(":")[0].strip("[]")
-    if console.authentication is Authentication.NONE and not is_loopback(host):
-        raise ConfigurationError(
-            f"console.listen = {console.listen}: beyond loopback the console needs authentication. Set"
-            " console.authentication to password, proxy or oidc (docs/console.md), or listen on 127.0.0.1"
-        )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this host can reach the address."""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+async def _end(stopping: asyncio.Event, sampler: Sampler, server: uvicorn.Server) -> None:
+    """Once told, end the streams of figures, then the server, which waits for each connection."""
+    await stopping.wait()
+    await sampler.stop()
+    server.should_exit = True
 
 
 class _Server(uvicorn.Server):
@@ -70,9 +64,6 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Leave the signals to `relay.stopping`: uvicorn ends the process by the signal that it got."""
         yield
-
-    def stop(self) -> None:
-        self.should_exit = True
 
 
 def _listen(address: str) -> socket.socket:

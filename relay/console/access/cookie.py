@@ -30,7 +30,7 @@ def new_browser() -> str:
 
 
 def set_cookie(response: Response, browser: str) -> None:
-    """Give the browser its cookie, until it is closed."""
+    """Set the browser's cookie, until the browser is closed."""
     response.set_cookie(NAME, browser, path="/", secure=True, httponly=True, samesite="strict")
 
 

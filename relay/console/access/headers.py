@@ -1,6 +1,7 @@
 """What stands before every route: the names that are answered, and the headers of every answer."""
 
 from http import HTTPStatus
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse
@@ -29,15 +30,18 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
+BY_HTTPS = {"Strict-Transport-Security": "max-age=31536000"}
 KEPT = "Cache-Control"
 
 
 class GuardedApp:
     """The app behind a check of the header Host, with our headers on each of its answers."""
 
-    def __init__(self, app: ASGIApp, hosts: frozenset[str]) -> None:
+    def __init__(self, app: ASGIApp, origins: frozenset[str]) -> None:
         self._app = app
-        self._hosts = hosts
+        self._hosts = {urlsplit(origin).netloc for origin in origins}
+        is_https = all(origin.startswith("https:") for origin in origins)
+        self._headers = HEADERS | BY_HTTPS if is_https else HEADERS
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -47,7 +51,7 @@ class GuardedApp:
         async def send_guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                headers.update(HEADERS)
+                headers.update(self._headers)
                 headers.setdefault(KEPT, "no-store")
             await send(message)
 

@@ -4,7 +4,6 @@ A dependency of the whole app, so that no route can leave it out.
 """
 
 from http import HTTPStatus
-from urllib.parse import urlsplit
 
 from starlette.requests import Request
 
@@ -21,16 +20,14 @@ LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
 
 def origins(console: ConsoleSettings) -> frozenset[str]:
-    """Return what browsers may have before the path: `console.origin`, or the names of the loopback address."""
+    """Return what browsers may have before the path: `console.origin`, or the names of the loopback address.
+
+    Another name is not answered: one of another site may lead to our address.
+    """
     if console.origin:
         return frozenset({console.origin})
     host, _, port = console.listen.rpartition(":")
     return frozenset(f"http://{name}:{port}" for name in {host, *LOOPBACK_NAMES})
-
-
-def hosts(console: ConsoleSettings) -> frozenset[str]:
-    """Return the values of the header Host that are answered: a name of another site may lead to our address."""
-    return frozenset(urlsplit(origin).netloc for origin in origins(console))
 
 
 async def guard_writes(request: Request) -> None:
