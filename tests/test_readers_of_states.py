@@ -31,7 +31,6 @@ ALLOWED = {
     ("relay/operate/latency.py", "a partition"): BLOCKS,
     ("relay/operate/messages.py", "SELECT"): BLOCKS,
     ("relay/operate/messages.py", "a partition"): BLOCKS,
-    ("relay/operate/message.py", "the table's name"): BLOCKS,
     ("relay/operate/quarantine.py", "UPDATE"): CHANGES,
     ("relay/operate/release.py", "UPDATE"): CHANGES,
     ("relay/replay/selection.py", "a partition"): DAYS,

@@ -21,6 +21,8 @@ FLAGS = {
     # what to do, and by whom
     "--why", "--by", "--yes", "--dry-run", "--force", "--to-exchange", "--routing-key", "--rate", "--overwrite",
     "--keep", "--keep-inbox", "--sql", "--check", "--downgrade", "--lock-timeout", "--wait", "--node", "--ready",
+    # users of the console
+    "--role", "--file",
     # how it is shown
     "--output", "-o", "--full", "--watch", "-w", "--interval",
 }  # fmt: skip
