@@ -4,18 +4,20 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import Depends, FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.staticfiles import StaticFiles
 
 from relay import __version__
 from relay.config.settings import Settings
+from relay.console.access.access import Access
 from relay.console.access.headers import GuardedApp
-from relay.console.access.local import identify_local
 from relay.console.access.writes import guard_writes, hosts
-from relay.console.answers import answer_error
+from relay.console.answers import answer_bug, answer_error, answer_http_error, answer_invalid
 from relay.console.api.router import router as api
 from relay.console.database import Database
-from relay.console.pages import overview
+from relay.console.pages import login, overview
 from relay.console.templates import STATIC
 from relay.errors import OutboxError
 
@@ -23,7 +25,7 @@ from relay.errors import OutboxError
 def make_app(settings: Settings) -> FastAPI:
     """Return the console for these settings.
 
-    `app.state` has `settings`, `database` (Database) and `identify` (Identifier).
+    `app.state` has `settings`, `database` (Database), `access` (Access) and `identify` (Identifier).
     """
 
     @asynccontextmanager
@@ -34,7 +36,7 @@ def make_app(settings: Settings) -> FastAPI:
         finally:
             database.close()
 
-    database = Database(settings)
+    database, access = Database(settings), Access(settings.console)
     app = FastAPI(
         title="Outbox relay",
         version=__version__,
@@ -44,12 +46,19 @@ def make_app(settings: Settings) -> FastAPI:
         lifespan=lifespan,
         dependencies=[Depends(guard_writes)],
         middleware=[Middleware(GuardedApp, hosts=hosts(settings.console))],
-        exception_handlers={OutboxError: answer_error},
+        exception_handlers={
+            OutboxError: answer_error,
+            HTTPException: answer_http_error,
+            RequestValidationError: answer_invalid,
+            Exception: answer_bug,
+        },
     )
     app.state.settings = settings
     app.state.database = database
-    app.state.identify = identify_local
-    app.include_router(overview.router)
+    app.state.access = access
+    app.state.identify = access.identify
+    for each in (login, overview):
+        app.include_router(each.router)
     app.include_router(api)
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
     return app

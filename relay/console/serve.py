@@ -4,11 +4,11 @@ import asyncio
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from ipaddress import ip_address
 
 import uvicorn
 
-from relay.config.settings import Authentication, ConsoleSettings, Settings
+from relay.config.settings import Settings
+from relay.console.access.requirements import check_access
 from relay.console.app import make_app
 from relay.errors import ConfigurationError
 from relay.logger import get_logger
@@ -25,7 +25,7 @@ async def serve(settings: Settings) -> None:
     Raises:
         ConfigurationError: the address cannot be had, or would let in users whom nobody has authenticated.
     """
-    check_exposure(settings.console)
+    check_access(settings.console)
     listener = _listen(settings.console.listen)
     server = _Server(
         uvicorn.Config(
@@ -41,28 +41,6 @@ async def serve(settings: Settings) -> None:
     with stopped_by_signals(lambda _: server.stop(), running):
         log.info("console.listening", address=settings.console.listen)
         await running
-
-
-def check_exposure(console: ConsoleSettings) -> None:
-    """See that nobody reaches the console from another host without authentication.
-
-    Raises:
-        ConfigurationError: it would listen beyond loopback.
-    """
-    host = console.listen.rpartition(":")[0].strip("[]")
-    if console.authentication is Authentication.NONE and not is_loopback(host):
-        raise ConfigurationError(
-            f"console.listen = {console.listen}: beyond loopback the console needs authentication. Set"
-            " console.authentication to password, proxy or oidc (docs/console.md), or listen on 127.0.0.1"
-        )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this host can reach the address."""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 class _Server(uvicorn.Server):

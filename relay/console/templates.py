@@ -45,3 +45,12 @@ def page(request: Request, name: str, *, code: int = 200, **values: Any) -> HTML
     if browser is None:
         set_cookie(response, known)
     return response
+
+
+def landing(address: str) -> HTMLResponse:
+    """Return a page that opens a path of this console.
+
+    For a browser that another site has sent: it keeps the session's cookie back until a page of ours asks.
+    """
+    text = _environment.get_template("landing.html").render(address=address)
+    return HTMLResponse(text)
