@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 LOCK = ROOT / "requirements" / "provider.txt"
 ENVIRONMENT = ROOT / "build" / "provider"
 PROGRAM = Path(__file__).parent / "programs" / "provider.py"
-CLIENT, SECRET = "relay-console", "a secret of the client"
+CLIENT, SECRET = "relay-console", "qH4kVbZr8sX2"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from fastapi import FastAPI
-from fastapi.routing import APIRoute
+from fastapi.routing import APIRoute, RouteContext, iter_route_contexts
 
 from relay.config.settings import Settings
 from relay.console.access.cookie import form_token
@@ -20,22 +20,22 @@ from tests.console.site import ORIGIN, browser, log_in, running, users
 OPEN = {"/login", "/logout", "/login/provider", "/login/callback"}
 
 
-def routes(app: FastAPI) -> Iterator[APIRoute]:
-    for route in app.routes:
-        if isinstance(route, APIRoute):
+def routes(app: FastAPI) -> Iterator[RouteContext]:
+    for route in iter_route_contexts(app.routes):
+        if isinstance(route.original_route, APIRoute):
             yield route
 
 
 def writes(app: FastAPI) -> list[tuple[str, str, Role | None]]:
     """Return method, path and least role of each route that changes something."""
     return [
-        (method, re.sub(r"\{[^}]*\}", "1", route.path), role_of(route))
+        (method, re.sub(r"\{[^}]*\}", "1", route.path or ""), role_of(route))
         for route in routes(app)
         for method in sorted((route.methods or set()) - READING)
     ]
 
 
-def role_of(route: APIRoute) -> Role | None:
+def role_of(route: RouteContext) -> Role | None:
     roles = [each.call.role for each in route.dependant.dependencies if isinstance(each.call, Requirement)]
     return max(roles, key=list(Role).index, default=None)
 

@@ -13,11 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, quote_plus, urlencode, urlsplit
 
 import httpx
-from authlib.integrations.base_client.errors import OAuthError
-from authlib.integrations.httpx_client import AsyncOAuth2Client
 from joserfc import jwt
 from joserfc.errors import InvalidKeyIdError, JoseError
 from joserfc.jwk import KeySet
@@ -55,9 +53,13 @@ class Begun:
     def verifier(self) -> str:
         return self._derived("verifier")
 
+    @property
+    def challenge(self) -> str:
+        return _text(hashlib.sha256(self.verifier.encode()).digest())
+
     def _derived(self, use: str) -> str:
         digest = hmac.new(_KEY, f"{use} {self.seed}".encode(), hashlib.sha256).digest()
-        return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+        return _text(digest)
 
 
 class Provider:
@@ -76,12 +78,18 @@ class Provider:
             RefusedError: the provider does not answer as one does.
         """
         begun = Begun(secrets.token_urlsafe(32))
-        known = await self._metadata()
-        async with self._client() as client:
-            address, _ = client.create_authorization_url(
-                known["authorization_endpoint"], state=begun.state, code_verifier=begun.verifier, nonce=begun.nonce
-            )
-        return begun, str(address)
+        asked = {
+            "response_type": "code",
+            "client_id": self._console.oidc_client_id,
+            "redirect_uri": self._redirect_uri,
+            "scope": self._console.oidc_scopes,
+            "state": begun.state,
+            "nonce": begun.nonce,
+            "code_challenge": begun.challenge,
+            "code_challenge_method": "S256",
+        }
+        page = (await self._metadata())["authorization_endpoint"]
+        return begun, f"{page}{'&' if '?' in page else '?'}{urlencode(asked)}"
 
     async def finish(self, begun: Begun, query: str) -> Identity:
         """Return the user for whom the provider has sent the browser back.
@@ -94,17 +102,17 @@ class Provider:
             raise RefusedError(HTTPStatus.FORBIDDEN, "this is no answer to a login that was begun here: begin again")
         if "error" in given or "code" not in given:
             raise _not_logged_in(given.get("error_description") or given.get("error", "it sent no code"))
-        known = await self._metadata()
-        async with self._client() as client:
-            try:
-                token = await client.fetch_token(
-                    known["token_endpoint"], code=given["code"], code_verifier=begun.verifier
-                )
-                claims = await self._claims(token.get("id_token", ""), begun.nonce)
-                if self._console.oidc_groups_claim not in claims and "userinfo_endpoint" in known:
-                    claims |= await self._told(client, known["userinfo_endpoint"], claims["sub"])
-            except (OAuthError, JoseError, httpx.HTTPError, ValueError) as error:
-                raise _not_logged_in(_words(error)) from error
+        try:
+            async with httpx.AsyncClient(timeout=TIMEOUT) as client:
+                token = await self._token(client, given["code"], begun.verifier)
+                claims = await self._claims(str(token["id_token"]), begun.nonce)
+                place = (await self._metadata()).get("userinfo_endpoint")
+                if place and self._console.oidc_groups_claim not in claims:
+                    claims |= await _told(client, place, str(token["access_token"]), claims["sub"])
+        except KeyError as error:
+            raise _not_logged_in(f"its answer has no {error}") from error
+        except (JoseError, httpx.HTTPError, ValueError) as error:
+            raise _not_logged_in(_words(error)) from error
         return self._identity(claims)
 
     def _identity(self, claims: Mapping[str, Any]) -> Identity:
@@ -114,6 +122,27 @@ class Provider:
         if (role := role_of(groups, self._console)) is None:
             raise RefusedError(HTTPStatus.FORBIDDEN, f"no group of {name} has a role in this console")
         return Identity(name, role)
+
+    async def _token(self, client: httpx.AsyncClient, code: str, verifier: str) -> Mapping[str, Any]:
+        """Return the tokens for a code, which the provider gives once, and to who has the verifier."""
+        console = self._console
+        form = {
+            "grant_type": "authorization_code",
+            "code": code,
+            "code_verifier": verifier,
+            "redirect_uri": self._redirect_uri,
+            "client_id": console.oidc_client_id,
+        }
+        secret = console.oidc_client_secret.get_secret_value()
+        # RFC 6749, 2.3.1: both are encoded as in a form first.
+        login = httpx.BasicAuth(quote_plus(console.oidc_client_id), quote_plus(secret)) if secret else None
+        place = (await self._metadata())["token_endpoint"]
+        answer = await client.post(place, data=form, auth=login, headers={"Accept": "application/json"})
+        token: Mapping[str, Any] = answer.json()
+        if "error" in token:
+            raise ValueError(token.get("error_description") or token["error"])
+        answer.raise_for_status()
+        return token
 
     async def _claims(self, token: str, nonce: str) -> dict[str, Any]:
         """Return what an ID token says, once its signature, issuer, audience, age and nonce are right."""
@@ -132,15 +161,6 @@ class Provider:
         )
         expected.validate(decoded.claims)
         return dict(decoded.claims)
-
-    async def _told(self, client: AsyncOAuth2Client, address: str, subject: str) -> dict[str, Any]:
-        """Return what the provider says of the user beyond the ID token."""
-        answer = await client.get(address)
-        answer.raise_for_status()
-        told: dict[str, Any] = answer.json()
-        if told.get("sub") != subject:
-            raise ValueError("its answer is about another user")
-        return told
 
     async def _metadata(self) -> Mapping[str, Any]:
         if self._known and time.monotonic() - self._asked_at < KEPT:
@@ -164,18 +184,22 @@ class Provider:
         except (httpx.HTTPError, ValueError) as error:
             raise _not_logged_in(f"{urlsplit(address).netloc} does not answer: {_words(error)}") from error
 
-    def _client(self) -> AsyncOAuth2Client:
-        console = self._console
-        secret = console.oidc_client_secret.get_secret_value()
-        return AsyncOAuth2Client(
-            console.oidc_client_id,
-            secret or None,
-            scope=console.oidc_scopes,
-            redirect_uri=console.origin + CALLBACK,
-            code_challenge_method="S256",
-            token_endpoint_auth_method="client_secret_basic" if secret else "none",
-            timeout=TIMEOUT,
-        )
+    @property
+    def _redirect_uri(self) -> str:
+        return self._console.origin + CALLBACK
+
+
+async def _told(client: httpx.AsyncClient, address: str, token: str, subject: str) -> dict[str, Any]:
+    """Return what the provider says of the user beyond the ID token."""
+    answer = await client.get(address, headers={"Authorization": f"Bearer {token}"})
+    told: dict[str, Any] = answer.raise_for_status().json()
+    if told.get("sub") != subject:
+        raise ValueError("its answer is about another user")
+    return told
+
+
+def _text(digest: bytes) -> str:
+    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
 
 def _not_logged_in(reason: str) -> RefusedError:
