@@ -27,6 +27,8 @@ ALLOWED = {
     ("relay/doctor/vacuum.py", "a partition"): "looks at the dead rows of the partition that the engine empties",
     ("relay/operate/downgrade.py", "SELECT"): "counts the rows of any version, also of one without the surfaces",
     ("relay/operate/holders.py", "a partition"): BY_NAME,
+    ("relay/operate/latency.py", "SELECT"): BLOCKS,
+    ("relay/operate/latency.py", "a partition"): BLOCKS,
     ("relay/operate/quarantine.py", "UPDATE"): CHANGES,
     ("relay/operate/release.py", "UPDATE"): CHANGES,
     ("relay/replay/selection.py", "a partition"): DAYS,

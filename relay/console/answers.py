@@ -9,9 +9,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 
-from relay.config.settings import Authentication
 from relay.console.access.identity import LoginNeededError, RefusedError
-from relay.console.templates import landing, page
+from relay.console.templates import WITH_LOGIN, landing, page
 from relay.errors import (
     AccessError,
     BusyError,
@@ -29,7 +28,6 @@ log = get_logger(__name__)
 
 API = "/api/"
 LIVE = "/live"  # the stream of figures, which no page is
-WITH_LOGIN = (Authentication.PASSWORD, Authentication.OIDC)
 STATUSES: dict[type[OutboxError], HTTPStatus] = {
     NotFoundError: HTTPStatus.NOT_FOUND,
     UsageError: HTTPStatus.UNPROCESSABLE_ENTITY,

@@ -1,7 +1,8 @@
 """The console as an ASGI application: routes, access, errors, and what lives as long as the process."""
 
+import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from fastapi import Depends, FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -18,6 +19,7 @@ from relay.console.answers import answer_bug, answer_error, answer_http_error, a
 from relay.console.api.router import router as api
 from relay.console.database import Database
 from relay.console.pages import login, overview
+from relay.console.sampler import Sampler
 from relay.console.templates import STATIC
 from relay.errors import OutboxError
 
@@ -25,18 +27,24 @@ from relay.errors import OutboxError
 def make_app(settings: Settings) -> FastAPI:
     """Return the console for these settings.
 
-    `app.state` has `settings`, `database` (Database), `access` (Access) and `identify` (Identifier).
+    `app.state` has `settings`, `database` (Database), `sampler` (Sampler), `access` (Access) and `identify`
+    (Identifier).
     """
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         database.open()
+        sampling = asyncio.create_task(sampler.run(), name="sampler")
         try:
             yield
         finally:
+            sampling.cancel()
+            with suppress(asyncio.CancelledError):
+                await sampling
             database.close()
 
     database, access = Database(settings), Access(settings.console)
+    sampler = Sampler(settings, database)
     app = FastAPI(
         title="Outbox relay",
         version=__version__,
@@ -55,6 +63,7 @@ def make_app(settings: Settings) -> FastAPI:
     )
     app.state.settings = settings
     app.state.database = database
+    app.state.sampler = sampler
     app.state.access = access
     app.state.identify = access.identify
     for each in (login, overview):

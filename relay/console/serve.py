@@ -10,6 +10,7 @@ import uvicorn
 from relay.config.settings import Settings
 from relay.console.access.requirements import check_access
 from relay.console.app import make_app
+from relay.console.sampler import Sampler
 from relay.errors import ConfigurationError
 from relay.logger import get_logger
 from relay.stopping import stopped_by_signals
@@ -27,9 +28,11 @@ async def serve(settings: Settings) -> None:
     """
     check_access(settings.console)
     listener = _listen(settings.console.listen)
+    app = make_app(settings)
+    sampler: Sampler = app.state.sampler
     server = _Server(
         uvicorn.Config(
-            make_app(settings),
+            app,
             log_config=None,
             access_log=False,
             server_header=False,
@@ -37,10 +40,22 @@ async def serve(settings: Settings) -> None:
             timeout_graceful_shutdown=GOODBYE,
         )
     )
+    stopping = asyncio.Event()
     running = asyncio.create_task(server.serve([listener]), name="console")
-    with stopped_by_signals(lambda _: server.stop(), running):
+    with stopped_by_signals(lambda _: stopping.set(), running):
         log.info("console.listening", address=settings.console.listen)
-        await running
+        ending = asyncio.create_task(_end(stopping, sampler, server), name="ending")
+        try:
+            await running
+        finally:
+            ending.cancel()
+
+
+async def _end(stopping: asyncio.Event, sampler: Sampler, server: uvicorn.Server) -> None:
+    """Once told, end the streams of figures, then the server, which waits for each connection."""
+    await stopping.wait()
+    await sampler.stop()
+    server.should_exit = True
 
 
 class _Server(uvicorn.Server):
@@ -48,9 +63,6 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Leave the signals to `relay.stopping`: uvicorn ends the process by the signal that it got."""
         yield
-
-    def stop(self) -> None:
-        self.should_exit = True
 
 
 def _listen(address: str) -> socket.socket:

@@ -8,13 +8,17 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
 from relay import __version__
+from relay.config.settings import Authentication
 from relay.console.access.cookie import browser_of, form_token, new_browser, set_cookie
+from relay.console.formats import duration, moment, number, short
+from relay.operate.status import lane_ranges
 
 FOLDER = Path(__file__).parent / "templates"
 STATIC = Path(__file__).parent / "static"
 
 # In the order of the menu: path and title.
-MENU = (("/", "Overview"),)
+MENU = (("/", "Overview"), ("/messages", "Messages"), ("/nodes", "Nodes"), ("/doctor", "Doctor"))
+WITH_LOGIN = (Authentication.PASSWORD, Authentication.OIDC)
 
 _environment = Environment(
     loader=FileSystemLoader(FOLDER),
@@ -23,6 +27,12 @@ _environment = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
+_environment.filters |= {"duration": duration, "lanes": lane_ranges, "moment": moment, "number": number, "short": short}
+
+
+def fragment(name: str, **values: Any) -> str:
+    """Return the part of a page that a template makes of these values."""
+    return _environment.get_template(name).render(**values)
 
 
 def page(request: Request, name: str, *, code: int = 200, **values: Any) -> HTMLResponse:
@@ -34,6 +44,7 @@ def page(request: Request, name: str, *, code: int = 200, **values: Any) -> HTML
     known = browser or new_browser()
     text = _environment.get_template(name).render(
         identity=getattr(request.state, "identity", None),
+        has_logout=request.app.state.settings.console.authentication in WITH_LOGIN,
         menu=MENU,
         path=request.url.path,
         read_only=request.app.state.settings.console.read_only,

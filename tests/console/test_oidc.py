@@ -19,6 +19,8 @@ INPUT = re.compile(r"<input[^>]*>")
 ATTRIBUTE = re.compile(r'(\w+)="([^"]*)"')
 
 
+# The provider keeps its codes in memory, and takes any code of the client that was left over for the next one.
+# So each test here ends the logins that it begins.
 @pytest.fixture(scope="module")
 def provider() -> Iterator[Provider]:
     with running_provider(ORIGIN + CALLBACK) as provider:
@@ -73,7 +75,7 @@ async def test_the_provider_says_who_the_user_is_and_the_group_which_role(app: F
         landed = await client.get(inside(await sent_back(client, name, to="/?a=1")))
         page = await client.get("/")
 
-    assert landed.status_code == 200  # a redirect would come without the session's cookie
+    assert landed.status_code == 200, landed.text  # a redirect would come without the session's cookie
     assert "url=/?a=1" in landed.text
     assert "SameSite=strict" in landed.headers["Set-Cookie"]
     assert page.status_code == 200
@@ -108,7 +110,9 @@ async def test_an_answer_to_another_browser_logs_nobody_in(app: FastAPI) -> None
         without = await victim.get(answer)
         await victim.get("/login/provider")
         other = await victim.get(answer)
+        finished = await attacker.get(answer)
 
+    assert finished.status_code == 200
     assert (without.status_code, other.status_code) == (403, 403)
     assert "__Host-relay=" not in str(other.headers)
 
@@ -128,11 +132,14 @@ async def test_a_code_counts_once(app: FastAPI) -> None:
 
 async def test_a_code_of_another_login_is_refused_by_its_verifier(app: FastAPI) -> None:
     async with browser(app) as client, browser(app) as other:
-        code = parse_qs(urlsplit(await sent_back(other, "ada")).query)["code"][0]
+        answer = inside(await sent_back(other, "ada"))
+        code = parse_qs(urlsplit(answer).query)["code"][0]
         begun = await client.get("/login/provider")
         state = parse_qs(urlsplit(begun.headers["Location"]).query)["state"][0]
         refused = await client.get(CALLBACK, params={"code": code, "state": state})
+        finished = await other.get(answer)
 
+    assert finished.status_code == 200
     assert refused.status_code == 502
 
 

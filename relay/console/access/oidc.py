@@ -135,7 +135,11 @@ class Provider:
         }
         secret = console.oidc_client_secret.get_secret_value()
         # RFC 6749, 2.3.1: both are encoded as in a form first.
-        login = httpx.BasicAuth(quote_plus(console.oidc_client_id), quote_plus(secret)) if secret else None
+        login = (
+            httpx.BasicAuth(quote_plus(console.oidc_client_id), quote_plus(secret))
+            if secret
+            else httpx.USE_CLIENT_DEFAULT
+        )
         place = (await self._metadata())["token_endpoint"]
         answer = await client.post(place, data=form, auth=login, headers={"Accept": "application/json"})
         token: Mapping[str, Any] = answer.json()
