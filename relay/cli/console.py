@@ -31,9 +31,9 @@ Name = Annotated[str, Parameter(help="As it is written at the login, and in the 
 @app.default
 def console(*, options: Options = Options()) -> ExitCode:
     """Serve the web console until SIGTERM or Ctrl-C; then exit with 0."""
-    settings = options.load().settings
-    log.set_up(settings.log)
-    asyncio.run(serve(settings))
+    loaded = options.load()
+    log.set_up(loaded.settings.log)
+    asyncio.run(serve(loaded.settings, loaded.file))
     return ExitCode.DONE
 
 

@@ -2,7 +2,8 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
+from pathlib import Path
 
 from fastapi import Depends, FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -17,34 +18,38 @@ from relay.console.access.headers import GuardedApp
 from relay.console.access.writes import guard_writes, hosts
 from relay.console.answers import answer_bug, answer_error, answer_http_error, answer_invalid
 from relay.console.api.router import router as api
+from relay.console.checkup import Checkup
 from relay.console.database import Database
-from relay.console.pages import login, overview
+from relay.console.pages import doctor, login, messages, nodes, overview
 from relay.console.sampler import Sampler
 from relay.console.templates import STATIC
 from relay.errors import OutboxError
 
 
-def make_app(settings: Settings) -> FastAPI:
+def make_app(settings: Settings, file: Path | None = None) -> FastAPI:
     """Return the console for these settings.
 
-    `app.state` has `settings`, `database` (Database), `sampler` (Sampler), `access` (Access) and `identify`
-    (Identifier).
+    `app.state` has `settings`, `database` (Database), `sampler` (Sampler), `checkup` (Checkup), `access`
+    (Access) and `identify` (Identifier). `file` is the relay.toml that was read, for the doctor.
     """
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         database.open()
-        sampling = asyncio.create_task(sampler.run(), name="sampler")
+        tasks = [
+            asyncio.create_task(sampler.run(), name="sampler"),
+            asyncio.create_task(checkup.run(), name="checkup"),
+        ]
         try:
             yield
         finally:
-            sampling.cancel()
-            with suppress(asyncio.CancelledError):
-                await sampling
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
             database.close()
 
     database, access = Database(settings), Access(settings.console)
-    sampler = Sampler(settings, database)
+    sampler, checkup = Sampler(settings, database), Checkup(settings, file)
     app = FastAPI(
         title="Outbox relay",
         version=__version__,
@@ -64,9 +69,10 @@ def make_app(settings: Settings) -> FastAPI:
     app.state.settings = settings
     app.state.database = database
     app.state.sampler = sampler
+    app.state.checkup = checkup
     app.state.access = access
     app.state.identify = access.identify
-    for each in (login, overview):
+    for each in (login, overview, messages, nodes, doctor):
         app.include_router(each.router)
     app.include_router(api)
     app.mount("/static", StaticFiles(directory=STATIC), name="static")

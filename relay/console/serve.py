@@ -4,6 +4,7 @@ import asyncio
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import uvicorn
 
@@ -20,7 +21,7 @@ GOODBYE = 5  # seconds for the requests that are being answered
 log = get_logger(__name__)
 
 
-async def serve(settings: Settings) -> None:
+async def serve(settings: Settings, file: Path | None = None) -> None:
     """Answer requests until SIGTERM or SIGINT.
 
     Raises:
@@ -28,7 +29,7 @@ async def serve(settings: Settings) -> None:
     """
     check_access(settings.console)
     listener = _listen(settings.console.listen)
-    app = make_app(settings)
+    app = make_app(settings, file)
     sampler: Sampler = app.state.sampler
     server = _Server(
         uvicorn.Config(

@@ -1,10 +1,12 @@
 """The state of the outbox in the words of the first page, with the way to each repair."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import assert_never
 
+from relay.console.checkup import Report
 from relay.console.sampler import Sample
+from relay.doctor.finding import Verdict
 from relay.operate.health import OutboxState
 from relay.operate.status import About, Reason
 
@@ -42,6 +44,7 @@ class TheVerdict:
     reasons: list[Told]
 
 
+DOCTOR = Repair("/doctor", "See the doctor's list")
 REPAIRS = {
     About.RELAYS: Repair("/nodes", "Look at the relays"),
     About.REFUSED: Repair("/messages?state=pending", "See what waits"),
@@ -51,8 +54,19 @@ REPAIRS = {
 }
 
 
-def verdict(sample: Sample | None) -> TheVerdict:
-    """Return what a sample comes to."""
+def verdict(sample: Sample | None, report: Report | None = None) -> TheVerdict:
+    """Return what a sample and the doctor's latest report come to."""
+    seen = _of_sample(sample)
+    failed = [each for each in report.findings if each.verdict is Verdict.FAILED] if report else []
+    if not failed:
+        return seen
+    told = [Told(f"{each.words}: {each.remedy}" if each.remedy else each.words, DOCTOR) for each in failed]
+    if seen.mood is Mood.OK:
+        return TheVerdict(Mood.WARNING, "Messages go out, and the doctor has found something", [*seen.reasons, *told])
+    return replace(seen, reasons=[*seen.reasons, *told])
+
+
+def _of_sample(sample: Sample | None) -> TheVerdict:
     if sample is None:
         return TheVerdict(Mood.WARNING, "Looking at the outbox…", [])
     if sample.status is None:

@@ -161,7 +161,7 @@ def read_status(
     # One snapshot for all figures: a row that is being parked must not be counted twice, or not at all.
     with connection.transaction():
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-        nodes = _nodes(connection, schema)
+        nodes = list_nodes(connection, schema)
         routes = list_routes(connection, schema)
         (published_total,) = _numbers(connection, COUNT_PUBLISHED.format(**names))
         pending = _numbers(connection, COUNT_PENDING.format(**names))[0]
@@ -201,7 +201,8 @@ def read_status(
     )
 
 
-def _nodes(connection: psycopg.Connection, schema: str) -> list[Node]:
+def list_nodes(connection: psycopg.Connection, schema: str) -> list[Node]:
+    """Return the relays that have had a heartbeat in the last day."""
     with connection.cursor(row_factory=class_row(Node)) as cursor:
         return cursor.execute(READ_NODES.format(schema=Identifier(schema), stale_after=NODE_STALE_AFTER)).fetchall()
 
@@ -218,7 +219,7 @@ def _progresses(connection: psycopg.Connection, schema: str, before: Sequence[No
     deadline = time.monotonic() + timeout
     while earlier and time.monotonic() < deadline:
         time.sleep(0.1)
-        if _have_published(_nodes(connection, schema), earlier):
+        if _have_published(list_nodes(connection, schema), earlier):
             return True
     return False
 

@@ -10,12 +10,14 @@ from starlette.responses import HTMLResponse, StreamingResponse
 
 from relay.console.access.identity import Identifier, Identity, Role, require
 from relay.console.charts import Chart, chart
+from relay.console.checkup import Report
 from relay.console.formats import duration, short
-from relay.console.sampler import KEPT, Point, Sample, Sampler
+from relay.console.sampler import Point, Sample, Sampler
 from relay.console.templates import fragment, page
 from relay.console.verdict import verdict
 
 EVENT = "figures"
+SHORTEST = 300.0  # seconds that a chart spans at least
 
 router = APIRouter()
 
@@ -29,12 +31,22 @@ class Figure:
     about: str
     chart: Chart | None
     highest: str
+    span: str  # of the chart
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """The figures as every browser gets them."""
+
+    sample: Sample | None
+    report: Report | None
+    text: str
 
 
 @router.get("/")
 def overview(request: Request, _: Annotated[Identity, Depends(require(Role.VIEWER))]) -> HTMLResponse:
     """Show the state of the outbox in words, then its figures."""
-    return page(request, "overview.html", figures=_figures(_sampler(request).latest))
+    return page(request, "overview.html", figures=_figures(request))
 
 
 @router.get("/live")
@@ -45,21 +57,21 @@ async def live(request: Request, _: Annotated[Identity, Depends(require(Role.VIE
 
 async def _events(request: Request) -> AsyncIterator[str]:
     identify: Identifier = request.app.state.identify
-    async for sample in _sampler(request).samples():
+    async for _ in _sampler(request).samples():
         if await identify(request) is None:
             return
-        yield f"event: {EVENT}\n" + "".join(f"data: {line}\n" for line in _figures(sample).splitlines()) + "\n"
+        yield f"event: {EVENT}\n" + "".join(f"data: {line}\n" for line in _figures(request).splitlines()) + "\n"
 
 
-_drawn: tuple[Sample | None, str] = (None, "")  # the last one: every browser gets the same
-
-
-def _figures(sample: Sample | None) -> str:
+def _figures(request: Request) -> str:
     """Return the part of the page that changes, drawn once for all browsers."""
-    global _drawn  # noqa: PLW0603
-    if sample is None or _drawn[0] is not sample:
-        _drawn = (sample, fragment("figures.html", sample=sample, verdict=verdict(sample), figures=_told(sample)))
-    return _drawn[1]
+    sample, report = _sampler(request).latest, request.app.state.checkup.latest
+    drawn: Drawn | None = getattr(request.app.state, "drawn", None)
+    if drawn is None or drawn.sample is not sample or drawn.report is not report:
+        values = {"sample": sample, "verdict": verdict(sample, report), "figures": _told(sample)}
+        drawn = Drawn(sample, report, fragment("figures.html", **values))
+        request.app.state.drawn = drawn
+    return drawn.text
 
 
 def _told(sample: Sample | None) -> list[Figure]:
@@ -87,10 +99,11 @@ def _figure(
     of: Callable[[Point], float | None],
     words: Callable[[float | None], str],
 ) -> Figure:
-    until = history[-1].at if history else 0.0
+    since, until = (history[0].at, history[-1].at) if history else (0.0, 0.0)
     points = [(point.at, found) for point in history if (found := of(point)) is not None]
-    drawn = chart(points, since=until - KEPT, until=until)
-    return Figure(title, value, about, drawn, words(drawn.highest) if drawn else "")
+    since = min(since, until - SHORTEST)  # a curve of a few seconds would look like a cliff
+    drawn = chart(points, since=since, until=until)
+    return Figure(title, value, about, drawn, words(drawn.highest) if drawn else "", duration(until - since))
 
 
 def _sampler(request: Request) -> Sampler:
