@@ -21,10 +21,10 @@ with importing("console"):
     from relay.console.serve import serve
 
 app = App(name="console", help="Serve the web console; manage its users.")
-user = App(name="user", help="The users of console.password_file.")
+user = App(name="user", help="The users of console.users.")
 app.command(user)
 
-File = Annotated[Path | None, Parameter(name="--file", help="The password file, in place of console.password_file.")]
+File = Annotated[Path | None, Parameter(name="--file", help="The password file, in place of console.users.")]
 Name = Annotated[str, Parameter(help="As it is written at the login, and in the audit.")]
 
 
@@ -72,9 +72,9 @@ def list_users(*, file: File = None, config: ConfigFile = None, output: Output =
 
 
 def _file(file: Path | None, config: Path | None) -> PasswordFile:
-    path = file or load(config=config).settings.console.password_file
+    path = file or load(config=config).settings.console.users
     if not path:
-        raise UsageError("name the password file: --file, or console.password_file (RELAY_CONSOLE_PASSWORD_FILE)")
+        raise UsageError("name the password file: --file, or console.users (RELAY_CONSOLE_USERS)")
     return PasswordFile(path)
 
 

@@ -193,7 +193,7 @@ class Authentication(StrEnum):
     """How the console knows who uses it."""
 
     NONE = "none"  # whoever reaches a loopback address is an owner
-    PASSWORD = "password"  # noqa: S105  (a name and a password of console.password_file)
+    PASSWORD = "password"  # noqa: S105  (a name and a password of the file console.users)
     PROXY = "proxy"  # a proxy says it in headers
     OIDC = "oidc"  # an OpenID Connect provider says it
 
@@ -373,8 +373,8 @@ class ConsoleSettings(Section):
     """PostgreSQL ends a statement of the console after this"""
     session_timeout: Seconds = 28800.0
     """a login ends after this"""
-    password_file: Text = ""
-    """of names, roles and hashes; `relay console user` writes it"""
+    users: Text = ""
+    """file of names, roles and hashes of passwords; `relay console user` writes it"""
     trusted_proxies: Networks = ""
     """who may say in headers who the user is"""
     proxy_name_header: HeaderName = "X-Forwarded-User"

@@ -1,6 +1,9 @@
 """Numbers, times and texts as the pages show them."""
 
+import re
 from datetime import UTC, datetime
+
+from markupsafe import Markup, escape
 
 NOTHING = "-"
 
@@ -36,3 +39,8 @@ def duration(seconds: float | None) -> str:
 def moment(at: datetime | None) -> str:
     """Return a time of UTC to the second."""
     return NOTHING if at is None else f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
+
+
+def commands(words: str) -> Markup:
+    """Return words with what stands in backticks as code; everything is escaped."""
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(words))))  # noqa: S704  (escaped just before)

@@ -10,7 +10,7 @@ from starlette.responses import HTMLResponse
 from relay import __version__
 from relay.config.settings import Authentication
 from relay.console.access.cookie import browser_of, form_token, new_browser, set_cookie
-from relay.console.formats import duration, moment, number, short
+from relay.console.formats import commands, duration, moment, number, short
 from relay.operate.status import lane_ranges
 
 FOLDER = Path(__file__).parent / "templates"
@@ -27,7 +27,14 @@ _environment = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_environment.filters |= {"duration": duration, "lanes": lane_ranges, "moment": moment, "number": number, "short": short}
+_environment.filters |= {
+    "commands": commands,
+    "duration": duration,
+    "lanes": lane_ranges,
+    "moment": moment,
+    "number": number,
+    "short": short,
+}
 
 
 def fragment(name: str, **values: Any) -> str:

@@ -60,7 +60,12 @@ def verdict(sample: Sample | None, report: Report | None = None) -> TheVerdict:
     failed = [each for each in report.findings if each.verdict is Verdict.FAILED] if report else []
     if not failed:
         return seen
-    told = [Told(f"{each.words}: {each.remedy}" if each.remedy else each.words, DOCTOR) for each in failed]
+    known = {each.words for each in seen.reasons}  # some the status tells, too
+    told = [
+        Told(f"{each.words}: {each.remedy}" if each.remedy else each.words, DOCTOR)
+        for each in failed
+        if each.words not in known
+    ]
     if seen.mood is Mood.OK:
         return TheVerdict(Mood.WARNING, "Messages go out, and the doctor has found something", [*seen.reasons, *told])
     return replace(seen, reasons=[*seen.reasons, *told])

@@ -39,7 +39,7 @@ def users(folder: Path) -> dict[str, Any]:
     file = PasswordFile(folder / "users")
     for role in Role:
         file.put(role, role, PASSWORD)
-    return {"authentication": Authentication.PASSWORD, "password_file": str(file.path)}
+    return {"authentication": Authentication.PASSWORD, "users": str(file.path)}
 
 
 def token_of(page: httpx.Response) -> str:

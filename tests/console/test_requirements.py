@@ -30,8 +30,8 @@ def test_on_loopback_it_needs_none(address: str) -> None:
 @pytest.mark.parametrize(
     ("console", "words"),
     [
-        ({"authentication": "password"}, "console.password_file"),
-        ({"authentication": "password", "password_file": "/nowhere/users"}, "No such file"),
+        ({"authentication": "password"}, "console.users"),
+        ({"authentication": "password", "users": "/nowhere/users"}, "No such file"),
         ({"authentication": "proxy", "owner_groups": "sre"}, "console.trusted_proxies"),
         ({"authentication": "proxy", "trusted_proxies": "10.0.0.1"}, "nobody has a role"),
         ({"authentication": "oidc", "owner_groups": "sre", "oidc_client_id": "x"}, "console.oidc_issuer"),
@@ -51,6 +51,6 @@ def test_an_empty_password_file_lets_nobody_in_and_is_refused(tmp_path: Path) ->
     with pytest.raises(ConfigurationError, match="has no users"):
         check_access(
             ConsoleSettings.model_validate(
-                {"authentication": "password", "password_file": str(tmp_path / "users"), "origin": ORIGIN}
+                {"authentication": "password", "users": str(tmp_path / "users"), "origin": ORIGIN}
             )
         )

@@ -24,7 +24,7 @@ class Access:
     """
 
     def __init__(self, console: ConsoleSettings) -> None:
-        self.passwords = PasswordFile(console.password_file)
+        self.passwords = PasswordFile(console.users)
         self.provider = Provider(console)
         self.limit = LoginLimit()
         self.sessions = Sessions(console.session_timeout)

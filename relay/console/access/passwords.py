@@ -44,7 +44,7 @@ class PasswordFile:
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "it is not UTF-8"
             raise ConfigurationError(
-                f"console.password_file = {self.path}: {reason}; `relay console user add` makes it"
+                f"console.users = {self.path}: {reason}; `relay console user add` makes it"
             ) from error
         return self._lines
 
@@ -118,7 +118,7 @@ def _checked(path: Path, lines: Iterable[str]) -> Iterable[str]:
         )
         if not is_user:
             raise ConfigurationError(
-                f"console.password_file = {path}: line {number} is not name:role:hash;"
+                f"console.users = {path}: line {number} is not name:role:hash;"
                 " `relay console user add` makes one"
             )
         yield line

@@ -56,10 +56,10 @@ def _authentication(console: ConsoleSettings) -> list[str]:
         case Authentication.NONE:
             return []
         case Authentication.PASSWORD:
-            problems = _missing(console, "password_file")
-            if not problems and not PasswordFile(console.password_file).lines():
+            problems = _missing(console, "users")
+            if not problems and not PasswordFile(console.users).lines():
                 problems.append(
-                    f"console.password_file = {console.password_file} has no users: `relay console user add`"
+                    f"console.users = {console.users} has no users: `relay console user add`"
                 )
             return problems
         case Authentication.PROXY:

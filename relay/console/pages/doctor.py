@@ -10,7 +10,7 @@ from starlette.responses import HTMLResponse
 from relay.console.access.identity import Identity, Role, require
 from relay.console.checkup import Checkup
 from relay.console.templates import page
-from relay.doctor.finding import summary
+from relay.doctor.finding import Verdict, summary
 
 router = APIRouter()
 
@@ -22,5 +22,8 @@ async def doctor(
     """Show what the doctor has found; with `again` it looks now."""
     checkup: Checkup = request.app.state.checkup
     report = await checkup.report(newest=again)
-    parts = [(part, list(found)) for part, found in groupby(report.findings, key=lambda each: each.part)]
+    urgent = [each for each in report.findings if each.verdict in (Verdict.FAILED, Verdict.WARNING)]
+    urgent.sort(key=lambda each: each.verdict is not Verdict.FAILED)
+    parts = [("to be mended", urgent)] if urgent else []
+    parts += [(part, list(found)) for part, found in groupby(report.findings, key=lambda each: each.part)]
     return page(request, "doctor.html", report=report, parts_found=parts, summary=summary(report.findings))
