@@ -1,12 +1,15 @@
 """A console in this process, and browsers of it."""
 
+import asyncio
 import re
+import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
+import uvicorn
 from fastapi import FastAPI
 
 from relay.config.settings import Authentication, ConsoleSettings, Settings
@@ -60,3 +63,20 @@ async def log_in(client: httpx.AsyncClient, name: str, password: str = PASSWORD,
     """Log in with a name and a password."""
     token = token_of(await client.get("/login", params={"next": to}))
     return await post(client, "/login", {"token": token, "name": name, "password": password, "next": to})
+
+
+@asynccontextmanager
+async def serving(settings: Settings, **console: Any) -> AsyncIterator[str]:
+    """Yield the address of a console that listens on loopback, as `relay console` does."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        section = ConsoleSettings.model_validate({"origin": address, **console})
+        app = make_app(settings.model_copy(update={"console": section}))
+        server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False))
+        running = asyncio.create_task(server.serve([listener]), name="served console")
+        try:
+            yield address
+        finally:
+            await app.state.sampler.stop()
+            server.should_exit = True
+            await running

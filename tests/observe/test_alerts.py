@@ -91,7 +91,9 @@ def test_fewer_relays_than_wanted_are_told(tmp_path: Path) -> None:
     told = json.dumps(alert["annotations"])
     (tmp_path / "alerts.yml").write_text(RULES.read_text().replace("vector(1)", "vector(3)"))
     (tmp_path / "test.yml").write_text(
-        FEWER.replace("TWO_RUN", told.replace("{{ $value }}", "2")).replace("NONE_RUNS", told.replace("{{ $value }}", "0"))
+        FEWER.replace("TWO_RUN", told.replace("{{ $value }}", "2")).replace(
+            "NONE_RUNS", told.replace("{{ $value }}", "0")
+        )
     )
 
     tested = subprocess.run(
