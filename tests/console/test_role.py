@@ -44,11 +44,14 @@ def test_the_role_carries_no_row(connection: psycopg.Connection) -> None:
         "UPDATE outbox.message SET sent_at = now()",
         "UPDATE outbox.message SET payload = '2'",
         "DELETE FROM outbox.message_pending",
-        "INSERT INTO outbox.message_sent SELECT * FROM outbox.message LIMIT 0",
+        "INSERT INTO outbox.message_sent DEFAULT VALUES",
         "DELETE FROM outbox.operator_audit",
         "UPDATE outbox.operator_audit SET why = 'another'",
         "INSERT INTO outbox.node (name, backend_pid, version) VALUES ('n', 1, '1')",
-        "INSERT INTO outbox.processed_message (consumer_name, message_id, message_day) VALUES ('c', gen_random_uuid(), now())",
+        """
+        INSERT INTO outbox.processed_message (consumer_name, message_id, message_day)
+        VALUES ('c', gen_random_uuid(), now())
+        """,
     ]
 
     assert allowed(connection, "outbox_console", statements) == []

@@ -96,9 +96,7 @@ async def test_a_logout_ends_the_stream(settings: Settings, tmp_path: Path) -> N
         async with open_page(address, {"Cookie": session}) as lines:
             await events(lines, 1)
             page = await client.get("/", headers={"Cookie": session})
-            await client.post(
-                "/logout", data={"token": token_of(page)}, headers={"Origin": address, "Cookie": session}
-            )
+            await client.post("/logout", data={"token": token_of(page)}, headers={"Origin": address, "Cookie": session})
             rest = await asyncio.wait_for(_rest(lines), 30)
 
     assert rest is not None

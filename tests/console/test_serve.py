@@ -1,5 +1,6 @@
 """The process: it listens, and ends when it is told to."""
 
+import asyncio
 import signal
 import subprocess
 from pathlib import Path
@@ -24,20 +25,23 @@ async def test_sigterm_ends_it_with_0_also_while_a_page_is_open(settings: Settin
     async def listens() -> bool:
         return is_listening(port)
 
-    with subprocess.Popen([RELAY, "console"], env=environment, cwd=tmp_path, stderr=subprocess.PIPE) as process:
-        try:
-            await eventually(listens, "the console listens", 60)
-            async with (
-                httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client,
-                client.stream("GET", "/live") as stream,
-            ):
-                lines = stream.aiter_lines()
-                assert (await anext(lines)) == "event: figures"
-                process.send_signal(signal.SIGTERM)
-                async for _ in lines:
-                    pass
-            _, log = process.communicate(timeout=60)
-        finally:
+    process = await asyncio.create_subprocess_exec(
+        RELAY, "console", env=environment, cwd=tmp_path, stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        await eventually(listens, "the console listens", 60)
+        async with (
+            httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client,
+            client.stream("GET", "/live") as stream,
+        ):
+            lines = stream.aiter_lines()
+            assert (await anext(lines)) == "event: figures"
+            process.send_signal(signal.SIGTERM)
+            async for _ in lines:
+                pass
+        _, log = await asyncio.wait_for(process.communicate(), 60)
+    finally:
+        if process.returncode is None:
             process.kill()
 
     assert process.returncode == 0, log.decode()

@@ -118,7 +118,6 @@ def _checked(path: Path, lines: Iterable[str]) -> Iterable[str]:
         )
         if not is_user:
             raise ConfigurationError(
-                f"console.users = {path}: line {number} is not name:role:hash;"
-                " `relay console user add` makes one"
+                f"console.users = {path}: line {number} is not name:role:hash; `relay console user add` makes one"
             )
         yield line

@@ -58,9 +58,7 @@ def _authentication(console: ConsoleSettings) -> list[str]:
         case Authentication.PASSWORD:
             problems = _missing(console, "users")
             if not problems and not PasswordFile(console.users).lines():
-                problems.append(
-                    f"console.users = {console.users} has no users: `relay console user add`"
-                )
+                problems.append(f"console.users = {console.users} has no users: `relay console user add`")
             return problems
         case Authentication.PROXY:
             return _missing(console, "trusted_proxies") + _missing_groups(console)

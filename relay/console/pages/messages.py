@@ -154,7 +154,7 @@ def _steps(message: Message, trace: Trace) -> list[Step]:
         for each in trace.held
     ]
     steps += [Step("warning", f"{each.command}, by {each.by}", each.at, each.why or "") for each in trace.audited]
-    if message.state is State.SENT and not trace.applied and not trace.held:
+    if message.state == State.SENT and not trace.applied and not trace.held:
         steps.append(
             Step("skipped", "no inbox of this database has it", None, "a consumer may have a database of its own")
         )

@@ -1,6 +1,8 @@
 """`/`: whether all is well, and what is in the way; `/live` sends it again each second."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Annotated, cast
 
@@ -17,6 +19,7 @@ from relay.console.templates import fragment, page
 from relay.console.verdict import verdict
 
 EVENT = "figures"
+FIRST_LOOK = 3.0  # seconds for the first page; it shows that the console still looks then
 SHORTEST = 300.0  # seconds that a chart spans at least
 
 router = APIRouter()
@@ -44,8 +47,12 @@ class Drawn:
 
 
 @router.get("/")
-def overview(request: Request, _: Annotated[Identity, Depends(require(Role.VIEWER))]) -> HTMLResponse:
+async def overview(request: Request, _: Annotated[Identity, Depends(require(Role.VIEWER))]) -> HTMLResponse:
     """Show the state of the outbox in words, then its figures."""
+    if _sampler(request).latest is None:  # the console has just started
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FIRST_LOOK), aclosing(_sampler(request).samples()) as samples:
+                await anext(samples, None)
     return page(request, "overview.html", figures=_figures(request))
 
 
