@@ -11,6 +11,7 @@ from uuid import UUID
 import psycopg
 from psycopg.rows import class_row, dict_row
 from psycopg.sql import SQL, Composed, Identifier
+from pydantic import ConfigDict
 
 from relay.engine.read.pending import MAY_BE_WRITTEN
 from relay.errors import NotFoundError
@@ -69,6 +70,8 @@ class Parked:
 class ParkedMessage:
     """A parked or discarded row with everything that would be sent; the payload may be cut short."""
 
+    __pydantic_config__ = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")  # as `relay` prints it
+
     id: int
     message_id: UUID
     aggregate_type: str
@@ -101,7 +104,7 @@ LIST_PARKED = SQL("""
             WHERE held.state = 'parked' AND held.aggregate_type = row.aggregate_type
               AND held.aggregate_id = row.aggregate_id AND held.held_behind = row.id) AS held
     FROM {schema}.message_state AS row
-    WHERE {matches} AND (%(with_held)s OR {is_head})
+    WHERE {matches} AND (%(with_held)s OR {is_head}) AND row.id > %(after)s
     ORDER BY row.id
     LIMIT %(limit)s
 """)
@@ -111,13 +114,14 @@ COUNT_PARKED = SQL("""
 
 
 def list_parked(
-    connection: psycopg.Connection, schema: str, selection: Selection, *, with_held: bool
+    connection: psycopg.Connection, schema: str, selection: Selection, *, with_held: bool, after: int = 0
 ) -> tuple[list[Parked], int]:
     """Return the selected rows by id, and how many there are beyond `selection.limit`.
 
-    Without `with_held`, rows that only wait behind another one of their key are left out.
+    Without `with_held`, rows that only wait behind another one of their key are left out. The list begins behind the
+    id `after`; the number does not depend on it.
     """
-    parameters = {**asdict(selection), "with_held": with_held}
+    parameters = {**asdict(selection), "with_held": with_held, "after": after}
     with connection.cursor(row_factory=class_row(Parked)) as cursor:
         rows = cursor.execute(composed(schema, LIST_PARKED), parameters).fetchall()
     return rows, scalar(connection, composed(schema, COUNT_PARKED), parameters)

@@ -105,15 +105,15 @@ READ_JOBS = SQL("""
     LEFT JOIN pg_locks AS lock ON lock.locktype = 'advisory' AND lock.granted AND lock.objsubid = 2
         AND lock.database = (SELECT oid FROM pg_database WHERE datname = current_database())
         AND lock.classid = (hashtext({lock}) & 4294967295)::oid AND lock.objid = job.id::oid
-    WHERE %(id)s::bigint IS NULL OR job.id = %(id)s
+    WHERE (%(id)s::bigint IS NULL OR job.id = %(id)s) AND (%(before)s::bigint IS NULL OR job.id < %(before)s)
     ORDER BY job.id DESC
     LIMIT %(limit)s
 """)
 
 
-def list_jobs(connection: psycopg.Connection, schema: str, *, limit: int) -> list[Job]:
-    """Return the newest jobs, the newest first."""
-    return _read(connection, schema, {"id": None, "limit": limit})
+def list_jobs(connection: psycopg.Connection, schema: str, *, limit: int, before: int | None = None) -> list[Job]:
+    """Return the newest jobs, or the newest before the job `before`, the newest first."""
+    return _read(connection, schema, {"id": None, "before": before, "limit": limit})
 
 
 def read_job(connection: psycopg.Connection, schema: str, job: int) -> Job:
@@ -122,22 +122,24 @@ def read_job(connection: psycopg.Connection, schema: str, job: int) -> Job:
     Raises:
         NotFoundError: there is no job of this id.
     """
-    if not (found := _read(connection, schema, {"id": job, "limit": 1})):
+    if not (found := _read(connection, schema, {"id": job, "before": None, "limit": 1})):
         raise NotFoundError(f"there is no replay {job}: see `relay replay list`")
     return found[0]
 
 
 LIST_FAILURES = SQL("""
     SELECT id, message_id, reason, failed_at FROM {schema}.replay_failure
-    WHERE replay_id = %(job)s ORDER BY id LIMIT %(limit)s
+    WHERE replay_id = %(job)s AND id > %(after)s ORDER BY id LIMIT %(limit)s
 """)
 
 
-def list_failures(connection: psycopg.Connection, schema: str, job: int, *, limit: int) -> list[Failure]:
-    """Return the first rows, by id, that the job could not replay."""
+def list_failures(
+    connection: psycopg.Connection, schema: str, job: int, *, limit: int, after: int = 0
+) -> list[Failure]:
+    """Return the first rows behind the id `after`, by id, that the job could not replay."""
     with connection.cursor(row_factory=class_row(Failure)) as cursor:
         statement = LIST_FAILURES.format(schema=Identifier(schema))
-        return cursor.execute(statement, {"job": job, "limit": limit}).fetchall()
+        return cursor.execute(statement, {"job": job, "limit": limit, "after": after}).fetchall()
 
 
 CANCEL = SQL("""

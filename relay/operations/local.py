@@ -1,0 +1,155 @@
+"""The operations, done on the servers of the settings."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import psycopg
+
+from relay.config.settings import Settings
+from relay.doctor.finding import Finding
+from relay.doctor.run import examine
+from relay.engine.send.message import UnsendableError
+from relay.engine.send.routes import Router
+from relay.errors import UsageError
+from relay.operate import pool, quarantine, release
+from relay.operate.parked import ParkedMessage, list_parked, show_parked
+from relay.operate.parked import Selection as ParkedSelection
+from relay.operate.quarantine import Changed, RouteStatus
+from relay.operate.release import Done
+from relay.operate.session import session
+from relay.operate.status import Status, read_status
+from relay.operate.whereabouts import RowId
+from relay.operations.results import ParkedRows, ReplayPreview, RoutePreview, ShownReplay, ShownRoute
+from relay.replay.job import Job, cancel_job, cancellable, list_failures, list_jobs, read_job
+from relay.replay.selection import Filter, count_by_day, now
+
+BULK_TIMEOUT = 600.0  # seconds for a statement: one head may have a million rows behind it
+SCAN_TIMEOUT = 3600.0  # seconds for a statement: days of sent rows are read from end to end
+FIRST_PART = 1000  # characters of a payload, unless all of it is wanted
+
+Connect = Callable[[float | None], AbstractContextManager[psycopg.Connection]]
+
+
+class LocalOperations:
+    """See `relay.operations.operations.Operations`.
+
+    Args:
+        connect: yields a session, whose statements may take so many seconds; that of the settings unless given.
+        file: the relay.toml that was read, for the doctor.
+    """
+
+    def __init__(self, settings: Settings, file: Path | None = None, *, connect: Connect | None = None) -> None:
+        self._settings = settings
+        self._file = file
+        self._schema = settings.database.schema_name
+        self._connect: Connect = connect or (lambda timeout: session(settings.database, timeout=timeout))
+
+    def status(self) -> Status:
+        with self._connect(None) as connection:
+            return read_status(
+                connection, self._schema, progress_timeout=3 * self._settings.relay.heartbeat_interval
+            )
+
+    def doctor(self) -> list[Finding]:
+        return examine(self._settings, self._file)
+
+    def pools(self, names: Sequence[str]) -> pool.PoolsStatus:
+        with self._connect(None):  # which finds the tables missing or behind
+            return asyncio.run(pool.read_status(self._settings, names=names))
+
+    def list_parked(self, selection: ParkedSelection, *, with_held: bool, after: int = 0) -> ParkedRows:
+        with self._connect(None) as connection:
+            rows, total = list_parked(connection, self._schema, selection, with_held=with_held, after=after)
+        return ParkedRows(rows, total)
+
+    def show_parked(self, row: RowId, *, is_full: bool) -> ParkedMessage:
+        with self._connect(None) as connection:
+            return show_parked(connection, self._schema, row, length=2**31 - 1 if is_full else FIRST_PART)
+
+    def preview_parked(self, selection: ParkedSelection) -> Done:
+        with self._connect(BULK_TIMEOUT) as connection:
+            return release.preview(connection, self._schema, selection)
+
+    def retry_parked(self, selection: ParkedSelection, *, by: str, why: str | None) -> Done:
+        with self._connect(BULK_TIMEOUT) as connection:
+            return release.retry(connection, self._schema, selection, by=by, why=why)
+
+    def discard_parked(self, selection: ParkedSelection, *, by: str, why: str) -> Done:
+        with self._connect(BULK_TIMEOUT) as connection:
+            return release.discard(connection, self._schema, selection, by=by, why=why)
+
+    def list_routes(self) -> list[RouteStatus]:
+        with self._connect(None) as connection:
+            return quarantine.list_routes(connection, self._schema)
+
+    def show_route(self, named: RowId, *, limit: int, after: int = 0) -> ShownRoute:
+        with self._connect(None) as connection:
+            route = quarantine.route_of(connection, self._schema, named)
+            return ShownRoute(
+                route, quarantine.list_rows(connection, self._schema, route.id, limit=limit, after=after)
+            )
+
+    def preview_route(self, route: int, rows: Sequence[RowId], *, limit: int) -> RoutePreview:
+        with self._connect(BULK_TIMEOUT) as connection:
+            found = quarantine.read_route(connection, self._schema, route)
+            number, oldest = quarantine.count_chosen(connection, self._schema, found, rows)
+            first = quarantine.list_chosen(connection, self._schema, route, rows, limit=limit)
+        return RoutePreview(found, number, oldest, first)
+
+    def reroute(
+        self, route: int, rows: Sequence[RowId], *, to_exchange: str | None, routing_key: str | None, by: str, why: str
+    ) -> Changed:
+        check_reroute(self._settings, to_exchange)
+        with self._connect(BULK_TIMEOUT) as connection:
+            found = quarantine.read_route(connection, self._schema, route)
+            exchange, key = found.rerouted(to_exchange, routing_key)
+            return quarantine.reroute(
+                connection, self._schema, found, rows, exchange=exchange, routing_key=key, by=by, why=why
+            )
+
+    def discard_route(self, route: int, rows: Sequence[RowId], *, by: str, why: str) -> Changed:
+        with self._connect(BULK_TIMEOUT) as connection:
+            found = quarantine.read_route(connection, self._schema, route)
+            return quarantine.discard(connection, self._schema, found, rows, by=by, why=why)
+
+    def probe(self, routes: Sequence[int]) -> list[int]:
+        with self._connect(None) as connection:
+            found = [quarantine.read_route(connection, self._schema, route).id for route in routes]
+            found = found or [route.id for route in quarantine.list_routes(connection, self._schema)]
+            quarantine.probe(connection, self._schema, found)
+        return found
+
+    def preview_replay(self, asked: Filter) -> ReplayPreview:
+        with self._connect(SCAN_TIMEOUT) as connection:
+            days = count_by_day(connection, self._schema, asked.selection(now(connection)))
+        return ReplayPreview(sum(day.rows for day in days), days)
+
+    def list_replays(self, *, limit: int, before: int | None = None) -> list[Job]:
+        with self._connect(None) as connection:
+            return list_jobs(connection, self._schema, limit=limit, before=before)
+
+    def show_replay(self, job: int, *, limit: int, after: int = 0) -> ShownReplay:
+        with self._connect(None) as connection:
+            found = read_job(connection, self._schema, job)
+            return ShownReplay(found, list_failures(connection, self._schema, job, limit=limit, after=after))
+
+    def cancel_replay(self, job: int, *, by: str, why: str) -> Job:
+        with self._connect(None) as connection:
+            cancellable(read_job(connection, self._schema, job))
+            return cancel_job(connection, self._schema, job, by=by, why=why)
+
+
+def check_reroute(settings: Settings, exchange: str | None) -> None:
+    """Refuse an exchange that rows may not name.
+
+    Raises:
+        UsageError: the relay would park them.
+    """
+    if exchange is None:
+        return
+    try:
+        Router.of(settings).check_exchange(exchange.encode())
+    except UnsendableError as error:
+        raise UsageError(f"{error}: the relay would park the rows") from None
