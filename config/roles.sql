@@ -112,6 +112,7 @@ GRANT SELECT, UPDATE ON outbox.quarantine TO outbox_console;
 GRANT SELECT, INSERT ON outbox.replay, outbox.replay_failure TO outbox_console;
 GRANT UPDATE (state, selected, replayed, failed, position, saved_at) ON outbox.replay TO outbox_console;
 GRANT SELECT, INSERT ON outbox.dead_letter_audit, outbox.operator_audit TO outbox_console;
+GRANT SELECT, INSERT, UPDATE, DELETE ON outbox.api_answer TO outbox_console;
 GRANT SELECT ON outbox.processed_message, outbox.held_message, outbox.begun_message TO outbox_console;
 GRANT SELECT ON outbox.pool, outbox.pool_member, outbox.pool_partition, outbox.pool_master TO outbox_console;
 

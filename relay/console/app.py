@@ -15,6 +15,7 @@ from relay import __version__
 from relay.config.settings import Settings
 from relay.console.access.access import Access
 from relay.console.access.headers import GuardedApp
+from relay.console.access.tokens import TokenFile, with_tokens
 from relay.console.access.writes import guard_writes, hosts
 from relay.console.answers import answer_bug, answer_error, answer_http_error, answer_invalid
 from relay.console.api.router import router as api
@@ -30,7 +31,7 @@ def make_app(settings: Settings, file: Path | None = None) -> FastAPI:
     """Return the console for these settings.
 
     `app.state` has `settings`, `database` (Database), `sampler` (Sampler), `checkup` (Checkup), `access`
-    (Access) and `identify` (Identifier). `file` is the relay.toml that was read, for the doctor.
+    (Access), `identify` (Identifier) and `file`, the relay.toml that was read, for the doctor.
     """
 
     @asynccontextmanager
@@ -67,11 +68,12 @@ def make_app(settings: Settings, file: Path | None = None) -> FastAPI:
         },
     )
     app.state.settings = settings
+    app.state.file = file
     app.state.database = database
     app.state.sampler = sampler
     app.state.checkup = checkup
     app.state.access = access
-    app.state.identify = access.identify
+    app.state.identify = with_tokens(access.identify, TokenFile(settings.console.tokens))
     for each in (login, overview, messages, nodes, doctor):
         app.include_router(each.router)
     app.include_router(api)

@@ -19,7 +19,7 @@ from relay.operate.parked import Selection as ParkedSelection
 from relay.operate.quarantine import Changed, RouteStatus
 from relay.operate.release import Done
 from relay.operate.session import session
-from relay.operate.status import Status, read_status
+from relay.operate.status import Node, Status, list_nodes, read_status
 from relay.operate.whereabouts import RowId
 from relay.operations.results import ParkedRows, ReplayPreview, RoutePreview, ShownReplay, ShownRoute
 from relay.replay.job import Job, cancel_job, cancellable, list_failures, list_jobs, read_job
@@ -51,6 +51,10 @@ class LocalOperations:
             return read_status(
                 connection, self._schema, progress_timeout=3 * self._settings.relay.heartbeat_interval
             )
+
+    def nodes(self) -> list[Node]:
+        with self._connect(None) as connection:
+            return list_nodes(connection, self._schema)
 
     def doctor(self) -> list[Finding]:
         return examine(self._settings, self._file)

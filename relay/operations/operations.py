@@ -13,7 +13,7 @@ from relay.operate.parked import Selection as ParkedSelection
 from relay.operate.pool import PoolsStatus
 from relay.operate.quarantine import Changed, RouteStatus
 from relay.operate.release import Done
-from relay.operate.status import Status
+from relay.operate.status import Node, Status
 from relay.operate.whereabouts import RowId
 from relay.operations.results import ParkedRows, ReplayPreview, RoutePreview, ShownReplay, ShownRoute
 from relay.replay.job import Job
@@ -24,6 +24,7 @@ class Operations(Protocol):
     """What an operator can do. `by` names who does it, where the server does not know better; `why` is kept."""
 
     def status(self) -> Status: ...
+    def nodes(self) -> list[Node]: ...
     def doctor(self) -> list[Finding]: ...
     def pools(self, names: Sequence[str]) -> PoolsStatus: ...
 

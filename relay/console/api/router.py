@@ -2,4 +2,9 @@
 
 from fastapi import APIRouter
 
-router = APIRouter(prefix="/api/v1")
+from relay.console.api import openapi, parked, quarantine, replay, state
+from relay.console.api.openapi import PREFIX
+
+router = APIRouter(prefix=PREFIX, responses={422: {"description": "Unprocessable"}})
+for each in (state, parked, quarantine, replay, openapi):
+    router.include_router(each.router)
