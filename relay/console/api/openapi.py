@@ -4,15 +4,12 @@ import sys
 from typing import Any
 
 import orjson
-from fastapi import APIRouter
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel, ConfigDict, Field
-from starlette.requests import Request
-from starlette.responses import Response
 from starlette.routing import BaseRoute
 
-PREFIX = "/api/v1"
-PATH = "/openapi.json"
+from relay import __version__
+
 ABOUT = """Everything that an operator can do by the command `relay`, with the same names. docs/api.md says how to begin."""
 
 # What may be answered in place of what was asked for.
@@ -31,9 +28,6 @@ PROBLEMS = {
     "504": "PostgreSQL or RabbitMQ did not answer in time.",
 }
 
-router = APIRouter()
-
-
 class Problem(BaseModel):
     """Why a request was not done (RFC 9457)."""
 
@@ -45,17 +39,10 @@ class Problem(BaseModel):
     detail: str = Field(description="What happened, to what, and what to do.")
 
 
-@router.get(PATH, include_in_schema=False)
-def published(request: Request) -> Response:
-    """Return the OpenAPI document."""
-    return Response(orjson.dumps(document(request.app.routes, request.app.version)), media_type="application/json")
-
-
-def document(routes: list[BaseRoute], version: str) -> dict[str, Any]:
-    """Return the OpenAPI document of those routes that are of the API."""
-    chosen = [route for route in routes if getattr(route, "path", "").startswith(PREFIX)]
+def document(routes: list[BaseRoute]) -> dict[str, Any]:
+    """Return the OpenAPI document of the routes of the API."""
     told = get_openapi(
-        title="Outbox relay", version=version, openapi_version="3.1.0", description=ABOUT, routes=chosen
+        title="Outbox relay", version=__version__, openapi_version="3.1.0", description=ABOUT, routes=routes
     )
     parts = told["components"]
     for name in ("HTTPValidationError", "ValidationError"):
@@ -85,11 +72,9 @@ def as_text(told: dict[str, Any]) -> str:
 
 def main() -> None:
     """Print the document."""
-    from relay.config.settings import Settings  # noqa: PLC0415  (the app has this module)
-    from relay.console.app import make_app  # noqa: PLC0415
+    from relay.console.api.router import router  # noqa: PLC0415  (it has this module)
 
-    app = make_app(Settings())
-    sys.stdout.write(as_text(document(app.routes, app.version)))
+    sys.stdout.write(as_text(document(router.routes)))
 
 
 if __name__ == "__main__":

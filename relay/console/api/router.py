@@ -1,10 +1,19 @@
 """The routes of `/api/v1`."""
 
+import orjson
 from fastapi import APIRouter
+from starlette.responses import Response
 
-from relay.console.api import openapi, parked, quarantine, replay, state
-from relay.console.api.openapi import PREFIX
+from relay.console.api import parked, quarantine, replay, state
+from relay.console.api.given import Viewer
+from relay.console.api.openapi import document
 
-router = APIRouter(prefix=PREFIX, responses={422: {"description": "Unprocessable"}})
-for each in (state, parked, quarantine, replay, openapi):
+router = APIRouter(prefix="/api/v1", responses={422: {"description": "Unprocessable"}})
+for each in (state, parked, quarantine, replay):
     router.include_router(each.router)
+
+
+@router.get("/openapi.json", include_in_schema=False)
+def openapi(_: Viewer) -> Response:
+    """Return the OpenAPI document."""
+    return Response(orjson.dumps(document(router.routes)), media_type="application/json")
