@@ -48,9 +48,7 @@ class LocalOperations:
 
     def status(self) -> Status:
         with self._connect(None) as connection:
-            return read_status(
-                connection, self._schema, progress_timeout=3 * self._settings.relay.heartbeat_interval
-            )
+            return read_status(connection, self._schema, progress_timeout=3 * self._settings.relay.heartbeat_interval)
 
     def nodes(self) -> list[Node]:
         with self._connect(None) as connection:
@@ -91,9 +89,7 @@ class LocalOperations:
     def show_route(self, named: RowId, *, limit: int, after: int = 0) -> ShownRoute:
         with self._connect(None) as connection:
             route = quarantine.route_of(connection, self._schema, named)
-            return ShownRoute(
-                route, quarantine.list_rows(connection, self._schema, route.id, limit=limit, after=after)
-            )
+            return ShownRoute(route, quarantine.list_rows(connection, self._schema, route.id, limit=limit, after=after))
 
     def preview_route(self, route: int, rows: Sequence[RowId], *, limit: int) -> RoutePreview:
         with self._connect(BULK_TIMEOUT) as connection:

@@ -8,12 +8,21 @@ import psycopg
 from fastapi import Depends
 from starlette.requests import Request
 
+from relay.config.settings import Settings
 from relay.console.access.identity import Identity, Role, require
 from relay.operations.local import LocalOperations
 
 Viewer = Annotated[Identity, Depends(require(Role.VIEWER))]
 Operator = Annotated[Identity, Depends(require(Role.OPERATOR))]
 Owner = Annotated[Identity, Depends(require(Role.OWNER))]
+
+
+def _settings(request: Request) -> Settings:
+    settings: Settings = request.app.state.settings
+    return settings
+
+
+Configured = Annotated[Settings, Depends(_settings)]
 
 
 def _operations(request: Request) -> LocalOperations:

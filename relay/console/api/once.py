@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from relay.console.access.identity import Identity, RefusedError
+from relay.console.access.identity import RefusedError
 from relay.console.database import Database
 from relay.errors import BusyError, OutboxError, PartlyDoneError
 
@@ -38,7 +38,9 @@ CLAIM = SQL("""
     ON CONFLICT (done_by, key) DO NOTHING
 """)
 READ = SQL("SELECT request, status, body FROM {schema}.api_answer WHERE done_by = %(by)s AND key = %(key)s")
-KEEP = SQL("UPDATE {schema}.api_answer SET status = %(status)s, body = %(body)s WHERE done_by = %(by)s AND key = %(key)s")
+KEEP = SQL(
+    "UPDATE {schema}.api_answer SET status = %(status)s, body = %(body)s WHERE done_by = %(by)s AND key = %(key)s"
+)
 GIVE_UP = SQL("DELETE FROM {schema}.api_answer WHERE done_by = %(by)s AND key = %(key)s AND status IS NULL")
 
 
@@ -50,7 +52,7 @@ class Asked:
     digest: bytes
     database: Database
 
-    def in_transaction(self, who: Identity, kind: type, act: Callable[[psycopg.Connection], Any]) -> Response:
+    def in_transaction(self, by: str, kind: type, act: Callable[[psycopg.Connection], Any]) -> Response:
         """Return the answer: what `act` returns, or what it has returned to an earlier request.
 
         `act` gets a session that is in a transaction, and returns a value of the type `kind`.
@@ -60,13 +62,13 @@ class Asked:
             OutboxError: as `act`; nothing was done.
         """
         with self.database.session() as connection, connection.transaction():
-            if (kept := self._claim(connection, who)) is not None:
+            if (kept := self._claim(connection, by)) is not None:
                 return kept
             body = _body(kind, act(connection))
-            self._keep(connection, who, body)
+            self._keep(connection, by, body)
         return _answer(HTTPStatus.OK, body)
 
-    def noted(self, who: Identity, kind: type, act: Callable[[], Any]) -> Response:
+    def noted(self, by: str, kind: type, act: Callable[[], Any]) -> Response:
         """Return the answer as `in_transaction` does, where `act` commits what it does by itself.
 
         Raises:
@@ -74,7 +76,7 @@ class Asked:
             RefusedError, OutboxError: as `in_transaction`.
         """
         with self.database.session() as connection, connection.transaction():
-            if (kept := self._claim(connection, who)) is not None:
+            if (kept := self._claim(connection, by)) is not None:
                 return kept
         try:
             body = _body(kind, act())
@@ -82,17 +84,17 @@ class Asked:
             raise  # the note stays: a repeat must not begin again unseen
         except OutboxError:
             with self.database.session() as connection:
-                self._run(connection, GIVE_UP, who)
+                self._run(connection, GIVE_UP, by)
             raise
         with self.database.session() as connection:
-            self._keep(connection, who, body)
+            self._keep(connection, by, body)
         return _answer(HTTPStatus.OK, body)
 
-    def _claim(self, connection: psycopg.Connection, who: Identity) -> Response | None:
-        self._run(connection, FORGET, who)
-        if self._run(connection, CLAIM, who).rowcount:
+    def _claim(self, connection: psycopg.Connection, by: str) -> Response | None:
+        self._run(connection, FORGET, by)
+        if self._run(connection, CLAIM, by).rowcount:
             return None
-        request, status, body = self._run(connection, READ, who).fetchone() or (None, None, None)
+        request, status, body = self._run(connection, READ, by).fetchone() or (None, None, None)
         if request != self.digest:
             raise RefusedError(
                 HTTPStatus.UNPROCESSABLE_ENTITY, "this Idempotency-Key came with another request: choose a new one"
@@ -104,11 +106,11 @@ class Asked:
             )
         return _answer(HTTPStatus(status), body)
 
-    def _keep(self, connection: psycopg.Connection, who: Identity, body: bytes) -> None:
-        self._run(connection, KEEP, who, status=int(HTTPStatus.OK), body=body)
+    def _keep(self, connection: psycopg.Connection, by: str, body: bytes) -> None:
+        self._run(connection, KEEP, by, status=int(HTTPStatus.OK), body=body)
 
-    def _run(self, connection: psycopg.Connection, statement: SQL, who: Identity, **more: Any) -> psycopg.Cursor[Any]:
-        values = {"by": who.name, "key": self.key, "request": self.digest, **more}
+    def _run(self, connection: psycopg.Connection, statement: SQL, by: str, **more: Any) -> psycopg.Cursor[Any]:
+        values = {"by": by, "key": self.key, "request": self.digest, **more}
         return connection.execute(statement.format(schema=Identifier(self.database.schema)), values)
 
 

@@ -10,7 +10,9 @@ from starlette.routing import BaseRoute
 
 from relay import __version__
 
-ABOUT = """Everything that an operator can do by the command `relay`, with the same names. docs/api.md says how to begin."""
+ABOUT = (
+    """Everything that an operator can do by the command `relay`, with the same names. docs/api.md says how to begin."""
+)
 
 # What may be answered in place of what was asked for.
 PROBLEMS = {
@@ -27,6 +29,7 @@ PROBLEMS = {
     "503": "PostgreSQL or RabbitMQ is not reachable, or lets the console not in.",
     "504": "PostgreSQL or RabbitMQ did not answer in time.",
 }
+
 
 class Problem(BaseModel):
     """Why a request was not done (RFC 9457)."""

@@ -96,7 +96,7 @@ def retry(request: Request, once: Once, who: Operator, asked: Retry) -> Response
     """Send rows again, with all their attempts; rows held behind them follow in order."""
     selection = _chosen(asked)
     return once.in_transaction(
-        who,
+        who.name,
         Done,
         lambda connection: within(request, connection).retry_parked(
             selection, by=who.name, why=asked.why.strip() or None
@@ -109,7 +109,9 @@ def discard(request: Request, once: Once, who: Owner, asked: Discard) -> Respons
     """Discard rows: they are kept and never sent; rows held behind them go out."""
     selection = _chosen(asked)
     return once.in_transaction(
-        who, Done, lambda connection: within(request, connection).discard_parked(selection, by=who.name, why=asked.why)
+        who.name,
+        Done,
+        lambda connection: within(request, connection).discard_parked(selection, by=who.name, why=asked.why),
     )
 
 

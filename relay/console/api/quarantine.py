@@ -76,9 +76,7 @@ def preview(
 def show(operations: Operations, _: Viewer, name: RowName, cursor: Cursor = None, limit: Limit = 100) -> RoutePage:
     """Show the route of this number, or that in which the row of this id waits, and its first rows."""
     found = operations.show_route(row_id(name), limit=limit, after=read_cursor(KIND, cursor) or 0)
-    return RoutePage(
-        route=found.route, rows=found.rows, next=next_cursor(KIND, [row.id for row in found.rows], limit)
-    )
+    return RoutePage(route=found.route, rows=found.rows, next=next_cursor(KIND, [row.id for row in found.rows], limit))
 
 
 @router.post("/reroute", response_model=Changed)
@@ -91,7 +89,7 @@ def reroute(operations: Operations, once: Once, who: Operator, asked: Reroute) -
             raise UsageError(f"{name} is longer than the 255 bytes that AMQP allows")
     rows = row_ids(asked.ids)
     return once.noted(
-        who,
+        who.name,
         Changed,
         lambda: operations.reroute(
             asked.route,
@@ -108,10 +106,12 @@ def reroute(operations: Operations, once: Once, who: Operator, asked: Reroute) -
 def discard(operations: Operations, once: Once, who: Owner, asked: Chosen) -> Response:
     """Give up the rows of a route: they are kept and never sent; rows behind them go out."""
     rows = row_ids(asked.ids)
-    return once.noted(who, Changed, lambda: operations.discard_route(asked.route, rows, by=who.name, why=asked.why))
+    return once.noted(
+        who.name, Changed, lambda: operations.discard_route(asked.route, rows, by=who.name, why=asked.why)
+    )
 
 
 @router.post("/probe", response_model=Probed)
 def probe(operations: Operations, once: Once, who: Operator, asked: Probe) -> Response:
     """Ask the running relays to try routes now: those given, or all."""
-    return once.noted(who, Probed, lambda: Probed(routes=operations.probe(asked.routes)))
+    return once.noted(who.name, Probed, lambda: Probed(routes=operations.probe(asked.routes)))

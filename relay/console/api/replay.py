@@ -65,5 +65,5 @@ def show(operations: Operations, _: Viewer, job: Id, cursor: Cursor = None, limi
 def cancel(request: Request, once: Once, who: Operator, job: Id, asked: Cancel) -> Response:
     """End a replay for good; a process that runs it stops within a second, or when its list is made."""
     return once.in_transaction(
-        who, Job, lambda connection: within(request, connection).cancel_replay(job, by=who.name, why=asked.why)
+        who.name, Job, lambda connection: within(request, connection).cancel_replay(job, by=who.name, why=asked.why)
     )

@@ -4,12 +4,12 @@ import orjson
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from relay.console.api import parked, quarantine, replay, state
+from relay.console.api import dead_letters, parked, quarantine, replay, state, upkeep
 from relay.console.api.given import Viewer
 from relay.console.api.openapi import document
 
 router = APIRouter(prefix="/api/v1", responses={422: {"description": "Unprocessable"}})
-for each in (state, parked, quarantine, replay):
+for each in (state, parked, quarantine, dead_letters, replay, upkeep):
     router.include_router(each.router)
 
 

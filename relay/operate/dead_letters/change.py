@@ -7,15 +7,17 @@ dies in between leaves the letter where it was, and at most a copy with the same
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import psycopg
 
-from relay.config.settings import BrokerSettings
+from relay.config.settings import BrokerSettings, Settings
 from relay.consume.failed.envelope import sent_back
 from relay.consume.failed.queues import came_from, dead_queue_name
 from relay.database import one_line
 from relay.errors import OutboxError, PartlyDoneError
-from relay.operate.dead_letters.audit import Entry
+from relay.operate.dead_letters.audit import Entry, write_audit
 from relay.operate.dead_letters.letter import Held, Letter, Selection
 from relay.operate.dead_letters.queue import ACKNOWLEDGED_PAGE, PAGE, Copy, DeadQueue, opened
 from relay.replay.pace import Pace
@@ -224,3 +226,16 @@ class Command:
                 self._refused_in_a_row = 0
         if self._refused_in_a_row >= MOST_REFUSED:
             self.stop()
+
+
+async def preview_letters(broker: BrokerSettings, entry: Entry, selection: Selection) -> Done:
+    """Count the letters that a command would change; raises OutboxError."""
+    return await Preview(broker, entry, selection).run()
+
+
+async def run_command(
+    connection: psycopg.Connection[Any], settings: Settings, entry: Entry, selection: Selection
+) -> Done:
+    """Send letters back or throw them away, and write the audit by this connection; raises as `Command.run`."""
+    write = partial(write_audit, connection, settings.database.schema_name, entry)
+    return await Command(settings.broker, entry, selection, write=write).run()

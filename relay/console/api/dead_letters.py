@@ -1,0 +1,140 @@
+"""`/dead-letters`: what consumers gave up. A queue has no index: a list is read from its beginning, up to a limit."""
+
+import asyncio
+from datetime import UTC, datetime
+from io import BytesIO
+from typing import Annotated, Any
+
+import orjson
+from fastapi import APIRouter, Query
+from pydantic import Field
+from starlette.responses import Response
+
+from relay.config.settings import Settings
+from relay.console.api.given import Configured, Operator, Owner, Viewer
+from relay.console.api.once import Once
+from relay.console.api.parameters import MOST, Closed, Limit, MessageFilter, Moment, QueueName, Text, Why, check_choice
+from relay.observe.printable import printable_json
+from relay.operate.dead_letters.audit import Entry
+from relay.operate.dead_letters.change import Done, preview_letters, queues_of, run_command
+from relay.operate.dead_letters.document import document
+from relay.operate.dead_letters.export import export
+from relay.operate.dead_letters.letter import Letter, Selection
+from relay.operate.dead_letters.read import list_letters, show_letter
+from relay.replay.moment import parse_interval
+
+router = APIRouter(prefix="/dead-letters", tags=["dead-letters"])
+MessageId = Annotated[Text, Field(min_length=1)]
+
+
+class LetterFilter(MessageFilter):
+    """Which letters of which queue."""
+
+    queue: QueueName
+    message_ids: Annotated[list[MessageId], Field(max_length=MOST)] = []
+    reason: Annotated[Text | None, Field(description="permanent, exhausted, poisoned, unhandled, invalid, ...")] = None
+    exception: Annotated[Text | None, Field(description="A part of the exception.")] = None
+    consumer: Text | None = None
+    since: Moment = None
+    until: Moment = None
+
+    def selection(self, limit: int | None) -> Selection:
+        """Return the letters that it means; UsageError when nothing can match."""
+        since, until = parse_interval(self.since, self.until, datetime.now(UTC))
+        return Selection(
+            message_ids=frozenset(self.message_ids),
+            aggregate_type=self.aggregate_type,
+            aggregate_id=self.aggregate_id,
+            type=self.event_type,
+            reason=self.reason,
+            exception=self.exception,
+            consumer=self.consumer,
+            since=since,
+            until=until,
+            limit=limit,
+        )
+
+
+class Listing(LetterFilter):
+    """The first so many of these letters."""
+
+    limit: Limit = 100
+
+
+class Letters(Closed):
+    """Letters, and how many there are in the queue, also of others."""
+
+    queue: str
+    messages: int
+    letters: list[Letter]
+    warning: Annotated[str | None, Field(description="Letters that a delivery limit of their queue may drop.")]
+
+
+class Change(LetterFilter):
+    """Which letters to change, and why."""
+
+    all: Annotated[bool, Field(description="Every letter; needed when there is no filter.")] = False
+    limit: Annotated[Limit, Field(description="The first so many.")] = MOST
+    why: Why
+
+
+@router.get("")
+def list_(settings: Configured, _: Viewer, asked: Annotated[Listing, Query()]) -> Letters:
+    """List dead letters; they stay where they are."""
+    _, dead = queues_of(asked.queue)
+    letters, read = asyncio.run(list_letters(settings.broker, dead, asked.selection(asked.limit)))
+    return Letters(queue=dead, messages=read.letters, letters=letters, warning=read.warning)
+
+
+@router.get("/preview")
+def preview(settings: Configured, who: Viewer, asked: Annotated[Listing, Query()]) -> Done:
+    """Count the letters that a retry or discard would change."""
+    _, dead = queues_of(asked.queue)
+    entry = Entry("discard", dead, None, who.name, "")
+    return asyncio.run(preview_letters(settings.broker, entry, asked.selection(asked.limit)))
+
+
+@router.get("/letter", response_model=dict[str, Any])
+def show(settings: Configured, _: Operator, queue: QueueName, message_id: MessageId) -> Response:
+    """Show one dead letter with its headers and its body."""
+    _, dead = queues_of(queue)
+    told = document(asyncio.run(show_letter(settings.broker, dead, message_id)))
+    return Response(printable_json(orjson.dumps(told).decode()), media_type="application/json")
+
+
+@router.get(
+    "/export",
+    response_class=Response,
+    responses={200: {"description": "One letter a line.", "content": {"application/jsonl": {}}}},
+)
+def export_(settings: Configured, _: Operator, asked: Annotated[Listing, Query()]) -> Response:
+    """Return letters as JSON Lines; they stay where they are."""
+    _, dead = queues_of(asked.queue)
+    lines = BytesIO()
+    asyncio.run(export(settings.broker, dead, asked.selection(asked.limit), lines))
+    return Response(lines.getvalue(), media_type="application/jsonl")
+
+
+@router.post("/retry", response_model=Done)
+def retry(settings: Configured, once: Once, who: Operator, asked: Change) -> Response:
+    """Send letters back into the queue that they came from, where they are tried again with all attempts."""
+    consumed, dead = queues_of(asked.queue)
+    return _change(settings, once, Entry("retry", dead, consumed, who.name, asked.why), asked)
+
+
+@router.post("/discard", response_model=Done)
+def discard(settings: Configured, once: Once, who: Owner, asked: Change) -> Response:
+    """Throw letters away for good: export them first."""
+    _, dead = queues_of(asked.queue)
+    return _change(settings, once, Entry("discard", dead, None, who.name, asked.why), asked)
+
+
+def _change(settings: Settings, once: Once, entry: Entry, asked: Change) -> Response:
+    check_choice(is_filtered=not asked.selection(None).is_everything, is_all=asked.all)
+    selection = asked.selection(asked.limit)
+
+    def act() -> Done:
+        with once.database.session() as connection:
+            return asyncio.run(run_command(connection, settings, entry, selection))
+
+    return once.noted(entry.done_by, Done, act)
