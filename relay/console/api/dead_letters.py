@@ -31,7 +31,7 @@ class LetterFilter(MessageFilter):
     """Which letters of which queue."""
 
     queue: QueueName
-    message_ids: Annotated[list[MessageId], Field(max_length=MOST)] = []
+    message_ids: Annotated[tuple[MessageId, ...], Field(max_length=MOST)] = ()
     reason: Annotated[Text | None, Field(description="permanent, exhausted, poisoned, unhandled, invalid, ...")] = None
     exception: Annotated[Text | None, Field(description="A part of the exception.")] = None
     consumer: Text | None = None

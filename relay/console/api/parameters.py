@@ -16,7 +16,7 @@ Text = Annotated[str, StringConstraints(pattern=r"^[^\u0000]*$", max_length=1000
 Why = Annotated[Text, StringConstraints(strip_whitespace=True, min_length=1)]
 Id = Annotated[int, Field(ge=1, le=MAX_ID)]
 RowName = Annotated[str, StringConstraints(pattern=r"^[0-9A-Fa-f-]{1,36}$"), Field(description="Its id or message id.")]
-RowNames = Annotated[list[RowName], Field(max_length=MOST)]
+RowNames = Annotated[tuple[RowName, ...], Field(max_length=MOST)]
 Address = Annotated[str, StringConstraints(pattern=r"^[^\u0000]*$", max_length=255)]
 QueueName = Annotated[
     str,
@@ -51,7 +51,7 @@ class MessageFilter(Closed):
 class ParkedFilter(MessageFilter):
     """Which parked rows."""
 
-    ids: RowNames = []
+    ids: RowNames = ()
     reason: Annotated[Text | None, Field(description="A part of the reason.")] = None
 
     def selection(self, limit: int | None) -> parked.Selection:
@@ -71,14 +71,14 @@ class ParkedFilter(MessageFilter):
 class ReplayFilter(MessageFilter):
     """Which sent rows."""
 
-    message_ids: Annotated[list[UUID], Field(max_length=MOST)] = []
+    message_ids: Annotated[tuple[UUID, ...], Field(max_length=MOST)] = ()
     since: Moment = None
     until: Moment = None
 
     def filter(self) -> Filter:
         """Return the filter as the operation takes it."""
         return Filter(
-            message_ids=self.message_ids or None,
+            message_ids=list(self.message_ids) or None,
             aggregate_type=self.aggregate_type,
             aggregate_id=self.aggregate_id,
             event_type=self.event_type,

@@ -31,7 +31,7 @@ class Chosen(Closed):
     """Rows of a route, and why they are changed."""
 
     route: Id
-    ids: Annotated[RowNames, Field(description="All of the route unless given.")] = []
+    ids: Annotated[RowNames, Field(description="All of the route unless given.")] = ()
     why: Why
 
 
@@ -45,7 +45,7 @@ class Reroute(Chosen):
 class Probe(Closed):
     """Which routes to try."""
 
-    routes: Annotated[list[Id], Field(max_length=MOST, description="All unless given.")] = []
+    routes: Annotated[tuple[Id, ...], Field(max_length=MOST, description="All unless given.")] = ()
 
 
 class Probed(Closed):
@@ -65,7 +65,7 @@ def preview(
     operations: Operations,
     _: Viewer,
     route: Id,
-    ids: Annotated[list[RowName], Query(max_length=MOST)] = [],
+    ids: Annotated[tuple[RowName, ...], Query(max_length=MOST)] = (),
     limit: Limit = 5,
 ) -> RoutePreview:
     """Count what a reroute or discard would change now, and show the first rows."""

@@ -34,7 +34,7 @@ def nodes(operations: Operations, _: Viewer) -> list[Node]:
 
 @router.get("/pool/status")
 def pools(
-    operations: Operations, _: Viewer, pool: Annotated[list[Text], Query(description="All unless given.")] = []
+    operations: Operations, _: Viewer, pool: Annotated[tuple[Text, ...], Query(description="All unless given.")] = ()
 ) -> PoolsStatus:
     """Tell the members of each pool, and the holder, the epoch and the lag of each partition."""
     return operations.pools(pool)

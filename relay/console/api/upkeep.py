@@ -59,8 +59,10 @@ class Reconcile(MessageFilter):
 
     since: Annotated[Text, Field(max_length=50, description="Sent at or after: a moment, or so long ago: 2h")]
     until: Annotated[Text | None, Field(max_length=50)] = None
-    message_ids: Annotated[list[UUID], Field(max_length=MOST)] = []
-    consumer: Annotated[list[Text], Field(max_length=100, description="All that the inbox knows unless given.")] = []
+    message_ids: Annotated[tuple[UUID, ...], Field(max_length=MOST)] = ()
+    consumer: Annotated[
+        tuple[Text, ...], Field(max_length=100, description="All that the inbox knows unless given.")
+    ] = ()
     grace: Annotated[Text, Field(max_length=50)] = "60s"
     unique_business_key: bool = False
     limit: Limit = 20

@@ -41,11 +41,12 @@ class Program:
         return Program(self.client, self.tokens, role)
 
     async def get(self, path: str, **parameters: Any) -> httpx.Response:
-        return await self.client.get(PREFIX + path, params=parameters, headers=self._headers())
+        return await self.client.get(PREFIX + path, params=parameters, headers=self.headers)
 
     async def post(self, path: str, body: object, *, key: str | None = None) -> httpx.Response:
-        headers = {**self._headers(), "Idempotency-Key": key or str(uuid4())}
+        headers = {**self.headers, "Idempotency-Key": key or str(uuid4())}
         return await self.client.post(PREFIX + path, json=body, headers=headers)
 
-    def _headers(self) -> dict[str, str]:
+    @property
+    def headers(self) -> dict[str, str]:
         return {} if self.role is None else {"Authorization": f"Bearer {self.tokens[self.role]}"}
