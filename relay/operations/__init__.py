@@ -1,1 +1,1 @@
-"""What an operator can do, each thing one function for the command line and for the HTTP API. Start at operations.py."""
+"""What an operator can do, by the command line or the HTTP API. Start at operations.py."""

@@ -51,13 +51,14 @@ def document(routes: list[BaseRoute]) -> dict[str, Any]:
     for name in ("HTTPValidationError", "ValidationError"):
         parts["schemas"].pop(name, None)
     parts["schemas"]["Problem"] = Problem.model_json_schema()
+    parts["responses"] = _problems()
     parts["securitySchemes"] = {
         "token": {"type": "http", "scheme": "bearer", "description": "`relay console token add` makes one."}
     }
     told["security"] = [{"token": []}]
     for item in told["paths"].values():
         for operation in item.values():
-            operation["responses"] |= _problems()
+            operation["responses"] |= {code: {"$ref": f"#/components/responses/{code}"} for code in PROBLEMS}
             operation["responses"] = dict(sorted(operation["responses"].items()))
     return told
 

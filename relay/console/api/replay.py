@@ -62,7 +62,7 @@ def show(operations: Operations, _: Viewer, job: Id, cursor: Cursor = None, limi
 
 
 @router.post("/{job}/cancel", response_model=Job)
-def cancel(request: Request, once: Once, who: Operator, job: Id, asked: Cancel) -> Response:
+def cancel(request: Request, once: Once, who: Operator, *, job: Id, asked: Cancel) -> Response:
     """End a replay for good; a process that runs it stops within a second, or when its list is made."""
     return once.in_transaction(
         who.name, Job, lambda connection: within(request, connection).cancel_replay(job, by=who.name, why=asked.why)

@@ -50,19 +50,23 @@ async def test_a_token_that_nobody_has_is_refused_also_without_authentication(se
 
 
 async def test_a_removed_token_counts_no_longer(settings: Settings, tmp_path: Path) -> None:
-    async with running(settings, **users(tmp_path), tokens=str(tmp_path / "tokens")) as app:
-        async with Program.open(app, tokens(tmp_path)) as program:
-            before = await program.as_(Role.VIEWER).get("/nodes")
-            TokenFile(tmp_path / "tokens").remove("program-viewer")
-            after = await program.as_(Role.VIEWER).get("/nodes")
+    async with (
+        running(settings, **users(tmp_path), tokens=str(tmp_path / "tokens")) as app,
+        Program.open(app, tokens(tmp_path)) as program,
+    ):
+        before = await program.as_(Role.VIEWER).get("/nodes")
+        TokenFile(tmp_path / "tokens").remove("program-viewer")
+        after = await program.as_(Role.VIEWER).get("/nodes")
 
     assert (before.status_code, after.status_code) == (200, 401)
 
 
 async def test_nothing_is_changed_in_read_only_mode(settings: Settings, tmp_path: Path) -> None:
-    async with running(settings, **users(tmp_path), tokens=str(tmp_path / "tokens"), read_only=True) as app:
-        async with Program.open(app, tokens(tmp_path)) as program:
-            answer = await program.as_(Role.OWNER).post("/quarantine/probe", {})
+    async with (
+        running(settings, **users(tmp_path), tokens=str(tmp_path / "tokens"), read_only=True) as app,
+        Program.open(app, tokens(tmp_path)) as program,
+    ):
+        answer = await program.as_(Role.OWNER).post("/quarantine/probe", {})
 
     assert answer.status_code == 403
 
@@ -93,11 +97,13 @@ async def test_an_error_is_a_problem_document(program: Program, method: str, pat
 
 
 async def test_a_statement_that_takes_too_long_is_ended(settings: Settings, tmp_path: Path, rows: Rows) -> None:
-    async with running(settings, **users(tmp_path), tokens=str(tmp_path / "tokens"), statement_timeout=0.2) as app:
-        async with Program.open(app, tokens(tmp_path)) as program:
-            with rows.connection.transaction():
-                rows.connection.execute("LOCK TABLE outbox.message")
-                answer = await program.as_(Role.VIEWER).get("/parked")
+    async with (
+        running(settings, **users(tmp_path), tokens=str(tmp_path / "tokens"), statement_timeout=0.2) as app,
+        Program.open(app, tokens(tmp_path)) as program,
+    ):
+        with rows.connection.transaction():
+            rows.connection.execute("LOCK TABLE outbox.message")
+            answer = await program.as_(Role.VIEWER).get("/parked")
 
     assert answer.status_code == 504
 
@@ -105,8 +111,10 @@ async def test_a_statement_that_takes_too_long_is_ended(settings: Settings, tmp_
 async def test_a_broker_that_is_not_there_is_told(settings: Settings, tmp_path: Path) -> None:
     broker = type(settings.broker)(url="amqp://guest:guest@127.0.0.1:1/")
     gone = settings.model_copy(update={"broker": broker})
-    async with running(gone, **users(tmp_path), tokens=str(tmp_path / "tokens")) as app:
-        async with Program.open(app, tokens(tmp_path)) as program:
-            answer = await program.as_(Role.VIEWER).get("/dead-letters", queue="billing")
+    async with (
+        running(gone, **users(tmp_path), tokens=str(tmp_path / "tokens")) as app,
+        Program.open(app, tokens(tmp_path)) as program,
+    ):
+        answer = await program.as_(Role.VIEWER).get("/dead-letters", queue="billing")
 
     assert answer.status_code == 503
