@@ -7,20 +7,19 @@ from dataclasses import dataclass
 from typing import Annotated
 from uuid import UUID
 
-import psycopg
 from cyclopts import App, Parameter, validators
 
 from relay.cli.consent import EXCERPT, Audit, Consent, Loss, show_excerpt
 from relay.cli.exit_code import ExitCode, exit_code
-from relay.cli.options import DatabaseOptions, DryRun, MessageFilters, Output, check_choice
+from relay.cli.operations import RemoteDatabaseOptions
+from relay.cli.options import DryRun, MessageFilters, Output, check_choice
 from relay.cli.printing import aside, complain, counted, print_json, print_pairs, print_table, say
 from relay.observe.printable import utc
-from relay.operate.parked import Parked, ParkedMessage, Selection, list_parked, show_parked
-from relay.operate.release import Done, discard, preview, retry
-from relay.operate.session import session
+from relay.operate.parked import Parked, ParkedMessage, Selection
+from relay.operate.release import Done
 from relay.operate.whereabouts import row_ids
+from relay.operations.operations import Operations
 
-BULK_TIMEOUT = 600.0  # seconds for a statement: one head may have a million rows behind it
 LIST_COLUMNS = ("id", "message id", "type", "key", "event", "attempts", "parked at", "behind", "held", "reason")
 
 app = App(name="parked", help="See, retry or discard what could not be delivered.")
@@ -75,7 +74,7 @@ Ids = Annotated[str, Parameter(name="ID", help="Ids or message ids; all that the
 @app.command(name="list")
 def list_(
     *ids: Ids,
-    options: DatabaseOptions = DatabaseOptions(),
+    options: RemoteDatabaseOptions = RemoteDatabaseOptions(),
     filters: Filters = Filters(),
     held: Annotated[bool, Parameter(help="Also rows that only wait behind another one.")] = False,
     output: Output = "text",
@@ -84,9 +83,8 @@ def list_(
     selection = filters.selection(ids)
     if selection.limit is None:
         selection = selection.at_most(100)
-    database = options.load().settings.database
-    with session(database) as connection:
-        rows, total = list_parked(connection, database.schema_name, selection, with_held=held)
+    found = options.operations().list_parked(selection, with_held=held)
+    rows, total = found.rows, found.total
     if output == "json":
         print_json({"total": total, "rows": rows})
         return ExitCode.DONE
@@ -102,15 +100,13 @@ def show(
     row: Annotated[str, Parameter(help="Its id or message id.")],
     /,
     *,
-    options: DatabaseOptions = DatabaseOptions(),
+    options: RemoteDatabaseOptions = RemoteDatabaseOptions(),
     full: Annotated[bool, Parameter(help="The whole payload, not only its first 1000 characters.")] = False,
     output: Output = "text",
 ) -> ExitCode:
     """Show one parked or discarded row with its payload."""
     (named,) = row_ids([row])
-    database = options.load().settings.database
-    with session(database) as connection:
-        message = show_parked(connection, database.schema_name, named, length=2**31 - 1 if full else 1000)
+    message = options.operations().show_parked(named, is_full=full)
     if output == "json":
         print_json(message)
     else:
@@ -121,7 +117,7 @@ def show(
 @app.command(name="retry")
 def retry_(
     *ids: Ids,
-    options: DatabaseOptions = DatabaseOptions(),
+    options: RemoteDatabaseOptions = RemoteDatabaseOptions(),
     filters: BulkFilters = BulkFilters(),
     audit: Audit = Audit(),
     dry_run: DryRun = False,
@@ -129,19 +125,18 @@ def retry_(
 ) -> ExitCode:
     """Send rows again, with all their attempts; rows held behind them follow in order."""
     selection = filters.bulk_selection(ids)
-    database = options.load().settings.database
-    with session(database, timeout=BULK_TIMEOUT) as connection:
-        if dry_run:
-            done = preview(connection, database.schema_name, selection)
-        else:
-            done = retry(connection, database.schema_name, selection, by=audit.operator, why=audit.reason or None)
+    operations = options.operations()
+    if dry_run:
+        done = operations.preview_parked(selection)
+    else:
+        done = operations.retry_parked(selection, by=audit.operator, why=audit.reason or None)
     return _report("retry", done, output, dry_run=dry_run)
 
 
 @app.command(name="discard")
 def discard_(
     *ids: Ids,
-    options: DatabaseOptions = DatabaseOptions(),
+    options: RemoteDatabaseOptions = RemoteDatabaseOptions(),
     filters: BulkFilters = BulkFilters(),
     consent: Consent = Consent(),
     output: Output = "text",
@@ -149,21 +144,19 @@ def discard_(
     """Discard rows: they are kept and never sent; rows held behind them go out."""
     selection = filters.bulk_selection(ids)
     consent.check()
-    database = options.load().settings.database
-    schema = database.schema_name
-    with session(database, timeout=BULK_TIMEOUT) as connection:
-        if consent.dry_run:
-            done = preview(connection, schema, selection)
-            show_excerpt(_loss(connection, schema, selection, done))
-        elif consent.is_given(lambda: _loss(connection, schema, selection, preview(connection, schema, selection))):
-            done = discard(connection, schema, selection, by=consent.operator, why=consent.reason)
-        else:
-            return ExitCode.FAILED
+    operations = options.operations()
+    if consent.dry_run:
+        done = operations.preview_parked(selection)
+        show_excerpt(_loss(operations, selection, done))
+    elif consent.is_given(lambda: _loss(operations, selection, operations.preview_parked(selection))):
+        done = operations.discard_parked(selection, by=consent.operator, why=consent.reason)
+    else:
+        return ExitCode.FAILED
     return _report("discard", done, output, dry_run=consent.dry_run)
 
 
-def _loss(connection: psycopg.Connection, schema: str, selection: Selection, foreseen: Done) -> Loss:
-    rows, _ = list_parked(connection, schema, selection.at_most(EXCERPT), with_held=False)
+def _loss(operations: Operations, selection: Selection, foreseen: Done) -> Loss:
+    rows = operations.list_parked(selection.at_most(EXCERPT), with_held=False).rows
     return Loss(
         _foreseen("discard", foreseen),
         rows[0].created_at if rows else None,

@@ -3,36 +3,19 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-import psycopg
 from cyclopts import App, Parameter, validators
 
 from relay.cli.consent import EXCERPT, Audit, Consent, Loss, show_loss
 from relay.cli.exit_code import ExitCode, exit_code
-from relay.cli.options import DatabaseOptions, DryRun, Output, check_address
+from relay.cli.operations import RemoteDatabaseOptions
+from relay.cli.options import DryRun, Output, check_address
 from relay.cli.printing import aside, complain, counted, print_json, print_pairs, print_table, say
-from relay.config.settings import Settings
-from relay.engine.send.message import UnsendableError
-from relay.engine.send.routes import Router
 from relay.errors import UsageError
 from relay.observe.printable import utc
-from relay.operate.quarantine import (
-    Changed,
-    RouteStatus,
-    WaitingRow,
-    count_chosen,
-    discard,
-    list_chosen,
-    list_routes,
-    list_rows,
-    probe,
-    read_route,
-    reroute,
-    route_of,
-)
-from relay.operate.session import session
+from relay.operate.quarantine import Changed, RouteStatus, WaitingRow
 from relay.operate.whereabouts import RowId, row_ids
+from relay.operations.operations import Operations
 
-BULK_TIMEOUT = 600.0  # seconds for a statement: a route may have a million rows
 LIST_COLUMNS = (
     "route", "exchange", "routing key", "rows", "behind", "since", "probes", "next probe by", "reason",
 )  # fmt: skip
@@ -62,18 +45,11 @@ class Target:
             raise UsageError("give --to-exchange, --routing-key, or both: where the rows go from now on")
         check_address(self.to_exchange, self.routing_key)
 
-    def address(self, route: RouteStatus) -> tuple[str, str]:
-        """Return the exchange and the routing key of rows that waited for `route`."""
-        exchange = route.exchange if self.to_exchange is None else self.to_exchange
-        return exchange, route.routing_key if self.routing_key is None else self.routing_key
-
 
 @app.command(name="list")
-def list_(*, options: DatabaseOptions = DatabaseOptions(), output: Output = "text") -> ExitCode:
+def list_(*, options: RemoteDatabaseOptions = RemoteDatabaseOptions(), output: Output = "text") -> ExitCode:
     """List the routes in quarantine, the oldest first."""
-    database = options.load().settings.database
-    with session(database) as connection:
-        routes = list_routes(connection, database.schema_name)
+    routes = options.operations().list_routes()
     if output == "json":
         print_json(routes)
     else:
@@ -86,16 +62,14 @@ def show(
     id_: Annotated[str, Parameter(name="ID", help="Number of the route, or id or message id of a row in quarantine.")],
     /,
     *,
-    options: DatabaseOptions = DatabaseOptions(),
+    options: RemoteDatabaseOptions = RemoteDatabaseOptions(),
     limit: Annotated[int, Parameter(help="At most so many rows.", validator=validators.Number(gte=1))] = 100,
     output: Output = "text",
 ) -> ExitCode:
     """Show a route and the first rows that wait for it."""
     (named,) = row_ids([id_])
-    database = options.load().settings.database
-    with session(database) as connection:
-        route = route_of(connection, database.schema_name, named)
-        rows = list_rows(connection, database.schema_name, route.id, limit=limit)
+    found = options.operations().show_route(named, limit=limit)
+    route, rows = found.route, found.rows
     if output == "json":
         print_json({"route": route, "rows": rows})
         return ExitCode.DONE
@@ -113,7 +87,7 @@ def reroute_(
     *ids: RowIds,
     target: Target = Target(),
     audit: Audit = Audit(),
-    options: DatabaseOptions = DatabaseOptions(),
+    options: RemoteDatabaseOptions = RemoteDatabaseOptions(),
     dry_run: DryRun = False,
     output: Output = "text",
 ) -> ExitCode:
@@ -125,26 +99,21 @@ def reroute_(
     if not dry_run:
         audit.check_reason()
     rows = row_ids(ids)
-    settings = options.load().settings
-    _check_allowed(settings, target.to_exchange)
-    schema = settings.database.schema_name
-    with session(settings.database, timeout=BULK_TIMEOUT) as connection:
-        found = read_route(connection, schema, route)
-        exchange, key = target.address(found)
-        verb = f"to exchange {exchange!r}, routing key {key!r}"
-        if dry_run:
-            say(f"would reroute {counted(count_chosen(connection, schema, found, rows)[0], 'row')} {verb}")
-            return ExitCode.DONE
-        done = reroute(
-            connection,
-            schema,
-            found,
-            rows,
-            exchange=exchange,
-            routing_key=key,
-            by=audit.operator,
-            why=audit.reason,
-        )
+    operations = options.operations()
+    foreseen = operations.preview_route(route, rows, limit=1)
+    exchange, key = foreseen.route.rerouted(target.to_exchange, target.routing_key)
+    verb = f"to exchange {exchange!r}, routing key {key!r}"
+    if dry_run:
+        say(f"would reroute {counted(foreseen.rows, 'row')} {verb}")
+        return ExitCode.DONE
+    done = operations.reroute(
+        route,
+        rows,
+        to_exchange=target.to_exchange,
+        routing_key=target.routing_key,
+        by=audit.operator,
+        why=audit.reason,
+    )
     return _report(done, f"rerouted {counted(done.rows, 'row')} {verb}", output)
 
 
@@ -154,50 +123,35 @@ def discard_(
     /,
     *ids: RowIds,
     consent: Consent = Consent(),
-    options: DatabaseOptions = DatabaseOptions(),
+    options: RemoteDatabaseOptions = RemoteDatabaseOptions(),
     output: Output = "text",
 ) -> ExitCode:
     """Give up the rows of a route: they are kept and never sent; rows behind them go out."""
     consent.check()
     rows = row_ids(ids)
-    database = options.load().settings.database
-    schema = database.schema_name
-    with session(database, timeout=BULK_TIMEOUT) as connection:
-        found = read_route(connection, schema, route)
-        if consent.dry_run:
-            show_loss(_loss(connection, schema, found, rows))
-            return ExitCode.DONE
-        if not consent.is_given(lambda: _loss(connection, schema, found, rows)):
-            return ExitCode.FAILED
-        done = discard(connection, schema, found, rows, by=consent.operator, why=consent.reason)
+    operations = options.operations()
+    if consent.dry_run:
+        show_loss(_loss(operations, route, rows))
+        return ExitCode.DONE
+    if not consent.is_given(lambda: _loss(operations, route, rows)):
+        return ExitCode.FAILED
+    done = operations.discard_route(route, rows, by=consent.operator, why=consent.reason)
     return _report(done, f"discarded {counted(done.rows, 'row')} of route {route}", output)
 
 
 @app.command(name="probe")
-def probe_(*routes: RouteId, options: DatabaseOptions = DatabaseOptions()) -> ExitCode:
+def probe_(*routes: RouteId, options: RemoteDatabaseOptions = RemoteDatabaseOptions()) -> ExitCode:
     """Ask the running relays to try routes now: those given, or all."""
-    database = options.load().settings.database
-    with session(database) as connection:
-        found = [read_route(connection, database.schema_name, route).id for route in routes]
-        found = found or [route.id for route in list_routes(connection, database.schema_name)]
-        probe(connection, database.schema_name, found)
+    found = options.operations().probe(routes)
     say(f"asked for a probe of {counted(len(found), 'route')}")
     return ExitCode.DONE
 
 
-def _check_allowed(settings: Settings, exchange: str | None) -> None:
-    if exchange is None:
-        return
-    try:
-        Router.of(settings).check_exchange(exchange.encode())
-    except UnsendableError as error:
-        raise UsageError(f"{error}: the relay would park the rows") from None
-
-
-def _loss(connection: psycopg.Connection, schema: str, route: RouteStatus, rows: list[RowId]) -> Loss:
-    number, oldest = count_chosen(connection, schema, route, rows)
-    excerpt = [_row(row)[:5] for row in list_chosen(connection, schema, route.id, rows, limit=EXCERPT)]
-    return Loss(f"discard {counted(number, 'row')} of route {route.id}, {route.address}", oldest, excerpt)
+def _loss(operations: Operations, route: int, rows: list[RowId]) -> Loss:
+    foreseen = operations.preview_route(route, rows, limit=EXCERPT)
+    excerpt = [_row(row)[:5] for row in foreseen.first]
+    words = f"discard {counted(foreseen.rows, 'row')} of route {route}, {foreseen.route.address}"
+    return Loss(words, foreseen.oldest, excerpt)
 
 
 def _report(done: Changed, words: str, output: Output) -> ExitCode:

@@ -14,9 +14,9 @@ from cyclopts import App, Parameter, validators
 
 from relay.cli.consent import Consent, Loss, show_loss
 from relay.cli.exit_code import ExitCode
+from relay.cli.operations import RemoteDatabaseOptions
 from relay.cli.options import (
     By,
-    DatabaseOptions,
     MessageFilters,
     MessageIds,
     Options,
@@ -33,7 +33,7 @@ from relay.logger import get_logger
 from relay.observe.printable import utc
 from relay.operate.session import session
 from relay.operate.whereabouts import Missing, find_rows
-from relay.replay.job import Job, cancel_job, cancellable, list_failures, list_jobs, make_job, read_job
+from relay.replay.job import Job, cancellable, make_job, read_job
 from relay.replay.moment import parse_interval
 from relay.replay.run import Progress
 from relay.replay.selection import Selection, count_by_day, count_waiting, first_day, now
@@ -157,14 +157,12 @@ def resume(job: JobId, /, *, options: Options = Options(), rate: Rate = None, ou
 @app.command(name="list")
 def list_(
     *,
-    options: DatabaseOptions = DatabaseOptions(),
+    options: RemoteDatabaseOptions = RemoteDatabaseOptions(),
     limit: Annotated[int, Parameter(help="At most so many.", validator=validators.Number(gte=1))] = 20,
     output: Output = "text",
 ) -> ExitCode:
     """List replays, the newest first."""
-    database = options.load().settings.database
-    with session(database) as connection:
-        jobs = list_jobs(connection, database.schema_name, limit=limit)
+    jobs = options.operations().list_replays(limit=limit)
     if output == "json":
         print_json(jobs)
     else:
@@ -177,15 +175,13 @@ def show(
     job: JobId,
     /,
     *,
-    options: DatabaseOptions = DatabaseOptions(),
+    options: RemoteDatabaseOptions = RemoteDatabaseOptions(),
     limit: Annotated[int, Parameter(help="At most so many failed rows.", validator=validators.Number(gte=1))] = 100,
     output: Output = "text",
 ) -> ExitCode:
     """Show one replay and the rows that it could not send."""
-    database = options.load().settings.database
-    with session(database) as connection:
-        found = read_job(connection, database.schema_name, job)
-        failures = list_failures(connection, database.schema_name, job, limit=limit)
+    shown = options.operations().show_replay(job, limit=limit)
+    found, failures = shown.job, shown.failures
     if output == "json":
         print_json({"job": found, "failures": failures})
         return ExitCode.DONE
@@ -200,20 +196,19 @@ def cancel(
     job: JobId,
     /,
     *,
-    options: DatabaseOptions = DatabaseOptions(),
+    options: RemoteDatabaseOptions = RemoteDatabaseOptions(),
     consent: Consent = Consent(),
 ) -> ExitCode:
     """End a replay for good; a process that runs it stops within a second, or when its list is made."""
     consent.check()
-    database = options.load().settings.database
-    with session(database) as connection:
-        found = cancellable(read_job(connection, database.schema_name, job))
-        if consent.dry_run:
-            show_loss(_loss(found))
-            return ExitCode.DONE
-        if not consent.is_given(lambda: _loss(found)):
-            return ExitCode.FAILED
-        ended = cancel_job(connection, database.schema_name, job, by=consent.operator, why=consent.reason)
+    operations = options.operations()
+    found = cancellable(operations.show_replay(job, limit=1).job)
+    if consent.dry_run:
+        show_loss(_loss(found))
+        return ExitCode.DONE
+    if not consent.is_given(lambda: _loss(found)):
+        return ExitCode.FAILED
+    ended = operations.cancel_replay(job, by=consent.operator, why=consent.reason)
     say(f"cancelled replay {ended.id}, of which {ended.replayed} rows were replayed")
     return ExitCode.DONE
 

@@ -9,7 +9,6 @@ import psycopg
 
 from relay.config.settings import Settings
 from relay.doctor.finding import Finding
-from relay.doctor.run import examine
 from relay.engine.send.message import UnsendableError
 from relay.engine.send.routes import Router
 from relay.errors import UsageError
@@ -55,6 +54,8 @@ class LocalOperations:
             return list_nodes(connection, self._schema)
 
     def doctor(self) -> list[Finding]:
+        from relay.doctor.run import examine  # noqa: PLC0415  (few commands need the broker's library)
+
         return examine(self._settings, self._file)
 
     def pools(self, names: Sequence[str]) -> pool.PoolsStatus:

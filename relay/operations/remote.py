@@ -1,0 +1,229 @@
+"""The operations, asked of a console by its HTTP API (docs/api.md)."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from http import HTTPStatus
+from ipaddress import ip_address
+from typing import Any, TypeVar
+from uuid import uuid4
+
+import httpx
+from pydantic import TypeAdapter, ValidationError
+
+from relay.doctor.finding import Finding
+from relay.errors import (
+    AccessError,
+    BusyError,
+    NotFoundError,
+    NotReadyError,
+    OutboxError,
+    PartlyDoneError,
+    UsageError,
+)
+from relay.operate.parked import ParkedMessage
+from relay.operate.parked import Selection as ParkedSelection
+from relay.operate.pool import PoolsStatus
+from relay.operate.quarantine import Changed, RouteStatus
+from relay.operate.release import Done
+from relay.operate.status import Node, Status
+from relay.operate.whereabouts import RowId
+from relay.operations.results import ParkedRows, ReplayPreview, RoutePreview, ShownReplay, ShownRoute
+from relay.replay.job import Job
+from relay.replay.selection import Filter
+
+MOST = 1000  # rows that one request lists or changes
+TIMEOUT = 60.0  # seconds for an answer
+TRIES, PAUSE = 3, 0.5  # of a request that got no answer; seconds between two
+
+Kind = TypeVar("Kind")
+
+ERRORS: dict[int, type[OutboxError]] = {
+    HTTPStatus.UNAUTHORIZED: AccessError,
+    HTTPStatus.FORBIDDEN: AccessError,
+    HTTPStatus.NOT_FOUND: NotFoundError,
+    HTTPStatus.CONFLICT: BusyError,
+    HTTPStatus.UNPROCESSABLE_ENTITY: UsageError,
+}
+
+
+class RemoteOperations:
+    """See `relay.operations.operations.Operations`. The console knows by the token who asks: `by` is not sent.
+
+    Raises:
+        UsageError: the URL is none of a console, or would send the token unencrypted over a network.
+    """
+
+    def __init__(self, server: str, token: str) -> None:
+        self._server = server
+        check_server(server)
+        headers = {"Authorization": f"Bearer {token}"}
+        self._client = httpx.Client(base_url=f"{server.rstrip('/')}/api/v1", headers=headers, timeout=TIMEOUT)
+
+    def status(self) -> Status:
+        return self._get(Status, "/status")
+
+    def nodes(self) -> list[Node]:
+        return self._get(list[Node], "/nodes")
+
+    def doctor(self) -> list[Finding]:
+        findings = self._get(dict[str, Any], "/doctor")["findings"]
+        return TypeAdapter(list[Finding]).validate_python(findings)
+
+    def pools(self, names: Sequence[str]) -> PoolsStatus:
+        return self._get(PoolsStatus, "/pool/status", {"pool": list(names)})
+
+    def list_parked(self, selection: ParkedSelection, *, with_held: bool) -> ParkedRows:
+        asked = {**_parked(selection), "held": with_held}
+        pages = self._pages("/parked", asked, "rows", selection.limit)
+        return TypeAdapter(ParkedRows).validate_python({"rows": pages["rows"], "total": pages["total"]})
+
+    def show_parked(self, row: RowId, *, is_full: bool) -> ParkedMessage:
+        return self._get(ParkedMessage, f"/parked/{row}", {"full": is_full})
+
+    def preview_parked(self, selection: ParkedSelection) -> Done:
+        found = self._get(Done, "/parked/preview", _parked(selection))
+        return found if selection.limit is None else replace(found, chosen=min(found.chosen, selection.limit))
+
+    def retry_parked(self, selection: ParkedSelection, *, by: str, why: str | None) -> Done:
+        del by
+        return self._change_parked("/parked/retry", selection, {"why": why or ""})
+
+    def discard_parked(self, selection: ParkedSelection, *, by: str, why: str) -> Done:
+        del by
+        return self._change_parked("/parked/discard", selection, {"why": why})
+
+    def list_routes(self) -> list[RouteStatus]:
+        return self._get(list[RouteStatus], "/quarantine")
+
+    def show_route(self, named: RowId, *, limit: int) -> ShownRoute:
+        pages = self._pages(f"/quarantine/{named}", {}, "rows", limit)
+        return TypeAdapter(ShownRoute).validate_python({"route": pages["route"], "rows": pages["rows"]})
+
+    def preview_route(self, route: int, rows: Sequence[RowId], *, limit: int) -> RoutePreview:
+        asked = {"route": route, "ids": list(map(str, rows)), "limit": limit}
+        return self._get(RoutePreview, "/quarantine/preview", asked)
+
+    def reroute(
+        self, route: int, rows: Sequence[RowId], *, to_exchange: str | None, routing_key: str | None, by: str, why: str
+    ) -> Changed:
+        del by
+        target = {"to_exchange": to_exchange, "routing_key": routing_key}
+        return self._post(Changed, "/quarantine/reroute", {**_of_route(route, rows), **target, "why": why})
+
+    def discard_route(self, route: int, rows: Sequence[RowId], *, by: str, why: str) -> Changed:
+        del by
+        return self._post(Changed, "/quarantine/discard", {**_of_route(route, rows), "why": why})
+
+    def probe(self, routes: Sequence[int]) -> list[int]:
+        return self._post(dict[str, list[int]], "/quarantine/probe", {"routes": list(routes)})["routes"]
+
+    def preview_replay(self, asked: Filter) -> ReplayPreview:
+        given = {name: value for name, value in asdict(asked).items() if value is not None}
+        return self._get(ReplayPreview, "/replay/preview", given)
+
+    def list_replays(self, *, limit: int) -> list[Job]:
+        return TypeAdapter(list[Job]).validate_python(self._pages("/replay", {}, "rows", limit)["rows"])
+
+    def show_replay(self, job: int, *, limit: int) -> ShownReplay:
+        pages = self._pages(f"/replay/{job}", {}, "failures", limit)
+        return TypeAdapter(ShownReplay).validate_python({"job": pages["job"], "failures": pages["failures"]})
+
+    def cancel_replay(self, job: int, *, by: str, why: str) -> Job:
+        del by
+        return self._post(Job, f"/replay/{job}/cancel", {"why": why})
+
+    def _change_parked(self, path: str, selection: ParkedSelection, words: Mapping[str, str]) -> Done:
+        """Change the rows in requests of `MOST` each, and no more rows than there are at the begin."""
+        left = self.preview_parked(selection).chosen
+        body = {**_parked(selection), "all": selection.is_everything, **words}
+        done = Done(0, 0, [])
+        while True:
+            part = min(MOST, max(1, left))
+            try:
+                found = self._post(Done, path, {**body, "limit": part})
+            except OutboxError as error:
+                if not done.chosen:
+                    raise
+                raise PartlyDoneError(f"{done.chosen} rows are done, the others stay parked: {error}") from error
+            done = Done(done.chosen + found.chosen, done.released + found.released, done.not_found or found.not_found)
+            left -= found.chosen
+            if left <= 0 or found.chosen < part:
+                return done
+
+    def _pages(self, path: str, asked: Mapping[str, Any], name: str, limit: int | None) -> dict[str, Any]:
+        """Return the first page, with the rows of the following ones up to the limit."""
+        whole: dict[str, Any] = {}
+        cursor: dict[str, str] = {}
+        while True:
+            left = MOST if limit is None else limit - len(whole.get(name, ()))
+            page = self._get(dict[str, Any], path, {**asked, **cursor, "limit": min(MOST, left)})
+            whole = whole or {**page, name: []}
+            whole[name] += page[name]
+            if page["next"] is None or len(whole[name]) == limit:
+                return whole
+            cursor = {"cursor": page["next"]}
+
+    def _get(self, kind: type[Kind], path: str, asked: Mapping[str, Any] | None = None) -> Kind:
+        return self._read(kind, self._client.build_request("GET", path, params=asked))
+
+    def _post(self, kind: type[Kind], path: str, body: Mapping[str, Any]) -> Kind:
+        # The same key with each try: what was done and got lost on its way back is answered again.
+        key = {"Idempotency-Key": str(uuid4())}
+        return self._read(kind, self._client.build_request("POST", path, json=body, headers=key))
+
+    def _read(self, kind: type[Kind], request: httpx.Request) -> Kind:
+        answer = self._send(request)
+        try:
+            if answer.is_success:
+                return TypeAdapter(kind).validate_json(answer.content)
+            words = TypeAdapter(dict[str, Any]).validate_json(answer.content)["detail"]
+        except (ValidationError, KeyError) as error:
+            raise NotReadyError(
+                f"{self._server} does not answer as a console of this release: status {answer.status_code}"
+            ) from error
+        raise ERRORS.get(answer.status_code, NotReadyError)(words)
+
+    def _send(self, request: httpx.Request) -> httpx.Response:
+        for tries in range(1, TRIES + 1):
+            try:
+                return self._client.send(request)
+            except httpx.TransportError as error:
+                if tries == TRIES:
+                    raise NotReadyError(f"{self._server}: {error}; see that `relay console` runs there") from error
+                time.sleep(PAUSE)
+        raise AssertionError
+
+
+def check_server(server: str) -> None:
+    """See that a URL may be that of a console, and that a token goes to it encrypted, or stays on this host.
+
+    Raises:
+        UsageError: it may not be.
+    """
+    try:
+        url = httpx.URL(server)
+    except httpx.InvalidURL:
+        url = httpx.URL("")
+    if url.scheme not in ("http", "https") or not url.host:
+        raise UsageError("--server takes the URL of a console, https://relay.example.org")
+    if url.scheme == "http" and not _is_loopback(url.host):
+        raise UsageError("--server: over http:// others can read the token; use https://, or a console on this host")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _parked(selection: ParkedSelection) -> dict[str, Any]:
+    ids = [*(selection.ids or ()), *(selection.message_ids or ())]
+    names = ("aggregate_type", "aggregate_id", "event_type", "reason")
+    given = {name: value for name in names if (value := getattr(selection, name)) is not None}
+    return {**given, "ids": [str(each) for each in ids]}
+
+
+def _of_route(route: int, rows: Sequence[RowId]) -> dict[str, Any]:
+    return {"route": route, "ids": [str(each) for each in rows]}
