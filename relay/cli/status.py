@@ -17,6 +17,7 @@ from relay.errors import DatabaseUnavailableError
 from relay.observe.printable import printable
 from relay.operate.health import OutboxState
 from relay.operate.status import Node, Status, lane_ranges
+from relay.operations.operations import Operations
 
 COLOURS = {OutboxState.OK: "green", OutboxState.DEGRADED: "yellow", OutboxState.STALLED: "red"}
 NODE_COLUMNS = ("relay", "state", "lanes", "in flight", "published", "heartbeat", "version")

@@ -10,9 +10,10 @@ from uuid import uuid4
 import httpx
 from fastapi import FastAPI
 
+from relay.config.settings import Settings
 from relay.console.access.identity import Role
 from relay.console.access.tokens import TokenFile
-from tests.console.site import browser
+from tests.console.site import browser, running, users
 
 PREFIX = "/api/v1"
 
@@ -36,6 +37,15 @@ class Program:
     async def open(cls, app: FastAPI, tokens: Mapping[Role, str]) -> AsyncIterator["Program"]:
         async with browser(app) as client:
             yield cls(client, tokens)
+
+    @classmethod
+    @asynccontextmanager
+    async def running(cls, settings: Settings, folder: Path, **console: Any) -> AsyncIterator["Program"]:
+        """Yield a program that may do everything, of a console with these settings of the section `[console]`."""
+        given = tokens(folder)
+        section = {**users(folder), "tokens": str(folder / "tokens"), **console}
+        async with running(settings, **section) as app, cls.open(app, given) as program:
+            yield program.as_(Role.OWNER)
 
     def as_(self, role: Role | None) -> "Program":
         return Program(self.client, self.tokens, role)

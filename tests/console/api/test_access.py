@@ -11,8 +11,8 @@ from fastapi.routing import APIRoute, iter_route_contexts
 from relay.config.settings import Settings
 from relay.console.access.identity import Requirement, Role
 from relay.console.access.tokens import TokenFile
-from tests.console.api.program import PREFIX, Program, tokens
-from tests.console.site import running, users
+from tests.console.api.program import PREFIX, Program
+from tests.console.site import running
 from tests.operate.rows import Rows
 
 BELOW = {Role.OPERATOR: (None, Role.VIEWER), Role.OWNER: (None, Role.VIEWER, Role.OPERATOR), Role.VIEWER: (None,)}
@@ -50,10 +50,7 @@ async def test_a_token_that_nobody_has_is_refused_also_without_authentication(se
 
 
 async def test_a_removed_token_counts_no_longer(settings: Settings, tmp_path: Path) -> None:
-    async with (
-        running(settings, **users(tmp_path), tokens=str(tmp_path / "tokens")) as app,
-        Program.open(app, tokens(tmp_path)) as program,
-    ):
+    async with Program.running(settings, tmp_path) as program:
         before = await program.as_(Role.VIEWER).get("/nodes")
         TokenFile(tmp_path / "tokens").remove("program-viewer")
         after = await program.as_(Role.VIEWER).get("/nodes")
@@ -62,10 +59,7 @@ async def test_a_removed_token_counts_no_longer(settings: Settings, tmp_path: Pa
 
 
 async def test_nothing_is_changed_in_read_only_mode(settings: Settings, tmp_path: Path) -> None:
-    async with (
-        running(settings, **users(tmp_path), tokens=str(tmp_path / "tokens"), read_only=True) as app,
-        Program.open(app, tokens(tmp_path)) as program,
-    ):
+    async with Program.running(settings, tmp_path, read_only=True) as program:
         answer = await program.as_(Role.OWNER).post("/quarantine/probe", {})
 
     assert answer.status_code == 403
@@ -97,10 +91,7 @@ async def test_an_error_is_a_problem_document(program: Program, method: str, pat
 
 
 async def test_a_statement_that_takes_too_long_is_ended(settings: Settings, tmp_path: Path, rows: Rows) -> None:
-    async with (
-        running(settings, **users(tmp_path), tokens=str(tmp_path / "tokens"), statement_timeout=0.2) as app,
-        Program.open(app, tokens(tmp_path)) as program,
-    ):
+    async with Program.running(settings, tmp_path, statement_timeout=0.2) as program:
         with rows.connection.transaction():
             rows.connection.execute("LOCK TABLE outbox.message")
             answer = await program.as_(Role.VIEWER).get("/parked")
@@ -111,10 +102,7 @@ async def test_a_statement_that_takes_too_long_is_ended(settings: Settings, tmp_
 async def test_a_broker_that_is_not_there_is_told(settings: Settings, tmp_path: Path) -> None:
     broker = type(settings.broker)(url="amqp://guest:guest@127.0.0.1:1/")
     gone = settings.model_copy(update={"broker": broker})
-    async with (
-        running(gone, **users(tmp_path), tokens=str(tmp_path / "tokens")) as app,
-        Program.open(app, tokens(tmp_path)) as program,
-    ):
+    async with Program.running(gone, tmp_path) as program:
         answer = await program.as_(Role.VIEWER).get("/dead-letters", queue="billing")
 
     assert answer.status_code == 503
