@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from relay.cli.options import DatabaseOptions, Options
+from relay.cli.options import BrokerOptions, DatabaseOptions, Options
 from relay.config.loading import TOKEN_FILE_VARIABLE, TOKEN_VARIABLE
 from relay.errors import UsageError, importing
 
@@ -42,7 +42,18 @@ class RemoteOptions(Options):
         return _operations(self, self.server)
 
 
-def _operations(options: DatabaseOptions, server: str | None) -> "Operations":
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteBrokerOptions(BrokerOptions):
+    """Where the broker or the console is."""
+
+    server: Server = None
+
+    def operations(self) -> "Operations":
+        return _operations(self, self.server)
+
+
+def _operations(options: DatabaseOptions | BrokerOptions, server: str | None) -> "Operations":
     """Return the operations of the console, else those on the servers of the settings.
 
     Raises:

@@ -1,9 +1,13 @@
 """The operations, done on the servers of the settings."""
 
 import asyncio
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from datetime import datetime
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psycopg
 
@@ -13,6 +17,12 @@ from relay.engine.send.message import UnsendableError
 from relay.engine.send.routes import Router
 from relay.errors import UsageError
 from relay.operate import pool, quarantine, release
+from relay.operate.dead_letters import change
+from relay.operate.dead_letters.audit import Entry, write_audit
+from relay.operate.dead_letters.document import document
+from relay.operate.dead_letters.letter import Held, Letter
+from relay.operate.dead_letters.letter import Selection as LetterSelection
+from relay.operate.dead_letters.read import list_letters, read_letters, show_letter
 from relay.operate.parked import ParkedMessage, list_parked, show_parked
 from relay.operate.parked import Selection as ParkedSelection
 from relay.operate.quarantine import Changed, RouteStatus
@@ -20,7 +30,15 @@ from relay.operate.release import Done
 from relay.operate.session import session
 from relay.operate.status import Node, Status, list_nodes, read_status
 from relay.operate.whereabouts import RowId
-from relay.operations.results import ParkedRows, ReplayPreview, RoutePreview, ShownReplay, ShownRoute
+from relay.operations.results import (
+    ListedLetters,
+    ParkedRows,
+    ReplayPreview,
+    RoutePreview,
+    SeenLetters,
+    ShownReplay,
+    ShownRoute,
+)
 from relay.replay.job import Job, cancel_job, cancellable, list_failures, list_jobs, read_job
 from relay.replay.selection import Filter, count_by_day, now
 
@@ -83,6 +101,43 @@ class LocalOperations:
         with self._connect(BULK_TIMEOUT) as connection:
             return release.discard(connection, self._schema, selection, by=by, why=why)
 
+    def list_letters(self, queue: str, selection: LetterSelection) -> ListedLetters:
+        letters, read = asyncio.run(list_letters(self._settings.broker, queue, selection))
+        return ListedLetters(queue, letters, read)
+
+    def look_at_letters(self, queue: str, selection: LetterSelection, *, first: int) -> SeenLetters:
+        letters: list[Letter] = []
+        failed: list[datetime] = []  # the earliest alone: a queue may have a million letters
+
+        def note(held: Held) -> None:
+            letter = held.letter
+            if len(letters) < first:
+                letters.append(letter)
+            if letter.last_failed_at is not None:
+                failed[:] = [min([letter.last_failed_at, *failed])]
+
+        read = asyncio.run(read_letters(self._settings.broker, queue, selection, note))
+        return SeenLetters(read, failed[0] if failed else None, letters)
+
+    def show_letter(self, queue: str, message_id: str) -> dict[str, Any]:
+        return document(asyncio.run(show_letter(self._settings.broker, queue, message_id)))
+
+    def preview_letters(self, entry: Entry, selection: LetterSelection) -> change.Done:
+        return asyncio.run(change.preview_letters(self._settings.broker, entry, selection))
+
+    def change_letters(
+        self,
+        entry: Entry,
+        selection: LetterSelection,
+        *,
+        rate: float | None = None,
+        show: change.Show = lambda *_: None,
+    ) -> change.Done:
+        with self._connect(None) as connection:
+            write = partial(write_audit, connection, self._schema, entry)
+            command = change.Command(self._settings.broker, entry, selection, write=write, rate=rate, show=show)
+            return asyncio.run(command.run_until_told() if is_main_thread() else command.run())
+
     def list_routes(self) -> list[RouteStatus]:
         with self._connect(None) as connection:
             return quarantine.list_routes(connection, self._schema)
@@ -140,6 +195,11 @@ class LocalOperations:
         with self._connect(None) as connection:
             cancellable(read_job(connection, self._schema, job))
             return cancel_job(connection, self._schema, job, by=by, why=why)
+
+
+def is_main_thread() -> bool:
+    """Whether signals can be heard here: those of a console are for its server, and requests run in threads."""
+    return threading.current_thread() is threading.main_thread()
 
 
 def check_reroute(settings: Settings, exchange: str | None) -> None:

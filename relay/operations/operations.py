@@ -5,9 +5,13 @@ them. Each raises the errors of `relay.errors`, with the same words.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from relay.doctor.finding import Finding
+from relay.operate.dead_letters.audit import Entry
+from relay.operate.dead_letters.change import Done as LettersDone
+from relay.operate.dead_letters.change import Show
+from relay.operate.dead_letters.letter import Selection as LetterSelection
 from relay.operate.parked import ParkedMessage
 from relay.operate.parked import Selection as ParkedSelection
 from relay.operate.pool import PoolsStatus
@@ -15,7 +19,15 @@ from relay.operate.quarantine import Changed, RouteStatus
 from relay.operate.release import Done
 from relay.operate.status import Node, Status
 from relay.operate.whereabouts import RowId
-from relay.operations.results import ParkedRows, ReplayPreview, RoutePreview, ShownReplay, ShownRoute
+from relay.operations.results import (
+    ListedLetters,
+    ParkedRows,
+    ReplayPreview,
+    RoutePreview,
+    SeenLetters,
+    ShownReplay,
+    ShownRoute,
+)
 from relay.replay.job import Job
 from relay.replay.selection import Filter
 
@@ -33,6 +45,14 @@ class Operations(Protocol):
     def preview_parked(self, selection: ParkedSelection) -> Done: ...
     def retry_parked(self, selection: ParkedSelection, *, by: str, why: str | None) -> Done: ...
     def discard_parked(self, selection: ParkedSelection, *, by: str, why: str) -> Done: ...
+
+    def list_letters(self, queue: str, selection: LetterSelection) -> ListedLetters: ...
+    def look_at_letters(self, queue: str, selection: LetterSelection, *, first: int) -> SeenLetters: ...
+    def show_letter(self, queue: str, message_id: str) -> dict[str, Any]: ...
+    def preview_letters(self, entry: Entry, selection: LetterSelection) -> LettersDone: ...
+    def change_letters(
+        self, entry: Entry, selection: LetterSelection, *, rate: float | None, show: Show
+    ) -> LettersDone: ...
 
     def list_routes(self) -> list[RouteStatus]: ...
     def show_route(self, named: RowId, *, limit: int) -> ShownRoute: ...

@@ -21,6 +21,12 @@ from relay.errors import (
     PartlyDoneError,
     UsageError,
 )
+from relay.operate.dead_letters.audit import Entry
+from relay.operate.dead_letters.change import Done as LettersDone
+from relay.operate.dead_letters.change import Show
+from relay.operate.dead_letters.letter import Letter
+from relay.operate.dead_letters.letter import Selection as LetterSelection
+from relay.operate.dead_letters.read import Read
 from relay.operate.parked import ParkedMessage
 from relay.operate.parked import Selection as ParkedSelection
 from relay.operate.pool import PoolsStatus
@@ -28,7 +34,15 @@ from relay.operate.quarantine import Changed, RouteStatus
 from relay.operate.release import Done
 from relay.operate.status import Node, Status
 from relay.operate.whereabouts import RowId
-from relay.operations.results import ParkedRows, ReplayPreview, RoutePreview, ShownReplay, ShownRoute
+from relay.operations.results import (
+    ListedLetters,
+    ParkedRows,
+    ReplayPreview,
+    RoutePreview,
+    SeenLetters,
+    ShownReplay,
+    ShownRoute,
+)
 from relay.replay.job import Job
 from relay.replay.selection import Filter
 
@@ -92,6 +106,34 @@ class RemoteOperations:
     def discard_parked(self, selection: ParkedSelection, *, by: str, why: str) -> Done:
         del by
         return self._change_parked("/parked/discard", selection, {"why": why})
+
+    def list_letters(self, queue: str, selection: LetterSelection) -> ListedLetters:
+        limit = min(MOST, selection.limit or MOST)
+        told = self._get(dict[str, Any], "/dead-letters", {**_letters(queue, selection), "limit": limit})
+        letters = TypeAdapter(list[Letter]).validate_python(told["letters"])
+        return ListedLetters(told["queue"], letters, Read(told["messages"], told["matched"], told["warning"]))
+
+    def look_at_letters(self, queue: str, selection: LetterSelection, *, first: int) -> SeenLetters:
+        found = self.list_letters(queue, selection)
+        failed = [each.last_failed_at for each in found.letters if each.last_failed_at is not None]
+        return SeenLetters(found.read, min(failed, default=None), found.letters[:first])
+
+    def show_letter(self, queue: str, message_id: str) -> dict[str, Any]:
+        return self._get(dict[str, Any], "/dead-letters/letter", {"queue": queue, "message_id": message_id})
+
+    def preview_letters(self, entry: Entry, selection: LetterSelection) -> LettersDone:
+        limit = min(MOST, selection.limit or MOST)
+        return self._get(LettersDone, "/dead-letters/preview", {**_letters(entry.queue, selection), "limit": limit})
+
+    def change_letters(
+        self, entry: Entry, selection: LetterSelection, *, rate: float | None, show: Show
+    ) -> LettersDone:
+        del show
+        limit = selection.limit or MOST
+        if rate is not None or limit > MOST:
+            raise UsageError(f"a console changes at most {MOST} letters a command, and takes no --rate")
+        body = {**_letters(entry.queue, selection), "all": selection.is_everything, "limit": limit, "why": entry.why}
+        return self._post(LettersDone, f"/dead-letters/{entry.command}", body)
 
     def list_routes(self) -> list[RouteStatus]:
         return self._get(list[RouteStatus], "/quarantine")
@@ -223,6 +265,14 @@ def _parked(selection: ParkedSelection) -> dict[str, Any]:
     names = ("aggregate_type", "aggregate_id", "event_type", "reason")
     given = {name: value for name in names if (value := getattr(selection, name)) is not None}
     return {**given, "ids": [str(each) for each in ids]}
+
+
+def _letters(queue: str, selection: LetterSelection) -> dict[str, Any]:
+    names = {"aggregate_type": "aggregate_type", "aggregate_id": "aggregate_id", "type": "event_type"}
+    names |= {each: each for each in ("reason", "exception", "consumer")}
+    given = {new: value for name, new in names.items() if (value := getattr(selection, name)) is not None}
+    times = {name: moment.isoformat() for name in ("since", "until") if (moment := getattr(selection, name))}
+    return {**given, **times, "queue": queue, "message_ids": sorted(selection.message_ids)}
 
 
 def _of_route(route: int, rows: Sequence[RowId]) -> dict[str, Any]:

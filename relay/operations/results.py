@@ -54,6 +54,15 @@ class ReplayPreview:
 
 
 @dataclass(frozen=True, slots=True)
+class SeenLetters:
+    """What is known of letters that may be thrown away."""
+
+    read: Read
+    oldest: datetime | None  # the last failure of that letter which failed first
+    first: list[Letter]
+
+
+@dataclass(frozen=True, slots=True)
 class ListedLetters:
     """Dead letters of a queue, and how far it was read."""
 

@@ -10,17 +10,15 @@ from fastapi import APIRouter, Query
 from pydantic import Field
 from starlette.responses import Response
 
-from relay.config.settings import Settings
-from relay.console.api.given import Configured, Operator, Owner, Viewer
+from relay.console.api.given import Configured, Operations, Operator, Owner, Viewer
 from relay.console.api.once import Once
 from relay.console.api.parameters import MOST, Closed, Limit, MessageFilter, Moment, QueueName, Text, Why, check_choice
 from relay.observe.printable import printable_json
 from relay.operate.dead_letters.audit import Entry
-from relay.operate.dead_letters.change import Done, preview_letters, queues_of, run_command
-from relay.operate.dead_letters.document import document
+from relay.operate.dead_letters.change import Done, queues_of
 from relay.operate.dead_letters.export import export
 from relay.operate.dead_letters.letter import Letter, Selection
-from relay.operate.dead_letters.read import list_letters, show_letter
+from relay.operations.local import LocalOperations
 from relay.replay.moment import parse_interval
 
 router = APIRouter(prefix="/dead-letters", tags=["dead-letters"])
@@ -66,6 +64,7 @@ class Letters(Closed):
 
     queue: str
     messages: int
+    matched: Annotated[int, Field(description="Of those that were read.")]
     letters: list[Letter]
     warning: Annotated[str | None, Field(description="Letters that a delivery limit of their queue may drop.")]
 
@@ -79,26 +78,27 @@ class Change(LetterFilter):
 
 
 @router.get("")
-def list_(settings: Configured, _: Viewer, asked: Annotated[Listing, Query()]) -> Letters:
+def list_(operations: Operations, _: Viewer, asked: Annotated[Listing, Query()]) -> Letters:
     """List dead letters; they stay where they are."""
     _, dead = queues_of(asked.queue)
-    letters, read = asyncio.run(list_letters(settings.broker, dead, asked.selection(asked.limit)))
-    return Letters(queue=dead, messages=read.letters, letters=letters, warning=read.warning)
+    found = operations.list_letters(dead, asked.selection(asked.limit))
+    read = found.read
+    return Letters(queue=dead, messages=read.letters, letters=found.letters, matched=read.matched, warning=read.warning)
 
 
 @router.get("/preview")
-def preview(settings: Configured, who: Viewer, asked: Annotated[Listing, Query()]) -> Done:
+def preview(operations: Operations, who: Viewer, asked: Annotated[Listing, Query()]) -> Done:
     """Count the letters that a retry or discard would change."""
     _, dead = queues_of(asked.queue)
     entry = Entry("discard", dead, None, who.name, "")
-    return asyncio.run(preview_letters(settings.broker, entry, asked.selection(asked.limit)))
+    return operations.preview_letters(entry, asked.selection(asked.limit))
 
 
 @router.get("/letter", response_model=dict[str, Any])
-def show(settings: Configured, _: Operator, queue: QueueName, message_id: MessageId) -> Response:
+def show(operations: Operations, _: Operator, queue: QueueName, message_id: MessageId) -> Response:
     """Show one dead letter with its headers and its body."""
     _, dead = queues_of(queue)
-    told = document(asyncio.run(show_letter(settings.broker, dead, message_id)))
+    told = operations.show_letter(dead, message_id)
     return Response(printable_json(orjson.dumps(told).decode()), media_type="application/json")
 
 
@@ -116,25 +116,20 @@ def export_(settings: Configured, _: Operator, asked: Annotated[Listing, Query()
 
 
 @router.post("/retry", response_model=Done)
-def retry(settings: Configured, once: Once, who: Operator, asked: Change) -> Response:
+def retry(operations: Operations, once: Once, who: Operator, asked: Change) -> Response:
     """Send letters back into the queue that they came from, where they are tried again with all attempts."""
     consumed, dead = queues_of(asked.queue)
-    return _change(settings, once, Entry("retry", dead, consumed, who.name, asked.why), asked)
+    return _change(operations, once, Entry("retry", dead, consumed, who.name, asked.why), asked)
 
 
 @router.post("/discard", response_model=Done)
-def discard(settings: Configured, once: Once, who: Owner, asked: Change) -> Response:
+def discard(operations: Operations, once: Once, who: Owner, asked: Change) -> Response:
     """Throw letters away for good: export them first."""
     _, dead = queues_of(asked.queue)
-    return _change(settings, once, Entry("discard", dead, None, who.name, asked.why), asked)
+    return _change(operations, once, Entry("discard", dead, None, who.name, asked.why), asked)
 
 
-def _change(settings: Settings, once: Once, entry: Entry, asked: Change) -> Response:
+def _change(operations: LocalOperations, once: Once, entry: Entry, asked: Change) -> Response:
     check_choice(is_filtered=not asked.selection(None).is_everything, is_all=asked.all)
     selection = asked.selection(asked.limit)
-
-    def act() -> Done:
-        with once.database.session() as connection:
-            return asyncio.run(run_command(connection, settings, entry, selection))
-
-    return once.noted(entry.done_by, Done, act)
+    return once.noted(entry.done_by, Done, lambda: operations.change_letters(entry, selection))

@@ -7,17 +7,15 @@ dies in between leaves the letter where it was, and at most a copy with the same
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
 
 import psycopg
 
-from relay.config.settings import BrokerSettings, Settings
+from relay.config.settings import BrokerSettings
 from relay.consume.failed.envelope import sent_back
 from relay.consume.failed.queues import came_from, dead_queue_name
 from relay.database import one_line
 from relay.errors import OutboxError, PartlyDoneError
-from relay.operate.dead_letters.audit import Entry, write_audit
+from relay.operate.dead_letters.audit import Entry
 from relay.operate.dead_letters.letter import Held, Letter, Selection
 from relay.operate.dead_letters.queue import ACKNOWLEDGED_PAGE, PAGE, Copy, DeadQueue, opened
 from relay.replay.pace import Pace
@@ -26,6 +24,7 @@ from relay.stopping import stopped_by_signals
 MOST_REFUSED = 10  # in a row: what refuses so many refuses all
 
 Write = Callable[[Sequence[Letter]], None]
+Show = Callable[[int, int, int], None]  # letters in the queue, how many were read, and how many refused
 
 
 @dataclass(slots=True)
@@ -132,7 +131,7 @@ class Command:
     Args:
         write: commits rows of the audit.
         rate: letters a second at most; None: as fast as the broker takes them.
-        show: called after each page with the letters in the queue, how many were read, and how many refused.
+        show: called after each page.
     """
 
     def __init__(
@@ -143,7 +142,7 @@ class Command:
         *,
         write: Write,
         rate: float | None = None,
-        show: Callable[[int, int, int], None] = lambda *_: None,
+        show: Show = lambda *_: None,
     ) -> None:
         self._broker = broker
         self._choice = _Choice(entry, selection)
@@ -231,11 +230,3 @@ class Command:
 async def preview_letters(broker: BrokerSettings, entry: Entry, selection: Selection) -> Done:
     """Count the letters that a command would change; raises OutboxError."""
     return await Preview(broker, entry, selection).run()
-
-
-async def run_command(
-    connection: psycopg.Connection[Any], settings: Settings, entry: Entry, selection: Selection
-) -> Done:
-    """Send letters back or throw them away, and write the audit by this connection; raises as `Command.run`."""
-    write = partial(write_audit, connection, settings.database.schema_name, entry)
-    return await Command(settings.broker, entry, selection, write=write).run()
