@@ -4,12 +4,11 @@ import orjson
 
 from relay.console.access.identity import Role
 from tests.console.api.program import Program
-from tests.consume.conftest import client as broker_client
-from tests.consume.conftest import inbox, queue, table
+from tests.consume.conftest import client, inbox, queue, table
 from tests.dead_letters.conftest import audit, letters
 from tests.dead_letters.letters import Letters
 
-__all__ = ["audit", "broker_client", "inbox", "letters", "queue", "table"]  # fixtures
+__all__ = ["audit", "client", "inbox", "letters", "queue", "table"]  # fixtures
 
 
 async def test_letters_are_listed_and_shown(program: Program, letters: Letters) -> None:
