@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query
 from pydantic import Field
 from starlette.responses import Response
 
-from relay.console.api.given import Configured, Operations, Operator, Owner, Viewer
+from relay.console.api.given import Configured, Operations, Operator, Owner, Sessions, Viewer
 from relay.console.api.once import Once
 from relay.console.api.parameters import MOST, Closed, Limit, MessageFilter, Moment, QueueName, Text, Why, check_choice
 from relay.observe.printable import printable_json
@@ -18,6 +18,7 @@ from relay.operate.dead_letters.audit import Entry
 from relay.operate.dead_letters.change import Done, queues_of
 from relay.operate.dead_letters.export import export
 from relay.operate.dead_letters.letter import Letter, Selection
+from relay.operate.message import note_reveal
 from relay.operations.local import LocalOperations
 from relay.replay.moment import parse_interval
 
@@ -95,10 +96,14 @@ def preview(operations: Operations, who: Viewer, asked: Annotated[Listing, Query
 
 
 @router.get("/letter", response_model=dict[str, Any])
-def show(operations: Operations, _: Operator, queue: QueueName, message_id: MessageId) -> Response:
-    """Show one dead letter with its headers and its body."""
+def show(
+    operations: Operations, database: Sessions, who: Operator, *, queue: QueueName, message_id: MessageId
+) -> Response:
+    """Show one dead letter with its headers and its body; the audit notes who read it."""
     _, dead = queues_of(queue)
     told = operations.show_letter(dead, message_id)
+    with database.session() as connection:
+        note_reveal(connection, database.schema, message_id, by=who.name)
     return Response(printable_json(orjson.dumps(told).decode()), media_type="application/json")
 
 
@@ -107,11 +112,13 @@ def show(operations: Operations, _: Operator, queue: QueueName, message_id: Mess
     response_class=Response,
     responses={200: {"description": "One letter a line.", "content": {"application/jsonl": {}}}},
 )
-def export_(settings: Configured, _: Operator, asked: Annotated[Listing, Query()]) -> Response:
-    """Return letters as JSON Lines; they stay where they are."""
+def export_(settings: Configured, database: Sessions, who: Operator, asked: Annotated[Listing, Query()]) -> Response:
+    """Return letters as JSON Lines; they stay where they are, and the audit notes who read the queue."""
     _, dead = queues_of(asked.queue)
     lines = BytesIO()
     asyncio.run(export(settings.broker, dead, asked.selection(asked.limit), lines))
+    with database.session() as connection:
+        note_reveal(connection, database.schema, dead, by=who.name)
     return Response(lines.getvalue(), media_type="application/jsonl")
 
 

@@ -10,6 +10,7 @@ from starlette.requests import Request
 
 from relay.config.settings import Settings
 from relay.console.access.identity import Identity, Role, require
+from relay.console.database import Database
 from relay.operations.local import LocalOperations
 
 Viewer = Annotated[Identity, Depends(require(Role.VIEWER))]
@@ -23,6 +24,14 @@ def _settings(request: Request) -> Settings:
 
 
 Configured = Annotated[Settings, Depends(_settings)]
+
+
+def _sessions(request: Request) -> Database:
+    database: Database = request.app.state.database
+    return database
+
+
+Sessions = Annotated[Database, Depends(_sessions)]
 
 
 def _operations(request: Request) -> LocalOperations:

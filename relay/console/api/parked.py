@@ -7,7 +7,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from relay.console.api.given import Operations, Operator, Owner, Viewer, within
+from relay.console.api.given import Operations, Operator, Owner, Sessions, Viewer, within
 from relay.console.api.once import Once
 from relay.console.api.paging import next_cursor, read_cursor
 from relay.console.api.parameters import (
@@ -22,6 +22,7 @@ from relay.console.api.parameters import (
     check_choice,
     row_id,
 )
+from relay.operate.message import note_reveal
 from relay.operate.parked import Parked, ParkedMessage, Selection
 from relay.operate.release import Done
 
@@ -82,13 +83,18 @@ def preview(operations: Operations, _: Viewer, asked: Annotated[ParkedFilter, Qu
 
 @router.get("/{row}")
 def show(
-    operations: Operations,
-    _: Operator,
+    request: Request,
+    database: Sessions,
+    who: Operator,
+    *,
     row: RowName,
     full: Annotated[bool, Query(description="The whole payload, not only its first 1000 characters.")] = False,
 ) -> ParkedMessage:
-    """Show one parked or discarded row with its payload, whose bytes are base64."""
-    return operations.show_parked(row_id(row), is_full=full)
+    """Show one parked or discarded row with its payload, whose bytes are base64; the audit notes who read it."""
+    with database.session() as connection, connection.transaction():
+        shown = within(request, connection).show_parked(row_id(row), is_full=full)
+        note_reveal(connection, database.schema, str(shown.id), by=who.name)
+    return shown
 
 
 @router.post("/retry", response_model=Done)

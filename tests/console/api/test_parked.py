@@ -46,6 +46,8 @@ async def test_a_payload_is_shown_to_an_operator_and_to_no_viewer(program: Progr
 
     assert shown.json()["payload_bytes"] == "AP8="
     assert refused.status_code == 403
+    audit = rows.connection.execute("SELECT command, target, done_by FROM outbox.operator_audit").fetchall()
+    assert audit == [("message reveal", str(row), "program-operator")]
 
 
 async def test_a_row_that_is_not_parked_is_not_found(program: Program, rows: Rows) -> None:
