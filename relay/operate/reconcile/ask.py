@@ -3,12 +3,14 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 import psycopg
 
 from relay.config.settings import DatabaseSettings
 from relay.database import refuse_pooler
+from relay.errors import UsageError
 from relay.operate.reconcile.inbox import Inbox
 from relay.operate.reconcile.interval import Interval
 from relay.operate.reconcile.report import Report
@@ -17,6 +19,9 @@ from relay.operate.session import session
 from relay.operate.whereabouts import Missing, find_rows
 from relay.replay.moment import parse_interval, parse_length
 from relay.replay.selection import Selection, now
+
+FIRST_MOMENT = datetime(1970, 1, 1, tzinfo=UTC)  # nothing was sent before
+LONGEST_GRACE = timedelta(days=36_500)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +76,12 @@ def ask(
         moment = now(connection)
         first, end = parse_interval(asked.since, asked.until, moment)
         assert first is not None, "since is required"  # noqa: S101
+        grace = parse_length(asked.grace, "--grace")
+        if grace > LONGEST_GRACE:
+            raise UsageError(f"--grace {asked.grace} is longer than the {LONGEST_GRACE.days} days that it may be")
+        first = max(first, FIRST_MOMENT)
         question = Question(
-            interval=Interval(first, min(end or moment, moment), moment, parse_length(asked.grace, "--grace")),
+            interval=Interval(first, max(first, min(end or moment, moment)), moment, grace),
             selection=Selection(
                 message_ids=list(asked.message_ids) or None,
                 aggregate_type=asked.aggregate_type,
