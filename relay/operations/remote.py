@@ -65,7 +65,7 @@ class RemoteOperations:
     """See `relay.operations.operations.Operations`. The console knows by the token who asks: `by` is not sent.
 
     Raises:
-        UsageError: the URL is none of a console, or would send the token unencrypted over a network.
+        UsageError: the URL cannot be that of a console, or would send the token unencrypted over a network.
     """
 
     def __init__(self, server: str, token: str) -> None:

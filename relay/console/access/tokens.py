@@ -20,7 +20,7 @@ SCHEME = "bearer"
 
 
 class TokenFile:
-    """The tokens of a file; a change of the file counts from the next request on. Without a path there are none."""
+    """The tokens of a file; a change of the file counts from the next request on. Without a path nobody has one."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path) if path else None
@@ -29,7 +29,7 @@ class TokenFile:
         """Return the lines as they are now.
 
         Raises:
-            ConfigurationError: the file cannot be read, or a line is none of a token.
+            ConfigurationError: the file cannot be read, or a line has another form.
         """
         if self.path is None:
             return []
@@ -57,7 +57,7 @@ class TokenFile:
         return None
 
     def add(self, name: str, role: Role) -> str:
-        """Give this name a new token, which takes the place of an earlier one, and return it.
+        """Return a new token for this name, which takes the place of an earlier one.
 
         Raises:
             UsageError: the name cannot be, or the file cannot be written.
@@ -73,7 +73,7 @@ class TokenFile:
         """Take a token away: it counts no longer.
 
         Raises:
-            NotFoundError: there is none of this name.
+            NotFoundError: nobody of this name has a token.
         """
         left = self._without(name)
         if len(left) == len(self.lines()):

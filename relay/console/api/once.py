@@ -52,7 +52,7 @@ class Asked:
     digest: bytes
     database: Database
 
-    def in_transaction(self, by: str, kind: type, act: Callable[[psycopg.Connection], Any]) -> Response:
+    def in_transaction(self, by: str, kind: type[Any], act: Callable[[psycopg.Connection], Any]) -> Response:
         """Return the answer: what `act` returns, or what it has returned to an earlier request.
 
         `act` gets a session that is in a transaction, and returns a value of the type `kind`.
@@ -68,7 +68,7 @@ class Asked:
             self._keep(connection, by, body)
         return _answer(HTTPStatus.OK, body)
 
-    def noted(self, by: str, kind: type, act: Callable[[], Any]) -> Response:
+    def noted(self, by: str, kind: type[Any], act: Callable[[], Any]) -> Response:
         """Return the answer as `in_transaction` does, where `act` commits what it does by itself.
 
         Raises:
@@ -122,7 +122,7 @@ async def _asked(request: Request, key: KEY) -> Asked:
 Once = Annotated[Asked, Depends(_asked)]
 
 
-def _body(kind: type, value: Any) -> bytes:
+def _body(kind: type[Any], value: Any) -> bytes:
     return TypeAdapter(kind).dump_json(value)
 
 

@@ -22,13 +22,13 @@ class Checklist(Closed):
 
 @router.get("/status")
 def status(operations: Operations, _: Viewer) -> Status:
-    """Tell the backlog, the parked rows and the relays."""
+    """Return the backlog, the parked rows and the relays."""
     return operations.status()
 
 
 @router.get("/nodes")
 def nodes(operations: Operations, _: Viewer) -> list[Node]:
-    """Tell the relays and their lanes."""
+    """Return the relays and their lanes."""
     return operations.nodes()
 
 
@@ -36,7 +36,7 @@ def nodes(operations: Operations, _: Viewer) -> list[Node]:
 def pools(
     operations: Operations, _: Viewer, pool: Annotated[tuple[Text, ...], Query(description="All unless given.")] = ()
 ) -> PoolsStatus:
-    """Tell the members of each pool, and the holder, the epoch and the lag of each partition."""
+    """Return the members of each pool, and the holder, the epoch and the lag of each partition."""
     return operations.pools(pool)
 
 

@@ -99,7 +99,7 @@ def as_definitions(settings: Configured, _: Viewer) -> dict[str, list[dict[str, 
 
 @router.get("/topology/compare", tags=["topology"])
 def compare(settings: Configured, _: Viewer) -> list[Declared]:
-    """Tell what is missing at the broker and what differs; declares nothing."""
+    """Return what is missing at the broker and what differs; declares nothing."""
     return asyncio.run(topology.apply(settings.broker, settings.topology, dry_run=True))
 
 

@@ -62,7 +62,7 @@ def ask(
 
     Args:
         timeout: seconds for each statement.
-        is_apart: the inbox has a URL of its own.
+        is_apart: the inbox has another URL.
     Raises:
         UsageError: a moment or a length of time cannot be.
         NotFoundError: no consumer is named, and the inbox knows no consumer.
