@@ -108,7 +108,7 @@ GRANT UPDATE (state, attempts, available_at, last_error, held_behind, parked_at,
 GRANT SELECT ON SEQUENCE outbox.message_id_seq TO outbox_console;
 GRANT EXECUTE ON FUNCTION outbox.sent(timestamp with time zone, timestamp with time zone) TO outbox_console;
 GRANT SELECT ON outbox.node, outbox.published, outbox.batch, outbox.migration, outbox.archived_day TO outbox_console;
-GRANT SELECT, UPDATE ON outbox.quarantine TO outbox_console;
+GRANT SELECT, INSERT, UPDATE ON outbox.quarantine TO outbox_console;
 GRANT SELECT, INSERT ON outbox.replay, outbox.replay_failure TO outbox_console;
 GRANT UPDATE (state, selected, replayed, failed, position, saved_at) ON outbox.replay TO outbox_console;
 GRANT SELECT, INSERT ON outbox.dead_letter_audit, outbox.operator_audit TO outbox_console;
