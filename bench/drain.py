@@ -62,7 +62,7 @@ def measure(
     skip_reference
         Leave out the C client, and with it the ratios.
     profile
-        Run the relay under cProfile, which slows it down; its figures go to bench/results/relay.pstats.
+        Sample the relay with py-spy, which needs root; the flame graphs go to bench/results/relay-ORDERING.svg.
     """
     RESULTS.mkdir(exist_ok=True)
     ratio = () if skip_reference else (Column("of C", "rate", 2, is_ratio=True),)
@@ -76,10 +76,10 @@ def measure(
         sides = {}
         if not skip_reference:
             sides[reference.NAME] = partial(publish_backlog, servers, backlogs[0], reference.build(servers.folder))
-        statistics = RESULTS / "relay.pstats" if profile else None
         for backlog in backlogs:
             for each in orderings:
-                relay = BenchRelay(*servers.urls, servers.folder, each, profile=statistics)
+                graph = RESULTS / f"relay-{each}.svg" if profile else None
+                relay = BenchRelay(*servers.urls, servers.folder, each, profile=graph)
                 sides[f"{each}, {backlog.keys} keys"] = partial(drain_backlog, servers, backlog, relay)
         drained.measure(sides, rounds)
 

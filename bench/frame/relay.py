@@ -11,10 +11,11 @@ from pathlib import Path
 from bench.frame.error import BenchmarkError
 from bench.frame.notes import NoteReader
 from relay.config.settings import Ordering
-from tests.support.process import Process
+from tests.support.process import Process, wait_for
 
 READY_SECONDS = 30.0
 DRAIN_SECONDS = 20.0
+SCRIPTS = Path(sys.executable).parent
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class BenchRelay:
     Attributes:
         node: its name, when several run at once.
         is_noted: it notes each confirm (bench/programs/confirms.py).
-        profile: it runs under cProfile, which slows it down and writes its figures into that file.
+        profile: py-spy samples it, and draws its flame graph into that file.
     """
 
     database_url: str
@@ -69,9 +70,14 @@ class BenchRelay:
         relay = self.start()
         try:
             relay.wait_until(lambda: "relay.ready" in self.log.read_text(), READY_SECONDS)
+            sampler = self._sample(relay.pid, self.profile) if self.profile else None
             yield relay
         finally:
             relay.stop(signal.SIGTERM, DRAIN_SECONDS)
+        if sampler:
+            wait_for(lambda: not sampler.is_running(), "py-spy draws the flame graph", DRAIN_SECONDS)
+            if sampler.returncode != 0:
+                raise BenchmarkError(f"py-spy drew no flame graph:\n{sampler.log_end()}")
         if relay.returncode != 0:
             raise BenchmarkError(f"the relay did not drain: exit code {relay.returncode}\n{relay.log_end()}")
 
@@ -82,6 +88,9 @@ class BenchRelay:
     def _command(self) -> list[str]:
         if self.is_noted:
             return [sys.executable, "-m", "bench.programs.confirms", str(self._confirms_file)]
-        command = [str(Path(sys.executable).parent / "relay"), "run"]
-        profiled = [sys.executable, "-m", "cProfile", "-o", str(self.profile)] if self.profile else []
-        return [*profiled, *command]
+        return [str(SCRIPTS / "relay"), "run"]
+
+    def _sample(self, pid: int, graph: Path) -> Process:
+        """Sample the process, C code included, until it ends."""
+        options = ["--native", "--rate", "250", "--pid", str(pid), "--output", os.path.relpath(graph)]
+        return Process([SCRIPTS / "py-spy", "record", *options], log=self.folder / "py-spy.log")
