@@ -78,6 +78,7 @@ GRANT EXECUTE ON FUNCTION outbox.sent(timestamp with time zone, timestamp with t
 GRANT SELECT, INSERT, UPDATE, DELETE ON outbox.node, outbox.quarantine TO outbox_relay;
 GRANT SELECT, INSERT, DELETE ON outbox.published TO outbox_relay;
 GRANT SELECT ON outbox.batch, outbox.migration TO outbox_relay;
+GRANT SELECT ON outbox.archived_day TO outbox_relay; -- the metric of days that are not archived
 GRANT SELECT, INSERT ON outbox.replay, outbox.replay_failure TO outbox_relay;
 GRANT UPDATE (state, selected, replayed, failed, position, saved_at) ON outbox.replay TO outbox_relay;
 GRANT SELECT, INSERT ON outbox.dead_letter_audit, outbox.operator_audit TO outbox_relay;

@@ -1,25 +1,51 @@
 """Count what waits in the table, seldom and apart from the engine: on a separate connection, and only when asked."""
 
 import asyncio
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import psycopg
-from psycopg.sql import SQL, Composed, Identifier
+from psycopg.sql import SQL, Composed, Identifier, Literal
 
-from relay.config.settings import DatabaseSettings
+from relay.config.settings import DatabaseSettings, RelaySettings
 from relay.database import connect_async
 from relay.errors import DatabaseUnavailableError
 from relay.http.cached_answer import CachedAnswer
 from relay.logger import get_logger
 from relay.operate.status import BY_INDEX, COUNT_PARKED, COUNT_PENDING, LANES, OLDEST_PENDING
+from relay.retention.kind import INBOX, SENT
 
 log = get_logger(__name__)
 
 COUNT_QUARANTINED = SQL("""
     SELECT (SELECT count(*) FROM {schema}.quarantine),
         (SELECT messages FROM {schema}.message_count WHERE state = 'quarantined')
+""")
+
+# `keep` is NULL where retention is off: then no day is too old.
+COUNT_OVERDUE = SQL("""
+    SELECT count(*) FILTER (WHERE parent = to_regclass({sent}) AND day < today - {keep_sent}::integer),
+        count(*) FILTER (WHERE parent = to_regclass({inbox}) AND day < today - {keep_inbox}::integer)
+    FROM (
+        SELECT inhparent AS parent, to_date(right(relname, 8), 'YYYYMMDD') AS day,
+            (now() AT TIME ZONE 'UTC')::date AS today
+        FROM pg_inherits JOIN pg_class ON oid = inhrelid
+        WHERE NOT inhdetachpending AND relname ~ '_[0-9]{{8}}$'
+    ) AS part
+""")
+
+# Roles that were made before release 0.1.0 may not read it.
+MAY_READ_ARCHIVED = SQL("SELECT has_table_privilege({archived}, 'SELECT')")
+# Nobody who has never archived a day is behind with it, unless retention waits for that.
+COUNT_UNARCHIVED = SQL("""
+    SELECT count(*)
+    FROM pg_inherits JOIN pg_class ON oid = inhrelid
+    WHERE inhparent = to_regclass({sent}) AND NOT inhdetachpending AND relname ~ '_[0-9]{{8}}$'
+        AND to_date(right(relname, 8), 'YYYYMMDD') < (now() AT TIME ZONE 'UTC')::date
+        AND to_date(right(relname, 8), 'YYYYMMDD') NOT IN (SELECT day FROM {schema}.archived_day)
+        AND ({waits} OR EXISTS (SELECT FROM {schema}.archived_day))
 """)
 
 
@@ -30,15 +56,19 @@ class Counts:
     pending: int
     oldest_pending_age: float  # seconds; 0 when nothing is due
     parked: int
+    parked_held: int  # of these, rows that wait behind another one of their key
     quarantined_routes: int
     quarantined: int
+    overdue_days: Mapping[str, int]  # by table: days that are older than is kept
+    unarchived_days: int | None  # ended days of sent rows; 0 where no archive is in use, None: the role may not know
 
 
 class Backlog:
     """Counts of one outbox table."""
 
-    def __init__(self, database: DatabaseSettings) -> None:
+    def __init__(self, database: DatabaseSettings, relay: RelaySettings) -> None:
         self._database = database
+        self._relay = relay
         self._connection: psycopg.AsyncConnection | None = None
         self._seldom = CachedAnswer(self._read)
         self._reason = ""
@@ -73,14 +103,36 @@ class Backlog:
             # One snapshot: a row that is being parked must not be counted twice, or not at all.
             await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
             (pending,) = await self._row(connection, COUNT_PENDING)
-            parked, _ = await self._row(connection, COUNT_PARKED)
+            parked, heads = await self._row(connection, COUNT_PARKED)
             routes, quarantined = await self._row(connection, COUNT_QUARANTINED)
+            sent, inbox = await self._row(connection, COUNT_OVERDUE)
+            (may_read,) = await self._row(connection, MAY_READ_ARCHIVED)
+            (unarchived,) = await self._row(connection, COUNT_UNARCHIVED) if may_read else (None,)
             await connection.execute(BY_INDEX)
             (oldest,) = await self._row(connection, OLDEST_PENDING)
-        return Counts(pending, max(0.0, oldest or 0.0), parked, routes, quarantined)
+        return Counts(
+            pending=pending,
+            oldest_pending_age=max(0.0, oldest or 0.0),
+            parked=parked,
+            parked_held=parked - heads,
+            quarantined_routes=routes,
+            quarantined=quarantined,
+            overdue_days={SENT.parent: sent, INBOX.parent: inbox},
+            unarchived_days=unarchived,
+        )
 
     async def _row(self, connection: psycopg.AsyncConnection, query: SQL) -> tuple[Any, ...]:
-        filled: Composed = query.format(schema=Identifier(self._database.schema_name), lanes=LANES)
+        schema = self._database.schema_name
+        filled: Composed = query.format(
+            schema=Identifier(schema),
+            lanes=LANES,
+            sent=Literal(f"{schema}.{SENT.parent}"),
+            inbox=Literal(f"{schema}.{INBOX.parent}"),
+            archived=Literal(f"{schema}.archived_day"),
+            keep_sent=Literal(self._relay.retention_days),
+            keep_inbox=Literal(self._relay.inbox_retention_days),
+            waits=Literal(self._relay.retention_waits_for_archive),
+        )
         row = await (await connection.execute(filled)).fetchone()
         assert row is not None, "an aggregate gives one row"  # noqa: S101
         return row

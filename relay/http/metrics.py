@@ -93,5 +93,18 @@ def _backlog(counts: Counts) -> Iterator[Metric]:
         counts.oldest_pending_age,
     )
     yield GaugeMetricFamily("outbox_parked_messages", "Rows that wait for an operator", counts.parked)
+    yield GaugeMetricFamily(
+        "outbox_parked_held_messages", "Of these: rows that wait behind another one of their key", counts.parked_held
+    )
     yield GaugeMetricFamily("outbox_quarantined_routes", "Routes that do not work", counts.quarantined_routes)
     yield GaugeMetricFamily("outbox_quarantined_messages", "Rows that wait for such a route", counts.quarantined)
+    overdue = GaugeMetricFamily(
+        "outbox_retention_overdue_days", "Days that are older than is kept, and not dropped", labels=["table"]
+    )
+    for table, days in counts.overdue_days.items():
+        overdue.add_metric([table], days)
+    yield overdue
+    if counts.unarchived_days is not None:
+        yield GaugeMetricFamily(
+            "outbox_unarchived_days", "Ended days of sent rows that are not archived", counts.unarchived_days
+        )

@@ -23,7 +23,7 @@ async def answering_for(node: Node, settings: Settings) -> AsyncIterator[None]:
     if not settings.http.listen:
         yield
         return
-    backlog = Backlog(settings.database)
+    backlog = Backlog(settings.database, settings.relay)
     try:
         async with answering(settings.http.listen, _NodeSubject(node, backlog)):
             yield

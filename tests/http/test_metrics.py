@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from relay import __version__, database
 from relay.broker import connection as broker
-from relay.config.settings import DatabaseSettings, Settings, WireKind
+from relay.config.settings import DatabaseSettings, RelaySettings, Settings, WireKind
 from relay.consume.classify import Reason
 from relay.engine.row import Outcome
 from relay.http import cached_answer
@@ -122,29 +122,71 @@ async def test_what_waits_in_the_table_is_counted(rows: Rows, database: Database
     rows.pending("2")
     head = rows.parked("3")
     rows.parked("3", behind=head)
-    counting = Backlog(database)
+    counting = Backlog(database, RelaySettings())
 
     counts = await counting.counts()
 
     await counting.close()
     assert counts is not None
-    assert (counts.pending, counts.parked) == (2, 2)
+    assert (counts.pending, counts.parked, counts.parked_held) == (2, 2, 1)
     assert counts.oldest_pending_age > 100_000_000
 
 
 async def test_an_empty_table_has_no_age(database: DatabaseSettings) -> None:
-    counting = Backlog(database)
+    counting = Backlog(database, RelaySettings())
 
     counts = await counting.counts()
 
     await counting.close()
     assert counts is not None
-    assert counts == Counts(0, 0.0, 0, 0, 0)
+    assert counts == Counts(
+        pending=0,
+        oldest_pending_age=0.0,
+        parked=0,
+        parked_held=0,
+        quarantined_routes=0,
+        quarantined=0,
+        overdue_days={"message_sent": 0, "processed_message": 0},
+        unarchived_days=0,
+    )
+
+
+async def test_days_that_should_be_gone_or_archived_are_counted(rows: Rows, database: DatabaseSettings) -> None:
+    add_old_days(rows.connection, [1, 2, 20, 21])
+    rows.connection.execute(
+        "INSERT INTO outbox.archived_day (day, rows, checksum, path) SELECT current_date - 20, 0, 0, '/archive'"
+    )
+    counting = Backlog(database, RelaySettings(retention="10 days"))
+    keeping = Backlog(database, RelaySettings(retention="off"))
+
+    counts, kept = await counting.counts(), await keeping.counts()
+
+    await counting.close()
+    await keeping.close()
+    assert counts is not None
+    assert counts.overdue_days == {"message_sent": 2, "processed_message": 0}
+    assert counts.unarchived_days == 3
+    assert kept is not None
+    assert kept.overdue_days["message_sent"] == 0
+
+
+async def test_days_are_not_behind_where_no_archive_is_in_use(rows: Rows, database: DatabaseSettings) -> None:
+    add_old_days(rows.connection, [1, 2])
+    counting = Backlog(database, RelaySettings())
+    waiting = Backlog(database, RelaySettings(retention_waits_for_archive=True))
+
+    counts, waited = await counting.counts(), await waiting.counts()
+
+    await counting.close()
+    await waiting.close()
+    assert counts is not None
+    assert waited is not None
+    assert (counts.unarchived_days, waited.unarchived_days) == (0, 2)
 
 
 async def test_many_scrapes_count_once(rows: Rows, database: DatabaseSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cached_answer, "FRESH_FOR", 3600.0)
-    counting = Backlog(database)
+    counting = Backlog(database, RelaySettings())
     first = await counting.counts()
     rows.pending()
 
@@ -180,7 +222,7 @@ async def test_a_count_that_fails_is_told_once_and_leaves_no_number(
 ) -> None:
     monkeypatch.setattr(cached_answer, "FRESH_FOR", 0.0)
     monkeypatch.setattr(cached_answer, "SHARE", 0)
-    counting = Backlog(database)
+    counting = Backlog(database, RelaySettings())
     assert await counting.counts() is not None
     rows.connection.execute("ALTER VIEW outbox.message_count RENAME TO elsewhere")
 
