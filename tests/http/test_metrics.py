@@ -20,6 +20,7 @@ from tests.http.conftest import RunSite
 from tests.http.metrics import DOCUMENT, documented, served
 from tests.http.site import Site
 from tests.operate.rows import Rows
+from tests.support.days import ADD_DAY
 from tests.support.eventually import eventually
 from tests.support.postgres import PostgresServer
 from tests.support.rabbitmq import RabbitServer
@@ -300,3 +301,9 @@ async def has_lost(site: Site, **labels: str) -> bool:
         name == "outbox_reconnects_total" and number == 1 and labels.items() <= dict(of).items()
         for (name, of), number in metrics.items()
     )
+
+
+def add_old_days(connection: psycopg.Connection, ages: list[int]) -> None:
+    """Make empty days of sent rows, so many days before today."""
+    for ago in ages:
+        connection.execute(ADD_DAY, {"ago": ago})
