@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import shlex
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -69,6 +70,11 @@ class RabbitServer(Server):
         """
         command: list[str | Path] = [*self._inside, PROGRAMS / "rabbitmqctl", "-q", "-n", self._name, *arguments]
         return run(command, environment=self._environment)
+
+    def control_script(self) -> str:
+        """Return a script that is `rabbitmqctl` on this node, for the commands of a page."""
+        told = " ".join(shlex.quote(f"{name}={value}") for name, value in self._environment.items())
+        return f'#!/bin/sh\nexec env {told} {PROGRAMS / "rabbitmqctl"} -q -n {self._name} "$@"\n'
 
     def call(self, expressions: str) -> str:
         """Evaluate Erlang expressions on the node, which takes a few milliseconds, and give the result as text.

@@ -1,0 +1,216 @@
+"""The repairs of the relay's alerts repair: each test makes the fault, runs the page's commands, and sees it gone."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+
+import aio_pika
+import psycopg
+import pytest
+from yarl import URL
+
+from relay.config.settings import DatabaseSettings, Settings
+from relay.operate.session import session
+from relay.operate.status import read_status
+from tests.faults.alarms import ALARMS
+from tests.http.conftest import RunSite
+from tests.http.site import Site
+from tests.operate.rows import Rows
+from tests.runbooks.repair import Operator
+from tests.support.days import Days
+from tests.support.eventually import eventually
+from tests.support.rabbitmq import USER, RabbitServer
+
+TOPOLOGY = """
+[[topology.queues]]
+name = "events"
+
+[[topology.bindings]]
+exchange = "outbox"
+queue = "events"
+routing_key = "invoice.#"
+"""
+TAKE_LANE = "SELECT pg_advisory_lock(hashtext('outbox.lane'), 3)"
+
+
+@pytest.fixture
+async def events(broker_url: str) -> None:
+    """A queue that takes what goes to the default exchange with an invoice's key."""
+    async with await aio_pika.connect(broker_url) as connection:
+        channel = await connection.channel()
+        exchange = await channel.declare_exchange("outbox", aio_pika.ExchangeType.TOPIC, durable=True)
+        await (await channel.declare_queue("events", durable=True)).bind(exchange, "invoice.#")
+
+
+@pytest.fixture
+async def stranger(database_url: str) -> AsyncIterator[psycopg.AsyncConnection]:
+    """A session that stands in the way."""
+    async with AsyncExitStack() as left:
+        connection = await psycopg.AsyncConnection.connect(database_url, application_name="report")
+        left.push_async_callback(connection.close)
+        yield connection
+
+
+@pytest.fixture
+def days(database_url: str) -> Iterator[Days]:
+    days = Days(database_url)
+    with days.connection:
+        yield days
+
+
+def states(rows: Rows) -> set[str]:
+    return {state for state, _ in rows.states().values()}
+
+
+def is_said(database: DatabaseSettings, words: str) -> bool:
+    with session(database) as connection:
+        return any(words in reason for reason in read_status(connection, "outbox", progress_timeout=0.1).reasons)
+
+
+def alarms(node: RabbitServer) -> set[str]:
+    told = node.call("rabbit_alarm:get_alarms().")
+    return {name for name in ALARMS if f"resource_limit,{name}" in told.replace(" ", "")}
+
+
+async def has_lanes(site: Site, number: int) -> bool:
+    return await site.value("outbox_lanes_held") == number
+
+
+@pytest.mark.usefixtures("events")
+@pytest.mark.parametrize(
+    "alert", ["OutboxRelayDown", "OutboxFewerRelays", "OutboxOldestPendingAge", "OutboxAgeBudget"]
+)
+async def test_a_relay_that_is_started_sends_what_waits(alert: str, operator: Operator, rows: Rows) -> None:
+    rows.pending(created_at="2020-01-01T00:00:00Z")
+
+    async with operator.repairing(alert):
+        await eventually(lambda: states(rows) == {"sent"}, "it is sent")
+
+
+async def test_a_lane_that_a_stranger_holds_comes_back(
+    operator: Operator, run_site: RunSite, stranger: psycopg.AsyncConnection
+) -> None:
+    await stranger.execute(TAKE_LANE)
+    async with run_site() as site:
+        await eventually(lambda: has_lanes(site, 15), "a lane is missing")
+
+        await operator.repair("OutboxLaneLost", PID=stranger.info.backend_pid)
+
+        await eventually(lambda: has_lanes(site, 16), "all lanes are there")
+
+
+@pytest.mark.usefixtures("events")
+async def test_a_lock_that_stalls_the_relay_ends(
+    operator: Operator, rows: Rows, run_site: RunSite, stranger: psycopg.AsyncConnection
+) -> None:
+    async with run_site(stall_after=1.0) as site:
+        await eventually(site.is_ready, "ready")
+        await stranger.execute("LOCK TABLE outbox.message_sent IN ACCESS EXCLUSIVE MODE")
+        rows.pending()
+        await eventually(lambda: site.is_unready("has locked message"), "it says so")
+
+        await operator.repair("OutboxStalled", PID=stranger.info.backend_pid)
+
+        await eventually(lambda: states(rows) == {"sent"}, "it is marked")
+        await eventually(site.is_ready, "ready again")
+
+
+async def test_parked_rows_are_sent_again(operator: Operator, rows: Rows) -> None:
+    rows.parked("1")
+    rows.parked("2")
+
+    await operator.repair("OutboxParked")
+
+    assert states(rows) == {"pending"}
+
+
+async def test_a_stuck_key_goes_on_without_its_first_row(operator: Operator, rows: Rows) -> None:
+    head = rows.parked("1")
+    behind = rows.parked("1", behind=head)
+
+    await operator.repair("OutboxKeyStuck", ID=head)
+
+    assert rows.states()[behind] == ("pending", None)
+    assert rows.states()[head][0] == "discarded"
+
+
+async def test_a_route_without_a_queue_works_again(operator: Operator, rows: Rows, run_site: RunSite) -> None:
+    (operator.folder / "relay.toml").write_text(TOPOLOGY)
+    async with run_site() as site:
+        await eventually(site.is_ready, "ready")
+        rows.pending()
+        await eventually(lambda: states(rows) == {"quarantined"}, "its route is in quarantine")
+
+        await operator.repair("OutboxRouteQuarantined")
+
+        await eventually(lambda: states(rows) == {"sent"}, "it is sent")
+
+
+async def test_a_broker_without_its_alarms_takes_messages(operator: Operator) -> None:
+    with RabbitServer(schedulers=1) as node:
+        operator.add_program("rabbitmqctl", node.control_script())
+        for raise_, _ in ALARMS.values():
+            node.ctl(*raise_)
+        await eventually(lambda: len(alarms(node)) == 2, "it has both alarms")
+
+        await operator.repair("OutboxBrokerBlocked")
+
+        await eventually(lambda: not alarms(node), "it has no alarm")
+
+
+@pytest.mark.usefixtures("events")
+async def test_a_user_gets_its_permissions_back(
+    operator: Operator, settings: Settings, rabbitmq: RabbitServer, rows: Rows, run_site: RunSite
+) -> None:
+    vhost = URL(settings.broker.url.get_secret_value()).path.removeprefix("/")
+    operator.add_program("rabbitmqctl", rabbitmq.control_script())
+    await asyncio.to_thread(rabbitmq.ctl, "clear_permissions", "--vhost", vhost, USER)
+    rows.pending()
+    async with run_site(stall_after=0.5) as site:
+        await eventually(lambda: site.is_unready("refused for"), "it is refused")
+
+        await operator.repair("OutboxConnectionRefused", VHOST=vhost, USER=USER)
+
+        await eventually(lambda: states(rows) == {"sent"}, "it is sent")
+
+
+async def test_a_relay_that_lost_its_database_is_seen_to_be_back(
+    operator: Operator, database: DatabaseSettings, rows: Rows, run_site: RunSite
+) -> None:
+    async with run_site(node="first") as site:
+        await eventually(site.is_ready, "ready")
+        rows.connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE application_name = 'outbox-relay' AND datname = current_database()"
+        )
+        await eventually(lambda: not is_said(database, "no relay"), "its heartbeat is there")
+        await eventually(site.is_ready, "ready again")
+
+        told = await operator.repair("OutboxDatabaseLost")
+
+    assert "first" in told
+
+
+async def test_days_that_are_too_old_are_dropped(operator: Operator, days: Days) -> None:
+    days.add(20, 3)
+    days.add(2, 3)
+
+    await operator.repair("OutboxRetentionBehind")
+
+    assert days.past() == {2}
+
+
+@pytest.mark.usefixtures("events")
+async def test_a_forgotten_transaction_ends(
+    operator: Operator, rows: Rows, run_site: RunSite, stranger: psycopg.AsyncConnection
+) -> None:
+    await stranger.execute("SELECT pg_current_xact_id()")
+    async with run_site() as site:
+        await eventually(site.is_ready, "ready")
+
+        told = await operator.repair("OutboxLatencyBudget", PID=stranger.info.backend_pid)
+
+    assert "pg_current_xact_id" in told
+    with pytest.raises(psycopg.OperationalError):
+        await stranger.execute("SELECT 1")
+
