@@ -68,7 +68,9 @@ OVERVIEW: Rows = {
     ],
     "From the table to the consumers": [
         Graph("Published", [(f"sum(rate(outbox_published_total{RATE}))", "messages a second")], "mps"),
-        Graph("Backlog", [("max(outbox_pending_messages)", "pending"), ("sum(outbox_in_flight_messages)", "in flight")]),
+        Graph(
+            "Backlog", [("max(outbox_pending_messages)", "pending"), ("sum(outbox_in_flight_messages)", "in flight")]
+        ),
         Graph("From commit to mark", quantiles("outbox_end_to_end_latency_seconds"), "s"),
         Graph("Waiting in the queues", [(f"max {BY_CONSUMER} (outbox_consumer_queue_ready_messages)", OF_CONSUMER)]),
         Graph("Applied", [per_second("outbox_consumer_applied_total", "consumer, queue", OF_CONSUMER)], "mps"),
@@ -89,7 +91,9 @@ DELIVERY: Rows = {
         Graph("Rows that only a sweep found", [(f"sum(rate(outbox_sweep_finds_total{RATE}))", "rows a second")]),
     ],
     "What the broker refuses": [
-        Graph("Attempts without a confirm", [per_second("outbox_publish_failures_total", "reason", "{{reason}}")], "mps"),
+        Graph(
+            "Attempts without a confirm", [per_second("outbox_publish_failures_total", "reason", "{{reason}}")], "mps"
+        ),
         Graph(
             "Returned, nacked, unknown",
             [(f"sum(rate(outbox_{name}_total{RATE}))", name) for name in ("returned", "nacked", "unknown")],
@@ -106,7 +110,11 @@ DELIVERY: Rows = {
             "Quarantine",
             [("max(outbox_quarantined_routes)", "routes"), ("max(outbox_quarantined_messages)", "messages")],
         ),
-        Graph("Blocked by the broker", [(f"rate(outbox_broker_blocked_seconds_total{RATE})", "{{instance}}")], "percentunit"),
+        Graph(
+            "Blocked by the broker",
+            [(f"rate(outbox_broker_blocked_seconds_total{RATE})", "{{instance}}")],
+            "percentunit",
+        ),
         Graph("Refused connections", [("max by (end) (outbox_connection_refused_seconds)", "{{end}}")], "s"),
     ],
 }
@@ -121,7 +129,9 @@ CONSUMERS: Rows = {
             ],
         ),
         Graph("Waiting in the queue", [(f"max {BY_CONSUMER} (outbox_consumer_queue_ready_messages)", OF_CONSUMER)]),
-        Graph("Age when applied", [(f"max {BY_CONSUMER} (outbox_consumer_last_applied_age_seconds)", OF_CONSUMER)], "s"),
+        Graph(
+            "Age when applied", [(f"max {BY_CONSUMER} (outbox_consumer_last_applied_age_seconds)", OF_CONSUMER)], "s"
+        ),
         Graph("Held", [(f"max {BY_CONSUMER} (outbox_consumer_held_messages)", OF_CONSUMER)]),
         Graph(
             "In hand",
@@ -152,7 +162,9 @@ CONSUMERS: Rows = {
         Graph("Failures", [per_second("outbox_consumer_failures_total", "consumer, queue", OF_CONSUMER)], "mps"),
         Graph("Retries", [per_second("outbox_consumer_retries_total", "queue, step", "{{queue}} {{step}} s")], "mps"),
         Graph(
-            "Dead letters", [per_second("outbox_consumer_dead_letters_total", "queue, reason", "{{queue}} {{reason}}")], "mps"
+            "Dead letters",
+            [per_second("outbox_consumer_dead_letters_total", "queue, reason", "{{queue}} {{reason}}")],
+            "mps",
         ),
         Graph(
             "Overload",
@@ -182,7 +194,9 @@ OPERATIONS: Rows = {
     ],
     "Relays": [
         Graph("Lanes", [("outbox_lanes_held", "{{instance}}")]),
-        Graph("Ready and stalled", [("outbox_ready", "ready {{instance}}"), ("outbox_stalled", "stalled {{instance}}")]),
+        Graph(
+            "Ready and stalled", [("outbox_ready", "ready {{instance}}"), ("outbox_stalled", "stalled {{instance}}")]
+        ),
         Graph("Connections lost", [per_second("outbox_reconnects_total", "end, reason", "{{end}} {{reason}}")]),
         Graph("Releases", [("count by (version) (outbox_build_info)", "{{version}}")]),
     ],
@@ -193,7 +207,11 @@ OPERATIONS: Rows = {
     "Processes": [
         Graph("CPU", [(f"rate(process_cpu_seconds_total{RATE})", "{{job}} {{instance}}")], "percentunit"),
         Graph("Memory", [("process_resident_memory_bytes", "{{job}} {{instance}}")], "bytes"),
-        Graph("Open files, of those allowed", [("process_open_fds / process_max_fds", "{{job}} {{instance}}")], "percentunit"),
+        Graph(
+            "Open files, of those allowed",
+            [("process_open_fds / process_max_fds", "{{job}} {{instance}}")],
+            "percentunit",
+        ),
         Graph("Running for", [("time() - process_start_time_seconds", "{{job}} {{instance}}")], "s"),
     ],
 }

@@ -48,8 +48,15 @@ def examples() -> ExitCode:
 
 @app.command
 def alerts() -> ExitCode:
-    """Print alerts for Prometheus, for its rule_files."""
+    """Print the rules for Prometheus, for its rule_files."""
     sys.stdout.write(packaged.alerts())
+    return ExitCode.DONE
+
+
+@app.command
+def dashboards() -> ExitCode:
+    """Print the folder of the dashboards for Grafana, for `cp "$(relay config dashboards)"/*.json ...`."""
+    say(str(packaged.DASHBOARDS))
     return ExitCode.DONE
 
 

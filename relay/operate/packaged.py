@@ -33,6 +33,7 @@ EXAMPLES = {
     "partitions/totals.sql": "its table",
 }
 JOBS = FILES / "spark" / "jobs"
+DASHBOARDS = FILES / "config" / "grafana"
 
 
 def roles(schema: str) -> str:

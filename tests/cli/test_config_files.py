@@ -1,4 +1,4 @@
-"""`relay config roles|alerts|example|jobs`: files of this release, from a checkout and from an installed wheel."""
+"""`relay config roles|alerts|example|...`: files of this release, from a checkout and from an installed wheel."""
 
 import json
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.operate.packaged import EXAMPLES, JOBS
+from relay.operate.packaged import DASHBOARDS, EXAMPLES, JOBS
 from tests.cli.command import Command
 from tests.support.roles import SCRIPT
 
@@ -86,13 +86,17 @@ def test_an_installed_wheel_prints_what_the_checkout_does(tmp_path: Path) -> Non
         [sys.executable, "-c", RUN],
         cwd=tmp_path,
         env=relay.environment({"PYTHONPATH": str(installed)}),
-        input=json.dumps([*PRINTED, ["jobs"]]),
+        input=json.dumps([*PRINTED, ["jobs"], ["dashboards"]]),
         capture_output=True,
         text=True,
         check=True,
     )
-    *printed, jobs = json.loads(done.stdout)
+    *printed, jobs, dashboards = json.loads(done.stdout)
 
     assert printed == [relay("config", *each).out for each in PRINTED]
     assert Path(jobs.strip()).is_relative_to(installed)
     assert {file.name for file in Path(jobs.strip()).iterdir()} == {file.name for file in JOBS.glob("*.*")}
+    assert Path(dashboards.strip()).is_relative_to(installed)
+    assert {file.name for file in Path(dashboards.strip()).iterdir()} == {
+        file.name for file in DASHBOARDS.glob("*.json")
+    }

@@ -1,12 +1,11 @@
 """The repair of an archive that is behind archives the days."""
 
-import os
 
 import psycopg
 import pytest
 
 from tests.runbooks.repair import Operator
-from tests.spark.running import job_command, job_environment
+from tests.spark.running import job_environment
 from tests.spark.sent import add_sent
 
 UNARCHIVED = "SELECT count(*) FROM outbox.archived_day"

@@ -1,4 +1,4 @@
-"""The repairs of the consumer's alerts repair: each test makes the fault, runs the page's commands, and sees it gone."""
+"""The repairs of the consumer's alerts: each test makes the fault, runs the page's commands, and sees it gone."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

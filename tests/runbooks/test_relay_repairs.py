@@ -1,4 +1,4 @@
-"""The repairs of the relay's alerts repair: each test makes the fault, runs the page's commands, and sees it gone."""
+"""The repairs of the relay's alerts: each test makes the fault, runs the page's commands, and sees it gone."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -77,9 +77,7 @@ async def has_lanes(site: Site, number: int) -> bool:
 
 
 @pytest.mark.usefixtures("events")
-@pytest.mark.parametrize(
-    "alert", ["OutboxRelayDown", "OutboxFewerRelays", "OutboxOldestPendingAge", "OutboxAgeBudget"]
-)
+@pytest.mark.parametrize("alert", ["OutboxRelayDown", "OutboxFewerRelays", "OutboxOldestPendingAge", "OutboxAgeBudget"])
 async def test_a_relay_that_is_started_sends_what_waits(alert: str, operator: Operator, rows: Rows) -> None:
     rows.pending(created_at="2020-01-01T00:00:00Z")
 
@@ -213,4 +211,3 @@ async def test_a_forgotten_transaction_ends(
     assert "pg_current_xact_id" in told
     with pytest.raises(psycopg.OperationalError):
         await stranger.execute("SELECT 1")
-
