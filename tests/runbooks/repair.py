@@ -1,10 +1,8 @@
 """The repair of a runbook: the commands of its block, with the words in capitals replaced."""
 
-import asyncio
 import os
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -12,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.prose.pages import MARKDOWN, ROOT
+from tests.support.eventually import eventually
 from tests.support.process import Process
 
 RUNBOOKS = ROOT / "docs" / "runbooks"
-WITHIN = 60  # seconds
+WITHIN = 240  # seconds, for one that starts Spark
 
 
 def commands(alert: str) -> str:
@@ -39,25 +38,18 @@ class Operator:
         Args:
             words: those in capitals, and what stands in their places.
         """
-        done = await asyncio.to_thread(
-            subprocess.run,
-            ["sh", "-euc", filled(commands(alert), words)],
-            cwd=self.folder,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=WITHIN,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        async with self.repairing(alert, **words) as process:
+            await eventually(lambda: not process.is_running(), f"the repair of {alert} ends", within=WITHIN)
+            told = self._log(alert).read_text()
+            assert process.returncode == 0, told
+        return told
 
     @asynccontextmanager
-    async def repairing(self, alert: str) -> AsyncIterator[Process]:
-        """Run a repair that starts a program, which ends with the block."""
+    async def repairing(self, alert: str, **words: object) -> AsyncIterator[Process]:
+        """Run a repair, whose programs end with the block."""
         process = Process(
-            ["sh", "-euc", commands(alert)],
-            log=self.folder / f"{alert}.log",
+            ["sh", "-euc", filled(commands(alert), words)],
+            log=self._log(alert),
             environment=self.environment,
             folder=self.folder,
         )
@@ -71,6 +63,9 @@ class Operator:
         program = self.folder / name
         program.write_text(script)
         program.chmod(0o755)
+
+    def _log(self, alert: str) -> Path:
+        return self.folder / f"{alert}.log"
 
     @property
     def environment(self) -> dict[str, str]:

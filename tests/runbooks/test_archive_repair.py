@@ -1,6 +1,5 @@
 """The repair of an archive that is behind archives the days."""
 
-
 import psycopg
 import pytest
 
