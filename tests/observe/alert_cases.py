@@ -11,6 +11,9 @@ OF_CONSUMER = {"consumer": "projection", "queue": "billing"}
 PENDING = "outbox_oldest_pending_age_seconds"
 LATENCY = "outbox_end_to_end_latency_seconds"
 
+# A relay in order, where the case does not say otherwise.
+HEALTHY = {f"outbox_ready{{{RELAY}}}": "1x5000", f"outbox_lanes_held{{{RELAY}}}": "16x5000"}
+
 
 @dataclass(frozen=True, slots=True)
 class Case:
@@ -26,13 +29,14 @@ class Case:
     severity: str = "warning"
     interval: str = "1m"
     wanted: int = 1  # relays
+    also: list[str] = field(default_factory=list)  # alerts that may fire with it
 
 
 CASES = [
     Case(
         "OutboxFewerRelays",
         {
-            'outbox_lanes_held{instance="one"}': "8x60",
+            'outbox_lanes_held{instance="one"}': "8x9 16x20 8x20",
             'outbox_lanes_held{instance="two"}': "8x9 stale _x20 8x20",
             'outbox_lanes_held{instance="spare"}': "0x60",
         },
@@ -61,8 +65,15 @@ CASES = [
         value="15",
         severity="critical",
     ),
-    Case("OutboxStalled", {f"outbox_stalled{{{RELAY}}}": "0x4 1x5 0x9"}, "5m", "7m", "11m", severity="critical"),
-    Case("OutboxOldestPendingAge", {PENDING: "0x4 60 90x9 0x9"}, "7m", "9m", "16m", value="1m 30s"),
+    Case(
+        "OutboxStalled",
+        {f"outbox_stalled{{{RELAY}}}": "0x4 1x5 0x9", f"outbox_ready{{{RELAY}}}": "1x4 0x5 1x9"},
+        "5m",
+        "7m",
+        "11m",
+        severity="critical",
+    ),
+    Case("OutboxOldestPendingAge", {PENDING: "0x60 60 90x6 0x9"}, "1h3m", "1h5m", "1h10m", value="1m 30s"),
     Case(
         "OutboxParked",
         {"outbox_parked_messages": "0x4 2x5 0x9", "outbox_parked_held_messages": "0x30"},
@@ -82,7 +93,11 @@ CASES = [
     Case("OutboxRouteQuarantined", {"outbox_quarantined_routes": "0x4 1x9 0x9"}, "8m", "11m", "16m", "1"),
     Case(
         "OutboxBrokerBlocked",
-        {f"outbox_broker_blocked_seconds_total{{{RELAY}}}": "0x5 0+60x15 900x20"},
+        {
+            f"outbox_broker_blocked_seconds_total{{{RELAY}}}": "0x5 0+60x15 900x20",
+            f"outbox_stalled{{{RELAY}}}": "0x7 1x13 0x20",
+            f"outbox_ready{{{RELAY}}}": "1x7 0x13 1x20",
+        },
         quiet="7m",
         fires="14m",
         over="28m",
@@ -90,7 +105,11 @@ CASES = [
     ),
     Case(
         "OutboxConnectionRefused",
-        {f'outbox_connection_refused_seconds{{{RELAY}, end="broker"}}': "0x4 30 90 150 0x9"},
+        {
+            f'outbox_connection_refused_seconds{{{RELAY}, end="broker"}}': "0x4 30 90 150 0x9",
+            f"outbox_stalled{{{RELAY}}}": "0x4 1x2 0x9",
+            f"outbox_ready{{{RELAY}}}": "1x4 0x2 1x9",
+        },
         quiet="5m",
         fires="7m",
         over="9m",
@@ -99,7 +118,10 @@ CASES = [
     ),
     Case(
         "OutboxConnectionRefused",
-        {f'outbox_consumer_connection_refused_seconds{{{CONSUMER}, end="database"}}': "0x4 30 90 150 0x9"},
+        {
+            f'outbox_consumer_connection_refused_seconds{{{CONSUMER}, end="database"}}': "0x4 30 90 150 0x9",
+            f"outbox_consumer_ready{{{CONSUMER}}}": "1x4 0x2 1x9",
+        },
         quiet="5m",
         fires="7m",
         over="9m",
@@ -139,7 +161,10 @@ CASES = [
     ),
     Case(
         "OutboxConsumerStalled",
-        {f"outbox_consumer_stalled{{{CONSUMER}}}": "0x4 1x9 0x9"},
+        {
+            f"outbox_consumer_stalled{{{CONSUMER}}}": "0x4 1x9 0x9",
+            f"outbox_consumer_ready{{{CONSUMER}}}": "1x4 0x9 1x9",
+        },
         quiet="6m",
         fires="9m",
         over="15m",
@@ -148,7 +173,10 @@ CASES = [
     ),
     Case(
         "OutboxConsumerPaused",
-        {f"outbox_consumer_paused{{{CONSUMER}}}": "0x4 1x19 0x9"},
+        {
+            f"outbox_consumer_paused{{{CONSUMER}}}": "0x4 1x19 0x9",
+            f"outbox_consumer_ready{{{CONSUMER}}}": "1x4 0x19 1x9",
+        },
         quiet="14m",
         fires="16m",
         over="26m",
@@ -208,6 +236,7 @@ CASES = [
     Case(
         "OutboxAgeBudget",
         {PENDING: "0x60 70x14 0x360"},
+        also=["OutboxOldestPendingAge"],
         quiet="1h5m",
         fires="1h14m",
         over="1h50m",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.observe.alert_cases import CASES, Case
+from tests.observe.alert_cases import CASES, HEALTHY, Case
 
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "config" / "prometheus" / "alerts.yml"
@@ -87,7 +87,7 @@ def test_prometheus_takes_the_rules() -> None:
 
 
 @needs_promtool
-def test_each_alert_fires_keeps_quiet_and_ends(tmp_path: Path) -> None:
+def test_each_alert_fires_alone_keeps_quiet_and_ends(tmp_path: Path) -> None:
     for relays in {case.wanted for case in CASES}:
         written = RULES.read_text().replace("vector(1)", f"vector({relays})")
         (tmp_path / f"alerts-{relays}.yml").write_text(written)
@@ -108,17 +108,21 @@ def promtool_file(case: Case) -> dict[str, Any]:
         "exp_labels": {**case.labels, "severity": case.severity},
         "exp_annotations": annotations(case),
     }
+    told = {name.partition("{")[0] for name in case.series}
+    series = case.series | {name: values for name, values in HEALTHY.items() if name.partition("{")[0] not in told}
+    others = {rule["alert"] for rule in rules()} - {case.alert, *case.also}
     return {
         "rule_files": [f"alerts-{case.wanted}.yml"],
         "evaluation_interval": "1m",
         "tests": [
             {
                 "interval": case.interval,
-                "input_series": [{"series": name, "values": values} for name, values in case.series.items()],
+                "input_series": [{"series": name, "values": values} for name, values in series.items()],
                 "alert_rule_test": [
                     {"eval_time": case.quiet, "alertname": case.alert},
                     {"eval_time": case.fires, "alertname": case.alert, "exp_alerts": [firing]},
                     {"eval_time": case.over, "alertname": case.alert},
+                    *({"eval_time": case.fires, "alertname": other} for other in sorted(others)),
                 ],
             }
         ],
