@@ -32,11 +32,12 @@ COUNT_OVERDUE = SQL("""
         SELECT inhparent AS parent, to_date(right(relname, 8), 'YYYYMMDD') AS day,
             (now() AT TIME ZONE 'UTC')::date AS today
         FROM pg_inherits JOIN pg_class ON oid = inhrelid
-        WHERE NOT inhdetachpending AND relname ~ '_[0-9]{{8}}$'
+        WHERE inhparent IN (to_regclass({sent}), to_regclass({inbox}))
+            AND NOT inhdetachpending AND relname ~ '_[0-9]{{8}}$'
     ) AS part
 """)
 
-# Roles that were made before release 0.1.0 may not read it.
+# A role that was granted its rights by an earlier release may not read it.
 MAY_READ_ARCHIVED = SQL("SELECT has_table_privilege({archived}, 'SELECT')")
 # Nobody who has never archived a day is behind with it, unless retention waits for that.
 COUNT_UNARCHIVED = SQL("""
