@@ -1,12 +1,14 @@
 """What `/metrics` serves is what docs/metrics.md says, and true."""
 
 import re
+import secrets
 
 import aio_pika
 import psycopg
 import pytest
 from aiormq.exceptions import ConnectionClosed
 from prometheus_client.parser import text_string_to_metric_families
+from pydantic import SecretStr
 from structlog.testing import capture_logs
 
 from relay import __version__, database
@@ -24,6 +26,7 @@ from tests.support.days import ADD_DAY
 from tests.support.eventually import eventually
 from tests.support.postgres import PostgresServer
 from tests.support.rabbitmq import RabbitServer
+from tests.support.roles import granted_roles
 
 
 @pytest.fixture
@@ -183,6 +186,29 @@ async def test_days_are_not_behind_where_no_archive_is_in_use(rows: Rows, databa
     assert counts is not None
     assert waited is not None
     assert (counts.unarchived_days, waited.unarchived_days) == (0, 2)
+
+
+async def test_a_relay_with_the_rights_of_an_earlier_release_counts_all_but_the_archive(
+    rows: Rows, database: DatabaseSettings, postgres: PostgresServer
+) -> None:
+    name = f"relay_{secrets.token_hex(4)}"
+    url = postgres.url(database.url.get_secret_value().rpartition("/")[2], user=name, password=name)
+    login = DatabaseSettings(url=SecretStr(url))
+    rows.pending()
+    with granted_roles(rows.connection, name):
+        rows.connection.execute(f"CREATE ROLE {name} LOGIN PASSWORD '{name}'; GRANT outbox_relay TO {name}".encode())
+        counting = Backlog(login, RelaySettings())
+        counts = await counting.counts()
+        await counting.close()
+        rows.connection.execute("REVOKE SELECT ON outbox.archived_day FROM outbox_relay")
+        earlier = Backlog(login, RelaySettings())
+        fewer = await earlier.counts()
+        await earlier.close()
+
+    assert counts is not None
+    assert (counts.pending, counts.unarchived_days) == (1, 0)
+    assert fewer is not None
+    assert (fewer.pending, fewer.unarchived_days) == (1, None)
 
 
 async def test_many_scrapes_count_once(rows: Rows, database: DatabaseSettings, monkeypatch: pytest.MonkeyPatch) -> None:
