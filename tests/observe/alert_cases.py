@@ -252,7 +252,7 @@ CASES = [
             f'{LATENCY}_bucket{{{RELAY}, le="5"}}': "0+100x60 6000+50x20 7000+100x60",
             f"{LATENCY}_count{{{RELAY}}}": "0+100x140",
         },
-        quiet="1h10m",
+        quiet="1h9m",
         fires="1h20m",
         over="1h55m",
         value="17.5%",

@@ -47,7 +47,7 @@ async def test_a_poison_message(
     variables = environment(inbox.database, broker, poison_limit=POISON_LIMIT)
     for _ in range(POISON_LIMIT):
         process = Process(COMMAND, log=tmp_path / "log", environment=variables)
-        await eventually(lambda process=process: not process.is_running(), "it dies")  # type: ignore[misc]
+        await eventually(lambda process=process: not process.is_running(), "it dies")
 
     async with watch() as watched:
         await watched.fires_alone("OutboxConsumerPoisoned")
