@@ -43,7 +43,7 @@ FILL = """
         'sent', now()
     FROM generate_series(1, %s) AS n
 """
-REPLAYED = "SELECT replayed FROM outbox.replay ORDER BY id DESC LIMIT 1"
+REPLAYED = "SELECT done FROM outbox.job WHERE kind = 'replay' ORDER BY id DESC LIMIT 1"
 
 
 def measure(

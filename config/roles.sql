@@ -33,7 +33,7 @@ GRANT USAGE ON SCHEMA outbox
 
 -- These functions run with the rights of the tables' owner. `pg_restore --no-acl` makes them again for everybody.
 REVOKE EXECUTE ON FUNCTION outbox.ensure_sent_days(date, integer), outbox.ensure_inbox_days(date, integer),
-    outbox.drop_sent_day(date, boolean, boolean), outbox.drop_inbox_day(date, boolean) FROM PUBLIC;
+    outbox.drop_sent_day(date, boolean, boolean), outbox.drop_inbox_day(date, boolean), outbox.note_parked() FROM PUBLIC;
 
 -- Writers: new rows, and these are pending, since `state` and what the relay writes are not theirs to name.
 GRANT INSERT (
@@ -79,8 +79,16 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON outbox.node, outbox.quarantine TO outbox
 GRANT SELECT, INSERT, DELETE ON outbox.published TO outbox_relay;
 GRANT SELECT ON outbox.batch, outbox.migration TO outbox_relay;
 GRANT SELECT ON outbox.archived_day TO outbox_relay; -- the metric of days that are not archived
-GRANT SELECT, INSERT ON outbox.replay, outbox.replay_failure TO outbox_relay;
-GRANT UPDATE (state, selected, replayed, failed, position, saved_at) ON outbox.replay TO outbox_relay;
+GRANT SELECT, INSERT ON outbox.job, outbox.job_failure TO outbox_relay;
+GRANT UPDATE (state, selected, done, failed, released, stage, position, saved_at, paused_because)
+    ON outbox.job TO outbox_relay;
+GRANT SELECT, INSERT, DELETE ON outbox.job_row TO outbox_relay;
+GRANT SELECT, INSERT ON outbox.failure TO outbox_relay;
+GRANT UPDATE (retried) ON outbox.failure TO outbox_relay;
+GRANT SELECT ON outbox.parked_failure TO outbox_relay; -- a trigger writes it
+GRANT SELECT (position, consumer_name, key, message_id, event_type, exchange, routing_key, held_at, attempts, begun,
+    first_failed_at, last_failed_at, due_at, exception, error, reason)
+    ON outbox.held_message TO outbox_relay; -- relay failures, where the inbox is here: all but what a message says
 GRANT SELECT, INSERT ON outbox.dead_letter_audit, outbox.operator_audit TO outbox_relay;
 GRANT SELECT ON outbox.processed_message TO outbox_relay; -- relay reconcile, where the inbox is here
 -- Masters of partitioned consumers, where their inbox is here.
@@ -110,7 +118,7 @@ GRANT INSERT ON outbox.operator_audit TO outbox_retention; -- relay retention, b
 -- Take back what an earlier version of this script gave to outbox_retention. The last step: a new owner takes ACCESS
 -- EXCLUSIVE on message_sent and processed_message until COMMIT, and marks and consumers wait for it, once.
 REVOKE CREATE ON SCHEMA outbox FROM outbox_retention;
-REVOKE ALL ON outbox.replay, outbox.archived_day, outbox.inbox_memory FROM outbox_retention;
+REVOKE ALL ON outbox.job, outbox.replay, outbox.archived_day, outbox.inbox_memory FROM outbox_retention;
 SET LOCAL lock_timeout = '3s';
 DO $$
 DECLARE

@@ -24,7 +24,7 @@ COUNT_TABLES = """
         (SELECT coalesce(sum(amount), 0) FROM billing.invoice) AS invoiced_money,
         event.written, event.sent, event.parked,
         (SELECT coalesce(sum(published_total), 0)::bigint FROM outbox.node) AS confirmed,
-        (SELECT coalesce(sum(replayed), 0)::bigint FROM outbox.replay) AS replayed,
+        (SELECT coalesce(sum(done), 0)::bigint FROM outbox.job WHERE kind = 'replay') AS replayed,
         (SELECT count(*) FROM billing.invoice_projection) AS projected,
         (SELECT coalesce(sum(amount), 0) FROM billing.invoice_projection) AS projected_money,
         (SELECT count(*) FROM
@@ -134,7 +134,7 @@ class Reconciliation:
         row("outbox rows", after.written, after.written - before.written, "outbox.message")
         row("sent", after.sent, after.sent - before.sent, "state sent")
         row("confirmed", after.confirmed, after.confirmed - before.confirmed, "the relay, at confirms")
-        row("replayed", after.replayed, after.replayed - before.replayed, "outbox.replay")
+        row("replayed", after.replayed, after.replayed - before.replayed, "outbox.job")
         row("consumed", None, run.consumed, "the consumer, at acks")
         row("projected", after.projected, after.projected - before.projected, "billing.invoice_projection")
         row("duplicates absorbed", None, run.duplicates, "the consumer, at the inbox")

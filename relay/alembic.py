@@ -31,8 +31,10 @@ INFO = "outbox-relay"  # in the `info` of a mapped table that belongs to the rel
 # tests/migrations/test_alembic.py compares with the tables that `relay migrate` makes.
 OURS = re.compile(
     r"migration|node|published|batch|quarantine|operator_audit|dead_letter_audit|archived_day|inbox_memory"
-    r"|replay|replay_failure|pool|pool_(member|partition|master)|held_message|begun_message"
-    r"|message|message_(pending|parked|quarantined|discarded|sent)|processed_message|processed_message_undated"
+    r"|job|job_(failure|row)|failure|parked_failure|replay|replay_failure|pool|pool_(member|partition|master)"
+    r"|held_message|begun_message"
+    r"|message|message_(pending|parked|quarantined|discarded|archived|sent)"
+    r"|processed_message|processed_message_undated"
     r"|(message_sent|processed_message)_[0-9]{8}"
 )
 # A Spark job's, in the schema that its option stagingSchema names.

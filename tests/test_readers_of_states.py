@@ -8,7 +8,7 @@ SEARCHED = ("relay", "spark", "demo", "examples", "tests/chaos")
 OWNER = "relay/engine/"  # it moves the rows from state to state
 
 BENEATH = {
-    "a partition": re.compile(r"\bmessage_(pending|sent|parked|quarantined|discarded)(?![a-z])"),
+    "a partition": re.compile(r"\bmessage_(pending|sent|parked|quarantined|discarded|archived)(?![a-z])"),
     "UPDATE": re.compile(r"\bUPDATE\s+(\{schema\}|outbox)\.message\b"),
     "SELECT": re.compile(r"\b(FROM|JOIN|TABLE)\s+(\{schema\}|outbox)\.message\b"),
     "the table's name": re.compile(r'Identifier\([^()]+, "message"'),

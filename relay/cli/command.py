@@ -47,14 +47,19 @@ COMMANDS = {
         "Tell the backlog, the parked rows and the relays.",
     ),
     "doctor": ("relay.cli.doctor:doctor", "Look for what would not work, before a message is sent."),
-    "parked": ("relay.cli.parked:app", "See, retry or discard what could not be delivered."),
+    "failures": ("relay.cli.failures:app", "See what failed, grouped by its cause."),
+    "parked": ("relay.cli.parked:app", "See, retry, archive or discard what could not be delivered."),
     "quarantine": (
         "relay.cli.quarantine:app",
         "See, reroute, discard or try what waits for a route that does not work.",
     ),
     "dead-letters": ("relay.cli.dead_letters:app", "See, send back, throw away or save what consumers gave up."),
     "pool": ("relay.cli.pool:app", "Share partitions among consumers; tell who holds which."),
-    "replay": ("relay.cli.replay:app", "Send again what was sent; list, show, resume and cancel replays."),
+    "replay": ("relay.cli.replay:replay", "Send again what was sent."),
+    "jobs": (
+        "relay.cli.jobs:app",
+        "List, show, pause, resume and cancel bulk work: replays, retries, discards and others.",
+    ),
     "reconcile": (
         "relay.cli.reconcile:reconcile",
         "Compare what was sent with what consumers have applied.",

@@ -14,8 +14,8 @@ from cyclopts import Parameter
 from relay.cli.options import By
 from relay.cli.printing import Row, aside, say
 from relay.errors import UsageError
+from relay.jobs.job import operator
 from relay.observe.printable import utc
-from relay.replay.job import operator
 
 EXCERPT = 5  # rows
 

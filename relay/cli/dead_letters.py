@@ -4,7 +4,6 @@ import asyncio
 import sys
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,20 +11,21 @@ import orjson
 from cyclopts import App, Parameter, validators
 
 from relay.cli.consent import EXCERPT, Audit, Consent, Loss
-from relay.cli.exit_code import ExitCode, exit_code
-from relay.cli.options import BrokerOptions, DryRun, MessageFilters, Options, Output, check_choice
-from relay.cli.printing import Row, aside, complain, counted, print_json, print_pairs, print_table, say
-from relay.cli.progress import Seen, shown_progress
+from relay.cli.exit_code import ExitCode
+from relay.cli.job_runs import Rate, refuse_pooler_of, report_letters, run_letters_job, warn_of_returns
+from relay.cli.options import BrokerOptions, DryRun, FailureGroup, MessageFilters, Options, Output, check_choice
+from relay.cli.printing import Row, aside, counted, print_json, print_pairs, print_table, say
 from relay.config.settings import Settings
-from relay.logger import get_logger
+from relay.jobs.job import Caution, Kind
 from relay.observe.log import keep_libraries_quiet
 from relay.observe.printable import printable, utc
-from relay.operate.dead_letters.audit import Entry, write_audit
-from relay.operate.dead_letters.change import Command, Done, Preview, queues_of
+from relay.operate.dead_letters.audit import Entry
+from relay.operate.dead_letters.change import Preview, queues_of
 from relay.operate.dead_letters.document import document, json_of
 from relay.operate.dead_letters.export import export, written_whole
+from relay.operate.dead_letters.job import order_letters
 from relay.operate.dead_letters.letter import Held, Letter, Selection
-from relay.operate.dead_letters.read import Read, list_command, list_letters, read_letters, show_letter
+from relay.operate.dead_letters.read import list_letters, read_letters, show_letter
 from relay.operate.session import session
 from relay.replay.moment import parse_interval
 
@@ -45,13 +45,9 @@ LIST_COLUMNS = (
 )
 
 app = App(name="dead-letters", help="See, send back, throw away or save what consumers gave up.")
-log = get_logger(__name__)
 
 QueueName = Annotated[str, Parameter(help="The consumed queue, or that of its dead letters.")]
 MessageId = Annotated[str, Parameter(name="MESSAGE-ID", help="Its message id.")]
-Rate = Annotated[
-    float | None, Parameter(help="Letters a second, at most.", validator=validators.Number(gt=0, lt=1_000_000))
-]
 
 
 @Parameter(name="*")
@@ -62,6 +58,7 @@ class Filters(MessageFilters):
     reason: Annotated[str | None, Parameter(help="permanent, exhausted, poisoned, unhandled, invalid, ...")] = None
     exception: Annotated[str | None, Parameter(help="A part of the exception.")] = None
     consumer: Annotated[str | None, Parameter(help="That this consumer gave up.")] = None
+    group: FailureGroup = None
     since: Annotated[str | None, Parameter(help="Failed at or after 2026-11-21T08:00:00Z, or 2h ago: `2h`.")] = None
     until: Annotated[str | None, Parameter(help="Failed before.")] = None
     limit: Annotated[int | None, Parameter(help="The first so many.", validator=validators.Number(gte=1))] = None
@@ -79,6 +76,7 @@ class Filters(MessageFilters):
             consumer=self.consumer,
             since=since,
             until=until,
+            group=self.group,
             limit=self.limit,
         )
 
@@ -97,7 +95,7 @@ class BulkFilters(Filters):
             UsageError: no letter was chosen, and --all was not given; or both were.
         """
         selection = self.selection(*message_ids)
-        choices = "message ids, a filter such as --reason or --event-type, or --all for every letter"
+        choices = "message ids, a filter such as --group or --event-type, or --all for every letter"
         check_choice(is_filtered=not selection.is_everything, is_all=self.all_, choices=choices)
         return selection
 
@@ -124,7 +122,7 @@ def list_(
         print_table(LIST_COLUMNS, [_row(letter) for letter in letters], wide={"first failure", "consumer"})
     if read.matched == selection.limit and read.letters > read.matched:
         aside(f"the first {read.matched} that match, of a queue with {read.letters}: --limit lists more")
-    _warn(read)
+    warn_of_returns(read.warning)
     return ExitCode.DONE
 
 
@@ -208,12 +206,12 @@ def export_(
     if str(file) == "-":
         read = asyncio.run(export(broker, dead, selection, sys.stdout.buffer))
         sys.stdout.flush()
-        _warn(read)
+        warn_of_returns(read.warning)
         return ExitCode.DONE
     with written_whole(file, overwrite=overwrite) as opened:
         read = asyncio.run(export(broker, dead, selection, opened))
     say(f"saved {counted(read.matched, 'letter')} of {dead} in {file}")
-    _warn(read)
+    warn_of_returns(read.warning)
     return ExitCode.DONE
 
 
@@ -235,69 +233,21 @@ def _loss(settings: Settings, queue: str, selection: Selection) -> Loss:
             oldest = min(oldest or letter.last_failed_at, letter.last_failed_at)
 
     read = asyncio.run(read_letters(settings.broker, queue, selection, note))
-    _warn(read)
+    warn_of_returns(read.warning)
     return Loss(f"throw away {counted(read.matched, 'letter')} of {queue} for good", oldest, excerpt)
 
 
 def _preview(settings: Settings, entry: Entry, selection: Selection, output: Output) -> ExitCode:
     done = asyncio.run(Preview(settings.broker, entry, selection).run())
-    return _report(entry, done, output, dry_run=True)
+    return report_letters(done, Kind(entry.command), entry.sent_to, output, job=None)
 
 
 def _change(settings: Settings, entry: Entry, selection: Selection, *, rate: float | None, output: Output) -> ExitCode:
-    database = settings.database
-    with (
-        session(database) as connection,
-        shown_progress(settings.log, f"{entry.command} {entry.queue}", partial(_tell, entry)) as show,
-    ):
-        write = partial(write_audit, connection, database.schema_name, entry)
-        command = Command(
-            settings.broker, entry, selection, write=write, rate=rate, show=lambda *seen: show(Seen(*seen))
-        )
-        done = asyncio.run(command.run_until_told())
-    return _report(entry, done, output, dry_run=False)
-
-
-def _tell(entry: Entry, seen: Seen) -> None:
-    log.info(
-        "dead_letters.progressed",
-        command=entry.command,
-        queue=entry.queue,
-        letters=seen.total,
-        read=seen.done,
-        refused=seen.failed,
-    )
-
-
-def _report(entry: Entry, done: Done, output: Output, *, dry_run: bool) -> ExitCode:
-    """Print what was done, and return the exit code."""
-    target = f" into {entry.sent_to}" if entry.sent_to else ""
-    if output == "json":
-        print_json(done)
-    elif dry_run:
-        say(f"would {entry.command} {counted(done.done, 'letter')} of {done.queue}{target}")
-    else:
-        past = {"retry": "sent", "discard": "threw away"}[entry.command]
-        say(f"{past} {counted(done.done, 'letter')} of {done.queue}{target}")
-    for message_id, reason in done.refused:
-        complain(f"{message_id or 'a letter without a message id'} stays: {reason}")
-    for message_id in done.not_found:
-        complain(f"{message_id} is not there, or is with another consumer: see {list_command(done.queue)}")
-    _warn(done)
-    if left := len(done.refused) + len(done.not_found):
-        return exit_code(done=done.done, left=left)
-    if done.is_stopped:
-        aside("stopped: the same command goes on")
-        return ExitCode.INTERRUPTED
-    return ExitCode.DONE
-
-
-def _warn(read: Read | Done) -> None:
-    if read.warning:
-        complain(
-            "letters have come back so often that a delivery limit of their queue may drop them. They could not be put"
-            f" in again: {read.warning}; docs/dead-letters.md tells what to do"
-        )
+    refuse_pooler_of(settings)
+    with session(settings.database) as connection:
+        caution = Caution(rate=rate)
+        job = order_letters(connection, settings.database.schema_name, entry, selection, caution=caution)
+        return run_letters_job(settings, connection, job, output)
 
 
 def _print_letter(letter: Letter, told: dict[str, Any]) -> None:

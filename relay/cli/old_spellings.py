@@ -4,12 +4,11 @@ from collections.abc import Iterator, Sequence
 
 ID = ""  # the flag has gone: its value stands alone, as every id does
 KEY = "key"  # customer/17, which is the type and the id of an aggregate
-SUBCOMMAND = "subcommand"  # the flag has become one, and its value is an id
 
 OLD_SPELLINGS = {
     "parked": {"--note": "--why", "--id": ID, "--message-id": ID},
     "dead-letters": {"--type": "--event-type", "--key": KEY, "--message-id": ID},
-    "replay": {"--message-id": ID, "--resume": SUBCOMMAND},
+    "replay": {"--message-id": ID},
     "reconcile": {"--message-id": ID},
 }
 
@@ -19,8 +18,7 @@ def in_new_words(arguments: Sequence[str]) -> list[str]:
     command = arguments[0] if arguments else ""
     if (renamed := OLD_SPELLINGS.get(command)) is None:
         return list(arguments)
-    subcommands = [name.lstrip("-") for name, new in renamed.items() if new == SUBCOMMAND and _has(arguments, name)]
-    return [command, *subcommands, *_renamed(arguments[1:], renamed)]
+    return [command, *_renamed(arguments[1:], renamed)]
 
 
 def _renamed(words: Sequence[str], renamed: dict[str, str]) -> Iterator[str]:
@@ -32,7 +30,7 @@ def _renamed(words: Sequence[str], renamed: dict[str, str]) -> Iterator[str]:
             continue
         if not equals:
             value = next(rest, "")
-        if new in (ID, SUBCOMMAND):
+        if new == ID:
             yield value
         elif new == KEY:
             kind, _, key = value.partition("/")
@@ -40,7 +38,3 @@ def _renamed(words: Sequence[str], renamed: dict[str, str]) -> Iterator[str]:
             yield f"--aggregate-id={key}"
         else:
             yield f"{new}={value}"
-
-
-def _has(words: Sequence[str], flag: str) -> bool:
-    return any(word.partition("=")[0] == flag for word in words)

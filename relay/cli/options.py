@@ -41,6 +41,9 @@ By = Annotated[
     ),
 ]
 DryRun = Annotated[bool, Parameter(help="Change nothing; print the exact count.")]
+FailureGroup = Annotated[
+    str | None, Parameter(name="--group", help="Of this failure group, as `relay failures list` names it.")
+]
 MessageIds = Annotated[
     UUID, Parameter(name="MESSAGE-ID", help="Message ids; all that the filters select unless given.")
 ]

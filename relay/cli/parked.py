@@ -12,18 +12,29 @@ from cyclopts import App, Parameter, validators
 
 from relay.cli.consent import EXCERPT, Audit, Consent, Loss, show_excerpt
 from relay.cli.exit_code import ExitCode, exit_code
-from relay.cli.options import DatabaseOptions, DryRun, MessageFilters, Output, check_choice
+from relay.cli.job_runs import (
+    Careful,
+    Rate,
+    behind_words,
+    changed_words,
+    how_it_ended,
+    refuse_pooler_of,
+    shown_rows,
+)
+from relay.cli.options import DatabaseOptions, DryRun, FailureGroup, MessageFilters, Output, check_choice
 from relay.cli.printing import aside, complain, counted, print_json, print_pairs, print_table, say
+from relay.config.settings import Settings
+from relay.jobs.job import Caution, Kind, read_job
 from relay.observe.printable import utc
-from relay.operate.parked import Parked, ParkedMessage, Selection, list_parked, show_parked
-from relay.operate.release import Done, discard, preview, retry
+from relay.operate.parked import ARCHIVED, PARKED, Parked, ParkedMessage, Selection, list_parked, show_parked
+from relay.operate.release import Done, change_rows, preview
 from relay.operate.session import session
 from relay.operate.whereabouts import row_ids
 
 BULK_TIMEOUT = 600.0  # seconds for a statement: one head may have a million rows behind it
 LIST_COLUMNS = ("id", "message id", "type", "key", "event", "attempts", "parked at", "behind", "held", "reason")
 
-app = App(name="parked", help="See, retry or discard what could not be delivered.")
+app = App(name="parked", help="See, retry, archive or discard what could not be delivered.")
 
 
 @Parameter(name="*")
@@ -32,6 +43,7 @@ class Filters(MessageFilters):
     """Which rows."""
 
     reason: Annotated[str | None, Parameter(help="A part of the reason.")] = None
+    group: FailureGroup = None
     limit: Annotated[
         int | None, Parameter(help="Only the first so many, by id.", validator=validators.Number(gte=1))
     ] = None
@@ -46,6 +58,7 @@ class Filters(MessageFilters):
             aggregate_id=self.aggregate_id,
             event_type=self.event_type,
             reason=self.reason,
+            group=self.group,
             limit=self.limit,
         )
 
@@ -64,7 +77,7 @@ class BulkFilters(Filters):
             UsageError: no row was chosen, and --all was not given; or both were.
         """
         selection = self.selection(named)
-        choices = "ids, a filter such as --reason or --event-type, or --all for every parked row"
+        choices = "ids, a filter such as --group or --event-type, or --all for every parked row"
         check_choice(is_filtered=not selection.is_everything, is_all=self.all_, choices=choices)
         return selection
 
@@ -78,6 +91,7 @@ def list_(
     options: DatabaseOptions = DatabaseOptions(),
     filters: Filters = Filters(),
     held: Annotated[bool, Parameter(help="Also rows that only wait behind another one.")] = False,
+    archived: Annotated[bool, Parameter(help="The archived rows, in place of the parked ones.")] = False,
     output: Output = "text",
 ) -> ExitCode:
     """List parked rows, at most 100 unless --limit says otherwise."""
@@ -86,7 +100,8 @@ def list_(
         selection = selection.at_most(100)
     database = options.load().settings.database
     with session(database) as connection:
-        rows, total = list_parked(connection, database.schema_name, selection, with_held=held)
+        state = ARCHIVED if archived else PARKED
+        rows, total = list_parked(connection, database.schema_name, selection, with_held=held, state=state)
     if output == "json":
         print_json({"total": total, "rows": rows})
         return ExitCode.DONE
@@ -106,7 +121,7 @@ def show(
     full: Annotated[bool, Parameter(help="The whole payload, not only its first 1000 characters.")] = False,
     output: Output = "text",
 ) -> ExitCode:
-    """Show one parked or discarded row with its payload."""
+    """Show one parked, archived or discarded row with its payload."""
     (named,) = row_ids([row])
     database = options.load().settings.database
     with session(database) as connection:
@@ -124,18 +139,16 @@ def retry_(
     options: DatabaseOptions = DatabaseOptions(),
     filters: BulkFilters = BulkFilters(),
     audit: Audit = Audit(),
+    careful: Careful = Careful(),
     dry_run: DryRun = False,
     output: Output = "text",
 ) -> ExitCode:
     """Send rows again, with all their attempts; rows held behind them follow in order."""
-    selection = filters.bulk_selection(ids)
-    database = options.load().settings.database
-    with session(database, timeout=BULK_TIMEOUT) as connection:
-        if dry_run:
-            done = preview(connection, database.schema_name, selection)
-        else:
-            done = retry(connection, database.schema_name, selection, by=audit.operator, why=audit.reason or None)
-    return _report("retry", done, output, dry_run=dry_run)
+    selection, caution = filters.bulk_selection(ids), careful.caution()
+    settings = options.load().settings
+    if dry_run:
+        return _foresee(settings, Kind.RETRY, selection, output)
+    return _change(settings, Kind.RETRY, selection, audit, caution=caution, output=output)
 
 
 @app.command(name="discard")
@@ -144,50 +157,131 @@ def discard_(
     options: DatabaseOptions = DatabaseOptions(),
     filters: BulkFilters = BulkFilters(),
     consent: Consent = Consent(),
+    rate: Rate = None,
     output: Output = "text",
 ) -> ExitCode:
     """Discard rows: they are kept and never sent; rows held behind them go out."""
     selection = filters.bulk_selection(ids)
     consent.check()
-    database = options.load().settings.database
-    schema = database.schema_name
-    with session(database, timeout=BULK_TIMEOUT) as connection:
-        if consent.dry_run:
-            done = preview(connection, schema, selection)
-            show_excerpt(_loss(connection, schema, selection, done))
-        elif consent.is_given(lambda: _loss(connection, schema, selection, preview(connection, schema, selection))):
-            done = discard(connection, schema, selection, by=consent.operator, why=consent.reason)
-        else:
-            return ExitCode.FAILED
-    return _report("discard", done, output, dry_run=consent.dry_run)
+    settings = options.load().settings
+    schema = settings.database.schema_name
+
+    def look(connection: psycopg.Connection) -> Loss:
+        return _loss(connection, schema, selection, preview(connection, schema, Kind.DISCARD, selection))
+
+    if consent.dry_run:
+        with session(settings.database, timeout=BULK_TIMEOUT) as connection:
+            show_excerpt(look(connection))
+        return _foresee(settings, Kind.DISCARD, selection, output)
+    if not consent.yes:
+        with session(settings.database, timeout=BULK_TIMEOUT) as connection:
+            if not consent.is_given(lambda: look(connection)):
+                return ExitCode.FAILED
+    return _change(settings, Kind.DISCARD, selection, consent, caution=Caution(rate=rate), output=output)
+
+
+@app.command
+def archive(
+    *ids: Ids,
+    options: DatabaseOptions = DatabaseOptions(),
+    filters: BulkFilters = BulkFilters(),
+    audit: Audit = Audit(),
+    rate: Rate = None,
+    dry_run: DryRun = False,
+    output: Output = "text",
+) -> ExitCode:
+    """Set rows aside: they are kept, and `relay parked restore` parks them again; rows held behind them go out."""
+    return _set_aside(
+        options, Kind.ARCHIVE, filters.bulk_selection(ids), audit, rate=rate, dry_run=dry_run, output=output
+    )
+
+
+@app.command
+def restore(
+    *ids: Ids,
+    options: DatabaseOptions = DatabaseOptions(),
+    filters: BulkFilters = BulkFilters(),
+    audit: Audit = Audit(),
+    rate: Rate = None,
+    dry_run: DryRun = False,
+    output: Output = "text",
+) -> ExitCode:
+    """Park archived rows again, each with its reason."""
+    return _set_aside(
+        options, Kind.RESTORE, filters.bulk_selection(ids), audit, rate=rate, dry_run=dry_run, output=output
+    )
+
+
+def _set_aside(
+    options: DatabaseOptions,
+    kind: Kind,
+    selection: Selection,
+    audit: Audit,
+    *,
+    rate: float | None,
+    dry_run: bool,
+    output: Output,
+) -> ExitCode:
+    if not dry_run:
+        audit.check_reason()
+    settings = options.load().settings
+    if dry_run:
+        return _foresee(settings, kind, selection, output)
+    return _change(settings, kind, selection, audit, caution=Caution(rate=rate), output=output)
+
+
+def _foresee(settings: Settings, kind: Kind, selection: Selection, output: Output) -> ExitCode:
+    with session(settings.database, timeout=BULK_TIMEOUT) as connection:
+        done = preview(connection, settings.database.schema_name, kind, selection)
+    if output == "json":
+        print_json(done)
+    else:
+        say(f"would {_foreseen(kind, done)}")
+    return _complain(done)
+
+
+def _change(
+    settings: Settings, kind: Kind, selection: Selection, audit: Audit, *, caution: Caution, output: Output
+) -> ExitCode:
+    refuse_pooler_of(settings)
+    schema = settings.database.schema_name
+    with (
+        session(settings.database, timeout=BULK_TIMEOUT) as connection,
+        shown_rows(settings, f"{kind} rows") as show,
+    ):
+        done = change_rows(
+            connection,
+            schema,
+            kind,
+            selection,
+            by=audit.operator,
+            why=audit.reason or None,
+            caution=caution,
+            show=show,
+        )
+        job = read_job(connection, schema, done.job or 0)
+    if output == "json":
+        print_json(done)
+    else:
+        say(changed_words(job))
+    return max(_complain(done), how_it_ended(job))
 
 
 def _loss(connection: psycopg.Connection, schema: str, selection: Selection, foreseen: Done) -> Loss:
     rows, _ = list_parked(connection, schema, selection.at_most(EXCERPT), with_held=False)
     return Loss(
-        _foreseen("discard", foreseen),
+        _foreseen(Kind.DISCARD, foreseen),
         rows[0].created_at if rows else None,
         [(row.id, row.aggregate_type, row.aggregate_id, row.event_type, row.last_error) for row in rows],
     )
 
 
-def _foreseen(verb: str, done: Done) -> str:
-    return f"{verb} {counted(done.chosen, 'row')}, and release {_behind(done)}"
+def _foreseen(kind: Kind, done: Done) -> str:
+    released = "" if kind is Kind.RESTORE else f", and release {behind_words(done.chosen, done.released)}"
+    return f"{kind} {counted(done.chosen, 'row')}{released}"
 
 
-def _behind(done: Done) -> str:
-    return f"{done.released} held behind {'it' if done.chosen == 1 else 'them'}"
-
-
-def _report(verb: str, done: Done, output: Output, *, dry_run: bool) -> ExitCode:
-    """Print what was done, and return the exit code."""
-    if output == "json":
-        print_json(done)
-    elif dry_run:
-        say(f"would {_foreseen(verb, done)}")
-    else:
-        past = {"retry": "retried", "discard": "discarded"}[verb]
-        say(f"{past} {counted(done.chosen, 'row')}, and released {_behind(done)}")
+def _complain(done: Done) -> ExitCode:
     for reason in done.not_found:
         complain(reason)
     return exit_code(done=done.chosen, left=len(done.not_found))

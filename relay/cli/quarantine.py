@@ -1,6 +1,7 @@
 """`relay quarantine`."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated
 
 import psycopg
@@ -8,13 +9,14 @@ from cyclopts import App, Parameter, validators
 
 from relay.cli.consent import EXCERPT, Audit, Consent, Loss, show_loss
 from relay.cli.exit_code import ExitCode, exit_code
-from relay.cli.options import DatabaseOptions, DryRun, Output, check_address
+from relay.cli.options import DatabaseOptions, DryRun, FailureGroup, Output, check_address
 from relay.cli.printing import aside, complain, counted, print_json, print_pairs, print_table, say
 from relay.config.settings import Settings
 from relay.engine.send.message import UnsendableError
 from relay.engine.send.routes import Router
 from relay.errors import UsageError
 from relay.observe.printable import utc
+from relay.operate.failures import routes_of_group
 from relay.operate.quarantine import (
     Changed,
     RouteStatus,
@@ -41,6 +43,10 @@ ROW_COLUMNS = ("id", "message id", "type", "key", "event", "written at", "attemp
 app = App(name="quarantine", help="See, reroute, discard or try what waits for a route that does not work.")
 
 RouteId = Annotated[int, Parameter(help="Number of the route, as `list` tells it.", validator=validators.Number(gte=1))]
+SomeRoute = Annotated[
+    int | None,
+    Parameter(help="Number of the route, as `list` tells it; or give --group.", validator=validators.Number(gte=1)),
+]
 RowIds = Annotated[str, Parameter(name="ID", help="Ids or message ids of rows of the route; all of them unless given.")]
 
 
@@ -108,10 +114,11 @@ def show(
 
 @app.command(name="reroute")
 def reroute_(
-    route: RouteId,
+    route: SomeRoute = None,
     /,
     *ids: RowIds,
     target: Target = Target(),
+    group: FailureGroup = None,
     audit: Audit = Audit(),
     options: DatabaseOptions = DatabaseOptions(),
     dry_run: DryRun = False,
@@ -129,30 +136,33 @@ def reroute_(
     _check_allowed(settings, target.to_exchange)
     schema = settings.database.schema_name
     with session(settings.database, timeout=BULK_TIMEOUT) as connection:
-        found = read_route(connection, schema, route)
-        exchange, key = target.address(found)
-        verb = f"to exchange {exchange!r}, routing key {key!r}"
-        if dry_run:
-            say(f"would reroute {counted(count_chosen(connection, schema, found, rows)[0], 'row')} {verb}")
-            return ExitCode.DONE
-        done = reroute(
-            connection,
-            schema,
-            found,
-            rows,
-            exchange=exchange,
-            routing_key=key,
-            by=audit.operator,
-            why=audit.reason,
-        )
-    return _report(done, f"rerouted {counted(done.rows, 'row')} {verb}", output)
+        codes = []
+        for found in _routes(connection, schema, route, group):
+            exchange, key = target.address(found)
+            verb = f"to exchange {exchange!r}, routing key {key!r}"
+            if dry_run:
+                say(f"would reroute {counted(count_chosen(connection, schema, found, rows)[0], 'row')} {verb}")
+                continue
+            done = reroute(
+                connection,
+                schema,
+                found,
+                rows,
+                exchange=exchange,
+                routing_key=key,
+                by=audit.operator,
+                why=audit.reason,
+            )
+            codes.append(_report(done, f"rerouted {counted(done.rows, 'row')} {verb}", output))
+    return max(codes, default=ExitCode.DONE)
 
 
 @app.command(name="discard")
 def discard_(
-    route: RouteId,
+    route: SomeRoute = None,
     /,
     *ids: RowIds,
+    group: FailureGroup = None,
     consent: Consent = Consent(),
     options: DatabaseOptions = DatabaseOptions(),
     output: Output = "text",
@@ -163,26 +173,40 @@ def discard_(
     database = options.load().settings.database
     schema = database.schema_name
     with session(database, timeout=BULK_TIMEOUT) as connection:
-        found = read_route(connection, schema, route)
-        if consent.dry_run:
-            show_loss(_loss(connection, schema, found, rows))
-            return ExitCode.DONE
-        if not consent.is_given(lambda: _loss(connection, schema, found, rows)):
-            return ExitCode.FAILED
-        done = discard(connection, schema, found, rows, by=consent.operator, why=consent.reason)
-    return _report(done, f"discarded {counted(done.rows, 'row')} of route {route}", output)
+        codes = []
+        for found in _routes(connection, schema, route, group):
+            loss = partial(_loss, connection, schema, found, rows)
+            if consent.dry_run:
+                show_loss(loss())
+            elif not consent.is_given(loss):
+                codes.append(ExitCode.FAILED)
+            else:
+                done = discard(connection, schema, found, rows, by=consent.operator, why=consent.reason)
+                codes.append(_report(done, f"discarded {counted(done.rows, 'row')} of route {found.id}", output))
+    return max(codes, default=ExitCode.DONE)
 
 
 @app.command(name="probe")
-def probe_(*routes: RouteId, options: DatabaseOptions = DatabaseOptions()) -> ExitCode:
-    """Ask the running relays to try routes now: those given, or all."""
+def probe_(*routes: RouteId, group: FailureGroup = None, options: DatabaseOptions = DatabaseOptions()) -> ExitCode:
+    """Ask the running relays to try routes now: those given or of the group, or all."""
     database = options.load().settings.database
     with session(database) as connection:
         found = [read_route(connection, database.schema_name, route).id for route in routes]
+        if group is not None:
+            found += [route.id for route in routes_of_group(connection, database.schema_name, group)]
         found = found or [route.id for route in list_routes(connection, database.schema_name)]
         probe(connection, database.schema_name, found)
     say(f"asked for a probe of {counted(len(found), 'route')}")
     return ExitCode.DONE
+
+
+def _routes(connection: psycopg.Connection, schema: str, route: int | None, group: str | None) -> list[RouteStatus]:
+    """Return the route of this number, or the routes of the group; UsageError unless one of both is given."""
+    if (route is None) == (group is None):
+        raise UsageError("give the number of a route, or --group: one of both")
+    if group is not None:
+        return routes_of_group(connection, schema, group)
+    return [read_route(connection, schema, route or 0)]
 
 
 def _check_allowed(settings: Settings, exchange: str | None) -> None:

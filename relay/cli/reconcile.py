@@ -29,7 +29,7 @@ from relay.replay.selection import Selection, now
 from relay.scrub import redacted
 
 SCAN_TIMEOUT = 3600.0  # seconds for a statement: days of sent rows are read from end to end
-STATES = ("sent", "pending", "quarantined", "parked", "held", "discarded")
+STATES = ("sent", "pending", "quarantined", "parked", "held", "archived", "discarded")
 
 
 @Parameter(name="*")

@@ -1,22 +1,18 @@
 """`relay replay`."""
 
 import asyncio
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Annotated
 from uuid import UUID
 
 import psycopg
-import uvloop
-from cyclopts import App, Parameter, validators
+from cyclopts import Parameter
 
-from relay.cli.consent import Consent, Loss, show_loss
+from relay.cli.consent import Audit
 from relay.cli.exit_code import ExitCode
+from relay.cli.job_runs import Careful, refuse_pooler_of, run_replay
 from relay.cli.options import (
-    By,
-    DatabaseOptions,
     MessageFilters,
     MessageIds,
     Options,
@@ -24,27 +20,16 @@ from relay.cli.options import (
     check_address,
     check_choice,
 )
-from relay.cli.printing import aside, complain, print_json, print_pairs, print_table, say
-from relay.cli.progress import Seen, shown_progress
-from relay.config.settings import Settings
-from relay.database import refuse_pooler
-from relay.errors import BusyError, OutboxError, PartlyDoneError, UsageError
-from relay.logger import get_logger
-from relay.observe.printable import utc
+from relay.cli.printing import aside, print_json, print_table, say
+from relay.errors import UsageError
 from relay.operate.session import session
 from relay.operate.whereabouts import Missing, find_rows
-from relay.replay.job import Job, cancel_job, cancellable, list_failures, list_jobs, make_job, read_job
 from relay.replay.moment import parse_interval
-from relay.replay.run import Progress
 from relay.replay.selection import Selection, count_by_day, count_waiting, first_day, now
-from relay.replay.serve import serve
+from relay.replay.serve import order_replay
 from relay.replay.target import check_target
 
 SCAN_TIMEOUT = 3600.0  # seconds for a statement: days of sent rows are read from end to end
-LIST_COLUMNS = ("id", "state", "made at", "made by", "filter", "selected", "replayed", "failed", "cancelled by")
-
-app = App(name="replay", help="Send again what was sent; list, show, resume and cancel replays.")
-log = get_logger(__name__)
 
 
 @Parameter(name="*")
@@ -102,33 +87,26 @@ class Target:
         check_address(self.to_exchange, self.routing_key)
 
 
-JobId = Annotated[int, Parameter(help="Its number.")]
-Rate = Annotated[
-    float | None, Parameter(help="Messages a second, at most.", validator=validators.Number(gt=0, lt=1_000_000))
-]
-
-
-@app.default
 def replay(
     *message_ids: MessageIds,
     options: Options = Options(),
     filters: Filters = Filters(),
     target: Target = Target(),
-    rate: Rate = None,
+    careful: Careful = Careful(),
     dry_run: Annotated[bool, Parameter(help="Send nothing; print the exact count, by day.")] = False,
-    by: By = None,
+    audit: Audit = Audit(),
     output: Output = "text",
 ) -> ExitCode:
     """Send rows again that were sent before now, in order per key, with their message ids and x-replay-id.
 
-    Ctrl-C stops it, and `relay replay resume` goes on. Next to live traffic it goes slowly, unless --rate says how
-    fast.
+    Ctrl-C stops it, and `relay jobs resume` goes on. Next to live traffic it goes slowly, unless --rate says how fast.
     """
     filters.check(message_ids)
     target.check()
+    caution = careful.caution()
     settings = options.load().settings
     if not dry_run:
-        asyncio.run(refuse_pooler(settings.database))  # before there is a job that would keep days from retention
+        refuse_pooler_of(settings)  # before there is a job that would keep days from retention
     with session(settings.database, timeout=SCAN_TIMEOUT) as connection:
         schema = settings.database.schema_name
         selection = filters.selection(connection, message_ids)
@@ -136,99 +114,19 @@ def replay(
             _tell_what_is_not_there(connection, schema, selection)
             return _print_count(connection, schema, selection, output)
         asyncio.run(check_target(settings.broker, target.to_exchange, target.routing_key))
-        job = make_job(
-            connection, schema, selection, by=by, to_exchange=target.to_exchange, routing_key=target.routing_key
+        job = order_replay(
+            connection,
+            schema,
+            selection,
+            by=audit.by,
+            why=audit.reason or None,
+            to_exchange=target.to_exchange,
+            routing_key=target.routing_key,
+            caution=caution,
         )
         # Now that the job keeps retention from dropping any day that is still there.
         _tell_what_is_not_there(connection, schema, selection)
-    return _run(settings, job, rate, output)
-
-
-@app.command
-def resume(job: JobId, /, *, options: Options = Options(), rate: Rate = None, output: Output = "text") -> ExitCode:
-    """Go on with a replay that was interrupted, behind the last saved row."""
-    settings = options.load().settings
-    asyncio.run(refuse_pooler(settings.database))
-    with session(settings.database) as connection:
-        found = _resumable(read_job(connection, settings.database.schema_name, job))
-    return _run(settings, found, rate, output)
-
-
-@app.command(name="list")
-def list_(
-    *,
-    options: DatabaseOptions = DatabaseOptions(),
-    limit: Annotated[int, Parameter(help="At most so many.", validator=validators.Number(gte=1))] = 20,
-    output: Output = "text",
-) -> ExitCode:
-    """List replays, the newest first."""
-    database = options.load().settings.database
-    with session(database) as connection:
-        jobs = list_jobs(connection, database.schema_name, limit=limit)
-    if output == "json":
-        print_json(jobs)
-    else:
-        print_table(LIST_COLUMNS, [_list_row(job) for job in jobs])
-    return ExitCode.DONE
-
-
-@app.command
-def show(
-    job: JobId,
-    /,
-    *,
-    options: DatabaseOptions = DatabaseOptions(),
-    limit: Annotated[int, Parameter(help="At most so many failed rows.", validator=validators.Number(gte=1))] = 100,
-    output: Output = "text",
-) -> ExitCode:
-    """Show one replay and the rows that it could not send."""
-    database = options.load().settings.database
-    with session(database) as connection:
-        found = read_job(connection, database.schema_name, job)
-        failures = list_failures(connection, database.schema_name, job, limit=limit)
-    if output == "json":
-        print_json({"job": found, "failures": failures})
-        return ExitCode.DONE
-    print_pairs([(name.replace("_", " "), getattr(found, name)) for name in Job.__dataclass_fields__])
-    if failures:
-        print_table(("id", "message id", "reason"), [(each.id, each.message_id, each.reason) for each in failures])
-    return ExitCode.DONE
-
-
-@app.command
-def cancel(
-    job: JobId,
-    /,
-    *,
-    options: DatabaseOptions = DatabaseOptions(),
-    consent: Consent = Consent(),
-) -> ExitCode:
-    """End a replay for good; a process that runs it stops within a second, or when its list is made."""
-    consent.check()
-    database = options.load().settings.database
-    with session(database) as connection:
-        found = cancellable(read_job(connection, database.schema_name, job))
-        if consent.dry_run:
-            show_loss(_loss(found))
-            return ExitCode.DONE
-        if not consent.is_given(lambda: _loss(found)):
-            return ExitCode.FAILED
-        ended = cancel_job(connection, database.schema_name, job, by=consent.operator, why=consent.reason)
-    say(f"cancelled replay {ended.id}, of which {ended.replayed} rows were replayed")
-    return ExitCode.DONE
-
-
-def _loss(job: Job) -> Loss:
-    done = f"{job.replayed + job.failed} of {'uncounted' if job.selected is None else job.selected} rows"
-    return Loss(f"end replay {job.id} ({job.state}) for good, after {done}", job.made_at, [_list_row(job)])
-
-
-def _resumable(job: Job) -> Job:
-    if job.state == "running":
-        raise BusyError(f"replay {job.id} is run by another process")
-    if job.state != "interrupted":
-        raise UsageError(f"replay {job.id} is {job.state}: there is nothing to resume")
-    return job
+    return run_replay(settings, job, None, output)
 
 
 def _tell_what_is_not_there(connection: psycopg.Connection, schema: str, selection: Selection) -> None:
@@ -257,55 +155,3 @@ def _print_count(connection: psycopg.Connection, schema: str, selection: Selecti
         print_table(("day", "rows"), [(day.day, day.rows) for day in days])
         say(f"would replay {total} rows")
     return ExitCode.DONE
-
-
-def _run(settings: Settings, job: Job, rate: float | None, output: Output) -> ExitCode:
-    started = time.monotonic()
-    try:
-        with shown_progress(settings.log, f"replay {job.id}", partial(_tell, job)) as show:
-            end = uvloop.run(serve(settings, job, rate=rate, show=lambda told: show(_seen(told))))
-    except OutboxError as error:
-        if not isinstance(error, BusyError | PartlyDoneError):
-            aside(_how_to_go_on(job))
-        raise
-    selected, replayed, failed = end.progress
-    if output == "json":
-        state = "done" if end.is_done else "interrupted"
-        print_json({"id": job.id, "state": state, **end.progress._asdict()})
-    elif not end.is_done:
-        say(f"replay {job.id} stopped after {replayed + failed} of {selected or 'uncounted'} rows")
-        aside(_how_to_go_on(job))
-    elif not selected:
-        say(f"no sent row matches: nothing to replay (replay {job.id})")
-    else:
-        say(f"replay {job.id} is done: {replayed} rows replayed in {time.monotonic() - started:.1f} s")
-    if not end.is_done:
-        return ExitCode.INTERRUPTED
-    if gone := (selected or 0) - replayed - failed:
-        complain(f"{gone} rows are gone: their days were dropped before they could be read")
-    if failed:
-        complain(f"{failed} rows could not be sent: `relay replay show {job.id}` tells which, and why")
-    return ExitCode.FAILED if failed or gone else ExitCode.DONE
-
-
-def _seen(progress: Progress) -> Seen:
-    return Seen(progress.selected, progress.replayed + progress.failed, progress.failed)
-
-
-def _tell(job: Job, seen: Seen) -> None:
-    replayed = seen.done - seen.failed
-    log.info("replay.progressed", replay=job.id, selected=seen.total, replayed=replayed, failed=seen.failed)
-
-
-def _how_to_go_on(job: Job) -> str:
-    return f"`relay replay resume {job.id}` goes on"
-
-
-def _list_row(job: Job) -> tuple[object, ...]:
-    given = ", ".join(f"{name}={_short(value)}" for name, value in job.filter.items()) or "all"
-    counts = (job.selected, job.replayed, job.failed)
-    return (job.id, job.state, utc(job.made_at), job.made_by, given, *counts, job.cancelled_by)
-
-
-def _short(value: object) -> object:
-    return f"{value[0]} and {len(value) - 1} more" if isinstance(value, list) and len(value) > 1 else value

@@ -10,18 +10,22 @@ from relay.operate.holders import foreign_locks
 
 # What the migrations make; tests/doctor/test_foreign.py compares.
 TABLES = (
-    "archived_day", "batch", "begun_message", "dead_letter_audit", "held_message", "inbox_memory", "message",
-    "message_count", "message_discarded", "message_parked", "message_pending", "message_quarantined", "message_sent",
-    "message_state", "migration", "node", "operator_audit", "pool", "pool_master", "pool_member", "pool_partition",
-    "processed_message", "processed_message_undated", "published", "quarantine", "replay", "replay_failure",
+    "archived_day", "batch", "begun_message", "dead_letter_audit", "failure", "held_message", "inbox_memory", "job",
+    "job_failure", "job_row", "message", "message_archived", "message_count", "message_discarded", "message_parked",
+    "message_pending", "message_quarantined", "message_sent", "message_state", "migration", "node", "operator_audit",
+    "parked_failure", "pool", "pool_master", "pool_member", "pool_partition", "processed_message",
+    "processed_message_undated", "published", "quarantine", "replay", "replay_failure",
 )  # fmt: skip
 FUNCTIONS = (
     "attached_day(text, date)", "drop_inbox_day(date, boolean)", "drop_sent_day(date, boolean, boolean)",
-    "ensure_inbox_days(date, integer)", "ensure_sent_days(date, integer)", "lock_holders(regclass[])",
-    "make_day(text, date)", "refuse_foreign_batch()", "ring()", "sent_day_needed(date, bigint, boolean)",
+    "ensure_inbox_days(date, integer)", "ensure_sent_days(date, integer)", "failure_cause(text)",
+    "failure_group(text, text, text, text)", "lock_holders(regclass[])", "make_day(text, date)", "note_parked()",
+    "refuse_foreign_batch()", "ring()", "sent_day_needed(date, bigint, boolean)",
     "sent(timestamp with time zone, timestamp with time zone)",
 )  # fmt: skip
-TRIGGERS = ("ring ON message", "refuse_foreign_batch ON batch")  # each calls the function of its name
+TRIGGERS = (  # each calls the function of its name
+    "ring ON message", "refuse_foreign_batch ON batch", "note_parked ON message_parked",
+)  # fmt: skip
 
 # A day that an operator has detached keeps its name, and is no stranger.
 READ_FOREIGN = """

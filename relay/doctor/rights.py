@@ -16,7 +16,11 @@ from relay.retention.kind import kept_days
 
 MARKED = ("state", "attempts", "available_at", "last_error", "held_behind", "parked_at", "sent_at", "quarantine")
 ADDRESS = ("exchange", "routing_key")
-PROGRESS = ("state", "selected", "replayed", "failed", "position", "saved_at")
+PROGRESS = ("state", "selected", "done", "failed", "released", "stage", "position", "saved_at", "paused_because")
+HELD = (
+    "position", "consumer_name", "key", "message_id", "event_type", "exchange", "routing_key", "held_at", "attempts",
+    "begun", "first_failed_at", "last_failed_at", "due_at", "exception", "error", "reason",
+)  # fmt: skip
 
 
 class Standing(Enum):
@@ -66,11 +70,15 @@ GRANTS = (
     *(Grant(each, "TABLE", "published") for each in ("SELECT", "INSERT", "DELETE")),
     Grant("SELECT", "TABLE", "batch"),
     Grant("SELECT", "TABLE", "migration"),
-    Grant("SELECT", "TABLE", "replay"),
-    Grant("INSERT", "TABLE", "replay", command="replay"),
-    Grant("UPDATE", "TABLE", "replay", PROGRESS, command="replay"),
-    Grant("SELECT", "TABLE", "replay_failure", command="replay"),
-    Grant("INSERT", "TABLE", "replay_failure", command="replay"),
+    Grant("SELECT", "TABLE", "job"),
+    Grant("INSERT", "TABLE", "job", command="jobs"),
+    Grant("UPDATE", "TABLE", "job", PROGRESS, command="jobs"),
+    *(Grant(right, "TABLE", "job_failure", command="jobs") for right in ("SELECT", "INSERT")),
+    *(Grant(right, "TABLE", "job_row", command="jobs") for right in ("SELECT", "INSERT", "DELETE")),
+    *(Grant(right, "TABLE", "failure", command="failures") for right in ("SELECT", "INSERT")),
+    Grant("UPDATE", "TABLE", "failure", ("retried",), command="failures"),
+    Grant("SELECT", "TABLE", "parked_failure", command="failures"),
+    Grant("SELECT", "TABLE", "held_message", HELD, command="failures"),
     Grant("SELECT", "TABLE", "processed_message", command="reconcile"),
     *(Grant("SELECT", "TABLE", table, command="pool") for table in ("pool", "pool_member", "pool_partition")),
     Grant("DELETE", "TABLE", "pool_member", command="pool"),
@@ -78,7 +86,7 @@ GRANTS = (
     *(Grant(right, "TABLE", "pool_master", command="pool") for right in ("SELECT", "INSERT", "UPDATE")),
     Grant("SELECT", "TABLE", "dead_letter_audit", command="dead-letters"),
     Grant("INSERT", "TABLE", "dead_letter_audit", command="dead-letters"),
-    Grant("SELECT", "TABLE", "operator_audit", command="replay"),
+    Grant("SELECT", "TABLE", "operator_audit", command="jobs"),
     Grant("INSERT", "TABLE", "operator_audit", command="parked"),
 )
 

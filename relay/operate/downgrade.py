@@ -11,7 +11,7 @@ from relay.errors import BusyError
 from relay.operate.migrate import current_revision, dropped_tables
 from relay.operate.session import in_words, limit_statements
 
-STATES = ("pending", "parked", "quarantined", "discarded", "sent")
+STATES = ("pending", "parked", "quarantined", "discarded", "archived", "sent")
 COUNT_STATES = SQL("SELECT state, count(*) FROM {schema}.message GROUP BY state")
 COUNT = SQL("SELECT count(*) FROM {schema}.{table}")
 

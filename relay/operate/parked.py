@@ -3,29 +3,42 @@
 Under the key policy `hold` later rows of a key are parked behind its first one, the head.
 """
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime
+from functools import partial
 from typing import Any
 from uuid import UUID
 
 import psycopg
 from psycopg.rows import class_row, dict_row
-from psycopg.sql import SQL, Composed, Identifier
+from psycopg.sql import SQL, Composed, Identifier, Literal
 
 from relay.engine.read.pending import MAY_BE_WRITTEN
 from relay.errors import NotFoundError
 from relay.operate.whereabouts import RowId, as_parameters, whereabouts
 
+PARKED, ARCHIVED = "parked", "archived"  # states
+
 IS_HEAD = SQL("""(row.held_behind IS NULL OR NOT EXISTS (
         SELECT FROM {schema}.message_state AS before WHERE before.state = 'parked' AND before.id = row.held_behind))""")
 
-MATCHES = SQL("""row.state = 'parked'
+MATCHES = SQL("""row.state = {state}
         AND (%(ids)s::bigint[] IS NULL OR row.id = ANY (%(ids)s::bigint[]))
         AND (%(message_ids)s::uuid[] IS NULL OR row.message_id = ANY (%(message_ids)s::uuid[]))
         AND (%(aggregate_type)s::text IS NULL OR row.aggregate_type = %(aggregate_type)s::text)
         AND (%(aggregate_id)s::text IS NULL OR row.aggregate_id = %(aggregate_id)s::text)
         AND (%(event_type)s::text IS NULL OR row.event_type = %(event_type)s::text)
-        AND (%(reason)s::text IS NULL OR strpos(lower(row.last_error), lower(%(reason)s::text)) > 0)""")
+        AND (%(reason)s::text IS NULL OR strpos(lower(row.last_error), lower(%(reason)s::text)) > 0)
+        AND {of_group}""")
+
+# By the table that a trigger keeps, so that no cause is computed again (migrations/versions/0015_jobs.py).
+# Never in an OR: PostgreSQL would then look at every parked row, and find no way by the group's index.
+OF_GROUP = SQL("""EXISTS (
+            SELECT FROM {schema}.parked_failure AS noted
+            WHERE noted.failure = %(group)s::text AND noted.id = row.id
+        )""")
+OF_GROUP_ARCHIVED = SQL("""{schema}.failure_group(
+            'parked', {schema}.failure_cause(row.last_error), row.event_type, row.exchange) = %(group)s::text""")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +51,7 @@ class Selection:
     aggregate_id: str | None = None
     event_type: str | None = None
     reason: str | None = None  # a part of last_error, upper and lower case alike
+    group: str | None = None  # of failures
     limit: int | None = None  # the first so many, by id
 
     @property
@@ -46,6 +60,20 @@ class Selection:
 
     def at_most(self, limit: int) -> "Selection":
         return replace(self, limit=limit)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what is set, for the table `job` and for people."""
+        given = {name: value for name, value in asdict(self).items() if value is not None}
+        if self.message_ids is not None:
+            given["message_ids"] = [str(each) for each in self.message_ids]
+        return given
+
+    @classmethod
+    def from_json(cls, stored: dict[str, Any]) -> "Selection":
+        values = {each.name: stored[each.name] for each in fields(cls) if each.name in stored}
+        if "message_ids" in values:
+            values["message_ids"] = [UUID(text) for text in values["message_ids"]]
+        return cls(**values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +95,7 @@ class Parked:
 
 @dataclass(frozen=True, slots=True)
 class ParkedMessage:
-    """A parked or discarded row with everything that would be sent; the payload may be cut short."""
+    """A parked, archived or discarded row with everything that would be sent; the payload may be cut short."""
 
     id: int
     message_id: UUID
@@ -111,16 +139,17 @@ COUNT_PARKED = SQL("""
 
 
 def list_parked(
-    connection: psycopg.Connection, schema: str, selection: Selection, *, with_held: bool
+    connection: psycopg.Connection, schema: str, selection: Selection, *, with_held: bool, state: str = PARKED
 ) -> tuple[list[Parked], int]:
     """Return the selected rows by id, and how many there are beyond `selection.limit`.
 
-    Without `with_held`, rows that only wait behind another one of their key are left out.
+    Without `with_held`, rows that only wait behind another one of their key are left out. `state` may be `ARCHIVED`.
     """
+    selected = partial(composed, schema, state=state, is_of_group=selection.group is not None)
     parameters = {**asdict(selection), "with_held": with_held}
     with connection.cursor(row_factory=class_row(Parked)) as cursor:
-        rows = cursor.execute(composed(schema, LIST_PARKED), parameters).fetchall()
-    return rows, scalar(connection, composed(schema, COUNT_PARKED), parameters)
+        rows = cursor.execute(selected(LIST_PARKED), parameters).fetchall()
+    return rows, scalar(connection, selected(COUNT_PARKED), parameters)
 
 
 SHOW_PARKED = SQL("""
@@ -132,7 +161,7 @@ SHOW_PARKED = SQL("""
            substring(payload_bytes FROM 1 FOR %(length)s) AS payload_bytes,
            coalesce(octet_length(payload::text), octet_length(payload_bytes)) AS payload_size
     FROM {schema}.message_state
-    WHERE state IN ('parked', 'discarded')
+    WHERE state IN ('parked', 'discarded', 'archived')
         AND (id = ANY (%(ids)s::bigint[]) OR message_id = ANY (%(message_ids)s::uuid[]))
 """)
 
@@ -148,7 +177,7 @@ def show_parked(connection: psycopg.Connection, schema: str, row: RowId, *, leng
     """Return one row by its id or message id, with the first `length` characters or bytes of its payload.
 
     Raises:
-        NotFoundError: no such row is parked or discarded; the message says where it is.
+        NotFoundError: no such row is parked, archived or discarded; the message says where it is.
     """
     parameters = {**as_parameters([row]), "length": length}
     with connection.cursor(row_factory=class_row(ParkedMessage)) as cursor:
@@ -160,10 +189,19 @@ def show_parked(connection: psycopg.Connection, schema: str, row: RowId, *, leng
     return replace(message, **retried or {})
 
 
-def composed(schema: str, statement: SQL, **parts: Composed) -> Composed:
-    """Fill the names and the shared conditions into a statement."""
+def composed(
+    schema: str, statement: SQL, state: str = PARKED, *, is_of_group: bool = False, **parts: Composed
+) -> Composed:
+    """Fill the names and the shared conditions into a statement about rows of a state.
+
+    Args:
+        is_of_group: whether the selection names a failure group.
+    """
     names = {"schema": Identifier(schema)}
-    return statement.format(**names, is_head=IS_HEAD.format(**names), matches=MATCHES, **parts)
+    of_group = OF_GROUP_ARCHIVED if state == ARCHIVED else OF_GROUP
+    condition = of_group.format(**names) if is_of_group else SQL("true")
+    matches = MATCHES.format(state=Literal(state), of_group=condition)
+    return statement.format(**names, is_head=IS_HEAD.format(**names), matches=matches, **parts)
 
 
 def scalar(connection: psycopg.Connection, statement: SQL | Composed, parameters: dict[str, Any] | None = None) -> Any:

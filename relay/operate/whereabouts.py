@@ -67,6 +67,8 @@ class Found:
             case "quarantined":
                 behind = f" behind {self.waits_behind}" if self.waits_behind else ""
                 return f"it is quarantined in route {self.quarantine}{behind}: see `relay quarantine show {self.id}`"
+            case "archived":
+                return f"it is archived: `relay parked restore {self.id}` parks it again"
             case "discarded":
                 return f"it was discarded: see `relay parked show {self.id}`"
             case _:
@@ -121,7 +123,7 @@ def _find(
 ) -> dict[RowId, Found]:
     if not wanted:
         return {}
-    states = ("sent",) if is_sent else ("pending", "parked", "quarantined", "discarded")
+    states = ("sent",) if is_sent else ("pending", "parked", "quarantined", "discarded", "archived")
     statement = FIND.format(schema=Identifier(schema), states=SQL(", ").join(states))
     with connection.cursor(row_factory=class_row(Found)) as cursor:
         rows = cursor.execute(statement, as_parameters(wanted)).fetchall()

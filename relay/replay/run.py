@@ -27,8 +27,8 @@ from relay.engine.send.broker_link import BrokerLink
 from relay.engine.send.message import REPLAY_ID, REPLAYED_AT
 from relay.engine.send.publisher import Publisher
 from relay.errors import DatabaseUnavailableError, DeadlineError, PartlyDoneError
+from relay.jobs.job import Job
 from relay.logger import get_logger
-from relay.replay.job import Job
 from relay.replay.ledger import Ledger
 from relay.replay.pace import Pace
 from relay.replay.session import ReplaySession, Saved
@@ -50,7 +50,7 @@ class Progress(NamedTuple):
     """How far a job is, over all its runs."""
 
     selected: int | None
-    replayed: int
+    done: int
     failed: int
 
 
@@ -59,6 +59,10 @@ class RunEnd(Enum):
 
     DONE = auto()
     STOPPED = auto()  # before the end of the job, which can be resumed
+    PAUSED = auto()  # too many rows of a stage failed
+
+
+STATES = {RunEnd.DONE: "done", RunEnd.STOPPED: "open", RunEnd.PAUSED: "paused"}  # as the table has them
 
 
 class Replay:
@@ -85,7 +89,10 @@ class Replay:
         stamp: dict[str, str | int] = {REPLAY_ID: job.id, REPLAYED_AT: datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}
         self._link = BrokerLink(self._settings, self._publisher, self._health, stamp)
         self._ledger = Ledger(job.position)
-        self._pace = Pace(rate)
+        self._pace = Pace(job.rate if rate is None else rate)
+        self._stage = job.stage
+        self._stage_failed = 0  # rows of the stage, of this run
+        self._paused_because: str | None = None
         self._selected = job.selected
         self._refused = 0  # rows of this run
         self._reason = ""  # of the last one
@@ -101,7 +108,7 @@ class Replay:
     @property
     def progress(self) -> Progress:
         job, ledger = self._job, self._ledger
-        return Progress(self._selected, job.replayed + ledger.replayed, job.failed + ledger.failed)
+        return Progress(self._selected, job.done + ledger.replayed, job.failed + ledger.failed)
 
     async def run(self) -> RunEnd:
         """Send the rest of the job.
@@ -125,7 +132,7 @@ class Replay:
         if self._refused >= MOST_FAILURES:
             raise PartlyDoneError(
                 f"replay {self._job.id} stopped: {self._refused} rows were refused, the last with: {self._reason};"
-                f" `relay replay resume {self._job.id}` goes on behind them"
+                f" `relay jobs resume {self._job.id}` goes on behind them"
             )
         return end
 
@@ -159,7 +166,7 @@ class Replay:
             for task in (linking, settling, looking):
                 if task is not None:
                     task.cancel()
-        await self._save("done" if end is RunEnd.DONE else "open")
+        await self._save(STATES[end])
         return end
 
     async def _carry(self) -> RunEnd:
@@ -168,7 +175,7 @@ class Replay:
             await unless_stopping(self.drain, self._list_and_send())
         except Stopping:
             return RunEnd.STOPPED
-        return RunEnd.DONE
+        return RunEnd.PAUSED if self._paused_because else RunEnd.DONE
 
     async def _list_and_send(self) -> None:
         await self._list()  # which may take minutes
@@ -176,12 +183,43 @@ class Replay:
         while rows := await self._next_rows(after):
             after = rows[-1].id
             while rows:
-                count = await self._pace.room(len(rows))
+                if not (room := await self._room_of_stage()):
+                    return
+                count = await self._pace.room(min(len(rows), room))
                 self._ledger.offer(rows[:count])
                 self._publisher.offer(rows[:count])
                 rows = rows[count:]
         while self._ledger.rows:
             await self._wait_changed()
+        self._end_stage()
+
+    async def _room_of_stage(self) -> int:
+        """Return how many rows may go until the stage ends; 0: it has ended with too many failures.
+
+        At the end of a stage it waits until each of its rows is confirmed or refused.
+        """
+        stages = self._job.stages or []
+        while self._stage < len(stages):
+            settled = self.progress.done + self.progress.failed
+            if (room := stages[self._stage] - settled - self._ledger.rows) > 0:
+                return room
+            while self._ledger.rows:
+                await self._wait_changed()
+            self._end_stage()
+            if self._paused_because:
+                return 0
+        return ROWS_PER_READ
+
+    def _end_stage(self) -> None:
+        """Count the stage as ended, and note why the job pauses if too many of its rows failed."""
+        stages, most = self._job.stages or [], self._job.stop_when_failing
+        if self._stage >= len(stages):
+            return
+        begin = stages[self._stage - 1] if self._stage else 0
+        rows, failed = self.progress.done + self.progress.failed - begin, self._stage_failed
+        if most is not None and failed > most * max(rows, 1):
+            self._paused_because = f"{failed} of {rows} rows of the stage failed, and at most {most:.0%} may"
+        self._stage, self._stage_failed = self._stage + 1, 0
 
     async def _list(self) -> None:
         if not self._pace.is_fixed:
@@ -219,6 +257,7 @@ class Replay:
             for row, reason, _ in faulty:
                 log.warning("replay.row_failed", replay=self._job.id, id=row.id, reason=reason)
                 self._ledger.fail(row, reason)
+                self._stage_failed += 1
                 self._publisher.queue.release_key(row)
                 self._refused, self._reason = self._refused + 1, reason
             if self._refused >= MOST_FAILURES:
@@ -233,7 +272,7 @@ class Replay:
 
     async def _save(self, state: str) -> None:
         failures = list(self._ledger.failures)
-        saved = Saved(state, *self.progress, self._ledger.position, failures)
+        saved = Saved(state, self._stage, self._paused_because, *self.progress, self._ledger.position, failures)
         await self._on_database(lambda session: session.save(saved))
         del self._ledger.failures[: len(failures)]
 

@@ -1,4 +1,4 @@
-"""Run a replay job as a command does: until its end or a signal, with errors in words for an operator."""
+"""Make a replay job, and run it as a command does: until its end or a signal, with errors in words for an operator."""
 
 import asyncio
 import gc
@@ -9,23 +9,49 @@ import psycopg
 
 from relay.config.settings import Settings
 from relay.errors import AccessError, DatabaseUnavailableError, OutboxError, leaves
-from relay.replay.job import Job
+from relay.jobs.job import NO_CAUTION, Caution, Job, Kind, Order, Source, make_job, operator
 from relay.replay.run import Progress, Replay, RunEnd
+from relay.replay.selection import Selection
 from relay.stopping import stopped_by_signals
 
 
 class End(NamedTuple):
-    """How a run ended: with the job done, or told to stop."""
+    """How a run ended: with the job done, paused or told to stop."""
 
-    is_done: bool
+    how: RunEnd
     progress: Progress
+
+
+def order_replay(
+    connection: psycopg.Connection,
+    schema: str,
+    selection: Selection,
+    *,
+    by: str | None = None,
+    why: str | None = None,
+    to_exchange: str | None = None,
+    routing_key: str | None = None,
+    caution: Caution = NO_CAUTION,
+) -> Job:
+    """Write down a job over what has been sent until now; `serve` runs it. `by`: as `operator` takes it."""
+    order = Order(
+        kind=Kind.REPLAY,
+        source=Source.SENT,
+        filter=selection.as_json(),
+        by=operator(by),
+        why=why,
+        to_exchange=to_exchange,
+        routing_key=routing_key,
+        caution=caution,
+    )
+    return make_job(connection, schema, order)
 
 
 async def serve(settings: Settings, job: Job, *, rate: float | None, show: Callable[[Progress], None]) -> End:
     """Run a job until its end, or until SIGTERM or SIGINT; a second signal stops at once, and loses nothing.
 
     Args:
-        rate: messages a second at most; None: as many as leave live traffic its pace.
+        rate: messages a second at most, in place of the job's; neither: as many as leave live traffic its pace.
         show: called several times a second.
     Raises:
         BusyError: another process runs it.
@@ -40,9 +66,9 @@ async def serve(settings: Settings, job: Job, *, rate: float | None, show: Calla
 
     with stopped_by_signals(lambda _: replay.stop(), running):
         try:
-            return End(await running is RunEnd.DONE, replay.progress)
+            return End(await running, replay.progress)
         except asyncio.CancelledError:
-            return End(False, replay.progress)
+            return End(RunEnd.STOPPED, replay.progress)
         except BaseExceptionGroup as group:
             raise _explained(group) from group
         except psycopg.Error as error:

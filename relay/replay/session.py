@@ -20,15 +20,15 @@ from relay.database import connect_async, require_session
 from relay.engine.read.pending import BODY_SIZE
 from relay.engine.row import ROW_BYTES, Row, fetch_rows, give_rows
 from relay.errors import BusyError, DeadlineError, PartlyDoneError
+from relay.jobs.job import TAKE_LOCK, Job, lock_name
 from relay.logger import get_logger
-from relay.replay.job import Job
 from relay.replay.ledger import Failed
+from relay.replay.selection import Selection
 
 log = get_logger(__name__)
 
 # The lists of a large outbox take longer than what a role may be limited to.
 PREPARE = SQL("SET statement_timeout = 0; SET jit = off; SET plan_cache_mode = force_custom_plan")
-TAKE_LOCK = SQL("SELECT pg_try_advisory_lock(hashtext({lock}), {job}::integer)")
 
 # Marks that had begun when the job was made carry a time before it, and may not be visible yet.
 MARKING = SQL("""
@@ -64,19 +64,21 @@ READ = SQL("""
 # After a lost connection it may run a second time, so its values are absolute, and an end finds itself told.
 SAVE = SQL("""
     WITH saved AS (
-        UPDATE {schema}.replay
-        SET selected = %(selected)s, replayed = %(replayed)s, failed = %(failed)s, position = %(position)s,
-            state = %(state)s, saved_at = now()
+        UPDATE {schema}.job
+        SET selected = %(selected)s, done = %(done)s, failed = %(failed)s, position = %(position)s,
+            state = %(state)s, stage = %(stage)s, paused_because = %(paused_because)s, saved_at = now()
         WHERE id = %(job)s AND state IN ('open', %(state)s)
         RETURNING id
     ), noted AS (
-        INSERT INTO {schema}.replay_failure (replay_id, id, message_id, reason)
+        INSERT INTO {schema}.job_failure (job_id, id, message_id, reason)
         SELECT saved.id, failure.*
         FROM saved, unnest(%(ids)s::bigint[], %(message_ids)s::uuid[], %(reasons)s::text[]) AS failure
         ON CONFLICT DO NOTHING
     )
     SELECT count(*) FROM saved
 """)
+
+READ_STATE = SQL("SELECT state FROM {schema}.job WHERE id = {job}")
 
 # A row that is to go out tomorrow is in nobody's way today.
 LOOK = SQL("""
@@ -102,8 +104,10 @@ class Saved(NamedTuple):
     """What is written down of a job's progress."""
 
     state: str
+    stage: int  # stages that have ended
+    paused_because: str | None
     selected: int | None
-    replayed: int
+    done: int
     failed: int
     position: int
     failures: Sequence[Failed]
@@ -137,7 +141,7 @@ class ReplaySession:
         try:
             await require_session(connection, database)
             await connection.execute(PREPARE)
-            lock = session._sql(TAKE_LOCK, lock=Literal(f"{session._schema}.replay"), job=Literal(job.id))
+            lock = TAKE_LOCK.format(lock=lock_name(session._schema), job=Literal(job.id))
             if await session._value(lock) is not True:
                 raise BusyError(f"replay {job.id} is run by another process")
         except BaseException:
@@ -182,7 +186,7 @@ class ReplaySession:
         """Write down how far the job is.
 
         Raises:
-            PartlyDoneError: an operator has cancelled it.
+            PartlyDoneError: an operator has cancelled or paused it.
         """
         values = {
             **saved._asdict(),
@@ -195,7 +199,8 @@ class ReplaySession:
             cursor = await self._connection.execute(self._sql(SAVE), values)
             (number,) = await cursor.fetchone() or (0,)
         if number != 1:
-            raise PartlyDoneError(f"replay {self._job.id} was cancelled after {saved.replayed} rows")
+            state = await self._value(self._sql(READ_STATE, job=Literal(self._job.id)))
+            raise PartlyDoneError(f"replay {self._job.id} was {state} after {saved.done} rows")
 
     async def look(self) -> tuple[int, bool]:
         """Return the last id given to a new row, and whether a row is pending that could go out."""
@@ -255,7 +260,8 @@ class ReplaySession:
 
 def places_statement(schema: str, job: Job, after: int) -> Composed:
     """Return the SELECT of the places of a job's rows with an id above `after`."""
-    selected = {"conditions": job.selection.conditions(), **job.selection.times_before(job.made_at)}
+    selection = Selection.from_json(job.filter)
+    selected = {"conditions": selection.conditions(), **selection.times_before(job.made_at)}
     return PLACES.format(schema=Identifier(schema), **selected, after=Literal(after), size=BODY_SIZE)
 
 

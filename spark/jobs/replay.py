@@ -3,7 +3,7 @@
     spark-submit spark/jobs/replay.py --day 2026-10-01 --event-type InvoiceIssued --url postgresql://user@host/database
 
 A day that is not archived is read from the table, as long as it is kept. One transaction writes all rows, in the order
-in which they were written at first. `relay replay list` has each replay, with the number that is the `writer` of its
+in which they were written at first. `relay jobs list` has each replay, with the number that is the `writer` of its
 rows.
 
 The last line on stdout is JSON with the counts. Exit code 0: written, or counted with --dry-run; 1: failed, nothing was

@@ -301,8 +301,8 @@ OPTIONS = (
         "state",
         "state",
         READS,
-        "`sent`, `pending`, `parked`, `quarantined` or `discarded`",
-        _one_of(SENT, "pending", "parked", "quarantined", "discarded"),
+        "`sent`, `pending`, `parked`, `quarantined`, `archived` or `discarded`",
+        _one_of(SENT, "pending", "parked", "quarantined", "archived", "discarded"),
         default=SENT,
     ),
     Option(

@@ -62,7 +62,7 @@ def test_the_memory_is_that_of_the_replay_s_process(servers: Servers) -> None:
 
 def test_a_replay_that_fails_ends_the_benchmark(servers: Servers) -> None:
     with psycopg.connect(servers.database_url) as connection:
-        connection.execute("DROP TABLE outbox.replay_failure, outbox.replay")
+        connection.execute("DROP TABLE outbox.job CASCADE")
 
     with running_replay(servers) as replaying, pytest.raises(BenchmarkError, match="ended with code 1"):
         wait_ended(replaying)
@@ -70,6 +70,6 @@ def test_a_replay_that_fails_ends_the_benchmark(servers: Servers) -> None:
 
 def replayed(servers: Servers) -> int:
     with psycopg.connect(servers.database_url) as connection:
-        row = connection.execute("SELECT replayed FROM outbox.replay ORDER BY id DESC").fetchone()
+        row = connection.execute("SELECT done FROM outbox.job ORDER BY id DESC").fetchone()
     assert row is not None
     return int(row[0])

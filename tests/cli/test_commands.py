@@ -12,9 +12,9 @@ import pytest
 import relay as product
 from relay.config.keys import all_keys
 from relay.engine.send.codec import CODEC
+from relay.jobs.job import operator
 from relay.operate.reference import example
 from relay.operate.whereabouts import Missing
-from relay.replay.job import operator
 from tests.cli.command import PASSWORD, Command
 from tests.operate.rows import Rows
 from tests.support.postgres import PostgresServer
@@ -207,7 +207,7 @@ def test_parked_json(relay: Command, rows: Rows) -> None:
 
     assert (listed["total"], [row["id"] for row in listed["rows"]]) == (2, [head])
     assert (shown["payload"], shown["payload_size"]) == ('{"amount": 12}', 14)
-    assert foreseen == {"chosen": 1, "released": 1, "not_found": []}
+    assert foreseen == {"chosen": 1, "released": 1, "not_found": [], "job": None, "state": "done"}
     assert rows.states()[held] == ("parked", head)
 
 

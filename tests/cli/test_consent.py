@@ -32,7 +32,7 @@ def test_a_terminal_is_asked(
         ["parked", "discard", "--all"],
         ["quarantine", "discard", "1"],
         ["dead-letters", "discard", "billing", "--all"],
-        ["replay", "cancel", "1"],
+        ["jobs", "cancel", "1"],
         ["retention"],
         ["migrate", "--downgrade", "base"],
     ],

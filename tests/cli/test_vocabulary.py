@@ -17,9 +17,10 @@ FLAGS = {
     "--config", "--database-url", "--broker-url", "--inbox", "--inbox-schema", "--schema", "--database-schema",
     # which rows
     "--aggregate-type", "--aggregate-id", "--event-type", "--reason", "--exception", "--consumer", "--since", "--until",
-    "--limit", "--all", "--held", "--unique-business-key", "--grace",
+    "--limit", "--all", "--held", "--archived", "--group", "--queue", "--kind", "--unique-business-key", "--grace",
     # what to do, and by whom
-    "--why", "--by", "--yes", "--dry-run", "--force", "--to-exchange", "--routing-key", "--rate", "--overwrite",
+    "--why", "--by", "--yes", "--dry-run", "--force", "--to-exchange", "--routing-key", "--rate", "--stages",
+    "--stop-when-failing", "--overwrite",
     "--keep", "--keep-inbox", "--sql", "--check", "--downgrade", "--lock-timeout", "--wait", "--node", "--ready",
     # how it is shown
     "--output", "-o", "--full", "--watch", "-w", "--interval",
@@ -70,8 +71,6 @@ def test_its_function_takes_at_most_nine_values(command: str) -> None:
         ("parked retry --id=7 --message-id=a", "parked retry 7 a"),
         ("dead-letters list q --type T", "dead-letters list q --event-type=T"),
         ("dead-letters list q --key a/1/7", "dead-letters list q --aggregate-type=a --aggregate-id=1/7"),
-        ("replay --rate 5 --resume 7", "replay resume --rate 5 7"),
-        ("replay resume 7", "replay resume 7"),
         ("reconcile --since 1h --message-id a", "reconcile --since 1h a"),
         ("status --note", "status --note"),
     ],

@@ -134,10 +134,10 @@ async def test_discard_asks_where_somebody_can_be_asked(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("retry", QUEUE, *WHY), "give message ids, a filter such as --reason or --event-type, or --all"),
+        (("retry", QUEUE, *WHY), "give message ids, a filter such as --group or --event-type, or --all"),
         (
             ("retry", QUEUE, "--limit", "3", *WHY),
-            "give message ids, a filter such as --reason or --event-type, or --all",
+            "give message ids, a filter such as --group or --event-type, or --all",
         ),
         (("discard", QUEUE, "one", "--all", *WHY), "--all and a filter exclude each other"),
         (("retry", QUEUE, "--all"), "--why is needed"),

@@ -18,6 +18,7 @@ from tests.support.proxy import Act, Way
 
 RETRY = ("dead-letters", "retry", QUEUE, "--all", "--why", "again")
 NOTED = "SELECT count(*) AS count FROM outbox.dead_letter_audit"
+JOB = "SELECT state, done, failed FROM outbox.job"
 
 Audit = psycopg.Connection[dict[str, Any]]
 
@@ -60,6 +61,27 @@ async def test_killed_between_the_audit_and_the_ack(letters: Letters, audit: Aud
     assert again.code == 0, again.said
     assert await copies(letters) == sent
     assert await letters.waiting() == 0
+
+
+async def test_a_resumed_job_only_acknowledges_what_the_audit_has(
+    letters: Letters, audit: Audit, relay: Commands
+) -> None:
+    sent = await letters.put_all(5)
+    async with proxied(letters.broker) as (proxy, far):
+        proxy.on_frame(Way.UP, Basic.Ack, 1, Act.HOLD)
+        retrying = relay.start(*RETRY, RELAY_BROKER_URL=far.url.get_secret_value())
+        await proxy.wait_seen(Way.UP, Basic.Ack, 1, within=60)
+        retrying.stop(signal.SIGKILL)
+    await eventually(lambda: letters.has(5), "all letters are back")
+    later = await letters.put(6)
+
+    resumed = await relay("jobs", "resume", "1", RELAY_BROKER_URL=letters.broker.url.get_secret_value())
+
+    assert resumed.code == 0, resumed.said
+    assert await copies(letters) == [*sent, later]
+    assert await letters.waiting() == 0
+    assert audit.execute(NOTED).fetchone() == {"count": 6}
+    assert audit.execute(JOB).fetchone() == {"state": "done", "done": 6, "failed": 0}
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])

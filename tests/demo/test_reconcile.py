@@ -44,7 +44,7 @@ AFTER_A_RUN = """
         SELECT 'customer', customer_id, 'InvoiceIssued', '{}', 'cdnow', 1, 'sent', now() FROM billing.invoice;
     INSERT INTO billing.invoice_projection SELECT * FROM billing.invoice;
     INSERT INTO outbox.node (name, backend_pid, published_total, version) VALUES ('demo', 1, 3, '0');
-    INSERT INTO outbox.replay (made_by, filter, state, selected, replayed) VALUES ('demo', '{}', 'done', 1, 1)
+    INSERT INTO outbox.job (made_by, filter, state, selected, done) VALUES ('demo', '{}', 'done', 1, 1)
 """
 
 
@@ -108,7 +108,7 @@ def test_a_file_may_have_no_header(connection: psycopg.Connection, database_url:
             "UPDATE outbox.message SET state = 'parked', sent_at = NULL WHERE aggregate_id = '00001'",
             ["every outbox row is sent", "everything sent is projected"],
         ),
-        ("UPDATE outbox.replay SET replayed = 2", ["everything replayed was known"]),
+        ("UPDATE outbox.job SET done = 2", ["everything replayed was known"]),
         ("UPDATE outbox.node SET published_total = 2", ["nothing was sent that the broker did not confirm"]),
         (
             "DELETE FROM billing.quarantine",

@@ -14,9 +14,10 @@ from relay.engine.settle.mark import Marker
 from relay.engine.settle.quarantine import ParkedKeys
 from relay.engine.settle.quarantine_table import QuarantineTable
 from relay.operate.parked import Selection
-from relay.operate.release import Done, discard, retry
+from relay.operate.release import Done
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.engine.rows import ROW
+from tests.support.bulk import discard, retry
 from tests.support.eventually import eventually
 
 Change = Callable[[psycopg.Connection], Done]

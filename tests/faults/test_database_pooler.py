@@ -40,7 +40,7 @@ def start_pooler(postgres: PostgresServer) -> Iterator[StartPooler]:
 
 
 @pytest.mark.parametrize("mode", [PoolMode.TRANSACTION, PoolMode.STATEMENT])
-@pytest.mark.parametrize("command", ["run", "migrate", "replay --all"])
+@pytest.mark.parametrize("command", ["run", "migrate", "replay --all", "parked retry --all"])
 def test_a_pooler_that_lends_sessions_out_is_refused(
     start_pooler: StartPooler, settings: Settings, tmp_path: Path, mode: PoolMode, command: str
 ) -> None:

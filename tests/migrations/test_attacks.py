@@ -29,7 +29,12 @@ ATTIC = """
 TAKE_OVER: list[LiteralString] = [
     *(
         f"CREATE TRIGGER steal BEFORE {event} ON outbox.{table} FOR EACH ROW EXECUTE FUNCTION attic.steal()"
-        for table in ("message", "message_sent", "processed_message", "held_message", "batch", "replay", "node")
+        for table in ("message", "message_sent", "message_parked", "processed_message", "held_message", "batch")
+        for event in ("INSERT", "UPDATE")
+    ),
+    *(
+        f"CREATE TRIGGER steal BEFORE {event} ON outbox.{table} FOR EACH ROW EXECUTE FUNCTION attic.steal()"
+        for table in ("job", "parked_failure", "node")
         for event in ("INSERT", "UPDATE")
     ),
     *(
@@ -60,6 +65,10 @@ TAKE_OVER: list[LiteralString] = [
     "ALTER TABLE outbox.processed_message ALTER COLUMN business_key SET DEFAULT 'x'",
     "ALTER DEFAULT PRIVILEGES FOR ROLE postgres GRANT ALL ON TABLES TO PUBLIC",
     "CREATE EVENT TRIGGER steal ON ddl_command_end EXECUTE FUNCTION attic.steal()",
+    "SELECT outbox.note_parked()",
+    "UPDATE outbox.job SET made_by = 'another'",
+    "DELETE FROM outbox.job",
+    "DELETE FROM outbox.parked_failure",
     "SELECT outbox.make_day('processed_message', '2040-01-01')",
     "SELECT outbox.sent_day_needed('2040-01-01', 1, false)",
     "UPDATE outbox.inbox_memory SET since = '2040-01-01'",

@@ -8,9 +8,10 @@ from psycopg.types.json import Jsonb
 
 from relay.errors import NotFoundError
 from relay.operate.parked import Selection, list_parked, show_parked
-from relay.operate.release import Done, preview, retry
+from relay.operate.release import Done
 from relay.operate.whereabouts import Missing
 from tests.operate.rows import Rows
+from tests.support.bulk import preview, retry
 
 EVERYTHING = Selection()
 PENDING = ("pending", None)

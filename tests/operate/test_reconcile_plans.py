@@ -19,7 +19,7 @@ from tests.support.plans import Plan, explain, scans, tables
 pytestmark = pytest.mark.every_postgres
 
 TODAY = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
-NOT_SENT = {"message_pending", "message_parked", "message_quarantined", "message_discarded"}
+NOT_SENT = {"message_pending", "message_parked", "message_quarantined", "message_discarded", "message_archived"}
 MESSAGES = 20_000  # of each of three consumers
 DAYS = 10  # to which they belong
 INBOX_DAYS = "SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = 'outbox.processed_message'::regclass"

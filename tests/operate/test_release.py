@@ -11,9 +11,10 @@ from relay.config.settings import DatabaseSettings
 from relay.errors import DatabaseUnavailableError, PartlyDoneError
 from relay.operate import release
 from relay.operate.parked import Selection, show_parked
-from relay.operate.release import Done, discard, preview, retry
+from relay.operate.release import Done
 from relay.operate.session import session
 from tests.operate.rows import Rows
+from tests.support.bulk import discard, preview, retry
 from tests.support.process import wait_for
 
 EVERYTHING = Selection()

@@ -61,8 +61,8 @@ class Commands:
         return Ended(asked.code, asked.err + asked.out)
 
     async def jobs(self) -> list[dict[str, Any]]:
-        """Return what `relay replay list` tells, the newest job first."""
-        ended = await self.ask("replay", "list", "--output", "json")
+        """Return what `relay jobs list` tells, the newest job first."""
+        ended = await self.ask("jobs", "list", "--output", "json")
         jobs: list[dict[str, Any]] = json.loads(ended.said)
         return jobs
 

@@ -19,7 +19,7 @@ KILLS = 10
 SEED_VARIABLE = "TEST_SEED"  # the seed of an earlier run, to run it again
 FAST = ("--rate", "100000")  # from the first message on
 STEADY = ("--rate", "1000")  # so that a slow machine's ten kills come long before the end
-RESUME = ("replay", "resume", "1")
+RESUME = ("jobs", "resume", "1")
 
 
 @pytest.mark.drills
@@ -36,7 +36,7 @@ async def test_ten_kills_miss_nothing_and_repeat_only_what_was_not_saved(
 
     arguments: tuple[str, ...] = ("replay", "--all")
     for _ in range(KILLS):
-        saved = await sent.value("SELECT coalesce(max(position), 0) FROM outbox.replay")
+        saved = await sent.value("SELECT coalesce(max(position), 0) FROM outbox.job")
         replaying = relay.start(*arguments, *STEADY)
         await copies.has(chance.randrange(1, 1000))
         replaying.stop(signal.SIGKILL)
@@ -51,7 +51,7 @@ async def test_ten_kills_miss_nothing_and_repeat_only_what_was_not_saved(
     (job,) = await relay.jobs()
     assert ended.code == 0, ended.said
     assert faults(ids, messages) == []
-    assert (job["state"], job["selected"], job["replayed"], job["failed"]) == ("done", 20_000, 20_000, 0)
+    assert (job["state"], job["selected"], job["done"], job["failed"]) == ("done", 20_000, 20_000, 0)
 
 
 async def test_a_broker_that_goes_away_is_waited_for(
@@ -78,7 +78,7 @@ async def test_a_broker_that_goes_away_is_waited_for(
     (job,) = await relay.jobs()
     assert ended.code == 0, ended.said
     assert faults(ids, await copies.read()) == []
-    assert (job["replayed"], job["failed"]) == (8000, 0)
+    assert (job["done"], job["failed"]) == (8000, 0)
 
 
 async def test_a_database_session_that_is_lost_is_opened_again(relay: Commands, sent: SentRows, copies: Copies) -> None:
@@ -126,7 +126,7 @@ async def test_a_cancel_ends_a_replay_that_runs(relay: Commands, sent: SentRows,
     replaying = relay.start("replay", "--all", "--rate", "50")  # it must not end by itself, however slow the machine
     await copies.has(20)
 
-    cancelled = await relay.ask("replay", "cancel", "1", "--by", "ada", "--why", "the wrong filter", "--yes")
+    cancelled = await relay.ask("jobs", "cancel", "1", "--by", "ada", "--why", "the wrong filter", "--yes")
     ended = await relay.end(replaying)
 
     (job,) = await relay.jobs()
@@ -134,7 +134,7 @@ async def test_a_cancel_ends_a_replay_that_runs(relay: Commands, sent: SentRows,
     assert (cancelled.code, ended.code, resumed.code) == (0, 3, 2)
     assert "replay 1 was cancelled after" in ended.said
     assert (job["state"], job["cancelled_by"], job["cancelled_why"]) == ("cancelled", "ada", "the wrong filter")
-    assert job["replayed"] <= len(await copies.read()) < 5000
+    assert job["done"] <= len(await copies.read()) < 5000
 
 
 async def has_no_session(sent: SentRows) -> bool:

@@ -23,7 +23,7 @@ async def test_ten_times_as_many_rows_need_no_more_memory(relay: Commands, sent:
         await sent.add(number, keys=1000, pad=500)
         peaks.append(await peak(relay, relay.start("replay", "--all", "--rate", "100000", *QUEUE)))
 
-    assert await sent.value("SELECT max(replayed) FROM outbox.replay") == 60_000
+    assert await sent.value("SELECT max(done) FROM outbox.job") == 60_000
     assert peaks[1] - peaks[0] < 15 * MIB
 
 
@@ -40,7 +40,7 @@ async def test_large_rows_are_read_a_few_at_a_time(relay: Commands, sent: SentRo
     bound = {"RELAY_MAX_WINDOW_BYTES": str(8 * 1024 * 1024)}
     large = await peak(relay, relay.start("replay", "--all", *QUEUE, **bound))
 
-    assert await sent.value("SELECT max(replayed) FROM outbox.replay WHERE id = 2") == 300
+    assert await sent.value("SELECT max(done) FROM outbox.job WHERE id = 2") == 300
     assert large - small < 80 * MIB  # of 300 MiB; what is on its way is in several buffers
 
 

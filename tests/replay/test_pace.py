@@ -7,9 +7,9 @@ import pytest
 
 from relay.config.settings import DatabaseSettings
 from relay.operate.session import session as operator_session
-from relay.replay.job import make_job
 from relay.replay.pace import BESIDE_LIVE, FULL, SLICE, Pace
 from relay.replay.selection import Selection
+from relay.replay.serve import order_replay
 from relay.replay.session import ReplaySession
 from tests.replay.sent import SentRows
 from tests.support.eventually import eventually
@@ -23,7 +23,7 @@ INSERT = """
 @pytest.fixture
 async def replaying(database: DatabaseSettings) -> AsyncIterator[ReplaySession]:
     with operator_session(database) as connection:
-        job = make_job(connection, "outbox", Selection())
+        job = order_replay(connection, "outbox", Selection())
     opened = await ReplaySession.open(database, job)
     yield opened
     await opened.close()

@@ -6,8 +6,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from relay.replay.job import make_job
 from relay.replay.selection import Selection, count_statement
+from relay.replay.serve import order_replay
 from relay.replay.session import places_statement, read_statement
 from tests.support.days import make_days
 from tests.support.plans import explain, nodes, tables
@@ -48,16 +48,17 @@ def test_only_the_days_of_the_time_range_are_read(
     connection: psycopg.Connection, today: datetime, since: timedelta | None, until: timedelta | None, days: list[int]
 ) -> None:
     first, end = (None if ago is None else today - ago for ago in (since, until))
-    job = make_job(connection, "outbox", Selection(since=first, until=end, aggregate_id="7"))
+    selection = Selection(since=first, until=end, aggregate_id="7")
+    job = order_replay(connection, "outbox", selection)
 
     listed = tables(explain(connection, places_statement("outbox", job, 0)))
-    counted = tables(explain(connection, count_statement("outbox", job.selection, job.made_at)))
+    counted = tables(explain(connection, count_statement("outbox", selection, job.made_at)))
 
     assert listed == counted == {partition(today - timedelta(days=ago)) for ago in days}
 
 
 def test_rows_are_read_by_their_place(connection: psycopg.Connection, today: datetime) -> None:
-    job = make_job(connection, "outbox", Selection())
+    job = order_replay(connection, "outbox", Selection())
     first = today - timedelta(days=5)
     values = {"first": first, "next": first + timedelta(days=1), "places": '{"(0,1)","(0,3)"}'}
 

@@ -30,8 +30,6 @@ def relay(tmp_path: Path, database_url: str, broker_url: str) -> Command:
         (["--all", "--to-exchange", "", "--routing-key", "missing"], "no queue 'missing'"),
         (["--all", "--to-exchange", "x" * 256], "255 bytes"),
         (["--all", "--routing-key", "k"], "--routing-key needs --to-exchange"),
-        (["--resume", "1", "--since", "1h"], "--since"),
-        (["--resume=1", "--dry-run"], "--dry-run"),
     ],
 )
 def test_what_cannot_be_is_refused_before_a_job_is_made(
@@ -56,10 +54,9 @@ def test_a_broker_that_is_not_there_makes_no_job(relay: Command, database_url: s
 @pytest.mark.parametrize(
     ("arguments", "words", "code"),
     [
-        (["replay", "resume", "7"], "there is no replay 7", 1),
-        (["replay", "--rate", "5", "--resume", "7"], "there is no replay 7", 1),
-        (["replay", "cancel", "7", "--why", "test", "--yes"], "there is no replay 7", 1),
-        (["replay", "show", "7"], "there is no replay 7", 1),
+        (["jobs", "resume", "7"], "there is no job 7", 1),
+        (["jobs", "cancel", "7", "--why", "test", "--yes"], "there is no job 7", 1),
+        (["jobs", "show", "7"], "there is no job 7", 1),
     ],
 )
 def test_a_job_that_is_not_there(relay: Command, arguments: list[str], words: str, code: int) -> None:
@@ -72,7 +69,7 @@ def test_a_job_that_is_not_there(relay: Command, arguments: list[str], words: st
 def test_a_job_that_has_ended_is_neither_resumed_nor_cancelled(relay: Command) -> None:
     assert relay.process("replay", "--all").code == 0
 
-    resumed, cancelled = relay("replay", "resume", "1"), relay("replay", "cancel", "1", "--dry-run")
+    resumed, cancelled = relay("jobs", "resume", "1"), relay("jobs", "cancel", "1", "--dry-run")
 
     assert (resumed.code, cancelled.code) == (2, 2)
     assert "replay 1 is done: there is nothing to resume" in resumed.err
@@ -81,6 +78,6 @@ def test_a_job_that_has_ended_is_neither_resumed_nor_cancelled(relay: Command) -
 
 def jobs(database_url: str) -> int:
     with psycopg.connect(database_url) as connection:
-        row = connection.execute("SELECT count(*) FROM outbox.replay").fetchone()
+        row = connection.execute("SELECT count(*) FROM outbox.job").fetchone()
     assert row is not None
     return int(row[0])

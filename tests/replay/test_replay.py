@@ -138,13 +138,13 @@ async def test_a_row_that_nobody_takes_is_counted_with_its_reason(
     later = await sent.add(200, keys=5)
 
     ended = await relay("replay", "--all")
-    shown = json.loads((await relay.ask("replay", "show", "1", "--output", "json")).said)
+    shown = json.loads((await relay.ask("jobs", "show", "1", "--output", "json")).said)
 
     assert ended.code == 1
-    assert "3 rows could not be sent: `relay replay show 1` tells which" in ended.said
+    assert "3 rows could not be sent: `relay jobs show 1` tells which" in ended.said
     assert [failure["id"] for failure in shown["failures"]] == bad
     assert "NO_ROUTE" in shown["failures"][0]["reason"]
-    assert [shown["job"][name] for name in ("state", "selected", "replayed", "failed")] == ["done", 403, 400, 3]
+    assert [shown["job"][name] for name in ("state", "selected", "done", "failed")] == ["done", 403, 400, 3]
     assert faults([*good, *later], await copies.read()) == []
 
 
@@ -177,10 +177,10 @@ async def test_jobs_are_listed_with_who_made_them(relay: Commands, sent: SentRow
     await relay("replay", message_id)
 
     newer, older = await relay.jobs()
-    assert (older["id"], older["state"], older["selected"], older["replayed"]) == (1, "done", 5, 5)
+    assert (older["id"], older["state"], older["selected"], older["done"]) == (1, "done", 5, 5)
     assert list(older["filter"]) == ["since"]
     assert "@" in older["made_by"]
     assert older["made_as"] == "postgres"
     assert newer["filter"] == {"message_ids": [message_id]}
-    lines = (await relay.ask("replay", "list")).said.splitlines()
-    assert lines[1].split("\t")[:2] == ["2", "done"]
+    lines = (await relay.ask("jobs", "list")).said.splitlines()
+    assert lines[1].split("\t")[:4] == ["2", "replay", "sent", "done"]

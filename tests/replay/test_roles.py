@@ -22,8 +22,8 @@ async def test_the_relay_s_role_replays(role: str, relay: Commands, sent: SentRo
     bad = await sent.add(1, event_type="x" * 250)  # longer than a routing key may be
 
     ended = await relay("replay", "--all", RELAY_DATABASE_URL=role)
-    shown = await relay.ask("replay", "show", "1", RELAY_DATABASE_URL=role)
-    cancelled = await relay.ask("replay", "cancel", "1", "--why", "test", "--yes", RELAY_DATABASE_URL=role)
+    shown = await relay.ask("jobs", "show", "1", RELAY_DATABASE_URL=role)
+    cancelled = await relay.ask("jobs", "cancel", "1", "--why", "test", "--yes", RELAY_DATABASE_URL=role)
 
     assert (ended.code, shown.code, cancelled.code) == (1, 0, 2), ended.said
     assert f"{bad[0]}\t" in shown.said
@@ -33,11 +33,11 @@ async def test_the_relay_s_role_replays(role: str, relay: Commands, sent: SentRo
 @pytest.mark.parametrize(
     "statement",
     [
-        "DELETE FROM outbox.replay",
-        "UPDATE outbox.replay SET made_by = 'somebody else'",
-        "UPDATE outbox.replay SET filter = '{}'",
-        "DELETE FROM outbox.replay_failure",
-        "UPDATE outbox.replay_failure SET reason = ''",
+        "DELETE FROM outbox.job",
+        "UPDATE outbox.job SET made_by = 'somebody else'",
+        "UPDATE outbox.job SET filter = '{}'",
+        "DELETE FROM outbox.job_failure",
+        "UPDATE outbox.job_failure SET reason = ''",
     ],
 )
 def test_the_relay_s_role_keeps_the_record(role: str, statement: str) -> None:

@@ -8,16 +8,16 @@ from yarl import URL
 
 from relay.config.settings import Settings
 from relay.operate.session import session as operator_session
-from relay.replay.job import make_job
 from relay.replay.run import Replay, RunEnd
 from relay.replay.selection import Selection
+from relay.replay.serve import order_replay
 from relay.replay.session import ReplaySession, Saved
 from tests.replay.conftest import Commands
 from tests.replay.sent import Copies, SentRows, faults, repeats
 from tests.support.eventually import eventually
 from tests.support.proxy import FaultProxy, Way
 
-RESUME = ("replay", "resume", "1")
+RESUME = ("jobs", "resume", "1")
 FAST = ("--rate", "100000")
 TODAY = "SELECT to_char((now() - interval '1 minute') AT TIME ZONE 'UTC', 'YYYYMMDD')"  # as SentRows.add has it
 WAITS = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = %s::regclass"
@@ -42,7 +42,7 @@ async def test_a_replay_that_is_told_to_stop_saves_and_says_how_to_go_on(
 
     messages = await copies.read()
     assert replaying.returncode == 130, said
-    assert "`relay replay resume 1` goes on" in said
+    assert "`relay jobs resume 1` goes on" in said
     assert interrupted[0]["state"] == "interrupted"
     assert resumed.code == 0
     assert faults(ids, messages) == []
@@ -93,7 +93,7 @@ async def test_a_replay_beside_a_silent_database_ends_in_its_time(
         replaying.tell(signal.SIGTERM)
         ended = await relay.end(replaying, within=9)  # the driver alone would wait for 10 s
 
-    assert "`relay replay resume 1` goes on" in ended.said
+    assert "`relay jobs resume 1` goes on" in ended.said
     assert (await relay.jobs())[0]["state"] in {"running", "interrupted"}  # as far as the server knows
 
 
@@ -102,7 +102,7 @@ async def test_an_end_whose_answer_is_lost_is_an_end_and_no_cancel(
 ) -> None:
     await sent.add(100, keys=5)
     with operator_session(settings.database) as connection:
-        job = make_job(connection, "outbox", Selection())
+        job = order_replay(connection, "outbox", Selection())
     save = ReplaySession.save
     lost: list[str] = []
 
@@ -119,4 +119,4 @@ async def test_an_end_whose_answer_is_lost_is_an_end_and_no_cancel(
 
     assert lost == ["done"]
     await copies.has(100)
-    assert await sent.value("SELECT state FROM outbox.replay") == "done"
+    assert await sent.value("SELECT state FROM outbox.job") == "done"

@@ -11,8 +11,8 @@ from relay.config.settings import DatabaseSettings, Settings
 from relay.consume import Consumer, Inbox, Message, WorkPolicy, on
 from relay.errors import BusyError
 from relay.operate.session import session as operator_session
-from relay.replay.job import make_job
 from relay.replay.selection import Selection
+from relay.replay.serve import order_replay
 from relay.replay.session import ReplaySession
 from tests.consume.effects import running
 from tests.replay.conftest import Commands
@@ -59,10 +59,10 @@ async def test_one_job_has_one_process(relay: Commands, sent: SentRows, copies: 
     first = relay.start("replay", "--all", "--rate", "20")  # it must not end by itself, however slow the machine
     await eventually(lambda: "replay.listed" in relay.said(first), "it begins")
 
-    second = await relay("replay", "resume", "1")
+    second = await relay("jobs", "resume", "1")
     (job,) = await relay.jobs()
     first.stop(signal.SIGTERM)
-    third = await relay("replay", "resume", "1", "--rate", "100000")
+    third = await relay("jobs", "resume", "1", "--rate", "100000")
 
     assert (second.code, third.code) == (1, 0)
     assert "replay 1 is run by another process" in second.said
@@ -72,7 +72,7 @@ async def test_one_job_has_one_process(relay: Commands, sent: SentRows, copies: 
 
 async def test_a_job_that_two_begin_in_the_same_moment_is_run_by_one(database: DatabaseSettings) -> None:
     with operator_session(database) as connection:
-        job = make_job(connection, "outbox", Selection())
+        job = order_replay(connection, "outbox", Selection())
 
     first = await ReplaySession.open(database, job)
     with pytest.raises(BusyError, match="replay 1 is run by another process"):
@@ -106,7 +106,7 @@ async def test_a_replay_that_races_the_original_takes_effect_once(
         await eventually(lambda: is_empty(copies.channel, "effects"), "all is consumed")
     live.stop(signal.SIGTERM)
 
-    replayed = sum(job["replayed"] for job in await relay.jobs())
+    replayed = sum(job["done"] for job in await relay.jobs())
     messages = await copies.read()
     assert [each.code for each in [*ended, last]] == [0] * 5
     assert sum("x-replay-id" in message.headers for message in messages) == replayed >= 2000

@@ -63,7 +63,7 @@ def test_the_same_messages_are_pending_again_in_their_order(connection: psycopg.
     headers = connection.execute("SELECT DISTINCT headers FROM outbox.message WHERE state = 'pending'").fetchall()
     assert {each["x-replay-id"] for (each,) in headers} == {1}
     assert all(datetime.fromisoformat(each["x-replayed-at"]).tzinfo for (each,) in headers)
-    audit = "SELECT state, selected, replayed, made_by, filter ->> 'since', filter ->> 'until' FROM outbox.replay"
+    audit = "SELECT state, selected, done, made_by, filter ->> 'since', filter ->> 'until' FROM outbox.job"
     assert connection.execute(audit).fetchall() == [
         ("done", 45, 45, "me@here", "2026-11-01T00:00:00+00:00", "2026-11-03T00:00:00+00:00")
     ]
@@ -87,7 +87,7 @@ def test_what_is_refused_leaves_nothing_behind(connection: psycopg.Connection, r
     with pytest.raises(psycopg.errors.CheckViolation):
         replay(Wanted(days=[DAY], routing_key="k" * 256))
 
-    assert (one(connection, PENDING), one(connection, "SELECT count(*) FROM outbox.replay")) == (0, 0)
+    assert (one(connection, PENDING), one(connection, "SELECT count(*) FROM outbox.job")) == (0, 0)
 
 
 def test_a_day_that_is_nowhere_is_told(connection: psycopg.Connection, replay: Replay) -> None:

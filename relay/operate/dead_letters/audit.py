@@ -19,12 +19,13 @@ class Entry:
     sent_to: str | None
     done_by: str
     why: str
+    job: int | None = None
 
 
 WRITE = SQL("""
     INSERT INTO {schema}.dead_letter_audit
-        (command, queue, sent_to, done_by, why, message_id, event_type, key, reason, last_failed_at)
-    SELECT %(command)s, %(queue)s, %(sent_to)s, %(done_by)s, %(why)s, letter.*
+        (command, queue, sent_to, done_by, why, job, message_id, event_type, key, reason, last_failed_at)
+    SELECT %(command)s, %(queue)s, %(sent_to)s, %(done_by)s, %(why)s, %(job)s, letter.*
     FROM unnest(%(message_ids)s::text[], %(types)s::text[], %(keys)s::text[], %(reasons)s::text[],
                 %(failed_at)s::timestamptz[]) AS letter
 """)
@@ -40,6 +41,7 @@ def write_audit(connection: psycopg.Connection[Any], schema: str, entry: Entry, 
             "sent_to": entry.sent_to,
             "done_by": entry.done_by,
             "why": entry.why,
+            "job": entry.job,
             "message_ids": [_storable(each.message_id) for each in letters],
             "types": [_storable(each.type) for each in letters],
             "keys": [_storable(each.key) for each in letters],

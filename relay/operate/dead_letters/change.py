@@ -7,6 +7,7 @@ dies in between leaves the letter where it was, and at most a copy with the same
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 
 import psycopg
 
@@ -24,6 +25,16 @@ from relay.stopping import stopped_by_signals
 MOST_REFUSED = 10  # in a row: what refuses so many refuses all
 
 Write = Callable[[Sequence[Letter]], None]
+
+
+class Before(Enum):
+    """What an earlier run of the job did with a letter."""
+
+    NOTED = auto()  # it is done and counted, and only to be acknowledged
+    CAME_BACK = auto()  # it was sent back then, and has failed again: it stays
+
+
+Known = Callable[[Sequence[Letter]], Mapping[Letter, Before]]
 
 
 @dataclass(slots=True)
@@ -129,6 +140,7 @@ class Command:
 
     Args:
         write: commits rows of the audit.
+        known: tells of letters what an earlier run of the same job did.
         rate: letters a second at most; None: as fast as the broker takes them.
         show: called after each page with the letters in the queue, how many were read, and how many refused.
     """
@@ -140,12 +152,14 @@ class Command:
         selection: Selection,
         *,
         write: Write,
+        known: Known = lambda _: {},
         rate: float | None = None,
         show: Callable[[int, int, int], None] = lambda *_: None,
     ) -> None:
         self._broker = broker
         self._choice = _Choice(entry, selection)
         self._write = write
+        self._known = known
         self._rate = rate
         self._show = show
         self._refused_in_a_row = 0
@@ -204,8 +218,11 @@ class Command:
     async def _settle(self, queue: DeadQueue, letters: Sequence[Held]) -> None:
         if not letters:
             return
-        targets = await self._choice.targets(queue, letters)
         await asyncio.to_thread(self._write, [])  # nothing is sent of which no note could be taken
+        before = await asyncio.to_thread(self._known, [each.letter for each in letters])
+        await queue.acknowledge({each for each in letters if before.get(each.letter) is Before.NOTED})
+        letters = [each for each in letters if each.letter not in before]
+        targets = await self._choice.targets(queue, letters)
         refused = await queue.publish(Copy(each, to, sent_back(each.delivered)) for each, to in targets.items())
         confirmed = [each for each in letters if each not in refused]
         self._under_way = len(confirmed)

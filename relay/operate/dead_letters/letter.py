@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
+from typing import Any
 
 from aiormq.abc import DeliveredMessage
 
@@ -18,6 +19,9 @@ from relay.consume.failed.envelope import (
     ORIGINAL_ROUTING_KEY,
     given_up,
 )
+from relay.operate.cause import cause_of, group_of
+
+SOURCE = "dead letter"  # of a failure group
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,8 @@ class Letter:
     exchange: str | None  # where it was published
     routing_key: str | None
     size: int  # bytes of the body
+    cause: str  # what failed, without numbers, ids and quoted values
+    group: str  # of failures
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,11 +74,32 @@ class Selection:
     consumer: str | None = None
     since: datetime | None = None  # of the last failure
     until: datetime | None = None
+    group: str | None = None  # of failures
     limit: int | None = None  # the first so many
 
     @property
     def is_everything(self) -> bool:
         return not any(getattr(self, each.name) for each in fields(self) if each.name != "limit")
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what is set, for the table `job` and for people."""
+        given: dict[str, Any] = {each.name: value for each in fields(self) if (value := getattr(self, each.name))}
+        if self.message_ids:
+            given["message_ids"] = sorted(self.message_ids)
+        for name in ("since", "until"):
+            if name in given:
+                given[name] = given[name].isoformat()
+        return given
+
+    @classmethod
+    def from_json(cls, stored: dict[str, Any]) -> "Selection":
+        values = {each.name: stored[each.name] for each in fields(cls) if each.name in stored}
+        if "message_ids" in values:
+            values["message_ids"] = frozenset(values["message_ids"])
+        for name in ("since", "until"):
+            if name in values:
+                values[name] = datetime.fromisoformat(values[name])
+        return cls(**values)
 
     def matches(self, letter: Letter) -> bool:
         failed_at = letter.last_failed_at
@@ -83,13 +110,14 @@ class Selection:
             and self.aggregate_id in (None, letter.aggregate_id)
             and self.reason in (None, letter.reason)
             and self.consumer in (None, letter.consumer)
+            and self.group in (None, letter.group)
             and (self.exception is None or self.exception.lower() in (letter.exception or "").lower())
             and (self.since is None or (failed_at is not None and failed_at >= self.since))
             and (self.until is None or (failed_at is not None and failed_at < self.until))
         )
 
 
-def read_letter(position: int, delivered: DeliveredMessage) -> Letter:
+def read_letter(position: int, delivered: DeliveredMessage, queue: str) -> Letter:
     """Read the headers that a consumer has given it, or that tell why the broker did (docs/consumer.md)."""
     properties = delivered.header.properties
     headers = {**(properties.headers or {}), **given_up(delivered)}
@@ -97,6 +125,9 @@ def read_letter(position: int, delivered: DeliveredMessage) -> Letter:
     def text(name: str) -> str | None:
         return None if headers.get(name) is None else str(headers[name])
 
+    reason = text(DEAD_REASON)
+    exception = ": ".join(words for name in (EXCEPTION, EXCEPTION_WORDS) if (words := text(name))) or None
+    cause = cause_of(exception or reason)
     attempts, kind, key = headers.get(DEAD_ATTEMPTS), text("x-aggregate-type"), text("x-aggregate-id")
     return Letter(
         position=position,
@@ -105,8 +136,8 @@ def read_letter(position: int, delivered: DeliveredMessage) -> Letter:
         aggregate_type=kind,
         aggregate_id=key,
         key=key and f"{kind}/{key}",
-        reason=text(DEAD_REASON),
-        exception=": ".join(words for name in (EXCEPTION, EXCEPTION_WORDS) if (words := text(name))) or None,
+        reason=reason,
+        exception=exception,
         attempts=attempts if isinstance(attempts, int) else None,
         first_failed_at=_moment(text(FIRST_FAILURE)),
         last_failed_at=_moment(text(LAST_FAILURE)),
@@ -115,6 +146,8 @@ def read_letter(position: int, delivered: DeliveredMessage) -> Letter:
         exchange=text(ORIGINAL_EXCHANGE),
         routing_key=text(ORIGINAL_ROUTING_KEY),
         size=len(delivered.body),
+        cause=cause,
+        group=group_of(SOURCE, cause, properties.message_type, queue),
     )
 
 

@@ -193,7 +193,7 @@ class DeadQueue:
     def _hold(self, came: DeliveredMessage) -> Held:
         self.read += 1
         delivered = unfolded(came)
-        held = Held(read_letter(self.read, delivered), delivered)
+        held = Held(read_letter(self.read, delivered, self.name), delivered)
         self._came_back = _returns(held) > 0
         return held
 

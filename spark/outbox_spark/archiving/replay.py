@@ -47,10 +47,10 @@ STAGE = SQL("""
 """)
 COPY_STAGED = SQL("COPY replayed FROM STDIN")
 
-# `done`, for the relay has nothing to do but to send pending rows: `relay replay --resume` is not for this one.
+# `done`, for the relay has nothing to do but to send pending rows: `relay jobs resume` is not for this one.
 AUDIT = SQL("""
-    INSERT INTO {schema}.replay (made_by, filter, to_exchange, routing_key, state, selected, replayed)
-    VALUES (%(made_by)s, %(filter)s, %(to_exchange)s, %(routing_key)s, 'done', %(rows)s, %(rows)s)
+    INSERT INTO {schema}.job (kind, source, made_by, filter, to_exchange, routing_key, state, selected, done)
+    VALUES ('replay', 'sent', %(made_by)s, %(filter)s, %(to_exchange)s, %(routing_key)s, 'done', %(rows)s, %(rows)s)
     RETURNING id
 """)
 

@@ -7,8 +7,8 @@ import psycopg
 import pytest
 
 from relay.config.settings import DatabaseSettings
-from relay.replay.job import make_job
 from relay.replay.selection import Selection
+from relay.replay.serve import order_replay
 from relay.retention.kind import SENT_AND_ARCHIVED
 from tests.engine.retention.conftest import OLD, round_of
 from tests.support.days import Days
@@ -26,14 +26,14 @@ async def test_an_unfinished_replay_keeps_the_days_that_it_reads(
     days.add(OLD, 3)
     begin = since and datetime.now(UTC) - timedelta(days=since)
     with psycopg.connect(database.url.get_secret_value(), autocommit=True) as connection:
-        job = make_job(connection, "outbox", Selection(since=begin or None))
+        job = order_replay(connection, "outbox", Selection(since=begin or None))
 
     (kept,) = await round_of(database)
-    days.run("UPDATE outbox.replay SET state = 'cancelled'")
+    days.run("UPDATE outbox.job SET state = 'cancelled'")
     (dropped,) = await round_of(database)
 
     assert kept["event"] == "retention.postponed"
-    assert kept["reason"].startswith(f"replay {job.id} needs it: `relay replay --resume`")
+    assert kept["reason"].startswith(f"replay {job.id} needs it: `relay jobs resume`")
     assert dropped["event"] == "retention.dropped"
 
 
@@ -44,7 +44,7 @@ async def test_an_unfinished_replay_keeps_the_days_that_it_reads(
 async def test_a_replay_keeps_no_other_days(days: Days, database: DatabaseSettings, selection: Selection) -> None:
     days.add(OLD, 3)
     with psycopg.connect(database.url.get_secret_value(), autocommit=True) as connection:
-        make_job(connection, "outbox", selection)
+        order_replay(connection, "outbox", selection)
 
     await round_of(database)
 
@@ -54,7 +54,7 @@ async def test_a_replay_keeps_no_other_days(days: Days, database: DatabaseSettin
 async def test_a_replay_that_is_being_made_keeps_its_days(days: Days, database: DatabaseSettings) -> None:
     days.add(OLD, 3)
     with psycopg.connect(database.url.get_secret_value()) as maker:
-        make_job(maker, "outbox", Selection())  # not committed
+        order_replay(maker, "outbox", Selection())  # not committed
 
         dropping = asyncio.create_task(round_of(database))
         await eventually(lambda: days.value(ADVISORY_WAITS) == 1, "retention waits for it")
@@ -89,7 +89,7 @@ async def test_a_replay_keeps_an_archived_day(days: Days, database: DatabaseSett
         "INSERT INTO outbox.archived_day (day, rows, checksum, path) "
         f"VALUES ((now() AT TIME ZONE 'UTC')::date - {OLD}, 3, 0, 'archive')"
     )
-    make_job(days.connection, "outbox", Selection())
+    order_replay(days.connection, "outbox", Selection())
 
     (postponed,) = await round_of(database, kind=SENT_AND_ARCHIVED)
 

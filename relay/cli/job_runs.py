@@ -1,0 +1,248 @@
+"""Run a job as a command does: with its progress, and with words for how it ended."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated
+
+import psycopg
+import uvloop
+from cyclopts import Parameter, validators
+
+from relay.cli.exit_code import ExitCode, exit_code
+from relay.cli.options import Output
+from relay.cli.printing import aside, complain, counted, print_json, say
+from relay.cli.progress import Seen, shown_progress
+from relay.config.settings import Settings
+from relay.database import refuse_pooler
+from relay.errors import BusyError, OutboxError, PartlyDoneError, UsageError
+from relay.jobs.job import Caution, Job, Kind
+from relay.logger import get_logger
+from relay.operate.dead_letters.change import Done as LettersDone
+from relay.operate.dead_letters.job import QUEUE, SENT_TO, run_letters
+from relay.operate.dead_letters.read import list_command
+from relay.replay.run import Progress, RunEnd
+from relay.replay.serve import serve
+
+log = get_logger(__name__)
+
+Rate = Annotated[
+    float | None, Parameter(help="Messages a second, at most.", validator=validators.Number(gt=0, lt=1_000_000))
+]
+PAST = {Kind.RETRY: "retried", Kind.DISCARD: "discarded", Kind.ARCHIVE: "archived", Kind.RESTORE: "restored"}
+LAST_STAGE = "all"
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Careful:
+    """How carefully a job goes on."""
+
+    rate: Rate = None
+    stages: Annotated[
+        str | None, Parameter(help="Wait for the outcome after so many messages in all, such as 1,10,100,all.")
+    ] = None
+    stop_when_failing: Annotated[
+        str | None, Parameter(help="Pause when more than this share of a stage fails, such as 5%.")
+    ] = None
+
+    def caution(self) -> Caution:
+        """Return what the flags say.
+
+        Raises:
+            UsageError: one of them cannot be read, or they do not fit together.
+        """
+        stages = _stages(self.stages) if self.stages is not None else ()
+        share = None if self.stop_when_failing is None else _share(self.stop_when_failing)
+        if share is not None and not stages:
+            raise UsageError("--stop-when-failing needs --stages, such as --stages 1,10,100,all")
+        return Caution(rate=self.rate, stages=stages, stop_when_failing=share)
+
+
+def _stages(text: str) -> tuple[int, ...]:
+    *numbers, last = text.split(",")
+    counts = tuple(int(each) for each in numbers if each.isascii() and each.isdecimal())
+    is_rising = list(counts) == sorted({*counts}) and 0 not in counts
+    if last != LAST_STAGE or not counts or len(counts) != len(numbers) or not is_rising:
+        raise UsageError(f"--stages takes rising numbers and then all, such as 1,10,100,all; not {text!r}")
+    return counts
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text.removesuffix("%")) / 100
+    except ValueError:
+        share = -1
+    if not text.endswith("%") or not 0 <= share <= 1:
+        raise UsageError(f"--stop-when-failing takes a share such as 5%, from 0% to 100%; not {text!r}")
+    return share
+
+
+def refuse_pooler_of(settings: Settings) -> None:
+    """Refuse a pooler that keeps no session: the lock that tells who runs a job would be another session's.
+
+    Raises:
+        ConfigurationError: database.url leads to one.
+    """
+    asyncio.run(refuse_pooler(settings.database))
+
+
+@contextmanager
+def shown_rows(settings: Settings, title: str) -> Iterator[Callable[[Job], None]]:
+    """Yield the function that shows how far a job over rows is; a stop by Ctrl-C says how to go on."""
+    last: list[Job] = []
+
+    def tell(seen: Seen) -> None:
+        log.info(
+            "job.progressed", job=last[0].id, kind=last[0].kind, rows=seen.total, done=seen.done, failed=seen.failed
+        )
+
+    with shown_progress(settings.log, title, tell) as show:
+
+        def show_job(job: Job) -> None:
+            last[:] = [job]
+            show(Seen(job.selected, job.done, job.failed))
+
+        try:
+            yield show_job
+        except KeyboardInterrupt:
+            if last:
+                aside(how_to_go_on(last[0]))
+            raise
+
+
+def behind_words(chosen: int, released: int) -> str:
+    """Return how many rows go from behind the chosen ones: "1 held behind it"."""
+    return f"{released} held behind {'it' if chosen == 1 else 'them'}"
+
+
+def changed_words(job: Job) -> str:
+    """Return what a job over rows has done until now."""
+    released = "" if job.kind is Kind.RESTORE else f", and released {behind_words(job.done, job.released)}"
+    return f"{PAST[job.kind]} {counted(job.done, 'row')}{released}"
+
+
+def how_it_ended(job: Job) -> ExitCode:
+    """Return the exit code of a job over rows, and tell what an operator should know of its end."""
+    match job.state:
+        case "done":
+            if job.failed:
+                complain(f"{job.failed} rows failed again: `relay jobs show {job.id}` tells which, and why")
+            return ExitCode.FAILED if job.failed else ExitCode.DONE
+        case "paused":
+            complain(f"{job.words} is paused: {job.paused_because}")
+            aside(how_to_go_on(job))
+        case state:
+            complain(f"{job.words} is {state}")
+    return ExitCode.PARTLY
+
+
+def how_to_go_on(job: Job) -> str:
+    """Return which command goes on with a job."""
+    return f"`relay jobs resume {job.id}` goes on"
+
+
+def run_replay(settings: Settings, job: Job, rate: float | None, output: Output) -> ExitCode:
+    """Send the rest of a replay, and print what was done."""
+    started = time.monotonic()
+    try:
+        with shown_progress(settings.log, f"replay {job.id}", partial(_tell_replay, job)) as show:
+            end = uvloop.run(serve(settings, job, rate=rate, show=lambda told: show(_seen(told))))
+    except OutboxError as error:
+        if not isinstance(error, BusyError | PartlyDoneError):
+            aside(how_to_go_on(job))
+        raise
+    selected, done, failed = end.progress
+    if output == "json":
+        state = {RunEnd.DONE: "done", RunEnd.STOPPED: "interrupted", RunEnd.PAUSED: "paused"}[end.how]
+        print_json({"id": job.id, "state": state, **end.progress._asdict()})
+    elif end.how is not RunEnd.DONE:
+        verb = "stopped" if end.how is RunEnd.STOPPED else "is paused"
+        say(f"replay {job.id} {verb} after {done + failed} of {selected or 'uncounted'} rows")
+        aside(how_to_go_on(job))
+    elif not selected:
+        say(f"no sent row matches: nothing to replay (replay {job.id})")
+    else:
+        say(f"replay {job.id} is done: {done} rows replayed in {time.monotonic() - started:.1f} s")
+    if end.how is RunEnd.STOPPED:
+        return ExitCode.INTERRUPTED
+    if end.how is RunEnd.DONE and (gone := (selected or 0) - done - failed):
+        complain(f"{gone} rows are gone: their days were dropped before they could be read")
+    else:
+        gone = 0
+    if failed:
+        complain(f"{failed} rows could not be sent: `relay jobs show {job.id}` tells which, and why")
+    if end.how is RunEnd.PAUSED:
+        return ExitCode.PARTLY
+    return ExitCode.FAILED if failed or gone else ExitCode.DONE
+
+
+def run_letters_job(settings: Settings, connection: psycopg.Connection, job: Job, output: Output) -> ExitCode:
+    """Do the rest of a job over dead letters, and print what was done."""
+    queue = job.filter[QUEUE]
+    with shown_progress(settings.log, f"{job.kind} {queue}", partial(_tell_letters, job)) as show:
+        done = asyncio.run(
+            run_letters(
+                connection,
+                settings.database.schema_name,
+                settings.broker,
+                job,
+                show=lambda *seen: show(Seen(*seen)),
+            )
+        )
+    code = report_letters(done, job.kind, job.filter.get(SENT_TO), output, job=job.id)
+    if code is ExitCode.INTERRUPTED:
+        aside(f"stopped: {how_to_go_on(job)}")
+    return code
+
+
+def report_letters(done: LettersDone, kind: Kind, sent_to: str | None, output: Output, *, job: int | None) -> ExitCode:
+    """Print what was done with dead letters, or without a job what would be, and return the exit code."""
+    target = f" into {sent_to}" if sent_to else ""
+    if output == "json":
+        print_json(done)
+    elif job is None:
+        say(f"would {kind} {counted(done.done, 'letter')} of {done.queue}{target}")
+    else:
+        past = "sent" if kind is Kind.RETRY else "threw away"
+        say(f"{past} {counted(done.done, 'letter')} of {done.queue}{target}")
+    for message_id, reason in done.refused:
+        complain(f"{message_id or 'a letter without a message id'} stays: {reason}")
+    for message_id in done.not_found:
+        complain(f"{message_id} is not there, or is with another consumer: see {list_command(done.queue)}")
+    warn_of_returns(done.warning)
+    if left := len(done.refused) + len(done.not_found):
+        return exit_code(done=done.done, left=left)
+    return ExitCode.INTERRUPTED if done.is_stopped else ExitCode.DONE
+
+
+def warn_of_returns(warning: str | None) -> None:
+    """Complain that letters have come back often, where they could not be put in again."""
+    if warning:
+        complain(
+            "letters have come back so often that a delivery limit of their queue may drop them. They could not be put"
+            f" in again: {warning}; docs/dead-letters.md tells what to do"
+        )
+
+
+def _seen(progress: Progress) -> Seen:
+    return Seen(progress.selected, progress.done + progress.failed, progress.failed)
+
+
+def _tell_replay(job: Job, seen: Seen) -> None:
+    replayed = seen.done - seen.failed
+    log.info("replay.progressed", replay=job.id, selected=seen.total, replayed=replayed, failed=seen.failed)
+
+
+def _tell_letters(job: Job, seen: Seen) -> None:
+    log.info(
+        "dead_letters.progressed",
+        command=job.kind,
+        queue=job.filter[QUEUE],
+        letters=seen.total,
+        read=seen.done,
+        refused=seen.failed,
+    )

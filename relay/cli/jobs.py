@@ -1,0 +1,165 @@
+"""`relay jobs`."""
+
+from typing import Annotated
+
+from cyclopts import App, Parameter, validators
+
+from relay.cli.consent import Audit, Consent, Loss, show_loss
+from relay.cli.exit_code import ExitCode
+from relay.cli.job_runs import (
+    Rate,
+    changed_words,
+    how_it_ended,
+    refuse_pooler_of,
+    run_letters_job,
+    run_replay,
+    shown_rows,
+)
+from relay.cli.options import DatabaseOptions, Options, Output
+from relay.cli.printing import print_json, print_pairs, print_table, say
+from relay.jobs.job import (
+    Job,
+    Kind,
+    Source,
+    cancel_job,
+    cancellable,
+    list_failures,
+    list_jobs,
+    pause_job,
+    read_job,
+    resume_job,
+)
+from relay.observe.log import keep_libraries_quiet
+from relay.observe.printable import utc
+from relay.operate.release import run_rows
+from relay.operate.session import session
+
+BULK_TIMEOUT = 600.0  # seconds for a statement: one head may have a million rows behind it
+LIST_COLUMNS = (
+    "id", "kind", "source", "state", "made at", "made by", "filter", "selected", "done", "failed", "why",
+)  # fmt: skip
+
+app = App(name="jobs", help="List, show, pause, resume and cancel bulk work: replays, retries, discards and others.")
+
+JobId = Annotated[int, Parameter(help="Its number.")]
+
+
+@app.command(name="list")
+def list_(
+    *,
+    options: DatabaseOptions = DatabaseOptions(),
+    kind: Annotated[Kind | None, Parameter(help="Only of this kind.")] = None,
+    limit: Annotated[int, Parameter(help="At most so many.", validator=validators.Number(gte=1))] = 20,
+    output: Output = "text",
+) -> ExitCode:
+    """List jobs, the newest first."""
+    database = options.load().settings.database
+    with session(database) as connection:
+        jobs = list_jobs(connection, database.schema_name, limit=limit, kind=kind)
+    if output == "json":
+        print_json(jobs)
+    else:
+        print_table(LIST_COLUMNS, [_list_row(job) for job in jobs], wide={"why"})
+    return ExitCode.DONE
+
+
+@app.command
+def show(
+    job: JobId,
+    /,
+    *,
+    options: DatabaseOptions = DatabaseOptions(),
+    limit: Annotated[int, Parameter(help="At most so many failed rows.", validator=validators.Number(gte=1))] = 100,
+    output: Output = "text",
+) -> ExitCode:
+    """Show one job, and the rows that failed in it."""
+    database = options.load().settings.database
+    with session(database) as connection:
+        found = read_job(connection, database.schema_name, job)
+        failures = list_failures(connection, database.schema_name, job, limit=limit)
+    if output == "json":
+        print_json({"job": found, "failures": failures})
+        return ExitCode.DONE
+    print_pairs([(name.replace("_", " "), getattr(found, name)) for name in Job.__dataclass_fields__])
+    if failures:
+        print_table(("id", "message id", "reason"), [(each.id, each.message_id, each.reason) for each in failures])
+    return ExitCode.DONE
+
+
+@app.command
+def resume(
+    job: JobId, /, *, options: Options = Options(), audit: Audit = Audit(), rate: Rate = None, output: Output = "text"
+) -> ExitCode:
+    """Go on with a job that was interrupted or paused, behind what it has saved. --rate is for replays."""
+    keep_libraries_quiet()
+    settings = options.load().settings
+    schema = settings.database.schema_name
+    refuse_pooler_of(settings)
+    with session(settings.database, timeout=BULK_TIMEOUT) as connection:
+        found = resume_job(connection, schema, job, by=audit.operator, why=audit.reason or None)
+        match found.source:
+            case Source.SENT:
+                pass  # its session is another one
+            case Source.DEAD_LETTER:
+                return run_letters_job(settings, connection, found, output)
+            case Source.PARKED | Source.ARCHIVED:
+                with shown_rows(settings, found.words) as shown:
+                    found = run_rows(connection, schema, found, show=shown)
+                if output == "json":
+                    print_json(found)
+                else:
+                    say(changed_words(found))
+                return how_it_ended(found)
+    return run_replay(settings, found, rate, output)
+
+
+@app.command
+def pause(job: JobId, /, *, options: DatabaseOptions = DatabaseOptions(), audit: Audit = Audit()) -> ExitCode:
+    """Pause a job; a process that runs it stops within a second, or when its list is made."""
+    database = options.load().settings.database
+    with session(database) as connection:
+        found = pause_job(connection, database.schema_name, job, by=audit.operator, why=audit.reason or None)
+    say(f"paused {found.words} after {found.done} of {_selected(found)} rows")
+    return ExitCode.DONE
+
+
+@app.command
+def cancel(
+    job: JobId,
+    /,
+    *,
+    options: DatabaseOptions = DatabaseOptions(),
+    consent: Consent = Consent(),
+) -> ExitCode:
+    """End a job for good; a process that runs it stops within a second, or when its list is made."""
+    consent.check()
+    database = options.load().settings.database
+    with session(database) as connection:
+        found = cancellable(read_job(connection, database.schema_name, job))
+        if consent.dry_run:
+            show_loss(_loss(found))
+            return ExitCode.DONE
+        if not consent.is_given(lambda: _loss(found)):
+            return ExitCode.FAILED
+        ended = cancel_job(connection, database.schema_name, job, by=consent.operator, why=consent.reason)
+    say(f"cancelled {ended.words}, of which {ended.done} rows are done")
+    return ExitCode.DONE
+
+
+def _loss(job: Job) -> Loss:
+    done = f"{job.done} of {_selected(job)} rows"
+    return Loss(f"end {job.words} ({job.state}) for good, after {done}", job.made_at, [_list_row(job)])
+
+
+def _selected(job: Job) -> object:
+    return "uncounted" if job.selected is None else job.selected
+
+
+def _list_row(job: Job) -> tuple[object, ...]:
+    given = ", ".join(f"{name}={_short(value)}" for name, value in job.filter.items() if value) or "all"
+    counts = (job.selected, job.done, job.failed)
+    return (job.id, job.kind, job.source, job.state, utc(job.made_at), job.made_by, given, *counts, job.why)
+
+
+def _short(value: object) -> object:
+    return f"{value[0]} and {len(value) - 1} more" if isinstance(value, list) and len(value) > 1 else value

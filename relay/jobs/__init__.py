@@ -1,0 +1,1 @@
+"""Bulk work as jobs: who, what, why, how far. Start at job.py."""

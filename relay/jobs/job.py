@@ -1,0 +1,335 @@
+"""The table of jobs: made, listed, shown, paused, resumed, cancelled. Who does the work is told by a job's source.
+
+Rows of the table: relay/operate/release.py. Dead letters: relay/operate/dead_letters/change.py. Sent rows:
+relay/replay/run.py. Each saves in the table how far it is, so another process can read that, and go on after a kill.
+"""
+
+import getpass
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+import psycopg
+from psycopg.rows import class_row
+from psycopg.sql import SQL, Identifier, Literal
+from psycopg.types.json import Jsonb
+
+from relay.errors import BusyError, NotFoundError, UsageError
+from relay.retention.kind import replay_lock
+
+
+class Kind(StrEnum):
+    """What a job does."""
+
+    REPLAY = "replay"  # send again what was sent
+    RETRY = "retry"
+    DISCARD = "discard"
+    ARCHIVE = "archive"  # set aside, restorable
+    RESTORE = "restore"  # what was archived is parked again
+
+
+class Source(StrEnum):
+    """What a job's filter selects from."""
+
+    SENT = "sent"
+    PARKED = "parked"
+    ARCHIVED = "archived"
+    DEAD_LETTER = "dead letter"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caution:
+    """How carefully a job goes on.
+
+    Attributes:
+        rate: rows a second at most; None: as fast as it can.
+        stages: after so many rows in all it waits for their outcome, each time; then come all the others.
+        stop_when_failing: it pauses when more than this share of a stage's rows fail.
+    """
+
+    rate: float | None = None
+    stages: Sequence[int] = ()
+    stop_when_failing: float | None = None
+
+
+NO_CAUTION = Caution()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What an operator asks for; a job is made of it."""
+
+    kind: Kind
+    source: Source
+    filter: dict[str, Any]
+    by: str
+    why: str | None = None
+    to_exchange: str | None = None
+    routing_key: str | None = None
+    selected: int | None = None  # as a preview has counted
+    caution: Caution = NO_CAUTION
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A row of the table `job`."""
+
+    id: int
+    kind: Kind
+    source: Source
+    state: str  # running, interrupted, paused, done, cancelled
+    made_at: datetime
+    made_by: str
+    made_as: str
+    why: str | None
+    filter: dict[str, Any]
+    to_exchange: str | None
+    routing_key: str | None
+    rate: float | None
+    stages: list[int] | None
+    stage: int  # stages that have ended
+    stop_when_failing: float | None
+    selected: int | None  # None until they are counted
+    done: int
+    failed: int  # of these, rows that failed again; of a replay, other rows
+    released: int  # rows that went along, from behind those that were done
+    position: int
+    saved_at: datetime
+    paused_because: str | None
+    cancelled_by: str | None
+    cancelled_why: str | None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kind", Kind(self.kind))
+        object.__setattr__(self, "source", Source(self.source))
+
+    @property
+    def words(self) -> str:
+        """What a command calls it."""
+        return f"{self.kind} {self.id}" if self.kind is Kind.REPLAY else f"job {self.id} ({self.kind})"
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in ("done", "cancelled")
+
+
+@dataclass(frozen=True, slots=True)
+class JobFailure:
+    """A row that a job could not send, or that failed again in a stage."""
+
+    id: int
+    message_id: Any
+    reason: str
+    failed_at: datetime
+
+
+# The lock: not while retention looks which days are needed (migrations/versions/0011_rights.py).
+MAKE = SQL("""
+    INSERT INTO {schema}.job (kind, source, made_by, why, filter, to_exchange, routing_key, selected, rate, stages,
+        stop_when_failing)
+    SELECT %(kind)s, %(source)s, %(by)s, %(why)s, %(filter)s, %(to_exchange)s, %(routing_key)s, %(selected)s, %(rate)s,
+        %(stages)s::bigint[], %(stop_when_failing)s
+    FROM pg_advisory_xact_lock_shared({lock})
+    RETURNING id
+""")
+
+
+def make_job(connection: psycopg.Connection, schema: str, order: Order) -> Job:
+    """Write a job down, and return it; it selects what is there now, and nothing that comes later."""
+    caution = order.caution
+    values = {
+        "kind": order.kind,
+        "source": order.source,
+        "by": order.by,
+        "why": order.why or None,
+        "filter": Jsonb(order.filter),
+        "to_exchange": order.to_exchange,
+        "routing_key": order.routing_key,
+        "selected": order.selected,
+        "rate": caution.rate,
+        "stages": list(caution.stages) or None,
+        "stop_when_failing": caution.stop_when_failing,
+    }
+    statement = MAKE.format(schema=Identifier(schema), lock=replay_lock(schema))
+    (job,) = connection.execute(statement, values).fetchone() or (0,)
+    return read_job(connection, schema, job)
+
+
+def operator(by: str | None = None) -> str:
+    """Return who gives a command: as the command was told, else the system's user and host of this process."""
+    if by and by.strip():
+        return by.strip()
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # in a container the user may have no name
+        user = f"uid {os.getuid()}"
+    return f"{user}@{socket.gethostname()}"
+
+
+# Who runs a job holds its lock: an open job without one was interrupted, and can be resumed.
+READ_JOBS = SQL("""
+    SELECT job.id, job.kind, job.source, CASE WHEN job.state <> 'open' THEN job.state
+            WHEN lock.pid IS NULL THEN 'interrupted' ELSE 'running' END AS state,
+        job.made_at, job.made_by, job.made_as, job.why, job.filter, job.to_exchange, job.routing_key, job.rate,
+        job.stages, job.stage, job.stop_when_failing, job.selected, job.done, job.failed, job.released, job.position,
+        job.saved_at, job.paused_because, cancel.done_by AS cancelled_by, cancel.why AS cancelled_why
+    FROM {schema}.job
+    LEFT JOIN {schema}.operator_audit AS cancel
+        ON cancel.command IN ('replay cancel', 'jobs cancel') AND cancel.target = job.id::text
+    LEFT JOIN pg_locks AS lock ON lock.locktype = 'advisory' AND lock.granted AND lock.objsubid = 2
+        AND lock.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+        AND lock.classid = (hashtext({lock}) & 4294967295)::oid AND lock.objid = job.id::oid
+    WHERE (%(id)s::bigint IS NULL OR job.id = %(id)s) AND (%(kind)s::text IS NULL OR job.kind = %(kind)s)
+    ORDER BY job.id DESC
+    LIMIT %(limit)s
+""")
+
+
+def list_jobs(connection: psycopg.Connection, schema: str, *, limit: int, kind: Kind | None = None) -> list[Job]:
+    """Return the newest jobs, the newest first."""
+    return _read(connection, schema, {"id": None, "limit": limit, "kind": kind})
+
+
+def read_job(connection: psycopg.Connection, schema: str, job: int) -> Job:
+    """Return one job.
+
+    Raises:
+        NotFoundError: there is no job of this id.
+    """
+    if not (found := _read(connection, schema, {"id": job, "limit": 1, "kind": None})):
+        raise NotFoundError(f"there is no job {job}: see `relay jobs list`")
+    return found[0]
+
+
+LIST_FAILURES = SQL("""
+    SELECT id, message_id, reason, failed_at FROM {schema}.job_failure
+    WHERE job_id = %(job)s ORDER BY id LIMIT %(limit)s
+""")
+
+
+def list_failures(connection: psycopg.Connection, schema: str, job: int, *, limit: int) -> list[JobFailure]:
+    """Return the first rows, by id, that failed in the job."""
+    with connection.cursor(row_factory=class_row(JobFailure)) as cursor:
+        statement = LIST_FAILURES.format(schema=Identifier(schema))
+        return cursor.execute(statement, {"job": job, "limit": limit}).fetchall()
+
+
+# What ends or continues a job, and the note of it, are one statement.
+TURN = SQL("""
+    WITH turned AS (
+        UPDATE {schema}.job SET state = %(state)s, saved_at = now(), paused_because = %(because)s
+        WHERE id = %(id)s AND state = ANY (%(from_states)s) AND state <> %(state)s
+        RETURNING id
+    )
+    INSERT INTO {schema}.operator_audit (command, target, done_by, why, job)
+    SELECT %(command)s, id::text, %(by)s, %(why)s, id FROM turned
+""")
+
+
+def cancel_job(connection: psycopg.Connection, schema: str, job: int, *, by: str, why: str) -> Job:
+    """End a job for good, and return it; a process that runs it stops when it saves its position the next time.
+
+    Raises:
+        NotFoundError: there is no job of this id.
+        UsageError: it has ended already.
+    """
+    changed = _turn(
+        connection, schema, job, "cancelled", from_states=("open", "paused"), command="cancel", by=by, why=why
+    )
+    found = read_job(connection, schema, job)
+    return found if changed else cancellable(found)
+
+
+def cancellable(job: Job) -> Job:
+    """Return the job; UsageError when it has ended."""
+    if job.is_over:
+        raise UsageError(f"{job.words} is {job.state}: there is nothing to cancel")
+    return job
+
+
+def pause_job(connection: psycopg.Connection, schema: str, job: int, *, by: str, why: str | None) -> Job:
+    """Pause a job, and return it; a process that runs it stops when it saves its position the next time.
+
+    Raises:
+        NotFoundError: there is no job of this id.
+        UsageError: it has ended already.
+    """
+    because = f"paused by {by}" + (f": {why}" if why else "")
+    _turn(connection, schema, job, "paused", from_states=("open",), command="pause", by=by, why=why, because=because)
+    found = read_job(connection, schema, job)
+    if found.is_over:
+        raise UsageError(f"{found.words} is {found.state}: there is nothing to pause")
+    return found
+
+
+def resume_job(connection: psycopg.Connection, schema: str, job: int, *, by: str, why: str | None = None) -> Job:
+    """Let a job go on that was paused or interrupted, and return it; the caller runs it.
+
+    Raises:
+        NotFoundError: there is no job of this id.
+        BusyError: a process runs it.
+        UsageError: it has ended already.
+    """
+    found = read_job(connection, schema, job)
+    if found.state == "running":
+        raise BusyError(f"{found.words} is run by another process")
+    if found.is_over:
+        raise UsageError(f"{found.words} is {found.state}: there is nothing to resume")
+    _turn(connection, schema, job, "open", from_states=("paused",), command="resume", by=by, why=why)
+    return read_job(connection, schema, job)
+
+
+TAKE_LOCK = SQL("SELECT pg_try_advisory_lock(hashtext({lock}), {job}::integer)")
+LEAVE_LOCK = SQL("SELECT pg_advisory_unlock(hashtext({lock}), {job}::integer)")
+
+
+@contextmanager
+def running(connection: psycopg.Connection, schema: str, job: Job) -> Iterator[None]:
+    """Hold the job's lock, by which others see that it runs.
+
+    Raises:
+        BusyError: another process runs it.
+    """
+    names = {"lock": lock_name(schema), "job": Literal(job.id)}
+    if connection.execute(TAKE_LOCK.format(**names)).fetchone() != (True,):
+        raise BusyError(f"{job.words} is run by another process")
+    try:
+        yield
+    finally:
+        if not connection.closed:
+            connection.execute(LEAVE_LOCK.format(**names))
+
+
+def lock_name(schema: str) -> Literal:
+    """Return the name of the jobs' locks. It is that of an older release's replays, so that both exclude each other."""
+    return Literal(f"{schema}.replay")
+
+
+def _turn(
+    connection: psycopg.Connection,
+    schema: str,
+    job: int,
+    state: str,
+    *,
+    from_states: Sequence[str],
+    command: str,
+    by: str,
+    why: str | None,
+    because: str | None = None,
+) -> bool:
+    values = {"id": job, "state": state, "from_states": list(from_states), "command": f"jobs {command}"}
+    done = connection.execute(
+        TURN.format(schema=Identifier(schema)), {**values, "by": by, "why": why, "because": because}
+    )
+    return done.rowcount > 0
+
+
+def _read(connection: psycopg.Connection, schema: str, values: dict[str, Any]) -> list[Job]:
+    statement = READ_JOBS.format(schema=Identifier(schema), lock=lock_name(schema))
+    with connection.cursor(row_factory=class_row(Job)) as cursor:
+        return cursor.execute(statement, values).fetchall()

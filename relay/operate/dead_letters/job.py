@@ -1,0 +1,142 @@
+"""A job over dead letters: its letters lie in the broker, and its progress in the table of jobs.
+
+The notes of the audit and the job's count are one transaction, before the letters are acknowledged. A job that was
+killed in between finds its letters again, knows them by their notes, and only acknowledges them. So its counts are
+exact, as far as letters have a message id.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+
+import psycopg
+from psycopg.sql import SQL, Composed, Identifier
+
+from relay.config.settings import BrokerSettings
+from relay.errors import PartlyDoneError
+from relay.jobs.job import NO_CAUTION, Caution, Job, Kind, Order, Source, make_job, running
+from relay.operate.dead_letters.audit import Entry, write_audit
+from relay.operate.dead_letters.change import Before, Command, Done
+from relay.operate.dead_letters.letter import SOURCE, Letter, Selection
+
+QUEUE, SENT_TO = "queue", "sent_to"  # in the job's filter, next to what selects the letters
+
+LOCK_JOB = SQL("SELECT state FROM {schema}.job WHERE id = %(job)s FOR UPDATE")
+COUNT_DONE = SQL("UPDATE {schema}.job SET done = done + %(letters)s, saved_at = now() WHERE id = %(job)s")
+END = SQL("""
+    UPDATE {schema}.job SET state = 'done', failed = %(failed)s, saved_at = now()
+    WHERE id = %(job)s AND state = 'open'
+""")
+COUNT_RETRIED = SQL("""
+    INSERT INTO {schema}.failure AS known (id, source, cause, event_type, place, retried)
+    SELECT id, %(source)s, cause, event_type, %(place)s, count(*)
+    FROM unnest(%(ids)s::text[], %(causes)s::text[], %(types)s::text[]) AS letter (id, cause, event_type)
+    GROUP BY id, cause, event_type
+    ON CONFLICT (id) DO UPDATE SET retried = known.retried + EXCLUDED.retried
+""")
+READ_NOTES = SQL("""
+    SELECT message_id, last_failed_at FROM {schema}.dead_letter_audit
+    WHERE job = %(job)s AND message_id = ANY (%(message_ids)s)
+""")
+
+
+def order_letters(
+    connection: psycopg.Connection, schema: str, entry: Entry, selection: Selection, *, caution: Caution = NO_CAUTION
+) -> Job:
+    """Write down a job over the letters of a queue; `run_letters` does it."""
+    order = Order(
+        kind=Kind(entry.command),
+        source=Source.DEAD_LETTER,
+        filter={QUEUE: entry.queue, SENT_TO: entry.sent_to, **selection.as_json()},
+        by=entry.done_by,
+        why=entry.why,
+        caution=caution,
+    )
+    return make_job(connection, schema, order)
+
+
+async def run_letters(
+    connection: psycopg.Connection,
+    schema: str,
+    broker: BrokerSettings,
+    job: Job,
+    *,
+    show: Callable[[int, int, int], None] = lambda *_: None,
+) -> Done:
+    """Do the rest of a job, until its end or a signal; what was done by earlier runs is not in the result.
+
+    Raises:
+        BusyError: another process runs it.
+        PartlyDoneError: it was paused or cancelled, or could not go on; what is done stays done.
+        OutboxError, psycopg.Error: nothing was done.
+    """
+    book = _Book(connection, schema, job)
+    selection = Selection.from_json(job.filter)
+    if selection.limit is not None:
+        selection = replace(selection, limit=selection.limit - job.done)
+    with running(connection, schema, job):
+        command = Command(broker, book.entry, selection, write=book.write, known=book.known, rate=job.rate, show=show)
+        done = await command.run_until_told()
+        if not done.is_stopped:
+            book.end(refused=len(done.refused))
+    return done
+
+
+class _Book:
+    """Keeps the notes and the count of a job."""
+
+    def __init__(self, connection: psycopg.Connection, schema: str, job: Job) -> None:
+        filter_ = job.filter
+        self.entry = Entry(job.kind, filter_[QUEUE], filter_[SENT_TO], job.made_by, job.why or "", job.id)
+        self._connection = connection
+        self._schema = schema
+        self._job = job
+
+    def write(self, letters: Sequence[Letter]) -> None:
+        """Commit the notes of letters and count them; for no letters it fails where it would for one.
+
+        Raises:
+            PartlyDoneError: an operator has paused or cancelled the job.
+        """
+        with self._connection.transaction():
+            values = {"job": self._job.id, "letters": len(letters)}
+            (state,) = self._connection.execute(self._sql(LOCK_JOB), values).fetchone() or ("gone",)
+            # Letters that the broker has confirmed are noted all the same.
+            if state != "open" and not letters:
+                raise PartlyDoneError(f"{self._job.words} is {state}")
+            write_audit(self._connection, self._schema, self.entry, letters)
+            self._connection.execute(self._sql(COUNT_DONE), values)
+            if self._job.kind is Kind.RETRY:
+                self._count_retried(letters)
+
+    def known(self, letters: Sequence[Letter]) -> Mapping[Letter, Before]:
+        """Return what earlier runs did with these letters."""
+        if not self._job.done:
+            return {}
+        values = {"job": self._job.id, "message_ids": [each.message_id for each in letters if each.message_id]}
+        noted: set[tuple[str, datetime | None]] = set(
+            self._connection.execute(self._sql(READ_NOTES), values).fetchall()
+        )
+        ids = {message_id for message_id, _ in noted}
+        return {
+            each: Before.NOTED if (each.message_id, each.last_failed_at) in noted else Before.CAME_BACK
+            for each in letters
+            if each.message_id in ids
+        }
+
+    def end(self, *, refused: int) -> None:
+        """Note that no letter is left to do."""
+        self._connection.execute(self._sql(END), {"job": self._job.id, "failed": refused})
+
+    def _count_retried(self, letters: Sequence[Letter]) -> None:
+        values = {
+            "source": SOURCE,
+            "place": self.entry.queue,
+            "ids": [each.group for each in letters],
+            "causes": [each.cause.replace("\0", "") for each in letters],
+            "types": [(each.type or "").replace("\0", "") for each in letters],
+        }
+        self._connection.execute(self._sql(COUNT_RETRIED), values)
+
+    def _sql(self, statement: SQL) -> Composed:
+        return statement.format(schema=Identifier(self._schema))
