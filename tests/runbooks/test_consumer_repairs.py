@@ -10,8 +10,8 @@ from relay.config.settings import BrokerSettings, DatabaseSettings
 from relay.consume import Consumer, FailurePolicy, Inbox, Overload, WorkPolicy
 from relay.consume.classify import Reason
 from relay.operate.session import session
-from relay.replay.job import make_job
 from relay.replay.selection import Selection
+from relay.replay.serve import order_replay
 from tests.consume.effects import QUEUE, Queue, Stumbling, Table, count
 from tests.consume.policies import QUICK, SEVERAL_MINUTES
 from tests.consume.process import environment
@@ -131,11 +131,11 @@ async def test_held_messages_are_tried_at_once(
 
 async def test_a_replay_that_nobody_wants_ends(operator: Operator, database: DatabaseSettings) -> None:
     with session(database) as connection:
-        job = make_job(connection, "outbox", Selection(), by="a test")
+        job = order_replay(connection, "outbox", Selection(), by="a test")
 
         await operator.repair("OutboxConsumerDuplicates", ID=job.id)
 
-        (state,) = connection.execute("SELECT state FROM outbox.replay").fetchone() or ("",)
+        (state,) = connection.execute("SELECT state FROM outbox.job").fetchone() or ("",)
     assert state == "cancelled"
 
 
