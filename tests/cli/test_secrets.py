@@ -73,6 +73,7 @@ COMMANDS = [
     ["config", "example"],
     ["config", "examples"],
     ["config", "alerts"],
+    ["config", "dashboards"],
     ["config", "jobs"],
     ["completion", "bash"],
     ["healthcheck"],

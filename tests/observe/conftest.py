@@ -18,7 +18,7 @@ from tests.consume.conftest import inbox, queue, table
 from tests.consume.effects import QUEUE, count, running
 from tests.http.conftest import RunSite, rows, run_site
 from tests.http.site import Site
-from tests.observe.test_alerts import RULES
+from tests.observe.rules import RULES
 from tests.support.eventually import eventually
 from tests.support.process import free_port
 from tests.support.prometheus import Prometheus, is_installed

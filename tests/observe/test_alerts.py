@@ -10,24 +10,11 @@ import pytest
 import yaml
 
 from tests.observe.alert_cases import CASES, HEALTHY, Case
-
-ROOT = Path(__file__).parents[2]
-RULES = ROOT / "config" / "prometheus" / "alerts.yml"
-# No row confirmed within 5 s is a series of a histogram.
-PARTS_OF_A_METRIC = re.compile(r"_(bucket|count|sum)$")
+from tests.observe.rules import PARTS_OF_A_METRIC, ROOT, RULES, all_rules, rules
 
 needs_promtool = pytest.mark.skipif(
     shutil.which("promtool") is None, reason="promtool is not installed: only root can install Prometheus"
 )
-
-
-def rules() -> list[dict[str, Any]]:
-    """Return the alerts."""
-    return [rule for rule in all_rules() if "alert" in rule]
-
-
-def all_rules() -> list[dict[str, Any]]:
-    return [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
 
 
 def annotations(case: Case) -> dict[str, str]:

@@ -6,16 +6,9 @@ from typing import Any
 
 import pytest
 
-from config.grafana.generate import DASHBOARDS, FOLDER, as_json
-from tests.observe.test_alerts import PARTS_OF_A_METRIC, ROOT, all_rules
-
-UIDS = list(DASHBOARDS)
-
-
-def expressions(uid: str) -> list[str]:
-    """Return the expressions of the committed dashboard."""
-    panels = json.loads((FOLDER / f"{uid}.json").read_text())["panels"]
-    return [target["expr"] for panel in panels for target in panel.get("targets", [])]
+from config.grafana.generate import FOLDER, as_json
+from tests.observe.dashboards import UIDS, expressions
+from tests.observe.rules import PARTS_OF_A_METRIC, ROOT, all_rules
 
 
 @pytest.mark.parametrize("uid", UIDS)

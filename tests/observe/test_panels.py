@@ -4,8 +4,8 @@ from datetime import UTC, datetime
 
 from tests.consume.effects import Queue, Table
 from tests.observe.conftest import Watch
-from tests.observe.test_alerts import RULES
-from tests.observe.test_dashboards import UIDS, expressions
+from tests.observe.dashboards import UIDS, expressions
+from tests.observe.rules import RULES
 from tests.operate.rows import Rows
 from tests.support.eventually import eventually
 

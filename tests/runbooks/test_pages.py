@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.observe.test_alerts import rules
+from tests.observe.rules import rules
 from tests.runbooks.repair import RUNBOOKS, commands
 
 QUESTIONS = ["Users notice", "Look here", "Repair", "Prevent"]
