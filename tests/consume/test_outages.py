@@ -212,6 +212,7 @@ async def test_a_database_that_is_away_is_told_once_by_all_connections_together(
                 await eventually(lambda: proxy.refused >= 20, "each connection has tried several times")
                 proxy.refusing = False
                 await eventually(lambda: sum_of(consumer) == 16, "all are settled")
+                await eventually(lambda: "database" not in consumer.hindrances(), "all connections are well")
 
     assert_told_once(events, "database")
 
@@ -246,6 +247,7 @@ async def test_an_unanswered_commit_is_repeated_and_takes_effect_once(
                 proxy.cut()
                 proxy.release(Way.DOWN)
                 await eventually(lambda: sum_of(consumer) == 1, "it is settled")
+                await eventually(lambda: "database" not in consumer.hindrances(), "all connections are well")
 
     assert await table.numbers() == [1]
     assert consumer.counters.duplicates == 1
