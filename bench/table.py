@@ -1,12 +1,15 @@
 """What the state of the table does to the relay: `python -m bench.table`. See docs/benchmarks.md.
 
-Three measurements:
+Four measurements:
 
 - the rate of a drain with ten million sent rows retained, next to one without;
 - that with a snapshot held open, next to one without;
+- how soon a relay sends that takes over from a killed one behind two million dead rows, next to no dead row;
 - the relay's memory while it drains a million rows of 4 KiB.
 """
 
+import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -22,7 +25,7 @@ from bench.frame.processes import peak_bytes
 from bench.frame.relay import BenchRelay
 from bench.frame.run import Bench, Column, Count, CountOrNone, Figures, main
 from bench.frame.servers import Servers, holding_snapshot, private_servers, require_space, second_database
-from bench.frame.watch import value, watching
+from bench.frame.watch import value, wait_until, watching
 from tests.support.process import resident_bytes
 
 DAYS = 10  # over which the retained rows are spread; today is the last of them
@@ -74,6 +77,16 @@ FILL_LARGE = """
 
 CLEAR_PENDING = "VACUUM outbox.message_pending"
 PENDING_BYTES = "SELECT pg_table_size('outbox.message_pending')"
+FILL_SMALL = """
+    INSERT INTO outbox.message (aggregate_type, aggregate_id, event_type, payload)
+    SELECT 'invoice', n::text, 'InvoiceIssued', '{}' FROM generate_series(1, %s) AS n
+"""
+DELETE_PENDING = "DELETE FROM outbox.message_pending"  # as marks do, but faster
+FORGET_FLOORS = "DELETE FROM outbox.lane_floor"
+ARE_SAVED = "SELECT min(floor) >= (SELECT last_value FROM outbox.message_id_seq) FROM outbox.lane_floor"
+ARE_SENT = "SELECT count(*) = %s FROM outbox.message_sent"
+ROWS_TO_TAKE = 400
+
 PUBLISHED = "SELECT coalesce(sum(published_total), 0)::bigint FROM outbox.node"
 
 
@@ -83,10 +96,12 @@ def measure(
     retained_rounds: CountOrNone = 3,
     retained_rows: Count = 10_000_000,
     snapshot_rounds: CountOrNone = 3,
+    take_over_rounds: CountOrNone = 3,
+    dead_rows: Count = 2_000_000,
     memory_rows: CountOrNone = 1_000_000,
     run: Bench,
 ) -> None:
-    """Measure retained rows, an old snapshot, memory.
+    """Measure retained rows, an old snapshot, take-overs, memory.
 
     Parameters
     ----------
@@ -98,6 +113,10 @@ def measure(
         Sent rows retained.
     snapshot_rounds
         Rounds of a drain with a snapshot held open and one without; 0 leaves them out.
+    take_over_rounds
+        Rounds of a take-over behind dead rows and one without; 0 leaves them out.
+    dead_rows
+        Dead rows that a snapshot keeps, for the take-over.
     memory_rows
         Rows of 4 KiB, drained while the relay's memory is looked at; 0 leaves it out. They take 24 KiB of disk each.
     """
@@ -105,6 +124,8 @@ def measure(
     kept = run.table("Drained with sent rows retained, and without; CPU in us a message", RATE, ratio, *CPU)
     dead = Column("dead rows, MiB", "dead_mib", 1)
     held = run.table("Drained with a snapshot held open, and without; CPU in us a message", RATE, ratio, *CPU, dead)
+    seconds = Column("seconds", "seconds", 2)
+    taken = run.table(f"From the start of a relay to {ROWS_TO_TAKE} sent rows, when another was killed", seconds)
     after = (Column(f"after {share:.0%}", f"after {share:.0%}", 1) for share in SHARES)
     columns = (Column("idle, before", "idle", 1), *after, Column("peak", "peak", 1), RATE)
     memory = run.table("The relay's memory while it drains rows of 4 KiB, MiB", *columns)
@@ -130,6 +151,12 @@ def measure(
                 "an old snapshot": partial(snapshot, is_held=True),
             }
             held.measure(sides, snapshot_rounds)
+        if take_over_rounds:
+            sides = {
+                "no dead rows": partial(measure_take_over, servers, 0),
+                f"{dead_rows:,} dead rows": partial(measure_take_over, servers, dead_rows),
+            }
+            taken.measure(sides, take_over_rounds)
         if memory_rows:
             memory.measure({f"{memory_rows:,} rows": partial(measure_memory, servers, memory_rows)}, rounds=1)
 
@@ -183,6 +210,28 @@ def measure_snapshot(servers: Servers, backlog: Backlog, *, is_held: bool) -> Fi
         dead_mib = value(watch, PENDING_BYTES) / MIB
         second = drain(servers, watch, [relay], table.uncommitted(servers.database_url, backlog), rows=backlog.rows)
         return {**second, "dead_mib": dead_mib}
+
+
+def measure_take_over(servers: Servers, dead: int) -> Figures:
+    """Kill a relay behind so many dead rows that a snapshot keeps, and time the start of the next one."""
+    clear(servers, same_ids=True)
+    relay = BenchRelay(*servers.urls, servers.folder)
+    with watching(servers.database_url) as watch, holding_snapshot(servers.database_url):
+        watch.execute(FORGET_FLOORS)
+        first = relay.start()
+        try:
+            with watch.transaction():
+                watch.execute(FILL_SMALL, [dead])
+                watch.execute(DELETE_PENDING)
+            watch.execute(FILL_SMALL, [ROWS_TO_TAKE])
+            wait_until(lambda: value(watch, ARE_SENT, [ROWS_TO_TAKE]) and value(watch, ARE_SAVED), first)
+        finally:
+            first.stop(signal.SIGKILL)
+        watch.execute(FILL_SMALL, [ROWS_TO_TAKE])
+        started = time.monotonic()
+        with relay.running() as second:
+            sent = wait_until(lambda: value(watch, ARE_SENT, [2 * ROWS_TO_TAKE]), second)
+        return {"seconds": sent - started}
 
 
 def measure_memory(servers: Servers, rows: int) -> Figures:

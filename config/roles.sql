@@ -76,6 +76,7 @@ GRANT SELECT ON SEQUENCE outbox.message_id_seq TO outbox_relay;
 GRANT EXECUTE ON FUNCTION outbox.ensure_sent_days(date, integer) TO outbox_relay;
 GRANT EXECUTE ON FUNCTION outbox.sent(timestamp with time zone, timestamp with time zone) TO outbox_relay;
 GRANT SELECT, INSERT, UPDATE, DELETE ON outbox.node, outbox.quarantine TO outbox_relay;
+GRANT SELECT, INSERT, UPDATE ON outbox.lane_floor TO outbox_relay;
 GRANT SELECT, INSERT, DELETE ON outbox.published TO outbox_relay;
 GRANT SELECT ON outbox.batch, outbox.migration TO outbox_relay;
 GRANT SELECT ON outbox.archived_day TO outbox_relay; -- the metric of days that are not archived

@@ -67,6 +67,7 @@ GRANTS = (
         for table in ("node", "quarantine")
         for each in ("SELECT", "INSERT", "UPDATE", "DELETE")
     ),
+    *(Grant(each, "TABLE", "lane_floor") for each in ("SELECT", "INSERT", "UPDATE")),
     *(Grant(each, "TABLE", "published") for each in ("SELECT", "INSERT", "DELETE")),
     Grant("SELECT", "TABLE", "archived_day", command="config alerts"),  # one of them goes by its metric
     Grant("SELECT", "TABLE", "batch"),

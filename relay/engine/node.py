@@ -21,6 +21,7 @@ from relay.engine.nodes.lanes import Lanes
 from relay.engine.nodes.membership import Membership
 from relay.engine.nodes.stall import StallWatch
 from relay.engine.nodes.vacuum import VacuumWatch
+from relay.engine.read.floors import Floors
 from relay.engine.read.tail import Tail
 from relay.engine.reload import reloading
 from relay.engine.send.broker_link import BrokerLink
@@ -293,7 +294,8 @@ class Node:
                 await held.load()
             await quarantine.load()
 
-        lanes = Lanes(session, tail, self._publisher, health=self._health, learn=learn)
+        floors = Floors(session, tail, retry)
+        lanes = Lanes(session, tail, self._publisher, floors=floors, health=self._health, learn=learn)
         membership = Membership(
             session,
             settings,
@@ -310,6 +312,7 @@ class Node:
                 tasks.create_task(membership.run(), name="membership"),
                 tasks.create_task(membership.keep_clear(), name="published"),
                 tasks.create_task(lanes.run(), name="lanes"),
+                tasks.create_task(floors.keep(), name="floors"),
                 tasks.create_task(retry.keep_days(), name="days"),
                 tasks.create_task(VacuumWatch(session).run(), name="horizon"),
             )

@@ -12,7 +12,17 @@ from bench.frame.backlog import Backlog, Keys
 from bench.frame.error import BenchmarkError
 from bench.frame.processes import peak_bytes
 from bench.frame.servers import Servers, holding_snapshot, require_space, second_database
-from bench.table import DAYS, SHARES, measure_memory, measure_retained, measure_snapshot, memory_after, retain
+from bench.table import (
+    DAYS,
+    ROWS_TO_TAKE,
+    SHARES,
+    measure_memory,
+    measure_retained,
+    measure_snapshot,
+    measure_take_over,
+    memory_after,
+    retain,
+)
 from tests.bench.conftest import Forget
 from tests.support.process import resident_bytes
 
@@ -61,6 +71,11 @@ def test_dead_rows_are_there_only_under_a_snapshot(servers: Servers, backlog: Ba
 
     assert (held["lost"], free["lost"]) == (0, 0)
     assert held["dead_mib"] * 2**20 > ROWS * table.PAYLOAD_BYTES > free["dead_mib"] * 2**20
+
+
+def test_a_relay_takes_over_behind_dead_rows(servers: Servers) -> None:
+    assert measure_take_over(servers, ROWS)["seconds"] > 0
+    assert count(servers, SENT) == 2 * ROWS_TO_TAKE
 
 
 def test_a_snapshot_is_held_until_the_end_of_its_block(servers: Servers) -> None:

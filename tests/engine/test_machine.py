@@ -20,12 +20,13 @@ from psycopg.errors import LockNotAvailable
 from relay.config.settings import KeyPolicy, RelaySettings
 from relay.engine.delivery_policy import DeliveryPolicy
 from relay.engine.read import positions, tail
+from relay.engine.read.positions import LaneFloor
 from relay.engine.read.tail import Tail
 from relay.engine.row import Key, Outcome, Row, Settled
 from relay.engine.send.publisher import Publisher
 from relay.engine.session.session import LaneSession
 from tests.engine.recording_wire import RecordingWire
-from tests.engine.world import OpenTransaction, World, WorldSession
+from tests.engine.world import LANES, OpenTransaction, World, WorldSession
 
 MAX_ATTEMPTS = 2
 BETWEEN = 0.03  # seconds: two steps are longer than the tail's GAP
@@ -94,6 +95,7 @@ class Relaying(RuleBasedStateMachine):
         self.first_sent: set[int] = set()
         self.confirmed: set[int] = set()
         self.held: set[Key | None] = set()
+        self.saved: dict[int, LaneFloor] = {}
         self.loop.do(self._connect())
 
     async def _connect(self) -> None:
@@ -105,6 +107,7 @@ class Relaying(RuleBasedStateMachine):
         self.session = WorldSession(self.world)
         session = cast("LaneSession", self.session)
         self.tail = Tail(session, self.settings, self.policy, GivesUp())
+        self.tail.enter(range(LANES), self.world.floors(self.saved))
 
     def teardown(self) -> None:
         if not hasattr(self, "loop"):
@@ -112,6 +115,7 @@ class Relaying(RuleBasedStateMachine):
         try:
             for transaction in list(self.world.running.values()):
                 self.world.commit(transaction)
+            self.take_all_lanes()
             for _ in range(2_000):
                 if all(written.state != "pending" for written in self.world.table.values()):
                     break
@@ -174,6 +178,22 @@ class Relaying(RuleBasedStateMachine):
         with suppress(LockNotAvailable):
             self.read()
         self.session.answers = inf
+
+    @rule(lanes=st.sets(st.integers(0, LANES - 1), min_size=1))
+    def save_floors(self, lanes: set[int]) -> None:
+        """Not all of them: another session may have held the others."""
+        self.saved |= {lane: read for lane, read in self.tail.floors().items() if lane in lanes}
+
+    @rule(lane=st.integers(0, LANES - 1))
+    def give_a_lane_up(self, lane: int) -> None:
+        if self.tail.is_clear(lane):
+            self.session.lanes.release([lane])
+
+    @rule()
+    def take_all_lanes(self) -> None:
+        lanes = [lane for lane in range(LANES) if lane not in self.session.lanes.held]
+        self.session.lanes.take(lanes)
+        self.tail.enter(lanes, self.world.floors(self.saved))
 
     @rule(rounds=st.integers(1, 6), key=st.integers(0, 5))
     def go_on_for_a_while(self, rounds: int, key: int) -> None:

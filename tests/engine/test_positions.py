@@ -78,6 +78,18 @@ def test_a_read_goes_back_to_where_a_transaction_was_first_seen_when_it_has_ende
     assert positions.plan_again(longer, NOBODY_RUNS) is None
 
 
+def test_a_floor_ends_where_an_unknown_transaction_may_have_written() -> None:
+    held = HeldLanes()
+    held.take([0])
+    positions = Positions(held, RelaySettings(), now=0.0)
+    for now, position in enumerate([10, 20], start=1):
+        plan = positions.plan(0.0)
+        positions.plan_again(plan, NOBODY_RUNS)
+        positions.take(plan, [], position, began=now, ended=now)
+
+    assert [positions.floors(known_until)[0].floor for known_until in (0.5, 1.5, 2.5)] == [0, 10, 20]
+
+
 def test_a_large_row_that_waits_for_room_keeps_no_other_lane_that_is_far_back() -> None:
     held = HeldLanes()
     held.take([0, 1])

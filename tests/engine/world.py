@@ -11,6 +11,7 @@ from typing import Any
 from psycopg.errors import LockNotAvailable
 
 from relay.engine.read.pending import DUE_FAR
+from relay.engine.read.positions import LaneFloor
 from relay.engine.row import Row
 from relay.engine.session.session import HeldLanes
 from tests.engine.rows import ROW
@@ -104,6 +105,17 @@ class World:
             if written.state == "pending" and written.due and not self._wait(written) and id_ not in held:
                 first.setdefault(written.row.lane, id_)
         return list(first.items())
+
+    def floors(self, saved: Mapping[int, LaneFloor]) -> dict[int, LaneFloor]:
+        """Answer the LOAD of the saved floors."""
+        waiting: dict[int, int] = {}
+        for id_, written in sorted(self.table.items()):
+            if written.state == "pending" and written.due and (written.attempts or not self._wait(written)):
+                waiting.setdefault(written.row.lane, id_)
+        return {
+            lane: read._replace(floor=min(read.floor, waiting.get(lane, read.floor + 1) - 1))
+            for lane, read in saved.items()
+        }
 
     def _wait(self, written: WrittenRow) -> int:
         return max(0, ceil(1000 * (written.due - self.clock)))

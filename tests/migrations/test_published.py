@@ -1,4 +1,4 @@
-"""0014: what marks have counted stays in the totals when the tables go back, and relays may count at once."""
+"""0014, 0016: what marks have counted stays in the totals when the tables go back; relays have their rights at once."""
 
 import secrets
 
@@ -48,9 +48,13 @@ def test_a_role_that_writes_nodes_may_count_before_the_roles_are_made_again(
         rights = """
             SELECT array_agg(right_on ORDER BY right_on)
             FROM unnest('{SELECT,INSERT,UPDATE,DELETE}'::text[]) AS named (right_on)
-            WHERE has_table_privilege(%s, 'outbox.published', right_on)
+            WHERE has_table_privilege(%s, %s, right_on)
         """
-        held = [connection.execute(rights, [name.as_string().strip('"')]).fetchone() for name in (relay, dashboard)]
+        held = [
+            connection.execute(rights, [name.as_string().strip('"'), table]).fetchone()
+            for table in ("outbox.published", "outbox.lane_floor")
+            for name in (relay, dashboard)
+        ]
         connection.execute(SQL("SET ROLE {relay}").format(**names))
         connection.execute("INSERT INTO outbox.published (node, messages) VALUES ('a', 1)")
     finally:
@@ -58,4 +62,6 @@ def test_a_role_that_writes_nodes_may_count_before_the_roles_are_made_again(
             SQL("RESET ROLE; DROP OWNED BY {relay}, {dashboard}; DROP ROLE {relay}, {dashboard}").format(**names)
         )
 
-    assert held == [(["DELETE", "INSERT", "SELECT"],), (["SELECT"],)]
+    assert held == [
+        (["DELETE", "INSERT", "SELECT"],), (["SELECT"],), (["INSERT", "SELECT", "UPDATE"],), (["SELECT"],),
+    ]  # fmt: skip

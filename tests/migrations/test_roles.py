@@ -173,6 +173,11 @@ def test_the_relay_can_do_its_work(connection: Connection) -> None:
         "INSERT INTO outbox.published (node, messages) VALUES ('n', 1)",
         "SELECT * FROM outbox.published",
         "DELETE FROM outbox.published",
+        """
+        INSERT INTO outbox.lane_floor (lane, floor, watermark, running, since) VALUES (0, 1, 1, '{}', '{}')
+        ON CONFLICT (lane) DO UPDATE SET floor = excluded.floor
+        """,
+        "SELECT * FROM outbox.lane_floor",
         "SELECT * FROM outbox.migration",
         """
         INSERT INTO outbox.dead_letter_audit (command, queue, done_by, why) VALUES ('discard', 'q.dead', 'me', 'why')

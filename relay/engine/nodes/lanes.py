@@ -11,6 +11,7 @@ from psycopg.sql import SQL, Literal
 
 from relay.backoff import wait_for_event
 from relay.engine.health import Health
+from relay.engine.read.floors import Floors
 from relay.engine.read.tail import Tail
 from relay.engine.send.publisher import Publisher
 from relay.engine.session.session import LANES, LaneSession, array_text
@@ -59,6 +60,7 @@ class Lanes:
         tail: Tail,
         publisher: Publisher,
         *,
+        floors: Floors,
         health: Health,
         learn: Callable[[], Awaitable[None]],
     ) -> None:
@@ -66,6 +68,7 @@ class Lanes:
         self._lanes = session.lanes
         self._tail = tail
         self._publisher = publisher
+        self._floors = floors
         self._health = health
         self._learn = learn
         self._number = 0
@@ -103,8 +106,9 @@ class Lanes:
         taken = await lock_lanes(self._session, number)
         if taken:
             await self._learn()
+            floors = await self._floors.load(taken)
             self._lanes.take(taken)
-            self._tail.enter(taken)
+            self._tail.enter(taken, floors)
             self._health.heal("lanes")
             self.held.set()
             log.info("lanes.taken", lanes=sorted(taken))

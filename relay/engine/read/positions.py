@@ -11,10 +11,11 @@ one lane at a time is read in that way.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain, groupby
 from operator import itemgetter
+from typing import NamedTuple
 
 from relay.config.settings import RelaySettings
 from relay.engine.row import Row
@@ -55,6 +56,20 @@ class Plan:
     watermark: int
     floor: int
     reach: int
+
+
+class LaneFloor(NamedTuple):
+    """How far a lane was read. The session that holds it next goes on from there.
+
+    Attributes:
+        floor: each pending row at or below it is due, has failed before, or belongs to a transaction in `running`.
+        watermark: each id at or below it belongs to a transaction that has ended, or to one in `running`.
+        running: transaction id -> the position at which it was first seen.
+    """
+
+    floor: int
+    watermark: int
+    running: Mapping[int, int]
 
 
 class Positions:
@@ -119,11 +134,34 @@ class Positions:
         """Return the ids of all rows that were read and not forgotten."""
         return chain.from_iterable(map(self._window.ids, self._lanes.held))
 
-    def enter(self, lanes: Iterable[int]) -> None:
-        """Read these lanes from the start."""
+    def enter(self, lanes: Iterable[int], floors: Mapping[int, LaneFloor]) -> None:
+        """Read these lanes from their floors; a lane without a floor, from the start."""
         for lane in lanes:
-            self._floors[lane], self._far[lane] = 0, None
+            if (read := floors.get(lane)) is None:
+                self._floors[lane], self._far[lane] = 0, None
+                continue
+            self._open.adopt(read.running, read.watermark)
+            self._floors[lane] = read.floor
+            if read.floor < read.watermark - FAR:
+                self._far[lane] = None
         self.has_more = True
+
+    def floors(self, known_until: float) -> dict[int, LaneFloor]:
+        """Return how far each lane is read and settled.
+
+        Args:
+            known_until: as `plan` takes it.
+        """
+        watermark, running = self._open.watermark(known_until), self._open.running()
+        return {
+            lane: LaneFloor(min(self._floors[lane], watermark, *self._before(lane)), watermark, running)
+            for lane in self._lanes.held
+            if lane in self._floors
+        }
+
+    def _before(self, lane: int) -> list[int]:
+        """Return the position before the first row of a lane that is under way, if there is one."""
+        return [min(ids) - 1] if (ids := self._window.ids(lane)) else []
 
     def reread_from(self, lane: int, before: int = 0) -> None:
         """Read a lane again from the first id above `before`; what is under way is not read twice."""
@@ -290,6 +328,18 @@ class OpenTransactions:
     def __init__(self) -> None:
         self._since: dict[int, int] = {}  # transaction id -> the position at which it was first seen
         self._positions: deque[tuple[float, int]] = deque([(0.0, 0)])  # (after a read, highest id given by then)
+
+    def adopt(self, running: Mapping[int, int], watermark: int) -> None:
+        """Go on with what another session has noted; a watermark counts until the first read."""
+        for xid, since in running.items():
+            self._since[xid] = min(since, self._since.get(xid, since))
+        at, position = self._positions[-1]
+        if not at:
+            self._positions[-1] = at, max(position, watermark)
+
+    def running(self) -> dict[int, int]:
+        """Return the transactions that ran during the last read, and where each was first seen."""
+        return dict(self._since)
 
     def watermark(self, known_until: float) -> int:
         """Return the highest position up to which each id belongs to a transaction that had its own id by then."""

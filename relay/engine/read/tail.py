@@ -5,7 +5,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Collection, Iterable
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from operator import itemgetter
 
@@ -13,7 +13,7 @@ from relay.backoff import wait_for_event
 from relay.config.settings import RelaySettings
 from relay.engine.delivery_policy import DeliveryPolicy
 from relay.engine.read.pending import DUE, read_statement
-from relay.engine.read.positions import Plan, Positions
+from relay.engine.read.positions import LaneFloor, Plan, Positions
 from relay.engine.row import Key, Row, fetch_rows, give_rows
 from relay.engine.session.session import LaneSession, Retry, array_text, retried
 
@@ -123,11 +123,19 @@ class Tail:
         """Return the keys whose first row backs off; no row of theirs is sent for now."""
         return self._backing_off.keys()
 
-    def enter(self, lanes: Collection[int]) -> None:
-        """Read these lanes, which are new in `session.lanes`, from the start."""
+    def enter(self, lanes: Collection[int], floors: Mapping[int, LaneFloor]) -> None:
+        """Read these lanes, which are new in `session.lanes`, from their floors, or from the start."""
         self._backing_off.forget(lanes)
-        self._positions.enter(lanes)
+        self._positions.enter(lanes, floors)
         self.wake()
+
+    def floors(self) -> dict[int, LaneFloor]:
+        """Return how far lanes are read and settled."""
+        first = self._backing_off.first()
+        return {
+            lane: read._replace(floor=min(read.floor, first[lane] - 1)) if lane in first else read
+            for lane, read in self._positions.floors(self._known_until).items()
+        }
 
     def is_clear(self, lane: int) -> bool:
         """Whether no row of the lane is under way. Call it while no read can run: inside `session.use`."""
@@ -260,6 +268,13 @@ class BackingOff:
     def keys(self) -> Collection[Key]:
         """Return the keys that wait."""
         return [key for key in self._waits if key is not None]
+
+    def first(self) -> dict[int, int]:
+        """Return the first id that waits in each lane."""
+        first: dict[int, int] = {}
+        for wait in self._waits.values():
+            first[wait.lane] = min(wait.first, first.get(wait.lane, wait.first))
+        return first
 
     def hold_rows(self, window: list[Row], read_at: float) -> tuple[list[Row], list[Row]]:
         """Split rows that were read at that moment into those to send now and those to read again later."""

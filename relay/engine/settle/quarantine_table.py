@@ -57,7 +57,7 @@ KEY_OF_PENDING = SQL("""
 # the key. A row that was at fault itself becomes a probe `again` only when no other row waits.
 # `quarantine` stays: a pending row that has a value there is a probe under way (relay/operate/quarantine.py reads it).
 TAKE_PROBE = SQL("""
-    UPDATE {schema}.message SET state = 'pending', last_error = NULL
+    UPDATE {schema}.message SET state = 'pending', available_at = now(), last_error = NULL
     WHERE state = 'quarantined' AND ctid = (
         SELECT row.ctid
         FROM {schema}.message AS row
@@ -88,7 +88,7 @@ NOTE_FAILURE = SQL("""
     UPDATE {schema}.message SET attempts = %(attempts)s WHERE state = 'pending' AND lane = %(lane)s AND id = %(id)s
 """)
 LET_GO = SQL("""
-    UPDATE {schema}.message SET state = 'pending', quarantine = NULL, last_error = NULL
+    UPDATE {schema}.message SET state = 'pending', available_at = now(), quarantine = NULL, last_error = NULL
     WHERE state = 'quarantined' AND ctid = ANY (ARRAY(
         SELECT ctid
         FROM {schema}.message
