@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # spark-submit kno
 
 from jobs.command import JobError, add_database, check_database, day, refuse, run, session
 from outbox_spark.archiving.archive import archive_day
-from outbox_spark.archiving.ledger import ArchivedDay, archived_days, closed_days, take_lock
+from outbox_spark.archiving.ledger import ArchivedDay, archived_days, archiving, closed_days
 from outbox_spark.connection import connect, conninfo
 
 PROGRAM = "archive.py"
@@ -51,8 +51,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _archive(options: argparse.Namespace) -> dict[str, Any]:
     schema = options.outbox_schema
-    with connect(conninfo(options.url)) as connection:
-        take_lock(connection, schema)
+    with connect(conninfo(options.url)) as connection, archiving(connection, schema):
         closed, noted = closed_days(connection, schema), archived_days(connection, schema)
         wanted = sorted(set(options.day or closed))
         due = [each for each in wanted if options.again or each not in noted]

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from outbox_spark.archiving import archive, ledger
 from outbox_spark.archiving.archive import archive_day, columns, read_day
 from outbox_spark.archiving.checksum import ARCHIVED, Sums, frame_sums, row_number, table_sums
-from outbox_spark.archiving.ledger import ArchivedDay, archived_days, closed_days, take_lock
+from outbox_spark.archiving.ledger import ArchivedDay, archived_days, archiving, closed_days
 from outbox_spark.errors import ArchiveError
 from relay.config.settings import DatabaseSettings
 from relay.retention.kind import SENT
@@ -185,10 +185,16 @@ def test_only_days_that_are_over_are_closed(connection: psycopg.Connection, day:
 
 
 def test_one_process_archives_at_a_time(connection: psycopg.Connection, database_url: str) -> None:
-    take_lock(connection, "outbox")
+    with psycopg.connect(database_url) as other:
+        with (
+            archiving(connection, "outbox"),
+            pytest.raises(ArchiveError, match="another process archives"),
+            archiving(other, "outbox"),
+        ):
+            pass
 
-    with psycopg.connect(database_url) as other, pytest.raises(ArchiveError, match="another process archives"):
-        take_lock(other, "outbox")
+        with archiving(other, "outbox"):
+            pass
 
 
 def test_the_role_may_archive_and_no_more(connection: psycopg.Connection, database_url: str, day: date) -> None:

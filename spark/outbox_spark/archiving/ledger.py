@@ -1,6 +1,7 @@
 """Which days are archived: the table `archived_day`, which retention asks, too (relay.retention_waits_for_archive)."""
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
@@ -12,6 +13,7 @@ from outbox_spark.errors import ArchiveError
 from outbox_spark.reading.plan import list_days
 
 TAKE_LOCK = SQL("SELECT pg_try_advisory_lock(hashtextextended({lock}, 0))")
+LEAVE_LOCK = SQL("SELECT pg_advisory_unlock(hashtextextended({lock}, 0))")
 
 # The drop of a day asks for it (migrations/versions/0011_rights.py, drop_sent_day).
 HOLD = SQL("SELECT pg_advisory_lock_shared(hashtextextended({lock}, 0))")
@@ -35,14 +37,21 @@ class ArchivedDay:
     path: str
 
 
-def take_lock(connection: psycopg.Connection, schema: str) -> None:
-    """Be the one that archives, until the session ends.
+@contextmanager
+def archiving(connection: psycopg.Connection, schema: str) -> Iterator[None]:
+    """Be the one that archives. The next one may begin at once, before the server has ended this session.
 
     Raises:
         ArchiveError: another one is.
     """
-    if connection.execute(TAKE_LOCK.format(lock=Literal(f"{schema}.archive"))).fetchone() != (True,):
+    lock = Literal(f"{schema}.archive")
+    if connection.execute(TAKE_LOCK.format(lock=lock)).fetchone() != (True,):
         raise ArchiveError("another process archives at this moment: run it again when that has ended")
+    try:
+        yield
+    finally:
+        with suppress(psycopg.OperationalError):  # a session that is lost holds nothing
+            connection.execute(LEAVE_LOCK.format(lock=lock))
 
 
 def hold_day(connection: psycopg.Connection, schema: str, day: date) -> None:
