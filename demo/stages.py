@@ -122,7 +122,7 @@ def replay_a_customer(database_url: str, environment: Mapping[str, str], process
             time.sleep(LOOK_EVERY)
     if replay.returncode:
         raise ServerError(f"relay replay failed with code {replay.returncode}\n{replay.log_end()}")
-    replayed: int = json.loads(replay.log_end().rpartition("\n")[2])["replayed"]
+    replayed: int = json.loads(replay.log_end().rpartition("\n")[2])["done"]
 
     def look() -> tuple[Hashable, bool]:
         absorbed = consumer_counts()["duplicates"] - absorbed_before
