@@ -20,7 +20,7 @@ DECLARE
 BEGIN
     FOREACH name IN ARRAY ARRAY[
         'outbox_writer', 'outbox_publisher', 'outbox_spark', 'outbox_relay', 'outbox_retention', 'outbox_archive',
-        'outbox_consumer'
+        'outbox_consumer', 'outbox_console'
     ] LOOP
         IF to_regrole(name) IS NULL THEN
             EXECUTE format('CREATE ROLE %I NOLOGIN', name);
@@ -29,7 +29,8 @@ BEGIN
 END $$;
 
 GRANT USAGE ON SCHEMA outbox
-    TO outbox_writer, outbox_publisher, outbox_spark, outbox_relay, outbox_retention, outbox_archive, outbox_consumer;
+    TO outbox_writer, outbox_publisher, outbox_spark, outbox_relay, outbox_retention, outbox_archive, outbox_consumer,
+    outbox_console;
 
 -- These functions run with the rights of the tables' owner. `pg_restore --no-acl` makes them again for everybody.
 REVOKE EXECUTE ON FUNCTION outbox.ensure_sent_days(date, integer), outbox.ensure_inbox_days(date, integer),
@@ -108,6 +109,21 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON outbox.held_message, outbox.begun_messag
 GRANT SELECT, INSERT, UPDATE ON outbox.pool TO outbox_consumer;
 GRANT SELECT, INSERT, UPDATE, DELETE ON outbox.pool_member TO outbox_consumer;
 GRANT SELECT, INSERT, UPDATE (member, taken_from) ON outbox.pool_partition TO outbox_consumer;
+
+-- The console: sees what the relay sees and what consumers hold, and does what operators do. It carries no rows: it can
+-- neither mark a row as sent nor take one away, and be neither a relay nor the master of a pool.
+GRANT SELECT ON outbox.message, outbox.message_count, outbox.message_state TO outbox_console;
+GRANT UPDATE (state, attempts, available_at, last_error, held_behind, parked_at, quarantine, exchange, routing_key)
+    ON outbox.message TO outbox_console;
+GRANT SELECT ON SEQUENCE outbox.message_id_seq TO outbox_console;
+GRANT EXECUTE ON FUNCTION outbox.sent(timestamp with time zone, timestamp with time zone) TO outbox_console;
+GRANT SELECT ON outbox.node, outbox.published, outbox.batch, outbox.migration, outbox.archived_day TO outbox_console;
+GRANT SELECT, UPDATE ON outbox.quarantine TO outbox_console;
+GRANT SELECT, INSERT ON outbox.replay, outbox.replay_failure TO outbox_console;
+GRANT UPDATE (state, selected, replayed, failed, position, saved_at) ON outbox.replay TO outbox_console;
+GRANT SELECT, INSERT ON outbox.dead_letter_audit, outbox.operator_audit TO outbox_console;
+GRANT SELECT ON outbox.processed_message, outbox.held_message, outbox.begun_message TO outbox_console;
+GRANT SELECT ON outbox.pool, outbox.pool_member, outbox.pool_partition, outbox.pool_master TO outbox_console;
 
 -- Retention: drops days by functions of the tables' owner, and owns nothing. For the relay's login, or with
 -- relay.retention = "off" for one that runs `relay retention` each night.

@@ -43,6 +43,8 @@ from datetime import date
 from typing import Any
 from uuid import UUID
 
+MORE_THAN = {"relay": ("console",)}  # extras that bring another one: where one is missing, that one would not do
+
 
 class OutboxError(Exception):
     """Base of every error of this package."""
@@ -282,6 +284,8 @@ def importing(extra: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
+        if isinstance(error, MissingExtraError) and error.extra in MORE_THAN.get(extra, ()):
+            raise
         first: BaseException = error
         while isinstance(first.__cause__, ImportError):  # an inner block's, and cyclopts' own from a command's module
             first = first.__cause__

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError, Parameter
 
 from relay import __version__
-from relay.cli import UNTIL_TOLD
+from relay.cli import runs_until_told
 from relay.cli.exit_code import ExitCode
 from relay.cli.old_spellings import in_new_words
 from relay.cli.printing import complain, guard_stderr
@@ -69,6 +69,7 @@ COMMANDS = {
         "relay.cli.retention:retention",
         "Drop old days of sent rows and of the inbox.",
     ),
+    "console": ("relay.cli.console:app", "Serve the web console; manage its users."),
     "config": ("relay.cli.config:app", "Tell the settings in use; print roles, alerts and examples."),
     "completion": ("relay.cli.completion:completion", "Print a script by which a shell completes commands and flags."),
     "healthcheck": (
@@ -172,7 +173,7 @@ def _explain(error: BaseException) -> ExitCode:
 def _begin_log(given: Sequence[str]) -> None:
     """Make stderr a log of JSON where settings could not be read, but the environment alone says that it is one."""
     log = sys.modules.get("relay.observe.log")  # not loaded: the command's module could not be imported
-    if log is None or not any(list(given[: len(command)]) == command for command in UNTIL_TOLD):
+    if log is None or not runs_until_told(given):
         return
     import structlog  # noqa: PLC0415  (it takes longer to load than most commands to run)
 

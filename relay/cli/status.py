@@ -17,7 +17,7 @@ from relay.errors import DatabaseUnavailableError
 from relay.observe.printable import printable
 from relay.operate.health import OutboxState
 from relay.operate.session import session
-from relay.operate.status import Node, Status, read_status
+from relay.operate.status import Node, Status, lane_ranges, read_status
 
 COLOURS = {OutboxState.OK: "green", OutboxState.DEGRADED: "yellow", OutboxState.STALLED: "red"}
 NODE_COLUMNS = ("relay", "state", "lanes", "in flight", "published", "heartbeat", "version")
@@ -113,7 +113,7 @@ def _node_row(node: Node) -> Row:
     return (
         node.name,
         _state(node),
-        _ranges(node.lanes),
+        lane_ranges(node.lanes),
         node.in_flight,
         node.published_total,
         f"{node.heartbeat_age_s:.0f} s ago",
@@ -125,14 +125,3 @@ def _state(node: Node) -> str:
     if not node.alive:
         return "gone"
     return f"{node.state}, standby" if node.standby else node.state
-
-
-def _ranges(lanes: list[int]) -> str:
-    """Write lanes short: 0-7 9."""
-    runs: list[list[int]] = []
-    for lane in sorted(lanes):
-        if runs and lane == runs[-1][-1] + 1:
-            runs[-1].append(lane)
-        else:
-            runs.append([lane])
-    return " ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs) or "none"

@@ -22,6 +22,8 @@ FLAGS = {
     "--why", "--by", "--yes", "--dry-run", "--force", "--to-exchange", "--routing-key", "--rate", "--stages",
     "--stop-when-failing", "--overwrite",
     "--keep", "--keep-inbox", "--sql", "--check", "--downgrade", "--lock-timeout", "--wait", "--node", "--ready",
+    # users of the console
+    "--role", "--file",
     # how it is shown
     "--output", "-o", "--full", "--watch", "-w", "--interval",
 }  # fmt: skip

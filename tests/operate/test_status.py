@@ -12,7 +12,7 @@ from relay.config.settings import DatabaseSettings
 from relay.errors import AccessError, DatabaseUnavailableError, DeadlineError, NotReadyError, SchemaError
 from relay.operate.health import OutboxState, check_health
 from relay.operate.session import session
-from relay.operate.status import BY_INDEX, LANES, OLDEST_PENDING, Status, read_status
+from relay.operate.status import BY_INDEX, LANES, OLDEST_PENDING, About, Status, read_status
 from tests.operate.rows import Rows
 from tests.support.postgres import PostgresServer
 
@@ -114,6 +114,17 @@ def test_old_rows_that_are_being_worked_off_are_not_stalled(
         publishing.join()
 
     assert (status.state, status.reasons) == (OutboxState.OK, [])
+
+
+def test_with_an_earlier_status_nothing_is_watched(rows: Rows, connection: psycopg.Connection) -> None:
+    rows.node(published_total=5)
+    rows.pending(created_at=ago(60))
+
+    worked_off = read_status(connection, "outbox", progress_timeout=3600, published_before={"relay-1": 4})
+    stalled = read_status(connection, "outbox", progress_timeout=3600, published_before={"relay-1": 5})
+
+    assert (worked_off.state, stalled.state) == (OutboxState.OK, OutboxState.STALLED)
+    assert stalled.reasons[0].about is About.RELAYS
 
 
 def test_rows_behind_a_refused_one_are_degraded_until_its_attempt_is_overdue(

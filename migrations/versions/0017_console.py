@@ -1,0 +1,61 @@
+"""Serve a console: the audit notes who has read what a message says, and answers to requests are kept for a repeat.
+
+Made as the owner of the tables, whichever role migrates.
+
+Lock: ACCESS EXCLUSIVE on operator_audit while its rows are checked, an instant for a million; no relay waits for it.
+"""
+
+from alembic import op
+
+revision = "0017"
+down_revision = "0016"
+branch_labels = None
+depends_on = None
+oldest_release = "0.1.0"
+drops = ("api_answer",)
+
+AS_OWNER = """
+SELECT set_config('role', pg_get_userbyid(relowner), true) FROM pg_class WHERE oid = '{schema}.message'::regclass
+"""
+
+BEFORE = (
+    "parked retry", "parked discard", "parked archive", "parked restore", "quarantine reroute", "quarantine discard",
+    "replay cancel", "jobs pause", "jobs resume", "jobs cancel", "retention",
+)  # fmt: skip
+CHECK = """
+ALTER TABLE {schema}.operator_audit DROP CONSTRAINT operator_audit_command,
+    ADD CONSTRAINT operator_audit_command CHECK (command IN ({commands}));
+"""
+FORGET = "DELETE FROM {schema}.operator_audit WHERE command = 'message reveal'"
+
+ANSWERS = """
+CREATE TABLE {schema}.api_answer (
+    done_by text NOT NULL, -- the user or the token that has sent the request
+    key text NOT NULL, -- its header Idempotency-Key
+    request bytea NOT NULL, -- SHA-256 of method, path and body
+    begun_at timestamptz NOT NULL DEFAULT now(),
+    status smallint, -- null: it is being worked on, or a console has died over it
+    body bytea,
+    PRIMARY KEY (done_by, key)
+);
+CREATE INDEX api_answer_begun_at ON {schema}.api_answer (begun_at);
+"""
+DROP = "DROP TABLE {schema}.api_answer"
+
+
+def upgrade(schema: str) -> None:
+    op.execute(AS_OWNER.format(schema=schema))
+    _accept(schema, (*BEFORE, "message reveal"))
+    op.execute(ANSWERS.format(schema=schema))
+    op.execute("RESET ROLE")
+
+
+def downgrade(schema: str) -> None:
+    op.execute(DROP.format(schema=schema))
+    op.execute(FORGET.format(schema=schema))
+    _accept(schema, BEFORE)
+
+
+def _accept(schema: str, commands: tuple[str, ...]) -> None:
+    listed = ", ".join(f"'{each}'" for each in commands)
+    op.execute(CHECK.format(schema=schema, commands=listed))

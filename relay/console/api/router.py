@@ -1,0 +1,5 @@
+"""The routes of `/api/v1`."""
+
+from fastapi import APIRouter
+
+router = APIRouter(prefix="/api/v1")

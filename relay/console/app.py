@@ -1,0 +1,79 @@
+"""The console as an ASGI application: routes, access, errors, and what lives as long as the process."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from fastapi import Depends, FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.staticfiles import StaticFiles
+
+from relay import __version__
+from relay.config.settings import Settings
+from relay.console.access.access import Access
+from relay.console.access.headers import GuardedApp
+from relay.console.access.writes import guard_writes, origins
+from relay.console.answers import answer_bug, answer_error, answer_http_error, answer_invalid
+from relay.console.api.router import router as api
+from relay.console.checkup import Checkup
+from relay.console.database import Database
+from relay.console.pages import doctor, login, messages, nodes, overview
+from relay.console.sampler import Sampler
+from relay.console.templates import STATIC
+from relay.errors import OutboxError
+
+
+def make_app(settings: Settings, file: Path | None = None) -> FastAPI:
+    """Return the console for these settings.
+
+    `app.state` has `settings`, `database` (Database), `sampler` (Sampler), `checkup` (Checkup), `access`
+    (Access) and `identify` (Identifier). `file` is the relay.toml that was read, for the doctor.
+    """
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        database.open()
+        tasks = [
+            asyncio.create_task(sampler.run(), name="sampler"),
+            asyncio.create_task(checkup.run(), name="checkup"),
+        ]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            database.close()
+
+    database, access = Database(settings), Access(settings.console)
+    sampler, checkup = Sampler(settings, database), Checkup(settings, file)
+    app = FastAPI(
+        title="Outbox relay",
+        version=__version__,
+        docs_url=None,  # they load scripts from other hosts
+        redoc_url=None,
+        openapi_url=None,
+        lifespan=lifespan,
+        dependencies=[Depends(guard_writes)],
+        middleware=[Middleware(GuardedApp, origins=origins(settings.console))],
+        exception_handlers={
+            OutboxError: answer_error,
+            HTTPException: answer_http_error,
+            RequestValidationError: answer_invalid,
+            Exception: answer_bug,
+        },
+    )
+    app.state.settings = settings
+    app.state.database = database
+    app.state.sampler = sampler
+    app.state.checkup = checkup
+    app.state.access = access
+    app.state.identify = access.identify
+    for each in (login, overview, messages, nodes, doctor):
+        app.include_router(each.router)
+    app.include_router(api)
+    app.mount("/static", StaticFiles(directory=STATIC), name="static")
+    return app

@@ -1,0 +1,95 @@
+"""The state of the outbox in the words of the first page, with the way to each repair."""
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import assert_never
+
+from relay.console.checkup import Report
+from relay.console.sampler import Sample
+from relay.doctor.finding import Verdict
+from relay.operate.health import OutboxState
+from relay.operate.status import About, Reason
+
+
+class Mood(StrEnum):
+    """The colour of the verdict."""
+
+    OK = "ok"
+    WARNING = "warning"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """A page where something is repaired."""
+
+    path: str
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A reason with its repair."""
+
+    words: str
+    repair: Repair | None
+
+
+@dataclass(frozen=True, slots=True)
+class TheVerdict:
+    """What an operator must know first."""
+
+    mood: Mood
+    words: str
+    reasons: list[Told]
+
+
+DOCTOR = Repair("/doctor", "See the doctor's list")
+REPAIRS = {
+    About.RELAYS: Repair("/nodes", "Look at the relays"),
+    About.REFUSED: Repair("/messages?state=pending", "See what waits"),
+    About.PARKED: Repair("/messages?state=parked", "See the parked rows"),
+    About.ROUTE: Repair("/messages?state=quarantined", "See what waits for the route"),
+    About.SESSIONS: Repair("/doctor", "Run the doctor"),
+}
+
+
+def verdict(sample: Sample | None, report: Report | None = None) -> TheVerdict:
+    """Return what a sample and the doctor's latest report come to."""
+    seen = _of_sample(sample)
+    failed = [each for each in report.findings if each.verdict is Verdict.FAILED] if report else []
+    if not failed:
+        return seen
+    known = {each.words for each in seen.reasons}  # some the status tells, too
+    told = [
+        Told(f"{each.words}: {each.remedy}" if each.remedy else each.words, DOCTOR)
+        for each in failed
+        if each.words not in known
+    ]
+    if seen.mood is Mood.OK:
+        return TheVerdict(Mood.WARNING, "Messages go out, and the doctor has found something", [*seen.reasons, *told])
+    return replace(seen, reasons=[*seen.reasons, *told])
+
+
+def _of_sample(sample: Sample | None) -> TheVerdict:
+    if sample is None:
+        return TheVerdict(Mood.WARNING, "Looking at the outbox…", [])
+    if sample.status is None:
+        told = [Told(sample.error or "", Repair("/doctor", "Run the doctor"))]
+        return TheVerdict(Mood.FAILED, "The database does not answer", told)
+    status = sample.status
+    told = [Told(reason, _repair(reason)) for reason in status.reasons]
+    match status.state:
+        case OutboxState.OK:
+            words = "All is well" if status.pending else "All is well, nothing waits"
+            return TheVerdict(Mood.OK, words, told)
+        case OutboxState.DEGRADED:
+            return TheVerdict(Mood.WARNING, "Something needs a look; the rest goes out", told)
+        case OutboxState.STALLED:
+            return TheVerdict(Mood.FAILED, "Rows wait, and nothing goes out", told)
+        case _:
+            assert_never(status.state)
+
+
+def _repair(reason: Reason) -> Repair:
+    return REPAIRS[reason.about]
