@@ -118,10 +118,16 @@ GRANT UPDATE (state, attempts, available_at, last_error, held_behind, parked_at,
 GRANT SELECT ON SEQUENCE outbox.message_id_seq TO outbox_console;
 GRANT EXECUTE ON FUNCTION outbox.sent(timestamp with time zone, timestamp with time zone) TO outbox_console;
 GRANT SELECT ON outbox.node, outbox.published, outbox.batch, outbox.migration, outbox.archived_day TO outbox_console;
-GRANT SELECT, UPDATE ON outbox.quarantine TO outbox_console;
-GRANT SELECT, INSERT ON outbox.replay, outbox.replay_failure TO outbox_console;
-GRANT UPDATE (state, selected, replayed, failed, position, saved_at) ON outbox.replay TO outbox_console;
+GRANT SELECT, INSERT, UPDATE ON outbox.quarantine TO outbox_console;
+GRANT SELECT, INSERT ON outbox.job, outbox.job_failure TO outbox_console;
+GRANT UPDATE (state, selected, done, failed, released, stage, position, saved_at, paused_because)
+    ON outbox.job TO outbox_console;
+GRANT SELECT, INSERT, DELETE ON outbox.job_row TO outbox_console;
+GRANT SELECT, INSERT ON outbox.failure TO outbox_console;
+GRANT UPDATE (retried) ON outbox.failure TO outbox_console;
+GRANT SELECT ON outbox.parked_failure TO outbox_console; -- a trigger writes it
 GRANT SELECT, INSERT ON outbox.dead_letter_audit, outbox.operator_audit TO outbox_console;
+GRANT SELECT, INSERT, UPDATE, DELETE ON outbox.api_answer TO outbox_console;
 GRANT SELECT ON outbox.processed_message, outbox.held_message, outbox.begun_message TO outbox_console;
 GRANT SELECT ON outbox.pool, outbox.pool_member, outbox.pool_partition, outbox.pool_master TO outbox_console;
 

@@ -1,8 +1,9 @@
-"""Serve a console: the audit notes who has read what a message says, and answers to requests are kept for a repeat.
+"""Serve a console: it runs jobs, the audit notes who reads messages, and answers to requests are kept for a repeat.
 
 Made as the owner of the tables, whichever role migrates.
 
-Lock: ACCESS EXCLUSIVE on operator_audit while its rows are checked, an instant for a million; no relay waits for it.
+Lock: ACCESS EXCLUSIVE on job, and on operator_audit while its rows are checked, an instant for a million. No relay
+waits for them.
 """
 
 from alembic import op
@@ -42,17 +43,21 @@ CREATE INDEX api_answer_begun_at ON {schema}.api_answer (begun_at);
 """
 DROP = "DROP TABLE {schema}.api_answer"
 
+BY_CONSOLE = "ALTER TABLE {schema}.job ADD COLUMN by_console boolean NOT NULL DEFAULT false"
+BY_COMMANDS = "ALTER TABLE {schema}.job DROP COLUMN by_console"
+
 
 def upgrade(schema: str) -> None:
     op.execute(AS_OWNER.format(schema=schema))
     _accept(schema, (*BEFORE, "message reveal"))
-    op.execute(ANSWERS.format(schema=schema))
+    for script in (ANSWERS, BY_CONSOLE):
+        op.execute(script.format(schema=schema))
     op.execute("RESET ROLE")
 
 
 def downgrade(schema: str) -> None:
-    op.execute(DROP.format(schema=schema))
-    op.execute(FORGET.format(schema=schema))
+    for script in (DROP, BY_COMMANDS, FORGET):
+        op.execute(script.format(schema=schema))
     _accept(schema, BEFORE)
 
 

@@ -10,6 +10,7 @@ from relay import __version__
 from relay.cli import runs_until_told
 from relay.cli.exit_code import ExitCode
 from relay.cli.old_spellings import in_new_words
+from relay.cli.operations import in_place
 from relay.cli.printing import complain, guard_stderr
 from relay.errors import (
     BrokerUnavailableError,
@@ -87,7 +88,7 @@ EXIT_CODES = "Exit codes: 0 done, 1 failed or not ready, 2 usage or configuratio
 
 def run_command(arguments: Sequence[str] | None) -> int:
     """Run one command and return its exit code; an error of ours is one line on stderr."""
-    given = sys.argv[1:] if arguments is None else arguments
+    given = in_place(list(sys.argv[1:] if arguments is None else arguments))
     _keep_secrets(given)
     try:
         with importing("relay"):  # a command's own module is imported when it runs

@@ -20,11 +20,15 @@ from relay.observe import log
 
 if TYPE_CHECKING:
     from relay.console.access.passwords import PasswordFile
+    from relay.console.access.tokens import TokenFile
 
 app = App(name="console", help="Serve the web console; manage its users.")
 user = App(name="user", help="The users of console.users.")
 app.command(user)
+token = App(name="token", help="The tokens of programs, in the file console.tokens.")
+app.command(token)
 
+Roles = Literal["viewer", "operator", "owner"]
 File = Annotated[Path | None, Parameter(name="--file", help="The password file, in place of console.users.")]
 Name = Annotated[str, Parameter(help="As it is written at the login, and in the audit.")]
 
@@ -45,7 +49,7 @@ def add(
     name: Name,
     /,
     *,
-    role: Annotated[Literal["viewer", "operator", "owner"], Parameter(help="What the user may do.")] = "viewer",
+    role: Annotated[Roles, Parameter(help="What the user may do.")] = "viewer",
     file: File = None,
     config: ConfigFile = None,
 ) -> ExitCode:
@@ -73,6 +77,49 @@ def list_users(*, file: File = None, config: ConfigFile = None, output: Output =
     else:
         print_table(("name", "role"), [(each.name, each.role) for each in users])
     return ExitCode.DONE
+
+
+TokensFile = Annotated[Path | None, Parameter(name="--file", help="The file of tokens, in place of console.tokens.")]
+TokenName = Annotated[str, Parameter(help="Of the program, as the audit names it.")]
+
+
+@token.command(name="add")
+def add_token(
+    name: TokenName,
+    /,
+    *,
+    role: Annotated[Roles, Parameter(help="What the program may do.")] = "viewer",
+    file: TokensFile = None,
+    config: ConfigFile = None,
+) -> ExitCode:
+    """Make a token, and print it this once: it takes the place of an earlier one of this name."""
+    say(_tokens(file, config).add(name, role))
+    return ExitCode.DONE
+
+
+@token.command(name="remove")
+def remove_token(name: TokenName, /, *, file: TokensFile = None, config: ConfigFile = None) -> ExitCode:
+    """Take a token away; it counts no longer."""
+    _tokens(file, config).remove(name)
+    say(f"the token of {name} counts no longer")
+    return ExitCode.DONE
+
+
+@token.command(name="list")
+def list_tokens(*, file: TokensFile = None, config: ConfigFile = None, output: Output = "text") -> ExitCode:
+    """List the names and roles of the tokens."""
+    found = _tokens(file, config).identities()
+    if output == "json":
+        print_json(found)
+    else:
+        print_table(("name", "role"), [(each.name, each.role) for each in found])
+    return ExitCode.DONE
+
+
+def _tokens(file: Path | None, config: Path | None) -> "TokenFile":
+    with importing("console"):
+        from relay.console.access.tokens import TokenFile  # noqa: PLC0415
+    return TokenFile(file or load(config=config).settings.console.tokens)
 
 
 def _file(file: Path | None, config: Path | None) -> "PasswordFile":

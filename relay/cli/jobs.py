@@ -15,20 +15,10 @@ from relay.cli.job_runs import (
     run_replay,
     shown_rows,
 )
-from relay.cli.options import DatabaseOptions, Options, Output
+from relay.cli.operations import RemoteDatabaseOptions
+from relay.cli.options import Options, Output
 from relay.cli.printing import print_json, print_pairs, print_table, say
-from relay.jobs.job import (
-    Job,
-    Kind,
-    Source,
-    cancel_job,
-    cancellable,
-    list_failures,
-    list_jobs,
-    pause_job,
-    read_job,
-    resume_job,
-)
+from relay.jobs.job import Job, Kind, Source, cancellable, resume_job
 from relay.observe.log import keep_libraries_quiet
 from relay.observe.printable import utc
 from relay.operate.release import run_rows
@@ -47,15 +37,13 @@ JobId = Annotated[int, Parameter(help="Its number.")]
 @app.command(name="list")
 def list_(
     *,
-    options: DatabaseOptions = DatabaseOptions(),
+    options: RemoteDatabaseOptions = RemoteDatabaseOptions(),
     kind: Annotated[Kind | None, Parameter(help="Only of this kind.")] = None,
     limit: Annotated[int, Parameter(help="At most so many.", validator=validators.Number(gte=1))] = 20,
     output: Output = "text",
 ) -> ExitCode:
     """List jobs, the newest first."""
-    database = options.load().settings.database
-    with session(database) as connection:
-        jobs = list_jobs(connection, database.schema_name, limit=limit, kind=kind)
+    jobs = options.operations().list_jobs(limit=limit, kind=kind)
     if output == "json":
         print_json(jobs)
     else:
@@ -68,15 +56,13 @@ def show(
     job: JobId,
     /,
     *,
-    options: DatabaseOptions = DatabaseOptions(),
+    options: RemoteDatabaseOptions = RemoteDatabaseOptions(),
     limit: Annotated[int, Parameter(help="At most so many failed rows.", validator=validators.Number(gte=1))] = 100,
     output: Output = "text",
 ) -> ExitCode:
     """Show one job, and the rows that failed in it."""
-    database = options.load().settings.database
-    with session(database) as connection:
-        found = read_job(connection, database.schema_name, job)
-        failures = list_failures(connection, database.schema_name, job, limit=limit)
+    shown = options.operations().show_job(job, limit=limit)
+    found, failures = shown.job, shown.failures
     if output == "json":
         print_json({"job": found, "failures": failures})
         return ExitCode.DONE
@@ -103,7 +89,7 @@ def resume(
             case Source.DEAD_LETTER:
                 return run_letters_job(settings, connection, found, output)
             case Source.PARKED | Source.ARCHIVED:
-                with shown_rows(settings, found.words) as shown:
+                with shown_rows(settings.log, found.words) as shown:
                     found = run_rows(connection, schema, found, show=shown)
                 if output == "json":
                     print_json(found)
@@ -114,11 +100,11 @@ def resume(
 
 
 @app.command
-def pause(job: JobId, /, *, options: DatabaseOptions = DatabaseOptions(), audit: Audit = Audit()) -> ExitCode:
+def pause(
+    job: JobId, /, *, options: RemoteDatabaseOptions = RemoteDatabaseOptions(), audit: Audit = Audit()
+) -> ExitCode:
     """Pause a job; a process that runs it stops within a second, or when its list is made."""
-    database = options.load().settings.database
-    with session(database) as connection:
-        found = pause_job(connection, database.schema_name, job, by=audit.operator, why=audit.reason or None)
+    found = options.operations().pause_job(job, by=audit.operator, why=audit.reason or None)
     say(f"paused {found.words} after {found.done} of {_selected(found)} rows")
     return ExitCode.DONE
 
@@ -128,20 +114,19 @@ def cancel(
     job: JobId,
     /,
     *,
-    options: DatabaseOptions = DatabaseOptions(),
+    options: RemoteDatabaseOptions = RemoteDatabaseOptions(),
     consent: Consent = Consent(),
 ) -> ExitCode:
     """End a job for good; a process that runs it stops within a second, or when its list is made."""
     consent.check()
-    database = options.load().settings.database
-    with session(database) as connection:
-        found = cancellable(read_job(connection, database.schema_name, job))
-        if consent.dry_run:
-            show_loss(_loss(found))
-            return ExitCode.DONE
-        if not consent.is_given(lambda: _loss(found)):
-            return ExitCode.FAILED
-        ended = cancel_job(connection, database.schema_name, job, by=consent.operator, why=consent.reason)
+    operations = options.operations()
+    found = cancellable(operations.show_job(job, limit=1).job)
+    if consent.dry_run:
+        show_loss(_loss(found))
+        return ExitCode.DONE
+    if not consent.is_given(lambda: _loss(found)):
+        return ExitCode.FAILED
+    ended = operations.cancel_job(job, by=consent.operator, why=consent.reason)
     say(f"cancelled {ended.words}, of which {ended.done} rows are done")
     return ExitCode.DONE
 

@@ -375,6 +375,8 @@ class ConsoleSettings(Section):
     """a login ends after this"""
     users: Text = ""
     """file of names, roles and hashes of passwords; `relay console user` writes it"""
+    tokens: Text = ""
+    """file of names, roles and hashes of the tokens of programs; `relay console token` writes it"""
     trusted_proxies: Networks = ""
     """who may say in headers who the user is"""
     proxy_name_header: HeaderName = "X-Forwarded-User"

@@ -17,6 +17,7 @@ from relay.errors import (
     DeadlineError,
     NotFoundError,
     OutboxError,
+    PartlyDoneError,
     SchemaError,
     UnavailableError,
     UsageError,
@@ -36,6 +37,7 @@ STATUSES: dict[type[OutboxError], HTTPStatus] = {
     UnavailableError: HTTPStatus.SERVICE_UNAVAILABLE,
     SchemaError: HTTPStatus.SERVICE_UNAVAILABLE,
     AccessError: HTTPStatus.SERVICE_UNAVAILABLE,
+    PartlyDoneError: HTTPStatus.SERVICE_UNAVAILABLE,
 }
 
 

@@ -15,12 +15,14 @@ from relay import __version__
 from relay.config.settings import Settings
 from relay.console.access.access import Access
 from relay.console.access.headers import GuardedApp
+from relay.console.access.tokens import TokenFile, with_tokens
 from relay.console.access.writes import guard_writes, origins
 from relay.console.answers import answer_bug, answer_error, answer_http_error, answer_invalid
 from relay.console.api.router import router as api
 from relay.console.checkup import Checkup
 from relay.console.database import Database
 from relay.console.pages import doctor, login, messages, nodes, overview
+from relay.console.runner import Runner
 from relay.console.sampler import Sampler
 from relay.console.templates import STATIC
 from relay.errors import OutboxError
@@ -29,8 +31,8 @@ from relay.errors import OutboxError
 def make_app(settings: Settings, file: Path | None = None) -> FastAPI:
     """Return the console for these settings.
 
-    `app.state` has `settings`, `database` (Database), `sampler` (Sampler), `checkup` (Checkup), `access`
-    (Access) and `identify` (Identifier). `file` is the relay.toml that was read, for the doctor.
+    `app.state` has `settings`, `database` (Database), `sampler` (Sampler), `checkup` (Checkup), `runner` (Runner),
+    `access` (Access), `identify` (Identifier) and `file`, the relay.toml that was read, for the doctor.
     """
 
     @asynccontextmanager
@@ -40,16 +42,18 @@ def make_app(settings: Settings, file: Path | None = None) -> FastAPI:
             asyncio.create_task(sampler.run(), name="sampler"),
             asyncio.create_task(checkup.run(), name="checkup"),
         ]
+        jobs = asyncio.create_task(runner.run(), name="jobs")
         try:
             yield
         finally:
+            runner.stop()
             for task in tasks:
                 task.cancel()
-            await asyncio.wait(tasks)
+            await asyncio.wait([*tasks, jobs])
             database.close()
 
     database, access = Database(settings), Access(settings.console)
-    sampler, checkup = Sampler(settings, database), Checkup(settings, file)
+    sampler, checkup, runner = Sampler(settings, database), Checkup(settings, file), Runner(settings)
     app = FastAPI(
         title="Outbox relay",
         version=__version__,
@@ -67,11 +71,13 @@ def make_app(settings: Settings, file: Path | None = None) -> FastAPI:
         },
     )
     app.state.settings = settings
+    app.state.file = file
     app.state.database = database
     app.state.sampler = sampler
     app.state.checkup = checkup
+    app.state.runner = runner
     app.state.access = access
-    app.state.identify = access.identify
+    app.state.identify = with_tokens(access.identify, TokenFile(settings.console.tokens))
     for each in (login, overview, messages, nodes, doctor):
         app.include_router(each.router)
     app.include_router(api)

@@ -94,11 +94,16 @@ def reveal_message(
     """
     rows, which = _where(schema, message.id, place)
     with connection.transaction(), connection.cursor(row_factory=class_row(Content)) as cursor:
-        cursor.execute(AUDIT.format(schema=Identifier(schema)), {"by": by, "target": str(message.id), "why": why})
+        note_reveal(connection, schema, str(message.id), by=by, why=why)
         found = cursor.execute(READ_CONTENT.format(rows=rows, which=which, length=REVEALED)).fetchone()
         if found is None:
             raise NotFoundError(f"message {message.id} is not here any more: look for it by its message id")
     return found
+
+
+def note_reveal(connection: psycopg.Connection, schema: str, target: str, *, by: str, why: str | None = None) -> None:
+    """Note who reads what a message says: the row of this id, or what is in a queue."""
+    connection.execute(AUDIT.format(schema=Identifier(schema)), {"by": by, "target": target, "why": why})
 
 
 def _where(schema: str, row: RowId, place: Place | None) -> tuple[Composed, Composed]:

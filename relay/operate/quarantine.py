@@ -65,6 +65,13 @@ class RouteStatus:
     def address(self) -> str:
         return f"exchange {self.exchange!r}, routing key {self.routing_key!r}"
 
+    def rerouted(self, exchange: str | None, routing_key: str | None) -> tuple[str, str]:
+        """Return the address of rows that get this exchange, this routing key, or both, in place of the route's."""
+        return (
+            self.exchange if exchange is None else exchange,
+            self.routing_key if routing_key is None else routing_key,
+        )
+
 
 def list_routes(connection: psycopg.Connection, schema: str) -> list[RouteStatus]:
     """Return the routes in quarantine, the oldest first."""
@@ -106,7 +113,7 @@ def route_of(connection: psycopg.Connection, schema: str, named: RowId) -> Route
 READ_ROWS = SQL("""
     SELECT id, message_id, aggregate_type, aggregate_id, event_type, created_at, attempts, last_error
     FROM {schema}.message_state
-    WHERE {which}
+    WHERE {which} AND id > %(after)s
     ORDER BY id
     LIMIT %(limit)s
 """)
@@ -127,11 +134,12 @@ class WaitingRow:
     last_error: str | None
 
 
-def list_rows(connection: psycopg.Connection, schema: str, route: int, *, limit: int) -> list[WaitingRow]:
-    """Return the first rows of a route, by id."""
-    return _read_rows(
-        connection, READ_ROWS.format(schema=Identifier(schema), which=OF_ROUTE), route=route, rows=[], limit=limit
-    )
+def list_rows(
+    connection: psycopg.Connection, schema: str, route: int, *, limit: int, after: int = 0
+) -> list[WaitingRow]:
+    """Return the first rows of a route behind the id `after`, by id."""
+    statement = READ_ROWS.format(schema=Identifier(schema), which=OF_ROUTE)
+    return _read_rows(connection, statement, {**_values(route, []), "limit": limit, "after": after})
 
 
 def list_chosen(
@@ -139,16 +147,13 @@ def list_chosen(
 ) -> list[WaitingRow]:
     """Return the first rows that `reroute` or `discard` would change now, by id."""
     names = {"schema": Identifier(schema), "is_behind": IS_BEHIND}
-    return _read_rows(
-        connection, READ_ROWS.format(**names, which=CHOSEN.format(**names)), route=route, rows=rows, limit=limit
-    )
+    statement = READ_ROWS.format(**names, which=CHOSEN.format(**names))
+    return _read_rows(connection, statement, {**_values(route, rows), "limit": limit, "after": 0})
 
 
-def _read_rows(
-    connection: psycopg.Connection, statement: Composed, *, route: int, rows: Sequence[RowId], limit: int
-) -> list[WaitingRow]:
+def _read_rows(connection: psycopg.Connection, statement: Composed, values: dict[str, Any]) -> list[WaitingRow]:
     with connection.cursor(row_factory=class_row(WaitingRow)) as cursor:
-        return cursor.execute(statement, {**_values(route, rows), "limit": limit}).fetchall()
+        return cursor.execute(statement, values).fetchall()
 
 
 @dataclass(frozen=True, slots=True)

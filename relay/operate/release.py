@@ -76,13 +76,12 @@ NOW = SQL("SELECT clock_timestamp()")
 
 def preview(connection: psycopg.Connection, schema: str, kind: Kind, selection: Selection) -> Done:
     """Return exactly what a job of this kind would do now; changes nothing."""
-    state = _state_of(kind)
     with connection.transaction():
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
         parameters = {**asdict(selection), "after": 0, "until": scalar(connection, NOW), "batch": selection.limit}
         heads = [row[0] for row in connection.execute(_heads(schema, kind, selection), parameters)]
         released = scalar(connection, _with_fates(schema, COUNT_RELEASED), {"heads": heads})
-        return Done(len(heads), released, _not_found(connection, schema, state, selection))
+        return Done(len(heads), released, rows_not_found(connection, schema, kind, selection))
 
 
 def order_rows(
@@ -94,6 +93,7 @@ def order_rows(
     by: str | None = None,
     why: str | None = None,
     caution: Caution = NO_CAUTION,
+    by_console: bool = False,
 ) -> Job:
     """Write down a job over the rows that are there now, counted; `run_rows` does it.
 
@@ -113,6 +113,7 @@ def order_rows(
         why=why,
         selected=selected,
         caution=caution,
+        by_console=by_console,
     )
     return make_job(connection, schema, order)
 
@@ -132,7 +133,7 @@ def change_rows(
 
     Raises as `run_rows`.
     """
-    not_found = _not_found(connection, schema, _state_of(kind), selection)
+    not_found = rows_not_found(connection, schema, kind, selection)
     job = order_rows(connection, schema, kind, selection, by=by, why=why, caution=caution)
     show(job)
     job = run_rows(connection, schema, job, show=show)
@@ -420,7 +421,9 @@ READ_NOT_FOUND = SQL("""
 """)
 
 
-def _not_found(connection: psycopg.Connection, schema: str, state: str, selection: Selection) -> list[str]:
+def rows_not_found(connection: psycopg.Connection, schema: str, kind: Kind, selection: Selection) -> list[str]:
+    """Return what was named and is no row that a job of this kind could change, with the reason."""
+    state = _state_of(kind)
     named = {"ids": selection.ids or [], "message_ids": selection.message_ids or [], "state": state}
     rows = connection.execute(composed(schema, READ_NOT_FOUND), named).fetchall()
     lacking = {id_ or message_id: behind for id_, message_id, behind in rows}

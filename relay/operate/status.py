@@ -5,10 +5,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from typing import Any
 
 import psycopg
 from psycopg.rows import class_row
 from psycopg.sql import SQL, Identifier
+from pydantic import GetCoreSchemaHandler
+from pydantic_core import CoreSchema
 
 from relay.engine.send.message import NOT_SENT
 from relay.operate.health import NODE_STALE_AFTER, OutboxState
@@ -120,6 +123,10 @@ class Reason(str):
         reason = super().__new__(cls, words)
         reason.about = about
         return reason
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, _source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return handler(str)
 
     about: About
 

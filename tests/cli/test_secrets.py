@@ -77,6 +77,8 @@ COMMANDS = [
     ["config", "jobs"],
     ["console", "user", "list", "--file", "users"],
     ["console", "user", "remove", "ann", "--file", "users"],
+    ["console", "token", "list", "--file", "tokens"],
+    ["console", "token", "remove", "billing", "--file", "tokens"],
     ["completion", "bash"],
     ["healthcheck"],
 ]
@@ -139,8 +141,8 @@ def test_the_commands_here_are_all_that_there_are() -> None:
             yield from leaves(app[name], *path, name)
 
     tried = {tuple(arguments[:words]) for arguments in COMMANDS for words in (1, 2, 3)}
-    # These end with their server, or ask for a password.
-    assert set(leaves(app())) - tried == {("run",), ("console", "user", "add")}
+    # These end with their server, ask for a password, or print a token.
+    assert set(leaves(app())) - tried == {("run",), ("console", "user", "add"), ("console", "token", "add")}
 
 
 @every_printable

@@ -14,7 +14,8 @@ from tests.cli.command import Command
 
 FLAGS = {
     # where the settings and the inbox are
-    "--config", "--database-url", "--broker-url", "--inbox", "--inbox-schema", "--schema", "--database-schema",
+    "--config", "--database-url", "--broker-url", "--server", "--inbox", "--inbox-schema", "--schema",
+    "--database-schema",
     # which rows
     "--aggregate-type", "--aggregate-id", "--event-type", "--reason", "--exception", "--consumer", "--since", "--until",
     "--limit", "--all", "--held", "--archived", "--group", "--queue", "--kind", "--unique-business-key", "--grace",

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from relay.config.settings import ConsoleSettings
 from relay.console.access.cookie import browser_of, is_form_token
 from relay.console.access.identity import RefusedError
+from relay.console.access.tokens import bearer_of
 
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
 FIELD = "token"  # of a form
@@ -39,14 +40,19 @@ async def guard_writes(request: Request) -> None:
     if request.method in READING:
         return
     console: ConsoleSettings = request.app.state.settings.console
+    if bearer_of(request) is None:  # no browser sends a token of a program by itself
+        await _check_page(request, console)
+    if console.read_only and request.url.path not in ALWAYS:
+        raise RefusedError(HTTPStatus.FORBIDDEN, "the console is read-only (console.read_only)")
+
+
+async def _check_page(request: Request, console: ConsoleSettings) -> None:
     if request.headers.get("Origin") not in origins(console):
         words = "the request does not come from a page of this console; console.origin names where its pages are"
         raise RefusedError(HTTPStatus.FORBIDDEN, words)
     browser = browser_of(request)
     if browser is None or not is_form_token(browser, await _token(request)):
         raise RefusedError(HTTPStatus.FORBIDDEN, "the page is out of date: load it again")
-    if console.read_only and request.url.path not in ALWAYS:
-        raise RefusedError(HTTPStatus.FORBIDDEN, "the console is read-only (console.read_only)")
 
 
 async def _token(request: Request) -> str:

@@ -5,6 +5,7 @@ killed in between finds its letters again, knows them by their notes, and only a
 exact, as far as letters have a message id.
 """
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -76,18 +77,26 @@ async def run_letters(
         selection = replace(selection, limit=selection.limit - job.done)
     with running(connection, schema, job):
         command = Command(broker, book.entry, selection, write=book.write, known=book.known, rate=job.rate, show=show)
-        done = await command.run_until_told()
+        # Elsewhere signals are for the process: the requests of a console run in threads.
+        is_main = threading.current_thread() is threading.main_thread()
+        done = await (command.run_until_told() if is_main else command.run())
         if not done.is_stopped:
             book.end(refused=len(done.refused))
+    done.job = job.id
     return done
+
+
+def entry_of(job: Job) -> Entry:
+    """Return what the notes of a job's letters have in common."""
+    filter_ = job.filter
+    return Entry(job.kind, filter_[QUEUE], filter_[SENT_TO], job.made_by, job.why or "", job.id)
 
 
 class _Book:
     """Keeps the notes and the count of a job."""
 
     def __init__(self, connection: psycopg.Connection, schema: str, job: Job) -> None:
-        filter_ = job.filter
-        self.entry = Entry(job.kind, filter_[QUEUE], filter_[SENT_TO], job.made_by, job.why or "", job.id)
+        self.entry = entry_of(job)
         self._connection = connection
         self._schema = schema
         self._job = job
