@@ -25,7 +25,13 @@ from relay.operate.dead_letters.job import order_letters, run_letters
 from relay.operate.dead_letters.letter import Held, Letter
 from relay.operate.dead_letters.letter import Selection as LetterSelection
 from relay.operate.dead_letters.read import list_letters, read_letters, show_letter
-from relay.operate.failures import routes_of_group
+from relay.operate.failures import (
+    group_letters,
+    list_groups,
+    list_held_groups,
+    routes_of_group,
+    with_retries,
+)
 from relay.operate.parked import PARKED, ParkedMessage, list_parked, show_parked
 from relay.operate.parked import Selection as ParkedSelection
 from relay.operate.quarantine import Changed, RouteStatus
@@ -34,6 +40,7 @@ from relay.operate.session import session
 from relay.operate.status import Node, Status, list_nodes, read_status
 from relay.operate.whereabouts import RowId
 from relay.operations.results import (
+    Failures,
     ListedLetters,
     Ordered,
     ParkedRows,
@@ -82,6 +89,20 @@ class LocalOperations:
     def pools(self, names: Sequence[str]) -> pool.PoolsStatus:
         with self._connect(None):  # which finds the tables missing or behind
             return asyncio.run(pool.read_status(self._settings, names=names))
+
+    def list_failures(self, queues: Sequence[str], *, with_held: bool) -> Failures:
+        warnings: list[str] = []
+        with self._connect(None) as connection:
+            groups = list_groups(connection, self._schema)
+            for queue in queues:
+                _, dead = change.queues_of(queue)
+                letters: list[Letter] = []
+                read = asyncio.run(read_letters(self._settings.broker, dead, LetterSelection(), _append_to(letters)))
+                groups += with_retries(connection, self._schema, group_letters(letters, dead))
+                warnings += [read.warning] if read.warning else []
+            if with_held:
+                groups += list_held_groups(connection, self._schema)
+        return Failures(groups, warnings)
 
     def list_parked(
         self, selection: ParkedSelection, *, with_held: bool, state: str = PARKED, after: int = 0
@@ -232,6 +253,10 @@ class LocalOperations:
         with self._connect(None) as connection:
             jobs.cancellable(jobs.read_job(connection, self._schema, job))
             return jobs.cancel_job(connection, self._schema, job, by=by, why=why)
+
+
+def _append_to(letters: list[Letter]) -> Callable[[Held], None]:
+    return lambda held: letters.append(held.letter)
 
 
 def check_reroute(settings: Settings, exchange: str | None) -> None:

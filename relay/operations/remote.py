@@ -36,6 +36,7 @@ from relay.operate.release import Show as ShowJob
 from relay.operate.status import Node, Status
 from relay.operate.whereabouts import RowId
 from relay.operations.results import (
+    Failures,
     ListedLetters,
     Ordered,
     ParkedRows,
@@ -88,6 +89,9 @@ class RemoteOperations:
 
     def pools(self, names: Sequence[str]) -> PoolsStatus:
         return self._get(PoolsStatus, "/pool/status", {"pool": list(names)})
+
+    def list_failures(self, queues: Sequence[str], *, with_held: bool) -> Failures:
+        return self._get(Failures, "/failures", {"queue": list(queues), "held": with_held})
 
     def list_parked(self, selection: ParkedSelection, *, with_held: bool, state: str) -> ParkedRows:
         asked = {**_parked(selection), "held": with_held, "archived": state == ARCHIVED}

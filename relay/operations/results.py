@@ -6,6 +6,7 @@ from datetime import datetime
 from relay.jobs.job import Job, JobFailure
 from relay.operate.dead_letters.letter import Letter
 from relay.operate.dead_letters.read import Read
+from relay.operate.failures import Group
 from relay.operate.parked import Parked
 from relay.operate.quarantine import RouteStatus, WaitingRow
 from relay.replay.selection import Day
@@ -35,6 +36,14 @@ class RoutePreview:
     rows: int
     oldest: datetime | None  # when the first of them was written
     first: list[WaitingRow]
+
+
+@dataclass(frozen=True, slots=True)
+class Failures:
+    """Groups of failures, and letters that a delivery limit of their queue may drop."""
+
+    groups: list[Group]
+    warnings: list[str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,7 @@ async def test_what_it_shows_is_the_same(ends: Ends, rows: Rows) -> None:
         ("parked", "retry", "--all", "--dry-run"),
         ("parked", "retry", str(head), "--all"),
         ("parked", "discard", "--all", "--dry-run"),
+        ("failures", "list", "--held"),
         ("quarantine", "list"),
         ("quarantine", "show", "1"),
         ("quarantine", "show", "99"),
