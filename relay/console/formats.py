@@ -41,6 +41,11 @@ def moment(at: datetime | None) -> str:
     return NOTHING if at is None else f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
 
 
+def job_mood(state: str) -> str:
+    """Return the colour of a job's state."""
+    return {"done": "ok", "paused": "warning", "interrupted": "warning", "cancelled": "skipped"}.get(state, "running")
+
+
 def commands(words: str) -> Markup:
     """Return words with what stands in backticks as code; everything is escaped."""
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(words))))  # noqa: S704  (escaped just before)

@@ -10,14 +10,21 @@ from starlette.responses import HTMLResponse
 from relay import __version__
 from relay.config.settings import Authentication
 from relay.console.access.cookie import browser_of, form_token, new_browser, set_cookie
-from relay.console.formats import commands, duration, moment, number, short
+from relay.console.formats import commands, duration, job_mood, moment, number, short
 from relay.operate.status import lane_ranges
 
 FOLDER = Path(__file__).parent / "templates"
 STATIC = Path(__file__).parent / "static"
 
 # In the order of the menu: path and title.
-MENU = (("/", "Overview"), ("/messages", "Messages"), ("/nodes", "Nodes"), ("/doctor", "Doctor"))
+MENU = (
+    ("/", "Overview"),
+    ("/messages", "Messages"),
+    ("/failures", "Failures"),
+    ("/jobs", "Jobs"),
+    ("/nodes", "Nodes"),
+    ("/doctor", "Doctor"),
+)
 WITH_LOGIN = (Authentication.PASSWORD, Authentication.OIDC)
 
 _environment = Environment(
@@ -32,6 +39,7 @@ _environment.filters |= {
     "duration": duration,
     "lanes": lane_ranges,
     "moment": moment,
+    "mood": job_mood,
     "number": number,
     "short": short,
 }

@@ -48,8 +48,8 @@ DOCTOR = Repair("/doctor", "See the doctor's list")
 REPAIRS = {
     About.RELAYS: Repair("/nodes", "Look at the relays"),
     About.REFUSED: Repair("/messages?state=pending", "See what waits"),
-    About.PARKED: Repair("/messages?state=parked", "See the parked rows"),
-    About.ROUTE: Repair("/messages?state=quarantined", "See what waits for the route"),
+    About.PARKED: Repair("/failures", "See what failed, and retry it"),
+    About.ROUTE: Repair("/failures", "See the route, and try it"),
     About.SESSIONS: Repair("/doctor", "Run the doctor"),
 }
 

@@ -10,7 +10,6 @@ from fastapi import APIRouter, Query
 from pydantic import Field
 from starlette.responses import Response
 
-from relay.console.api.given import Configured, Operations, Operator, Owner, Sessions, Viewer
 from relay.console.api.once import Once
 from relay.console.api.parameters import (
     MOST,
@@ -24,6 +23,7 @@ from relay.console.api.parameters import (
     Why,
     check_choice,
 )
+from relay.console.given import Configured, Operations, Operator, Owner, Sessions, Viewer
 from relay.observe.printable import printable_json
 from relay.operate.dead_letters.audit import Entry
 from relay.operate.dead_letters.change import Done, queues_of

@@ -7,10 +7,10 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from relay.console.api.given import Operations, Operator, Viewer, within
 from relay.console.api.once import Once
 from relay.console.api.paging import next_cursor, read_cursor
 from relay.console.api.parameters import Closed, Cursor, Id, Limit, Text, Why
+from relay.console.given import Operations, Operator, Viewer, within
 from relay.errors import UsageError
 from relay.jobs.job import Job, JobFailure, Kind
 

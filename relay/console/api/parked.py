@@ -8,7 +8,6 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from relay.console.api.given import Operations, Operator, Owner, Sessions, Viewer, within
 from relay.console.api.once import Asked, Once
 from relay.console.api.paging import next_cursor, read_cursor
 from relay.console.api.parameters import (
@@ -24,6 +23,7 @@ from relay.console.api.parameters import (
     check_choice,
     row_id,
 )
+from relay.console.given import Operations, Operator, Owner, Sessions, Viewer, within
 from relay.errors import UsageError
 from relay.jobs.job import Caution, Kind
 from relay.operate.message import note_reveal

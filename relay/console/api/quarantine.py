@@ -6,10 +6,10 @@ from fastapi import APIRouter, Query
 from pydantic import Field
 from starlette.responses import Response
 
-from relay.console.api.given import Operations, Operator, Owner, Viewer
 from relay.console.api.once import Once
 from relay.console.api.paging import next_cursor, read_cursor
 from relay.console.api.parameters import MOST, Address, Closed, Cursor, Group, Id, Limit, RowName, RowNames, Why, row_id
+from relay.console.given import Operations, Operator, Owner, Viewer
 from relay.errors import UsageError
 from relay.operate.quarantine import Changed, RouteStatus, WaitingRow
 from relay.operate.whereabouts import row_ids

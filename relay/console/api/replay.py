@@ -4,8 +4,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from relay.console.api.given import Operations, Viewer
 from relay.console.api.parameters import ReplayFilter
+from relay.console.given import Operations, Viewer
 from relay.operations.results import ReplayPreview
 
 router = APIRouter(prefix="/replay", tags=["replay"])

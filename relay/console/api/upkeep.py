@@ -12,9 +12,9 @@ from starlette.responses import Response
 from relay.broker import topology
 from relay.broker.topology import Declared
 from relay.config.topology import TopologySettings
-from relay.console.api.given import Configured, Owner, Viewer
 from relay.console.api.once import Once
 from relay.console.api.parameters import MOST, Closed, Limit, MessageFilter, Text, Why
+from relay.console.given import Configured, Owner, Viewer
 from relay.errors import UsageError
 from relay.operate.definitions import definitions
 from relay.operate.reconcile.ask import Asked, ask

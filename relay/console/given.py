@@ -1,4 +1,4 @@
-"""What the routes of the API take: who asks, and the operations on the console's connections."""
+"""What routes take: who asks, and the operations on the console's connections."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
