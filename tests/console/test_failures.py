@@ -38,7 +38,7 @@ async def test_a_group_is_retried_in_stages(settings: Settings, tmp_path: Path, 
         cancelled = await post(
             client, f"{ordered.headers['Location']}/cancel", {"token": token_of(job), "why": "enough"}
         )
-        assert "cancelled" in (await client.get(cancelled.headers["Location"])).text
+        assert "by operator: enough" in (await client.get(cancelled.headers["Location"])).text
         assert "cancelled" in (await client.get("/jobs")).text
 
 
