@@ -24,6 +24,7 @@ MENU = (
     ("/jobs", "Jobs"),
     ("/nodes", "Nodes"),
     ("/doctor", "Doctor"),
+    ("/audit", "Audit"),
 )
 WITH_LOGIN = (Authentication.PASSWORD, Authentication.OIDC)
 
