@@ -28,7 +28,7 @@ LETTERS = SQL("""
 
 @dataclass(frozen=True, slots=True)
 class Deed:
-    """What somebody has done to one row, letter, job or day, or what they have read."""
+    """What a user or a program has done to one row, letter, job or day, or has read."""
 
     id: int  # in its table
     done_at: datetime
