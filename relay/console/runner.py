@@ -1,4 +1,4 @@
-"""Run the jobs that requests have ordered, one after the other.
+"""Run the jobs that requests have ordered: those over rows one after the other, and so the replays.
 
 A job is a row of the table `job`, and a batch of its rows is one transaction. So a console that is killed leaves it
 where it was, and the next look of any console goes on with it.
@@ -6,6 +6,7 @@ where it was, and the next look of any console goes on with it.
 
 import asyncio
 import threading
+from collections.abc import Awaitable, Callable
 
 import psycopg
 from psycopg.sql import SQL, Identifier
@@ -14,73 +15,114 @@ from relay.backoff import wait_for_event
 from relay.config.settings import Settings
 from relay.database import unplug
 from relay.errors import BusyError, OutboxError
-from relay.jobs.job import Job, read_job
+from relay.jobs.job import Job, Source, read_job
 from relay.logger import get_logger
 from relay.operate.release import run_rows
 from relay.operate.session import session
+from relay.replay.run import Replay
+from relay.replay.serve import run_in_words
 
 log = get_logger(__name__)
 
 LOOK_INTERVAL = 5.0  # seconds between two looks for jobs that another console has left
 STATEMENT_TIMEOUT = 600.0  # seconds: one head may have a million rows behind it
+ROWS = (Source.PARKED, Source.ARCHIVED)
+REPLAYS = (Source.SENT,)
 
-WAITING = SQL("SELECT id FROM {schema}.job WHERE by_console AND state = 'open' ORDER BY id")
+WAITING = SQL("""
+    SELECT id FROM {schema}.job WHERE by_console AND state = 'open' AND source = ANY (%(sources)s) ORDER BY id
+""")
 
 
 class Runner:
-    """Runs jobs in a thread, on a separate connection, whose statements may take long."""
+    """Runs jobs over rows in a thread, on a separate connection, and replays in the event loop."""
 
     def __init__(self, settings: Settings) -> None:
-        self._database = settings.database
-        self._wanted = asyncio.Event()
+        self._settings = settings
+        self._wanted = (asyncio.Event(), asyncio.Event())
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = threading.Event()
         self._connection: psycopg.Connection | None = None
+        self._replay: Replay | None = None
 
     def wake(self) -> None:
         """Look for jobs at once; any thread may call it."""
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._wanted.set)
+            self._loop.call_soon_threadsafe(self._set)
 
     async def run(self) -> None:
         """Run what there is to run, until `stop`."""
         self._loop = asyncio.get_running_loop()
-        while not self._stopping.is_set():
-            self._wanted.clear()
-            await asyncio.to_thread(self._run_all)
-            await wait_for_event(self._wanted, LOOK_INTERVAL)
+        rows, replays = self._wanted
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._keep(rows, lambda: asyncio.to_thread(self._run_rows)), name="jobs")
+            tasks.create_task(self._keep(replays, self._run_replays), name="replays")
 
     def stop(self) -> None:
         """End `run`; a job that it works on is left after its last whole batch."""
         self._stopping.set()
-        self._wanted.set()
+        self._set()
+        if self._replay is not None:
+            self._replay.stop()
         if self._connection is not None:
             unplug(self._connection)
 
-    def _run_all(self) -> None:
+    def _set(self) -> None:
+        for each in self._wanted:
+            each.set()
+
+    async def _keep(self, wanted: asyncio.Event, run: Callable[[], Awaitable[None]]) -> None:
+        while not self._stopping.is_set():
+            wanted.clear()
+            try:
+                await run()
+            except OutboxError as error:
+                if not self._stopping.is_set():
+                    log.warning("console.jobs_wait", error=str(error))
+            await wait_for_event(wanted, LOOK_INTERVAL)
+
+    def _run_rows(self) -> None:
+        database = self._settings.database
         try:
-            with session(self._database, timeout=STATEMENT_TIMEOUT) as connection:
+            with session(database, timeout=STATEMENT_TIMEOUT) as connection:
                 self._connection = connection
-                for job in self._waiting(connection):
+                for job in self._waiting(connection, ROWS):
                     if self._stopping.is_set():
                         return
-                    self._run(connection, job)
-        except OutboxError as error:
-            if not self._stopping.is_set():
-                log.warning("console.jobs_wait", error=str(error))
+                    try:
+                        self._tell(run_rows(connection, database.schema_name, job))
+                    except BusyError:
+                        continue  # another console runs it
         finally:
             self._connection = None
 
-    def _waiting(self, connection: psycopg.Connection) -> list[Job]:
-        schema = self._database.schema_name
-        found = connection.execute(WAITING.format(schema=Identifier(schema))).fetchall()
+    async def _run_replays(self) -> None:
+        for job in await asyncio.to_thread(self._waiting_replays):
+            if self._stopping.is_set():
+                return
+            self._replay = Replay(self._settings, job, rate=None)
+            try:
+                await run_in_words(self._replay)
+            except BusyError:
+                continue
+            finally:
+                self._replay = None
+            self._tell(await asyncio.to_thread(self._read, job.id))
+
+    def _waiting_replays(self) -> list[Job]:
+        with session(self._settings.database) as connection:
+            return self._waiting(connection, REPLAYS)
+
+    def _waiting(self, connection: psycopg.Connection, sources: tuple[Source, ...]) -> list[Job]:
+        schema = self._settings.database.schema_name
+        statement = WAITING.format(schema=Identifier(schema))
+        found = connection.execute(statement, {"sources": list(sources)}).fetchall()
         return [job for (id_,) in found if (job := read_job(connection, schema, id_)).state == "interrupted"]
 
-    def _run(self, connection: psycopg.Connection, job: Job) -> None:
-        try:
-            ended = run_rows(connection, self._database.schema_name, job)
-        except BusyError:
-            return  # another console runs it
-        log.info(
-            "console.job_ended", job=job.id, kind=job.kind, state=ended.state, done=ended.done, failed=ended.failed
-        )
+    def _read(self, job: int) -> Job:
+        with session(self._settings.database) as connection:
+            return read_job(connection, self._settings.database.schema_name, job)
+
+    def _tell(self, job: Job) -> None:
+        figures = {"done": job.done, "failed": job.failed}
+        log.info("console.job_ended", job=job.id, kind=job.kind, state=job.state, **figures)

@@ -51,6 +51,8 @@ from relay.operations.results import (
     ShownRoute,
 )
 from relay.replay.selection import Filter, count_by_day, now
+from relay.replay.serve import order_replay
+from relay.replay.target import Target, check_target
 
 BULK_TIMEOUT = 600.0  # seconds for a statement: one head may have a million rows behind it
 SCAN_TIMEOUT = 3600.0  # seconds for a statement: days of sent rows are read from end to end
@@ -230,6 +232,24 @@ class LocalOperations:
         with self._connect(SCAN_TIMEOUT) as connection:
             days = count_by_day(connection, self._schema, asked.selection(now(connection)))
         return ReplayPreview(sum(day.rows for day in days), days)
+
+    def order_replay(
+        self, asked: Filter, target: Target, *, by: str, why: str | None, caution: Caution = NO_CAUTION
+    ) -> Job:
+        """Write down a replay that the consoles run."""
+        asyncio.run(check_target(self._settings.broker, target.exchange, target.routing_key))
+        with self._connect(SCAN_TIMEOUT) as connection:
+            return order_replay(
+                connection,
+                self._schema,
+                asked.selection(now(connection)),
+                by=by,
+                why=why,
+                to_exchange=target.exchange,
+                routing_key=target.routing_key,
+                caution=caution,
+                by_console=True,
+            )
 
     def list_jobs(self, *, limit: int, kind: Kind | None, before: int | None = None) -> list[Job]:
         with self._connect(None) as connection:

@@ -6,6 +6,7 @@ from uuid import UUID
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from relay.errors import UsageError
+from relay.jobs.job import Caution
 from relay.operate import parked
 from relay.operate.whereabouts import MAX_ID, RowId, row_ids
 from relay.replay.selection import Filter
@@ -32,6 +33,8 @@ Group = Annotated[
     str | None, StringConstraints(pattern=r"^[0-9a-f]{12}$"), Field(description="A failure group: what has one cause.")
 ]
 Rate = Annotated[float | None, Field(gt=0, lt=1_000_000, description="Rows a second, at most.")]
+Stages = Annotated[tuple[Id, ...], Field(max_length=20, description="Wait for the outcome after so many rows.")]
+Share = Annotated[float | None, Field(ge=0, le=1, description="Pause when more than this share of a stage fails.")]
 Cursor = Annotated[
     str | None, StringConstraints(max_length=100), Field(description="`next` of an earlier page; else the first page.")
 ]
@@ -91,6 +94,15 @@ class ReplayFilter(MessageFilter):
             since=self.since,
             until=self.until,
         )
+
+
+def caution_of(rate: float | None, stages: tuple[int, ...], stop_when_failing: float | None) -> Caution:
+    """Return how carefully a job goes on; UsageError when the parts do not fit together."""
+    if list(stages) != sorted({*stages}):
+        raise UsageError("stages: rising numbers, such as [1, 10, 100]")
+    if stop_when_failing is not None and not stages:
+        raise UsageError("stop_when_failing needs stages, such as [1, 10, 100]")
+    return Caution(rate=rate, stages=stages, stop_when_failing=stop_when_failing)
 
 
 def row_id(name: str) -> RowId:

@@ -13,18 +13,19 @@ from relay.console.api.paging import next_cursor, read_cursor
 from relay.console.api.parameters import (
     Closed,
     Cursor,
-    Id,
     Limit,
     ParkedFilter,
     Rate,
     RowName,
+    Share,
+    Stages,
     Text,
     Why,
+    caution_of,
     check_choice,
     row_id,
 )
 from relay.console.given import Operations, Operator, Owner, Sessions, Viewer, within
-from relay.errors import UsageError
 from relay.jobs.job import Caution, Kind
 from relay.operate.message import note_reveal
 from relay.operate.parked import ARCHIVED, PARKED, Parked, ParkedMessage
@@ -70,17 +71,11 @@ class Retry(Change):
     """Which rows to send again, and how carefully."""
 
     why: Text = ""
-    stages: Annotated[tuple[Id, ...], Field(max_length=20, description="Wait for the outcome after so many rows.")] = ()
-    stop_when_failing: Annotated[
-        float | None, Field(ge=0, le=1, description="Pause when more than this share of a stage fails.")
-    ] = None
+    stages: Stages = ()
+    stop_when_failing: Share = None
 
     def caution(self) -> Caution:
-        if list(self.stages) != sorted({*self.stages}):
-            raise UsageError("stages: rising numbers, such as [1, 10, 100]")
-        if self.stop_when_failing is not None and not self.stages:
-            raise UsageError("stop_when_failing needs stages, such as [1, 10, 100]")
-        return Caution(rate=self.rate, stages=self.stages, stop_when_failing=self.stop_when_failing)
+        return caution_of(self.rate, self.stages, self.stop_when_failing)
 
 
 @router.get("")

@@ -60,7 +60,8 @@ class Program:
 
     async def job(self, ordered: httpx.Response, *states: str) -> dict[str, Any]:
         """Return the job that a request has ordered once it has ended, or is in one of these states."""
-        job: dict[str, Any] = ordered.json()["job"]
+        told = ordered.json()
+        job: dict[str, Any] = told.get("job", told)
 
         async def is_there() -> bool:
             job.update((await self.get(f"/jobs/{job['id']}")).json()["job"])

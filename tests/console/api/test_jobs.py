@@ -1,5 +1,6 @@
 """What a request orders is a job: a console runs it, and goes on with it after a death."""
 
+import aio_pika
 import pytest
 
 from relay.config.settings import Settings
@@ -7,6 +8,7 @@ from relay.console import runner
 from relay.console.access.identity import Role
 from relay.operate import release
 from tests.console.api.program import Program
+from tests.console.rows import sent
 from tests.operate.rows import Rows
 from tests.support.eventually import eventually
 
@@ -92,3 +94,36 @@ async def test_a_job_of_a_command_is_not_resumed(program: Program, rows: Rows) -
 
 async def has_done(program: Program, job: int, rows: int) -> bool:
     return bool((await program.get(f"/jobs/{job}")).json()["job"]["done"] >= rows)
+
+
+async def test_a_replay_is_run_and_told(program: Program, database_url: str, broker_url: str) -> None:
+    sent(database_url, 20)
+    async with await aio_pika.connect(broker_url) as connection:
+        channel = await connection.channel()
+        queue = await channel.declare_queue("again")
+        order = {"all": True, "to_exchange": "", "routing_key": "again", "why": "a new consumer"}
+
+        answer = await program.post("/replay", order)
+        job = await program.job(answer)
+        declared = await channel.declare_queue("again", passive=True)
+        await queue.delete(if_empty=False)
+
+    assert answer.status_code == 202
+    assert (job["state"], job["selected"], job["done"], job["made_by"]) == ("done", 20, 20, "program-owner")
+    assert declared.declaration_result.message_count == 20
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        {},
+        {"all": True, "event_type": "Paid"},
+        {"all": True, "routing_key": "x"},
+        {"all": True, "to_exchange": "nowhere"},
+        {"all": True, "stages": [10, 1]},
+        {"all": True, "stop_when_failing": 0.1},
+    ],
+)
+async def test_a_replay_that_cannot_be_is_refused(program: Program, order: dict[str, object]) -> None:
+    assert (await program.post("/replay", order)).status_code == 422
+    assert (await program.get("/jobs")).json()["rows"] == []
