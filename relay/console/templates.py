@@ -22,6 +22,7 @@ MENU = (
     ("/messages", "Messages"),
     ("/failures", "Failures"),
     ("/jobs", "Jobs"),
+    ("/replay", "Replay"),
     ("/nodes", "Nodes"),
     ("/doctor", "Doctor"),
     ("/audit", "Audit"),

@@ -13,7 +13,21 @@ from tests.console.rows import parked, sent, waiting
 from tests.console.site import PASSWORD, serving, users
 
 CHROMIUM = shutil.which("chromium")
-PAGES = ("/", "/messages", "/messages?state=parked", "/failures", "/jobs", "/nodes", "/doctor", "/audit")
+PAGES = (
+    "/", "/messages", "/messages?state=parked", "/failures", "/jobs", "/replay", "/replay?since=1d", "/nodes",
+    "/doctor", "/audit",
+)  # fmt: skip
+    "/",
+    "/messages",
+    "/messages?state=parked",
+    "/failures",
+    "/jobs",
+    "/replay",
+    "/replay?since=1d",
+    "/nodes",
+    "/doctor",
+    "/audit",
+)
 
 pytestmark = pytest.mark.skipif(
     CHROMIUM is None, reason="Chromium is not installed; as root, `tests/support/packages test`"
