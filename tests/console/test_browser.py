@@ -17,17 +17,6 @@ PAGES = (
     "/", "/messages", "/messages?state=parked", "/failures", "/jobs", "/replay", "/replay?since=1d", "/nodes",
     "/doctor", "/audit",
 )  # fmt: skip
-    "/",
-    "/messages",
-    "/messages?state=parked",
-    "/failures",
-    "/jobs",
-    "/replay",
-    "/replay?since=1d",
-    "/nodes",
-    "/doctor",
-    "/audit",
-)
 
 pytestmark = pytest.mark.skipif(
     CHROMIUM is None, reason="Chromium is not installed; as root, `tests/support/packages test`"
