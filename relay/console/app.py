@@ -21,7 +21,19 @@ from relay.console.answers import answer_bug, answer_error, answer_http_error, a
 from relay.console.api.router import router as api
 from relay.console.checkup import Checkup
 from relay.console.database import Database
-from relay.console.pages import audit, doctor, failures, jobs, login, messages, nodes, overview, replay
+from relay.console.pages import (
+    audit,
+    doctor,
+    failures,
+    jobs,
+    login,
+    messages,
+    nodes,
+    overview,
+    reconcile,
+    replay,
+    upkeep,
+)
 from relay.console.runner import Runner
 from relay.console.sampler import Sampler
 from relay.console.templates import STATIC
@@ -78,7 +90,7 @@ def make_app(settings: Settings, file: Path | None = None) -> FastAPI:
     app.state.runner = runner
     app.state.access = access
     app.state.identify = with_tokens(access.identify, TokenFile(settings.console.tokens))
-    for each in (login, overview, messages, failures, jobs, replay, nodes, doctor, audit):
+    for each in (login, overview, messages, failures, jobs, replay, reconcile, nodes, upkeep, doctor, audit):
         app.include_router(each.router)
     app.include_router(api)
     app.mount("/static", StaticFiles(directory=STATIC), name="static")

@@ -23,7 +23,10 @@ MENU = (
     ("/failures", "Failures"),
     ("/jobs", "Jobs"),
     ("/replay", "Replay"),
+    ("/reconcile", "Reconcile"),
     ("/nodes", "Nodes"),
+    ("/retention", "Retention"),
+    ("/batches", "Batches"),
     ("/doctor", "Doctor"),
     ("/audit", "Audit"),
 )

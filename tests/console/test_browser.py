@@ -14,7 +14,8 @@ from tests.console.site import PASSWORD, serving, users
 
 CHROMIUM = shutil.which("chromium")
 PAGES = (
-    "/", "/messages", "/messages?state=parked", "/failures", "/jobs", "/replay", "/replay?since=1d", "/nodes",
+    "/", "/messages", "/messages?state=parked", "/failures", "/jobs", "/replay", "/replay?since=1d", "/reconcile",
+    "/nodes", "/retention", "/batches",
     "/doctor", "/audit",
 )  # fmt: skip
 
