@@ -36,6 +36,7 @@ Rate = Annotated[
 ]
 PAST = {Kind.RETRY: "retried", Kind.DISCARD: "discarded", Kind.ARCHIVE: "archived", Kind.RESTORE: "restored"}
 LAST_STAGE = "all"
+ENDS = {RunEnd.DONE: "done", RunEnd.STOPPED: "interrupted", RunEnd.PAUSED: "paused"}
 
 
 @Parameter(name="*")
@@ -160,27 +161,30 @@ def run_replay(settings: Settings, job: Job, rate: float | None, output: Output)
         if not isinstance(error, BusyError | PartlyDoneError):
             aside(how_to_go_on(job))
         raise
-    selected, done, failed = end.progress
+    return report_replay(job.id, ENDS[end.how], end.progress, output, seconds=time.monotonic() - started)
+
+
+def report_replay(job: int, state: str, progress: Progress, output: Output, *, seconds: float) -> ExitCode:
+    """Print what a replay has done, and return the exit code."""
+    selected, done, failed = progress
     if output == "json":
-        state = {RunEnd.DONE: "done", RunEnd.STOPPED: "interrupted", RunEnd.PAUSED: "paused"}[end.how]
-        print_json({"id": job.id, "state": state, **end.progress._asdict()})
-    elif end.how is not RunEnd.DONE:
-        verb = "stopped" if end.how is RunEnd.STOPPED else "is paused"
-        say(f"replay {job.id} {verb} after {done + failed} of {selected or 'uncounted'} rows")
-        aside(how_to_go_on(job))
+        print_json({"id": job, "state": state, **progress._asdict()})
+    elif state != "done":
+        say(f"replay {job} is {state} after {done + failed} of {selected or 'uncounted'} rows")
+        if state != "cancelled":
+            aside(f"`relay jobs resume {job}` goes on")
     elif not selected:
-        say(f"no sent row matches: nothing to replay (replay {job.id})")
+        say(f"no sent row matches: nothing to replay (replay {job})")
     else:
-        say(f"replay {job.id} is done: {done} rows replayed in {time.monotonic() - started:.1f} s")
-    if end.how is RunEnd.STOPPED:
+        say(f"replay {job} is done: {done} rows replayed in {seconds:.1f} s")
+    if state == "interrupted":
         return ExitCode.INTERRUPTED
-    if end.how is RunEnd.DONE and (gone := (selected or 0) - done - failed):
+    gone = (selected or 0) - done - failed if state == "done" else 0
+    if gone:
         complain(f"{gone} rows are gone: their days were dropped before they could be read")
-    else:
-        gone = 0
     if failed:
-        complain(f"{failed} rows could not be sent: `relay jobs show {job.id}` tells which, and why")
-    if end.how is RunEnd.PAUSED:
+        complain(f"{failed} rows could not be sent: `relay jobs show {job}` tells which, and why")
+    if state != "done":
         return ExitCode.PARTLY
     return ExitCode.FAILED if failed or gone else ExitCode.DONE
 

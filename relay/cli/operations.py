@@ -14,6 +14,7 @@ from relay.errors import UsageError, importing
 
 if TYPE_CHECKING:
     from relay.operations.operations import Operations
+    from relay.operations.remote import RemoteOperations
 
 Server = Annotated[
     str | None,
@@ -45,6 +46,10 @@ class RemoteOptions(Options):
     def operations(self) -> "Operations":
         return _operations(self, self.server)
 
+    def console(self) -> "RemoteOperations":
+        """Return the operations of the console that --server names."""
+        return _remote(self, self.server or "")
+
     def log_settings(self) -> LogSettings:
         return _log_settings(self, self.server)
 
@@ -71,6 +76,10 @@ def _operations(options: DatabaseOptions | BrokerOptions, server: str | None) ->
 
         loaded = options.load()
         return LocalOperations(loaded.settings, loaded.file)
+    return _remote(options, server)
+
+
+def _remote(options: DatabaseOptions | BrokerOptions, server: str) -> "RemoteOperations":
     if options != type(options)(server=server):  # type: ignore[call-arg]
         raise UsageError("--server takes no other flag that says where the servers are: the console knows them")
     with importing("console"):

@@ -47,6 +47,7 @@ from relay.operations.results import (
     ShownRoute,
 )
 from relay.replay.selection import Filter
+from relay.replay.target import Target
 
 MOST = 1000  # rows that one request lists or changes
 TIMEOUT = 60.0  # seconds for an answer
@@ -176,6 +177,15 @@ class RemoteOperations:
     def preview_replay(self, asked: Filter) -> ReplayPreview:
         given = {name: value for name, value in asdict(asked).items() if value is not None}
         return self._get(ReplayPreview, "/replay/preview", given)
+
+    def replay(self, asked: Filter, target: Target, *, why: str | None, caution: Caution, show: ShowJob) -> Job:
+        """Have the console send; return the job when it has ended, or is paused."""
+        given = {name: value for name, value in asdict(asked).items() if value is not None}
+        address = {"to_exchange": target.exchange, "routing_key": target.routing_key}
+        careful = {name: value for name, value in asdict(caution).items() if value}
+        ids = {"message_ids": [str(each) for each in asked.message_ids or ()]}
+        body = {**given, **ids, **address, **careful, "all": asked == Filter(), "why": why or ""}
+        return self._follow(self._post(Job, "/replay", body), show)
 
     def list_jobs(self, *, limit: int, kind: Kind | None) -> list[Job]:
         asked = {} if kind is None else {"kind": kind}

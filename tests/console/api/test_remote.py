@@ -65,6 +65,7 @@ async def test_what_it_shows_is_the_same(ends: Ends, rows: Rows) -> None:
         ("quarantine", "show", "99"),
         ("quarantine", "reroute", "1", "--routing-key", "other", "--dry-run"),
         ("quarantine", "discard", "1", "--dry-run"),
+        ("replay", "--all", "--dry-run"),
         ("jobs", "list"),
         ("jobs", "show", "1"),
         ("pool", "status"),
