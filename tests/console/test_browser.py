@@ -11,6 +11,7 @@ from playwright.async_api import Browser, BrowserContext, Page, async_playwright
 from relay.config.settings import Settings
 from tests.console.rows import parked, sent, waiting
 from tests.console.site import PASSWORD, serving, users
+from tests.support.eventually import eventually
 
 CHROMIUM = shutil.which("chromium")
 PAGES = (
@@ -86,11 +87,39 @@ async def test_reading_and_acting_need_no_script(chromium: Browser, settings: Se
     async with serving(settings) as address, window(chromium, scripts=False) as context:
         page = await context.new_page()
         await page.goto(address)
-        await page.get_by_role("link", name="See the parked rows").click()
+        await page.get_by_role("link", name="See what failed, and retry it").click()
+        await page.locator("tbody a").first.click()
         await page.locator("tbody a").first.click()
         await page.get_by_role("button", name="Reveal").click()
 
         await expect(page.locator("pre").last).to_contain_text("a secret")
+
+
+@pytest.mark.parametrize("scripts", [True, False])
+async def test_a_parked_row_is_set_aside_from_a_cold_start(
+    chromium: Browser, settings: Settings, database_url: str, scripts: bool
+) -> None:
+    parked(database_url, "too large")
+    async with serving(settings) as address, window(chromium, scripts=scripts) as context:
+        page = await context.new_page()
+        await page.goto(address)
+        await page.get_by_role("link", name="See what failed, and retry it").click()
+        await page.get_by_role("link", name="too large").click()
+        await page.get_by_label("Why").fill("a test wrote it")
+        await page.get_by_role("button", name="Archive all").click()
+        progress = page.locator("#progress")
+        if not scripts:
+            await eventually(lambda: _is_done(page), "the job is done")
+
+        await expect(progress).to_contain_text("1 of 1")
+        await expect(progress.locator(".tag")).to_have_text("done")
+        await page.goto(f"{address}/failures")
+        await expect(page.locator("main")).to_contain_text("Nothing has failed")
+
+
+async def _is_done(page: Page) -> bool:
+    await page.reload()
+    return await page.locator("#progress .tag").text_content() == "done"
 
 
 async def test_a_keyboard_reaches_the_page_and_logs_in(chromium: Browser, settings: Settings, tmp_path: Path) -> None:
