@@ -19,7 +19,7 @@ from relay.cli.progress import Seen, shown_progress
 from relay.config.settings import LogSettings, Settings
 from relay.database import refuse_pooler
 from relay.errors import BusyError, OutboxError, PartlyDoneError, UsageError
-from relay.jobs.job import Caution, Job, Kind
+from relay.jobs.job import Caution, Job, Kind, Source
 from relay.logger import get_logger
 from relay.operate.dead_letters.audit import Entry
 from relay.operate.dead_letters.change import Done as LettersDone
@@ -129,6 +129,22 @@ def changed_words(job: Job) -> str:
     """Return what a job over rows has done until now."""
     released = "" if job.kind is Kind.RESTORE else f", and released {behind_words(job.done, job.released)}"
     return f"{PAST[job.kind]} {counted(job.done, 'row')}{released}"
+
+
+def report_job(job: Job, output: Output, *, seconds: float) -> ExitCode:
+    """Print what a job has done that a console has run, and return the exit code."""
+    if job.source is Source.SENT:
+        return report_replay(job.id, job.state, Progress(job.selected, job.done, job.failed), output, seconds=seconds)
+    return report_rows(job, output)
+
+
+def report_rows(job: Job, output: Output) -> ExitCode:
+    """Print what a job over rows has done, and return the exit code."""
+    if output == "json":
+        print_json(job)
+    else:
+        say(changed_words(job))
+    return how_it_ended(job)
 
 
 def how_it_ended(job: Job) -> ExitCode:

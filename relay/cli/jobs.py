@@ -1,5 +1,6 @@
 """`relay jobs`."""
 
+import time
 from typing import Annotated
 
 from cyclopts import App, Parameter, validators
@@ -8,16 +9,17 @@ from relay.cli.consent import Audit, Consent, Loss, show_loss
 from relay.cli.exit_code import ExitCode
 from relay.cli.job_runs import (
     Rate,
-    changed_words,
-    how_it_ended,
     refuse_pooler_of,
+    report_job,
+    report_rows,
     run_letters_job,
     run_replay,
     shown_rows,
 )
-from relay.cli.operations import RemoteDatabaseOptions
-from relay.cli.options import Options, Output
+from relay.cli.operations import RemoteDatabaseOptions, RemoteOptions
+from relay.cli.options import Output
 from relay.cli.printing import print_json, print_pairs, print_table, say
+from relay.errors import UsageError
 from relay.jobs.job import Job, Kind, Source, cancellable, resume_job
 from relay.observe.log import keep_libraries_quiet
 from relay.observe.printable import utc
@@ -74,9 +76,19 @@ def show(
 
 @app.command
 def resume(
-    job: JobId, /, *, options: Options = Options(), audit: Audit = Audit(), rate: Rate = None, output: Output = "text"
+    job: JobId,
+    /,
+    *,
+    options: RemoteOptions = RemoteOptions(),
+    audit: Audit = Audit(),
+    rate: Rate = None,
+    output: Output = "text",
 ) -> ExitCode:
     """Go on with a job that was interrupted or paused, behind what it has saved. --rate is for replays."""
+    if options.server:
+        if rate is not None:
+            raise UsageError("--rate: a console goes on with the rate that the job was ordered with")
+        return _have_resumed(options, job, audit, output)
     keep_libraries_quiet()
     settings = options.load().settings
     schema = settings.database.schema_name
@@ -91,12 +103,16 @@ def resume(
             case Source.PARKED | Source.ARCHIVED:
                 with shown_rows(settings.log, found.words) as shown:
                     found = run_rows(connection, schema, found, show=shown)
-                if output == "json":
-                    print_json(found)
-                else:
-                    say(changed_words(found))
-                return how_it_ended(found)
+                return report_rows(found, output)
     return run_replay(settings, found, rate, output)
+
+
+def _have_resumed(options: RemoteOptions, job: int, audit: Audit, output: Output) -> ExitCode:
+    """Have a console go on with a job that was ordered of it."""
+    started = time.monotonic()
+    with shown_rows(options.log_settings(), f"job {job}") as show:
+        found = options.console().resume_job(job, why=audit.reason or None, show=show)
+    return report_job(found, output, seconds=time.monotonic() - started)
 
 
 @app.command

@@ -10,6 +10,7 @@ stands in front of them, they wait on behind that one. So the order of a key out
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import psycopg
 from psycopg.rows import class_row
@@ -78,7 +79,7 @@ def preview(connection: psycopg.Connection, schema: str, kind: Kind, selection: 
     """Return exactly what a job of this kind would do now; changes nothing."""
     with connection.transaction():
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-        parameters = {**asdict(selection), "after": 0, "until": scalar(connection, NOW), "batch": selection.limit}
+        parameters = _all_heads(connection, selection)
         heads = [row[0] for row in connection.execute(_heads(schema, kind, selection), parameters)]
         released = scalar(connection, _with_fates(schema, COUNT_RELEASED), {"heads": heads})
         return Done(len(heads), released, rows_not_found(connection, schema, kind, selection))
@@ -103,15 +104,14 @@ def order_rows(
     if caution.stages and kind is not Kind.RETRY:
         raise UsageError(f"--stages waits for the outcome of rows; a {kind} has no outcome")
     source = Source.ARCHIVED if kind is Kind.RESTORE else Source.PARKED
-    parameters = {**asdict(selection), "after": 0, "until": scalar(connection, NOW), "batch": selection.limit}
-    selected = scalar(connection, COUNT_HEADS.format(heads=_heads(schema, kind, selection)), parameters)
+    counted = COUNT_HEADS.format(heads=_heads(schema, kind, selection))
     order = Order(
         kind=kind,
         source=source,
         filter=selection.as_json(),
         by=operator(by),
         why=why,
-        selected=selected,
+        selected=scalar(connection, counted, _all_heads(connection, selection)),
         caution=caution,
         by_console=by_console,
     )
@@ -437,6 +437,11 @@ def rows_not_found(connection: psycopg.Connection, schema: str, kind: Kind, sele
 def _state_of(kind: Kind) -> str:
     """Return the state of the rows that a job of this kind selects."""
     return ARCHIVED if kind is Kind.RESTORE else PARKED
+
+
+def _all_heads(connection: psycopg.Connection, selection: Selection) -> dict[str, Any]:
+    """Return the parameters of `_heads` that read all that a selection has now."""
+    return {**asdict(selection), "after": 0, "until": scalar(connection, NOW), "batch": selection.limit}
 
 
 def _heads(schema: str, kind: Kind, selection: Selection) -> Composed:

@@ -39,6 +39,7 @@ from relay.operate.release import Done, Show
 from relay.operate.session import session
 from relay.operate.status import Node, Status, list_nodes, read_status
 from relay.operate.whereabouts import RowId
+from relay.operations.left_out import left_out
 from relay.operations.results import (
     Failures,
     ListedLetters,
@@ -230,8 +231,10 @@ class LocalOperations:
 
     def preview_replay(self, asked: Filter) -> ReplayPreview:
         with self._connect(SCAN_TIMEOUT) as connection:
-            days = count_by_day(connection, self._schema, asked.selection(now(connection)))
-        return ReplayPreview(sum(day.rows for day in days), days)
+            selection = asked.selection(now(connection))
+            days = count_by_day(connection, self._schema, selection)
+            lines = left_out(connection, self._schema, selection)
+        return ReplayPreview(sum(day.rows for day in days), days, lines)
 
     def order_replay(
         self, asked: Filter, target: Target, *, by: str, why: str | None, caution: Caution = NO_CAUTION

@@ -199,6 +199,10 @@ class RemoteOperations:
         del by
         return self._post(Job, f"/jobs/{job}/pause", {"why": why or ""})
 
+    def resume_job(self, job: int, *, why: str | None, show: ShowJob) -> Job:
+        """Have the console go on with a job; return it when it has ended, or is paused."""
+        return self._follow(self._post(Job, f"/jobs/{job}/resume", {"why": why or ""}), show)
+
     def cancel_job(self, job: int, *, by: str, why: str) -> Job:
         del by
         return self._post(Job, f"/jobs/{job}/cancel", {"why": why})

@@ -68,6 +68,7 @@ class ReplayPreview:
 
     rows: int
     days: list[Day]
+    left_out: list[str]  # which rows match and are not sent, in words
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,8 @@ from relay.operate.reconcile.report import Report
 
 router = APIRouter()
 
+NAMED = 100  # missing messages; the page of replays takes as many by their ids
+
 
 @router.get("/reconcile")
 def reconcile(request: Request, settings: Configured, _: Viewer, wanted: Annotated[Wanted, Query()]) -> HTMLResponse:
@@ -28,6 +30,7 @@ def reconcile(request: Request, settings: Configured, _: Viewer, wanted: Annotat
             aggregate_type=wanted.type or None,
             aggregate_id=wanted.key or None,
             event_type=wanted.event or None,
+            limit=NAMED,
         )
         try:
             told = ask(settings.database, settings.database, question, timeout=settings.console.statement_timeout)
@@ -46,6 +49,9 @@ def reconcile(request: Request, settings: Configured, _: Viewer, wanted: Annotat
 
 
 def _replay(report: Report, wanted: Wanted) -> str:
-    """Return the address of the page that sends the missing messages again, and the others of their time."""
+    """Return the address of the page that sends the missing messages again; if they are many, with their time's."""
     given = {"since": report.since.isoformat(), "until": report.expected_until.isoformat()}
+    named = {each.message_id: None for consumer in report.consumers for each in consumer.missing_first}
+    if len(named) <= NAMED and all(each.missing == len(each.missing_first) for each in report.consumers):
+        return "/replay?" + urlencode({**given, "id": " ".join(map(str, named))})
     return "/replay?" + urlencode({**wanted.model_dump(include={"type", "key", "event"}), **given})

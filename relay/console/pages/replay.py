@@ -21,6 +21,7 @@ router = APIRouter()
 
 STAGES = (1, 10, 100)
 MOST_FAILING = 0.05
+LONGEST = 5000  # characters: a hundred message ids
 
 
 class Wanted(BaseModel):
@@ -33,12 +34,12 @@ class Wanted(BaseModel):
     event: str = ""
     since: str = ""
     until: str = ""
-    id: str = ""
+    id: str = ""  # message ids, apart by blanks or commas
 
     @field_validator("type", "key", "event", "since", "until", "id")
     @classmethod
     def _storable(cls, text: str) -> str:
-        if "\0" in text or len(text) > 1000:
+        if "\0" in text or len(text) > LONGEST:
             raise ValueError("no text that a message can have")
         return text.strip()
 
@@ -48,12 +49,8 @@ class Wanted(BaseModel):
 
     def filter(self) -> Filter:
         """Return which messages to send again; UsageError for what is no message id."""
-        try:
-            message_ids = [UUID(self.id)] if self.id else None
-        except ValueError:
-            raise UsageError(f"{self.id[:80]!r} is no message id") from None
         return Filter(
-            message_ids=message_ids,
+            message_ids=[_message_id(each) for each in self.id.replace(",", " ").split()] or None,
             aggregate_type=self.type or None,
             aggregate_id=self.key or None,
             event_type=self.event or None,
@@ -79,6 +76,13 @@ class Order(Wanted):
             raise UsageError("the rate is a number of messages a second, such as 500")
         stages = STAGES if self.staged else ()
         return Caution(rate=rate, stages=stages, stop_when_failing=MOST_FAILING if stages else None)
+
+
+def _message_id(text: str) -> UUID:
+    try:
+        return UUID(text)
+    except ValueError:
+        raise UsageError(f"{text[:80]!r} is no message id") from None
 
 
 @router.get("/replay")

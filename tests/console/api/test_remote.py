@@ -16,6 +16,10 @@ from tests.console.site import serving, users
 from tests.operate.rows import Rows
 
 WHY = ("--why", "fixed")
+PAUSED = """
+    INSERT INTO outbox.job (kind, source, made_by, filter, state, selected, by_console)
+    VALUES ('retry', 'parked', 'me', '{}', 'paused', 2, %s)
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +95,21 @@ async def test_what_it_changes_is_the_same_and_the_audit_has_the_tokens_name(end
     assert probed.code == 0
     audit = rows.connection.execute("SELECT DISTINCT done_by, why FROM outbox.operator_audit").fetchall()
     assert audit == [("program-owner", "fixed")]
+
+
+async def test_a_console_goes_on_with_its_job_and_not_with_that_of_a_command(ends: Ends, rows: Rows) -> None:
+    rows.parked("1"), rows.parked("2")
+    for by_console in (True, False):
+        rows.connection.execute(PAUSED, [by_console])
+
+    resumed = await ends.there("jobs", "resume", "1", *WHY)
+    refused = await ends.there("jobs", "resume", "2", *WHY)
+    too_fast = await ends.there("jobs", "resume", "1", "--rate", "5")
+
+    assert (resumed.code, resumed.out) == (0, "retried 2 rows, and released 0 held behind them\n")
+    assert refused.code == 2
+    assert "`relay jobs resume 2` goes on" in refused.err
+    assert (too_fast.code, "--rate" in too_fast.err) == (2, True)
 
 
 async def test_the_token_may_be_in_a_file(ends: Ends, tmp_path: Path) -> None:
