@@ -40,6 +40,7 @@ class Checkup:
         self._settings = settings
         self._file = file
         self._running = asyncio.Lock()
+        self._examined_at = 0.0  # monotonic
         self.latest: Report | None = None
 
     async def run(self) -> None:
@@ -56,10 +57,11 @@ class Checkup:
         async with self._running:
             if self.latest is None or (newest and self._age() > FRESH):
                 self.latest = await run_in_threadpool(self._examine)
+                self._examined_at = time.monotonic()
         return self.latest
 
     def _age(self) -> float:
-        return (datetime.now(UTC) - self.latest.at).total_seconds() if self.latest else float("inf")
+        return time.monotonic() - self._examined_at
 
     def _examine(self) -> Report:
         begun = time.monotonic()

@@ -1,11 +1,13 @@
 """How long the rows took that were sent last."""
 
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import psycopg
 from psycopg.rows import class_row
 from psycopg.sql import SQL, Identifier
+
+from relay.replay.selection import now
 
 BLOCKS = 32  # of 8 KiB at the end of today's sent rows: some hundred to some thousand rows
 
@@ -37,7 +39,7 @@ class Latency:
 
 def read_latency(connection: psycopg.Connection, schema: str) -> Latency:
     """Return how long the last rows took, at the cost of a few blocks."""
-    today = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    today = now(connection).replace(hour=0, minute=0, second=0, microsecond=0)
     found = connection.execute(END, {"schema": schema, "day": f"{today:%Y%m%d}"}).fetchone()
     if found is None or found[0] is None:
         return Latency(0, None, None)

@@ -15,6 +15,7 @@ from psycopg.sql import SQL, Composed, Identifier, Literal
 
 from relay.errors import UsageError
 from relay.operate.whereabouts import RowId, row_ids
+from relay.replay.selection import now
 
 ROWS = 50  # of a page
 SCANNED = 5_000  # rows that wait, read for one page; of 16 lanes each, where they are pending
@@ -255,8 +256,9 @@ def _search_sent(connection: psycopg.Connection, schema: str, wanted: Search, af
     oldest = _oldest_day(connection, schema)
     if oldest is None:
         return Page([], None)
-    place = Place.of(after) if after else _start(connection, schema, wanted)
-    if place.day > (today := datetime.now(UTC).date()):
+    today = now(connection).date()
+    place = Place.of(after) if after else _start(connection, schema, wanted, today)
+    if place.day > today:
         place = Place(today, _size(connection, schema, today), 0)
     first = max(oldest, wanted.since.astimezone(UTC).date() if wanted.since else oldest)
     matches, lines, left = _matches(wanted, "sent_at"), list[Line](), BLOCKS
@@ -292,9 +294,8 @@ def _of_blocks(
         return cursor.execute(statement).fetchall()
 
 
-def _start(connection: psycopg.Connection, schema: str, wanted: Search) -> Place:
+def _start(connection: psycopg.Connection, schema: str, wanted: Search, today: date) -> Place:
     """Return the place behind the last row that may match."""
-    today = datetime.now(UTC).date()
     if wanted.until is None or wanted.until.astimezone(UTC).date() > today:
         return Place(today, _size(connection, schema, today), 0)
     day = wanted.until.astimezone(UTC).date()

@@ -19,8 +19,6 @@ INPUT = re.compile(r"<input[^>]*>")
 ATTRIBUTE = re.compile(r'(\w+)="([^"]*)"')
 
 
-# The provider keeps its codes in memory, and takes any code of the client that was left over for the next one.
-# So each test here ends the logins that it begins.
 @pytest.fixture(scope="module")
 def provider() -> Iterator[Provider]:
     with running_provider(ORIGIN + CALLBACK) as provider:

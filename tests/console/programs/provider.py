@@ -6,10 +6,13 @@ Arguments: the port, the client's id and secret, and where it sends browsers bac
 import datetime
 import secrets
 import sys
+from collections.abc import Callable
+from typing import Any
 
 from canaille import create_app
 from canaille.app import models
 from canaille.backends import Backend
+from canaille.backends.memory.backend import MemoryBackend
 from werkzeug.serving import make_server
 
 PASSWORD = "correct horse battery"
@@ -18,6 +21,7 @@ USERS = {"ada": "relay-owners", "grace": "relay-operators", "alan": "relay-viewe
 
 def main() -> None:
     port, client_id, client_secret, redirect_uri = sys.argv[1:]
+    MemoryBackend.do_query = exact(MemoryBackend.do_query)
     app = create_app(
         {
             "SECRET_KEY": secrets.token_hex(),
@@ -33,6 +37,22 @@ def main() -> None:
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     server.serve_forever()
+
+
+def exact(query: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    """Return a query for what has all the values that are asked for.
+
+    That of the memory backend returns what has any of them. It would take any code that a client has left over.
+    """
+
+    def do_query(backend: MemoryBackend, model: Any, *conditions: Any, **values: Any) -> list[Any]:
+        first, *others = [query(backend, model, *conditions, **{name: values[name]}) for name in values] or [
+            query(backend, model, *conditions)
+        ]
+        ids = {each.id for each in first}.intersection(*({each.id for each in some} for some in others))
+        return [each for each in first if each.id in ids]
+
+    return do_query
 
 
 def fill(client_id: str, client_secret: str, redirect_uri: str) -> None:
