@@ -1,23 +1,19 @@
 """The console in Chromium: what it shows, what it asks for, and that its cookies work there."""
 
-import shutil
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Literal
 
 import pytest
 from axe_playwright_python.async_playwright import Axe
-from playwright.async_api import Browser, BrowserContext, Page, async_playwright, expect
+from playwright.async_api import Browser, Page, expect
 
 from relay.config.settings import Settings
 from relay.console.access.identity import Role
 from tests.console.filled import fill
 from tests.console.rows import parked, waiting
 from tests.console.site import PASSWORD, serving, users
-from tests.support.eventually import eventually
+from tests.console.windows import NEEDS_CHROMIUM, log_in, window
 
-CHROMIUM = shutil.which("chromium")
 PAGES = (
     "/", "/messages", "/messages?state=parked", "/failures", "/jobs", "/replay", "/replay?since=1d", "/reconcile",
     "/nodes", "/retention", "/batches",
@@ -30,43 +26,7 @@ CHECKED: tuple[tuple[Literal["light", "dark"], dict[str, object]], ...] = (
 )
 HREFS = "links => links.map(link => link.getAttribute('href'))"
 
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="Chromium is not installed; as root, `tests/support/packages test`"
-)
-
-
-@pytest.fixture
-async def chromium() -> AsyncIterator[Browser]:
-    async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        await browser.close()
-
-
-@asynccontextmanager
-async def window(
-    chromium: Browser, *, width: int = 1280, dark: bool = False, scripts: bool = True
-) -> AsyncIterator[BrowserContext]:
-    """Yield a window, whose pages may complain about nothing and ask no other site."""
-    complaints: list[str] = []
-    context = await chromium.new_context(
-        viewport={"width": width, "height": 900},
-        color_scheme="dark" if dark else "light",
-        java_script_enabled=scripts,
-    )
-    context.on(
-        "console",
-        lambda message: (
-            complaints.append(f"{message.location['url']}: {message.text}")
-            if message.type in ("error", "warning")
-            else None
-        ),
-    )
-    context.on("weberror", lambda error: complaints.append(str(error.error)))
-    context.on("request", lambda request: complaints.append(request.url) if "127.0.0.1" not in request.url else None)
-    yield context
-    await context.close()
-    assert complaints == []
+pytestmark = NEEDS_CHROMIUM
 
 
 async def has_overflow(page: Page) -> bool:
@@ -131,12 +91,6 @@ async def violations(page: Page) -> list[str]:
     return found
 
 
-async def log_in(page: Page, name: str) -> None:
-    await page.get_by_label("Name").fill(name)
-    await page.get_by_label("Password").fill(PASSWORD)
-    await page.get_by_role("button", name="Log in").click()
-
-
 async def test_the_figures_move_without_a_reload(chromium: Browser, settings: Settings, database_url: str) -> None:
     async with serving(settings) as address, window(chromium) as context:
         page = await context.new_page()
@@ -158,33 +112,6 @@ async def test_reading_and_acting_need_no_script(chromium: Browser, settings: Se
         await page.get_by_role("button", name="Reveal").click()
 
         await expect(page.locator("pre").last).to_contain_text("a secret")
-
-
-@pytest.mark.parametrize("scripts", [True, False])
-async def test_a_parked_row_is_set_aside_from_a_cold_start(
-    chromium: Browser, settings: Settings, database_url: str, scripts: bool
-) -> None:
-    parked(database_url, "too large")
-    async with serving(settings) as address, window(chromium, scripts=scripts) as context:
-        page = await context.new_page()
-        await page.goto(address)
-        await page.get_by_role("link", name="See what failed, and retry it").click()
-        await page.get_by_role("link", name="too large").click()
-        await page.get_by_label("Why").fill("a test wrote it")
-        await page.get_by_role("button", name="Archive all").click()
-        progress = page.locator("#progress")
-        if not scripts:
-            await eventually(lambda: _is_done(page), "the job is done")
-
-        await expect(progress).to_contain_text("1 of 1")
-        await expect(progress.locator(".tag")).to_have_text("done")
-        await page.goto(f"{address}/failures")
-        await expect(page.locator("main")).to_contain_text("Nothing has failed")
-
-
-async def _is_done(page: Page) -> bool:
-    await page.reload()
-    return await page.locator("#progress .tag").text_content() == "done"
 
 
 async def test_a_keyboard_reaches_the_page_and_logs_in(chromium: Browser, settings: Settings, tmp_path: Path) -> None:
