@@ -12,7 +12,7 @@ from relay.config.settings import DatabaseSettings, Settings
 from relay.console.access.identity import Role
 from relay.console.sampler import Sampler
 from tests.console.rows import waiting
-from tests.console.site import browser, log_in, post, running, serving, token_of, users
+from tests.console.site import browser, log_in, post, running, serving, session_cookie, token_of, users
 from tests.support.eventually import eventually
 
 BROWSERS = 100
@@ -88,11 +88,7 @@ async def test_an_open_page_shows_what_has_changed(settings: Settings, database_
 
 async def test_a_logout_ends_the_stream(settings: Settings, tmp_path: Path) -> None:
     async with serving(settings, **users(tmp_path)) as address, httpx.AsyncClient(base_url=address) as client:
-        page = await client.get("/login")
-        cookie = page.headers["Set-Cookie"].partition(";")[0]
-        form = {"token": token_of(page), "name": "viewer", "password": "correct horse battery"}
-        done = await client.post("/login", data=form, headers={"Origin": address, "Cookie": cookie})
-        session = done.headers["Set-Cookie"].partition(";")[0]
+        session = await session_cookie(address, Role.VIEWER)
         async with open_page(address, {"Cookie": session}) as lines:
             await events(lines, 1)
             page = await client.get("/", headers={"Cookie": session})
