@@ -83,11 +83,13 @@ def pages(app: FastAPI) -> Iterator[tuple[str, list[str]]]:
 
 
 def names(dependant: Dependant) -> list[str]:
-    found = []
+    found: list[str] = []
     for each in dependant.query_params:
         kind = each.field_info.annotation
-        is_model = isinstance(kind, type) and issubclass(kind, BaseModel)
-        found += list(kind.model_fields) if is_model else [each.alias]
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            found += kind.model_fields
+        else:
+            found.append(each.alias)
     return found + [name for each in dependant.dependencies for name in names(each)]
 
 
