@@ -1,4 +1,4 @@
-"""Whatever an address holds, a page answers without a fault of its own, and shows it as text.
+"""Whatever an address holds, a page answers without a fault, and shows it as text.
 
 The routes and their parameters are those of the app, so that no page can be forgotten.
 """
