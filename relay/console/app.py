@@ -72,6 +72,7 @@ def make_app(settings: Settings, file: Path | None = None) -> FastAPI:
         docs_url=None,  # they load scripts from other hosts
         redoc_url=None,
         openapi_url=None,
+        redirect_slashes=False,  # it would lead to http, also behind a proxy with a certificate
         lifespan=lifespan,
         dependencies=[Depends(guard_writes)],
         middleware=[Middleware(GuardedApp, origins=origins(settings.console))],

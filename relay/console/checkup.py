@@ -14,6 +14,7 @@ from relay.doctor.run import examine
 from relay.logger import get_logger
 
 EVERY = 600.0  # seconds between two runs while nobody asks
+EVERY_WHILE_FAILING = 30.0  # so that what is mended leaves the first page
 FRESH = 10.0  # seconds in which another run is not worth its connections
 RIGHTS = "database.rights"  # of the relay's login, which the console does not have
 
@@ -50,7 +51,8 @@ class Checkup:
                 await self.report(newest=True)
             except Exception as error:  # the next run may go well
                 log.error("console.checkup_failed", exc_info=error)
-            await asyncio.sleep(EVERY)
+            is_failing = self.latest is not None and self.latest.worst is Verdict.FAILED
+            await asyncio.sleep(EVERY_WHILE_FAILING if is_failing else EVERY)
 
     async def report(self, *, newest: bool = False) -> Report:
         """Return the latest report; with `newest` one that is a few seconds old at most."""

@@ -7,6 +7,7 @@ from typing import assert_never
 from relay.console.checkup import Report
 from relay.console.sampler import Sample
 from relay.doctor.finding import Verdict
+from relay.doctor.reached import CHECK as REACHED
 from relay.operate.health import OutboxState
 from relay.operate.status import About, Reason
 
@@ -57,7 +58,10 @@ REPAIRS = {
 def verdict(sample: Sample | None, report: Report | None = None) -> TheVerdict:
     """Return what a sample and the doctor's latest report come to."""
     seen = _of_sample(sample)
-    failed = [each for each in report.findings if each.verdict is Verdict.FAILED] if report else []
+    # The sample tells of each route in quarantine itself, and knows a second later when it works again.
+    failed = (
+        [each for each in report.findings if each.verdict is Verdict.FAILED and each.check != REACHED] if report else []
+    )
     if not failed:
         return seen
     known = {each.words for each in seen.reasons}  # some the status tells, too

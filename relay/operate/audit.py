@@ -1,4 +1,4 @@
-"""What operators have done and read: the tables `operator_audit` and `dead_letter_audit` as one list."""
+"""What operators have done and read: `operator_audit`, `dead_letter_audit` and the replays as one list."""
 
 import heapq
 import re
@@ -12,7 +12,7 @@ from psycopg.sql import SQL, Identifier
 from relay.errors import UsageError
 from relay.operate.whereabouts import MAX_ID
 
-FORM = re.compile(r"([0-9]{1,19})-([0-9]{1,19})")
+FORM = re.compile(r"([0-9]{1,19})-([0-9]{1,19})-([0-9]{1,19})")
 
 ROWS = SQL("""
     SELECT id, done_at, done_by, done_as, command, target, why, job FROM {schema}.operator_audit
@@ -24,6 +24,14 @@ LETTERS = SQL("""
     FROM {schema}.dead_letter_audit
     WHERE id < %(before)s ORDER BY id DESC LIMIT %(limit)s
 """)
+# The audit has no row of a replay: it changes no message. The order has who and why.
+REPLAYS = SQL("""
+    SELECT id, made_at AS done_at, made_by AS done_by, made_as AS done_as, kind AS command, id::text AS target, why,
+        id AS job
+    FROM {schema}.job
+    WHERE kind = 'replay' AND id < %(before)s ORDER BY id DESC LIMIT %(limit)s
+""")
+SOURCES = (ROWS, LETTERS, REPLAYS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +64,7 @@ def list_deeds(connection: psycopg.Connection, schema: str, *, limit: int, after
     """
     befores = _befores(after)
     pages: list[list[Deed]] = []
-    for statement, before in zip((ROWS, LETTERS), befores, strict=True):
+    for statement, before in zip(SOURCES, befores, strict=True):
         with connection.cursor(row_factory=class_row(Deed)) as cursor:
             values = {"before": before, "limit": limit + 1}
             pages.append(cursor.execute(statement.format(schema=Identifier(schema)), values).fetchall())
@@ -71,10 +79,11 @@ def list_deeds(connection: psycopg.Connection, schema: str, *, limit: int, after
     return Deeds(shown, "-".join(map(str, places)))
 
 
-def _befores(after: str | None) -> tuple[int, int]:
+def _befores(after: str | None) -> list[int]:
     if after is None:
-        return MAX_ID, MAX_ID
+        return [MAX_ID for _ in SOURCES]
     found = FORM.fullmatch(after)
-    if found is None or max(int(found[1]), int(found[2])) > MAX_ID:
+    befores = [int(each) for each in found.groups()] if found else []
+    if not befores or max(befores) > MAX_ID:
         raise UsageError("that is no place in the audit: begin with its first page")
-    return int(found[1]), int(found[2])
+    return befores

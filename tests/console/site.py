@@ -80,3 +80,13 @@ async def serving(settings: Settings, **console: Any) -> AsyncIterator[str]:
             await app.state.sampler.stop()
             server.should_exit = True
             await running
+
+
+async def session_cookie(address: str, name: str) -> str:
+    """Log in to a console that is served; return the header `Cookie` of the session, which no client sends by http."""
+    async with httpx.AsyncClient(base_url=address, timeout=60) as client:
+        page = await client.get("/login")
+        cookie = page.headers["Set-Cookie"].partition(";")[0]
+        form = {"token": token_of(page), "name": name, "password": PASSWORD}
+        done = await client.post("/login", data=form, headers={"Origin": address, "Cookie": cookie})
+    return str(done.headers["Set-Cookie"].partition(";")[0])

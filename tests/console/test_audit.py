@@ -1,4 +1,4 @@
-"""The audit has the deeds of both tables in their order, each on one page."""
+"""The audit has the deeds of its tables in their order, each on one page."""
 
 import re
 from pathlib import Path
@@ -23,6 +23,11 @@ LETTERS = """
     SELECT timestamptz '2026-11-27' + n * interval '3 min', 'ada', 'discard', 'test', 'q.dead', 'm' || n
     FROM generate_series(1, 5) AS n
 """
+REPLAYS = """
+    INSERT INTO outbox.job (kind, source, made_at, made_by, why, filter)
+    SELECT kind, source, timestamptz '2026-11-27' + n * interval '5 min', 'grace', 'asked for by the customer', '{}'
+    FROM generate_series(1, 3) AS n, (VALUES ('replay', 'sent'), ('retry', 'parked')) AS job (kind, source)
+"""
 
 
 @pytest.fixture
@@ -30,7 +35,8 @@ def deeds(database_url: str) -> int:
     with psycopg.connect(database_url, autocommit=True) as connection:
         connection.execute(ROWS)
         connection.execute(LETTERS)
-    return 12
+        connection.execute(REPLAYS)  # a retry has a deed for each of its rows
+    return 15
 
 
 @pytest.mark.parametrize("limit", [1, 2, 5, 100])
@@ -47,7 +53,7 @@ def test_the_pages_have_each_deed_once_in_order(database: DatabaseSettings, deed
     assert [deed.done_at for deed in found] == sorted((deed.done_at for deed in found), reverse=True)
 
 
-@pytest.mark.parametrize("after", ["x", "1", f"1-{2**63}"])
+@pytest.mark.parametrize("after", ["x", "1", "1-1", f"1-1-{2**63}"])
 def test_what_is_no_place_is_refused(database: DatabaseSettings, after: str) -> None:
     with session(database) as connection, pytest.raises(UsageError, match="no place"):
         list_deeds(connection, "outbox", limit=1, after=after)
@@ -60,3 +66,4 @@ async def test_a_viewer_sees_it(settings: Settings, tmp_path: Path, deeds: int) 
 
     assert len(re.findall("<tr>", page.text)) == deeds + 1
     assert "dead-letters discard" in page.text
+    assert page.text.count("<td>grace</td><td>replay</td>") == 3

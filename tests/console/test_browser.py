@@ -1,75 +1,94 @@
 """The console in Chromium: what it shows, what it asks for, and that its cookies work there."""
 
-import shutil
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Literal
 
 import pytest
-from playwright.async_api import Browser, BrowserContext, Page, async_playwright, expect
+from axe_playwright_python.async_playwright import Axe
+from playwright.async_api import Browser, Page, expect
 
 from relay.config.settings import Settings
-from tests.console.rows import parked, sent, waiting
+from relay.console.access.identity import Role
+from tests.console.filled import fill
+from tests.console.rows import parked, waiting
 from tests.console.site import PASSWORD, serving, users
-from tests.support.eventually import eventually
+from tests.console.windows import NEEDS_CHROMIUM, log_in, window
 
-CHROMIUM = shutil.which("chromium")
 PAGES = (
     "/", "/messages", "/messages?state=parked", "/failures", "/jobs", "/replay", "/replay?since=1d", "/reconcile",
     "/nodes", "/retention", "/batches",
     "/doctor", "/audit",
 )  # fmt: skip
-
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="Chromium is not installed; as root, `tests/support/packages test`"
+# What axe-core checks in each colour: all rules that are on, and the size of targets; in dark the contrasts again.
+CHECKED: tuple[tuple[Literal["light", "dark"], dict[str, object]], ...] = (
+    ("light", {"resultTypes": ["violations"], "rules": {"target-size": {"enabled": True}}}),
+    ("dark", {"resultTypes": ["violations"], "runOnly": ["color-contrast"]}),
 )
+HREFS = "links => links.map(link => link.getAttribute('href'))"
 
-
-@pytest.fixture
-async def chromium() -> AsyncIterator[Browser]:
-    async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        await browser.close()
-
-
-@asynccontextmanager
-async def window(
-    chromium: Browser, *, width: int = 1280, dark: bool = False, scripts: bool = True
-) -> AsyncIterator[BrowserContext]:
-    """Yield a window, whose pages may complain about nothing and ask no other site."""
-    complaints: list[str] = []
-    context = await chromium.new_context(
-        viewport={"width": width, "height": 900},
-        color_scheme="dark" if dark else "light",
-        java_script_enabled=scripts,
-    )
-    context.on(
-        "console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None
-    )
-    context.on("weberror", lambda error: complaints.append(str(error.error)))
-    context.on("request", lambda request: complaints.append(request.url) if "127.0.0.1" not in request.url else None)
-    yield context
-    await context.close()
-    assert complaints == []
+pytestmark = NEEDS_CHROMIUM
 
 
 async def has_overflow(page: Page) -> bool:
     return bool(await page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth"))
 
 
+async def pages(page: Page, address: str, filled: list[str]) -> list[str]:
+    """Return the address of every page, also of each failure group and of a sent message."""
+    await page.goto(f"{address}/failures")
+    groups = await page.locator("tbody a").evaluate_all(HREFS)
+    await page.goto(f"{address}/messages")
+    messages = await page.locator("tbody tr:first-child td:first-child a").evaluate_all(HREFS)
+    assert len(groups) >= 4  # parked, in quarantine, and held
+    return [*PAGES, *filled, *groups, *messages]
+
+
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
 async def test_the_pages_fit_a_desk_and_a_phone_and_keep_to_the_policy(
     chromium: Browser, settings: Settings, database_url: str, width: int, dark: bool
 ) -> None:
-    row = parked(database_url, "x" * 200 + "<img src=x onerror=alert(1)>")
-    sent(database_url, 60)
+    filled = fill(database_url)
     async with serving(settings) as address, window(chromium, width=width, dark=dark) as context:
         page = await context.new_page()
-        for path in (*PAGES, f"/messages/{row}"):
+        for path in await pages(page, address, filled):
             await page.goto(address + path)
             await expect(page.locator("main h1").first).to_be_visible()
             assert not await has_overflow(page), path
+
+
+@pytest.mark.parametrize("width", [1280, 390], ids=["desk", "phone"])
+async def test_axe_finds_nothing_to_mend_by_day_and_by_night(
+    chromium: Browser, settings: Settings, tmp_path: Path, database_url: str, width: int
+) -> None:
+    filled = fill(database_url)
+    async with serving(settings, **users(tmp_path)) as address:
+        page = await chromium.new_page(viewport={"width": width, "height": 900}, reduced_motion="reduce")
+        await page.goto(address)
+        found = await violations(page)
+        await log_in(page, Role.OWNER)
+        for path in (*await pages(page, address, filled), "/messages?since=yesterday", "/nowhere"):
+            await page.goto(address + path)
+            found += await violations(page)
+        await page.goto(address + filled[0])
+        await page.get_by_role("button", name="Reveal").click()
+        found += await violations(page)
+
+    assert found == []
+
+
+async def violations(page: Page) -> list[str]:
+    """Return what axe-core has against the page in light colours, and against its contrasts in dark ones."""
+    await expect(page.locator("main h1").first).to_be_visible()
+    found = []
+    for colours, options in CHECKED:
+        await page.emulate_media(color_scheme=colours)
+        report = await Axe().run(page, options=options)
+        found += [
+            f"{page.url}, {colours}: {each['id']}: {node['html'][:120]}: {node['failureSummary']}"
+            for each in report.response["violations"]
+            for node in each["nodes"]
+        ]
+    return found
 
 
 async def test_the_figures_move_without_a_reload(chromium: Browser, settings: Settings, database_url: str) -> None:
@@ -95,33 +114,6 @@ async def test_reading_and_acting_need_no_script(chromium: Browser, settings: Se
         await expect(page.locator("pre").last).to_contain_text("a secret")
 
 
-@pytest.mark.parametrize("scripts", [True, False])
-async def test_a_parked_row_is_set_aside_from_a_cold_start(
-    chromium: Browser, settings: Settings, database_url: str, scripts: bool
-) -> None:
-    parked(database_url, "too large")
-    async with serving(settings) as address, window(chromium, scripts=scripts) as context:
-        page = await context.new_page()
-        await page.goto(address)
-        await page.get_by_role("link", name="See what failed, and retry it").click()
-        await page.get_by_role("link", name="too large").click()
-        await page.get_by_label("Why").fill("a test wrote it")
-        await page.get_by_role("button", name="Archive all").click()
-        progress = page.locator("#progress")
-        if not scripts:
-            await eventually(lambda: _is_done(page), "the job is done")
-
-        await expect(progress).to_contain_text("1 of 1")
-        await expect(progress.locator(".tag")).to_have_text("done")
-        await page.goto(f"{address}/failures")
-        await expect(page.locator("main")).to_contain_text("Nothing has failed")
-
-
-async def _is_done(page: Page) -> bool:
-    await page.reload()
-    return await page.locator("#progress .tag").text_content() == "done"
-
-
 async def test_a_keyboard_reaches_the_page_and_logs_in(chromium: Browser, settings: Settings, tmp_path: Path) -> None:
     async with serving(settings, **users(tmp_path)) as address, window(chromium) as context:
         page = await context.new_page()
@@ -142,9 +134,7 @@ async def test_a_link_of_another_site_opens_the_page_with_the_session(
     async with serving(settings, **users(tmp_path)) as address, window(chromium) as context:
         page = await context.new_page()
         await page.goto(address)
-        await page.get_by_label("Name").fill("viewer")
-        await page.get_by_label("Password").fill(PASSWORD)
-        await page.get_by_role("button", name="Log in").click()
+        await log_in(page, Role.VIEWER)
         await expect(page.locator(".verdict")).to_be_visible()
         await page.goto("data:text/html,<a href='" + address + "/nodes'>there</a>")
         await page.get_by_role("link", name="there").click()

@@ -12,7 +12,7 @@ from relay.config.settings import DatabaseSettings, Settings
 from relay.console.access.identity import Role
 from relay.console.sampler import Sampler
 from tests.console.rows import waiting
-from tests.console.site import browser, log_in, post, running, serving, token_of, users
+from tests.console.site import browser, log_in, post, running, serving, session_cookie, token_of, users
 from tests.support.eventually import eventually
 
 BROWSERS = 100
@@ -74,25 +74,24 @@ async def test_a_hundred_open_pages_cost_the_database_no_more_than_one(
     assert hundred <= one * (LOOKS + 2) / (LOOKS - 2)
 
 
-async def test_an_open_page_shows_what_has_changed(settings: Settings, database_url: str) -> None:
-    async with serving(settings) as address, open_page(address) as lines:
-        before = await events(lines, 1)
-        waiting(database_url, "parked", 3)
-        after = before
-        while "3 parked" not in after:
-            after = await asyncio.wait_for(events(lines, 1), 30)
+async def test_each_of_a_hundred_open_pages_shows_what_has_changed(settings: Settings, database_url: str) -> None:
+    async def changed(lines: AsyncIterator[str]) -> None:
+        while "3 parked" not in await events(lines, 1):
+            pass
 
-    assert "3 parked" not in before
-    assert "event: figures" in before
+    async with serving(settings) as address, AsyncExitStack() as pages:
+        open_ = [await pages.enter_async_context(open_page(address)) for _ in range(BROWSERS)]
+        before = await asyncio.gather(*(events(lines, 1) for lines in open_))
+        waiting(database_url, "parked", 3)
+        await asyncio.wait_for(asyncio.gather(*map(changed, open_)), 30)
+
+    assert [text for text in before if "3 parked" in text] == []
+    assert all("event: figures" in text for text in before)
 
 
 async def test_a_logout_ends_the_stream(settings: Settings, tmp_path: Path) -> None:
     async with serving(settings, **users(tmp_path)) as address, httpx.AsyncClient(base_url=address) as client:
-        page = await client.get("/login")
-        cookie = page.headers["Set-Cookie"].partition(";")[0]
-        form = {"token": token_of(page), "name": "viewer", "password": "correct horse battery"}
-        done = await client.post("/login", data=form, headers={"Origin": address, "Cookie": cookie})
-        session = done.headers["Set-Cookie"].partition(";")[0]
+        session = await session_cookie(address, Role.VIEWER)
         async with open_page(address, {"Cookie": session}) as lines:
             await events(lines, 1)
             page = await client.get("/", headers={"Cookie": session})

@@ -45,13 +45,26 @@ def test_each_route_but_the_login_names_a_role(guarded: FastAPI) -> None:
     assert {"/", "/login", "/logout"} <= {route.path for route in routes(guarded)}
 
 
+def test_each_route_that_changes_something_takes_an_operator(guarded: FastAPI) -> None:
+    changing = {(path, role) for _, path, role in writes(guarded) if path not in OPEN}
+
+    assert {path for path, role in changing if role is None or not role.includes(Role.OPERATOR)} == set()
+    assert {"/messages/1/reveal", "/retention", "/api/v1/parked/retry"} <= {path for path, _ in changing}
+
+
+def test_nothing_but_the_static_files_stands_beyond_these_checks(guarded: FastAPI) -> None:
+    others = [each for each in iter_route_contexts(guarded.routes) if not isinstance(each.original_route, APIRoute)]
+
+    assert [each.path for each in others] == ["/static"]
+
+
 async def test_without_a_session_nothing_can_be_changed(guarded: FastAPI) -> None:
     async with browser(guarded) as client:
+        await client.get("/login")  # a browser without a session has a token, too
+        headers = {"Origin": ORIGIN, HEADER: form_token(client.cookies["__Host-relay"])}
         for method, path, role in writes(guarded):
-            client.cookies.clear()
             if role is not None:
-                answer = await client.request(method, path, headers={"Origin": ORIGIN})
-                assert answer.status_code in (401, 403), path
+                assert (await client.request(method, path, headers=headers)).status_code == 401, path
 
 
 @pytest.mark.parametrize("headers", [{}, {"Origin": "https://evil.test"}, {"Origin": "null"}], ids=str)

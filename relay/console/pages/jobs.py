@@ -3,7 +3,7 @@
 from http import HTTPStatus
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Depends, Form
+from fastapi import APIRouter, Depends, Form, Path
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
@@ -11,8 +11,11 @@ from relay.console.access.identity import Identity, Role, require
 from relay.console.given import Operations, Viewer
 from relay.console.templates import page
 from relay.errors import UsageError
+from relay.operate.whereabouts import MAX_ID
 
 router = APIRouter()
+
+JobId = Annotated[int, Path(ge=0, le=MAX_ID)]
 
 LISTED = 50
 FAILURES = 50
@@ -25,7 +28,7 @@ def list_jobs(request: Request, operations: Operations, _: Viewer) -> HTMLRespon
 
 
 @router.get("/jobs/{job}")
-def show_job(request: Request, operations: Operations, who: Viewer, job: int) -> HTMLResponse:
+def show_job(request: Request, operations: Operations, who: Viewer, job: JobId) -> HTMLResponse:
     """Show how far a job is, the rows that failed in it, and what can be done."""
     shown = operations.show_job(job, limit=FAILURES)
     return page(request, "job.html", job=shown.job, failures=shown.failures, can_turn=who.role.includes(Role.OPERATOR))
@@ -37,7 +40,7 @@ def turn_job(
     operations: Operations,
     who: Annotated[Identity, Depends(require(Role.OPERATOR))],
     *,
-    job: int,
+    job: JobId,
     turn: Literal["pause", "resume", "cancel"],
     why: Annotated[str, Form(max_length=500)] = "",
 ) -> Response:
