@@ -16,7 +16,7 @@ from tests.support.eventually import eventually
 CHROMIUM = shutil.which("chromium")
 PAGES = (
     "/", "/messages", "/messages?state=parked", "/failures", "/jobs", "/replay", "/replay?since=1d", "/reconcile",
-    "/nodes", "/retention", "/batches",
+    "/routes", "/nodes", "/retention", "/batches",
     "/doctor", "/audit",
 )  # fmt: skip
 

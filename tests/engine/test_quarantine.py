@@ -16,7 +16,7 @@ from relay.engine.send.publisher import Publisher
 from relay.engine.send.routes import Address, Router
 from relay.engine.session.session import LaneSession
 from relay.engine.settle.quarantine import ROUTES_AT_A_TIME, Quarantine
-from relay.engine.settle.quarantine_table import Place, QuarantineTable
+from relay.engine.settle.quarantine_table import Entry, Place, QuarantineTable
 from relay.operate.quarantine import Changed, discard, list_routes, probe, reroute
 from relay.operate.session import session
 from tests.engine.conftest import Outbox, Reader, RunNode
@@ -84,7 +84,7 @@ async def test_many_rows_of_a_route_are_set_aside_in_pieces(
     moved: list[int] = []
     set_aside = QuarantineTable.set_aside
 
-    async def note(table: QuarantineTable, address: Address, rows: Collection[Row], reason: str) -> tuple[int, int]:
+    async def note(table: QuarantineTable, address: Address, rows: Collection[Row], reason: str) -> Entry:
         moved.append(len(rows))
         return await set_aside(table, address, rows, reason)
 

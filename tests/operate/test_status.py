@@ -9,10 +9,11 @@ import pytest
 from psycopg import sql
 
 from relay.config.settings import DatabaseSettings
+from relay.engine.session.session import LANES
 from relay.errors import AccessError, DatabaseUnavailableError, DeadlineError, NotReadyError, SchemaError
 from relay.operate.health import OutboxState, check_health
 from relay.operate.session import session
-from relay.operate.status import BY_INDEX, LANES, OLDEST_PENDING, About, Status, read_status
+from relay.operate.status import BY_INDEX, OLDEST_PENDING, About, Status, read_status
 from tests.operate.rows import Rows
 from tests.support.postgres import PostgresServer
 

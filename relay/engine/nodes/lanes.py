@@ -20,7 +20,7 @@ from relay.logger import get_logger
 
 log = get_logger(__name__)
 
-# CASE, as a condition beside it might be evaluated after the lock: then a paused lane would stay locked.
+# CASE, as a second condition might be evaluated after the lock: then a paused lane would stay locked.
 LOCK = SQL("""
     SELECT lane
     FROM unnest(%(lanes)s::smallint[]) AS lane

@@ -8,7 +8,7 @@ in memory only spare a query for all other keys.
 for long. The address is at fault, not the row, so rows for such an address lose no attempt. They wait in a separate
 partition, where they delay no other row. From time to time the relay sends one of them as a probe, alone on a channel.
 Once the broker takes the probe, the other rows follow in order.
-An operator can pause a route: its rows wait in the same way, and the relay sends no probe until the operator resumes it.
+An operator can pause a route: its rows wait in the same way, and the relay sends no probe before it is resumed.
 If a row that is put away holds its key (`DeliveryPolicy`), the later rows of the key wait with it, whatever their
 address.
 """
@@ -178,8 +178,8 @@ class Quarantine:
     async def load(self) -> None:
         """Read from the table which routes are in quarantine.
 
-        The relay probes a new route at once. It also probes a route at once if its count of probes has fallen, or if it
-        is no longer paused: an operator has asked for that.
+        The relay probes a new route at once. It does so, too, if a route's count of probes has fallen, or its pause has
+        ended: an operator has asked for that.
         """
         async with self._turn:
             await self._load()

@@ -155,7 +155,9 @@ class QuarantineTable:
         async with self._session.write() as connection, connection.transaction():
             cursor = await connection.execute(self._session.sql(ENTER), entered)
             entry = Entry(*(await cursor.fetchone() or (0, reason, 0, False)))
-            await connection.execute(self._session.sql(SET_ASIDE), {**places(rows), "route": entry.id, "reason": reason})
+            await connection.execute(
+                self._session.sql(SET_ASIDE), {**places(rows), "route": entry.id, "reason": reason}
+            )
         return entry
 
     @retried
