@@ -211,7 +211,7 @@ async def test_rows_that_were_sent_elsewhere_unnoticed_go_out_before_later_rows(
     """The route was released before the relay knew of the new one; a row that came then overtook them."""
     elsewhere = Reader(channel, await channel.declare_queue("elsewhere", durable=True))
     lost = [await outbox.insert(str(key), exchange="", routing_key="gone") for key in range(3)]
-    monkeypatch.setattr("relay.operate.quarantine._ring", lambda *_: None)
+    monkeypatch.setattr("relay.operate.quarantine.ring", lambda *_: None)
 
     def send_elsewhere() -> int:
         with session(database) as connection:
