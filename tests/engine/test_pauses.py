@@ -7,19 +7,27 @@ from contextlib import AsyncExitStack
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aio_pika.abc import AbstractChannel
+from pamqp.common import FieldTable
 
 from relay.config.settings import DatabaseSettings, Ordering
+from relay.engine.node import Node
 from relay.engine.nodes import membership
+from relay.engine.nodes.lanes import lock_lanes
+from relay.engine.row import Outcome
+from relay.engine.send import refusals
+from relay.engine.session.session import LaneSession
 from relay.engine.settle import quarantine
-from relay.engine.settle.quarantine_table import QuarantineTable
+from relay.engine.settle.quarantine_table import Left, Place, QuarantineTable
 from relay.operate import pauses
 from relay.operate.pauses import LaneStatus
 from relay.operate.quarantine import RouteStatus, list_routes
 from relay.operate.session import session
 from tests.engine.conftest import Outbox, Reader, RunNode
+from tests.engine.follower import unhurried
 from tests.faults.victim import relay_victim
 from tests.support.eventually import eventually
 
@@ -144,23 +152,27 @@ async def no_route(outbox: Outbox) -> bool:
 
 
 async def test_rows_that_wait_in_memory_are_set_aside_too(
-    outbox: Outbox, later: Reader, run_node: RunNode, operator: Operator
+    outbox: Outbox, channel: AbstractChannel, run_node: RunNode, operator: Operator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    written = await write(outbox, 5000, keys=3)  # one at a time by key: most of them wait in the relay's memory
+    monkeypatch.setattr(quarantine, "LOAD_INTERVAL", 0.05)
+    monkeypatch.setattr(refusals, "LASTING_AFTER", 3600.0)  # it is the pause that sets them aside
+    full: FieldTable = {"x-max-length": 1, "x-overflow": "reject-publish"}
+    narrow = Reader(channel, await channel.declare_queue("narrow", durable=True, arguments=full))
+    address = {"exchange": "", "routing_key": "narrow"}
+    first, *others = [await outbox.insert("1", **address) for _ in range(30)]
 
-    async with run_node():
-        await eventually(lambda: some_sent(outbox), "it is at it")
-        route = await operator.pause("later")
-        await eventually(outbox.is_empty, "those in flight are marked, and the others set aside")
-        waiting = len(await outbox.ids("quarantined"))
+    async with run_node() as node:
+        await eventually(
+            lambda: is_refused(outbox, node, [first]), "the queue is full, and the next row is tried again"
+        )
+        route = await operator.pause("narrow")
+        await eventually(has_paused(outbox, 29), "that row, and those behind it, are set aside")
         await operator.resume(route.id)
-        await assert_once_and_in_order(later, written)
-
-    assert 0 < waiting < 5000
+        await assert_once_and_in_order(narrow, [first, *others])
 
 
-async def some_sent(outbox: Outbox) -> bool:
-    return (await outbox.connection.execute("SELECT FROM outbox.message_sent LIMIT 1")).rowcount == 1
+async def is_refused(outbox: Outbox, node: Node, sent: list[int]) -> bool:
+    return node.snapshot().failures[Outcome.NACKED] > 0 and await outbox.ids("sent") == sent
 
 
 async def test_rows_of_the_key_wait_behind_a_paused_route(
@@ -217,15 +229,23 @@ async def test_a_route_that_does_not_work_is_not_probed_while_it_is_paused(
 ) -> None:
     monkeypatch.setattr(quarantine, "LOAD_INTERVAL", 0.05)
     monkeypatch.setattr(quarantine, "PROBE_MAX", 0.1)
+    take_probe, probed = QuarantineTable.take_probe, []
     row = await outbox.insert("1", exchange="", routing_key="later")
+
+    async def note(table: QuarantineTable, route: int, **options: Any) -> Place | None:
+        probed.append(route)
+        return await take_probe(table, route, **options)
 
     async with run_node():
         await eventually(lambda: outbox.are_aside([row], "312 NO_ROUTE"), "it is set aside")
         paused = await operator.pause("later")
         await eventually(lambda: outbox.are_aside([row], "312 NO_ROUTE"), "no probe is on its way")
         later = Reader(channel, await channel.declare_queue("later", durable=True))
-        fine = await outbox.insert("2", exchange="", routing_key="fine")  # a probe of another route goes by
-        await eventually(lambda: tried(operator, "fine", 3), "the relay probes")
+        fine = await outbox.insert("2", exchange="", routing_key="fine")
+        await eventually(lambda: tried(operator, "fine", 1), "the relay has read the routes since")
+        monkeypatch.setattr(QuarantineTable, "take_probe", note)
+        await eventually(lambda: tried(operator, "fine", 5), "the relay probes the other route")
+        assert paused.id not in probed
         assert row in await outbox.ids("quarantined")
         await operator.resume(paused.id)
         assert await later.ids(1) == [row]
@@ -366,6 +386,44 @@ async def test_counts_are_cleared_while_the_first_lane_is_paused(
         await outbox.insert_many(160, keys=160)
         await eventually(lambda: node.snapshot().published > 100, "it has marked")
         await eventually(is_clear, "the counts are added and gone")
+
+
+async def test_a_paused_lane_is_not_locked(outbox: Outbox, database: DatabaseSettings, operator: Operator) -> None:
+    await operator.pause_lane(7)
+
+    async with await LaneSession.open(database) as lane_session:
+        taken = await lock_lanes(lane_session)
+        cursor = await outbox.connection.execute(
+            "SELECT objid::integer FROM pg_locks WHERE locktype = 'advisory' AND pid = %s ORDER BY 1",
+            [lane_session.pid],
+        )
+        locked = [lane for (lane,) in await cursor.fetchall()]
+
+    assert taken == locked == [lane for lane in range(16) if lane != 7]
+
+
+async def test_a_pause_that_the_relay_has_not_heard_of_is_obeyed_in_the_table(
+    outbox: Outbox, database: DatabaseSettings
+) -> None:
+    row = await outbox.insert("1", exchange="", routing_key="later")
+    await outbox.connection.execute(
+        "WITH route AS (INSERT INTO outbox.quarantine (exchange, routing_key, reason)"
+        " VALUES ('', 'later', 'nothing is bound') RETURNING id)"
+        " UPDATE outbox.message SET state = 'quarantined', quarantine = (SELECT id FROM route)"
+    )
+    async with await LaneSession.open(database) as lane_session:
+        lane_session.lanes.take(await lock_lanes(lane_session))
+        table = QuarantineTable(lane_session, unhurried(lane_session))
+        ((_, entry),) = await table.routes()
+        await outbox.connection.execute("UPDATE outbox.quarantine SET paused_at = now()")
+
+        probe = await table.take_probe(entry.id, but=(), holding=True)
+        gone = await table.let_go(entry.id, 10)
+
+    assert probe is None
+    assert gone == ([], Left.PAUSE)
+    assert await outbox.ids("quarantined") == [row]
+    assert await outbox.quarantined_routes() == [("", "later")]
 
 
 @pytest.mark.drills
