@@ -1,6 +1,6 @@
 """A console on this test's servers."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import httpx
@@ -9,6 +9,7 @@ from fastapi import FastAPI
 
 from relay.config.settings import Settings
 from tests.console.site import browser, running, users
+from tests.operate.rows import Rows
 
 
 @pytest.fixture
@@ -23,3 +24,11 @@ async def guarded(settings: Settings, tmp_path: Path) -> AsyncIterator[FastAPI]:
     """A console with a password file, which has a user of each role."""
     async with running(settings, **users(tmp_path)) as app:
         yield app
+
+
+@pytest.fixture
+def rows(database_url: str) -> Iterator[Rows]:
+    """Rows of this test's database."""
+    written = Rows(database_url)
+    with written.connection:
+        yield written
