@@ -31,7 +31,7 @@ def test_a_migration_back_and_forth_ends_pauses_and_keeps_the_routes(
     assert description(url_of(database)) == before
 
 
-def test_a_role_that_changes_the_quarantine_may_pause_before_the_roles_are_made_again(
+def test_a_role_that_changes_the_quarantine_may_pause_at_once(
     database: DatabaseSettings, connection: Connection
 ) -> None:
     downgrade(database, "0017")
