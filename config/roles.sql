@@ -78,6 +78,7 @@ GRANT EXECUTE ON FUNCTION outbox.ensure_sent_days(date, integer) TO outbox_relay
 GRANT EXECUTE ON FUNCTION outbox.sent(timestamp with time zone, timestamp with time zone) TO outbox_relay;
 GRANT SELECT, INSERT, UPDATE, DELETE ON outbox.node, outbox.quarantine TO outbox_relay;
 GRANT SELECT, INSERT, UPDATE ON outbox.lane_floor TO outbox_relay;
+GRANT SELECT, INSERT, DELETE ON outbox.lane_pause TO outbox_relay;
 GRANT SELECT, INSERT, DELETE ON outbox.published TO outbox_relay;
 GRANT SELECT ON outbox.batch, outbox.migration TO outbox_relay;
 GRANT SELECT ON outbox.archived_day TO outbox_relay; -- the metric of days that are not archived
@@ -119,6 +120,7 @@ GRANT SELECT ON SEQUENCE outbox.message_id_seq TO outbox_console;
 GRANT EXECUTE ON FUNCTION outbox.sent(timestamp with time zone, timestamp with time zone) TO outbox_console;
 GRANT SELECT ON outbox.node, outbox.published, outbox.batch, outbox.migration, outbox.archived_day TO outbox_console;
 GRANT SELECT, INSERT, UPDATE ON outbox.quarantine TO outbox_console;
+GRANT SELECT, INSERT, DELETE ON outbox.lane_pause TO outbox_console;
 GRANT SELECT, INSERT ON outbox.job, outbox.job_failure TO outbox_console;
 GRANT UPDATE (state, selected, done, failed, released, stage, position, saved_at, paused_because)
     ON outbox.job TO outbox_console;

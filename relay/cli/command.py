@@ -52,8 +52,9 @@ COMMANDS = {
     "parked": ("relay.cli.parked:app", "See, retry, archive or discard what could not be delivered."),
     "quarantine": (
         "relay.cli.quarantine:app",
-        "See, reroute, discard or try what waits for a route that does not work.",
+        "See, reroute, discard or try what waits for a route that does not work; pause a route.",
     ),
+    "lanes": ("relay.cli.lanes:app", "See who carries the lanes; pause and resume a lane."),
     "dead-letters": ("relay.cli.dead_letters:app", "See, send back, throw away or save what consumers gave up."),
     "pool": ("relay.cli.pool:app", "Share partitions among consumers; tell who holds which."),
     "replay": ("relay.cli.replay:replay", "Send again what was sent."),

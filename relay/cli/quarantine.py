@@ -18,11 +18,13 @@ from relay.operate.whereabouts import RowId, row_ids
 from relay.operations.operations import Operations
 
 LIST_COLUMNS = (
-    "route", "exchange", "routing key", "rows", "behind", "since", "probes", "next probe by", "reason",
+    "route", "exchange", "routing key", "rows", "behind", "since", "probes", "next probe by", "reason", "paused by",
 )  # fmt: skip
 ROW_COLUMNS = ("id", "message id", "type", "key", "event", "written at", "attempts", "reason")
 
-app = App(name="quarantine", help="See, reroute, discard or try what waits for a route that does not work.")
+app = App(
+    name="quarantine", help="See, reroute, discard or try what waits for a route that does not work; pause a route."
+)
 
 RouteId = Annotated[int, Parameter(help="Number of the route, as `list` tells it.", validator=validators.Number(gte=1))]
 SomeRoute = Annotated[
@@ -165,6 +167,44 @@ def probe_(
     return ExitCode.DONE
 
 
+@app.command(name="pause")
+def pause_(
+    exchange: Annotated[str, Parameter(help="The exchange that the messages go to; '' addresses a queue.")],
+    routing_key: Annotated[str, Parameter(help="Their routing key, as it is sent.")],
+    /,
+    *,
+    audit: Audit = Audit(),
+    options: RemoteDatabaseOptions = RemoteDatabaseOptions(),
+    output: Output = "text",
+) -> ExitCode:
+    """Let the messages for an address wait in the table, also if it works; what is in flight is still sent."""
+    audit.check_reason()
+    route = options.operations().pause_route(exchange, routing_key, by=audit.operator, why=audit.reason)
+    if output == "json":
+        print_json(route)
+    else:
+        say(f"paused route {route.id}, {route.address}: `relay quarantine resume {route.id}` ends that")
+    return ExitCode.DONE
+
+
+@app.command(name="resume")
+def resume_(
+    route: RouteId,
+    /,
+    *,
+    audit: Audit = Audit(),
+    options: RemoteDatabaseOptions = RemoteDatabaseOptions(),
+    output: Output = "text",
+) -> ExitCode:
+    """Let the relays try a paused route now: its messages go in order when it works."""
+    found = options.operations().resume_route(route, by=audit.operator, why=audit.reason or None)
+    if output == "json":
+        print_json(found)
+    else:
+        say(f"resumed route {route}, {found.address}")
+    return ExitCode.DONE
+
+
 def _routes(operations: Operations, route: int | None, group: str | None) -> list[int]:
     """Return the number of the route, or those of the group; UsageError unless one of both is given."""
     if (route is None) == (group is None):
@@ -191,9 +231,9 @@ def _report(done: Changed, words: str, output: Output) -> ExitCode:
 
 
 def _list_row(route: RouteStatus) -> tuple[object, ...]:
-    since, by = utc(route.since), utc(route.next_probe_by)
-    figures = (route.rows, route.behind, since, route.probes, by)
-    return (route.id, route.exchange, route.routing_key, *figures, route.reason)
+    by = utc(route.next_probe_by) if route.next_probe_by else ""
+    figures = (route.rows, route.behind, utc(route.since), route.probes, by)
+    return (route.id, route.exchange, route.routing_key, *figures, route.reason, route.paused_by or "")
 
 
 def _row(row: WaitingRow) -> tuple[object, ...]:

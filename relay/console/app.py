@@ -32,19 +32,25 @@ from relay.console.pages import (
     overview,
     reconcile,
     replay,
+    routes,
     upkeep,
 )
 from relay.console.runner import Runner
 from relay.console.sampler import Sampler
 from relay.console.templates import STATIC
 from relay.errors import OutboxError
+from relay.http.cached_answer import CachedAnswer
+from relay.operate.route_map import read_route_map
+
+ROUTE_MAP_PATIENCE = 0.2  # seconds that a page waits for the broker; then it shows what was seen before
 
 
 def make_app(settings: Settings, file: Path | None = None) -> FastAPI:
     """Return the console for these settings.
 
-    `app.state` has `settings`, `database` (Database), `sampler` (Sampler), `checkup` (Checkup), `runner` (Runner),
-    `access` (Access), `identify` (Identifier) and `file`, the relay.toml that was read, for the doctor.
+    `app.state` has `settings`, `database` (Database), `sampler` (Sampler), `checkup` (Checkup), `runner` (Runner) and
+    `route_map` (CachedAnswer of a RouteMap). It has `access` (Access), `identify` (Identifier), too, and `file`, the
+    relay.toml that was read, for the doctor.
     """
 
     @asynccontextmanager
@@ -62,10 +68,12 @@ def make_app(settings: Settings, file: Path | None = None) -> FastAPI:
             for task in tasks:
                 task.cancel()
             await asyncio.wait([*tasks, running])
+            await route_map.close()
             database.close()
 
     database, access = Database(settings), Access(settings.console)
     sampler, checkup, runner = Sampler(settings, database), Checkup(settings, file), Runner(settings)
+    route_map = CachedAnswer(lambda: read_route_map(settings), patience=ROUTE_MAP_PATIENCE)
     app = FastAPI(
         title="Outbox relay",
         version=__version__,
@@ -89,9 +97,10 @@ def make_app(settings: Settings, file: Path | None = None) -> FastAPI:
     app.state.sampler = sampler
     app.state.checkup = checkup
     app.state.runner = runner
+    app.state.route_map = route_map
     app.state.access = access
     app.state.identify = with_tokens(access.identify, TokenFile(settings.console.tokens))
-    for each in (login, overview, messages, failures, jobs, replay, reconcile, nodes, upkeep, doctor, audit):
+    for each in (login, overview, messages, failures, jobs, replay, reconcile, routes, nodes, upkeep, doctor, audit):
         app.include_router(each.router)
     app.include_router(api)
     app.mount("/static", StaticFiles(directory=STATIC), name="static")

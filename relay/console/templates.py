@@ -24,6 +24,7 @@ MENU = (
     ("/jobs", "Jobs"),
     ("/replay", "Replay"),
     ("/reconcile", "Reconcile"),
+    ("/routes", "Routes"),
     ("/nodes", "Nodes"),
     ("/retention", "Retention"),
     ("/batches", "Batches"),

@@ -50,7 +50,8 @@ REPAIRS = {
     About.RELAYS: Repair("/nodes", "Look at the relays"),
     About.REFUSED: Repair("/messages?state=pending", "See what waits"),
     About.PARKED: Repair("/failures", "See what failed, and retry it"),
-    About.ROUTE: Repair("/failures", "See the route, and try it"),
+    About.ROUTE: Repair("/routes", "See the route, and try it"),
+    About.PAUSE: Repair("/routes", "See what is paused, and resume it"),
     About.SESSIONS: Repair("/doctor", "Run the doctor"),
 }
 

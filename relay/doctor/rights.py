@@ -68,6 +68,8 @@ GRANTS = (
         for each in ("SELECT", "INSERT", "UPDATE", "DELETE")
     ),
     *(Grant(each, "TABLE", "lane_floor") for each in ("SELECT", "INSERT", "UPDATE")),
+    Grant("SELECT", "TABLE", "lane_pause"),
+    *(Grant(each, "TABLE", "lane_pause", command="lanes") for each in ("INSERT", "DELETE")),
     *(Grant(each, "TABLE", "published") for each in ("SELECT", "INSERT", "DELETE")),
     Grant("SELECT", "TABLE", "archived_day", command="config alerts"),  # one of them goes by its metric
     Grant("SELECT", "TABLE", "batch"),

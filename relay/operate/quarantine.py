@@ -30,10 +30,11 @@ CHOSEN = SQL("""state = 'quarantined' AND quarantine = %(route)s AND NOT {is_beh
 
 READ_ROUTES = SQL("""
     SELECT route.id, route.exchange, route.routing_key, route.reason, route.since, route.probes, route.probed_at,
-           coalesce(route.probed_at, route.since) + interval '1 second' * least(
+           CASE WHEN paused_at IS NULL THEN coalesce(route.probed_at, route.since) + interval '1 second' * least(
                {initial} * 2 ^ least(route.probes, 30),
                greatest({maximum}, (count(*) OVER ())::float8 / {a_second})
-           ) AS next_probe_by,
+           ) END AS next_probe_by,
+           route.paused_at, route.paused_by, route.paused_why,
            waiting.rows, waiting.behind, waiting.oldest
     FROM {schema}.quarantine AS route
     CROSS JOIN LATERAL (
@@ -47,16 +48,19 @@ READ_ROUTES = SQL("""
 
 @dataclass(frozen=True, slots=True)
 class RouteStatus:
-    """An address that does not work; its rows wait until one of them gets through."""
+    """An address that does not work, or that an operator has paused; its rows wait until one of them gets through."""
 
     id: int
     exchange: str
     routing_key: str
-    reason: str  # in the broker's words, or who has sent rows here
+    reason: str  # in the broker's words, or who has sent rows here or paused it
     since: datetime
     probes: int  # how often it was tried
     probed_at: datetime | None
-    next_probe_by: datetime  # a running relay tries it again, at the latest
+    next_probe_by: datetime | None  # a running relay tries it again, at the latest; None while it is paused
+    paused_at: datetime | None
+    paused_by: str | None
+    paused_why: str | None
     rows: int
     behind: int  # of these, rows that only wait behind another row of their key
     oldest: datetime | None
@@ -274,7 +278,7 @@ def probe(connection: psycopg.Connection, schema: str, routes: Sequence[int]) ->
     """Ask the running relays to try these routes now."""
     with connection.transaction():
         connection.execute(_sql(schema, TRY_NOW), {"routes": list(routes)})
-        _ring(connection, schema)
+        ring(connection, schema, ROUTES_CHANGED)
 
 
 LOCK_ROUTE = SQL("SELECT FROM {schema}.quarantine WHERE id = %(route)s FOR UPDATE")
@@ -308,7 +312,7 @@ def _change(
                 changed = change(values)
                 # What is left in the route waits for no more than it did: try it now.
                 connection.execute(_sql(schema, TRY_NOW), {"routes": [route]})
-                _ring(connection, schema)
+                ring(connection, schema, ROUTES_CHANGED)
                 return Changed(route, changed, left_out)
         time.sleep(PROBE_POLL)
 
@@ -328,8 +332,9 @@ def _values(route: int, rows: Sequence[RowId]) -> dict[str, Any]:
     return {"route": route, "all": not rows, **as_parameters(rows)}
 
 
-def _ring(connection: psycopg.Connection, schema: str) -> None:
-    connection.execute(RING, {"channel": nodes_channel(schema), "word": ROUTES_CHANGED})
+def ring(connection: psycopg.Connection, schema: str, word: str = "") -> None:
+    """Notify the running relays that something has changed that they must obey."""
+    connection.execute(RING, {"channel": nodes_channel(schema), "word": word})
 
 
 def _sql(schema: str, statement: SQL) -> Composed:

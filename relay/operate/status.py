@@ -14,15 +14,17 @@ from pydantic import GetCoreSchemaHandler
 from pydantic_core import CoreSchema
 
 from relay.engine.send.message import NOT_SENT
+from relay.engine.session.session import LANES
 from relay.operate.health import NODE_STALE_AFTER, OutboxState
 from relay.operate.holders import foreign_locks, long_holders
+from relay.operate.pauses import LaneStatus, list_lanes
 from relay.operate.quarantine import RouteStatus, list_routes
 
 # Seconds that a row may wait before a relay must be seen working on it. It cannot follow from `relay.stall_after`: that
 # is each relay's own, counts from its last mark and stands in no table. Here all that is known is how long a row has
 # waited. A relay has time to notice by itself (after 5 s) and to say so, which is then among the reasons.
 STALLED_AFTER = 10.0
-LANES = 16
+MOMENT = "%Y-%m-%d %H:%M:%S %Z"  # among the reasons
 ROUTES_TOLD = 10  # among the reasons; `quarantined_routes` has them all
 
 # With what marks have counted and no heartbeat has added yet: a killed node leaves some of it.
@@ -57,6 +59,7 @@ COUNT_NOT_SENT = SQL(
 # A row scheduled for next week must not look like one that has waited since last week. A row waits since it was
 # written, or since its available_at. The first of each lane stands for its lane, as ids and times of writing run
 # together but for transactions that overlap. So a backlog of a million rows costs what one of ten does.
+# The rows of a paused lane wait as an operator wants it.
 OLDEST_PENDING = SQL("""
     SELECT extract(epoch FROM now() - least(
         (SELECT min(front.created_at)
@@ -67,10 +70,12 @@ OLDEST_PENDING = SQL("""
              WHERE row.state = 'pending' AND row.lane = lane.number::smallint AND row.available_at IS NULL
              ORDER BY row.id
              LIMIT 1
-         ) AS front),
+         ) AS front
+         WHERE lane.number <> ALL (ARRAY(SELECT pause.lane FROM {schema}.lane_pause AS pause))),
         (SELECT min(row.available_at)
          FROM {schema}.message_state AS row
-         WHERE row.state = 'pending' AND row.available_at IS NOT NULL AND row.available_at <= now())
+         WHERE row.state = 'pending' AND row.available_at IS NOT NULL AND row.available_at <= now()
+            AND row.lane <> ALL (ARRAY(SELECT pause.lane FROM {schema}.lane_pause AS pause)))
     ))::float8
 """)
 
@@ -111,6 +116,7 @@ class About(StrEnum):
     REFUSED = "refused"
     PARKED = "parked"
     ROUTE = "route"
+    PAUSE = "pause"
     SESSIONS = "sessions"
 
 
@@ -143,6 +149,7 @@ class Status:
     parked_held: int  # of these, rows that only wait behind another one of their key
     quarantined: int
     quarantined_routes: list[RouteStatus]
+    paused_lanes: list[LaneStatus]
     oldest_pending_age_s: float | None
     published_total: int
     nodes: list[Node]
@@ -169,6 +176,7 @@ def read_status(
     with connection.transaction():
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
         nodes = list_nodes(connection, schema)
+        lanes = list_lanes(connection, schema)
         routes = list_routes(connection, schema)
         (published_total,) = _numbers(connection, COUNT_PUBLISHED.format(**names))
         pending = _numbers(connection, COUNT_PENDING.format(**names))[0]
@@ -186,11 +194,11 @@ def read_status(
         stalled = not _have_published(nodes, published_before)
     elif stalled:
         stalled = not _progresses(connection, schema, nodes, progress_timeout)
-    reasons = _reasons(nodes, pending, oldest_age if stalled else None)
+    reasons = _reasons(nodes, lanes, pending, oldest_age if stalled else None)
     reasons += _row_reasons(refused, parked_heads, parked - parked_heads, not_sent)
-    reasons += [Reason(route_reason(route), About.ROUTE) for route in routes[:ROUTES_TOLD]]
-    if len(routes) > ROUTES_TOLD:
-        reasons.append(Reason(f"{len(routes) - ROUTES_TOLD} more routes do not work", About.ROUTE))
+    reasons += _route_reasons(routes)
+    paused_lanes = [lane for lane in lanes if lane.paused_at is not None]
+    reasons += [Reason(_lane_reason(lane), About.PAUSE) for lane in paused_lanes]
     in_the_way = [*foreign_locks(connection, schema), *long_holders(connection)]
     reasons += [Reason(str(each), About.SESSIONS) for each in in_the_way]
     return Status(
@@ -202,6 +210,7 @@ def read_status(
         parked_held=parked - parked_heads,
         quarantined=sum(route.rows for route in routes),
         quarantined_routes=routes,
+        paused_lanes=paused_lanes,
         oldest_pending_age_s=None if oldest_age is None else round(oldest_age, 3),
         published_total=published_total,  # also by nodes that are gone for more than a day, and not listed any more
         nodes=nodes,
@@ -240,7 +249,9 @@ def _have_published(nodes: Sequence[Node], earlier: Mapping[str, int]) -> bool:
     return any(node.name in earlier and node.published_total != earlier[node.name] for node in nodes)
 
 
-def _reasons(nodes: Sequence[Node], pending: int, stalled_for: float | None) -> list[Reason]:
+def _reasons(
+    nodes: Sequence[Node], lanes: Sequence[LaneStatus], pending: int, stalled_for: float | None
+) -> list[Reason]:
     alive = [node for node in nodes if node.alive]
     reasons = []
     if not alive:
@@ -251,7 +262,7 @@ def _reasons(nodes: Sequence[Node], pending: int, stalled_for: float | None) -> 
     reasons += [
         f"relay {node.name} is {node.state}" for node in alive if node.state != OutboxState.OK and not node.reasons
     ]
-    free = sorted(set(range(LANES)) - {lane for node in alive for lane in node.lanes})
+    free = [each.lane for each in lanes if each.node is None and each.paused_at is None]
     if alive and free and pending:
         reasons.append(f"no relay holds {'lane' if len(free) == 1 else 'lanes'} {', '.join(map(str, free))}")
     return [Reason(words, About.RELAYS) for words in reasons]
@@ -269,13 +280,36 @@ def _row_reasons(refused: int, parked: int, held: int, not_sent: int) -> list[Re
     return reasons
 
 
+def _route_reasons(routes: Sequence[RouteStatus]) -> list[Reason]:
+    reasons = [
+        Reason(route_reason(route), About.ROUTE if route.paused_at is None else About.PAUSE)
+        for route in routes[:ROUTES_TOLD]
+    ]
+    if more := routes[ROUTES_TOLD:]:
+        are_paused = ", or are paused" if any(route.paused_at for route in more) else ""
+        reasons.append(Reason(f"{len(more)} more routes do not work{are_paused}", About.ROUTE))
+    return reasons
+
+
 def route_reason(route: RouteStatus) -> str:
-    """Return what does not work, since when, and for how many rows."""
+    """Return what does not work or is paused, since when, and for how many rows."""
     rows = "1 row waits" if route.rows == 1 else f"{route.rows} rows wait"
-    since = f"{route.since:%Y-%m-%d %H:%M:%S %Z}"
+    if route.paused_at is not None:
+        paused = _paused_words(route.paused_by, route.paused_at, route.paused_why)
+        return f"{route.address} is {paused}, {rows}; `relay quarantine resume {route.id}` ends that"
+    since = f"{route.since:{MOMENT}}"
     return (
         f"{route.address} does not work since {since}, {rows}: {route.reason}; see `relay quarantine show {route.id}`"
     )
+
+
+def _lane_reason(lane: LaneStatus) -> str:
+    paused = _paused_words(lane.paused_by, lane.paused_at, lane.paused_why)
+    return f"lane {lane.lane} is {paused}; `relay lanes resume {lane.lane}` ends that"
+
+
+def _paused_words(by: str | None, at: datetime | None, why: str | None) -> str:
+    return f"paused by {by} since {at:{MOMENT}} ({why})"
 
 
 def lane_ranges(lanes: Iterable[int]) -> str:

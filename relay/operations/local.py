@@ -17,7 +17,7 @@ from relay.engine.send.routes import Router
 from relay.errors import UsageError
 from relay.jobs import job as jobs
 from relay.jobs.job import NO_CAUTION, Caution, Job, Kind
-from relay.operate import pool, quarantine, release
+from relay.operate import pauses, pool, quarantine, release
 from relay.operate.dead_letters import change
 from relay.operate.dead_letters.audit import Entry
 from relay.operate.dead_letters.document import document
@@ -34,6 +34,7 @@ from relay.operate.failures import (
 )
 from relay.operate.parked import PARKED, ParkedMessage, list_parked, show_parked
 from relay.operate.parked import Selection as ParkedSelection
+from relay.operate.pauses import LaneStatus
 from relay.operate.quarantine import Changed, RouteStatus
 from relay.operate.release import Done, Show
 from relay.operate.session import session
@@ -224,10 +225,33 @@ class LocalOperations:
 
     def probe(self, routes: Sequence[int]) -> list[int]:
         with self._connect(None) as connection:
-            found = [quarantine.read_route(connection, self._schema, route).id for route in routes]
-            found = found or [route.id for route in quarantine.list_routes(connection, self._schema)]
+            named = [quarantine.read_route(connection, self._schema, route) for route in routes]
+            if paused := [str(each.id) for each in named if each.paused_at is not None]:
+                raise UsageError(f"paused, so not tried: route {', '.join(paused)}; `relay quarantine resume` tries it")
+            every = named or quarantine.list_routes(connection, self._schema)
+            found = [each.id for each in every if each.paused_at is None]
             quarantine.probe(connection, self._schema, found)
         return found
+
+    def pause_route(self, exchange: str, routing_key: str, *, by: str, why: str) -> RouteStatus:
+        with self._connect(None) as connection:
+            return pauses.pause_route(connection, self._schema, exchange, routing_key, by=by, why=why)
+
+    def resume_route(self, route: int, *, by: str, why: str | None) -> RouteStatus:
+        with self._connect(None) as connection:
+            return pauses.resume_route(connection, self._schema, route, by=by, why=why)
+
+    def list_lanes(self) -> list[LaneStatus]:
+        with self._connect(None) as connection:
+            return pauses.list_lanes(connection, self._schema)
+
+    def pause_lane(self, lane: int, *, by: str, why: str) -> LaneStatus:
+        with self._connect(None) as connection:
+            return pauses.pause_lane(connection, self._schema, lane, by=by, why=why)
+
+    def resume_lane(self, lane: int, *, by: str, why: str | None) -> LaneStatus:
+        with self._connect(None) as connection:
+            return pauses.resume_lane(connection, self._schema, lane, by=by, why=why)
 
     def preview_replay(self, asked: Filter) -> ReplayPreview:
         with self._connect(SCAN_TIMEOUT) as connection:

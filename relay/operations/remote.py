@@ -29,6 +29,7 @@ from relay.operate.dead_letters.letter import Selection as LetterSelection
 from relay.operate.dead_letters.read import Read
 from relay.operate.parked import ARCHIVED, ParkedMessage
 from relay.operate.parked import Selection as ParkedSelection
+from relay.operate.pauses import LaneStatus
 from relay.operate.pool import PoolsStatus
 from relay.operate.quarantine import Changed, RouteStatus
 from relay.operate.release import Done
@@ -173,6 +174,26 @@ class RemoteOperations:
 
     def probe(self, routes: Sequence[int]) -> list[int]:
         return self._post(dict[str, list[int]], "/quarantine/probe", {"routes": list(routes)})["routes"]
+
+    def pause_route(self, exchange: str, routing_key: str, *, by: str, why: str) -> RouteStatus:
+        del by
+        body = {"exchange": exchange, "routing_key": routing_key, "why": why}
+        return self._post(RouteStatus, "/quarantine/pause", body)
+
+    def resume_route(self, route: int, *, by: str, why: str | None) -> RouteStatus:
+        del by
+        return self._post(RouteStatus, "/quarantine/resume", {"route": route, "why": why or ""})
+
+    def list_lanes(self) -> list[LaneStatus]:
+        return self._get(list[LaneStatus], "/lanes")
+
+    def pause_lane(self, lane: int, *, by: str, why: str) -> LaneStatus:
+        del by
+        return self._post(LaneStatus, f"/lanes/{lane}/pause", {"why": why})
+
+    def resume_lane(self, lane: int, *, by: str, why: str | None) -> LaneStatus:
+        del by
+        return self._post(LaneStatus, f"/lanes/{lane}/resume", {"why": why or ""})
 
     def preview_replay(self, asked: Filter) -> ReplayPreview:
         given = {name: value for name, value in asdict(asked).items() if value is not None}

@@ -16,7 +16,7 @@ from tests.console.windows import NEEDS_CHROMIUM, log_in, window
 
 PAGES = (
     "/", "/messages", "/messages?state=parked", "/failures", "/jobs", "/replay", "/replay?since=1d", "/reconcile",
-    "/nodes", "/retention", "/batches",
+    "/routes", "/nodes", "/retention", "/batches",
     "/doctor", "/audit",
 )  # fmt: skip
 # What axe-core checks in each colour: all rules that are on, and the size of targets; in dark the contrasts again.

@@ -26,7 +26,15 @@ async def test_every_page_opens_with_the_rights_of_the_role(
     sent(database_url, 3)
     url = SecretStr(f"{database_url}?options=-crole%3Doutbox_console")
     limited = settings.model_copy(update={"database": DatabaseSettings(url=url)})
-    paths = ("/", "/messages", "/messages?state=parked", "/messages?state=pending", f"/messages/{row}", "/nodes")
+    paths = (
+        "/",
+        "/messages",
+        "/messages?state=parked",
+        "/messages?state=pending",
+        f"/messages/{row}",
+        "/nodes",
+        "/routes",
+    )
     async with running(limited) as app, browser(app) as client:
         answers = {path: await client.get(path) for path in (*paths, "/doctor")}
         shown = await post(client, f"/messages/{row}/reveal", {"token": token_of(answers[f"/messages/{row}"])})

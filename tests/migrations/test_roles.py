@@ -178,6 +178,9 @@ def test_the_relay_can_do_its_work(connection: Connection) -> None:
         ON CONFLICT (lane) DO UPDATE SET floor = excluded.floor
         """,
         "SELECT * FROM outbox.lane_floor",
+        "INSERT INTO outbox.lane_pause (lane, paused_by, paused_why) VALUES (7, 'ada', 'test')",
+        "SELECT * FROM outbox.lane_pause",
+        "DELETE FROM outbox.lane_pause",
         "SELECT * FROM outbox.migration",
         """
         INSERT INTO outbox.dead_letter_audit (command, queue, done_by, why) VALUES ('discard', 'q.dead', 'me', 'why')

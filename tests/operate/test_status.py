@@ -9,10 +9,12 @@ import pytest
 from psycopg import sql
 
 from relay.config.settings import DatabaseSettings
+from relay.engine.session.session import LANES
 from relay.errors import AccessError, DatabaseUnavailableError, DeadlineError, NotReadyError, SchemaError
+from relay.operate import pauses
 from relay.operate.health import OutboxState, check_health
 from relay.operate.session import session
-from relay.operate.status import BY_INDEX, LANES, OLDEST_PENDING, About, Status, read_status
+from relay.operate.status import BY_INDEX, OLDEST_PENDING, About, Status, read_status
 from tests.operate.rows import Rows
 from tests.support.postgres import PostgresServer
 
@@ -286,3 +288,22 @@ def test_a_server_that_is_read_only_is_named_as_such(rows: Rows, database: Datab
     with refused, session(database) as opened:
         opened.execute("SET default_transaction_read_only = on")
         opened.execute("UPDATE outbox.node SET state = 'ok'")
+
+
+def test_rows_of_a_paused_lane_do_not_age_and_the_lane_is_not_lost(rows: Rows, connection: psycopg.Connection) -> None:
+    old = rows.pending(created_at=ago(60))
+    (lane,) = rows.connection.execute("SELECT lane FROM outbox.message WHERE id = %s", [old]).fetchone() or (0,)
+    rows.node(lanes=[each for each in range(LANES) if each != lane])
+    before = read(connection)
+
+    pauses.pause_lane(connection, "outbox", lane, by="ada", why="test")
+    paused = read(connection)
+    rows.pending(created_at=ago(60), available_at=ago(30))
+    due = read(connection)
+
+    assert f"no relay holds lane {lane}" in before.reasons
+    assert before.state == OutboxState.STALLED
+    assert (paused.state, paused.oldest_pending_age_s, paused.pending) == (OutboxState.DEGRADED, None, 1)
+    assert [reason.about for reason in paused.reasons] == [About.PAUSE]
+    assert paused.reasons[0].startswith(f"lane {lane} is paused by ada since ")
+    assert (due.pending, due.oldest_pending_age_s) == (2, None)

@@ -1,15 +1,29 @@
-"""`/quarantine`: what waits for a route that does not work."""
+"""`/quarantine`: what waits for a route that does not work, or that an operator has paused."""
 
 from typing import Annotated
 
 from fastapi import APIRouter, Query
 from pydantic import Field
+from starlette.requests import Request
 from starlette.responses import Response
 
 from relay.console.api.once import Once
 from relay.console.api.paging import next_cursor, read_cursor
-from relay.console.api.parameters import MOST, Address, Closed, Cursor, Group, Id, Limit, RowName, RowNames, Why, row_id
-from relay.console.given import Operations, Operator, Owner, Viewer
+from relay.console.api.parameters import (
+    MOST,
+    Address,
+    Closed,
+    Cursor,
+    Group,
+    Id,
+    Limit,
+    RowName,
+    RowNames,
+    Text,
+    Why,
+    row_id,
+)
+from relay.console.given import Operations, Operator, Owner, Viewer, within
 from relay.errors import UsageError
 from relay.operate.quarantine import Changed, RouteStatus, WaitingRow
 from relay.operate.whereabouts import row_ids
@@ -52,6 +66,21 @@ class Probed(Closed):
     """The routes that the relays were asked to try."""
 
     routes: list[int]
+
+
+class Pause(Closed):
+    """Which address is paused, and why."""
+
+    exchange: Annotated[Address, Field(description='"" addresses a queue.')]
+    routing_key: Address
+    why: Why
+
+
+class Resume(Closed):
+    """Which paused route goes on, and why."""
+
+    route: Id
+    why: Text = ""
 
 
 @router.get("")
@@ -115,3 +144,27 @@ def discard(operations: Operations, once: Once, who: Owner, asked: Chosen) -> Re
 def probe(operations: Operations, once: Once, who: Operator, asked: Probe) -> Response:
     """Ask the running relays to try routes now: those given, or all."""
     return once.noted(who.name, Probed, lambda: Probed(routes=operations.probe(asked.routes)))
+
+
+@router.post("/pause", response_model=RouteStatus)
+def pause(request: Request, once: Once, who: Operator, asked: Pause) -> Response:
+    """Let the messages for an address wait; what is in flight is still sent."""
+    return once.in_transaction(
+        who.name,
+        RouteStatus,
+        lambda connection: within(request, connection).pause_route(
+            asked.exchange, asked.routing_key, by=who.name, why=asked.why
+        ),
+    )
+
+
+@router.post("/resume", response_model=RouteStatus)
+def resume(request: Request, once: Once, who: Operator, asked: Resume) -> Response:
+    """Let the relays try a paused route now; its messages go when it works."""
+    return once.in_transaction(
+        who.name,
+        RouteStatus,
+        lambda connection: within(request, connection).resume_route(
+            asked.route, by=who.name, why=asked.why.strip() or None
+        ),
+    )

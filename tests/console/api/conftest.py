@@ -1,6 +1,6 @@
 """Programs with a token of each role, and a console that they ask."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -10,7 +10,6 @@ from relay.config.settings import Settings
 from relay.console.access.identity import Role
 from tests.console.api.program import Program, tokens
 from tests.console.site import running, users
-from tests.operate.rows import Rows
 
 
 @pytest.fixture
@@ -25,11 +24,3 @@ async def program(app: FastAPI, tmp_path: Path) -> AsyncIterator[Program]:
     """A program that may do everything."""
     async with Program.open(app, tokens(tmp_path)) as opened:
         yield opened.as_(Role.OWNER)
-
-
-@pytest.fixture
-def rows(database_url: str) -> Iterator[Rows]:
-    """Rows of this test's database."""
-    written = Rows(database_url)
-    with written.connection:
-        yield written

@@ -69,6 +69,8 @@ async def test_what_it_shows_is_the_same(ends: Ends, rows: Rows) -> None:
         ("quarantine", "show", "99"),
         ("quarantine", "reroute", "1", "--routing-key", "other", "--dry-run"),
         ("quarantine", "discard", "1", "--dry-run"),
+        ("lanes", "list"),
+        ("lanes", "list", "--output", "json"),
         ("replay", "--all", "--dry-run"),
         ("jobs", "list"),
         ("jobs", "show", "1"),
@@ -88,11 +90,18 @@ async def test_what_it_changes_is_the_same_and_the_audit_has_the_tokens_name(end
     discarded = await ends.there("parked", "discard", str(second), "--yes", *WHY, "--output", "json")
     rerouted = await ends.there("quarantine", "reroute", "1", "--routing-key", "other", *WHY)
     probed = await ends.there("quarantine", "probe")
+    paused = await ends.there("quarantine", "pause", "", "later", *WHY)
+    resumed = await ends.there("quarantine", "resume", "3", *WHY, "--output", "json")
+    lane = await ends.there("lanes", "pause", "7", *WHY)
+    over = await ends.there("lanes", "resume", "7", *WHY)
 
     assert (retried.code, retried.out) == (3, "retried 1 row, and released 0 held behind it\n")
     assert json.loads(discarded.out) == {"chosen": 1, "released": 0, "not_found": [], "job": 2, "state": "done"}
     assert (rerouted.code, rerouted.out) == (0, "rerouted 1 row to exchange '', routing key 'other'\n")
     assert probed.code == 0
+    words = "paused route 3, exchange '', routing key 'later': `relay quarantine resume 3` ends that\n"
+    assert (paused.out, json.loads(resumed.out)["paused_at"]) == (words, None)
+    assert (lane.out, over.out) == ("paused lane 7\n", "resumed lane 7\n")
     audit = rows.connection.execute("SELECT DISTINCT done_by, why FROM outbox.operator_audit").fetchall()
     assert audit == [("program-owner", "fixed")]
 

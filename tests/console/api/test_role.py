@@ -20,11 +20,24 @@ async def test_the_role_may_do_what_operators_do(
     rows.quarantined("nowhere", "2")
     url = SecretStr(f"{database_url}?options=-crole%3Doutbox_console")
     limited = settings.model_copy(update={"database": DatabaseSettings(url=url)})
-    reads = ("/status", "/nodes", "/pool/status", "/parked", f"/parked/{row}", "/parked/preview", "/quarantine")
+    reads = (
+        "/status",
+        "/nodes",
+        "/pool/status",
+        "/parked",
+        f"/parked/{row}",
+        "/parked/preview",
+        "/quarantine",
+        "/lanes",
+    )
     writes: tuple[tuple[str, dict[str, object]], ...] = (
         ("/parked/retry", {"ids": [str(row)]}),
         ("/parked/discard", {"all": True, "why": "wrong"}),
         ("/quarantine/probe", {}),
+        ("/quarantine/pause", {"exchange": "", "routing_key": "later", "why": "repair"}),
+        ("/quarantine/resume", {"route": 3, "why": "repaired"}),
+        ("/lanes/7/pause", {"why": "repair"}),
+        ("/lanes/7/resume", {}),
         ("/quarantine/reroute", {"route": 1, "routing_key": "other", "why": "typo"}),
         ("/quarantine/discard", {"route": 1, "why": "wrong"}),
     )
