@@ -18,6 +18,7 @@ from relay.errors import (
     NotFoundError,
     NotReadyError,
     OutboxError,
+    PartlyDoneError,
     UsageError,
 )
 from relay.jobs.job import Caution, Job, Kind
@@ -26,7 +27,7 @@ from relay.operate.dead_letters.change import Done as LettersDone
 from relay.operate.dead_letters.change import Show
 from relay.operate.dead_letters.letter import Letter
 from relay.operate.dead_letters.letter import Selection as LetterSelection
-from relay.operate.dead_letters.read import Read
+from relay.operate.dead_letters.read import Read, list_command
 from relay.operate.parked import ARCHIVED, ParkedMessage
 from relay.operate.parked import Selection as ParkedSelection
 from relay.operate.pool import PoolsStatus
@@ -142,12 +143,29 @@ class RemoteOperations:
     def change_letters(
         self, entry: Entry, selection: LetterSelection, *, rate: float | None, show: Show
     ) -> LettersDone:
-        del show
-        limit = selection.limit or MOST
-        if rate is not None or limit > MOST:
-            raise UsageError(f"a console changes at most {MOST} letters a command, and takes no --rate")
-        body = {**_letters(entry.queue, selection), "all": selection.is_everything, "limit": limit, "why": entry.why}
-        return self._post(LettersDone, f"/dead-letters/{entry.command}", body)
+        body = {
+            **_letters(entry.queue, selection),
+            "all": selection.is_everything,
+            "limit": selection.limit,
+            "rate": rate,
+            "why": entry.why,
+        }
+        ordered = self._post(Job, f"/dead-letters/{entry.command}", body)
+        job = self._follow(ordered, lambda job: show(job.selected or job.done, job.done, job.failed))
+        if job.state != "done":
+            because = f": {job.paused_because}" if job.paused_because else ""
+            raise PartlyDoneError(f"{job.words} is {job.state} after {job.done} letters of {entry.queue}{because}")
+        if left := (job.selected or 0) - job.done:
+            raise PartlyDoneError(
+                f"{job.done} letters of {entry.queue} are done, and {left} stay or are not there:"
+                f" see {list_command(entry.queue)}"
+            )
+        return LettersDone(entry.queue, chosen=job.done, done=job.done, job=job.id)
+
+    def retry_held(self, group: str | None, *, by: str, why: str) -> int:
+        del by
+        chosen: dict[str, Any] = {"all": True} if group is None else {"group": group}
+        return self._post(dict[str, int], "/held/retry", {**chosen, "why": why})["messages"]
 
     def list_routes(self, *, group: str | None) -> list[RouteStatus]:
         return self._get(list[RouteStatus], "/quarantine", {} if group is None else {"group": group})
