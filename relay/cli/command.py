@@ -55,6 +55,7 @@ COMMANDS = {
         "See, reroute, discard or try what waits for a route that does not work.",
     ),
     "dead-letters": ("relay.cli.dead_letters:app", "See, send back, throw away or save what consumers gave up."),
+    "held": ("relay.cli.held:app", "Let consumers try the messages that they hold."),
     "pool": ("relay.cli.pool:app", "Share partitions among consumers; tell who holds which."),
     "replay": ("relay.cli.replay:replay", "Send again what was sent."),
     "jobs": (
