@@ -6,7 +6,6 @@ A page shows what the latest look saw, so no page waits for the broker.
 import asyncio
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -15,6 +14,7 @@ from psycopg.rows import class_row
 from psycopg.sql import SQL, Identifier
 from starlette.concurrency import run_in_threadpool
 
+from relay.backoff import wait_for_event
 from relay.broker.connection import Connection, connect
 from relay.config.settings import Settings
 from relay.console.database import Database
@@ -105,8 +105,7 @@ class Consumers:
                 self._wanted.clear()
                 self.latest = await self._look()
                 took = time.monotonic() - begun
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._wanted.wait(), max(INTERVAL, took * SHARE) - took)
+                await wait_for_event(self._wanted, max(INTERVAL, took * SHARE) - took)
         finally:
             await self._hang_up()
 
