@@ -15,7 +15,8 @@ from tests.support.eventually import eventually
 
 CHROMIUM = shutil.which("chromium")
 PAGES = (
-    "/", "/messages", "/messages?state=parked", "/failures", "/jobs", "/replay", "/replay?since=1d", "/reconcile",
+    "/", "/messages", "/messages?state=parked", "/failures", "/failures?queue=billing", "/jobs",
+    "/replay", "/replay?since=1d", "/reconcile",
     "/nodes", "/retention", "/batches",
     "/doctor", "/audit",
 )  # fmt: skip
