@@ -1,19 +1,21 @@
 """What dead letters say, looked at when an operator asks, in the background: a queue has no index.
 
 A look takes letters out of their queue for a moment, and the queue counts that they came back. So only an operator
-begins a look. A queue has at most one at a time, and it ends after some letters or seconds.
+begins a look. A queue has at most one at a time, and it ends after some letters or seconds. What came back often has
+to be written again, and all that is behind it (relay/operate/dead_letters/queue.py): in a long queue there is no look.
 """
 
 import asyncio
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from relay.config.settings import BrokerSettings
 from relay.errors import OutboxError
 from relay.logger import get_logger
 from relay.operate.dead_letters.letter import Letter
-from relay.operate.dead_letters.queue import opened
+from relay.operate.dead_letters.queue import MOST_RETURNS, opened, returns_of
+from relay.operate.dead_letters.read import list_command
 from relay.operate.failures import Group, group_letters
 from relay.scrub import scrub
 
@@ -22,6 +24,7 @@ MOST_SECONDS = 20.0  # that it reads for
 FIRST = 20  # letters of a group that are kept
 MOST_QUEUES = 50  # whose latest looks are kept
 AT_ONCE = 2  # looks
+OFTEN = f"its first letters came back {MOST_RETURNS} times: another look would write"
 
 log = get_logger(__name__)
 
@@ -34,6 +37,7 @@ class Look:
         letters: in the queue.
         read: of these.
         first: the first letters of each group, by its id.
+        returns: how often these letters have come back.
         warning: why letters may be dropped by a delivery limit of their queue.
         error: why nothing was seen.
     """
@@ -44,6 +48,7 @@ class Look:
     read: int = 0
     groups: tuple[Group, ...] = ()
     first: dict[str, list[Letter]] = field(default_factory=dict)
+    returns: int = 0
     warning: str | None = None
     error: str | None = None
 
@@ -84,10 +89,15 @@ class Looks:
 
     async def _look(self, queue: str) -> Look:
         letters: list[Letter] = []
+        returns = 0
+        known = self.latest.get(queue)
         ends = time.monotonic() + MOST_SECONDS
         try:
             async with opened(self._broker, queue) as dead:
+                if known and known.returns >= MOST_RETURNS and dead.count > MOST_LETTERS:
+                    return replace(known, error=f"{OFTEN} {dead.count:,} letters again, as {list_command(queue)} does")
                 async for page in dead.pages():
+                    returns = max(returns, *map(returns_of, page))
                     letters += [each.letter for each in page]
                     if len(letters) >= MOST_LETTERS or time.monotonic() >= ends:
                         break
@@ -100,5 +110,13 @@ class Looks:
         for letter in letters:
             if len(kept := first.setdefault(letter.group, [])) < FIRST:
                 kept.append(letter)
-        groups = tuple(group_letters(letters, queue))
-        return Look(queue, datetime.now(UTC), dead.count, len(letters), groups, first, dead.refusal)
+        return Look(
+            queue,
+            datetime.now(UTC),
+            letters=dead.count,
+            read=len(letters),
+            groups=tuple(group_letters(letters, queue)),
+            first=first,
+            returns=returns + 1 if returns < MOST_RETURNS else 0,  # else copies have replaced them
+            warning=dead.refusal,
+        )

@@ -145,8 +145,9 @@ async def test_no_page_waits_for_a_broker_that_does_not_answer(settings: Setting
 async def test_a_broker_that_is_not_there_leaves_what_the_database_tells(settings: Settings, rows: Rows) -> None:
     held(rows.connection)
     broker = settings.broker.model_copy(update={"url": SecretStr("amqp://guest:guest@127.0.0.1:1/")})
-    async with running(settings.model_copy(update={"broker": broker})) as app:
+    async with running(settings.model_copy(update={"broker": broker})) as app, browser(app) as client:
         found = await seen(app)
+        page = await client.get("/failures")
 
-    assert found.error is not None
+    assert "How many dead letters there are is not known now" in page.text
     assert found.held == [HeldBy(consumer="billing", messages=1, keys=1, waiting=1, overdue=0)]

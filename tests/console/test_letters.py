@@ -11,6 +11,7 @@ from relay.config.settings import Settings
 from relay.console import looks
 from relay.console.access.identity import Role
 from relay.console.looks import Look, Looks
+from relay.operate.dead_letters.queue import MOST_RETURNS
 from tests.console.site import browser, log_in, post, running, token_of, users
 from tests.console.test_failures import group_page
 from tests.consume.conftest import queue
@@ -64,6 +65,7 @@ async def test_a_group_is_found_and_sent_back(
         done = await job_of(client, await post(client, f"/failures/{group.id}/jobs", form))
 
     assert (look.letters, look.read, group.count) == (4, 4, 3)
+    assert "s ago" in listed.text
     assert all(f"/failures/{each.id}" in listed.text for each in look.groups)
     assert all(message_id in page.text for message_id in sent)
     assert "counter/a" in page.text
@@ -110,6 +112,22 @@ async def test_a_look_ends_after_so_many_letters_and_says_how_many_are_left(
     assert re.search(r'<td class="number">250</td>', page.text)
     assert "in the first 200 of 450 letters" in group.text
     assert await letters.ids() == [f"id-{number}" for number in range(450)]  # in their places
+
+
+async def test_a_long_queue_is_not_written_again_for_a_look(
+    settings: Settings, letters: Letters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(looks, "MOST_LETTERS", 5)
+    await letters.put_all(6)
+    async with running(settings) as app, browser(app) as client:
+        seen = [(await looked(app, client))[0] for _ in range(MOST_RETURNS)]
+        refused, page = await looked(app, client)
+
+    assert [(each.error, each.returns) for each in seen] == [(None, 1), (None, 2), (None, 3)]
+    assert "another look would write 6 letters again" in (refused.error or "")
+    assert refused.groups == seen[-1].groups
+    assert "another look would write" in page.text
+    assert await letters.waiting() == 6
 
 
 async def test_no_page_reads_a_queue_and_a_viewer_begins_no_look(

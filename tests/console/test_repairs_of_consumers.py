@@ -58,13 +58,19 @@ async def test_a_poison_group_of_dead_letters_is_sent_back(
 
         await page.get_by_role("link", name="See why, and retry them").click()
         await page.get_by_role("row", name=f"{QUEUE}.dead").get_by_role("button", name="Look").click()
-        await shows(page, "no such customer")
+        if scripts:  # the page looks by itself
+            await expect(page.locator("main")).to_contain_text("no such customer", timeout=30_000)
+        else:
+            await shows(page, "no such customer")
         await page.get_by_role("link", name="no such customer").click()
         handler.failures.clear()  # a release that knows the customer
         await page.get_by_label("Why").fill("1.4 knows the customer")
         await page.get_by_role("button", name="Retry all").click()
 
-        await shows(page, "3 of 3", where="#progress")
+        if scripts:
+            await expect(page.locator("#progress")).to_contain_text("3 of 3", timeout=30_000)
+        else:
+            await shows(page, "3 of 3", where="#progress")
         await eventually(lambda: consumer.counters.applied == 3, "all are applied")
         assert await table.numbers() == [0, 1, 2]
         assert await queue.dead_count() == 0

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Annotated
 from urllib.parse import urlencode
@@ -47,6 +48,11 @@ class Letters:
     is_looked_at: bool  # now
 
     @property
+    def age_s(self) -> float | None:
+        """Seconds since the look."""
+        return (datetime.now(UTC) - self.look.at).total_seconds() if self.look else None
+
+    @property
     def has_changed(self) -> bool:
         """Whether letters came or went since the look."""
         return self.look is not None and self.look.letters != self.number
@@ -67,6 +73,7 @@ def list_failures(
         "failures.html",
         groups=sorted([*groups, *letters], key=lambda group: -group.count),
         queues=queues,
+        unknown=seen.error if (seen := _consumers(request).latest) else None,
         address=request.url.path + (f"?{request.url.query}" if request.url.query else ""),
         can_look=who.role.includes(Role.OPERATOR),
     )
