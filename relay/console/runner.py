@@ -14,7 +14,7 @@ from psycopg.sql import SQL, Identifier
 from relay.backoff import wait_for_event
 from relay.config.settings import Settings
 from relay.database import unplug
-from relay.errors import BusyError, DeadlineError, OutboxError, PartlyDoneError, UnavailableError
+from relay.errors import BusyError, DeadlineError, JobTurnedError, OutboxError, PartlyDoneError, UnavailableError
 from relay.jobs.job import Job, Source, read_job
 from relay.logger import get_logger
 from relay.operate.dead_letters.change import Command, Done
@@ -129,6 +129,8 @@ class Runner:
             cause = error.__cause__ if isinstance(error, PartlyDoneError) and error.__cause__ else error
             if isinstance(cause, PASSING):
                 raise
+            if isinstance(cause, JobTurnedError):  # and perhaps let go on since
+                return None
             is_elsewhere = read_job(connection, settings.database.schema_name, job.id).state == "running"
             return None if is_elsewhere else str(error)
         if done.is_stopped and not self._stopping.is_set():

@@ -13,7 +13,7 @@ import psycopg
 from psycopg.sql import SQL, Composed, Identifier
 
 from relay.config.settings import BrokerSettings
-from relay.errors import PartlyDoneError
+from relay.errors import JobTurnedError
 from relay.jobs.job import NO_CAUTION, Caution, Job, Kind, Order, Source, make_job, running
 from relay.operate.dead_letters.audit import Entry, write_audit
 from relay.operate.dead_letters.change import Before, Command, Done
@@ -123,14 +123,14 @@ class _Book:
         """Commit the notes of letters and count them; for no letters it fails where it would for one.
 
         Raises:
-            PartlyDoneError: an operator has paused or cancelled the job.
+            JobTurnedError: an operator has paused or cancelled the job.
         """
         with self._connection.transaction():
             values = {"job": self._job.id, "letters": len(letters)}
             (state,) = self._connection.execute(self._sql(LOCK_JOB), values).fetchone() or ("gone",)
             # Letters that the broker has confirmed are noted all the same.
             if state != "open" and not letters:
-                raise PartlyDoneError(f"{self._job.words} is {state}")
+                raise JobTurnedError(f"{self._job.words} is {state}")
             write_audit(self._connection, self._schema, self.entry, letters)
             self._connection.execute(self._sql(COUNT_DONE), values)
             if self._job.kind is Kind.RETRY:

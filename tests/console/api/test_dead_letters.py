@@ -2,13 +2,20 @@
 
 import signal
 from pathlib import Path
+from typing import Any
 
 import orjson
+import psycopg
+import pytest
 from pamqp.commands import Basic
 
 from relay.config.settings import DatabaseSettings, Settings
+from relay.console import runner
 from relay.console.access.identity import Role
-from relay.operate.dead_letters.job import order_letters
+from relay.errors import PartlyDoneError
+from relay.jobs.job import resume_job
+from relay.operate.dead_letters.change import Done
+from relay.operate.dead_letters.job import order_letters, run_letters
 from relay.operate.dead_letters.letter import Selection
 from relay.operate.session import session
 from tests.console.api.program import Program
@@ -97,6 +104,31 @@ async def test_a_job_over_letters_is_paused_resumed_and_cancelled(program: Progr
     assert 2 < cancelled["done"] < 40
     await eventually(lambda: letters.has(40 - cancelled["done"]), "the others are back")
     assert len(await letters.consumed()) == cancelled["done"]
+
+
+async def test_a_job_that_is_resumed_while_its_run_ends_goes_on(
+    program: Program, letters: Letters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run_and_resume(connection: psycopg.Connection, schema: str, *others: Any, **options: Any) -> Done:
+        try:
+            return await run_letters(connection, schema, *others, **options)
+        except PartlyDoneError:
+            resume_job(connection, schema, job, by="ada")
+            raise
+
+    monkeypatch.setattr(runner, "run_letters", run_and_resume)
+    monkeypatch.setattr(runner, "LOOK_INTERVAL", 0.1)
+    await letters.put_all(20)
+    order = {"queue": letters.queue.name, "all": True, "rate": 10, "why": "slowly"}
+    ordered = await program.post("/dead-letters/retry", order)
+    job = ordered.json()["id"]
+    await eventually(lambda: has_done(program, job, 2), "it has begun")
+
+    await program.post(f"/jobs/{job}/pause", {})
+    ended = await program.job(ordered)
+
+    assert (ended["state"], ended["done"]) == ("done", 20)
+    assert len(await letters.consumed()) == 20
 
 
 async def test_a_job_whose_letters_are_refused_is_paused_and_says_why(program: Program, letters: Letters) -> None:
