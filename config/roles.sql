@@ -92,6 +92,7 @@ GRANT SELECT ON outbox.parked_failure TO outbox_relay; -- a trigger writes it
 GRANT SELECT (position, consumer_name, key, message_id, event_type, exchange, routing_key, held_at, attempts, begun,
     first_failed_at, last_failed_at, due_at, exception, error, reason)
     ON outbox.held_message TO outbox_relay; -- relay failures, where the inbox is here: all but what a message says
+GRANT UPDATE (due_at) ON outbox.held_message TO outbox_relay; -- relay held retry
 GRANT SELECT, INSERT ON outbox.dead_letter_audit, outbox.operator_audit TO outbox_relay;
 GRANT SELECT ON outbox.processed_message TO outbox_relay; -- relay reconcile, where the inbox is here
 -- Masters of partitioned consumers, where their inbox is here.
@@ -131,6 +132,7 @@ GRANT SELECT ON outbox.parked_failure TO outbox_console; -- a trigger writes it
 GRANT SELECT, INSERT ON outbox.dead_letter_audit, outbox.operator_audit TO outbox_console;
 GRANT SELECT, INSERT, UPDATE, DELETE ON outbox.api_answer TO outbox_console;
 GRANT SELECT ON outbox.processed_message, outbox.held_message, outbox.begun_message TO outbox_console;
+GRANT UPDATE (due_at) ON outbox.held_message TO outbox_console;
 GRANT SELECT ON outbox.pool, outbox.pool_member, outbox.pool_partition, outbox.pool_master TO outbox_console;
 
 -- Retention: drops days by functions of the tables' owner, and owns nothing. For the relay's login, or with

@@ -35,6 +35,7 @@ OutboxError
   NotFoundError           nothing of that name or id is there
   NotReadyError           the relay does not run, or cannot deliver
   PartlyDoneError         a command did a part of what it was asked for
+    JobTurnedError        an operator has paused or cancelled the job
 """
 
 from collections.abc import Iterator, Mapping
@@ -153,6 +154,10 @@ class NotReadyError(OutboxError):
 
 class PartlyDoneError(OutboxError):
     """A command did a part of what it was asked for; the message tells which, and what stopped it."""
+
+
+class JobTurnedError(PartlyDoneError):
+    """An operator has paused or cancelled the job that ran."""
 
 
 class ConsumerError(OutboxError):

@@ -1,5 +1,7 @@
 """Serve a console: it runs jobs, the audit notes who reads messages, and answers to requests are kept for a repeat.
 
+Operators let consumers try held messages now. Roles that may read when that is due may change it.
+
 Made as the owner of the tables, whichever role migrates.
 
 Lock: ACCESS EXCLUSIVE on job, and on operator_audit while its rows are checked, an instant for a million. No relay
@@ -27,7 +29,8 @@ CHECK = """
 ALTER TABLE {schema}.operator_audit DROP CONSTRAINT operator_audit_command,
     ADD CONSTRAINT operator_audit_command CHECK (command IN ({commands}));
 """
-FORGET = "DELETE FROM {schema}.operator_audit WHERE command = 'message reveal'"
+ADDED = ("message reveal", "held retry")
+FORGET = "DELETE FROM {schema}.operator_audit WHERE command IN ({commands})"
 
 ANSWERS = """
 CREATE TABLE {schema}.api_answer (
@@ -46,21 +49,43 @@ DROP = "DROP TABLE {schema}.api_answer"
 BY_CONSOLE = "ALTER TABLE {schema}.job ADD COLUMN by_console boolean NOT NULL DEFAULT false"
 BY_COMMANDS = "ALTER TABLE {schema}.job DROP COLUMN by_console"
 
+# The role of relays and operators reads some columns; that of consumers has the whole table.
+TURN = """
+DO $do$
+DECLARE
+    held text;
+BEGIN
+    FOR held IN
+        SELECT DISTINCT grantee::regrole FROM pg_attribute, aclexplode(attacl)
+        WHERE attrelid = '{{schema}}.held_message'::regclass AND attname = 'due_at' AND privilege_type = '{had}'
+            AND grantee <> 0
+    LOOP
+        EXECUTE format('{turn} %s', held);
+    END LOOP;
+END $do$;
+"""
+DUE = TURN.format(had="SELECT", turn="GRANT UPDATE (due_at) ON {schema}.held_message TO")
+NOT_DUE = TURN.format(had="UPDATE", turn="REVOKE UPDATE (due_at) ON {schema}.held_message FROM")
+
 
 def upgrade(schema: str) -> None:
     op.execute(AS_OWNER.format(schema=schema))
-    _accept(schema, (*BEFORE, "message reveal"))
-    for script in (ANSWERS, BY_CONSOLE):
+    _accept(schema, (*BEFORE, *ADDED))
+    for script in (ANSWERS, BY_CONSOLE, DUE):
         op.execute(script.format(schema=schema))
     op.execute("RESET ROLE")
 
 
 def downgrade(schema: str) -> None:
-    for script in (DROP, BY_COMMANDS, FORGET):
+    for script in (DROP, BY_COMMANDS, NOT_DUE):
         op.execute(script.format(schema=schema))
+    op.execute(FORGET.format(schema=schema, commands=_listed(ADDED)))
     _accept(schema, BEFORE)
 
 
 def _accept(schema: str, commands: tuple[str, ...]) -> None:
-    listed = ", ".join(f"'{each}'" for each in commands)
-    op.execute(CHECK.format(schema=schema, commands=listed))
+    op.execute(CHECK.format(schema=schema, commands=_listed(commands)))
+
+
+def _listed(commands: tuple[str, ...]) -> str:
+    return ", ".join(f"'{each}'" for each in commands)

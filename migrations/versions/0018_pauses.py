@@ -58,6 +58,7 @@ ALTER TABLE {schema}.quarantine DROP COLUMN paused_at, DROP COLUMN paused_by, DR
 BEFORE = (
     "parked retry", "parked discard", "parked archive", "parked restore", "quarantine reroute", "quarantine discard",
     "replay cancel", "jobs pause", "jobs resume", "jobs cancel", "retention", "message reveal",
+    "held retry",
 )  # fmt: skip
 PAUSES = ("quarantine pause", "quarantine resume", "lanes pause", "lanes resume")
 CHECK = """

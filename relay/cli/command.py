@@ -56,6 +56,7 @@ COMMANDS = {
     ),
     "lanes": ("relay.cli.lanes:app", "See who carries the lanes; pause and resume a lane."),
     "dead-letters": ("relay.cli.dead_letters:app", "See, send back, throw away or save what consumers gave up."),
+    "held": ("relay.cli.held:app", "Let consumers try the messages that they hold."),
     "pool": ("relay.cli.pool:app", "Share partitions among consumers; tell who holds which."),
     "replay": ("relay.cli.replay:replay", "Send again what was sent."),
     "jobs": (

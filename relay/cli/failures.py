@@ -24,7 +24,7 @@ LIST_COLUMNS = (
 REPAIRS = {
     Where.PARKED: "relay parked retry --group {id}",
     Where.QUARANTINE: "relay quarantine probe, or relay quarantine reroute --group {id}",
-    Where.HELD: "the consumer tries again by itself; mend what its handler needs",
+    Where.HELD: "mend what its handler needs, then relay held retry --group {id}",
     Where.DEAD_LETTER: "relay dead-letters retry {place} --group {id}",
 }
 

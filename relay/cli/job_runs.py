@@ -24,7 +24,7 @@ from relay.logger import get_logger
 from relay.operate.dead_letters.audit import Entry
 from relay.operate.dead_letters.change import Done as LettersDone
 from relay.operate.dead_letters.change import Show as ShowLetters
-from relay.operate.dead_letters.job import entry_of, run_letters
+from relay.operate.dead_letters.job import done_by_console, entry_of, run_letters
 from relay.operate.dead_letters.read import list_command
 from relay.replay.run import Progress, RunEnd
 from relay.replay.serve import serve
@@ -133,9 +133,14 @@ def changed_words(job: Job) -> str:
 
 def report_job(job: Job, output: Output, *, seconds: float) -> ExitCode:
     """Print what a job has done that a console has run, and return the exit code."""
-    if job.source is Source.SENT:
-        return report_replay(job.id, job.state, Progress(job.selected, job.done, job.failed), output, seconds=seconds)
-    return report_rows(job, output)
+    match job.source:
+        case Source.SENT:
+            progress = Progress(job.selected, job.done, job.failed)
+            return report_replay(job.id, job.state, progress, output, seconds=seconds)
+        case Source.DEAD_LETTER:
+            return report_letters(done_by_console(job), entry_of(job), output)
+        case Source.PARKED | Source.ARCHIVED:
+            return report_rows(job, output)
 
 
 def report_rows(job: Job, output: Output) -> ExitCode:

@@ -20,7 +20,9 @@ from relay.console.access.writes import guard_writes, origins
 from relay.console.answers import answer_bug, answer_error, answer_http_error, answer_invalid
 from relay.console.api.router import router as api
 from relay.console.checkup import Checkup
+from relay.console.consumers import Consumers
 from relay.console.database import Database
+from relay.console.looks import Looks
 from relay.console.pages import (
     audit,
     doctor,
@@ -49,8 +51,8 @@ def make_app(settings: Settings, file: Path | None = None) -> FastAPI:
     """Return the console for these settings.
 
     `app.state` has `settings`, `database` (Database), `sampler` (Sampler), `checkup` (Checkup), `runner` (Runner) and
-    `route_map` (CachedAnswer of a RouteMap). It has `access` (Access), `identify` (Identifier), too, and `file`, the
-    relay.toml that was read, for the doctor.
+    `access` (Access). It also has `consumers` (Consumers), `looks` (Looks), `identify` (Identifier), `route_map`
+    (CachedAnswer of a RouteMap) and `file`, the relay.toml that was read, for the doctor.
     """
 
     @asynccontextmanager
@@ -59,6 +61,8 @@ def make_app(settings: Settings, file: Path | None = None) -> FastAPI:
         tasks = [
             asyncio.create_task(sampler.run(), name="sampler"),
             asyncio.create_task(checkup.run(), name="checkup"),
+            asyncio.create_task(consumers.run(), name="consumers"),
+            asyncio.create_task(looks.run(), name="looks"),
         ]
         running = asyncio.create_task(runner.run(), name="jobs")
         try:
@@ -74,6 +78,7 @@ def make_app(settings: Settings, file: Path | None = None) -> FastAPI:
     database, access = Database(settings), Access(settings.console)
     sampler, checkup, runner = Sampler(settings, database), Checkup(settings, file), Runner(settings)
     route_map = CachedAnswer(lambda: read_route_map(settings), patience=ROUTE_MAP_PATIENCE)
+    consumers, looks = Consumers(settings, database), Looks(settings.broker)
     app = FastAPI(
         title="Outbox relay",
         version=__version__,
@@ -98,6 +103,8 @@ def make_app(settings: Settings, file: Path | None = None) -> FastAPI:
     app.state.checkup = checkup
     app.state.runner = runner
     app.state.route_map = route_map
+    app.state.consumers = consumers
+    app.state.looks = looks
     app.state.access = access
     app.state.identify = with_tokens(access.identify, TokenFile(settings.console.tokens))
     for each in (login, overview, messages, failures, jobs, replay, reconcile, routes, nodes, upkeep, doctor, audit):

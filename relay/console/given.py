@@ -13,6 +13,8 @@ from relay.console.access.identity import Identity, Role, require
 from relay.console.database import Database
 from relay.operations.local import LocalOperations
 
+QUEUE_NAME = r"^[A-Za-z0-9_.:@#,/+ -]{1,200}$"  # that a request may name
+
 Viewer = Annotated[Identity, Depends(require(Role.VIEWER))]
 Operator = Annotated[Identity, Depends(require(Role.OPERATOR))]
 Owner = Annotated[Identity, Depends(require(Role.OWNER))]

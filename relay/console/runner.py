@@ -1,4 +1,4 @@
-"""Run the jobs that requests have ordered: those over rows one after the other, and so the replays.
+"""Run the jobs that requests have ordered: those over rows one after the other, and so those over letters, and replays.
 
 A job is a row of the table `job`, and a batch of its rows is one transaction. So a console that is killed leaves it
 where it was, and the next look of any console goes on with it.
@@ -14,9 +14,11 @@ from psycopg.sql import SQL, Identifier
 from relay.backoff import wait_for_event
 from relay.config.settings import Settings
 from relay.database import unplug
-from relay.errors import BusyError, OutboxError
+from relay.errors import BusyError, DeadlineError, JobTurnedError, OutboxError, PartlyDoneError, UnavailableError
 from relay.jobs.job import Job, Source, read_job
 from relay.logger import get_logger
+from relay.operate.dead_letters.change import Command, Done
+from relay.operate.dead_letters.job import pause_letters, run_letters
 from relay.operate.release import run_rows
 from relay.operate.session import session
 from relay.replay.run import Replay
@@ -27,7 +29,9 @@ log = get_logger(__name__)
 LOOK_INTERVAL = 5.0  # seconds between two looks for jobs that another console has left
 STATEMENT_TIMEOUT = 600.0  # seconds: one head may have a million rows behind it
 ROWS = (Source.PARKED, Source.ARCHIVED)
+LETTERS = (Source.DEAD_LETTER,)
 REPLAYS = (Source.SENT,)
+PASSING = (UnavailableError, DeadlineError, psycopg.Error)  # the next look may find it gone
 
 WAITING = SQL("""
     SELECT id FROM {schema}.job WHERE by_console AND state = 'open' AND source = ANY (%(sources)s) ORDER BY id
@@ -35,14 +39,15 @@ WAITING = SQL("""
 
 
 class Runner:
-    """Runs jobs over rows in a thread, on a separate connection, and replays in the event loop."""
+    """Runs jobs over rows and over letters in a thread each, on separate connections, and replays in the event loop."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._wanted = (asyncio.Event(), asyncio.Event())
+        self._wanted = (asyncio.Event(), asyncio.Event(), asyncio.Event())
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = threading.Event()
         self._connection: psycopg.Connection | None = None
+        self._letters: Command | None = None
         self._replay: Replay | None = None
 
     def wake(self) -> None:
@@ -53,9 +58,10 @@ class Runner:
     async def run(self) -> None:
         """Run what there is to run, until `stop`."""
         self._loop = asyncio.get_running_loop()
-        rows, replays = self._wanted
+        rows, letters, replays = self._wanted
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._keep(rows, lambda: asyncio.to_thread(self._run_rows)), name="jobs")
+            tasks.create_task(self._keep(letters, lambda: asyncio.to_thread(self._run_letters)), name="letters")
             tasks.create_task(self._keep(replays, self._run_replays), name="replays")
 
     def stop(self) -> None:
@@ -64,6 +70,8 @@ class Runner:
         self._set()
         if self._replay is not None:
             self._replay.stop()
+        if self._letters is not None:
+            self._letters.stop()
         if self._connection is not None:
             unplug(self._connection)
 
@@ -95,6 +103,48 @@ class Runner:
                         continue  # another console runs it
         finally:
             self._connection = None
+
+    def _run_letters(self) -> None:
+        schema = self._settings.database.schema_name
+        with session(self._settings.database, timeout=STATEMENT_TIMEOUT) as connection:
+            for job in self._waiting(connection, LETTERS):
+                if self._stopping.is_set():
+                    return
+                because = self._run_letters_job(connection, job)
+                if because is not None:
+                    pause_letters(connection, schema, job, because=because)
+                if (left := read_job(connection, schema, job.id)).state != "running":  # by another console
+                    self._tell(left)
+
+    def _run_letters_job(self, connection: psycopg.Connection, job: Job) -> str | None:
+        """Do a job; return why it cannot go on without an operator. Raises OutboxError: a later look may go on."""
+        settings = self._settings
+        try:
+            done = asyncio.run(
+                run_letters(
+                    connection, settings.database.schema_name, settings.broker, job, run=self._run_letters_command
+                )
+            )
+        except OutboxError as error:
+            cause = error.__cause__ if isinstance(error, PartlyDoneError) and error.__cause__ else error
+            if isinstance(cause, PASSING):
+                raise
+            if isinstance(cause, JobTurnedError):  # and perhaps let go on since
+                return None
+            is_elsewhere = read_job(connection, settings.database.schema_name, job.id).state == "running"
+            return None if is_elsewhere else str(error)
+        if done.is_stopped and not self._stopping.is_set():
+            return f"{len(done.refused)} letters were refused, and stay: {done.refused[-1][1]}"
+        return None
+
+    async def _run_letters_command(self, command: Command) -> Done:
+        self._letters = command
+        try:
+            if self._stopping.is_set():
+                command.stop()
+            return await command.run()
+        finally:
+            self._letters = None
 
     async def _run_replays(self) -> None:
         for job in await asyncio.to_thread(self._waiting_replays):

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 
 from starlette.concurrency import run_in_threadpool
 
+from relay.backoff import wait_for_event
 from relay.config.settings import Settings
 from relay.console.database import Database
 from relay.errors import OutboxError
@@ -92,10 +93,8 @@ class Sampler:
             took = time.monotonic() - begun
             pause = max(INTERVAL if self._watchers else IDLE_INTERVAL, took * SHARE) - took
             self._wanted.clear()
-            try:
-                await asyncio.wait_for(self._wanted.wait(), max(pause, 0.1))
-            except TimeoutError:
-                continue
+            # Not wait_for: in Python 3.11 it loses a cancel that comes together with the event.
+            await wait_for_event(self._wanted, max(pause, 0.1))
 
     async def stop(self) -> None:
         """End every stream of samples."""

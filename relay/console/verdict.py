@@ -3,8 +3,10 @@
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import assert_never
+from urllib.parse import urlencode
 
 from relay.console.checkup import Report
+from relay.console.consumers import HeldBy, Seen
 from relay.console.sampler import Sample
 from relay.doctor.finding import Verdict
 from relay.doctor.reached import CHECK as REACHED
@@ -56,9 +58,16 @@ REPAIRS = {
 }
 
 
-def verdict(sample: Sample | None, report: Report | None = None) -> TheVerdict:
-    """Return what a sample and the doctor's latest report come to."""
+def verdict(sample: Sample | None, report: Report | None = None, consumers: Seen | None = None) -> TheVerdict:
+    """Return what a sample, the doctor's latest report and the latest look at the consumers come to."""
     seen = _of_sample(sample)
+    told = _of_consumers(consumers) if consumers else []
+    if told and seen.mood is Mood.OK:
+        seen = TheVerdict(Mood.WARNING, "Messages go out, and consumers need a look", seen.reasons)
+    return _with_report(replace(seen, reasons=[*seen.reasons, *told]), report)
+
+
+def _with_report(seen: TheVerdict, report: Report | None) -> TheVerdict:
     # The sample tells of each route in quarantine itself, and knows a second later when it works again.
     failed = (
         [each for each in report.findings if each.verdict is Verdict.FAILED and each.check != REACHED] if report else []
@@ -94,6 +103,29 @@ def _of_sample(sample: Sample | None) -> TheVerdict:
             return TheVerdict(Mood.FAILED, "Rows wait, and nothing goes out", told)
         case _:
             assert_never(status.state)
+
+
+def _of_consumers(seen: Seen) -> list[Told]:
+    letters = [
+        Told(
+            f"{number:,} dead {'letter' if number == 1 else 'letters'} in {queue}",
+            Repair(f"/failures?{urlencode({'queue': queue})}", "See why, and retry them"),
+        )
+        for queue, number in seen.letters.items()
+        if number
+    ]
+    held = [
+        Told(_held_words(each), Repair("/failures", "See why, and let it try now"))
+        for each in seen.held
+        if each.waiting or each.overdue
+    ]
+    return [*letters, *held, *(Told(reason, Repair("/nodes", "Look at the pools")) for reason in seen.reasons)]
+
+
+def _held_words(held: HeldBy) -> str:
+    words = f"consumer {held.consumer} holds {held.messages:,} {'message' if held.messages == 1 else 'messages'}"
+    words += f" of {held.keys:,} {'key' if held.keys == 1 else 'keys'}"
+    return f"{words}, and does not try them: start it" if held.overdue == held.keys else words
 
 
 def _repair(reason: Reason) -> Repair:

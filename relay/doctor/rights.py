@@ -83,6 +83,7 @@ GRANTS = (
     Grant("UPDATE", "TABLE", "failure", ("retried",), command="failures"),
     Grant("SELECT", "TABLE", "parked_failure", command="failures"),
     Grant("SELECT", "TABLE", "held_message", HELD, command="failures"),
+    Grant("UPDATE", "TABLE", "held_message", ("due_at",), command="held"),
     Grant("SELECT", "TABLE", "processed_message", command="reconcile"),
     *(Grant("SELECT", "TABLE", table, command="pool") for table in ("pool", "pool_member", "pool_partition")),
     Grant("DELETE", "TABLE", "pool_member", command="pool"),

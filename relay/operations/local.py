@@ -24,7 +24,7 @@ from relay.operate.dead_letters.document import document
 from relay.operate.dead_letters.job import order_letters, run_letters
 from relay.operate.dead_letters.letter import Held, Letter
 from relay.operate.dead_letters.letter import Selection as LetterSelection
-from relay.operate.dead_letters.read import list_letters, read_letters, show_letter
+from relay.operate.dead_letters.read import count_letters, list_letters, read_letters, show_letter
 from relay.operate.failures import (
     group_letters,
     list_groups,
@@ -32,6 +32,7 @@ from relay.operate.failures import (
     routes_of_group,
     with_retries,
 )
+from relay.operate.held import retry_held
 from relay.operate.parked import PARKED, ParkedMessage, list_parked, show_parked
 from relay.operate.parked import Selection as ParkedSelection
 from relay.operate.pauses import LaneStatus
@@ -188,6 +189,16 @@ class LocalOperations:
         with self._connect(None) as connection:
             job = order_letters(connection, self._schema, entry, selection, caution=Caution(rate=rate))
             return asyncio.run(run_letters(connection, self._schema, self._settings.broker, job, show=show))
+
+    def order_letters(self, entry: Entry, selection: LetterSelection, *, caution: Caution) -> Job:
+        """Write down a job that the consoles run."""
+        asyncio.run(count_letters(self._settings.broker, entry.queue))  # which finds no such queue
+        with self._connect(None) as connection:
+            return order_letters(connection, self._schema, entry, selection, caution=caution, by_console=True)
+
+    def retry_held(self, group: str | None, *, by: str, why: str) -> int:
+        with self._connect(BULK_TIMEOUT) as connection:
+            return retry_held(connection, self._schema, group, by=by, why=why)
 
     def list_routes(self, *, group: str | None = None) -> list[RouteStatus]:
         with self._connect(None) as connection:

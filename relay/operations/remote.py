@@ -24,6 +24,7 @@ from relay.jobs.job import Caution, Job, Kind
 from relay.operate.dead_letters.audit import Entry
 from relay.operate.dead_letters.change import Done as LettersDone
 from relay.operate.dead_letters.change import Show
+from relay.operate.dead_letters.job import done_by_console
 from relay.operate.dead_letters.letter import Letter
 from relay.operate.dead_letters.letter import Selection as LetterSelection
 from relay.operate.dead_letters.read import Read
@@ -143,12 +144,20 @@ class RemoteOperations:
     def change_letters(
         self, entry: Entry, selection: LetterSelection, *, rate: float | None, show: Show
     ) -> LettersDone:
-        del show
-        limit = selection.limit or MOST
-        if rate is not None or limit > MOST:
-            raise UsageError(f"a console changes at most {MOST} letters a command, and takes no --rate")
-        body = {**_letters(entry.queue, selection), "all": selection.is_everything, "limit": limit, "why": entry.why}
-        return self._post(LettersDone, f"/dead-letters/{entry.command}", body)
+        body = {
+            **_letters(entry.queue, selection),
+            "all": selection.is_everything,
+            "limit": selection.limit,
+            "rate": rate,
+            "why": entry.why,
+        }
+        ordered = self._post(Job, f"/dead-letters/{entry.command}", body)
+        return done_by_console(self._follow(ordered, lambda job: show(job.selected or job.done, job.done, job.failed)))
+
+    def retry_held(self, group: str | None, *, by: str, why: str) -> int:
+        del by
+        chosen: dict[str, Any] = {"all": True} if group is None else {"group": group}
+        return self._post(dict[str, int], "/held/retry", {**chosen, "why": why})["messages"]
 
     def list_routes(self, *, group: str | None) -> list[RouteStatus]:
         return self._get(list[RouteStatus], "/quarantine", {} if group is None else {"group": group})

@@ -15,7 +15,8 @@ from tests.console.site import PASSWORD, serving, users
 from tests.console.windows import NEEDS_CHROMIUM, log_in, window
 
 PAGES = (
-    "/", "/messages", "/messages?state=parked", "/failures", "/jobs", "/replay", "/replay?since=1d", "/reconcile",
+    "/", "/messages", "/messages?state=parked", "/failures", "/failures?queue=billing", "/jobs",
+    "/replay", "/replay?since=1d", "/reconcile",
     "/routes", "/nodes", "/retention", "/batches",
     "/doctor", "/audit",
 )  # fmt: skip

@@ -248,6 +248,20 @@ def test_a_consumer_holds_messages_and_counts_tries(connection: Connection) -> N
     assert allowed(connection, "outbox_consumer", statements) == statements
 
 
+@pytest.mark.parametrize("name", ["outbox_relay", "outbox_console"])
+def test_operators_let_held_messages_be_tried_now_and_change_nothing_else(
+    connection: Connection, name: LiteralString
+) -> None:
+    statements: list[LiteralString] = [
+        "UPDATE outbox.held_message SET due_at = now()",
+        "UPDATE outbox.held_message SET attempts = 0",
+        "UPDATE outbox.held_message SET body = ''",
+        "DELETE FROM outbox.held_message",
+    ]
+
+    assert allowed(connection, name, statements) == statements[:1]
+
+
 def test_a_member_checks_in_and_releases_and_the_master_assigns(connection: Connection) -> None:
     of_member: list[LiteralString] = [
         "INSERT INTO outbox.pool (name, queue, check_in_timeout) VALUES ('c', 'q', 1) ON CONFLICT DO NOTHING",

@@ -2,15 +2,17 @@
 
 import asyncio
 from datetime import UTC, datetime
+from http import HTTPStatus
 from io import BytesIO
 from typing import Annotated, Any
 
 import orjson
 from fastapi import APIRouter, Query
 from pydantic import Field
+from starlette.requests import Request
 from starlette.responses import Response
 
-from relay.console.api.once import Once
+from relay.console.api.once import Asked, Once
 from relay.console.api.parameters import (
     MOST,
     Closed,
@@ -19,18 +21,20 @@ from relay.console.api.parameters import (
     MessageFilter,
     Moment,
     QueueName,
+    Rate,
     Text,
     Why,
     check_choice,
 )
-from relay.console.given import Configured, Operations, Operator, Owner, Sessions, Viewer
+from relay.console.given import Configured, Operations, Operator, Owner, Sessions, Viewer, within
+from relay.jobs.job import Caution, Job
 from relay.observe.printable import printable_json
 from relay.operate.dead_letters.audit import Entry
 from relay.operate.dead_letters.change import Done, queues_of
 from relay.operate.dead_letters.export import export
 from relay.operate.dead_letters.letter import Letter, Selection
 from relay.operate.message import note_reveal
-from relay.operations.local import LocalOperations
+from relay.operate.whereabouts import MAX_ID
 from relay.replay.moment import parse_interval
 
 router = APIRouter(prefix="/dead-letters", tags=["dead-letters"])
@@ -84,10 +88,11 @@ class Letters(Closed):
 
 
 class Change(LetterFilter):
-    """Which letters to change, and why."""
+    """Which letters a job changes, and why."""
 
     all: Annotated[bool, Field(description="Every letter; needed when there is no filter.")] = False
-    limit: Annotated[Limit, Field(description="The first so many.")] = MOST
+    limit: Annotated[int | None, Field(ge=1, le=MAX_ID, description="The first so many.")] = None
+    rate: Rate = None
     why: Why
 
 
@@ -135,21 +140,29 @@ def export_(settings: Configured, database: Sessions, who: Operator, asked: Anno
     return Response(lines.getvalue(), media_type="application/jsonl")
 
 
-@router.post("/retry", response_model=Done)
-def retry(operations: Operations, once: Once, who: Operator, asked: Change) -> Response:
+@router.post("/retry", status_code=HTTPStatus.ACCEPTED, response_model=Job)
+def retry(request: Request, once: Once, who: Operator, asked: Change) -> Response:
     """Send letters back into the queue that they came from, where they are tried again with all attempts."""
     consumed, dead = queues_of(asked.queue)
-    return _change(operations, once, Entry("retry", dead, consumed, who.name, asked.why), asked)
+    return _order(request, once, Entry("retry", dead, consumed, who.name, asked.why), asked)
 
 
-@router.post("/discard", response_model=Done)
-def discard(operations: Operations, once: Once, who: Owner, asked: Change) -> Response:
+@router.post("/discard", status_code=HTTPStatus.ACCEPTED, response_model=Job)
+def discard(request: Request, once: Once, who: Owner, asked: Change) -> Response:
     """Throw letters away for good: export them first."""
     _, dead = queues_of(asked.queue)
-    return _change(operations, once, Entry("discard", dead, None, who.name, asked.why), asked)
+    return _order(request, once, Entry("discard", dead, None, who.name, asked.why), asked)
 
 
-def _change(operations: LocalOperations, once: Once, entry: Entry, asked: Change) -> Response:
-    check_choice(is_filtered=not asked.selection(None).is_everything, is_all=asked.all)
-    selection = asked.selection(asked.limit)
-    return once.noted(entry.done_by, Done, lambda: operations.change_letters(entry, selection))
+def _order(request: Request, once: Asked, entry: Entry, asked: Change) -> Response:
+    """Order a job, which a console runs."""
+    selection, caution = asked.selection(asked.limit), Caution(rate=asked.rate)
+    check_choice(is_filtered=not selection.is_everything, is_all=asked.all)
+    answer = once.in_transaction(
+        entry.done_by,
+        Job,
+        lambda connection: within(request, connection).order_letters(entry, selection, caution=caution),
+        status=HTTPStatus.ACCEPTED,
+    )
+    request.app.state.runner.wake()
+    return answer

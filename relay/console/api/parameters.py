@@ -5,6 +5,7 @@ from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
+from relay.console.given import QUEUE_NAME
 from relay.errors import UsageError
 from relay.jobs.job import Caution
 from relay.operate import parked
@@ -21,7 +22,7 @@ RowNames = Annotated[tuple[RowName, ...], Field(max_length=MOST)]
 Address = Annotated[str, StringConstraints(pattern=r"^[^\u0000]*$", max_length=255)]
 QueueName = Annotated[
     str,
-    StringConstraints(pattern=r"^[A-Za-z0-9_.:@#,/+ -]{1,200}$"),
+    StringConstraints(pattern=QUEUE_NAME),
     Field(description="The consumed queue, or that of its dead letters."),
 ]
 Moment = Annotated[

@@ -13,6 +13,7 @@ from starlette.responses import HTMLResponse, StreamingResponse
 from relay.console.access.identity import Identifier, Identity, Role, require
 from relay.console.charts import Chart, chart
 from relay.console.checkup import Report
+from relay.console.consumers import Seen
 from relay.console.formats import duration, short
 from relay.console.sampler import Point, Sample, Sampler
 from relay.console.templates import fragment, page
@@ -43,6 +44,7 @@ class Drawn:
 
     sample: Sample | None
     report: Report | None
+    seen: Seen | None
     parts: dict[str, str]
 
 
@@ -79,10 +81,11 @@ async def _events(request: Request) -> AsyncIterator[str]:
 def _drawn(request: Request) -> Drawn:
     """Return the parts of the page that change, drawn once for all browsers."""
     sample, report = _sampler(request).latest, request.app.state.checkup.latest
+    seen: Seen | None = request.app.state.consumers.latest
     drawn: Drawn | None = getattr(request.app.state, "drawn", None)
-    if drawn is None or drawn.sample is not sample or drawn.report is not report:
-        values = {"sample": sample, "verdict": verdict(sample, report), "figures": _told(sample)}
-        drawn = Drawn(sample, report, {name: fragment(f"{name}.html", **values) for name in PARTS})
+    if drawn is None or drawn.sample is not sample or drawn.report is not report or drawn.seen is not seen:
+        values = {"sample": sample, "verdict": verdict(sample, report, seen), "figures": _told(sample)}
+        drawn = Drawn(sample, report, seen, {name: fragment(f"{name}.html", **values) for name in PARTS})
         request.app.state.drawn = drawn
     return drawn
 

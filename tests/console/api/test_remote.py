@@ -13,7 +13,14 @@ from relay.console.access.identity import Role
 from tests.cli.command import Command, Result
 from tests.console.api.program import tokens
 from tests.console.site import serving, users
+from tests.consume.conftest import queue
+from tests.consume.effects import QUEUE
+from tests.dead_letters.conftest import letters
+from tests.dead_letters.letters import DEAD, Letters
+from tests.operate.held import held
 from tests.operate.rows import Rows
+
+__all__ = ["letters", "queue"]  # fixtures
 
 WHY = ("--why", "fixed")
 PAUSED = """
@@ -119,6 +126,33 @@ async def test_a_console_goes_on_with_its_job_and_not_with_that_of_a_command(end
     assert refused.code == 2
     assert "`relay jobs resume 2` goes on" in refused.err
     assert (too_fast.code, "--rate" in too_fast.err) == (2, True)
+
+
+async def test_letters_are_sent_back_and_thrown_away_by_the_console(ends: Ends, letters: Letters) -> None:
+    ids = await letters.put_all(5)
+
+    foreseen = await ends.there("dead-letters", "retry", QUEUE, ids[0], "--dry-run")
+    retried = await ends.there("dead-letters", "retry", QUEUE, ids[0], *WHY)
+    lacking = await ends.there("dead-letters", "retry", QUEUE, ids[1], "nowhere", *WHY)
+    paced = await ends.there("dead-letters", "retry", QUEUE, "--all", "--limit", "1", "--rate", "50", *WHY)
+    discarded = await ends.there("dead-letters", "discard", QUEUE, "--all", "--yes", *WHY, "--output", "json")
+
+    assert (foreseen.code, foreseen.out) == (0, f"would retry 1 letter of {DEAD} into {QUEUE}\n")
+    assert (retried.code, retried.out) == (0, f"sent 1 letter of {DEAD} into {QUEUE}\n")
+    assert (lacking.code, "1 stay or are not there" in lacking.err) == (3, True)
+    assert (paced.code, paced.out) == (0, f"sent 1 letter of {DEAD} into {QUEUE}\n")
+    assert (discarded.code, json.loads(discarded.out)["done"]) == (0, 2)
+    assert [each.message_id for each in await letters.consumed()] == ids[:3]
+
+
+async def test_held_messages_are_tried_by_the_console(ends: Ends, rows: Rows) -> None:
+    held(rows.connection)
+
+    tried = await ends.there("held", "retry", "--all", *WHY)
+
+    assert (tried.code, tried.out) == (0, "1 message will be tried within seconds\n")
+    audit = rows.connection.execute("SELECT command, done_by, why FROM outbox.operator_audit").fetchall()
+    assert audit == [("held retry", "program-owner", "fixed")]
 
 
 async def test_the_token_may_be_in_a_file(ends: Ends, tmp_path: Path) -> None:

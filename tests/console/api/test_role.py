@@ -7,13 +7,21 @@ from pydantic import SecretStr
 
 from relay.config.settings import DatabaseSettings, Settings
 from tests.console.api.program import Program
+from tests.consume.conftest import queue
+from tests.dead_letters.conftest import letters
+from tests.dead_letters.letters import DEAD, Letters
+from tests.operate.held import held
 from tests.operate.rows import Rows
 from tests.support.roles import granted_roles
 
+__all__ = ["letters", "queue"]  # fixtures
+
 
 async def test_the_role_may_do_what_operators_do(
-    settings: Settings, tmp_path: Path, database_url: str, rows: Rows
+    settings: Settings, tmp_path: Path, database_url: str, rows: Rows, *, letters: Letters
 ) -> None:
+    await letters.put_all(3)
+    held(rows.connection)
     row = rows.parked()
     rows.parked("2")
     rows.quarantined("nowhere")
@@ -30,6 +38,7 @@ async def test_the_role_may_do_what_operators_do(
         "/quarantine",
         "/lanes",
     )
+    letter: dict[str, object] = {"queue": DEAD, "message_ids": ["id-0"], "why": "mended"}
     writes: tuple[tuple[str, dict[str, object]], ...] = (
         ("/parked/retry", {"ids": [str(row)]}),
         ("/parked/discard", {"all": True, "why": "wrong"}),
@@ -40,6 +49,9 @@ async def test_the_role_may_do_what_operators_do(
         ("/lanes/7/resume", {}),
         ("/quarantine/reroute", {"route": 1, "routing_key": "other", "why": "typo"}),
         ("/quarantine/discard", {"route": 1, "why": "wrong"}),
+        ("/dead-letters/retry", letter),
+        ("/dead-letters/discard", {"queue": DEAD, "message_ids": ["id-1"], "why": "wrong"}),
+        ("/held/retry", {"all": True, "why": "mended"}),
     )
 
     with psycopg.connect(database_url, autocommit=True) as connection, granted_roles(connection):
@@ -50,4 +62,4 @@ async def test_the_role_may_do_what_operators_do(
 
     assert set(read) == {200}
     assert [each.text for each in written if not each.is_success] == []
-    assert [job["state"] for job in jobs] == ["done", "done"]
+    assert [(job["state"], job["done"]) for job in jobs] == [("done", 1)] * 4
