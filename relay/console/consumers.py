@@ -7,7 +7,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import psycopg
 from psycopg.rows import class_row
@@ -20,7 +20,7 @@ from relay.config.settings import Settings
 from relay.console.database import Database
 from relay.consume.failed.queues import dead_queue_name
 from relay.consume.queue_depth import ready_count
-from relay.errors import OutboxError
+from relay.errors import BrokerUnavailableError, OutboxError
 from relay.logger import get_logger
 from relay.operate import pool
 from relay.operate.dead_letters.change import queues_of
@@ -28,7 +28,7 @@ from relay.scrub import scrub
 
 INTERVAL = 10.0  # seconds between two looks
 SHARE = 10  # a look may take this part of the time
-LATE = 60  # seconds: a shorter wait for the next try needs no operator
+LATE = timedelta(minutes=1)  # a shorter wait for the next try needs no operator
 # The broker logs an error for each look at a queue that is not there.
 MISSING_FOR = 60.0  # seconds
 
@@ -37,8 +37,8 @@ log = get_logger(__name__)
 # By the index on (consumer_name, due_at) alone. The first message of a key has a time, those behind it have infinity.
 HELD = SQL("""
     SELECT consumer_name AS consumer, count(*) AS messages, count(*) FILTER (WHERE due_at < 'infinity') AS keys,
-        count(*) FILTER (WHERE due_at > now() + {late} AND due_at < 'infinity') AS waiting,
-        count(*) FILTER (WHERE due_at < now() - {late}) AS overdue
+        count(*) FILTER (WHERE due_at > now() + %(late)s AND due_at < 'infinity') AS waiting,
+        count(*) FILTER (WHERE due_at < now() - %(late)s) AS overdue
     FROM {schema}.held_message
     GROUP BY consumer_name
     ORDER BY messages DESC, consumer_name
@@ -118,8 +118,11 @@ class Consumers:
             held = await run_in_threadpool(self._read_held)
             broker = await self._connect()
             pools = await pool.read_status(self._settings, broker=broker)
-            letters = {dead_queue_name(each.queue): each.dead_letters or 0 for each in pools.pools}
-            letters |= await self._count(broker, self._queues - letters.keys())
+            counted = {dead_queue_name(each.queue): each.dead_letters or 0 for each in pools.pools}
+            counted |= await self._count(broker, self._queues - counted.keys())
+            if broker.is_lost:
+                raise BrokerUnavailableError(str(broker.loss))
+            letters = counted
             reasons = [pool.NO_MASTER] if pools.pools and not pools.master else []
             reasons += [reason for each in pools.pools for reason in pool.reasons_of(each)]
         except (OutboxError, psycopg.Error) as failure:
@@ -130,11 +133,9 @@ class Consumers:
         return Seen(datetime.now(UTC), dict(sorted(letters.items())), held, reasons, error)
 
     def _read_held(self) -> list[HeldBy]:
-        statement = HELD.format(
-            schema=Identifier(self._database.schema), late=SQL("interval '{}s'").format(SQL(str(LATE)))
-        )
+        statement = HELD.format(schema=Identifier(self._database.schema))
         with self._database.session() as connection, connection.cursor(row_factory=class_row(HeldBy)) as cursor:
-            return cursor.execute(statement).fetchall()
+            return cursor.execute(statement, {"late": LATE}).fetchall()
 
     async def _count(self, broker: Connection, queues: set[str]) -> dict[str, int]:
         now = time.monotonic()
@@ -143,9 +144,9 @@ class Consumers:
             if self._missing.get(queue, now) > now:
                 continue
             count = await ready_count(broker, queue, self._settings.broker.connect_timeout)
-            if count is None:
+            if count is None and not broker.is_lost:
                 self._missing[queue] = now + MISSING_FOR
-            else:
+            if count is not None:
                 found[queue] = count
         return found
 

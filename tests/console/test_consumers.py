@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 import aio_pika
 import pytest
 from fastapi import FastAPI
+from pamqp.commands import Queue as QueueCommand
 from pydantic import SecretStr
 
 from relay.config.settings import Settings
@@ -20,7 +21,7 @@ from tests.operate.held import held
 from tests.operate.rows import Rows
 from tests.support.eventually import eventually
 from tests.support.proxied import proxied
-from tests.support.proxy import Way
+from tests.support.proxy import Act, Way
 
 
 @pytest.fixture
@@ -70,6 +71,26 @@ async def test_letters_of_the_queues_that_the_settings_list_are_counted(
         ("2 dead letters in billing.dead", "/failures?queue=billing.dead"),
         ("1 dead letter in mail.dead", "/failures?queue=mail.dead"),
     ]
+
+
+async def test_a_lost_connection_is_no_missing_queue(settings: Settings, broker_url: str, rows: Rows) -> None:
+    async with (
+        await aio_pika.connect(broker_url) as connection,
+        proxied(settings.broker) as (proxy, far),
+    ):
+        channel = await connection.channel()
+        await channel.declare_queue("billing.dead", durable=True)
+        await channel.default_exchange.publish(aio_pika.Message(b"1"), "billing.dead")
+        async with running(with_queue(settings.model_copy(update={"broker": far}), "billing")) as app:
+            await app.state.checkup.report()  # the doctor declares queues, too
+            before = await seen(app)
+            proxy.on_frame(Way.UP, QueueCommand.Declare, proxy.seen[Way.UP, QueueCommand.Declare] + 1, Act.RESET)
+            consumers: Consumers = app.state.consumers
+            consumers.wake()
+            await eventually(lambda: bool(consumers.latest and consumers.latest.error), "the console has noticed")
+            after = await seen(app)
+
+    assert before.letters == after.letters == {"billing.dead": 1}
 
 
 async def test_what_is_held_for_long_is_told_and_what_is_tried_soon_is_not(settings: Settings, rows: Rows) -> None:
