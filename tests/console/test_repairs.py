@@ -53,13 +53,15 @@ class Operator:
         return words in " ".join(await self.page.locator(where).all_inner_texts())
 
     async def follow(self, link: str) -> None:
-        await self.page.get_by_role("link", name=link).first.click()
+        async with self.page.expect_navigation():  # or a reload would end it
+            await self.page.get_by_role("link", name=link).first.click()
 
     async def fill(self, label: str, words: str) -> None:
         await self.page.get_by_label(label, exact=True).fill(words)
 
     async def press(self, button: str) -> None:
-        await self.page.get_by_role("button", name=button, exact=True).click()
+        async with self.page.expect_navigation():
+            await self.page.get_by_role("button", name=button, exact=True).click()
 
 
 @pytest.fixture
