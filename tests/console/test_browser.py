@@ -13,6 +13,8 @@ from tests.console.filled import fill
 from tests.console.rows import parked, waiting
 from tests.console.site import PASSWORD, serving, users
 from tests.console.windows import NEEDS_CHROMIUM, log_in, window
+from tests.operate.rows import Rows
+from tests.support.eventually import eventually
 
 PAGES = (
     "/", "/messages", "/messages?state=parked", "/failures", "/failures?queue=billing", "/jobs",
@@ -113,6 +115,42 @@ async def test_reading_and_acting_need_no_script(chromium: Browser, settings: Se
         await page.get_by_role("button", name="Reveal").click()
 
         await expect(page.locator("pre").last).to_contain_text("a secret")
+
+
+@pytest.mark.parametrize(("width", "scripts"), [(1280, True), (390, False)])
+async def test_a_route_and_a_lane_are_paused_and_resumed(
+    chromium: Browser, settings: Settings, database_url: str, width: int, scripts: bool
+) -> None:
+    rows = Rows(database_url)
+    with rows.connection:
+        rows.quarantined("gone")
+    async with serving(settings) as address, window(chromium, width=width, scripts=scripts) as context:
+        page = await context.new_page()
+        await page.goto(f"{address}/routes")
+        await page.get_by_label("Routing key").fill("later")
+        await page.get_by_label("Why the route waits").fill("billing is restored")
+        await page.get_by_role("button", name="Pause the route").click()
+        await page.locator("select[name=lane]").select_option("7")
+        await page.get_by_label("Why the lane waits").fill("too loud")
+        await page.get_by_role("button", name="Pause the lane").click()
+        await expect(page.get_by_role("button", name="Resume route 2")).to_be_visible()
+        await expect(page.get_by_role("button", name="Probe now")).to_be_visible()
+        assert not await has_overflow(page)
+        await page.goto(f"{address}/nodes")
+        await expect(page.locator(".lanes .paused")).to_contain_text("paused by")
+        await page.goto(address)
+        await eventually(lambda: _has_link(page), "the overview leads to the pauses")
+        await page.get_by_role("link", name="See what is paused, and resume it").first.click()
+        await page.get_by_role("button", name="Resume route 2").click()
+        await page.get_by_role("button", name="Resume lane 7").click()
+
+        await expect(page.locator("main")).to_contain_text("No lane is paused")
+        await expect(page.get_by_role("button", name="Resume")).to_have_count(0)
+
+
+async def _has_link(page: Page) -> bool:
+    await page.reload()
+    return await page.get_by_role("link", name="See what is paused, and resume it").count() > 0
 
 
 async def test_a_keyboard_reaches_the_page_and_logs_in(chromium: Browser, settings: Settings, tmp_path: Path) -> None:
