@@ -9,6 +9,7 @@ from argon2 import PasswordHasher
 from argon2.exceptions import InvalidHashError, VerificationError
 
 from relay.console.access.identity import Identity, Role
+from relay.console.access.line_file import replace_lines
 from relay.errors import ConfigurationError, NotFoundError, UsageError
 
 NAME = re.compile(r"[\w.@-]{1,100}")
@@ -70,7 +71,7 @@ class PasswordFile:
             raise UsageError("a name has 1 to 100 letters, digits and . _ @ -")
         if len(password) < SHORTEST:
             raise UsageError(f"the password is shorter than {SHORTEST} characters: choose a longer one")
-        self._write([*self._without(name), f"{name}:{Role(role)}:{_hasher.hash(password)}"])
+        replace_lines(self.path, [*self._without(name), f"{name}:{Role(role)}:{_hasher.hash(password)}"])
 
     def remove(self, name: str) -> None:
         """Take a user away; sessions of theirs end.
@@ -81,7 +82,7 @@ class PasswordFile:
         left = self._without(name)
         if len(left) == len(self.lines()):
             raise NotFoundError(f"{self.path} has no user {name}")
-        self._write(left)
+        replace_lines(self.path, left)
 
     def users(self) -> list[Identity]:
         """Return the names and roles."""
@@ -91,20 +92,6 @@ class PasswordFile:
     def _without(self, name: str) -> list[str]:
         lines = self.lines() if self.path.exists() else ()
         return [line for line in lines if line.partition(":")[0] != name]
-
-    def _write(self, lines: Iterable[str]) -> None:
-        """Replace the file as a whole: the console never reads half of it."""
-        fresh = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        try:
-            descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.writelines(f"{line}\n" for line in lines)
-                file.flush()
-                os.fsync(file.fileno())
-            fresh.replace(self.path)
-        except OSError as error:
-            fresh.unlink(missing_ok=True)
-            raise UsageError(f"{self.path} cannot be written: {error.strerror}") from error
 
 
 def _checked(path: Path, lines: Iterable[str]) -> Iterable[str]:

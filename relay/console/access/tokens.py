@@ -5,7 +5,6 @@ A token is 32 random bytes, so its SHA-256 can be stored: nobody guesses what it
 
 import hashlib
 import hmac
-import os
 import re
 import secrets
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 from starlette.requests import Request
 
 from relay.console.access.identity import Identifier, Identity, LoginNeededError, Role
+from relay.console.access.line_file import replace_lines
 from relay.errors import ConfigurationError, NotFoundError, UsageError
 
 LINE = re.compile(r"([\w.@-]{1,100}):(viewer|operator|owner):([0-9a-f]{64})")
@@ -92,20 +92,9 @@ class TokenFile:
         return [line for line in lines if line.partition(":")[0] != name]
 
     def _write(self, lines: list[str]) -> None:
-        """Replace the file as a whole: the console never reads half of it."""
         if self.path is None:
             raise UsageError("name the file of the tokens: --file, or console.tokens (RELAY_CONSOLE_TOKENS)")
-        fresh = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        try:
-            descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.writelines(f"{line}\n" for line in lines)
-                file.flush()
-                os.fsync(file.fileno())
-            fresh.replace(self.path)
-        except OSError as error:
-            fresh.unlink(missing_ok=True)
-            raise UsageError(f"{self.path} cannot be written: {error.strerror}") from error
+        replace_lines(self.path, lines)
 
 
 def bearer_of(request: Request) -> str | None:
