@@ -7,19 +7,19 @@ from playwright.async_api import Browser, Page, expect
 
 from relay.config.settings import Settings
 from relay.consume import Permanent
+from tests.console.consumers import rows, with_queue
 from tests.console.site import serving
-from tests.console.test_browser import CHROMIUM, chromium, window
-from tests.console.test_consumers import rows, with_queue
+from tests.console.windows import NEEDS_CHROMIUM, window
 from tests.consume.conftest import inbox, make_consumer, queue, table
 from tests.consume.effects import QUEUE, MakeConsumer, Queue, Stumbling, Table, running
 from tests.consume.policies import SEVERAL_MINUTES
 from tests.operate.rows import Rows
 from tests.support.eventually import eventually
 
-__all__ = ["chromium", "inbox", "make_consumer", "queue", "rows", "table"]  # fixtures
+__all__ = ["inbox", "make_consumer", "queue", "rows", "table"]  # fixtures
 
 pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed; as root, `tests/support/packages test`"),
+    NEEDS_CHROMIUM,
     pytest.mark.parametrize("scripts", [True, False], ids=["scripts", "no scripts"]),
 ]
 
