@@ -150,7 +150,7 @@ def order(
 def probe(operations: Operations, _: AnOperator, group: str) -> Response:
     """Ask the relays to try the routes of the group now."""
     operations.probe([route.id for route in operations.list_routes(group=group)])
-    return RedirectResponse(f"/failures/{group}", HTTPStatus.SEE_OTHER)
+    return RedirectResponse("/failures", HTTPStatus.SEE_OTHER)  # a group that is repaired has no page any more
 
 
 @router.post("/failures/{group}/held")
