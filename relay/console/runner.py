@@ -13,7 +13,7 @@ from psycopg.sql import SQL, Identifier
 
 from relay.backoff import wait_for_event
 from relay.config.settings import Settings
-from relay.database import unplug
+from relay.database import one_line, unplug
 from relay.errors import BusyError, DeadlineError, JobTurnedError, OutboxError, PartlyDoneError, UnavailableError
 from relay.jobs.job import Job, Source, read_job
 from relay.logger import get_logger
@@ -31,7 +31,8 @@ STATEMENT_TIMEOUT = 600.0  # seconds: one head may have a million rows behind it
 ROWS = (Source.PARKED, Source.ARCHIVED)
 LETTERS = (Source.DEAD_LETTER,)
 REPLAYS = (Source.SENT,)
-PASSING = (UnavailableError, DeadlineError, psycopg.Error)  # the next look may find it gone
+# The next look may find it gone.
+PASSING = (UnavailableError, DeadlineError, psycopg.OperationalError, psycopg.InterfaceError)
 
 WAITING = SQL("""
     SELECT id FROM {schema}.job WHERE by_console AND state = 'open' AND source = ANY (%(sources)s) ORDER BY id
@@ -117,7 +118,7 @@ class Runner:
                     self._tell(left)
 
     def _run_letters_job(self, connection: psycopg.Connection, job: Job) -> str | None:
-        """Do a job; return why it cannot go on without an operator. Raises OutboxError: a later look may go on."""
+        """Do a job; return why it cannot go on without an operator. What it raises is over at a later look."""
         settings = self._settings
         try:
             done = asyncio.run(
@@ -125,14 +126,14 @@ class Runner:
                     connection, settings.database.schema_name, settings.broker, job, run=self._run_letters_command
                 )
             )
-        except OutboxError as error:
+        except (OutboxError, psycopg.Error) as error:
             cause = error.__cause__ if isinstance(error, PartlyDoneError) and error.__cause__ else error
             if isinstance(cause, PASSING):
                 raise
             if isinstance(cause, JobTurnedError):  # and perhaps let go on since
                 return None
             is_elsewhere = read_job(connection, settings.database.schema_name, job.id).state == "running"
-            return None if is_elsewhere else str(error)
+            return None if is_elsewhere else one_line(error)
         if done.is_stopped and not self._stopping.is_set():
             return f"{len(done.refused)} letters were refused, and stay: {done.refused[-1][1]}"
         return None

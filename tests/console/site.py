@@ -13,7 +13,6 @@ import uvicorn
 from fastapi import FastAPI
 
 from relay.config.settings import Authentication, ConsoleSettings, Settings
-from relay.config.topology import Queue, TopologySettings
 from relay.console.access.identity import Role
 from relay.console.access.passwords import PasswordFile
 from relay.console.app import make_app
@@ -30,12 +29,6 @@ async def running(settings: Settings, **console: Any) -> AsyncIterator[FastAPI]:
     app = make_app(settings.model_copy(update={"console": section}))
     async with app.router.lifespan_context(app):
         yield app
-
-
-def with_queue(settings: Settings, *names: str) -> Settings:
-    """Return the settings with these queues in their topology."""
-    topology = TopologySettings(queues=tuple(Queue.model_validate({"name": name}) for name in names))
-    return settings.model_copy(update={"topology": topology})
 
 
 def browser(app: FastAPI, *, address: str = "127.0.0.1", origin: str = ORIGIN) -> httpx.AsyncClient:

@@ -1,11 +1,9 @@
 """The verdict tells what consumers leave, each reason with its repair, and no page waits for the broker."""
 
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import aio_pika
-import pytest
 from fastapi import FastAPI
 from pamqp.commands import Queue as QueueCommand
 from pydantic import SecretStr
@@ -15,22 +13,16 @@ from relay.console.consumers import Consumers, HeldBy, Seen
 from relay.console.sampler import Sampler
 from relay.console.verdict import Mood, TheVerdict, verdict
 from relay.operate.pool import LAGGING, MemberStatus, PartitionStatus, PoolStatus, reasons_of
-from tests.cli.test_pool import MEMBERS
-from tests.console.site import browser, running, with_queue
+from tests.console.consumers import rows, with_queue
+from tests.console.site import browser, running
 from tests.operate.held import held
+from tests.operate.pools import MEMBERS
 from tests.operate.rows import Rows
 from tests.support.eventually import eventually
 from tests.support.proxied import proxied
 from tests.support.proxy import Act, Way
 
-
-@pytest.fixture
-def rows(database_url: str) -> Iterator[Rows]:
-    """Rows of a database whose relay is alive for an hour."""
-    written = Rows(database_url)
-    with written.connection:
-        written.node(age=-3600, can_deliver=True)
-        yield written
+__all__ = ["rows"]  # fixtures
 
 
 async def seen(app: FastAPI) -> Seen:
@@ -54,17 +46,14 @@ async def told(app: FastAPI) -> TheVerdict:
 async def test_letters_of_the_queues_that_the_settings_list_are_counted(
     settings: Settings, broker_url: str, rows: Rows
 ) -> None:
-    async with (
-        running(with_queue(settings, "billing", "mail.dead", "nowhere")) as app,
-        await aio_pika.connect(broker_url) as connection,
-    ):
+    async with await aio_pika.connect(broker_url) as connection:
         channel = await connection.channel()
         for name, letters in (("billing.dead", 2), ("mail.dead", 1), ("other.dead", 5)):
             await channel.declare_queue(name, durable=True)
             for _ in range(letters):
                 await channel.default_exchange.publish(aio_pika.Message(b"1"), name)
-        app.state.consumers._missing.clear()  # the first look came before the queues
-        found = await told(app)
+        async with running(with_queue(settings, "billing", "mail.dead", "nowhere")) as app:
+            found = await told(app)
 
     assert (found.mood, found.words) == (Mood.WARNING, "Messages go out, and consumers need a look")
     assert [(each.words, each.repair and each.repair.path) for each in found.reasons] == [

@@ -1,24 +1,14 @@
 """A whole failure group is repaired in a page: retried in stages, archived or discarded, as a job."""
 
-import re
 from pathlib import Path
-
-import httpx
 
 from relay.config.settings import Settings
 from relay.console.access.identity import Role
+from tests.console.groups import group_page
 from tests.console.rows import parked
 from tests.console.site import browser, log_in, post, running, token_of, users
 from tests.operate.rows import Rows
 from tests.support.eventually import eventually
-
-GROUP = re.compile(r'href="(/failures/[0-9a-f]{12})"')
-
-
-async def group_page(client: httpx.AsyncClient) -> tuple[str, httpx.Response]:
-    """Return the address of the only group, and its page."""
-    (path,) = set(GROUP.findall((await client.get("/failures")).text))
-    return path, await client.get(path)
 
 
 async def test_a_group_is_retried_in_stages(settings: Settings, tmp_path: Path, database_url: str) -> None:

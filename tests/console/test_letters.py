@@ -12,8 +12,8 @@ from relay.console import looks
 from relay.console.access.identity import Role
 from relay.console.looks import Look, Looks
 from relay.operate.dead_letters.queue import MOST_RETURNS
+from tests.console.groups import group_page
 from tests.console.site import browser, log_in, post, running, token_of, users
-from tests.console.test_failures import group_page
 from tests.consume.conftest import queue
 from tests.dead_letters.changes import Audit
 from tests.dead_letters.conftest import audit, letters
@@ -93,7 +93,6 @@ async def test_an_owner_throws_a_group_away_and_says_why(settings: Settings, tmp
         archived = await post(client, path, {**form, "kind": "archive"})
         await job_of(client, await post(client, path, form))
         await eventually(lambda: letters.has(0), "it is gone")
-        app.state.consumers.wake()
 
     assert [each.status_code for each in (refused, without_reason, archived)] == [403, 422, 422]
     assert await letters.consumed() == []

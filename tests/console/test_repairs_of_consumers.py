@@ -7,7 +7,8 @@ from playwright.async_api import Browser, Page, expect
 
 from relay.config.settings import Settings
 from relay.consume import Permanent
-from tests.console.site import serving, with_queue
+from tests.console.consumers import rows, with_queue
+from tests.console.site import serving
 from tests.console.windows import NEEDS_CHROMIUM, window
 from tests.consume.conftest import inbox, make_consumer, queue, table
 from tests.consume.effects import QUEUE, MakeConsumer, Queue, Stumbling, Table, running
@@ -15,18 +16,12 @@ from tests.consume.policies import SEVERAL_MINUTES
 from tests.operate.rows import Rows
 from tests.support.eventually import eventually
 
-__all__ = ["inbox", "make_consumer", "queue", "table"]  # fixtures
+__all__ = ["inbox", "make_consumer", "queue", "rows", "table"]  # fixtures
 
 pytestmark = [
     NEEDS_CHROMIUM,
     pytest.mark.parametrize("scripts", [True, False], ids=["scripts", "no scripts"]),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _relay(rows: Rows) -> None:
-    """A relay that is alive for an hour."""
-    rows.node(age=-3600, can_deliver=True)
 
 
 async def shows(page: Page, words: str, *, where: str = "main") -> None:
