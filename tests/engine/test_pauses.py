@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from aio_pika.abc import AbstractChannel
 from pamqp.common import FieldTable
+from structlog.testing import capture_logs
 
 from relay.config.settings import DatabaseSettings, Ordering
 from relay.engine.node import Node
@@ -29,6 +30,7 @@ from relay.operate.session import session
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.engine.follower import unhurried
 from tests.faults.victim import relay_victim
+from tests.support.events import times
 from tests.support.eventually import eventually
 
 WHY = {"by": "ada", "why": "billing is restored"}
@@ -127,7 +129,9 @@ async def test_rows_of_a_paused_route_wait_and_follow_in_order(
     async with run_node(ordering=ordering):
         first = await write(outbox, 40)
         await assert_once_and_in_order(later, first)
-        route = await operator.pause("later")
+        with capture_logs() as events:
+            route = await operator.pause("later")
+            await eventually(lambda: times(events, "route.paused") == 1, "the relay has heard of it")
         lost = await write(outbox, 500)
         fine = [await outbox.insert(f"fine-{n}") for n in range(20)]
         assert sorted(await queue.ids(20)) == fine
@@ -215,7 +219,9 @@ async def test_an_empty_paused_route_outlives_restarts_and_goes_with_its_pause(
 async def test_two_nodes_obey(outbox: Outbox, later: Reader, run_node: RunNode, operator: Operator) -> None:
     async with run_node(node="a") as a, run_node(node="b") as b:
         await eventually(lambda: (a.snapshot().lanes, b.snapshot().lanes) == (8, 8), "they share the lanes")
-        route = await operator.pause("later")
+        with capture_logs() as events:
+            route = await operator.pause("later")
+            await eventually(lambda: times(events, "route.paused") == 2, "both have heard of it")
         written = await write(outbox, 1000)
         await eventually(has_paused(outbox, 1000), "they wait")
         await operator.resume(route.id)

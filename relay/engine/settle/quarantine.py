@@ -211,6 +211,8 @@ class Quarantine:
 
     async def hold_rows(self, window: list[Row]) -> list[Row]:
         """Set aside the rows that must wait, and return the others."""
+        if not self._load_at:  # an operator has changed a route, perhaps before these rows were written
+            await self.load()
         if not self._routes and not self._turn.locked():
             return window
         async with self._turn:
