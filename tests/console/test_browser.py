@@ -33,6 +33,7 @@ pytestmark = NEEDS_CHROMIUM
 
 
 async def has_overflow(page: Page) -> bool:
+    await page.wait_for_load_state()  # a click does not wait for the style sheet of the page that it opens
     return bool(await page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth"))
 
 
