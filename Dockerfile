@@ -1,5 +1,5 @@
-# Targets: `relay` (the last one, and so the default), and `spark` with Java, PySpark and the jobs.
-# `make image` and `make image TARGET=spark` build them; docs/container.md tells how to run them.
+# Targets: `relay` (the last one, and so the default), `console`, and `spark` with Java, PySpark and the jobs.
+# `make image` and `make image TARGET=console` build them; docs/container.md tells how to run them.
 ARG BASE=python:3.13-slim-trixie
 
 # Build with: everything that only the build needs stays in this stage.
@@ -34,6 +34,16 @@ RUN --mount=type=secret,id=pip.conf \
         -r requirements/otel.txt
 COPY --from=wheel /wheel /wheel
 # Compiled here for good, as nothing can be written later. The files' times are not compared: a copy may change them.
+RUN /tools/bin/pip --python /opt/relay install --quiet --no-deps --no-index --no-compile /wheel/*.whl \
+    && python3 -m compileall -q --invalidation-mode unchecked-hash /opt/relay
+
+FROM tools AS console-installed
+COPY requirements/console.txt requirements/
+RUN --mount=type=secret,id=pip.conf \
+    python3 -m venv --without-pip /opt/relay \
+    && /tools/bin/pip --python /opt/relay install --quiet --require-hashes --only-binary :all: --no-compile \
+        -r requirements/console.txt
+COPY --from=wheel /wheel /wheel
 RUN /tools/bin/pip --python /opt/relay install --quiet --no-deps --no-index --no-compile /wheel/*.whl \
     && python3 -m compileall -q --invalidation-mode unchecked-hash /opt/relay
 
@@ -80,6 +90,25 @@ LABEL org.opencontainers.image.title="outbox-relay-spark" \
 FROM ${BASE} AS init
 RUN apt-get update --quiet=2 \
     && DEBIAN_FRONTEND=noninteractive apt-get install --quiet=2 --yes --no-install-recommends tini
+
+FROM ${BASE} AS console
+COPY --from=init /usr/bin/tini-static /usr/bin/tini
+COPY --from=console-installed /opt/relay /opt/relay
+RUN ["/opt/relay/bin/python", "-c", "import relay.cli.console"]
+ENV PATH=/opt/relay/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+USER 10001:10001
+# For each client that can reach the container: it does not start without authentication (docs/console.md).
+ENV RELAY_CONSOLE_LISTEN=0.0.0.0:8420
+EXPOSE 8420
+ENTRYPOINT ["tini", "--", "relay"]
+CMD ["console"]
+ARG VERSION=unknown
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="outbox-relay-console" \
+    org.opencontainers.image.description="Web console of the transactional outbox relay" \
+    org.opencontainers.image.licenses="Apache-2.0" \
+    org.opencontainers.image.version="${VERSION}" \
+    org.opencontainers.image.revision="${REVISION}"
 
 FROM ${BASE} AS relay
 COPY --from=init /usr/bin/tini-static /usr/bin/tini

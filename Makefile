@@ -13,7 +13,7 @@ OPTIONS ?=
 # Hundreds of processes start in the tests: each would compile every module again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-jobs verify drills chaos test-codec test-images test-installs image lint bench soak lock clean
+.PHONY: help setup demo console test test-jobs verify drills chaos test-codec test-images test-installs image lint bench soak lock clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -36,6 +36,10 @@ $(VENV)/.ready: requirements/build.txt requirements/dev.txt pyproject.toml
 demo: setup ## carry 69,659 real purchases from Spark to a consumer, and reconcile; FRESH=1 starts over
 	@PYTHON=$(PYTHON) tests/support/packages demo
 	@$(BIN)/python -m demo $(if $(FRESH),--fresh)
+
+console: setup ## serve the web console on the demo's data, at http://127.0.0.1:8420
+	@PYTHON=$(PYTHON) tests/support/packages demo
+	@$(BIN)/python -m demo.console
 
 test: setup ## run every test on real servers, which are started for the run; JOBS=3 processes
 	@PYTHON=$(PYTHON) tests/support/packages test
@@ -81,7 +85,7 @@ test-installs: setup ## test each extra alone, with the oldest and newest versio
 	@PYTHON=$(PYTHON) tests/support/packages test
 	$(BIN)/pytest -m installs
 
-image: ## build the container image with docker, podman or buildah; TARGET=spark the one of Spark, OPTIONS=... for the build
+image: ## build the container image with docker, podman or buildah; TARGET=console or spark another one, OPTIONS=... for the build
 	@config/build-image $(TARGET) $(OPTIONS)
 
 bench: setup ## measure drain, latency, replay, consumer, publisher, table, pauses, several nodes, pools, a large batch and Spark, each next to a reference; about an hour

@@ -20,7 +20,7 @@ DECLARE
 BEGIN
     FOREACH name IN ARRAY ARRAY[
         'outbox_writer', 'outbox_publisher', 'outbox_spark', 'outbox_relay', 'outbox_retention', 'outbox_archive',
-        'outbox_consumer'
+        'outbox_consumer', 'outbox_console'
     ] LOOP
         IF to_regrole(name) IS NULL THEN
             EXECUTE format('CREATE ROLE %I NOLOGIN', name);
@@ -29,7 +29,8 @@ BEGIN
 END $$;
 
 GRANT USAGE ON SCHEMA outbox
-    TO outbox_writer, outbox_publisher, outbox_spark, outbox_relay, outbox_retention, outbox_archive, outbox_consumer;
+    TO outbox_writer, outbox_publisher, outbox_spark, outbox_relay, outbox_retention, outbox_archive, outbox_consumer,
+    outbox_console;
 
 -- These functions run with the rights of the tables' owner. `pg_restore --no-acl` makes them again for everybody.
 REVOKE EXECUTE ON FUNCTION outbox.ensure_sent_days(date, integer), outbox.ensure_inbox_days(date, integer),
@@ -77,6 +78,7 @@ GRANT EXECUTE ON FUNCTION outbox.ensure_sent_days(date, integer) TO outbox_relay
 GRANT EXECUTE ON FUNCTION outbox.sent(timestamp with time zone, timestamp with time zone) TO outbox_relay;
 GRANT SELECT, INSERT, UPDATE, DELETE ON outbox.node, outbox.quarantine TO outbox_relay;
 GRANT SELECT, INSERT, UPDATE ON outbox.lane_floor TO outbox_relay;
+GRANT SELECT, INSERT, DELETE ON outbox.lane_pause TO outbox_relay;
 GRANT SELECT, INSERT, DELETE ON outbox.published TO outbox_relay;
 GRANT SELECT ON outbox.batch, outbox.migration TO outbox_relay;
 GRANT SELECT ON outbox.archived_day TO outbox_relay; -- the metric of days that are not archived
@@ -90,6 +92,7 @@ GRANT SELECT ON outbox.parked_failure TO outbox_relay; -- a trigger writes it
 GRANT SELECT (position, consumer_name, key, message_id, event_type, exchange, routing_key, held_at, attempts, begun,
     first_failed_at, last_failed_at, due_at, exception, error, reason)
     ON outbox.held_message TO outbox_relay; -- relay failures, where the inbox is here: all but what a message says
+GRANT UPDATE (due_at) ON outbox.held_message TO outbox_relay; -- relay held retry
 GRANT SELECT, INSERT ON outbox.dead_letter_audit, outbox.operator_audit TO outbox_relay;
 GRANT SELECT ON outbox.processed_message TO outbox_relay; -- relay reconcile, where the inbox is here
 -- Masters of partitioned consumers, where their inbox is here.
@@ -108,6 +111,29 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON outbox.held_message, outbox.begun_messag
 GRANT SELECT, INSERT, UPDATE ON outbox.pool TO outbox_consumer;
 GRANT SELECT, INSERT, UPDATE, DELETE ON outbox.pool_member TO outbox_consumer;
 GRANT SELECT, INSERT, UPDATE (member, taken_from) ON outbox.pool_partition TO outbox_consumer;
+
+-- The console: sees what the relay sees and what consumers hold, and does what operators do. It carries no rows: it can
+-- neither mark a row as sent nor take one away, and be neither a relay nor the master of a pool.
+GRANT SELECT ON outbox.message, outbox.message_count, outbox.message_state TO outbox_console;
+GRANT UPDATE (state, attempts, available_at, last_error, held_behind, parked_at, quarantine, exchange, routing_key)
+    ON outbox.message TO outbox_console;
+GRANT SELECT ON SEQUENCE outbox.message_id_seq TO outbox_console;
+GRANT EXECUTE ON FUNCTION outbox.sent(timestamp with time zone, timestamp with time zone) TO outbox_console;
+GRANT SELECT ON outbox.node, outbox.published, outbox.batch, outbox.migration, outbox.archived_day TO outbox_console;
+GRANT SELECT, INSERT, UPDATE ON outbox.quarantine TO outbox_console;
+GRANT SELECT, INSERT, DELETE ON outbox.lane_pause TO outbox_console;
+GRANT SELECT, INSERT ON outbox.job, outbox.job_failure TO outbox_console;
+GRANT UPDATE (state, selected, done, failed, released, stage, position, saved_at, paused_because)
+    ON outbox.job TO outbox_console;
+GRANT SELECT, INSERT, DELETE ON outbox.job_row TO outbox_console;
+GRANT SELECT, INSERT ON outbox.failure TO outbox_console;
+GRANT UPDATE (retried) ON outbox.failure TO outbox_console;
+GRANT SELECT ON outbox.parked_failure TO outbox_console; -- a trigger writes it
+GRANT SELECT, INSERT ON outbox.dead_letter_audit, outbox.operator_audit TO outbox_console;
+GRANT SELECT, INSERT, UPDATE, DELETE ON outbox.api_answer TO outbox_console;
+GRANT SELECT ON outbox.processed_message, outbox.held_message, outbox.begun_message TO outbox_console;
+GRANT UPDATE (due_at) ON outbox.held_message TO outbox_console;
+GRANT SELECT ON outbox.pool, outbox.pool_member, outbox.pool_partition, outbox.pool_master TO outbox_console;
 
 -- Retention: drops days by functions of the tables' owner, and owns nothing. For the relay's login, or with
 -- relay.retention = "off" for one that runs `relay retention` each night.

@@ -35,6 +35,7 @@ OutboxError
   NotFoundError           nothing of that name or id is there
   NotReadyError           the relay does not run, or cannot deliver
   PartlyDoneError         a command did a part of what it was asked for
+    JobTurnedError        an operator has paused or cancelled the job
 """
 
 from collections.abc import Iterator, Mapping
@@ -42,6 +43,8 @@ from contextlib import contextmanager
 from datetime import date
 from typing import Any
 from uuid import UUID
+
+MORE_THAN = {"relay": ("console",)}  # extras that bring another one: where one is missing, that one would not do
 
 
 class OutboxError(Exception):
@@ -151,6 +154,10 @@ class NotReadyError(OutboxError):
 
 class PartlyDoneError(OutboxError):
     """A command did a part of what it was asked for; the message tells which, and what stopped it."""
+
+
+class JobTurnedError(PartlyDoneError):
+    """An operator has paused or cancelled the job that ran."""
 
 
 class ConsumerError(OutboxError):
@@ -282,6 +289,8 @@ def importing(extra: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
+        if isinstance(error, MissingExtraError) and error.extra in MORE_THAN.get(extra, ()):
+            raise
         first: BaseException = error
         while isinstance(first.__cause__, ImportError):  # an inner block's, and cyclopts' own from a command's module
             first = first.__cause__

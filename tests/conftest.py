@@ -7,9 +7,10 @@ A test gets its own database, made from a migrated template, and its own virtual
 import os
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack
 
+import psycopg
 import pytest
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
@@ -121,6 +122,15 @@ def database_url(postgres: PostgresServer) -> Iterator[str]:
 def database(database_url: str) -> DatabaseSettings:
     """A fresh migrated database."""
     return DatabaseSettings(url=SecretStr(database_url))
+
+
+@pytest.fixture
+async def stranger(database_url: str) -> AsyncIterator[psycopg.AsyncConnection]:
+    """A session that stands in the way."""
+    async with AsyncExitStack() as left:
+        connection = await psycopg.AsyncConnection.connect(database_url, application_name="report")
+        left.push_async_callback(connection.close)
+        yield connection
 
 
 @pytest.fixture

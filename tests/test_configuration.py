@@ -266,7 +266,7 @@ def test_a_refusal_names_the_source_and_repeats_no_secret(environ: dict[str, str
         ("RELAY_NODE_NAME_FILE", "RELAY_NODE_FILE"),
         ("RELAY_THE_NAME_OF_THIS_NODE", "RELAY_NODE"),
         ("RELAY_HTTP__LISTENN", "RELAY_HTTP_LISTEN"),
-        ("RELAY_LISTEN_ADDRESS", "RELAY_HTTP_LISTEN"),
+        ("RELAY_LISTEN_ADDRESS", "RELAY_HTTP_LISTEN or RELAY_CONSOLE_LISTEN"),
         ("RELAY_DATABASE__SCHEMA_NAME", "RELAY_DATABASE_SCHEMA"),
         ("RELAY_DB_SCHEME", "RELAY_DATABASE_SCHEMA"),
         ("RELAY_LOGLEVEL", "RELAY_LOG_LEVEL"),

@@ -23,6 +23,8 @@ import pytest
         ("pyarrow", "import sys; sys.path.insert(0, 'spark'); import outbox_spark", "spark"),
         ("cyclopts", "import relay.cli; sys.exit(relay.cli.main(['config', 'show']))", "relay"),
         ("pydantic_settings", "import relay.cli; sys.exit(relay.cli.main(['config', 'show']))", "relay"),
+        ("fastapi", "import relay.cli; sys.exit(relay.cli.main(['console']))", "console"),
+        ("argon2", "import relay.cli; sys.exit(relay.cli.main(['console', 'user', 'list', '--file', 'x']))", "console"),
     ],
 )
 def test_an_import_without_its_extra_names_the_extra(library: str, use: str, extra: str) -> None:
@@ -33,6 +35,15 @@ def test_an_import_without_its_extra_names_the_extra(library: str, use: str, ext
     assert done.returncode == (2 if "relay.cli" in use else 1)
     last = done.stderr.splitlines()[-1]
     assert last.endswith(f'{library} is not installed: pip install "outbox-relay[{extra}]"'), done.stderr
+
+
+def test_without_the_console_the_other_commands_are_completed() -> None:
+    program = "import sys; sys.modules['fastapi'] = sys.modules['argon2'] = None; import relay.cli; "
+    program += "sys.exit(relay.cli.main(['completion', 'bash']))"
+
+    done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=60)
+
+    assert done.returncode == 0, done.stderr
 
 
 def test_without_sqlalchemy_what_is_no_connection_is_still_a_type_error() -> None:

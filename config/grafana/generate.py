@@ -108,7 +108,11 @@ DELIVERY: Rows = {
         ),
         Graph(
             "Quarantine",
-            [("max(outbox_quarantined_routes)", "routes"), ("max(outbox_quarantined_messages)", "messages")],
+            [
+                ("max(outbox_quarantined_routes)", "routes"),
+                ("max(outbox_paused_routes)", "paused routes"),
+                ("max(outbox_quarantined_messages)", "messages"),
+            ],
         ),
         Graph(
             "Blocked by the broker",
@@ -193,7 +197,7 @@ OPERATIONS: Rows = {
         ),
     ],
     "Relays": [
-        Graph("Lanes", [("outbox_lanes_held", "{{instance}}")]),
+        Graph("Lanes", [("outbox_lanes_held", "{{instance}}"), ("max(outbox_paused_lanes)", "paused")]),
         Graph(
             "Ready and stalled", [("outbox_ready", "ready {{instance}}"), ("outbox_stalled", "stalled {{instance}}")]
         ),

@@ -10,7 +10,8 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
-UNTIL_TOLD = (["run"], ["pool", "run"])  # commands that run until SIGTERM, and then end with 0
+UNTIL_TOLD = (["run"], ["pool", "run"], ["console"])  # commands that run until SIGTERM, and then end with 0
+AT_ONCE = ["console", "user"]  # a command below one of them, which does not
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -28,9 +29,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return run_command(arguments)
 
 
+def runs_until_told(arguments: Sequence[str]) -> bool:
+    """Whether the arguments name a command that runs until SIGTERM."""
+    given = list(arguments)
+    return given[: len(AT_ONCE)] != AT_ONCE and any(given[: len(command)] == command for command in UNTIL_TOLD)
+
+
 def _hear_signals(arguments: list[str]) -> None:
     """Be stoppable from now on, until the command sets its own handlers."""
-    if any(arguments[: len(command)] == command for command in UNTIL_TOLD):
+    if runs_until_told(arguments):
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # who tells of new hosts or passwords must not end the process
         signal.signal(signal.SIGTERM, _leave)
     elif os.getpid() == 1:  # the kernel keeps from PID 1 every signal that it has no handler for

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError, Parameter
 
 from relay import __version__
-from relay.cli import UNTIL_TOLD
+from relay.cli import runs_until_told
 from relay.cli.exit_code import ExitCode
 from relay.cli.old_spellings import in_new_words
+from relay.cli.operations import in_place
 from relay.cli.printing import complain, guard_stderr
 from relay.errors import (
     BrokerUnavailableError,
@@ -51,9 +52,11 @@ COMMANDS = {
     "parked": ("relay.cli.parked:app", "See, retry, archive or discard what could not be delivered."),
     "quarantine": (
         "relay.cli.quarantine:app",
-        "See, reroute, discard or try what waits for a route that does not work.",
+        "See, reroute, discard or try what waits for a route that does not work; pause a route.",
     ),
+    "lanes": ("relay.cli.lanes:app", "See who carries the lanes; pause and resume a lane."),
     "dead-letters": ("relay.cli.dead_letters:app", "See, send back, throw away or save what consumers gave up."),
+    "held": ("relay.cli.held:app", "Let consumers try the messages that they hold."),
     "pool": ("relay.cli.pool:app", "Share partitions among consumers; tell who holds which."),
     "replay": ("relay.cli.replay:replay", "Send again what was sent."),
     "jobs": (
@@ -69,6 +72,7 @@ COMMANDS = {
         "relay.cli.retention:retention",
         "Drop old days of sent rows and of the inbox.",
     ),
+    "console": ("relay.cli.console:app", "Serve the web console; manage its users."),
     "config": ("relay.cli.config:app", "Tell the settings in use; print roles, alerts and examples."),
     "completion": ("relay.cli.completion:completion", "Print a script by which a shell completes commands and flags."),
     "healthcheck": (
@@ -86,7 +90,7 @@ EXIT_CODES = "Exit codes: 0 done, 1 failed or not ready, 2 usage or configuratio
 
 def run_command(arguments: Sequence[str] | None) -> int:
     """Run one command and return its exit code; an error of ours is one line on stderr."""
-    given = sys.argv[1:] if arguments is None else arguments
+    given = in_place(list(sys.argv[1:] if arguments is None else arguments))
     _keep_secrets(given)
     try:
         with importing("relay"):  # a command's own module is imported when it runs
@@ -172,7 +176,7 @@ def _explain(error: BaseException) -> ExitCode:
 def _begin_log(given: Sequence[str]) -> None:
     """Make stderr a log of JSON where settings could not be read, but the environment alone says that it is one."""
     log = sys.modules.get("relay.observe.log")  # not loaded: the command's module could not be imported
-    if log is None or not any(list(given[: len(command)]) == command for command in UNTIL_TOLD):
+    if log is None or not runs_until_told(given):
         return
     import structlog  # noqa: PLC0415  (it takes longer to load than most commands to run)
 

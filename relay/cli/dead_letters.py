@@ -1,6 +1,7 @@
 """`relay dead-letters`."""
 
 import asyncio
+import base64
 import sys
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -9,24 +10,22 @@ from typing import Annotated, Any
 
 import orjson
 from cyclopts import App, Parameter, validators
+from pydantic import TypeAdapter
 
 from relay.cli.consent import EXCERPT, Audit, Consent, Loss
 from relay.cli.exit_code import ExitCode
-from relay.cli.job_runs import Rate, refuse_pooler_of, report_letters, run_letters_job, warn_of_returns
-from relay.cli.options import BrokerOptions, DryRun, FailureGroup, MessageFilters, Options, Output, check_choice
-from relay.cli.printing import Row, aside, counted, print_json, print_pairs, print_table, say
-from relay.config.settings import Settings
-from relay.jobs.job import Caution, Kind
+from relay.cli.job_runs import Rate, report_letters, shown_letters, warn_of_returns
+from relay.cli.operations import RemoteBrokerOptions, RemoteOptions
+from relay.cli.options import BrokerOptions, DryRun, FailureGroup, MessageFilters, Output, check_choice
+from relay.cli.printing import aside, counted, print_json, print_pairs, print_table, say
 from relay.observe.log import keep_libraries_quiet
 from relay.observe.printable import printable, utc
 from relay.operate.dead_letters.audit import Entry
-from relay.operate.dead_letters.change import Preview, queues_of
-from relay.operate.dead_letters.document import document, json_of
+from relay.operate.dead_letters.change import queues_of
+from relay.operate.dead_letters.document import json_of
 from relay.operate.dead_letters.export import export, written_whole
-from relay.operate.dead_letters.job import order_letters
-from relay.operate.dead_letters.letter import Held, Letter, Selection
-from relay.operate.dead_letters.read import list_letters, read_letters, show_letter
-from relay.operate.session import session
+from relay.operate.dead_letters.letter import Letter, Selection
+from relay.operations.operations import Operations
 from relay.replay.moment import parse_interval
 
 MOST_LISTED = 100  # unless --limit says otherwise
@@ -105,7 +104,7 @@ def list_(
     queue: QueueName,
     /,
     *message_ids: MessageId,
-    options: BrokerOptions = BrokerOptions(),
+    options: RemoteBrokerOptions = RemoteBrokerOptions(),
     filters: Filters = Filters(),
     output: Output = "text",
 ) -> ExitCode:
@@ -114,7 +113,9 @@ def list_(
     selection = filters.selection(*message_ids)
     if selection.limit is None:
         selection = replace(selection, limit=MOST_LISTED)
-    letters, read = asyncio.run(list_letters(_load(options).broker, dead, selection))
+    keep_libraries_quiet()
+    found = options.operations().list_letters(dead, selection)
+    letters, read = found.letters, found.read
     if output == "json":
         print_json({"queue": dead, "messages": read.letters, "letters": letters})
     else:
@@ -128,17 +129,22 @@ def list_(
 
 @app.command
 def show(
-    queue: QueueName, message_id: MessageId, /, *, options: BrokerOptions = BrokerOptions(), output: Output = "text"
+    queue: QueueName,
+    message_id: MessageId,
+    /,
+    *,
+    options: RemoteBrokerOptions = RemoteBrokerOptions(),
+    output: Output = "text",
 ) -> ExitCode:
     """Show one dead letter with its headers and its body."""
     _, dead = queues_of(queue)
-    held = asyncio.run(show_letter(_load(options).broker, dead, message_id))
-    told = document(held)
+    keep_libraries_quiet()
+    told = options.operations().show_letter(dead, message_id)
     if output == "json":
         print_json(told)
         return ExitCode.DONE
-    _print_letter(held.letter, told)
-    _print_body(held.delivered.body)
+    _print_letter(told)
+    _print_body(_body(told))
     return ExitCode.DONE
 
 
@@ -148,7 +154,7 @@ def retry_(
     /,
     *message_ids: MessageId,
     audit: Audit = Audit(),
-    options: Options = Options(),
+    options: RemoteOptions = RemoteOptions(),
     filters: BulkFilters = BulkFilters(),
     rate: Rate = None,
     dry_run: DryRun = False,
@@ -160,10 +166,10 @@ def retry_(
     if not dry_run:
         audit.check_reason()
     entry = Entry("retry", dead, consumed, audit.operator, audit.reason)
-    settings = _load(options)
+    keep_libraries_quiet()
     if dry_run:
-        return _preview(settings, entry, selection, output)
-    return _change(settings, entry, selection, rate=rate, output=output)
+        return _preview(options.operations(), entry, selection, output)
+    return _change(options, entry, selection, rate=rate, output=output)
 
 
 @app.command(name="discard")
@@ -172,7 +178,7 @@ def discard_(
     /,
     *message_ids: MessageId,
     consent: Consent = Consent(),
-    options: Options = Options(),
+    options: RemoteOptions = RemoteOptions(),
     filters: BulkFilters = BulkFilters(),
     output: Output = "text",
 ) -> ExitCode:
@@ -180,13 +186,14 @@ def discard_(
     _, dead = queues_of(queue)
     selection = filters.bulk_selection(*message_ids)
     consent.check()
-    settings = _load(options)
+    keep_libraries_quiet()
+    operations = options.operations()
     entry = Entry("discard", dead, None, consent.operator, consent.reason)
     if consent.dry_run:
-        return _preview(settings, entry, selection, output)
-    if not consent.is_given(lambda: _loss(settings, dead, selection)):
+        return _preview(operations, entry, selection, output)
+    if not consent.is_given(lambda: _loss(operations, entry, selection)):
         return ExitCode.FAILED
-    return _change(settings, entry, selection, rate=None, output=output)
+    return _change(options, entry, selection, rate=None, output=output)
 
 
 @app.command(name="export")
@@ -202,7 +209,8 @@ def export_(
     """Save letters as JSON Lines; they stay where they are."""
     _, dead = queues_of(queue)
     selection = filters.selection(*message_ids)
-    broker = _load(options).broker
+    keep_libraries_quiet()
+    broker = options.load().settings.broker
     if str(file) == "-":
         read = asyncio.run(export(broker, dead, selection, sys.stdout.buffer))
         sys.stdout.flush()
@@ -215,47 +223,39 @@ def export_(
     return ExitCode.DONE
 
 
-def _load(options: BrokerOptions | Options) -> Settings:
-    keep_libraries_quiet()
-    return options.load().settings
+def _loss(operations: Operations, entry: Entry, selection: Selection) -> Loss:
+    seen = operations.look_at_letters(entry.queue, selection, first=EXCERPT)
+    warn_of_returns(seen.read.warning)
+    excerpt = [(each.message_id, each.type, each.key, each.reason) for each in seen.first]
+    return Loss(f"throw away {counted(seen.read.matched, 'letter')} of {entry.queue} for good", seen.oldest, excerpt)
 
 
-def _loss(settings: Settings, queue: str, selection: Selection) -> Loss:
-    excerpt: list[Row] = []
-    oldest: datetime | None = None
-
-    def note(held: Held) -> None:
-        nonlocal oldest
-        letter = held.letter
-        if len(excerpt) < EXCERPT:
-            excerpt.append((letter.message_id, letter.type, letter.key, letter.reason))
-        if letter.last_failed_at is not None:
-            oldest = min(oldest or letter.last_failed_at, letter.last_failed_at)
-
-    read = asyncio.run(read_letters(settings.broker, queue, selection, note))
-    warn_of_returns(read.warning)
-    return Loss(f"throw away {counted(read.matched, 'letter')} of {queue} for good", oldest, excerpt)
+def _preview(operations: Operations, entry: Entry, selection: Selection, output: Output) -> ExitCode:
+    return report_letters(operations.preview_letters(entry, selection), entry, output, is_preview=True)
 
 
-def _preview(settings: Settings, entry: Entry, selection: Selection, output: Output) -> ExitCode:
-    done = asyncio.run(Preview(settings.broker, entry, selection).run())
-    return report_letters(done, Kind(entry.command), entry.sent_to, output, job=None)
+def _change(
+    options: RemoteOptions, entry: Entry, selection: Selection, *, rate: float | None, output: Output
+) -> ExitCode:
+    with shown_letters(options.log_settings(), entry) as show:
+        done = options.operations().change_letters(entry, selection, rate=rate, show=show)
+    return report_letters(done, entry, output)
 
 
-def _change(settings: Settings, entry: Entry, selection: Selection, *, rate: float | None, output: Output) -> ExitCode:
-    refuse_pooler_of(settings)
-    with session(settings.database) as connection:
-        caution = Caution(rate=rate)
-        job = order_letters(connection, settings.database.schema_name, entry, selection, caution=caution)
-        return run_letters_job(settings, connection, job, output)
-
-
-def _print_letter(letter: Letter, told: dict[str, Any]) -> None:
-    """Print the letter's facts, and the properties and headers of its document."""
+def _print_letter(told: dict[str, Any]) -> None:
+    """Print the letter's facts, its properties and its headers."""
+    letter = TypeAdapter(Letter).validate_python({name: told[name] for name in Letter.__dataclass_fields__})
     facts = [(name.replace("_", " "), getattr(letter, name)) for name in Letter.__dataclass_fields__]
     for kind, named in (("property", told["properties"]), ("header", told["headers"])):
         facts += [(f"{kind} {name}", value) for name, value in named.items()]
     print_pairs(facts)
+
+
+def _body(told: dict[str, Any]) -> bytes:
+    """Return the body, byte for byte where the document has it so."""
+    if "body_base64" in told:
+        return base64.b64decode(told["body_base64"])
+    return orjson.dumps(told["body"])
 
 
 def _print_body(body: bytes) -> None:

@@ -9,10 +9,10 @@ from rich.table import Table
 from rich.text import Text
 
 from relay.cli.exit_code import ExitCode
-from relay.cli.options import Options, Output
+from relay.cli.operations import RemoteOptions
+from relay.cli.options import Output
 from relay.cli.printing import print_json, print_lines, say
 from relay.doctor.finding import Finding, Verdict, summary, worst
-from relay.doctor.run import examine
 from relay.observe.log import keep_libraries_quiet
 from relay.observe.printable import printable
 
@@ -24,14 +24,13 @@ MARKS = {
 }
 
 
-def doctor(*, options: Options = Options(), output: Output = "text") -> ExitCode:
+def doctor(*, options: RemoteOptions = RemoteOptions(), output: Output = "text") -> ExitCode:
     """Look for what would not work before a message is sent, and print the checklist.
 
     Exits with 0 when nothing failed, warnings or not, else with 1. Changes nothing.
     """
     keep_libraries_quiet()
-    loaded = options.load()
-    findings = examine(loaded.settings, loaded.file)
+    findings = options.operations().doctor()
     verdict = worst(findings)
     if output == "json":
         print_json({"verdict": verdict, "findings": findings})

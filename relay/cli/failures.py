@@ -1,6 +1,5 @@
 """`relay failures`."""
 
-import asyncio
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -8,17 +7,16 @@ from cyclopts import App, Parameter
 
 from relay.cli.exit_code import ExitCode
 from relay.cli.job_runs import warn_of_returns
-from relay.cli.options import InboxOptions, Options, Output
+from relay.cli.operations import RemoteOptions
+from relay.cli.options import InboxOptions, Output
 from relay.cli.printing import print_json, print_pairs, print_table
 from relay.config.settings import Settings
 from relay.database import connect
+from relay.errors import UsageError
 from relay.observe.log import keep_libraries_quiet
 from relay.observe.printable import utc
-from relay.operate.dead_letters.change import queues_of
-from relay.operate.dead_letters.letter import Letter, Selection
-from relay.operate.dead_letters.read import read_letters
-from relay.operate.failures import Group, Where, group_letters, list_groups, list_held_groups, read_group, with_retries
-from relay.operate.session import in_words, limit_statements, session
+from relay.operate.failures import Group, Where, list_held_groups, read_group
+from relay.operate.session import in_words, limit_statements
 
 LIST_COLUMNS = (
     "group", "source", "count", "event", "place", "first", "last", "keys held", "retried", "cause",
@@ -26,7 +24,7 @@ LIST_COLUMNS = (
 REPAIRS = {
     Where.PARKED: "relay parked retry --group {id}",
     Where.QUARANTINE: "relay quarantine probe, or relay quarantine reroute --group {id}",
-    Where.HELD: "the consumer tries again by itself; mend what its handler needs",
+    Where.HELD: "mend what its handler needs, then relay held retry --group {id}",
     Where.DEAD_LETTER: "relay dead-letters retry {place} --group {id}",
 }
 
@@ -40,14 +38,14 @@ Queues = Annotated[
 @app.command(name="list")
 def list_(
     *,
-    options: Options = Options(),
+    options: RemoteOptions = RemoteOptions(),
     queues: Queues = None,
     held: Annotated[bool, Parameter(help="Also the messages that consumers hold.")] = False,
     inbox: InboxOptions = InboxOptions(),
     output: Output = "text",
 ) -> ExitCode:
     """List groups: parked rows, routes in quarantine, and with --queue and --held what consumers keep."""
-    groups = _read(options.load().settings, queues or [], inbox if held else None)
+    groups = _read(options, queues or [], inbox if held else None)
     if output == "json":
         print_json(groups)
     else:
@@ -60,14 +58,14 @@ def show(
     group: Annotated[str, Parameter(name="GROUP", help="Its id, as `list` tells it.")],
     /,
     *,
-    options: Options = Options(),
+    options: RemoteOptions = RemoteOptions(),
     queues: Queues = None,
     held: Annotated[bool, Parameter(help="Also look at the messages that consumers hold.")] = False,
     inbox: InboxOptions = InboxOptions(),
     output: Output = "text",
 ) -> ExitCode:
     """Show one group, and which command repairs it."""
-    found = read_group(_read(options.load().settings, queues or [], inbox if held else None), group)
+    found = read_group(_read(options, queues or [], inbox if held else None), group)
     if output == "json":
         print_json(found)
         return ExitCode.DONE
@@ -78,23 +76,16 @@ def show(
     return ExitCode.DONE
 
 
-def _read(settings: Settings, queues: Sequence[str], inbox: InboxOptions | None) -> list[Group]:
+def _read(options: RemoteOptions, queues: Sequence[str], inbox: InboxOptions | None) -> list[Group]:
+    """Return the groups; with an inbox also those of the messages that are held there."""
     keep_libraries_quiet()
-    database = settings.database
-    with session(database) as connection:
-        groups = list_groups(connection, database.schema_name)
-        for queue in queues:
-            letters = _letters_of(settings, queue)
-            groups += with_retries(connection, database.schema_name, letters)
-    return groups if inbox is None else [*groups, *_held(inbox, settings)]
-
-
-def _letters_of(settings: Settings, queue: str) -> list[Group]:
-    _, dead = queues_of(queue)
-    letters: list[Letter] = []
-    read = asyncio.run(read_letters(settings.broker, dead, Selection(), lambda held: letters.append(held.letter)))
-    warn_of_returns(read.warning)
-    return group_letters(letters, dead)
+    is_elsewhere = inbox not in (None, InboxOptions())
+    if is_elsewhere and options.server:
+        raise UsageError("--inbox and --inbox-schema are not for --server: a console knows its own database alone")
+    found = options.operations().list_failures(queues, with_held=inbox is not None and not is_elsewhere)
+    for warning in found.warnings:
+        warn_of_returns(warning)
+    return [*found.groups, *(_held(inbox, options.load().settings) if inbox and is_elsewhere else ())]
 
 
 def _held(inbox: InboxOptions, settings: Settings) -> list[Group]:

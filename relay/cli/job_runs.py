@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
@@ -16,13 +16,15 @@ from relay.cli.exit_code import ExitCode, exit_code
 from relay.cli.options import Output
 from relay.cli.printing import aside, complain, counted, print_json, say
 from relay.cli.progress import Seen, shown_progress
-from relay.config.settings import Settings
+from relay.config.settings import LogSettings, Settings
 from relay.database import refuse_pooler
 from relay.errors import BusyError, OutboxError, PartlyDoneError, UsageError
-from relay.jobs.job import Caution, Job, Kind
+from relay.jobs.job import Caution, Job, Kind, Source
 from relay.logger import get_logger
+from relay.operate.dead_letters.audit import Entry
 from relay.operate.dead_letters.change import Done as LettersDone
-from relay.operate.dead_letters.job import QUEUE, SENT_TO, run_letters
+from relay.operate.dead_letters.change import Show as ShowLetters
+from relay.operate.dead_letters.job import done_by_console, entry_of, run_letters
 from relay.operate.dead_letters.read import list_command
 from relay.replay.run import Progress, RunEnd
 from relay.replay.serve import serve
@@ -34,6 +36,7 @@ Rate = Annotated[
 ]
 PAST = {Kind.RETRY: "retried", Kind.DISCARD: "discarded", Kind.ARCHIVE: "archived", Kind.RESTORE: "restored"}
 LAST_STAGE = "all"
+ENDS = {RunEnd.DONE: "done", RunEnd.STOPPED: "interrupted", RunEnd.PAUSED: "paused"}
 
 
 @Parameter(name="*")
@@ -91,20 +94,23 @@ def refuse_pooler_of(settings: Settings) -> None:
 
 
 @contextmanager
-def shown_rows(settings: Settings, title: str) -> Iterator[Callable[[Job], None]]:
+def shown_rows(log_settings: LogSettings, title: str) -> Iterator[Callable[[Job], None]]:
     """Yield the function that shows how far a job over rows is; a stop by Ctrl-C says how to go on."""
     last: list[Job] = []
+    shown: list[Callable[[Seen], None]] = []
 
     def tell(seen: Seen) -> None:
         log.info(
             "job.progressed", job=last[0].id, kind=last[0].kind, rows=seen.total, done=seen.done, failed=seen.failed
         )
 
-    with shown_progress(settings.log, title, tell) as show:
+    with ExitStack() as stack:
 
         def show_job(job: Job) -> None:
+            if not last:  # what fails before it begins is told as by any command
+                shown.append(stack.enter_context(shown_progress(log_settings, title, tell)))
             last[:] = [job]
-            show(Seen(job.selected, job.done, job.failed))
+            shown[0](Seen(job.selected, job.done, job.failed))
 
         try:
             yield show_job
@@ -123,6 +129,27 @@ def changed_words(job: Job) -> str:
     """Return what a job over rows has done until now."""
     released = "" if job.kind is Kind.RESTORE else f", and released {behind_words(job.done, job.released)}"
     return f"{PAST[job.kind]} {counted(job.done, 'row')}{released}"
+
+
+def report_job(job: Job, output: Output, *, seconds: float) -> ExitCode:
+    """Print what a job has done that a console has run, and return the exit code."""
+    match job.source:
+        case Source.SENT:
+            progress = Progress(job.selected, job.done, job.failed)
+            return report_replay(job.id, job.state, progress, output, seconds=seconds)
+        case Source.DEAD_LETTER:
+            return report_letters(done_by_console(job), entry_of(job), output)
+        case Source.PARKED | Source.ARCHIVED:
+            return report_rows(job, output)
+
+
+def report_rows(job: Job, output: Output) -> ExitCode:
+    """Print what a job over rows has done, and return the exit code."""
+    if output == "json":
+        print_json(job)
+    else:
+        say(changed_words(job))
+    return how_it_ended(job)
 
 
 def how_it_ended(job: Job) -> ExitCode:
@@ -155,59 +182,69 @@ def run_replay(settings: Settings, job: Job, rate: float | None, output: Output)
         if not isinstance(error, BusyError | PartlyDoneError):
             aside(how_to_go_on(job))
         raise
-    selected, done, failed = end.progress
+    return report_replay(job.id, ENDS[end.how], end.progress, output, seconds=time.monotonic() - started)
+
+
+def report_replay(job: int, state: str, progress: Progress, output: Output, *, seconds: float) -> ExitCode:
+    """Print what a replay has done, and return the exit code."""
+    selected, done, failed = progress
     if output == "json":
-        state = {RunEnd.DONE: "done", RunEnd.STOPPED: "interrupted", RunEnd.PAUSED: "paused"}[end.how]
-        print_json({"id": job.id, "state": state, **end.progress._asdict()})
-    elif end.how is not RunEnd.DONE:
-        verb = "stopped" if end.how is RunEnd.STOPPED else "is paused"
-        say(f"replay {job.id} {verb} after {done + failed} of {selected or 'uncounted'} rows")
-        aside(how_to_go_on(job))
+        print_json({"id": job, "state": state, **progress._asdict()})
+    elif state != "done":
+        say(f"replay {job} is {state} after {done + failed} of {selected or 'uncounted'} rows")
+        if state != "cancelled":
+            aside(f"`relay jobs resume {job}` goes on")
     elif not selected:
-        say(f"no sent row matches: nothing to replay (replay {job.id})")
+        say(f"no sent row matches: nothing to replay (replay {job})")
     else:
-        say(f"replay {job.id} is done: {done} rows replayed in {time.monotonic() - started:.1f} s")
-    if end.how is RunEnd.STOPPED:
+        say(f"replay {job} is done: {done} rows replayed in {seconds:.1f} s")
+    if state == "interrupted":
         return ExitCode.INTERRUPTED
-    if end.how is RunEnd.DONE and (gone := (selected or 0) - done - failed):
+    gone = (selected or 0) - done - failed if state == "done" else 0
+    if gone:
         complain(f"{gone} rows are gone: their days were dropped before they could be read")
-    else:
-        gone = 0
     if failed:
-        complain(f"{failed} rows could not be sent: `relay jobs show {job.id}` tells which, and why")
-    if end.how is RunEnd.PAUSED:
+        complain(f"{failed} rows could not be sent: `relay jobs show {job}` tells which, and why")
+    if state != "done":
         return ExitCode.PARTLY
     return ExitCode.FAILED if failed or gone else ExitCode.DONE
 
 
+@contextmanager
+def shown_letters(log_settings: LogSettings, entry: Entry) -> Iterator[ShowLetters]:
+    """Yield the function that shows how far a job over dead letters is."""
+
+    def tell(seen: Seen) -> None:
+        log.info(
+            "dead_letters.progressed",
+            command=entry.command,
+            queue=entry.queue,
+            letters=seen.total,
+            read=seen.done,
+            refused=seen.failed,
+        )
+
+    with shown_progress(log_settings, f"{entry.command} {entry.queue}", tell) as show:
+        yield lambda *seen: show(Seen(*seen))
+
+
 def run_letters_job(settings: Settings, connection: psycopg.Connection, job: Job, output: Output) -> ExitCode:
     """Do the rest of a job over dead letters, and print what was done."""
-    queue = job.filter[QUEUE]
-    with shown_progress(settings.log, f"{job.kind} {queue}", partial(_tell_letters, job)) as show:
-        done = asyncio.run(
-            run_letters(
-                connection,
-                settings.database.schema_name,
-                settings.broker,
-                job,
-                show=lambda *seen: show(Seen(*seen)),
-            )
-        )
-    code = report_letters(done, job.kind, job.filter.get(SENT_TO), output, job=job.id)
-    if code is ExitCode.INTERRUPTED:
-        aside(f"stopped: {how_to_go_on(job)}")
-    return code
+    entry = entry_of(job)
+    with shown_letters(settings.log, entry) as show:
+        done = asyncio.run(run_letters(connection, settings.database.schema_name, settings.broker, job, show=show))
+    return report_letters(done, entry, output)
 
 
-def report_letters(done: LettersDone, kind: Kind, sent_to: str | None, output: Output, *, job: int | None) -> ExitCode:
-    """Print what was done with dead letters, or without a job what would be, and return the exit code."""
-    target = f" into {sent_to}" if sent_to else ""
+def report_letters(done: LettersDone, entry: Entry, output: Output, *, is_preview: bool = False) -> ExitCode:
+    """Print what was done with dead letters, or would be, and return the exit code."""
+    target = f" into {entry.sent_to}" if entry.sent_to else ""
     if output == "json":
         print_json(done)
-    elif job is None:
-        say(f"would {kind} {counted(done.done, 'letter')} of {done.queue}{target}")
+    elif is_preview:
+        say(f"would {entry.command} {counted(done.done, 'letter')} of {done.queue}{target}")
     else:
-        past = "sent" if kind is Kind.RETRY else "threw away"
+        past = "sent" if entry.command == Kind.RETRY else "threw away"
         say(f"{past} {counted(done.done, 'letter')} of {done.queue}{target}")
     for message_id, reason in done.refused:
         complain(f"{message_id or 'a letter without a message id'} stays: {reason}")
@@ -216,7 +253,10 @@ def report_letters(done: LettersDone, kind: Kind, sent_to: str | None, output: O
     warn_of_returns(done.warning)
     if left := len(done.refused) + len(done.not_found):
         return exit_code(done=done.done, left=left)
-    return ExitCode.INTERRUPTED if done.is_stopped else ExitCode.DONE
+    if done.is_stopped:
+        aside(f"stopped: `relay jobs resume {done.job}` goes on")
+        return ExitCode.INTERRUPTED
+    return ExitCode.DONE
 
 
 def warn_of_returns(warning: str | None) -> None:
@@ -235,14 +275,3 @@ def _seen(progress: Progress) -> Seen:
 def _tell_replay(job: Job, seen: Seen) -> None:
     replayed = seen.done - seen.failed
     log.info("replay.progressed", replay=job.id, selected=seen.total, replayed=replayed, failed=seen.failed)
-
-
-def _tell_letters(job: Job, seen: Seen) -> None:
-    log.info(
-        "dead_letters.progressed",
-        command=job.kind,
-        queue=job.filter[QUEUE],
-        letters=seen.total,
-        read=seen.done,
-        refused=seen.failed,
-    )

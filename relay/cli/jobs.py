@@ -1,5 +1,6 @@
 """`relay jobs`."""
 
+import time
 from typing import Annotated
 
 from cyclopts import App, Parameter, validators
@@ -8,27 +9,18 @@ from relay.cli.consent import Audit, Consent, Loss, show_loss
 from relay.cli.exit_code import ExitCode
 from relay.cli.job_runs import (
     Rate,
-    changed_words,
-    how_it_ended,
     refuse_pooler_of,
+    report_job,
+    report_rows,
     run_letters_job,
     run_replay,
     shown_rows,
 )
-from relay.cli.options import DatabaseOptions, Options, Output
+from relay.cli.operations import RemoteDatabaseOptions, RemoteOptions
+from relay.cli.options import Output
 from relay.cli.printing import print_json, print_pairs, print_table, say
-from relay.jobs.job import (
-    Job,
-    Kind,
-    Source,
-    cancel_job,
-    cancellable,
-    list_failures,
-    list_jobs,
-    pause_job,
-    read_job,
-    resume_job,
-)
+from relay.errors import UsageError
+from relay.jobs.job import Job, Kind, Source, cancellable, resume_job
 from relay.observe.log import keep_libraries_quiet
 from relay.observe.printable import utc
 from relay.operate.release import run_rows
@@ -47,15 +39,13 @@ JobId = Annotated[int, Parameter(help="Its number.")]
 @app.command(name="list")
 def list_(
     *,
-    options: DatabaseOptions = DatabaseOptions(),
+    options: RemoteDatabaseOptions = RemoteDatabaseOptions(),
     kind: Annotated[Kind | None, Parameter(help="Only of this kind.")] = None,
     limit: Annotated[int, Parameter(help="At most so many.", validator=validators.Number(gte=1))] = 20,
     output: Output = "text",
 ) -> ExitCode:
     """List jobs, the newest first."""
-    database = options.load().settings.database
-    with session(database) as connection:
-        jobs = list_jobs(connection, database.schema_name, limit=limit, kind=kind)
+    jobs = options.operations().list_jobs(limit=limit, kind=kind)
     if output == "json":
         print_json(jobs)
     else:
@@ -68,15 +58,13 @@ def show(
     job: JobId,
     /,
     *,
-    options: DatabaseOptions = DatabaseOptions(),
+    options: RemoteDatabaseOptions = RemoteDatabaseOptions(),
     limit: Annotated[int, Parameter(help="At most so many failed rows.", validator=validators.Number(gte=1))] = 100,
     output: Output = "text",
 ) -> ExitCode:
     """Show one job, and the rows that failed in it."""
-    database = options.load().settings.database
-    with session(database) as connection:
-        found = read_job(connection, database.schema_name, job)
-        failures = list_failures(connection, database.schema_name, job, limit=limit)
+    shown = options.operations().show_job(job, limit=limit)
+    found, failures = shown.job, shown.failures
     if output == "json":
         print_json({"job": found, "failures": failures})
         return ExitCode.DONE
@@ -88,9 +76,19 @@ def show(
 
 @app.command
 def resume(
-    job: JobId, /, *, options: Options = Options(), audit: Audit = Audit(), rate: Rate = None, output: Output = "text"
+    job: JobId,
+    /,
+    *,
+    options: RemoteOptions = RemoteOptions(),
+    audit: Audit = Audit(),
+    rate: Rate = None,
+    output: Output = "text",
 ) -> ExitCode:
     """Go on with a job that was interrupted or paused, behind what it has saved. --rate is for replays."""
+    if options.server:
+        if rate is not None:
+            raise UsageError("--rate: a console goes on with the rate that the job was ordered with")
+        return _have_resumed(options, job, audit, output)
     keep_libraries_quiet()
     settings = options.load().settings
     schema = settings.database.schema_name
@@ -103,22 +101,26 @@ def resume(
             case Source.DEAD_LETTER:
                 return run_letters_job(settings, connection, found, output)
             case Source.PARKED | Source.ARCHIVED:
-                with shown_rows(settings, found.words) as shown:
+                with shown_rows(settings.log, found.words) as shown:
                     found = run_rows(connection, schema, found, show=shown)
-                if output == "json":
-                    print_json(found)
-                else:
-                    say(changed_words(found))
-                return how_it_ended(found)
+                return report_rows(found, output)
     return run_replay(settings, found, rate, output)
 
 
+def _have_resumed(options: RemoteOptions, job: int, audit: Audit, output: Output) -> ExitCode:
+    """Have a console go on with a job that was ordered of it."""
+    started = time.monotonic()
+    with shown_rows(options.log_settings(), f"job {job}") as show:
+        found = options.console().resume_job(job, why=audit.reason or None, show=show)
+    return report_job(found, output, seconds=time.monotonic() - started)
+
+
 @app.command
-def pause(job: JobId, /, *, options: DatabaseOptions = DatabaseOptions(), audit: Audit = Audit()) -> ExitCode:
+def pause(
+    job: JobId, /, *, options: RemoteDatabaseOptions = RemoteDatabaseOptions(), audit: Audit = Audit()
+) -> ExitCode:
     """Pause a job; a process that runs it stops within a second, or when its list is made."""
-    database = options.load().settings.database
-    with session(database) as connection:
-        found = pause_job(connection, database.schema_name, job, by=audit.operator, why=audit.reason or None)
+    found = options.operations().pause_job(job, by=audit.operator, why=audit.reason or None)
     say(f"paused {found.words} after {found.done} of {_selected(found)} rows")
     return ExitCode.DONE
 
@@ -128,20 +130,19 @@ def cancel(
     job: JobId,
     /,
     *,
-    options: DatabaseOptions = DatabaseOptions(),
+    options: RemoteDatabaseOptions = RemoteDatabaseOptions(),
     consent: Consent = Consent(),
 ) -> ExitCode:
     """End a job for good; a process that runs it stops within a second, or when its list is made."""
     consent.check()
-    database = options.load().settings.database
-    with session(database) as connection:
-        found = cancellable(read_job(connection, database.schema_name, job))
-        if consent.dry_run:
-            show_loss(_loss(found))
-            return ExitCode.DONE
-        if not consent.is_given(lambda: _loss(found)):
-            return ExitCode.FAILED
-        ended = cancel_job(connection, database.schema_name, job, by=consent.operator, why=consent.reason)
+    operations = options.operations()
+    found = cancellable(operations.show_job(job, limit=1).job)
+    if consent.dry_run:
+        show_loss(_loss(found))
+        return ExitCode.DONE
+    if not consent.is_given(lambda: _loss(found)):
+        return ExitCode.FAILED
+    ended = operations.cancel_job(job, by=consent.operator, why=consent.reason)
     say(f"cancelled {ended.words}, of which {ended.done} rows are done")
     return ExitCode.DONE
 

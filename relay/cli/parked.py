@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Annotated
 from uuid import UUID
 
-import psycopg
 from cyclopts import App, Parameter, validators
 
 from relay.cli.consent import EXCERPT, Audit, Consent, Loss, show_excerpt
@@ -18,20 +17,18 @@ from relay.cli.job_runs import (
     behind_words,
     changed_words,
     how_it_ended,
-    refuse_pooler_of,
     shown_rows,
 )
-from relay.cli.options import DatabaseOptions, DryRun, FailureGroup, MessageFilters, Output, check_choice
+from relay.cli.operations import RemoteDatabaseOptions
+from relay.cli.options import DryRun, FailureGroup, MessageFilters, Output, check_choice
 from relay.cli.printing import aside, complain, counted, print_json, print_pairs, print_table, say
-from relay.config.settings import Settings
-from relay.jobs.job import Caution, Kind, read_job
+from relay.jobs.job import Caution, Kind
 from relay.observe.printable import utc
-from relay.operate.parked import ARCHIVED, PARKED, Parked, ParkedMessage, Selection, list_parked, show_parked
-from relay.operate.release import Done, change_rows, preview
-from relay.operate.session import session
+from relay.operate.parked import ARCHIVED, PARKED, Parked, ParkedMessage, Selection
+from relay.operate.release import Done
 from relay.operate.whereabouts import row_ids
+from relay.operations.operations import Operations
 
-BULK_TIMEOUT = 600.0  # seconds for a statement: one head may have a million rows behind it
 LIST_COLUMNS = ("id", "message id", "type", "key", "event", "attempts", "parked at", "behind", "held", "reason")
 
 app = App(name="parked", help="See, retry, archive or discard what could not be delivered.")
@@ -88,7 +85,7 @@ Ids = Annotated[str, Parameter(name="ID", help="Ids or message ids; all that the
 @app.command(name="list")
 def list_(
     *ids: Ids,
-    options: DatabaseOptions = DatabaseOptions(),
+    options: RemoteDatabaseOptions = RemoteDatabaseOptions(),
     filters: Filters = Filters(),
     held: Annotated[bool, Parameter(help="Also rows that only wait behind another one.")] = False,
     archived: Annotated[bool, Parameter(help="The archived rows, in place of the parked ones.")] = False,
@@ -98,10 +95,8 @@ def list_(
     selection = filters.selection(ids)
     if selection.limit is None:
         selection = selection.at_most(100)
-    database = options.load().settings.database
-    with session(database) as connection:
-        state = ARCHIVED if archived else PARKED
-        rows, total = list_parked(connection, database.schema_name, selection, with_held=held, state=state)
+    found = options.operations().list_parked(selection, with_held=held, state=ARCHIVED if archived else PARKED)
+    rows, total = found.rows, found.total
     if output == "json":
         print_json({"total": total, "rows": rows})
         return ExitCode.DONE
@@ -117,15 +112,13 @@ def show(
     row: Annotated[str, Parameter(help="Its id or message id.")],
     /,
     *,
-    options: DatabaseOptions = DatabaseOptions(),
+    options: RemoteDatabaseOptions = RemoteDatabaseOptions(),
     full: Annotated[bool, Parameter(help="The whole payload, not only its first 1000 characters.")] = False,
     output: Output = "text",
 ) -> ExitCode:
     """Show one parked, archived or discarded row with its payload."""
     (named,) = row_ids([row])
-    database = options.load().settings.database
-    with session(database) as connection:
-        message = show_parked(connection, database.schema_name, named, length=2**31 - 1 if full else 1000)
+    message = options.operations().show_parked(named, is_full=full)
     if output == "json":
         print_json(message)
     else:
@@ -136,7 +129,7 @@ def show(
 @app.command(name="retry")
 def retry_(
     *ids: Ids,
-    options: DatabaseOptions = DatabaseOptions(),
+    options: RemoteDatabaseOptions = RemoteDatabaseOptions(),
     filters: BulkFilters = BulkFilters(),
     audit: Audit = Audit(),
     careful: Careful = Careful(),
@@ -145,16 +138,15 @@ def retry_(
 ) -> ExitCode:
     """Send rows again, with all their attempts; rows held behind them follow in order."""
     selection, caution = filters.bulk_selection(ids), careful.caution()
-    settings = options.load().settings
     if dry_run:
-        return _foresee(settings, Kind.RETRY, selection, output)
-    return _change(settings, Kind.RETRY, selection, audit, caution=caution, output=output)
+        return _foresee(options.operations(), Kind.RETRY, selection, output)
+    return _change(options, Kind.RETRY, selection, audit, caution=caution, output=output)
 
 
 @app.command(name="discard")
 def discard_(
     *ids: Ids,
-    options: DatabaseOptions = DatabaseOptions(),
+    options: RemoteDatabaseOptions = RemoteDatabaseOptions(),
     filters: BulkFilters = BulkFilters(),
     consent: Consent = Consent(),
     rate: Rate = None,
@@ -163,27 +155,19 @@ def discard_(
     """Discard rows: they are kept and never sent; rows held behind them go out."""
     selection = filters.bulk_selection(ids)
     consent.check()
-    settings = options.load().settings
-    schema = settings.database.schema_name
-
-    def look(connection: psycopg.Connection) -> Loss:
-        return _loss(connection, schema, selection, preview(connection, schema, Kind.DISCARD, selection))
-
+    operations = options.operations()
     if consent.dry_run:
-        with session(settings.database, timeout=BULK_TIMEOUT) as connection:
-            show_excerpt(look(connection))
-        return _foresee(settings, Kind.DISCARD, selection, output)
-    if not consent.yes:
-        with session(settings.database, timeout=BULK_TIMEOUT) as connection:
-            if not consent.is_given(lambda: look(connection)):
-                return ExitCode.FAILED
-    return _change(settings, Kind.DISCARD, selection, consent, caution=Caution(rate=rate), output=output)
+        show_excerpt(_loss(operations, selection))
+        return _foresee(operations, Kind.DISCARD, selection, output)
+    if not consent.is_given(lambda: _loss(operations, selection)):
+        return ExitCode.FAILED
+    return _change(options, Kind.DISCARD, selection, consent, caution=Caution(rate=rate), output=output)
 
 
 @app.command
 def archive(
     *ids: Ids,
-    options: DatabaseOptions = DatabaseOptions(),
+    options: RemoteDatabaseOptions = RemoteDatabaseOptions(),
     filters: BulkFilters = BulkFilters(),
     audit: Audit = Audit(),
     rate: Rate = None,
@@ -199,7 +183,7 @@ def archive(
 @app.command
 def restore(
     *ids: Ids,
-    options: DatabaseOptions = DatabaseOptions(),
+    options: RemoteDatabaseOptions = RemoteDatabaseOptions(),
     filters: BulkFilters = BulkFilters(),
     audit: Audit = Audit(),
     rate: Rate = None,
@@ -213,7 +197,7 @@ def restore(
 
 
 def _set_aside(
-    options: DatabaseOptions,
+    options: RemoteDatabaseOptions,
     kind: Kind,
     selection: Selection,
     audit: Audit,
@@ -224,15 +208,13 @@ def _set_aside(
 ) -> ExitCode:
     if not dry_run:
         audit.check_reason()
-    settings = options.load().settings
     if dry_run:
-        return _foresee(settings, kind, selection, output)
-    return _change(settings, kind, selection, audit, caution=Caution(rate=rate), output=output)
+        return _foresee(options.operations(), kind, selection, output)
+    return _change(options, kind, selection, audit, caution=Caution(rate=rate), output=output)
 
 
-def _foresee(settings: Settings, kind: Kind, selection: Selection, output: Output) -> ExitCode:
-    with session(settings.database, timeout=BULK_TIMEOUT) as connection:
-        done = preview(connection, settings.database.schema_name, kind, selection)
+def _foresee(operations: Operations, kind: Kind, selection: Selection, output: Output) -> ExitCode:
+    done = operations.preview_parked(kind, selection)
     if output == "json":
         print_json(done)
     else:
@@ -241,25 +223,14 @@ def _foresee(settings: Settings, kind: Kind, selection: Selection, output: Outpu
 
 
 def _change(
-    settings: Settings, kind: Kind, selection: Selection, audit: Audit, *, caution: Caution, output: Output
+    options: RemoteDatabaseOptions, kind: Kind, selection: Selection, audit: Audit, *, caution: Caution, output: Output
 ) -> ExitCode:
-    refuse_pooler_of(settings)
-    schema = settings.database.schema_name
-    with (
-        session(settings.database, timeout=BULK_TIMEOUT) as connection,
-        shown_rows(settings, f"{kind} rows") as show,
-    ):
-        done = change_rows(
-            connection,
-            schema,
-            kind,
-            selection,
-            by=audit.operator,
-            why=audit.reason or None,
-            caution=caution,
-            show=show,
+    operations = options.operations()
+    with shown_rows(options.log_settings(), f"{kind} rows") as show:
+        done = operations.change_parked(
+            kind, selection, by=audit.operator, why=audit.reason or None, caution=caution, show=show
         )
-        job = read_job(connection, schema, done.job or 0)
+    job = operations.show_job(done.job or 0, limit=1).job
     if output == "json":
         print_json(done)
     else:
@@ -267,8 +238,9 @@ def _change(
     return max(_complain(done), how_it_ended(job))
 
 
-def _loss(connection: psycopg.Connection, schema: str, selection: Selection, foreseen: Done) -> Loss:
-    rows, _ = list_parked(connection, schema, selection.at_most(EXCERPT), with_held=False)
+def _loss(operations: Operations, selection: Selection) -> Loss:
+    foreseen = operations.preview_parked(Kind.DISCARD, selection)
+    rows = operations.list_parked(selection.at_most(EXCERPT), with_held=False, state=PARKED).rows
     return Loss(
         _foreseen(Kind.DISCARD, foreseen),
         rows[0].created_at if rows else None,

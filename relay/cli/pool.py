@@ -9,12 +9,13 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from relay.cli.exit_code import ExitCode
-from relay.cli.options import DatabaseOptions, Options, Output
+from relay.cli.operations import RemoteOptions
+from relay.cli.options import DatabaseOptions, Output
 from relay.cli.printing import Row, print_json, print_lines, table
 from relay.consume.pool.candidate import Candidate
 from relay.observe import log
 from relay.observe.printable import printable, utc
-from relay.operate.pool import MemberStatus, PartitionStatus, PoolsStatus, PoolStatus, read_status
+from relay.operate.pool import MemberStatus, PartitionStatus, PoolsStatus, PoolStatus
 from relay.operate.session import session
 from relay.stopping import stopped_by_signals
 
@@ -42,13 +43,11 @@ def status(
     pools: Annotated[list[str] | None, Parameter(help="The pools; all unless given.")] = None,
     /,
     *,
-    options: Options = Options(),
+    options: RemoteOptions = RemoteOptions(),
     output: Output = "text",
 ) -> ExitCode:
     """Show the members of each pool, and the holder, the epoch and the lag of each partition."""
-    settings = options.load().settings
-    with session(settings.database):
-        seen = asyncio.run(read_status(settings, names=pools or ()))
+    seen = options.operations().pools(pools or ())
     console = Console()
     if output == "json":
         print_json(seen)

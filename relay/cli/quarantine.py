@@ -4,43 +4,27 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
 
-import psycopg
 from cyclopts import App, Parameter, validators
 
 from relay.cli.consent import EXCERPT, Audit, Consent, Loss, show_loss
 from relay.cli.exit_code import ExitCode, exit_code
-from relay.cli.options import DatabaseOptions, DryRun, FailureGroup, Output, check_address
+from relay.cli.operations import RemoteDatabaseOptions
+from relay.cli.options import DryRun, FailureGroup, Output, check_address
 from relay.cli.printing import aside, complain, counted, print_json, print_pairs, print_table, say
-from relay.config.settings import Settings
-from relay.engine.send.message import UnsendableError
-from relay.engine.send.routes import Router
 from relay.errors import UsageError
 from relay.observe.printable import utc
-from relay.operate.failures import routes_of_group
-from relay.operate.quarantine import (
-    Changed,
-    RouteStatus,
-    WaitingRow,
-    count_chosen,
-    discard,
-    list_chosen,
-    list_routes,
-    list_rows,
-    probe,
-    read_route,
-    reroute,
-    route_of,
-)
-from relay.operate.session import session
+from relay.operate.quarantine import Changed, RouteStatus, WaitingRow
 from relay.operate.whereabouts import RowId, row_ids
+from relay.operations.operations import Operations
 
-BULK_TIMEOUT = 600.0  # seconds for a statement: a route may have a million rows
 LIST_COLUMNS = (
-    "route", "exchange", "routing key", "rows", "behind", "since", "probes", "next probe by", "reason",
+    "route", "exchange", "routing key", "rows", "behind", "since", "probes", "next probe by", "reason", "paused by",
 )  # fmt: skip
 ROW_COLUMNS = ("id", "message id", "type", "key", "event", "written at", "attempts", "reason")
 
-app = App(name="quarantine", help="See, reroute, discard or try what waits for a route that does not work.")
+app = App(
+    name="quarantine", help="See, reroute, discard or try what waits for a route that does not work; pause a route."
+)
 
 RouteId = Annotated[int, Parameter(help="Number of the route, as `list` tells it.", validator=validators.Number(gte=1))]
 SomeRoute = Annotated[
@@ -68,18 +52,11 @@ class Target:
             raise UsageError("give --to-exchange, --routing-key, or both: where the rows go from now on")
         check_address(self.to_exchange, self.routing_key)
 
-    def address(self, route: RouteStatus) -> tuple[str, str]:
-        """Return the exchange and the routing key of rows that waited for `route`."""
-        exchange = route.exchange if self.to_exchange is None else self.to_exchange
-        return exchange, route.routing_key if self.routing_key is None else self.routing_key
-
 
 @app.command(name="list")
-def list_(*, options: DatabaseOptions = DatabaseOptions(), output: Output = "text") -> ExitCode:
+def list_(*, options: RemoteDatabaseOptions = RemoteDatabaseOptions(), output: Output = "text") -> ExitCode:
     """List the routes in quarantine, the oldest first."""
-    database = options.load().settings.database
-    with session(database) as connection:
-        routes = list_routes(connection, database.schema_name)
+    routes = options.operations().list_routes(group=None)
     if output == "json":
         print_json(routes)
     else:
@@ -92,16 +69,14 @@ def show(
     id_: Annotated[str, Parameter(name="ID", help="Number of the route, or id or message id of a row in quarantine.")],
     /,
     *,
-    options: DatabaseOptions = DatabaseOptions(),
+    options: RemoteDatabaseOptions = RemoteDatabaseOptions(),
     limit: Annotated[int, Parameter(help="At most so many rows.", validator=validators.Number(gte=1))] = 100,
     output: Output = "text",
 ) -> ExitCode:
     """Show a route and the first rows that wait for it."""
     (named,) = row_ids([id_])
-    database = options.load().settings.database
-    with session(database) as connection:
-        route = route_of(connection, database.schema_name, named)
-        rows = list_rows(connection, database.schema_name, route.id, limit=limit)
+    found = options.operations().show_route(named, limit=limit)
+    route, rows = found.route, found.rows
     if output == "json":
         print_json({"route": route, "rows": rows})
         return ExitCode.DONE
@@ -120,7 +95,7 @@ def reroute_(
     target: Target = Target(),
     group: FailureGroup = None,
     audit: Audit = Audit(),
-    options: DatabaseOptions = DatabaseOptions(),
+    options: RemoteDatabaseOptions = RemoteDatabaseOptions(),
     dry_run: DryRun = False,
     output: Output = "text",
 ) -> ExitCode:
@@ -132,28 +107,24 @@ def reroute_(
     if not dry_run:
         audit.check_reason()
     rows = row_ids(ids)
-    settings = options.load().settings
-    _check_allowed(settings, target.to_exchange)
-    schema = settings.database.schema_name
-    with session(settings.database, timeout=BULK_TIMEOUT) as connection:
-        codes = []
-        for found in _routes(connection, schema, route, group):
-            exchange, key = target.address(found)
-            verb = f"to exchange {exchange!r}, routing key {key!r}"
-            if dry_run:
-                say(f"would reroute {counted(count_chosen(connection, schema, found, rows)[0], 'row')} {verb}")
-                continue
-            done = reroute(
-                connection,
-                schema,
-                found,
-                rows,
-                exchange=exchange,
-                routing_key=key,
-                by=audit.operator,
-                why=audit.reason,
-            )
-            codes.append(_report(done, f"rerouted {counted(done.rows, 'row')} {verb}", output))
+    operations = options.operations()
+    codes = []
+    for each in _routes(operations, route, group):
+        foreseen = operations.preview_route(each, rows, limit=1)
+        exchange, key = foreseen.route.rerouted(target.to_exchange, target.routing_key)
+        verb = f"to exchange {exchange!r}, routing key {key!r}"
+        if dry_run:
+            say(f"would reroute {counted(foreseen.rows, 'row')} {verb}")
+            continue
+        done = operations.reroute(
+            each,
+            rows,
+            to_exchange=target.to_exchange,
+            routing_key=target.routing_key,
+            by=audit.operator,
+            why=audit.reason,
+        )
+        codes.append(_report(done, f"rerouted {counted(done.rows, 'row')} {verb}", output))
     return max(codes, default=ExitCode.DONE)
 
 
@@ -164,64 +135,88 @@ def discard_(
     *ids: RowIds,
     group: FailureGroup = None,
     consent: Consent = Consent(),
-    options: DatabaseOptions = DatabaseOptions(),
+    options: RemoteDatabaseOptions = RemoteDatabaseOptions(),
     output: Output = "text",
 ) -> ExitCode:
     """Give up the rows of a route: they are kept and never sent; rows behind them go out."""
     consent.check()
     rows = row_ids(ids)
-    database = options.load().settings.database
-    schema = database.schema_name
-    with session(database, timeout=BULK_TIMEOUT) as connection:
-        codes = []
-        for found in _routes(connection, schema, route, group):
-            loss = partial(_loss, connection, schema, found, rows)
-            if consent.dry_run:
-                show_loss(loss())
-            elif not consent.is_given(loss):
-                codes.append(ExitCode.FAILED)
-            else:
-                done = discard(connection, schema, found, rows, by=consent.operator, why=consent.reason)
-                codes.append(_report(done, f"discarded {counted(done.rows, 'row')} of route {found.id}", output))
+    operations = options.operations()
+    codes = []
+    for each in _routes(operations, route, group):
+        loss = partial(_loss, operations, each, rows)
+        if consent.dry_run:
+            show_loss(loss())
+        elif not consent.is_given(loss):
+            codes.append(ExitCode.FAILED)
+        else:
+            done = operations.discard_route(each, rows, by=consent.operator, why=consent.reason)
+            codes.append(_report(done, f"discarded {counted(done.rows, 'row')} of route {each}", output))
     return max(codes, default=ExitCode.DONE)
 
 
 @app.command(name="probe")
-def probe_(*routes: RouteId, group: FailureGroup = None, options: DatabaseOptions = DatabaseOptions()) -> ExitCode:
+def probe_(
+    *routes: RouteId, group: FailureGroup = None, options: RemoteDatabaseOptions = RemoteDatabaseOptions()
+) -> ExitCode:
     """Ask the running relays to try routes now: those given or of the group, or all."""
-    database = options.load().settings.database
-    with session(database) as connection:
-        found = [read_route(connection, database.schema_name, route).id for route in routes]
-        if group is not None:
-            found += [route.id for route in routes_of_group(connection, database.schema_name, group)]
-        found = found or [route.id for route in list_routes(connection, database.schema_name)]
-        probe(connection, database.schema_name, found)
+    operations = options.operations()
+    chosen = [*routes, *(_routes(operations, None, group) if group is not None else ())]
+    found = operations.probe(chosen)
     say(f"asked for a probe of {counted(len(found), 'route')}")
     return ExitCode.DONE
 
 
-def _routes(connection: psycopg.Connection, schema: str, route: int | None, group: str | None) -> list[RouteStatus]:
-    """Return the route of this number, or the routes of the group; UsageError unless one of both is given."""
+@app.command(name="pause")
+def pause_(
+    exchange: Annotated[str, Parameter(help="The exchange that the messages go to; '' addresses a queue.")],
+    routing_key: Annotated[str, Parameter(help="Their routing key, as it is sent.")],
+    /,
+    *,
+    audit: Audit = Audit(),
+    options: RemoteDatabaseOptions = RemoteDatabaseOptions(),
+    output: Output = "text",
+) -> ExitCode:
+    """Let the messages for an address wait in the table, also if it works; what is in flight is still sent."""
+    audit.check_reason()
+    route = options.operations().pause_route(exchange, routing_key, by=audit.operator, why=audit.reason)
+    if output == "json":
+        print_json(route)
+    else:
+        say(f"paused route {route.id}, {route.address}: `relay quarantine resume {route.id}` ends that")
+    return ExitCode.DONE
+
+
+@app.command(name="resume")
+def resume_(
+    route: RouteId,
+    /,
+    *,
+    audit: Audit = Audit(),
+    options: RemoteDatabaseOptions = RemoteDatabaseOptions(),
+    output: Output = "text",
+) -> ExitCode:
+    """Let the relays try a paused route now: its messages go in order when it works."""
+    found = options.operations().resume_route(route, by=audit.operator, why=audit.reason or None)
+    if output == "json":
+        print_json(found)
+    else:
+        say(f"resumed route {route}, {found.address}")
+    return ExitCode.DONE
+
+
+def _routes(operations: Operations, route: int | None, group: str | None) -> list[int]:
+    """Return the number of the route, or those of the group; UsageError unless one of both is given."""
     if (route is None) == (group is None):
         raise UsageError("give the number of a route, or --group: one of both")
-    if group is not None:
-        return routes_of_group(connection, schema, group)
-    return [read_route(connection, schema, route or 0)]
+    return [each.id for each in operations.list_routes(group=group)] if route is None else [route]
 
 
-def _check_allowed(settings: Settings, exchange: str | None) -> None:
-    if exchange is None:
-        return
-    try:
-        Router.of(settings).check_exchange(exchange.encode())
-    except UnsendableError as error:
-        raise UsageError(f"{error}: the relay would park the rows") from None
-
-
-def _loss(connection: psycopg.Connection, schema: str, route: RouteStatus, rows: list[RowId]) -> Loss:
-    number, oldest = count_chosen(connection, schema, route, rows)
-    excerpt = [_row(row)[:5] for row in list_chosen(connection, schema, route.id, rows, limit=EXCERPT)]
-    return Loss(f"discard {counted(number, 'row')} of route {route.id}, {route.address}", oldest, excerpt)
+def _loss(operations: Operations, route: int, rows: list[RowId]) -> Loss:
+    foreseen = operations.preview_route(route, rows, limit=EXCERPT)
+    excerpt = [_row(row)[:5] for row in foreseen.first]
+    words = f"discard {counted(foreseen.rows, 'row')} of route {route}, {foreseen.route.address}"
+    return Loss(words, foreseen.oldest, excerpt)
 
 
 def _report(done: Changed, words: str, output: Output) -> ExitCode:
@@ -236,9 +231,9 @@ def _report(done: Changed, words: str, output: Output) -> ExitCode:
 
 
 def _list_row(route: RouteStatus) -> tuple[object, ...]:
-    since, by = utc(route.since), utc(route.next_probe_by)
-    figures = (route.rows, route.behind, since, route.probes, by)
-    return (route.id, route.exchange, route.routing_key, *figures, route.reason)
+    by = utc(route.next_probe_by) if route.next_probe_by else ""
+    figures = (route.rows, route.behind, utc(route.since), route.probes, by)
+    return (route.id, route.exchange, route.routing_key, *figures, route.reason, route.paused_by or "")
 
 
 def _row(row: WaitingRow) -> tuple[object, ...]:

@@ -1,13 +1,11 @@
 """`relay reconcile`."""
 
-import asyncio
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
-import psycopg
 from cyclopts import Parameter, validators
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -15,17 +13,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from relay.cli.exit_code import ExitCode
 from relay.cli.options import DatabaseOptions, InboxOptions, Length, MessageFilters, MessageIds, Output
 from relay.cli.printing import Row, aside, complain, print_json, print_lines, print_table, say
-from relay.database import refuse_pooler
 from relay.observe.printable import utc
-from relay.operate.reconcile.inbox import Inbox
-from relay.operate.reconcile.interval import Interval
+from relay.operate.reconcile.ask import Asked, ask
 from relay.operate.reconcile.report import Report
-from relay.operate.reconcile.run import Question, Show
-from relay.operate.reconcile.run import reconcile as compare
-from relay.operate.session import session
-from relay.operate.whereabouts import Missing, find_rows
-from relay.replay.moment import parse_interval, parse_length
-from relay.replay.selection import Selection, now
+from relay.operate.reconcile.run import Show
 from relay.scrub import redacted
 
 SCAN_TIMEOUT = 3600.0  # seconds for a statement: days of sent rows are read from end to end
@@ -68,32 +59,26 @@ def reconcile(
 ) -> ExitCode:
     """Compare what was sent with what consumers have applied; exit with 1 on a difference, and tell what mends it."""
     database = options.load().settings.database
-    asyncio.run(refuse_pooler(database))
     of_inbox = consumers.settings(database)
-    with (
-        session(database, timeout=SCAN_TIMEOUT) as outbox,
-        Inbox.open(of_inbox, timeout=SCAN_TIMEOUT, is_apart=consumers.url is not None) as opened,
-    ):
-        moment = now(outbox)
-        first, end = parse_interval(period.since, period.until, moment)
-        assert first is not None, "--since is required"  # noqa: S101
-        question = Question(
-            interval=Interval(first, min(end or moment, moment), moment, parse_length(consumers.grace, "--grace")),
-            selection=Selection(
-                message_ids=list(message_ids) or None,
-                aggregate_type=filters.aggregate_type,
-                aggregate_id=filters.aggregate_id,
-                event_type=filters.event_type,
-            ),
-            consumers=sorted(set(consumers.consumer)) if consumers.consumer else None,
-            with_repeated_keys=unique_business_key,
-            limit=limit,
-            flags=_flags(options),
-        )
-        with _shown_progress() as show:
-            report = compare(outbox, database.schema_name, opened, question, show=show)
-        _tell_what_is_not_compared(outbox, database.schema_name, question)
-    if report.kept_from is not None and first < report.kept_from:
+    asked = Asked(
+        since=period.since,
+        until=period.until,
+        message_ids=message_ids,
+        aggregate_type=filters.aggregate_type,
+        aggregate_id=filters.aggregate_id,
+        event_type=filters.event_type,
+        consumers=consumers.consumer or (),
+        grace=consumers.grace,
+        with_repeated_keys=unique_business_key,
+        limit=limit,
+        flags=_flags(options),
+    )
+    with _shown_progress() as show:
+        told = ask(database, of_inbox, asked, timeout=SCAN_TIMEOUT, is_apart=consumers.url is not None, show=show)
+    for words in told.not_compared:
+        aside(words)
+    report = told.report
+    if report.kept_from is not None and report.since < report.kept_from:
         aside(f"sent rows are kept from {report.kept_from:%Y-%m-%d} (UTC) on; nothing older can be compared")
     if output == "json":
         print_json(report)
@@ -102,14 +87,6 @@ def reconcile(
     for difference in report.differences:
         complain(difference)
     return ExitCode.FAILED if report.differences else ExitCode.DONE
-
-
-def _tell_what_is_not_compared(outbox: psycopg.Connection, schema: str, question: Question) -> None:
-    """Print on stderr where each named message is whose row was not compared."""
-    since, until = question.interval.since, question.interval.until
-    for message_id, row in find_rows(outbox, schema, question.selection.message_ids or []).items():
-        if isinstance(row, Missing) or row.sent_at is None or not since <= row.sent_at < until:
-            aside(f"{message_id} is not compared: {row.words}")
 
 
 def _flags(options: DatabaseOptions) -> tuple[str, ...]:

@@ -1,32 +1,34 @@
 """`relay replay`."""
 
 import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 from uuid import UUID
 
-import psycopg
 from cyclopts import Parameter
 
 from relay.cli.consent import Audit
 from relay.cli.exit_code import ExitCode
-from relay.cli.job_runs import Careful, refuse_pooler_of, run_replay
+from relay.cli.job_runs import Careful, refuse_pooler_of, report_job, run_replay, shown_rows
+from relay.cli.operations import RemoteOptions
 from relay.cli.options import (
     MessageFilters,
     MessageIds,
-    Options,
     Output,
     check_address,
     check_choice,
 )
 from relay.cli.printing import aside, print_json, print_table, say
 from relay.errors import UsageError
+from relay.jobs.job import Caution
 from relay.operate.session import session
-from relay.operate.whereabouts import Missing, find_rows
-from relay.replay.moment import parse_interval
-from relay.replay.selection import Selection, count_by_day, count_waiting, first_day, now
+from relay.operations.left_out import left_out
+from relay.operations.results import ReplayPreview
+from relay.replay.selection import Filter, now
 from relay.replay.serve import order_replay
+from relay.replay.target import Target as Address
 from relay.replay.target import check_target
 
 SCAN_TIMEOUT = 3600.0  # seconds for a statement: days of sent rows are read from end to end
@@ -51,20 +53,15 @@ class Filters(MessageFilters):
         is_filtered = bool(message_ids) or replace(self, all_=False) != Filters()
         check_choice(is_filtered=is_filtered, is_all=self.all_, choices=choices)
 
-    def selection(self, connection: psycopg.Connection, message_ids: Sequence[UUID]) -> Selection:
-        """Return the filter, its moments by the database's clock.
-
-        Raises:
-            UsageError: nothing can match it.
-        """
-        since, until = parse_interval(self.since, self.until, now(connection))
-        return Selection(
+    def filter(self, message_ids: Sequence[UUID]) -> Filter:
+        """Return the filter; its moments are by the database's clock."""
+        return Filter(
             message_ids=list(message_ids) or None,
             aggregate_type=self.aggregate_type,
             aggregate_id=self.aggregate_id,
             event_type=self.event_type,
-            since=since,
-            until=until,
+            since=self.since,
+            until=self.until,
         )
 
 
@@ -89,7 +86,7 @@ class Target:
 
 def replay(
     *message_ids: MessageIds,
-    options: Options = Options(),
+    options: RemoteOptions = RemoteOptions(),
     filters: Filters = Filters(),
     target: Target = Target(),
     careful: Careful = Careful(),
@@ -104,15 +101,16 @@ def replay(
     filters.check(message_ids)
     target.check()
     caution = careful.caution()
+    asked = filters.filter(message_ids)
+    if dry_run:
+        return _print_preview(options.operations().preview_replay(asked), output)
+    if options.server:
+        return _ask(options, asked, target, caution=caution, audit=audit, output=output)
     settings = options.load().settings
-    if not dry_run:
-        refuse_pooler_of(settings)  # before there is a job that would keep days from retention
+    refuse_pooler_of(settings)  # before there is a job that would keep days from retention
     with session(settings.database, timeout=SCAN_TIMEOUT) as connection:
         schema = settings.database.schema_name
-        selection = filters.selection(connection, message_ids)
-        if dry_run:
-            _tell_what_is_not_there(connection, schema, selection)
-            return _print_count(connection, schema, selection, output)
+        selection = asked.selection(now(connection))
         asyncio.run(check_target(settings.broker, target.to_exchange, target.routing_key))
         job = order_replay(
             connection,
@@ -125,33 +123,28 @@ def replay(
             caution=caution,
         )
         # Now that the job keeps retention from dropping any day that is still there.
-        _tell_what_is_not_there(connection, schema, selection)
+        for line in left_out(connection, schema, selection):
+            aside(line)
     return run_replay(settings, job, None, output)
 
 
-def _tell_what_is_not_there(connection: psycopg.Connection, schema: str, selection: Selection) -> None:
-    """Print on stderr which rows are not replayed: those that are no longer kept, and those not sent yet."""
-    first = first_day(connection, schema)
-    if first is not None and (selection.since is None or selection.since < first):
-        aside(f"sent rows are kept from {first:%Y-%m-%d} (UTC) on; nothing older can be replayed")
-    if selection.message_ids and selection.since is None and selection.until is None:
-        for message_id, row in find_rows(connection, schema, selection.message_ids).items():
-            if isinstance(row, Missing) or row.state != "sent":
-                aside(f"{message_id} is not replayed: {row.words}")
-        return
-    waiting = count_waiting(connection, schema, selection)
-    if selection.until is None and waiting.pending:
-        aside(f"{waiting.pending} more rows match and are pending: they go out by themselves, and are not replayed")
-    if selection.until is None and waiting.parked:
-        aside(f"{waiting.parked} more rows match and are parked, never sent: `relay parked retry` sends them")
+def _ask(
+    options: RemoteOptions, asked: Filter, target: Target, *, caution: Caution, audit: Audit, output: Output
+) -> ExitCode:
+    """Have a console send."""
+    address = Address(target.to_exchange, target.routing_key)
+    started = time.monotonic()
+    with shown_rows(options.log_settings(), "replay") as show:
+        job = options.console().replay(asked, address, why=audit.reason or None, caution=caution, show=show)
+    return report_job(job, output, seconds=time.monotonic() - started)
 
 
-def _print_count(connection: psycopg.Connection, schema: str, selection: Selection, output: Output) -> ExitCode:
-    days = count_by_day(connection, schema, selection)
-    total = sum(day.rows for day in days)
+def _print_preview(seen: ReplayPreview, output: Output) -> ExitCode:
+    for line in seen.left_out:
+        aside(line)
     if output == "json":
-        print_json({"rows": total, "days": days})
+        print_json({"rows": seen.rows, "days": seen.days})
     else:
-        print_table(("day", "rows"), [(day.day, day.rows) for day in days])
-        say(f"would replay {total} rows")
+        print_table(("day", "rows"), [(day.day, day.rows) for day in seen.days])
+        say(f"would replay {seen.rows} rows")
     return ExitCode.DONE

@@ -10,12 +10,11 @@ from relay.cli.consent import Consent, Loss
 from relay.cli.exit_code import ExitCode, exit_code
 from relay.cli.options import DatabaseOptions, InboxOptions, Length, Output
 from relay.cli.printing import aside, complain, counted, print_json, print_table, say
-from relay.config.settings import RelaySettings, days_kept
 from relay.errors import UsageError
 from relay.operate.reconcile.inbox import FLAG, of_inbox
-from relay.operate.retention import drop_old_days, look_at_old_days
+from relay.operate.retention import drop_old_days, keeps_of, look_at_old_days
 from relay.retention.day import Fate, OldDay
-from relay.retention.kind import INBOX, Kind, kept_days, sent_kind
+from relay.retention.kind import INBOX, sent_kind
 
 COLUMNS = ("table", "day", "rows", "bytes", "fate", "reason")
 
@@ -34,7 +33,7 @@ def retention(
     With --inbox those of this inbox alone.
     """
     settings = options.load().settings
-    keeps = _keeps(settings.relay, keep, keep_inbox)
+    keeps = keeps_of(settings.relay, keep, keep_inbox)
     if inbox != InboxOptions():
         keeps.pop(sent_kind(settings.relay), None)
     if not keeps:
@@ -59,35 +58,6 @@ def retention(
     for reason in dict.fromkeys(day.reason for day in postponed):
         complain(f"postponed {_total(day for day in postponed if day.reason == reason)}: {reason}")
     return exit_code(done=len(others), left=len(postponed))
-
-
-def _keeps(relay: RelaySettings, keep: str | None, keep_inbox: str | None) -> dict[Kind, int]:
-    """Return for how many days each kind of row is kept, without those that are kept without end."""
-    given = {"retention": ("--keep", keep), "inbox_retention": ("--keep-inbox", keep_inbox)}
-    keeps = kept_days(
-        relay.model_copy(update={name: _days(flag, text) for name, (flag, text) in given.items() if text is not None})
-    )
-    if keep_inbox is not None and keeps.get(INBOX) != days_kept(keep_inbox):
-        raise UsageError(
-            f"--keep-inbox {keep_inbox!r} is less than sent rows are kept: a replay of them would meet an inbox"
-            " that has forgotten what was applied"
-        )
-    return keeps
-
-
-def _days(flag: str, keep: str) -> str:
-    """Return the text, which `days_kept` can read.
-
-    Raises:
-        UsageError: it cannot.
-    """
-    try:
-        days_kept(keep)
-    except ValueError:
-        raise UsageError(
-            f'{flag} takes days as in "30 days" or "30d", from 1 to 99999, or "off"; not {keep!r}'
-        ) from None
-    return keep
 
 
 def _loss(found: list[OldDay]) -> Loss:

@@ -10,14 +10,14 @@ from rich.live import Live
 from rich.text import Text
 
 from relay.cli.exit_code import ExitCode
-from relay.cli.options import DatabaseOptions, Output, Seconds
+from relay.cli.operations import RemoteDatabaseOptions
+from relay.cli.options import Output, Seconds
 from relay.cli.printing import Row, complain, print_json, print_lines, table
-from relay.config.settings import Settings
 from relay.errors import DatabaseUnavailableError
 from relay.observe.printable import printable
 from relay.operate.health import OutboxState
-from relay.operate.session import session
-from relay.operate.status import Node, Status, read_status
+from relay.operate.status import Node, Status, lane_ranges
+from relay.operations.operations import Operations
 
 COLOURS = {OutboxState.OK: "green", OutboxState.DEGRADED: "yellow", OutboxState.STALLED: "red"}
 NODE_COLUMNS = ("relay", "state", "lanes", "in flight", "published", "heartbeat", "version")
@@ -25,23 +25,23 @@ NODE_COLUMNS = ("relay", "state", "lanes", "in flight", "published", "heartbeat"
 
 def status(
     *,
-    options: DatabaseOptions = DatabaseOptions(),
+    options: RemoteDatabaseOptions = RemoteDatabaseOptions(),
     watch: Annotated[bool, Parameter(name=["--watch", "-w"], help="Go on until Ctrl-C.")] = False,
     interval: Annotated[Seconds, Parameter(help="Time between two looks.", validator=validators.Number(gte=0.1))] = 2.0,
     output: Output = "text",
 ) -> ExitCode:
     """Show the backlog, the parked rows and the relays. Exits with 0 whatever the state is."""
-    settings = options.load().settings
+    operations = options.operations()
     console = Console()
     if not watch:
-        _print(_read(settings), console, output)
+        _print(operations.status(), console, output)
     elif console.is_terminal and output == "text":
         with Live(console=console, auto_refresh=False, screen=True) as live:
-            for seen in _looks(settings, interval):
+            for seen in _looks(operations, interval):
                 drawn = _drawn(seen) if isinstance(seen, Status) else Text(f"relay: {printable(str(seen))}")
                 live.update(drawn, refresh=True)
     else:
-        for seen in _looks(settings, interval):
+        for seen in _looks(operations, interval):
             if isinstance(seen, Status):
                 _print(seen, console, output)
             else:
@@ -49,20 +49,13 @@ def status(
     return ExitCode.DONE
 
 
-def _read(settings: Settings) -> Status:
-    with session(settings.database) as connection:
-        return read_status(
-            connection, settings.database.schema_name, progress_timeout=3 * settings.relay.heartbeat_interval
-        )
-
-
-def _looks(settings: Settings, interval: float) -> Iterator[Status | DatabaseUnavailableError]:
+def _looks(operations: Operations, interval: float) -> Iterator[Status | DatabaseUnavailableError]:
     """Yield a status each `interval` seconds; after the first, the error while the database is unreachable."""
-    yield _read(settings)
+    yield operations.status()
     while True:
         time.sleep(interval)
         try:
-            yield _read(settings)
+            yield operations.status()
         except DatabaseUnavailableError as error:
             yield error
 
@@ -113,7 +106,7 @@ def _node_row(node: Node) -> Row:
     return (
         node.name,
         _state(node),
-        _ranges(node.lanes),
+        lane_ranges(node.lanes),
         node.in_flight,
         node.published_total,
         f"{node.heartbeat_age_s:.0f} s ago",
@@ -125,14 +118,3 @@ def _state(node: Node) -> str:
     if not node.alive:
         return "gone"
     return f"{node.state}, standby" if node.standby else node.state
-
-
-def _ranges(lanes: list[int]) -> str:
-    """Write lanes short: 0-7 9."""
-    runs: list[list[int]] = []
-    for lane in sorted(lanes):
-        if runs and lane == runs[-1][-1] + 1:
-            runs[-1].append(lane)
-        else:
-            runs.append([lane])
-    return " ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs) or "none"

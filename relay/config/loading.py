@@ -30,7 +30,9 @@ with importing("relay"):
 PREFIX = "RELAY_"
 CONFIG_VARIABLE = "RELAY_CONFIG"
 OPERATOR_VARIABLE = "RELAY_OPERATOR"  # who gives commands that are audited; no setting
-OTHER_VARIABLES = (CONFIG_VARIABLE, OPERATOR_VARIABLE)
+TOKEN_VARIABLE = "RELAY_TOKEN"  # noqa: S105  (the name of the variable for a command that a console does)
+TOKEN_FILE_VARIABLE = f"{TOKEN_VARIABLE}_FILE"
+OTHER_VARIABLES = (CONFIG_VARIABLE, OPERATOR_VARIABLE, TOKEN_VARIABLE, TOKEN_FILE_VARIABLE)
 FILE_SUFFIX = "_FILE"
 USUAL_FILE = Path("relay.toml")
 NEAREST = 3  # variables that are named for an unknown one

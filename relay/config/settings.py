@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from datetime import timedelta
 from enum import StrEnum
+from ipaddress import ip_network
 from socket import gethostname
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -18,6 +19,7 @@ from relay.config.topology import TopologySettings
 from relay.config.urls import amqp_urls, libpq_parameters
 from relay.errors import ConfigurationError, importing
 from relay.memory import memory_limit, window_within
+from relay.scrub import remember
 
 with importing("publisher"):
     from pydantic import (
@@ -34,6 +36,7 @@ Url = str | SecretStr  # as applications give it; also a SecretSource, which is 
 
 MOST_DAYS = 99_999
 LISTEN_HOST = re.compile(r"[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]")
+ORIGIN = re.compile(r"https?://([a-z0-9.-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?")  # as browsers write it
 
 
 def _libpq_url(url: SecretStr) -> SecretStr:
@@ -85,6 +88,30 @@ def _listen_address(address: str) -> str:
     return address
 
 
+def _origin(origin: str) -> str:
+    if origin and not ORIGIN.fullmatch(origin):
+        raise ValueError
+    return origin
+
+
+def _issuer(issuer: str) -> str:
+    """Let pass a URL by https; one of this host may come by http, which nobody else can read."""
+    if issuer and not re.match(r"https://[^/?#]|http://(localhost|127\.0\.0\.1|\[::1\])[:/]", issuer):
+        raise ValueError
+    return issuer
+
+
+def _networks(networks: str) -> str:
+    for network in filter(None, map(str.strip, networks.split(","))):
+        ip_network(network)
+    return networks
+
+
+def _remembered(secret: SecretStr) -> SecretStr:
+    remember(secret.get_secret_value())
+    return secret
+
+
 DatabaseUrl = Annotated[
     SecretStr,
     AfterValidator(_libpq_url),
@@ -113,6 +140,18 @@ InboxRetention = Annotated[
 ListenAddress = Annotated[
     str, AfterValidator(_listen_address), Takes("address:port, 0.0.0.0:8080 or [::]:8080, or nothing")
 ]
+ConsoleAddress = Annotated[
+    str, StringConstraints(min_length=1), AfterValidator(_listen_address), Takes("address:port, as in 127.0.0.1:8420")
+]
+Origin = Annotated[str, AfterValidator(_origin), Takes("https://host or https://host:port, without a path, or nothing")]
+Issuer = Annotated[str, AfterValidator(_issuer), Takes("an https URL, or nothing")]
+Networks = Annotated[
+    str, AfterValidator(_networks), Takes("addresses and networks separated by commas, as in 10.0.0.0/8, or nothing")
+]
+HeaderName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9-]{1,100}$"), Takes("the name of an HTTP header")]
+Groups = Annotated[str, Takes("names of groups separated by commas, or nothing")]
+Text = Annotated[str, Takes("text, or nothing")]
+Secret = Annotated[SecretStr, AfterValidator(_remembered), Takes("text, or nothing")]
 Pattern = Annotated[str, StringConstraints(min_length=1), Takes("a shell pattern")]
 Patterns = Annotated[str, Takes('shell patterns separated by commas; the empty one is the default exchange `""`')]
 Seconds = Annotated[
@@ -148,6 +187,15 @@ class WireKind(StrEnum):
 
     FRAMES = "frames"  # encoded here, one write for many messages
     PUBLISH = "publish"  # the library's documented basic_publish, one call a message
+
+
+class Authentication(StrEnum):
+    """How the console knows who uses it."""
+
+    NONE = "none"  # each user of this host is an owner
+    PASSWORD = "password"  # noqa: S105  (a name and a password of the file console.users)
+    PROXY = "proxy"  # a proxy says it in headers
+    OIDC = "oidc"  # an OpenID Connect provider says it
 
 
 class LogFormat(StrEnum):
@@ -310,6 +358,49 @@ class HttpSettings(Section):
     """of `/livez`, `/readyz` and `/metrics`; empty: off"""
 
 
+class ConsoleSettings(Section):
+    """`[console]`: the web console (docs/console.md)."""
+
+    listen: ConsoleAddress = "127.0.0.1:8420"
+    """of the pages; beyond loopback only with authentication"""
+    origin: Origin = ""
+    """what browsers have before the path, `https://relay.example.org`; empty: the address of `listen`"""
+    authentication: Authentication = Authentication.NONE
+    """none: each user of this host; password: a file; proxy: headers; oidc: OpenID Connect"""
+    read_only: bool = False
+    """nobody can change anything by the console"""
+    statement_timeout: Seconds = 2.0
+    """PostgreSQL ends a statement of the console after this"""
+    session_timeout: Seconds = 28800.0
+    """a login ends after this"""
+    users: Text = ""
+    """file of names, roles and hashes of passwords; `relay console user` writes it"""
+    tokens: Text = ""
+    """file of names, roles and hashes of the tokens of programs; `relay console token` writes it"""
+    trusted_proxies: Networks = ""
+    """who may say in headers who the user is"""
+    proxy_name_header: HeaderName = "X-Forwarded-User"
+    """the user's name"""
+    proxy_groups_header: HeaderName = "X-Forwarded-Groups"
+    """the user's groups, separated by commas"""
+    oidc_issuer: Issuer = ""
+    """the provider, as it names itself"""
+    oidc_client_id: Text = ""
+    """of the console, at the provider"""
+    oidc_client_secret: Secret = SecretStr("")
+    """of the console, at the provider"""
+    oidc_scopes: Text = "openid profile groups"
+    """what the provider is asked for"""
+    oidc_groups_claim: Text = "groups"
+    """of the ID token, with the user's groups"""
+    viewer_groups: Groups = ""
+    """may see everything but what messages say"""
+    operator_groups: Groups = ""
+    """may reveal what messages say, retry and reroute, too"""
+    owner_groups: Groups = ""
+    """may discard and drop, too"""
+
+
 class LogSettings(Section):
     """`[log]`: what is said on stderr."""
 
@@ -329,4 +420,5 @@ class Settings(Section):
     """as a variable: a JSON list of tables"""
     topology: TopologySettings = TopologySettings()
     http: HttpSettings = HttpSettings()
+    console: ConsoleSettings = ConsoleSettings()
     log: LogSettings = LogSettings()

@@ -1,20 +1,35 @@
-"""How many messages wait in a queue."""
+"""How many messages wait in a queue, and how many consumers it has."""
+
+from typing import NamedTuple
 
 from aiormq.exceptions import AMQPError
 
 from relay.broker.connection import Connection, answer_within, close_channel, open_channel
 
 
-async def ready_count(connection: Connection, queue: str, within: float) -> int | None:
-    """Return what the broker answers on a separate channel, which alone is closed when it refuses; `None`: no answer.
+class QueueDepth(NamedTuple):
+    """What the broker tells of a queue; messages that are with a consumer do not wait."""
 
-    Messages that are with a consumer do not wait.
+    ready: int
+    consumers: int
+
+
+async def ask_queue(connection: Connection, queue: str, within: float) -> QueueDepth:
+    """Return what the broker answers on a separate channel, which alone is closed when it refuses.
+
+    Raises:
+        AMQPError, OSError, RuntimeError: there is no such queue, or no answer.
     """
+    async with answer_within(f"count queue {queue}", within):
+        channel = await open_channel(connection)
+        declared = await channel.queue_declare(queue, passive=True)
+        await close_channel(channel)
+    return QueueDepth(declared.message_count or 0, declared.consumer_count or 0)
+
+
+async def ready_count(connection: Connection, queue: str, within: float) -> int | None:
+    """Return how many messages wait in a queue; `None`: there is no such queue, or no answer."""
     try:
-        async with answer_within(f"count queue {queue}", within):
-            channel = await open_channel(connection)
-            declared = await channel.queue_declare(queue, passive=True)
-            await close_channel(channel)
+        return (await ask_queue(connection, queue, within)).ready
     except (AMQPError, OSError, RuntimeError):
         return None
-    return declared.message_count

@@ -68,6 +68,8 @@ GRANTS = (
         for each in ("SELECT", "INSERT", "UPDATE", "DELETE")
     ),
     *(Grant(each, "TABLE", "lane_floor") for each in ("SELECT", "INSERT", "UPDATE")),
+    Grant("SELECT", "TABLE", "lane_pause"),
+    *(Grant(each, "TABLE", "lane_pause", command="lanes") for each in ("INSERT", "DELETE")),
     *(Grant(each, "TABLE", "published") for each in ("SELECT", "INSERT", "DELETE")),
     Grant("SELECT", "TABLE", "archived_day", command="config alerts"),  # one of them goes by its metric
     Grant("SELECT", "TABLE", "batch"),
@@ -81,6 +83,7 @@ GRANTS = (
     Grant("UPDATE", "TABLE", "failure", ("retried",), command="failures"),
     Grant("SELECT", "TABLE", "parked_failure", command="failures"),
     Grant("SELECT", "TABLE", "held_message", HELD, command="failures"),
+    Grant("UPDATE", "TABLE", "held_message", ("due_at",), command="held"),
     Grant("SELECT", "TABLE", "processed_message", command="reconcile"),
     *(Grant("SELECT", "TABLE", table, command="pool") for table in ("pool", "pool_member", "pool_partition")),
     Grant("DELETE", "TABLE", "pool_member", command="pool"),

@@ -11,16 +11,19 @@ from psycopg.sql import SQL, Composed, Identifier, Literal
 
 from relay.config.settings import DatabaseSettings, RelaySettings
 from relay.database import connect_async
+from relay.engine.session.session import LANES
 from relay.errors import DatabaseUnavailableError
 from relay.http.cached_answer import CachedAnswer
 from relay.logger import get_logger
-from relay.operate.status import BY_INDEX, COUNT_PARKED, COUNT_PENDING, LANES, OLDEST_PENDING
+from relay.operate.status import BY_INDEX, COUNT_PARKED, COUNT_PENDING, OLDEST_PENDING
 from relay.retention.kind import INBOX, SENT
 
 log = get_logger(__name__)
 
 COUNT_QUARANTINED = SQL("""
-    SELECT (SELECT count(*) FROM {schema}.quarantine),
+    SELECT (SELECT count(*) FROM {schema}.quarantine WHERE paused_at IS NULL),
+        (SELECT count(*) FROM {schema}.quarantine WHERE paused_at IS NOT NULL),
+        (SELECT count(*) FROM {schema}.lane_pause),
         (SELECT messages FROM {schema}.message_count WHERE state = 'quarantined')
 """)
 
@@ -58,7 +61,9 @@ class Counts:
     oldest_pending_age: float  # seconds; 0 when nothing is due
     parked: int
     parked_held: int  # of these, rows that wait behind another one of their key
-    quarantined_routes: int
+    quarantined_routes: int  # without those that are paused
+    paused_routes: int
+    paused_lanes: int
     quarantined: int
     overdue_days: Mapping[str, int]  # by table: days that are older than is kept
     unarchived_days: int | None  # ended days of sent rows; 0 where no archive is in use, None: the role may not know
@@ -105,7 +110,7 @@ class Backlog:
             await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
             (pending,) = await self._row(connection, COUNT_PENDING)
             parked, heads = await self._row(connection, COUNT_PARKED)
-            routes, quarantined = await self._row(connection, COUNT_QUARANTINED)
+            routes, paused_routes, paused_lanes, quarantined = await self._row(connection, COUNT_QUARANTINED)
             sent, inbox = await self._row(connection, COUNT_OVERDUE)
             (may_read,) = await self._row(connection, MAY_READ_ARCHIVED)
             (unarchived,) = await self._row(connection, COUNT_UNARCHIVED) if may_read else (None,)
@@ -117,6 +122,8 @@ class Backlog:
             parked=parked,
             parked_held=parked - heads,
             quarantined_routes=routes,
+            paused_routes=paused_routes,
+            paused_lanes=paused_lanes,
             quarantined=quarantined,
             overdue_days={SENT.parent: sent, INBOX.parent: inbox},
             unarchived_days=unarchived,

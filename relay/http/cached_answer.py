@@ -14,8 +14,9 @@ Answer = TypeVar("Answer")
 class CachedAnswer(Generic[Answer]):
     """An answer that `ask` gives, which does not raise; `None`: it is not known."""
 
-    def __init__(self, ask: Callable[[], Awaitable[Answer | None]]) -> None:
+    def __init__(self, ask: Callable[[], Awaitable[Answer | None]], *, patience: float = PATIENCE) -> None:
         self._ask = ask
+        self._patience = patience
         self._asking: asyncio.Task[None] | None = None
         self._last: Answer | None = None
         self._due_at = 0.0  # loop time
@@ -25,7 +26,7 @@ class CachedAnswer(Generic[Answer]):
         if self._asking is None and asyncio.get_running_loop().time() >= self._due_at:
             self._asking = asyncio.create_task(self._renew(), name="cached_answer")
         if self._asking is not None:
-            await asyncio.wait([self._asking], timeout=PATIENCE)
+            await asyncio.wait([self._asking], timeout=self._patience)
         return self._last
 
     async def close(self) -> None:

@@ -97,7 +97,11 @@ def _backlog(counts: Counts) -> Iterator[Metric]:
         "outbox_parked_held_messages", "Of these: rows that wait behind another one of their key", counts.parked_held
     )
     yield GaugeMetricFamily("outbox_quarantined_routes", "Routes that do not work", counts.quarantined_routes)
-    yield GaugeMetricFamily("outbox_quarantined_messages", "Rows that wait for such a route", counts.quarantined)
+    yield GaugeMetricFamily("outbox_paused_routes", "Routes that an operator has paused", counts.paused_routes)
+    yield GaugeMetricFamily(
+        "outbox_quarantined_messages", "Rows that wait for such a route, or for a paused one", counts.quarantined
+    )
+    yield GaugeMetricFamily("outbox_paused_lanes", "Lanes that an operator has paused", counts.paused_lanes)
     overdue = GaugeMetricFamily(
         "outbox_retention_overdue_days", "Days that are older than is kept, and not dropped", labels=["table"]
     )

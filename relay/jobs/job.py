@@ -73,6 +73,7 @@ class Order:
     routing_key: str | None = None
     selected: int | None = None  # as a preview has counted
     caution: Caution = NO_CAUTION
+    by_console: bool = False  # a console runs it
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,7 @@ class Job:
     position: int
     saved_at: datetime
     paused_because: str | None
+    by_console: bool
     cancelled_by: str | None
     cancelled_why: str | None
 
@@ -131,9 +133,9 @@ class JobFailure:
 # The lock: not while retention looks which days are needed (migrations/versions/0011_rights.py).
 MAKE = SQL("""
     INSERT INTO {schema}.job (kind, source, made_by, why, filter, to_exchange, routing_key, selected, rate, stages,
-        stop_when_failing)
+        stop_when_failing, by_console)
     SELECT %(kind)s, %(source)s, %(by)s, %(why)s, %(filter)s, %(to_exchange)s, %(routing_key)s, %(selected)s, %(rate)s,
-        %(stages)s::bigint[], %(stop_when_failing)s
+        %(stages)s::bigint[], %(stop_when_failing)s, %(by_console)s
     FROM pg_advisory_xact_lock_shared({lock})
     RETURNING id
 """)
@@ -154,6 +156,7 @@ def make_job(connection: psycopg.Connection, schema: str, order: Order) -> Job:
         "rate": caution.rate,
         "stages": list(caution.stages) or None,
         "stop_when_failing": caution.stop_when_failing,
+        "by_console": order.by_console,
     }
     statement = MAKE.format(schema=Identifier(schema), lock=replay_lock(schema))
     (job,) = connection.execute(statement, values).fetchone() or (0,)
@@ -177,7 +180,7 @@ READ_JOBS = SQL("""
             WHEN lock.pid IS NULL THEN 'interrupted' ELSE 'running' END AS state,
         job.made_at, job.made_by, job.made_as, job.why, job.filter, job.to_exchange, job.routing_key, job.rate,
         job.stages, job.stage, job.stop_when_failing, job.selected, job.done, job.failed, job.released, job.position,
-        job.saved_at, job.paused_because, cancel.done_by AS cancelled_by, cancel.why AS cancelled_why
+        job.saved_at, job.paused_because, job.by_console, cancel.done_by AS cancelled_by, cancel.why AS cancelled_why
     FROM {schema}.job
     LEFT JOIN {schema}.operator_audit AS cancel
         ON cancel.command IN ('replay cancel', 'jobs cancel') AND cancel.target = job.id::text
@@ -185,14 +188,17 @@ READ_JOBS = SQL("""
         AND lock.database = (SELECT oid FROM pg_database WHERE datname = current_database())
         AND lock.classid = (hashtext({lock}) & 4294967295)::oid AND lock.objid = job.id::oid
     WHERE (%(id)s::bigint IS NULL OR job.id = %(id)s) AND (%(kind)s::text IS NULL OR job.kind = %(kind)s)
+        AND (%(before)s::bigint IS NULL OR job.id < %(before)s)
     ORDER BY job.id DESC
     LIMIT %(limit)s
 """)
 
 
-def list_jobs(connection: psycopg.Connection, schema: str, *, limit: int, kind: Kind | None = None) -> list[Job]:
-    """Return the newest jobs, the newest first."""
-    return _read(connection, schema, {"id": None, "limit": limit, "kind": kind})
+def list_jobs(
+    connection: psycopg.Connection, schema: str, *, limit: int, kind: Kind | None = None, before: int | None = None
+) -> list[Job]:
+    """Return the newest jobs, or the newest before the job `before`, the newest first."""
+    return _read(connection, schema, {"id": None, "limit": limit, "kind": kind, "before": before})
 
 
 def read_job(connection: psycopg.Connection, schema: str, job: int) -> Job:
@@ -201,22 +207,24 @@ def read_job(connection: psycopg.Connection, schema: str, job: int) -> Job:
     Raises:
         NotFoundError: there is no job of this id.
     """
-    if not (found := _read(connection, schema, {"id": job, "limit": 1, "kind": None})):
+    if not (found := _read(connection, schema, {"id": job, "limit": 1, "kind": None, "before": None})):
         raise NotFoundError(f"there is no job {job}: see `relay jobs list`")
     return found[0]
 
 
 LIST_FAILURES = SQL("""
     SELECT id, message_id, reason, failed_at FROM {schema}.job_failure
-    WHERE job_id = %(job)s ORDER BY id LIMIT %(limit)s
+    WHERE job_id = %(job)s AND id > %(after)s ORDER BY id LIMIT %(limit)s
 """)
 
 
-def list_failures(connection: psycopg.Connection, schema: str, job: int, *, limit: int) -> list[JobFailure]:
-    """Return the first rows, by id, that failed in the job."""
+def list_failures(
+    connection: psycopg.Connection, schema: str, job: int, *, limit: int, after: int = 0
+) -> list[JobFailure]:
+    """Return the first rows behind the id `after`, by id, that failed in the job."""
     with connection.cursor(row_factory=class_row(JobFailure)) as cursor:
         statement = LIST_FAILURES.format(schema=Identifier(schema))
-        return cursor.execute(statement, {"job": job, "limit": limit}).fetchall()
+        return cursor.execute(statement, {"job": job, "limit": limit, "after": after}).fetchall()
 
 
 # What ends or continues a job, and the note of it, are one statement.

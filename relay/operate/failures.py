@@ -110,7 +110,7 @@ def list_groups(connection: psycopg.Connection, schema: str) -> list[Group]:
 def list_route_groups(connection: psycopg.Connection, schema: str) -> list[Group]:
     """Return the groups of routes in quarantine; their count is that of the rows that wait for them."""
     groups: dict[str, Group] = {}
-    for route in list_routes(connection, schema):
+    for route in _failing_routes(connection, schema):
         cause = cause_of(route.reason)
         id_ = route_group(route.reason, route.exchange)
         merged = groups.get(id_)
@@ -136,10 +136,15 @@ def routes_of_group(connection: psycopg.Connection, schema: str, group: str) -> 
     Raises:
         NotFoundError: no route in quarantine is of this group.
     """
-    routes = [each for each in list_routes(connection, schema) if route_group(each.reason, each.exchange) == group]
+    routes = [each for each in _failing_routes(connection, schema) if route_group(each.reason, each.exchange) == group]
     if not routes:
         raise NotFoundError(f"no route of failure group {group} is in quarantine: see `relay failures list`")
     return routes
+
+
+def _failing_routes(connection: psycopg.Connection, schema: str) -> list[RouteStatus]:
+    """Return the routes in quarantine that nobody has paused: a pause is no failure."""
+    return [each for each in list_routes(connection, schema) if each.paused_at is None]
 
 
 def route_group(reason: str, exchange: str) -> str:

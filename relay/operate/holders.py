@@ -16,7 +16,7 @@ FOREIGN_LOCKS = """
     JOIN (
         SELECT numbers, name, allowed
         FROM (VALUES
-            (2, '.lane', 'relay'), (2, '.node', 'relay'), (2, '.replay', 'relay'), (2, '.pool', 'master'),
+            (2, '.lane', 'relay'), (2, '.node', 'relay'), (2, '.replay', 'replay'), (2, '.pool', 'master'),
             (1, '.park', 'relay'), (1, '.doorbell', 'writer'), (1, '.retention', 'retention'),
             (1, '.replay and retention', 'retention'), (1, '.archive', 'archive')
         ) AS key (numbers, name, allowed)
@@ -29,6 +29,7 @@ FOREIGN_LOCKS = """
         ELSE lock.classid::bigint << 32 | lock.objid::bigint = hashtextextended(%(schema)s || known.name, 0) END
     CROSS JOIN LATERAL (
         SELECT has_table_privilege(usesysid, format('%%I.message_pending', %(schema)s::text), 'DELETE') AS relay,
+            has_table_privilege(usesysid, format('%%I.replay', %(schema)s::text), 'INSERT') AS replay,
             has_table_privilege(usesysid, format('%%I.pool_master', %(schema)s::text), 'INSERT') AS master,
             has_any_column_privilege(usesysid, format('%%I.message', %(schema)s::text), 'INSERT') AS writer,
             has_table_privilege(usesysid, format('%%I.archived_day', %(schema)s::text), 'INSERT') AS archive,
@@ -40,6 +41,7 @@ FOREIGN_LOCKS = """
         AND NOT CASE known.allowed
             WHEN 'relay' THEN may.relay
             WHEN 'master' THEN may.master
+            WHEN 'replay' THEN may.replay
             WHEN 'writer' THEN may.relay OR may.writer
             WHEN 'archive' THEN may.archive OR may.retention
             ELSE may.relay OR may.retention END

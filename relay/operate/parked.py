@@ -12,6 +12,7 @@ from uuid import UUID
 import psycopg
 from psycopg.rows import class_row, dict_row
 from psycopg.sql import SQL, Composed, Identifier, Literal
+from pydantic import ConfigDict
 
 from relay.engine.read.pending import MAY_BE_WRITTEN
 from relay.errors import NotFoundError
@@ -97,6 +98,8 @@ class Parked:
 class ParkedMessage:
     """A parked, archived or discarded row with everything that would be sent; the payload may be cut short."""
 
+    __pydantic_config__ = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")  # as `relay` prints it
+
     id: int
     message_id: UUID
     aggregate_type: str
@@ -129,7 +132,7 @@ LIST_PARKED = SQL("""
             WHERE held.state = 'parked' AND held.aggregate_type = row.aggregate_type
               AND held.aggregate_id = row.aggregate_id AND held.held_behind = row.id) AS held
     FROM {schema}.message_state AS row
-    WHERE {matches} AND (%(with_held)s OR {is_head})
+    WHERE {matches} AND (%(with_held)s OR {is_head}) AND row.id > %(after)s
     ORDER BY row.id
     LIMIT %(limit)s
 """)
@@ -139,14 +142,21 @@ COUNT_PARKED = SQL("""
 
 
 def list_parked(
-    connection: psycopg.Connection, schema: str, selection: Selection, *, with_held: bool, state: str = PARKED
+    connection: psycopg.Connection,
+    schema: str,
+    selection: Selection,
+    *,
+    with_held: bool,
+    state: str = PARKED,
+    after: int = 0,
 ) -> tuple[list[Parked], int]:
     """Return the selected rows by id, and how many there are beyond `selection.limit`.
 
     Without `with_held`, rows that only wait behind another one of their key are left out. `state` may be `ARCHIVED`.
+    The list begins behind the id `after`; the number does not depend on it.
     """
     selected = partial(composed, schema, state=state, is_of_group=selection.group is not None)
-    parameters = {**asdict(selection), "with_held": with_held}
+    parameters = {**asdict(selection), "with_held": with_held, "after": after}
     with connection.cursor(row_factory=class_row(Parked)) as cursor:
         rows = cursor.execute(selected(LIST_PARKED), parameters).fetchall()
     return rows, scalar(connection, selected(COUNT_PARKED), parameters)

@@ -5,13 +5,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from relay.broker.connection import connect
+from relay.broker.connection import Connection, connect
 from relay.config.settings import Settings
 from relay.consume.failed.queues import dead_queue_name, partition_queue_name, partition_queue_names
 from relay.consume.pool.tables import Pool, read_master, read_pools
 from relay.consume.queue_depth import ready_count
 from relay.database import connect_async
 from relay.errors import BrokerUnavailableError, NotFoundError
+
+LAGGING = 10_000  # messages that wait in a partition, from which on it is a reason
+NO_MASTER = "no master: start `relay run` or `relay pool run` on this database"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +66,13 @@ class PoolsStatus:
     reasons: list[str]  # why messages wait
 
 
-async def read_status(settings: Settings, *, names: Sequence[str] = ()) -> PoolsStatus:
+async def read_status(
+    settings: Settings, *, names: Sequence[str] = (), broker: Connection | None = None
+) -> PoolsStatus:
     """Read how the pools of these names are doing, or all.
 
+    Args:
+        broker: the connection by which messages are counted; a new one unless given.
     Raises:
         NotFoundError: there is no such pool.
         DatabaseUnavailableError: no connection.
@@ -77,28 +84,27 @@ async def read_status(settings: Settings, *, names: Sequence[str] = ()) -> Pools
     if missing := sorted(set(names) - {pool.name for pool in pools}):
         raise NotFoundError(f"no pool {', '.join(missing)}: a pool is there once a member of it was")
     chosen = [pool for pool in pools if not names or pool.name in names]
-    reasons = [] if master else ["no master: start `relay run` or `relay pool run` on this database"]
+    reasons = [] if master else [NO_MASTER]
     try:
-        counts = await _count(settings, chosen)
+        counts = await _count(settings, chosen, broker)
     except BrokerUnavailableError as error:
         counts = {}
         reasons.append(f"the broker does not tell how many messages wait: {error}")
     told = [_told(pool, counts) for pool in chosen]
     for pool in told:
-        reasons += _reasons(pool)
+        reasons += reasons_of(pool)
     return PoolsStatus(master, told, reasons)
 
 
-async def _count(settings: Settings, pools: Sequence[Pool]) -> dict[str, int | None]:
+async def _count(settings: Settings, pools: Sequence[Pool], broker: Connection | None) -> dict[str, int | None]:
     """Count the messages in the queues of these pools that are with nobody."""
-    connection = await connect(settings.broker, "relay pool status")
+    queues = [queue for pool in pools for queue in (*partition_queue_names(pool.queue), dead_queue_name(pool.queue))]
+    connection = broker or await connect(settings.broker, "relay pool status")
     try:
-        queues = [
-            queue for pool in pools for queue in (*partition_queue_names(pool.queue), dead_queue_name(pool.queue))
-        ]
         return {queue: await ready_count(connection, queue, settings.broker.connect_timeout) for queue in queues}
     finally:
-        await connection.hang_up()
+        if broker is None:
+            await connection.hang_up()
 
 
 def _told(pool: Pool, counts: dict[str, int | None]) -> PoolStatus:
@@ -132,11 +138,17 @@ def _told(pool: Pool, counts: dict[str, int | None]) -> PoolStatus:
     )
 
 
-def _reasons(pool: PoolStatus) -> list[str]:
+def reasons_of(pool: PoolStatus) -> list[str]:
+    """Return why messages of a pool wait."""
     reasons = []
     if not pool.members:
         reasons.append(f"pool {pool.name} has no members: messages wait")
     reasons += [f"member {each.name} of pool {pool.name} does not check in" for each in pool.members if each.late]
     if free := [str(each.partition) for each in pool.partitions if each.member is None and pool.members]:
         reasons.append(f"nobody holds partition {', '.join(free)} of pool {pool.name}")
+    reasons += [
+        f"{each.ready:,} messages wait in partition {each.partition} of pool {pool.name}, which {each.member} holds"
+        for each in pool.partitions
+        if each.member is not None and (each.ready or 0) >= LAGGING
+    ]
     return reasons

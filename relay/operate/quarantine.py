@@ -30,10 +30,11 @@ CHOSEN = SQL("""state = 'quarantined' AND quarantine = %(route)s AND NOT {is_beh
 
 READ_ROUTES = SQL("""
     SELECT route.id, route.exchange, route.routing_key, route.reason, route.since, route.probes, route.probed_at,
-           coalesce(route.probed_at, route.since) + interval '1 second' * least(
+           CASE WHEN paused_at IS NULL THEN coalesce(route.probed_at, route.since) + interval '1 second' * least(
                {initial} * 2 ^ least(route.probes, 30),
                greatest({maximum}, (count(*) OVER ())::float8 / {a_second})
-           ) AS next_probe_by,
+           ) END AS next_probe_by,
+           route.paused_at, route.paused_by, route.paused_why,
            waiting.rows, waiting.behind, waiting.oldest
     FROM {schema}.quarantine AS route
     CROSS JOIN LATERAL (
@@ -47,16 +48,19 @@ READ_ROUTES = SQL("""
 
 @dataclass(frozen=True, slots=True)
 class RouteStatus:
-    """An address that does not work; its rows wait until one of them gets through."""
+    """An address that does not work, or that an operator has paused; its rows wait until one of them gets through."""
 
     id: int
     exchange: str
     routing_key: str
-    reason: str  # in the broker's words, or who has sent rows here
+    reason: str  # in the broker's words, or who has sent rows here or paused it
     since: datetime
     probes: int  # how often it was tried
     probed_at: datetime | None
-    next_probe_by: datetime  # a running relay tries it again, at the latest
+    next_probe_by: datetime | None  # a running relay tries it again, at the latest; None while it is paused
+    paused_at: datetime | None
+    paused_by: str | None
+    paused_why: str | None
     rows: int
     behind: int  # of these, rows that only wait behind another row of their key
     oldest: datetime | None
@@ -64,6 +68,13 @@ class RouteStatus:
     @property
     def address(self) -> str:
         return f"exchange {self.exchange!r}, routing key {self.routing_key!r}"
+
+    def rerouted(self, exchange: str | None, routing_key: str | None) -> tuple[str, str]:
+        """Return the address of rows that get this exchange, this routing key, or both, in place of the route's."""
+        return (
+            self.exchange if exchange is None else exchange,
+            self.routing_key if routing_key is None else routing_key,
+        )
 
 
 def list_routes(connection: psycopg.Connection, schema: str) -> list[RouteStatus]:
@@ -106,7 +117,7 @@ def route_of(connection: psycopg.Connection, schema: str, named: RowId) -> Route
 READ_ROWS = SQL("""
     SELECT id, message_id, aggregate_type, aggregate_id, event_type, created_at, attempts, last_error
     FROM {schema}.message_state
-    WHERE {which}
+    WHERE {which} AND id > %(after)s
     ORDER BY id
     LIMIT %(limit)s
 """)
@@ -127,11 +138,12 @@ class WaitingRow:
     last_error: str | None
 
 
-def list_rows(connection: psycopg.Connection, schema: str, route: int, *, limit: int) -> list[WaitingRow]:
-    """Return the first rows of a route, by id."""
-    return _read_rows(
-        connection, READ_ROWS.format(schema=Identifier(schema), which=OF_ROUTE), route=route, rows=[], limit=limit
-    )
+def list_rows(
+    connection: psycopg.Connection, schema: str, route: int, *, limit: int, after: int = 0
+) -> list[WaitingRow]:
+    """Return the first rows of a route behind the id `after`, by id."""
+    statement = READ_ROWS.format(schema=Identifier(schema), which=OF_ROUTE)
+    return _read_rows(connection, statement, {**_values(route, []), "limit": limit, "after": after})
 
 
 def list_chosen(
@@ -139,16 +151,13 @@ def list_chosen(
 ) -> list[WaitingRow]:
     """Return the first rows that `reroute` or `discard` would change now, by id."""
     names = {"schema": Identifier(schema), "is_behind": IS_BEHIND}
-    return _read_rows(
-        connection, READ_ROWS.format(**names, which=CHOSEN.format(**names)), route=route, rows=rows, limit=limit
-    )
+    statement = READ_ROWS.format(**names, which=CHOSEN.format(**names))
+    return _read_rows(connection, statement, {**_values(route, rows), "limit": limit, "after": 0})
 
 
-def _read_rows(
-    connection: psycopg.Connection, statement: Composed, *, route: int, rows: Sequence[RowId], limit: int
-) -> list[WaitingRow]:
+def _read_rows(connection: psycopg.Connection, statement: Composed, values: dict[str, Any]) -> list[WaitingRow]:
     with connection.cursor(row_factory=class_row(WaitingRow)) as cursor:
-        return cursor.execute(statement, {**_values(route, rows), "limit": limit}).fetchall()
+        return cursor.execute(statement, values).fetchall()
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +278,7 @@ def probe(connection: psycopg.Connection, schema: str, routes: Sequence[int]) ->
     """Ask the running relays to try these routes now."""
     with connection.transaction():
         connection.execute(_sql(schema, TRY_NOW), {"routes": list(routes)})
-        _ring(connection, schema)
+        ring(connection, schema, ROUTES_CHANGED)
 
 
 LOCK_ROUTE = SQL("SELECT FROM {schema}.quarantine WHERE id = %(route)s FOR UPDATE")
@@ -303,7 +312,7 @@ def _change(
                 changed = change(values)
                 # What is left in the route waits for no more than it did: try it now.
                 connection.execute(_sql(schema, TRY_NOW), {"routes": [route]})
-                _ring(connection, schema)
+                ring(connection, schema, ROUTES_CHANGED)
                 return Changed(route, changed, left_out)
         time.sleep(PROBE_POLL)
 
@@ -323,8 +332,9 @@ def _values(route: int, rows: Sequence[RowId]) -> dict[str, Any]:
     return {"route": route, "all": not rows, **as_parameters(rows)}
 
 
-def _ring(connection: psycopg.Connection, schema: str) -> None:
-    connection.execute(RING, {"channel": nodes_channel(schema), "word": ROUTES_CHANGED})
+def ring(connection: psycopg.Connection, schema: str, word: str = "") -> None:
+    """Notify the running relays that something has changed that they must obey."""
+    connection.execute(RING, {"channel": nodes_channel(schema), "word": word})
 
 
 def _sql(schema: str, statement: SQL) -> Composed:

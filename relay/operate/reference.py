@@ -23,6 +23,7 @@ SECTIONS = {
     "topology.queues": "Queues to declare; what is left out is left to the policies of the broker.",
     "topology.bindings": "Bindings to make.",
     "http": "Where a running relay answers probes and Prometheus (docs/metrics.md).",
+    "console": "The web console (docs/console.md).",
     "log": "What is said on stderr.",
 }
 

@@ -10,6 +10,7 @@ stands in front of them, they wait on behind that one. So the order of a key out
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import psycopg
 from psycopg.rows import class_row
@@ -76,13 +77,12 @@ NOW = SQL("SELECT clock_timestamp()")
 
 def preview(connection: psycopg.Connection, schema: str, kind: Kind, selection: Selection) -> Done:
     """Return exactly what a job of this kind would do now; changes nothing."""
-    state = _state_of(kind)
     with connection.transaction():
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-        parameters = {**asdict(selection), "after": 0, "until": scalar(connection, NOW), "batch": selection.limit}
+        parameters = _all_heads(connection, selection)
         heads = [row[0] for row in connection.execute(_heads(schema, kind, selection), parameters)]
         released = scalar(connection, _with_fates(schema, COUNT_RELEASED), {"heads": heads})
-        return Done(len(heads), released, _not_found(connection, schema, state, selection))
+        return Done(len(heads), released, rows_not_found(connection, schema, kind, selection))
 
 
 def order_rows(
@@ -94,6 +94,7 @@ def order_rows(
     by: str | None = None,
     why: str | None = None,
     caution: Caution = NO_CAUTION,
+    by_console: bool = False,
 ) -> Job:
     """Write down a job over the rows that are there now, counted; `run_rows` does it.
 
@@ -103,16 +104,16 @@ def order_rows(
     if caution.stages and kind is not Kind.RETRY:
         raise UsageError(f"--stages waits for the outcome of rows; a {kind} has no outcome")
     source = Source.ARCHIVED if kind is Kind.RESTORE else Source.PARKED
-    parameters = {**asdict(selection), "after": 0, "until": scalar(connection, NOW), "batch": selection.limit}
-    selected = scalar(connection, COUNT_HEADS.format(heads=_heads(schema, kind, selection)), parameters)
+    counted = COUNT_HEADS.format(heads=_heads(schema, kind, selection))
     order = Order(
         kind=kind,
         source=source,
         filter=selection.as_json(),
         by=operator(by),
         why=why,
-        selected=selected,
+        selected=scalar(connection, counted, _all_heads(connection, selection)),
         caution=caution,
+        by_console=by_console,
     )
     return make_job(connection, schema, order)
 
@@ -132,7 +133,7 @@ def change_rows(
 
     Raises as `run_rows`.
     """
-    not_found = _not_found(connection, schema, _state_of(kind), selection)
+    not_found = rows_not_found(connection, schema, kind, selection)
     job = order_rows(connection, schema, kind, selection, by=by, why=why, caution=caution)
     show(job)
     job = run_rows(connection, schema, job, show=show)
@@ -420,7 +421,9 @@ READ_NOT_FOUND = SQL("""
 """)
 
 
-def _not_found(connection: psycopg.Connection, schema: str, state: str, selection: Selection) -> list[str]:
+def rows_not_found(connection: psycopg.Connection, schema: str, kind: Kind, selection: Selection) -> list[str]:
+    """Return what was named and is no row that a job of this kind could change, with the reason."""
+    state = _state_of(kind)
     named = {"ids": selection.ids or [], "message_ids": selection.message_ids or [], "state": state}
     rows = connection.execute(composed(schema, READ_NOT_FOUND), named).fetchall()
     lacking = {id_ or message_id: behind for id_, message_id, behind in rows}
@@ -434,6 +437,11 @@ def _not_found(connection: psycopg.Connection, schema: str, state: str, selectio
 def _state_of(kind: Kind) -> str:
     """Return the state of the rows that a job of this kind selects."""
     return ARCHIVED if kind is Kind.RESTORE else PARKED
+
+
+def _all_heads(connection: psycopg.Connection, selection: Selection) -> dict[str, Any]:
+    """Return the parameters of `_heads` that read all that a selection has now."""
+    return {**asdict(selection), "after": 0, "until": scalar(connection, NOW), "batch": selection.limit}
 
 
 def _heads(schema: str, kind: Kind, selection: Selection) -> Composed:

@@ -6,17 +6,52 @@ from collections.abc import Callable, Mapping
 import psycopg
 from psycopg.sql import SQL, Identifier
 
-from relay.config.settings import DatabaseSettings
-from relay.errors import BusyError
+from relay.config.settings import DatabaseSettings, RelaySettings, days_kept
+from relay.errors import BusyError, UsageError
 from relay.operate.session import session
 from relay.retention.day import Fate, OldDay
 from relay.retention.drop import Retention
-from relay.retention.kind import Kind
+from relay.retention.kind import INBOX, Kind, kept_days
 
 NOTE = SQL("""
     INSERT INTO {schema}.operator_audit (command, target, done_by, why)
     SELECT 'retention', given.name, %(by)s, %(why)s FROM unnest(%(tables)s::text[]) AS given (name)
 """)
+
+
+def keeps_of(relay: RelaySettings, keep: str | None, keep_inbox: str | None) -> dict[Kind, int]:
+    """Return for how many days each kind of row is kept, without those that are kept without end.
+
+    Args:
+        keep, keep_inbox: in place of what the settings say.
+    Raises:
+        UsageError: one of them cannot be.
+    """
+    given = {"retention": ("--keep", keep), "inbox_retention": ("--keep-inbox", keep_inbox)}
+    keeps = kept_days(
+        relay.model_copy(update={name: _days(flag, text) for name, (flag, text) in given.items() if text is not None})
+    )
+    if keep_inbox is not None and keeps.get(INBOX) != days_kept(keep_inbox):
+        raise UsageError(
+            f"--keep-inbox {keep_inbox!r} is less than sent rows are kept: a replay of them would meet an inbox"
+            " that has forgotten what was applied"
+        )
+    return keeps
+
+
+def _days(flag: str, keep: str) -> str:
+    """Return the text, which `days_kept` can read.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    try:
+        days_kept(keep)
+    except ValueError:
+        raise UsageError(
+            f'{flag} takes days as in "30 days" or "30d", from 1 to 99999, or "off"; not {keep!r}'
+        ) from None
+    return keep
 
 
 def look_at_old_days(database: DatabaseSettings, keeps: Mapping[Kind, int]) -> list[OldDay]:

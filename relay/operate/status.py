@@ -1,24 +1,30 @@
 """How the outbox is doing, from its tables alone: nothing here asks a relay or the broker."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from enum import StrEnum
+from typing import Any
 
 import psycopg
 from psycopg.rows import class_row
 from psycopg.sql import SQL, Identifier
+from pydantic import GetCoreSchemaHandler
+from pydantic_core import CoreSchema
 
 from relay.engine.send.message import NOT_SENT
+from relay.engine.session.session import LANES
 from relay.operate.health import NODE_STALE_AFTER, OutboxState
 from relay.operate.holders import foreign_locks, long_holders
+from relay.operate.pauses import LaneStatus, list_lanes
 from relay.operate.quarantine import RouteStatus, list_routes
 
 # Seconds that a row may wait before a relay must be seen working on it. It cannot follow from `relay.stall_after`: that
 # is each relay's own, counts from its last mark and stands in no table. Here all that is known is how long a row has
 # waited. A relay has time to notice by itself (after 5 s) and to say so, which is then among the reasons.
 STALLED_AFTER = 10.0
-LANES = 16
+MOMENT = "%Y-%m-%d %H:%M:%S %Z"  # among the reasons
 ROUTES_TOLD = 10  # among the reasons; `quarantined_routes` has them all
 
 # With what marks have counted and no heartbeat has added yet: a killed node leaves some of it.
@@ -53,6 +59,7 @@ COUNT_NOT_SENT = SQL(
 # A row scheduled for next week must not look like one that has waited since last week. A row waits since it was
 # written, or since its available_at. The first of each lane stands for its lane, as ids and times of writing run
 # together but for transactions that overlap. So a backlog of a million rows costs what one of ten does.
+# The rows of a paused lane wait as an operator wants it.
 OLDEST_PENDING = SQL("""
     SELECT extract(epoch FROM now() - least(
         (SELECT min(front.created_at)
@@ -63,10 +70,12 @@ OLDEST_PENDING = SQL("""
              WHERE row.state = 'pending' AND row.lane = lane.number::smallint AND row.available_at IS NULL
              ORDER BY row.id
              LIMIT 1
-         ) AS front),
+         ) AS front
+         WHERE lane.number <> ALL (ARRAY(SELECT pause.lane FROM {schema}.lane_pause AS pause))),
         (SELECT min(row.available_at)
          FROM {schema}.message_state AS row
-         WHERE row.state = 'pending' AND row.available_at IS NOT NULL AND row.available_at <= now())
+         WHERE row.state = 'pending' AND row.available_at IS NOT NULL AND row.available_at <= now()
+            AND row.lane <> ALL (ARRAY(SELECT pause.lane FROM {schema}.lane_pause AS pause)))
     ))::float8
 """)
 
@@ -100,37 +109,76 @@ class Node:
     alive: bool  # the heartbeat is fresh
 
 
+class About(StrEnum):
+    """What a reason is about, and so where it is repaired."""
+
+    RELAYS = "relays"
+    REFUSED = "refused"
+    PARKED = "parked"
+    ROUTE = "route"
+    PAUSE = "pause"
+    SESSIONS = "sessions"
+
+
+class Reason(str):
+    """Why the state is not `ok`, in words that name the command; JSON has the words alone."""
+
+    __slots__ = ("about",)
+
+    def __new__(cls, words: str, about: About) -> "Reason":
+        reason = super().__new__(cls, words)
+        reason.about = about
+        return reason
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, _source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return handler(str)
+
+    about: About
+
+
 @dataclass(frozen=True, slots=True)
 class Status:
     """What `relay status` tells; the field names are the keys of its JSON."""
 
     state: OutboxState
-    reasons: list[str]
+    reasons: list[Reason]
     pending: int
     in_flight: int
     parked: int
     parked_held: int  # of these, rows that only wait behind another one of their key
     quarantined: int
     quarantined_routes: list[RouteStatus]
+    paused_lanes: list[LaneStatus]
     oldest_pending_age_s: float | None
     published_total: int
     nodes: list[Node]
 
 
-def read_status(connection: psycopg.Connection, schema: str, *, progress_timeout: float = 3.0) -> Status:
+def read_status(
+    connection: psycopg.Connection,
+    schema: str,
+    *,
+    progress_timeout: float = 3.0,
+    published_before: Mapping[str, int] | None = None,
+) -> Status:
     """Read how the outbox is doing.
 
     When rows have waited for long although a relay is alive, it watches for up to `progress_timeout` seconds whether
     anything goes out. A large backlog being worked off is no stall. Give it three heartbeats, since the counters move
     with them.
+
+    Args:
+        published_before: what `published` said of an earlier status, three heartbeats ago; with it, nothing is watched.
     """
     names = {"schema": Identifier(schema)}
     # One snapshot for all figures: a row that is being parked must not be counted twice, or not at all.
     with connection.transaction():
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-        nodes = _nodes(connection, schema)
+        nodes = list_nodes(connection, schema)
+        lanes = list_lanes(connection, schema)
         routes = list_routes(connection, schema)
-        (published,) = _numbers(connection, COUNT_PUBLISHED.format(**names))
+        (published_total,) = _numbers(connection, COUNT_PUBLISHED.format(**names))
         pending = _numbers(connection, COUNT_PENDING.format(**names))[0]
         parked, parked_heads = _numbers(connection, COUNT_PARKED.format(**names))
         (not_sent,) = _numbers(connection, COUNT_NOT_SENT.format(**names, words=NOT_SENT))
@@ -141,14 +189,18 @@ def read_status(connection: psycopg.Connection, schema: str, *, progress_timeout
     waits = oldest_age is not None and oldest_age > STALLED_AFTER
     # Rows behind a refused one of their key wait with it: that is a fault of the row, and it will be parked.
     worked_on = tried_on > 0 and any(node.alive for node in nodes)
-    stalled = waits and not worked_on and not _progresses(connection, schema, nodes, progress_timeout)
-    reasons = _reasons(nodes, pending, oldest_age if stalled else None)
+    stalled = waits and not worked_on
+    if stalled and published_before is not None:
+        stalled = not _have_published(nodes, published_before)
+    elif stalled:
+        stalled = not _progresses(connection, schema, nodes, progress_timeout)
+    reasons = _reasons(nodes, lanes, pending, oldest_age if stalled else None)
     reasons += _row_reasons(refused, parked_heads, parked - parked_heads, not_sent)
-    reasons += [route_reason(route) for route in routes[:ROUTES_TOLD]]
-    if len(routes) > ROUTES_TOLD:
-        reasons.append(f"{len(routes) - ROUTES_TOLD} more routes do not work")
-    reasons += [str(lock) for lock in foreign_locks(connection, schema)]
-    reasons += [str(holder) for holder in long_holders(connection)]
+    reasons += _route_reasons(routes)
+    paused_lanes = [lane for lane in lanes if lane.paused_at is not None]
+    reasons += [Reason(_lane_reason(lane), About.PAUSE) for lane in paused_lanes]
+    in_the_way = [*foreign_locks(connection, schema), *long_holders(connection)]
+    reasons += [Reason(str(each), About.SESSIONS) for each in in_the_way]
     return Status(
         state=OutboxState.STALLED if stalled else OutboxState.DEGRADED if reasons else OutboxState.OK,
         reasons=reasons,
@@ -158,13 +210,15 @@ def read_status(connection: psycopg.Connection, schema: str, *, progress_timeout
         parked_held=parked - parked_heads,
         quarantined=sum(route.rows for route in routes),
         quarantined_routes=routes,
+        paused_lanes=paused_lanes,
         oldest_pending_age_s=None if oldest_age is None else round(oldest_age, 3),
-        published_total=published,  # also by nodes that are gone for more than a day, and not listed any more
+        published_total=published_total,  # also by nodes that are gone for more than a day, and not listed any more
         nodes=nodes,
     )
 
 
-def _nodes(connection: psycopg.Connection, schema: str) -> list[Node]:
+def list_nodes(connection: psycopg.Connection, schema: str) -> list[Node]:
+    """Return the relays that have had a heartbeat in the last day."""
     with connection.cursor(row_factory=class_row(Node)) as cursor:
         return cursor.execute(READ_NODES.format(schema=Identifier(schema), stale_after=NODE_STALE_AFTER)).fetchall()
 
@@ -177,17 +231,27 @@ def _numbers(connection: psycopg.Connection, query: psycopg.sql.Composed) -> tup
 
 def _progresses(connection: psycopg.Connection, schema: str, before: Sequence[Node], timeout: float) -> bool:
     """Return whether a relay that is alive publishes anything within `timeout` seconds."""
-    published = {node.name: node.published_total for node in before if node.alive}
+    earlier = published(node for node in before if node.alive)
     deadline = time.monotonic() + timeout
-    while published and time.monotonic() < deadline:
+    while earlier and time.monotonic() < deadline:
         time.sleep(0.1)
-        for node in _nodes(connection, schema):
-            if node.name in published and node.published_total != published[node.name]:
-                return True
+        if _have_published(list_nodes(connection, schema), earlier):
+            return True
     return False
 
 
-def _reasons(nodes: Sequence[Node], pending: int, stalled_for: float | None) -> list[str]:
+def published(nodes: Iterable[Node]) -> dict[str, int]:
+    """Return by name how much each relay has published."""
+    return {node.name: node.published_total for node in nodes}
+
+
+def _have_published(nodes: Sequence[Node], earlier: Mapping[str, int]) -> bool:
+    return any(node.name in earlier and node.published_total != earlier[node.name] for node in nodes)
+
+
+def _reasons(
+    nodes: Sequence[Node], lanes: Sequence[LaneStatus], pending: int, stalled_for: float | None
+) -> list[Reason]:
     alive = [node for node in nodes if node.alive]
     reasons = []
     if not alive:
@@ -198,27 +262,62 @@ def _reasons(nodes: Sequence[Node], pending: int, stalled_for: float | None) -> 
     reasons += [
         f"relay {node.name} is {node.state}" for node in alive if node.state != OutboxState.OK and not node.reasons
     ]
-    free = sorted(set(range(LANES)) - {lane for node in alive for lane in node.lanes})
+    free = [each.lane for each in lanes if each.node is None and each.paused_at is None]
     if alive and free and pending:
         reasons.append(f"no relay holds {'lane' if len(free) == 1 else 'lanes'} {', '.join(map(str, free))}")
-    return reasons
+    return [Reason(words, About.RELAYS) for words in reasons]
 
 
-def _row_reasons(refused: int, parked: int, held: int, not_sent: int) -> list[str]:
+def _row_reasons(refused: int, parked: int, held: int, not_sent: int) -> list[Reason]:
     reasons = []
     if refused:
-        reasons.append(f"{refused} refused by the broker, to be tried again")
+        reasons.append(Reason(f"{refused} refused by the broker, to be tried again", About.REFUSED))
     if parked:
         behind = f", {held} held behind {'it' if parked == 1 else 'them'}" if held else ""
         by_us = f", {not_sent} refused by the relay and not by the broker" if not_sent else ""
-        reasons.append(f"{parked} parked{behind}{by_us}: see `relay parked list`")
+        words = f"{parked} parked{behind}{by_us}: see `relay parked list`"
+        reasons.append(Reason(words, About.PARKED))
+    return reasons
+
+
+def _route_reasons(routes: Sequence[RouteStatus]) -> list[Reason]:
+    reasons = [
+        Reason(route_reason(route), About.ROUTE if route.paused_at is None else About.PAUSE)
+        for route in routes[:ROUTES_TOLD]
+    ]
+    if more := routes[ROUTES_TOLD:]:
+        are_paused = ", or are paused" if any(route.paused_at for route in more) else ""
+        reasons.append(Reason(f"{len(more)} more routes do not work{are_paused}", About.ROUTE))
     return reasons
 
 
 def route_reason(route: RouteStatus) -> str:
-    """Return what does not work, since when, and for how many rows."""
+    """Return what does not work or is paused, since when, and for how many rows."""
     rows = "1 row waits" if route.rows == 1 else f"{route.rows} rows wait"
-    since = f"{route.since:%Y-%m-%d %H:%M:%S %Z}"
+    if route.paused_at is not None:
+        paused = _paused_words(route.paused_by, route.paused_at, route.paused_why)
+        return f"{route.address} is {paused}, {rows}; `relay quarantine resume {route.id}` ends that"
+    since = f"{route.since:{MOMENT}}"
     return (
         f"{route.address} does not work since {since}, {rows}: {route.reason}; see `relay quarantine show {route.id}`"
     )
+
+
+def _lane_reason(lane: LaneStatus) -> str:
+    paused = _paused_words(lane.paused_by, lane.paused_at, lane.paused_why)
+    return f"lane {lane.lane} is {paused}; `relay lanes resume {lane.lane}` ends that"
+
+
+def _paused_words(by: str | None, at: datetime | None, why: str | None) -> str:
+    return f"paused by {by} since {at:{MOMENT}} ({why})"
+
+
+def lane_ranges(lanes: Iterable[int]) -> str:
+    """Write lanes short: 0-7 9."""
+    runs: list[list[int]] = []
+    for lane in sorted(lanes):
+        if runs and lane == runs[-1][-1] + 1:
+            runs[-1].append(lane)
+        else:
+            runs.append([lane])
+    return " ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs) or "none"

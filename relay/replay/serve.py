@@ -32,6 +32,7 @@ def order_replay(
     to_exchange: str | None = None,
     routing_key: str | None = None,
     caution: Caution = NO_CAUTION,
+    by_console: bool = False,
 ) -> Job:
     """Write down a job over what has been sent until now; `serve` runs it. `by`: as `operator` takes it."""
     order = Order(
@@ -43,6 +44,7 @@ def order_replay(
         to_exchange=to_exchange,
         routing_key=routing_key,
         caution=caution,
+        by_console=by_console,
     )
     return make_job(connection, schema, order)
 
@@ -62,17 +64,23 @@ async def serve(settings: Settings, job: Job, *, rate: float | None, show: Calla
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
     replay = Replay(settings, job, rate=rate, show=show)
-    running = asyncio.create_task(replay.run(), name="replay")
+    running = asyncio.create_task(run_in_words(replay), name="replay")
 
     with stopped_by_signals(lambda _: replay.stop(), running):
         try:
             return End(await running, replay.progress)
         except asyncio.CancelledError:
             return End(RunEnd.STOPPED, replay.progress)
-        except BaseExceptionGroup as group:
-            raise _explained(group) from group
-        except psycopg.Error as error:
-            raise _in_words(error) from error
+
+
+async def run_in_words(replay: Replay) -> RunEnd:
+    """Run a job until its end, or until `replay.stop()`; raises as `serve`."""
+    try:
+        return await replay.run()
+    except BaseExceptionGroup as group:
+        raise _explained(group) from group
+    except psycopg.Error as error:
+        raise _in_words(error) from error
 
 
 def _explained(group: BaseExceptionGroup[BaseException]) -> BaseException:

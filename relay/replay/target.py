@@ -1,6 +1,7 @@
 """See, before a job is made, that the broker is there and what it is to send to exists."""
 
 import asyncio
+from dataclasses import dataclass
 
 from aio_pika.abc import AbstractConnection
 from aiormq.exceptions import AMQPError
@@ -8,6 +9,17 @@ from aiormq.exceptions import AMQPError
 from relay.broker import connection as broker
 from relay.config.settings import BrokerSettings
 from relay.errors import BrokerUnavailableError, UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where rows go in place of where they went; None: there again."""
+
+    exchange: str | None = None  # "" addresses a queue
+    routing_key: str | None = None
+
+
+SAME = Target()
 
 
 async def check_target(settings: BrokerSettings, exchange: str | None, routing_key: str | None) -> None:

@@ -10,17 +10,11 @@ import pytest
 from yarl import URL
 
 from tests.cli.command import RELAY, Command
+from tests.operate.pools import MEMBERS
 from tests.support.eventually import eventually
 from tests.support.process import Process, wait_for
 from tests.support.proxy import FaultProxy, Way
 
-MEMBERS = """
-    INSERT INTO outbox.pool (name, queue, check_in_timeout) VALUES ('totals', 'billing', 0.8);
-    INSERT INTO outbox.pool_member (pool, name, unacknowledged) VALUES ('totals', 'a', 7);
-    INSERT INTO outbox.pool_member (pool, name, checked_in_at) VALUES ('totals', 'b', now() - interval '1 minute');
-    INSERT INTO outbox.pool_partition (pool, partition, epoch, member, wanted_by)
-    VALUES ('totals', 0, 3, 'a', 'b'), ('totals', 1, 1, 'b', NULL), ('totals', 2, 0, NULL, NULL);
-"""
 MASTER = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 0 AND objsubid = 2"
 
 

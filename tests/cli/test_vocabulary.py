@@ -14,7 +14,8 @@ from tests.cli.command import Command
 
 FLAGS = {
     # where the settings and the inbox are
-    "--config", "--database-url", "--broker-url", "--inbox", "--inbox-schema", "--schema", "--database-schema",
+    "--config", "--database-url", "--broker-url", "--server", "--inbox", "--inbox-schema", "--schema",
+    "--database-schema",
     # which rows
     "--aggregate-type", "--aggregate-id", "--event-type", "--reason", "--exception", "--consumer", "--since", "--until",
     "--limit", "--all", "--held", "--archived", "--group", "--queue", "--kind", "--unique-business-key", "--grace",
@@ -22,6 +23,8 @@ FLAGS = {
     "--why", "--by", "--yes", "--dry-run", "--force", "--to-exchange", "--routing-key", "--rate", "--stages",
     "--stop-when-failing", "--overwrite",
     "--keep", "--keep-inbox", "--sql", "--check", "--downgrade", "--lock-timeout", "--wait", "--node", "--ready",
+    # users of the console
+    "--role", "--file",
     # how it is shown
     "--output", "-o", "--full", "--watch", "-w", "--interval",
 }  # fmt: skip

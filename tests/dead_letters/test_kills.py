@@ -32,11 +32,7 @@ def relay(tmp_path: Path, database_url: str) -> Iterator[Commands]:
 
 async def test_killed_before_the_confirm(letters: Letters, audit: Audit, relay: Commands) -> None:
     sent = await letters.put_all(5)
-    async with proxied(letters.broker) as (proxy, far):
-        proxy.on_frame(Way.DOWN, Basic.Ack, 1, Act.HOLD)
-        retrying = relay.start(*RETRY, RELAY_BROKER_URL=far.url.get_secret_value())
-        await proxy.wait_seen(Way.DOWN, Basic.Ack, 1, within=60)
-        retrying.stop(signal.SIGKILL)
+    await killed_at_an_ack(Way.DOWN, letters, relay, *RETRY)
 
     await eventually(lambda: letters.has(5), "all letters are back")
     assert audit.execute(NOTED).fetchone() == {"count": 0}
@@ -46,11 +42,7 @@ async def test_killed_before_the_confirm(letters: Letters, audit: Audit, relay: 
 async def test_killed_between_the_audit_and_the_ack(letters: Letters, audit: Audit, relay: Commands) -> None:
     """Sent and noted, and not acknowledged: the same command again sends it again."""
     sent = await letters.put_all(5)
-    async with proxied(letters.broker) as (proxy, far):
-        proxy.on_frame(Way.UP, Basic.Ack, 1, Act.HOLD)
-        retrying = relay.start(*RETRY, RELAY_BROKER_URL=far.url.get_secret_value())
-        await proxy.wait_seen(Way.UP, Basic.Ack, 1, within=60)
-        retrying.stop(signal.SIGKILL)
+    await killed_at_an_ack(Way.UP, letters, relay, *RETRY)
 
     await eventually(lambda: letters.has(5), "all letters are back")
     assert audit.execute(NOTED).fetchone() == {"count": 5}
@@ -67,11 +59,7 @@ async def test_a_resumed_job_only_acknowledges_what_the_audit_has(
     letters: Letters, audit: Audit, relay: Commands
 ) -> None:
     sent = await letters.put_all(5)
-    async with proxied(letters.broker) as (proxy, far):
-        proxy.on_frame(Way.UP, Basic.Ack, 1, Act.HOLD)
-        retrying = relay.start(*RETRY, RELAY_BROKER_URL=far.url.get_secret_value())
-        await proxy.wait_seen(Way.UP, Basic.Ack, 1, within=60)
-        retrying.stop(signal.SIGKILL)
+    await killed_at_an_ack(Way.UP, letters, relay, *RETRY)
     await eventually(lambda: letters.has(5), "all letters are back")
     later = await letters.put(6)
 
@@ -113,14 +101,19 @@ async def test_killed_while_letters_are_put_in_anew(letters: Letters, relay: Com
     for _ in range(3):
         await letters.ids()
         await eventually(lambda: letters.has(3), "all letters are back")
-    async with proxied(letters.broker) as (proxy, far):
-        proxy.on_frame(Way.UP, Basic.Ack, 1, Act.HOLD)
-        listing = relay.start("dead-letters", "list", QUEUE, RELAY_BROKER_URL=far.url.get_secret_value())
-        await proxy.wait_seen(Way.UP, Basic.Ack, 1, within=60)
-        listing.stop(signal.SIGKILL)
+    await killed_at_an_ack(Way.UP, letters, relay, "dead-letters", "list", QUEUE)
 
     await eventually(lambda: letters.has(6), "all letters are back")
     assert sorted(map(str, await letters.ids())) == sorted([*sent, *sent])
+
+
+async def killed_at_an_ack(way: Way, letters: Letters, relay: Commands, *command: str) -> None:
+    """Run a command until the first ack goes this way, hold the ack back, and kill the command."""
+    async with proxied(letters.broker) as (proxy, far):
+        proxy.on_frame(way, Basic.Ack, 1, Act.HOLD)
+        begun = relay.start(*command, RELAY_BROKER_URL=far.url.get_secret_value())
+        await proxy.wait_seen(way, Basic.Ack, 1, within=60)
+        begun.stop(signal.SIGKILL)
 
 
 async def copies(letters: Letters) -> list[str | None]:

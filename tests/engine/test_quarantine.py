@@ -16,7 +16,7 @@ from relay.engine.send.publisher import Publisher
 from relay.engine.send.routes import Address, Router
 from relay.engine.session.session import LaneSession
 from relay.engine.settle.quarantine import ROUTES_AT_A_TIME, Quarantine
-from relay.engine.settle.quarantine_table import Place, QuarantineTable
+from relay.engine.settle.quarantine_table import Entry, Place, QuarantineTable
 from relay.operate.quarantine import Changed, discard, list_routes, probe, reroute
 from relay.operate.session import session
 from tests.engine.conftest import Outbox, Reader, RunNode
@@ -84,7 +84,7 @@ async def test_many_rows_of_a_route_are_set_aside_in_pieces(
     moved: list[int] = []
     set_aside = QuarantineTable.set_aside
 
-    async def note(table: QuarantineTable, address: Address, rows: Collection[Row], reason: str) -> tuple[int, int]:
+    async def note(table: QuarantineTable, address: Address, rows: Collection[Row], reason: str) -> Entry:
         moved.append(len(rows))
         return await set_aside(table, address, rows, reason)
 
@@ -211,7 +211,7 @@ async def test_rows_that_were_sent_elsewhere_unnoticed_go_out_before_later_rows(
     """The route was released before the relay knew of the new one; a row that came then overtook them."""
     elsewhere = Reader(channel, await channel.declare_queue("elsewhere", durable=True))
     lost = [await outbox.insert(str(key), exchange="", routing_key="gone") for key in range(3)]
-    monkeypatch.setattr("relay.operate.quarantine._ring", lambda *_: None)
+    monkeypatch.setattr("relay.operate.quarantine.ring", lambda *_: None)
 
     def send_elsewhere() -> int:
         with session(database) as connection:

@@ -14,9 +14,16 @@ RELAY = Path(__file__).resolve().parents[2] / "relay"
 WALL_CLOCK = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today", "date.today"}
 STAMPS = {
     "cli/dead_letters.py",
+    "console/api/dead_letters.py",
+    "console/checkup.py",
+    "console/consumers.py",
+    "console/looks.py",
+    "console/pages/failures.py",
+    "console/sampler.py",
     "consume/classify.py",
     "doctor/broker_hosts.py",  # until when a certificate is good
     "doctor/clock.py",
+    "operate/route_map.py",
     "publisher/entry.py",
     "replay/run.py",
     "replay/selection.py",

@@ -149,6 +149,8 @@ async def test_an_empty_table_has_no_age(database: DatabaseSettings) -> None:
         parked=0,
         parked_held=0,
         quarantined_routes=0,
+        paused_routes=0,
+        paused_lanes=0,
         quarantined=0,
         overdue_days={"message_sent": 0, "processed_message": 0},
         unarchived_days=0,

@@ -178,6 +178,9 @@ def test_the_relay_can_do_its_work(connection: Connection) -> None:
         ON CONFLICT (lane) DO UPDATE SET floor = excluded.floor
         """,
         "SELECT * FROM outbox.lane_floor",
+        "INSERT INTO outbox.lane_pause (lane, paused_by, paused_why) VALUES (7, 'ada', 'test')",
+        "SELECT * FROM outbox.lane_pause",
+        "DELETE FROM outbox.lane_pause",
         "SELECT * FROM outbox.migration",
         """
         INSERT INTO outbox.dead_letter_audit (command, queue, done_by, why) VALUES ('discard', 'q.dead', 'me', 'why')
@@ -243,6 +246,20 @@ def test_a_consumer_holds_messages_and_counts_tries(connection: Connection) -> N
     ]
 
     assert allowed(connection, "outbox_consumer", statements) == statements
+
+
+@pytest.mark.parametrize("name", ["outbox_relay", "outbox_console"])
+def test_operators_let_held_messages_be_tried_now_and_change_nothing_else(
+    connection: Connection, name: LiteralString
+) -> None:
+    statements: list[LiteralString] = [
+        "UPDATE outbox.held_message SET due_at = now()",
+        "UPDATE outbox.held_message SET attempts = 0",
+        "UPDATE outbox.held_message SET body = ''",
+        "DELETE FROM outbox.held_message",
+    ]
+
+    assert allowed(connection, name, statements) == statements[:1]
 
 
 def test_a_member_checks_in_and_releases_and_the_master_assigns(connection: Connection) -> None:

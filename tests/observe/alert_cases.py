@@ -66,6 +66,15 @@ CASES = [
         severity="critical",
     ),
     Case(
+        "OutboxLaneLost",
+        {"outbox_lanes_held": "16x4 15x9 14x5 15x9", "outbox_paused_lanes": "0x4 1x29"},
+        quiet="12m",
+        fires="17m",
+        over="21m",
+        value="15",
+        severity="critical",
+    ),
+    Case(
         "OutboxStalled",
         {f"outbox_stalled{{{RELAY}}}": "0x4 1x5 0x9", f"outbox_ready{{{RELAY}}}": "1x4 0x5 1x9"},
         "5m",

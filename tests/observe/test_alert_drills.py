@@ -1,8 +1,7 @@
 """Each fault that the runbooks name makes its alert fire, and no other; a real Prometheus watches."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import psycopg
@@ -28,15 +27,6 @@ OLD_BACKLOG = """
     INSERT INTO outbox.message (aggregate_type, aggregate_id, event_type, payload, created_at)
     SELECT 'invoice', 'one', 'Issued', '{}', now() - interval '90 s' FROM generate_series(1, 15000)
 """
-
-
-@pytest.fixture
-async def stranger(database_url: str) -> AsyncIterator[psycopg.AsyncConnection]:
-    """A session that stands in the way."""
-    async with AsyncExitStack() as left:
-        connection = await psycopg.AsyncConnection.connect(database_url, application_name="report")
-        left.push_async_callback(connection.close)
-        yield connection
 
 
 async def test_a_poison_message(

@@ -9,10 +9,12 @@ import pytest
 from psycopg import sql
 
 from relay.config.settings import DatabaseSettings
+from relay.engine.session.session import LANES
 from relay.errors import AccessError, DatabaseUnavailableError, DeadlineError, NotReadyError, SchemaError
+from relay.operate import pauses
 from relay.operate.health import OutboxState, check_health
 from relay.operate.session import session
-from relay.operate.status import BY_INDEX, LANES, OLDEST_PENDING, Status, read_status
+from relay.operate.status import BY_INDEX, OLDEST_PENDING, About, Status, read_status
 from tests.operate.rows import Rows
 from tests.support.postgres import PostgresServer
 
@@ -114,6 +116,17 @@ def test_old_rows_that_are_being_worked_off_are_not_stalled(
         publishing.join()
 
     assert (status.state, status.reasons) == (OutboxState.OK, [])
+
+
+def test_with_an_earlier_status_nothing_is_watched(rows: Rows, connection: psycopg.Connection) -> None:
+    rows.node(published_total=5)
+    rows.pending(created_at=ago(60))
+
+    worked_off = read_status(connection, "outbox", progress_timeout=3600, published_before={"relay-1": 4})
+    stalled = read_status(connection, "outbox", progress_timeout=3600, published_before={"relay-1": 5})
+
+    assert (worked_off.state, stalled.state) == (OutboxState.OK, OutboxState.STALLED)
+    assert stalled.reasons[0].about is About.RELAYS
 
 
 def test_rows_behind_a_refused_one_are_degraded_until_its_attempt_is_overdue(
@@ -275,3 +288,22 @@ def test_a_server_that_is_read_only_is_named_as_such(rows: Rows, database: Datab
     with refused, session(database) as opened:
         opened.execute("SET default_transaction_read_only = on")
         opened.execute("UPDATE outbox.node SET state = 'ok'")
+
+
+def test_rows_of_a_paused_lane_do_not_age_and_the_lane_is_not_lost(rows: Rows, connection: psycopg.Connection) -> None:
+    old = rows.pending(created_at=ago(60))
+    (lane,) = rows.connection.execute("SELECT lane FROM outbox.message WHERE id = %s", [old]).fetchone() or (0,)
+    rows.node(lanes=[each for each in range(LANES) if each != lane])
+    before = read(connection)
+
+    pauses.pause_lane(connection, "outbox", lane, by="ada", why="test")
+    paused = read(connection)
+    rows.pending(created_at=ago(60), available_at=ago(30))
+    due = read(connection)
+
+    assert f"no relay holds lane {lane}" in before.reasons
+    assert before.state == OutboxState.STALLED
+    assert (paused.state, paused.oldest_pending_age_s, paused.pending) == (OutboxState.DEGRADED, None, 1)
+    assert [reason.about for reason in paused.reasons] == [About.PAUSE]
+    assert paused.reasons[0].startswith(f"lane {lane} is paused by ada since ")
+    assert (due.pending, due.oldest_pending_age_s) == (2, None)

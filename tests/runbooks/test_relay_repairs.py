@@ -1,8 +1,7 @@
 """The repairs of the relay's alerts: each test makes the fault, runs the page's commands, and sees it gone."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack
+from collections.abc import Iterator
 
 import aio_pika
 import psycopg
@@ -40,15 +39,6 @@ async def events(broker_url: str) -> None:
         channel = await connection.channel()
         exchange = await channel.declare_exchange("outbox", aio_pika.ExchangeType.TOPIC, durable=True)
         await (await channel.declare_queue("events", durable=True)).bind(exchange, "invoice.#")
-
-
-@pytest.fixture
-async def stranger(database_url: str) -> AsyncIterator[psycopg.AsyncConnection]:
-    """A session that stands in the way."""
-    async with AsyncExitStack() as left:
-        connection = await psycopg.AsyncConnection.connect(database_url, application_name="report")
-        left.push_async_callback(connection.close)
-        yield connection
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ NAMES: tuple[LiteralString, ...] = (
     "outbox_retention",
     "outbox_archive",
     "outbox_consumer",
+    "outbox_console",
 )
 
 

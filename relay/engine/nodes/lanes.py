@@ -2,12 +2,13 @@
 
 A node gives up a lane in this order. It stops reading the lane, and leaves to the table the rows that were not sent.
 It settles and marks the rows in flight. Then it releases the lock and notifies the other nodes.
+No node takes a lane that an operator has paused, and the node that has it gives it up.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 
-from psycopg.sql import SQL, Literal
+from psycopg.sql import SQL, Identifier, Literal
 
 from relay.backoff import wait_for_event
 from relay.engine.health import Health
@@ -19,10 +20,12 @@ from relay.logger import get_logger
 
 log = get_logger(__name__)
 
+# CASE, as a second condition might be evaluated after the lock: then a paused lane would stay locked.
 LOCK = SQL("""
     SELECT lane
     FROM unnest(%(lanes)s::smallint[]) AS lane
-    WHERE pg_try_advisory_lock(hashtext({schema} || '.lane'), lane)
+    WHERE CASE WHEN lane = ANY (ARRAY(SELECT pause.lane FROM {pauses} AS pause)) THEN false
+        ELSE pg_try_advisory_lock(hashtext({schema} || '.lane'), lane) END
     LIMIT %(number)s
 """)
 UNLOCK = SQL("""
@@ -37,10 +40,10 @@ LEAVING_INTERVAL = 0.01  # seconds between two looks at what is still under way
 
 
 async def lock_lanes(session: LaneSession, number: int = LANES) -> list[int]:
-    """Lock up to `number` free lanes and return them; the caller adds them to `session.lanes`."""
+    """Lock up to `number` free lanes that are not paused; return them. The caller adds them to `session.lanes`."""
     others = [lane for lane in range(LANES) if lane not in session.lanes.held]
     async with session.use() as connection:
-        statement = LOCK.format(schema=Literal(session.schema))
+        statement = LOCK.format(schema=Literal(session.schema), pauses=Identifier(session.schema, "lane_pause"))
         cursor = await connection.execute(statement, {"lanes": array_text(others), "number": number})
         return [lane for (lane,) in await cursor.fetchall()]
 
@@ -72,12 +75,13 @@ class Lanes:
         self._health = health
         self._learn = learn
         self._number = 0
+        self._paused: Collection[int] = ()
         self._aimed = asyncio.Event()
         self.held = asyncio.Event()
 
-    def aim(self, number: int) -> None:
-        """Hold this many lanes from now on. Call it repeatedly: a lane may have become free."""
-        self._number = number
+    def aim(self, number: int, paused: Collection[int]) -> None:
+        """Hold this many lanes from now on, and no paused one. Call it repeatedly: a lane may have become free."""
+        self._number, self._paused = number, paused
         self._aimed.set()
 
     def release_all(self) -> None:
@@ -95,12 +99,12 @@ class Lanes:
 
     async def _take_or_leave(self) -> None:
         # A lane that is leaving must go: the table may return rows of it again, behind rows that still wait here.
-        missing = self._number - len(self._lanes.staying)
-        if missing < 0:
-            self._lanes.leave(self._lanes.staying[missing:])
+        allowed = [lane for lane in self._lanes.staying if lane not in self._paused][: self._number]
+        if surplus := set(self._lanes.staying) - set(allowed):
+            self._lanes.leave(surplus)
             self._tail.wake()
-        elif missing:
-            await self._take(missing)
+        if len(allowed) < self._number:
+            await self._take(self._number - len(allowed))
 
     async def _take(self, number: int) -> None:
         taken = await lock_lanes(self._session, number)

@@ -6,13 +6,12 @@ ends its session, and no clock has to be right.
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import psycopg
 from psycopg import AsyncConnection
-from psycopg.rows import class_row
 from psycopg.sql import SQL, Identifier
 
 import relay
@@ -41,7 +40,8 @@ MEMBERS = SQL("""
 # `published_total` grows by what the marks of this name have counted in `published` since the last heartbeat, also by
 # those of a killed relay. Positions of a name commit in order. A session marks one statement after the other, and the
 # next session gets the name's lock only when the server has ended this one.
-# The statement also returns the members as they were just before. One round trip is most of what an idle node costs.
+# The statement also returns the members as they were just before, and which lanes are paused. One round trip is most of
+# what an idle node costs.
 BEAT = SQL("""
     WITH beat AS (
         INSERT INTO {schema}.node AS node (
@@ -63,9 +63,12 @@ BEAT = SQL("""
             )
         RETURNING name, backend_pid AS pid, heartbeat_at, can_deliver, standby
     )
-    SELECT * FROM beat
-    UNION ALL
-    SELECT * FROM ({members}) AS other WHERE pid <> pg_backend_pid()
+    SELECT member.*, ARRAY(SELECT lane FROM {schema}.lane_pause) AS paused
+    FROM (
+        SELECT * FROM beat
+        UNION ALL
+        SELECT * FROM ({members}) AS other WHERE pid <> pg_backend_pid()
+    ) AS member
 """)
 
 # For all nodes, as some never come back. Not with each heartbeat: that would walk over the deleted rows that an old
@@ -104,8 +107,8 @@ class Peer(NamedTuple):
     standby: bool
 
 
-def share(name: str, members: Iterable[Peer]) -> int:
-    """Return how many lanes a node should hold when these are all members, the node included.
+def share(name: str, members: Iterable[Peer], lanes: int = LANES) -> int:
+    """Return how many of so many lanes a node should hold when these are all members, the node included.
 
     The shares differ by one at most. The first of these groups that is not empty shares all lanes:
 
@@ -117,8 +120,8 @@ def share(name: str, members: Iterable[Peer]) -> int:
     serving = [member.name for member in _serving(list(members))]
     if name not in serving:
         return 0
-    lanes, more = divmod(LANES, len(serving))
-    return lanes + (sorted(serving).index(name) < more)
+    least, more = divmod(lanes, len(serving))
+    return least + (sorted(serving).index(name) < more)
 
 
 def _serving(members: Sequence[Peer]) -> Sequence[Peer]:
@@ -165,6 +168,7 @@ class Membership:
         self._beat_statement = session.sql(BEAT, members=members)
         self._end_statement = session.sql(END, members=members)
         self._silence = Silence(settings.node_timeout, 2 * settings.heartbeat_interval + 1)
+        self._paused: frozenset[int] = frozenset()  # lanes, as of the last heartbeat
         self._could_deliver: bool | None = None  # as the other nodes know
         self._stands_by = False
 
@@ -174,7 +178,7 @@ class Membership:
         while True:
             self._session.nodes_changed.clear()
             members = await self._beat()
-            self._aim(share(self._settings.node, members))
+            self._aim(share(self._settings.node, members, LANES - len(self._paused)))
             self._publisher.pump()  # it may have waited for this answer
             others = [member for member in members if member.pid != self._session.pid]
             silent = self._silence.look(_beats(others), time.monotonic())
@@ -187,8 +191,12 @@ class Membership:
         """Delete what marks have counted and heartbeats have added, until cancelled; one node does it for all."""
         while True:
             await asyncio.sleep(CLEAR_INTERVAL)
-            while 0 in self._session.lanes.held and await self._clear_added() == ROWS_PER_CLEAR:
+            while self._has_first_lane() and await self._clear_added() == ROWS_PER_CLEAR:
                 pass
+
+    def _has_first_lane(self) -> bool:
+        first = min(set(range(LANES)) - self._paused, default=None)  # while all are paused, no mark is made
+        return first in self._session.lanes.held
 
     @retried
     async def _clear_added(self) -> int:
@@ -213,7 +221,7 @@ class Membership:
             self._session.nodes_changed.clear()
             self._health.degrade("lanes", f"another relay has the name {name}: relay.node must be one of a kind")
             async with self._session.use() as connection:
-                namesakes = [peer for peer in await self._peers(connection, self._members) if peer.name == name]
+                namesakes = [peer for peer in await self._read_peers(connection) if peer.name == name]
             silent = self._silence.look(_beats(namesakes), time.monotonic())
             for peer in namesakes:
                 if peer in silent or peer.pid == self._former:
@@ -243,24 +251,26 @@ class Membership:
             "standby": self._settings.standby,
         }
         async with self._session.write() as connection:
-            members = await self._peers(connection, self._beat_statement, values)
+            cursor = await connection.execute(self._beat_statement, values, prepare=True)
+            found = await cursor.fetchall()  # this node is among them
+            self._paused = frozenset(found[0][-1])
             if can_deliver is not self._could_deliver:
                 await connection.execute(self._session.sql(TELL, nodes=self._session.nodes_channel))
                 self._could_deliver = can_deliver
-        return members
+        return [Peer(*row[:-1]) for row in found]
 
-    async def _peers(
-        self, connection: AsyncConnection, statement: bytes, values: Mapping[str, Any] | None = None
-    ) -> list[Peer]:
-        async with connection.cursor(row_factory=class_row(Peer)) as cursor:
-            return await (await cursor.execute(statement, values, prepare=True)).fetchall()
+    async def _read_peers(self, connection: AsyncConnection) -> list[Peer]:
+        cursor = await connection.execute(self._members, prepare=True)
+        return [Peer(*row) for row in await cursor.fetchall()]
 
     def _aim(self, number: int) -> None:
-        self._lanes.aim(number)
+        self._lanes.aim(number, self._paused)
         if number and self._session.lanes.held:
             self._health.heal("lanes")
         elif number:
             self._health.expect("lanes", "other nodes hold them still")
+        elif len(self._paused) == LANES:
+            self._health.expect("lanes", "an operator has paused them all: see `relay lanes list`")
         else:
             self._health.expect("lanes", "other nodes hold them; standing by")
         if number == 0 and not self._stands_by:

@@ -8,6 +8,7 @@ in memory only spare a query for all other keys.
 for long. The address is at fault, not the row, so rows for such an address lose no attempt. They wait in a separate
 partition, where they delay no other row. From time to time the relay sends one of them as a probe, alone on a channel.
 Once the broker takes the probe, the other rows follow in order.
+An operator can pause a route: its rows wait in the same way, and the relay sends no probe before it is resumed.
 If a row that is put away holds its key (`DeliveryPolicy`), the later rows of the key wait with it, whatever their
 address.
 """
@@ -15,6 +16,7 @@ address.
 import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import assert_never
 
 from psycopg.sql import SQL
 
@@ -25,7 +27,7 @@ from relay.engine.row import Fault, Key, Row, pieces
 from relay.engine.send.publisher import Publisher
 from relay.engine.send.routes import Address, Router
 from relay.engine.session.session import LaneSession, Retry, places, retried
-from relay.engine.settle.quarantine_table import Place, QuarantineTable, names
+from relay.engine.settle.quarantine_table import Left, Place, QuarantineTable, names
 from relay.logger import get_logger
 
 log = get_logger(__name__)
@@ -134,9 +136,16 @@ class QuarantinedRoute:
     id: int
     reason: str
     probes: int  # since the route came into quarantine
+    is_paused: bool = False  # no probe, and no row is let go
     probe_at: float = 0.0  # loop time of the next probe
     probe: Place | None = None  # the row that is under way as a probe
-    works: bool = False  # the broker took a probe: the relay releases the rows
+    works: bool = False  # the broker took a probe, or all of ours have gone: the relay releases the rows
+
+    def pause(self) -> None:
+        self.is_paused, self.works = True, False
+
+    def resume(self) -> None:
+        self.is_paused, self.probe_at = False, 0.0
 
 
 class Quarantine:
@@ -169,8 +178,8 @@ class Quarantine:
     async def load(self) -> None:
         """Read from the table which routes are in quarantine.
 
-        The relay probes a new route at once. It also probes a route at once if its count of probes has fallen: an
-        operator has asked for that.
+        The relay probes a new route at once. It does so, too, if a route's count of probes has fallen, or its pause has
+        ended: an operator has asked for that.
         """
         async with self._turn:
             await self._load()
@@ -178,11 +187,23 @@ class Quarantine:
 
     async def _load(self) -> None:
         self._load_at = self._loop.time() + LOAD_INTERVAL
-        for address, id_, reason, probes in await self._table.routes():
-            route = self._routes.setdefault(address, QuarantinedRoute(id_, reason, probes))
-            route.id = id_  # a new one if the other nodes have released the route and quarantined it again
-            if probes < route.probes:
-                route.probes, route.probe_at = probes, 0.0
+        entries = dict(await self._table.routes())
+        for address, entry in entries.items():
+            route = self._routes.setdefault(address, QuarantinedRoute(entry.id, entry.reason, entry.probes))
+            route.id = entry.id  # a new one if the other nodes have released the route and quarantined it again
+            if entry.probes < route.probes:
+                route.probes, route.probe_at = entry.probes, 0.0
+            if entry.is_paused:
+                if not route.is_paused:
+                    log.info("route.paused", **names(address), reason=entry.reason)
+                route.reason = entry.reason
+                route.pause()
+                # With each load: a row that was in flight at the pause may have been refused since, to be sent again.
+                await self._take(address, [], entry.reason)
+        for address, route in self._routes.items():
+            if route.is_paused and not (address in entries and entries[address].is_paused):
+                log.info("route.resumed", **names(address))
+                route.resume()
 
     def _load_soon(self) -> None:
         self._load_at = 0.0
@@ -190,6 +211,8 @@ class Quarantine:
 
     async def hold_rows(self, window: list[Row]) -> list[Row]:
         """Set aside the rows that must wait, and return the others."""
+        if not self._load_at:  # an operator has changed a route, perhaps before these rows were written
+            await self.load()
         if not self._routes and not self._turn.locked():
             return window
         async with self._turn:
@@ -203,7 +226,7 @@ class Quarantine:
             route = self._routes.get(address)
             if route is None or route.works:
                 free.append(row)
-            elif route.probe == (row.lane, row.id):
+            elif route.probe == (row.lane, row.id) and not route.is_paused:
                 self._publisher.queue.send_alone(row.id)
                 free.append(row)
             else:
@@ -222,6 +245,7 @@ class Quarantine:
                 await self._take(address, [fault.row for fault in own], own[0].reason)
 
     async def _take(self, address: Address, returned: Sequence[Row], reason: str) -> None:
+        """Set aside these rows, and all rows for the address that wait to be sent."""
         queue = self._publisher.queue
 
         def is_bound_there(row: Row) -> bool:
@@ -229,6 +253,8 @@ class Quarantine:
 
         withdrawn = queue.withdraw(is_bound_there)
         heads, waiting = [*returned, *withdrawn.heads], withdrawn.waiting
+        if not heads and not waiting:
+            return
         await self._set_aside(address, [*heads, *filter(is_bound_there, waiting)], reason)
         if not self._holding:
             for row in heads:
@@ -279,7 +305,7 @@ class Quarantine:
             if route is not None:
                 route.probe = None
                 # A row that waited only behind another row of its key says nothing about that row's route.
-                route.works = self._router.address(row) == address
+                route.works = self._router.address(row) == address and not route.is_paused
                 route.probe_at = 0.0
         self._arm()
 
@@ -292,7 +318,8 @@ class Quarantine:
         now = self._loop.time()
         if now >= self._load_at and (self._routes or not self._load_at):
             await self.load()
-        due = [(address, route) for address, route in self._routes.items() if route.probe_at <= now]
+        active = [(address, route) for address, route in self._routes.items() if not route.is_paused]
+        due = [(address, route) for address, route in active if route.probe_at <= now]
         due.sort(key=lambda each: each[1].probe_at)
         if due:
             async with self._turn:
@@ -308,18 +335,25 @@ class Quarantine:
             self._arm()  # also when no probe was due: the loop counts milliseconds, so a timer may fire a bit early
 
     async def _set_aside(self, address: Address, rows: Sequence[Row], reason: str) -> None:
+        entry = None
         for piece in pieces(rows, (row.cost for row in rows)):
-            id_, probes = await self._table.set_aside(address, piece, reason)
+            entry = await self._table.set_aside(address, piece, reason)
             self._tail.forget(piece)
+        if entry is None:
+            return
         route = self._routes.get(address)
         if route is None:
-            route = self._routes[address] = QuarantinedRoute(id_, reason, probes)
+            route = self._routes[address] = QuarantinedRoute(entry.id, reason, entry.probes)
             log.warning("route.quarantined", **names(address), reason=reason)
             self._schedule(route)
             self._arm()
         elif route.probe in {(row.lane, row.id) for row in rows}:
             route.probe = None
-        route.id, route.reason, route.works = id_, reason, False
+        route.id, route.reason, route.works = entry.id, reason, False
+        if entry.is_paused:
+            route.pause()
+        elif route.is_paused:
+            route.resume()
 
     async def _hold_followers(self, rows: list[Row]) -> list[Row]:
         """Set aside the rows whose key has an earlier row in quarantine, and return the others."""
@@ -346,13 +380,24 @@ class Quarantine:
         log.debug("route.probed", **names(address), probes=route.probes)
 
     async def _let_go(self, address: Address, route: QuarantinedRoute) -> None:
-        rows, is_last = await self._table.let_go(route.id, ROWS_PER_RELEASE)
+        rows, left = await self._table.let_go(route.id, ROWS_PER_RELEASE)
         self._go_back(rows)
-        if is_last:
-            del self._routes[address]
-            log.info("route.released", **names(address), probes=route.probes)
-            if not self._routes:  # an operator may have sent rows to a route that is new; later rows must not overtake
-                await self._load()
+        match left:
+            case Left.ROWS:
+                pass  # the next round lets them go
+            case Left.PAUSE:
+                route.pause()
+            case Left.OTHER_LANES:
+                # Those of a paused lane may wait for days. Meanwhile ours go out, unless one of them comes back.
+                route.works = True
+                self._schedule(route)
+            case Left.NOTHING:
+                del self._routes[address]
+                log.info("route.released", **names(address), probes=route.probes)
+                if not self._routes:  # an operator may have sent rows to a new route; later rows must not overtake
+                    await self._load()
+            case _:
+                assert_never(left)
 
     def _go_back(self, rows: Iterable[Place]) -> None:
         first: dict[int, int] = {}
@@ -366,8 +411,9 @@ class Quarantine:
         route.probe_at = self._loop.time() + backoff(route.probes + 1, PROBE_INITIAL, most)
 
     def _arm(self) -> None:
-        """Interrupt the tail when the next probe is due."""
+        """Interrupt the tail when the next probe is due, or when the table must be read again for a paused route."""
         if self._timer is not None:
             self._timer.cancel()
-        at = min((route.probe_at for route in self._routes.values()), default=None)
+        moments = (self._load_at if route.is_paused else route.probe_at for route in self._routes.values())
+        at = min(moments, default=None)
         self._timer = None if at is None else self._loop.call_at(at, self._tail.interrupt)

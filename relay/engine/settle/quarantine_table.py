@@ -1,6 +1,8 @@
 """The quarantine in the database: its routes, the rows that wait for them, and the rows' way in and out."""
 
 from collections.abc import Collection
+from enum import Enum, auto
+from typing import NamedTuple
 
 from psycopg.sql import SQL
 
@@ -10,14 +12,14 @@ from relay.engine.session.session import LaneSession, Retry, array_text, places,
 
 Place = tuple[int, int]  # lane and id of a row
 
-LOAD = SQL("SELECT id, exchange, routing_key, reason, probes FROM {schema}.quarantine")
+LOAD = SQL("SELECT id, exchange, routing_key, reason, probes, paused_at IS NOT NULL FROM {schema}.quarantine")
 
 # The update locks the route's row: no other node can delete the row before the rows that wait for it are written.
 ENTER = SQL("""
     INSERT INTO {schema}.quarantine (exchange, routing_key, reason)
     VALUES (%(exchange)s, %(routing_key)s, %(reason)s)
     ON CONFLICT (exchange, routing_key) DO UPDATE SET reason = excluded.reason
-    RETURNING id, probes
+    RETURNING id, reason, probes, paused_at IS NOT NULL
 """)
 
 SET_ASIDE = SQL("""
@@ -49,7 +51,9 @@ SET_ASIDE_BEHIND = SQL("""
     RETURNING row.id
 """)
 
-NOTE_PROBE = SQL("UPDATE {schema}.quarantine SET probes = probes + 1, probed_at = now() WHERE id = %(route)s")
+NOTE_PROBE = SQL("""
+    UPDATE {schema}.quarantine SET probes = probes + 1, probed_at = now() WHERE id = %(route)s AND paused_at IS NULL
+""")
 KEY_OF_PENDING = SQL("""
     SELECT aggregate_type, aggregate_id FROM {schema}.message_pending WHERE lane = %(lane)s AND id = %(id)s
 """)
@@ -98,12 +102,30 @@ LET_GO = SQL("""
     ))
     RETURNING lane, id
 """)
-LOCK = SQL("SELECT FROM {schema}.quarantine WHERE id = %(route)s FOR UPDATE")
+LOCK = SQL("SELECT paused_at IS NOT NULL FROM {schema}.quarantine WHERE id = %(route)s FOR UPDATE")
 LEAVE = SQL("""
     DELETE FROM {schema}.quarantine
     WHERE id = %(route)s
         AND NOT EXISTS (SELECT FROM {schema}.message WHERE state = 'quarantined' AND quarantine = %(route)s)
 """)
+
+
+class Entry(NamedTuple):
+    """A row of the table `quarantine`."""
+
+    id: int
+    reason: str
+    probes: int
+    is_paused: bool
+
+
+class Left(Enum):
+    """What is left of a route after `let_go`."""
+
+    ROWS = auto()  # in this session's lanes
+    OTHER_LANES = auto()  # rows of other nodes' lanes, or of paused ones
+    NOTHING = auto()  # the route is not in quarantine any more
+    PAUSE = auto()  # an operator has paused the route: no row was let go
 
 
 class QuarantineTable:
@@ -117,24 +139,26 @@ class QuarantineTable:
         self._retry = retry
 
     @retried
-    async def routes(self) -> list[tuple[Address, int, str, int]]:
-        """Return the routes in quarantine: address, id, reason and number of probes."""
+    async def routes(self) -> list[tuple[Address, Entry]]:
+        """Return the routes in quarantine."""
         async with self._session.use() as connection:
             cursor = await connection.execute(self._session.sql(LOAD))
             return [
-                (Address(exchange.encode(), routing_key.encode()), id_, reason, probes)
-                for id_, exchange, routing_key, reason, probes in await cursor.fetchall()
+                (Address(exchange.encode(), routing_key.encode()), Entry(id_, *rest))
+                for id_, exchange, routing_key, *rest in await cursor.fetchall()
             ]
 
     @retried
-    async def set_aside(self, address: Address, rows: Collection[Row], reason: str) -> tuple[int, int]:
-        """Let rows wait for a route, which is added if it is new; return its id and its number of probes."""
+    async def set_aside(self, address: Address, rows: Collection[Row], reason: str) -> Entry:
+        """Let rows wait for a route, which is added if it is new; return the route."""
         entered = {**names(address), "reason": reason}
         async with self._session.write() as connection, connection.transaction():
             cursor = await connection.execute(self._session.sql(ENTER), entered)
-            id_, probes = await cursor.fetchone() or (0, 0)
-            await connection.execute(self._session.sql(SET_ASIDE), {**places(rows), "route": id_, "reason": reason})
-        return id_, probes
+            entry = Entry(*(await cursor.fetchone() or (0, reason, 0, False)))
+            await connection.execute(
+                self._session.sql(SET_ASIDE), {**places(rows), "route": entry.id, "reason": reason}
+            )
+        return entry
 
     @retried
     async def set_aside_behind(self, rows: Collection[Row]) -> set[int]:
@@ -167,7 +191,9 @@ class QuarantineTable:
                 "types": [kind.decode() for kind, _ in but],
                 "keys": [key.decode() for _, key in but],
             }
-            await connection.execute(self._session.sql(NOTE_PROBE), {"route": route})
+            noted = await connection.execute(self._session.sql(NOTE_PROBE), {"route": route})
+            if not noted.rowcount:  # it was paused, or has left the quarantine, in this moment
+                return None
             for again in (False, True):
                 cursor = await connection.execute(self._session.sql(TAKE_PROBE), {**values, "again": again})
                 if (probe := await cursor.fetchone()) is not None:
@@ -182,21 +208,20 @@ class QuarantineTable:
             await connection.execute(self._session.sql(NOTE_FAILURE), values)
 
     @retried
-    async def let_go(self, route: int, rows: int) -> tuple[list[Place], bool]:
-        """Make up to `rows` rows of a route pending, in order.
-
-        Returns:
-            The rows, and whether no other row in this session's lanes waits for the route.
-        """
+    async def let_go(self, route: int, rows: int) -> tuple[list[Place], Left]:
+        """Make up to `rows` rows of a route pending, in order; return them, and what is left of the route."""
         async with self._session.use() as connection, connection.transaction():
-            await connection.execute(self._session.sql(LOCK), {"route": route})
+            cursor = await connection.execute(self._session.sql(LOCK), {"route": route})
+            found = await cursor.fetchone()
+            if found == (True,):
+                return [], Left.PAUSE
             values = {"route": route, "lanes": self._lanes(), "rows": rows}
             cursor = await connection.execute(self._session.sql(LET_GO), values)
             gone = await cursor.fetchall()
-            is_last = len(gone) < rows
-            if is_last:
-                await connection.execute(self._session.sql(LEAVE), {"route": route})
-        return gone, is_last
+            if len(gone) == rows:
+                return gone, Left.ROWS
+            is_over = found is None or (await connection.execute(self._session.sql(LEAVE), {"route": route})).rowcount
+        return gone, Left.NOTHING if is_over else Left.OTHER_LANES
 
     def _lanes(self) -> str:
         return array_text(self._session.lanes.held)

@@ -25,6 +25,7 @@ from relay.stopping import stopped_by_signals
 MOST_REFUSED = 10  # in a row: what refuses so many refuses all
 
 Write = Callable[[Sequence[Letter]], None]
+Show = Callable[[int, int, int], None]  # letters in the queue, how many were read, and how many refused
 
 
 class Before(Enum):
@@ -47,6 +48,7 @@ class Done:
         refused: message ids, each with the reason why it was not sent: these letters are where they were.
         not_found: message ids that were named, and are not there.
         warning: what else an operator should know.
+        job: the number of the job; None: a preview.
     """
 
     queue: str
@@ -56,6 +58,7 @@ class Done:
     not_found: list[str] = field(default_factory=list)
     is_stopped: bool = False
     warning: str | None = None
+    job: int | None = None
 
 
 def queues_of(name: str) -> tuple[str, str]:
@@ -142,7 +145,7 @@ class Command:
         write: commits rows of the audit.
         known: tells of letters what an earlier run of the same job did.
         rate: letters a second at most; None: as fast as the broker takes them.
-        show: called after each page with the letters in the queue, how many were read, and how many refused.
+        show: called after each page.
     """
 
     def __init__(
@@ -154,7 +157,7 @@ class Command:
         write: Write,
         known: Known = lambda _: {},
         rate: float | None = None,
-        show: Callable[[int, int, int], None] = lambda *_: None,
+        show: Show = lambda *_: None,
     ) -> None:
         self._broker = broker
         self._choice = _Choice(entry, selection)
@@ -241,3 +244,8 @@ class Command:
                 self._refused_in_a_row = 0
         if self._refused_in_a_row >= MOST_REFUSED:
             self.stop()
+
+
+async def preview_letters(broker: BrokerSettings, entry: Entry, selection: Selection) -> Done:
+    """Count the letters that a command would change; raises OutboxError."""
+    return await Preview(broker, entry, selection).run()

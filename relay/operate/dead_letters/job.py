@@ -5,7 +5,7 @@ killed in between finds its letters again, knows them by their notes, and only a
 exact, as far as letters have a message id.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
@@ -13,18 +13,24 @@ import psycopg
 from psycopg.sql import SQL, Composed, Identifier
 
 from relay.config.settings import BrokerSettings
-from relay.errors import PartlyDoneError
+from relay.errors import JobTurnedError, PartlyDoneError
 from relay.jobs.job import NO_CAUTION, Caution, Job, Kind, Order, Source, make_job, running
 from relay.operate.dead_letters.audit import Entry, write_audit
 from relay.operate.dead_letters.change import Before, Command, Done
 from relay.operate.dead_letters.letter import SOURCE, Letter, Selection
+from relay.operate.dead_letters.read import list_command
 
 QUEUE, SENT_TO = "queue", "sent_to"  # in the job's filter, next to what selects the letters
 
 LOCK_JOB = SQL("SELECT state FROM {schema}.job WHERE id = %(job)s FOR UPDATE")
 COUNT_DONE = SQL("UPDATE {schema}.job SET done = done + %(letters)s, saved_at = now() WHERE id = %(job)s")
 END = SQL("""
-    UPDATE {schema}.job SET state = 'done', failed = %(failed)s, saved_at = now()
+    UPDATE {schema}.job
+    SET state = 'done', failed = %(failed)s, selected = coalesce(selected, done + %(failed)s), saved_at = now()
+    WHERE id = %(job)s AND state = 'open'
+""")
+PAUSE = SQL("""
+    UPDATE {schema}.job SET state = 'paused', paused_because = %(because)s, saved_at = now()
     WHERE id = %(job)s AND state = 'open'
 """)
 COUNT_RETRIED = SQL("""
@@ -41,16 +47,24 @@ READ_NOTES = SQL("""
 
 
 def order_letters(
-    connection: psycopg.Connection, schema: str, entry: Entry, selection: Selection, *, caution: Caution = NO_CAUTION
+    connection: psycopg.Connection,
+    schema: str,
+    entry: Entry,
+    selection: Selection,
+    *,
+    caution: Caution = NO_CAUTION,
+    by_console: bool = False,
 ) -> Job:
-    """Write down a job over the letters of a queue; `run_letters` does it."""
+    """Write down a job over the letters of a queue; `run_letters` does it. Letters are counted when they are named."""
     order = Order(
         kind=Kind(entry.command),
         source=Source.DEAD_LETTER,
         filter={QUEUE: entry.queue, SENT_TO: entry.sent_to, **selection.as_json()},
         by=entry.done_by,
         why=entry.why,
+        selected=len(selection.message_ids) or None,
         caution=caution,
+        by_console=by_console,
     )
     return make_job(connection, schema, order)
 
@@ -62,9 +76,12 @@ async def run_letters(
     job: Job,
     *,
     show: Callable[[int, int, int], None] = lambda *_: None,
+    run: Callable[[Command], Awaitable[Done]] = Command.run_until_told,
 ) -> Done:
-    """Do the rest of a job, until its end or a signal; what was done by earlier runs is not in the result.
+    """Do the rest of a job, until its end or a stop; what was done by earlier runs is not in the result.
 
+    Args:
+        run: does the work, and may stop it; until its end or a signal unless given.
     Raises:
         BusyError: another process runs it.
         PartlyDoneError: it was paused or cancelled, or could not go on; what is done stays done.
@@ -76,18 +93,46 @@ async def run_letters(
         selection = replace(selection, limit=selection.limit - job.done)
     with running(connection, schema, job):
         command = Command(broker, book.entry, selection, write=book.write, known=book.known, rate=job.rate, show=show)
-        done = await command.run_until_told()
+        done = await run(command)
         if not done.is_stopped:
             book.end(refused=len(done.refused))
+    done.job = job.id
     return done
+
+
+def pause_letters(connection: psycopg.Connection, schema: str, job: Job, *, because: str) -> None:
+    """Pause a job that cannot go on by itself, and note why."""
+    connection.execute(PAUSE.format(schema=Identifier(schema)), {"job": job.id, "because": because})
+
+
+def done_by_console(job: Job) -> Done:
+    """Return what a console has done with letters.
+
+    Raises:
+        PartlyDoneError: some are left, or the job has not ended.
+    """
+    queue = entry_of(job).queue
+    if job.state != "done":
+        because = f": {job.paused_because}" if job.paused_because else ""
+        raise PartlyDoneError(f"{job.words} is {job.state} after {job.done} letters of {queue}{because}")
+    if left := (job.selected or 0) - job.done:
+        raise PartlyDoneError(
+            f"{job.done} letters of {queue} are done, and {left} stay or are not there: see {list_command(queue)}"
+        )
+    return Done(queue, chosen=job.done, done=job.done, job=job.id)
+
+
+def entry_of(job: Job) -> Entry:
+    """Return what the notes of a job's letters have in common."""
+    filter_ = job.filter
+    return Entry(job.kind, filter_[QUEUE], filter_[SENT_TO], job.made_by, job.why or "", job.id)
 
 
 class _Book:
     """Keeps the notes and the count of a job."""
 
     def __init__(self, connection: psycopg.Connection, schema: str, job: Job) -> None:
-        filter_ = job.filter
-        self.entry = Entry(job.kind, filter_[QUEUE], filter_[SENT_TO], job.made_by, job.why or "", job.id)
+        self.entry = entry_of(job)
         self._connection = connection
         self._schema = schema
         self._job = job
@@ -96,14 +141,14 @@ class _Book:
         """Commit the notes of letters and count them; for no letters it fails where it would for one.
 
         Raises:
-            PartlyDoneError: an operator has paused or cancelled the job.
+            JobTurnedError: an operator has paused or cancelled the job.
         """
         with self._connection.transaction():
             values = {"job": self._job.id, "letters": len(letters)}
             (state,) = self._connection.execute(self._sql(LOCK_JOB), values).fetchone() or ("gone",)
             # Letters that the broker has confirmed are noted all the same.
             if state != "open" and not letters:
-                raise PartlyDoneError(f"{self._job.words} is {state}")
+                raise JobTurnedError(f"{self._job.words} is {state}")
             write_audit(self._connection, self._schema, self.entry, letters)
             self._connection.execute(self._sql(COUNT_DONE), values)
             if self._job.kind is Kind.RETRY:

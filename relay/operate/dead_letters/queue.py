@@ -194,7 +194,7 @@ class DeadQueue:
         self.read += 1
         delivered = unfolded(came)
         held = Held(read_letter(self.read, delivered, self.name), delivered)
-        self._came_back = _returns(held) > 0
+        self._came_back = returns_of(held) > 0
         return held
 
     async def _leave(self) -> None:
@@ -202,7 +202,7 @@ class DeadQueue:
         page = self._page
         if page is None:
             return
-        self._is_renewing |= self.refusal is None and any(_returns(each) >= MOST_RETURNS for each in page.letters)
+        self._is_renewing |= self.refusal is None and any(returns_of(each) >= MOST_RETURNS for each in page.letters)
         if self._is_renewing:
             copies = (Copy(each, self.name, renewed(each.delivered)) for each in page.letters)
             refused = await self.publish(copies)
@@ -272,7 +272,7 @@ def in_words(queue: str) -> Iterator[None]:
         raise BrokerUnavailableError(f"the connection was lost: {words(error)}") from error
 
 
-def _returns(held: Held) -> int:
+def returns_of(held: Held) -> int:
     """Return how often it has come back to its queue; a classic queue does not count, and has no limit."""
     headers = held.delivered.header.properties.headers or {}
     return max((count for name in RETURNS if isinstance(count := headers.get(name), int)), default=0)

@@ -48,6 +48,12 @@ async def list_letters(broker: BrokerSettings, queue: str, selection: Selection)
     return letters, await read_letters(broker, queue, selection, lambda held: letters.append(held.letter))
 
 
+async def count_letters(broker: BrokerSettings, queue: str) -> int:
+    """Return how many letters a queue has that are with nobody, without reading one; raises as `queue.opened`."""
+    async with opened(broker, queue) as dead:
+        return dead.count
+
+
 def list_command(queue: str) -> str:
     """Return the command that lists the letters of a queue, for a message."""
     return f"`relay dead-letters list {quote(queue)}`"

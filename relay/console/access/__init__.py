@@ -1,0 +1,1 @@
+"""Who may do what: each action is checked here, on the server."""

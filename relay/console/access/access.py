@@ -1,0 +1,47 @@
+"""The access of one console: what its kind of authentication is made of."""
+
+from typing import assert_never
+
+from anyio import CapacityLimiter
+
+from relay.config.settings import Authentication, ConsoleSettings
+from relay.console.access.identity import Identifier
+from relay.console.access.local import identify_local
+from relay.console.access.login_limit import LoginLimit
+from relay.console.access.oidc import Provider
+from relay.console.access.passwords import MOST_CHECKS, PasswordFile
+from relay.console.access.proxy import proxy_identifier
+from relay.console.access.sessions import Sessions
+
+
+class Access:
+    """How this console finds out who asks.
+
+    Attributes:
+        identify: finds out the user of a request.
+        sessions: the logins; unused where each request says who sends it.
+        passwords: the users, with authentication `password`.
+        checks: how many passwords are checked at once; others wait without a thread.
+        provider: who knows the users, with authentication `oidc`.
+        limit: of failed logins.
+    """
+
+    def __init__(self, console: ConsoleSettings) -> None:
+        self.passwords = PasswordFile(console.users)
+        self.checks = CapacityLimiter(MOST_CHECKS)
+        self.provider = Provider(console)
+        self.limit = LoginLimit()
+        self.sessions = Sessions(console.session_timeout)
+        self.identify: Identifier
+        match console.authentication:
+            case Authentication.NONE:
+                self.identify = identify_local
+            case Authentication.PROXY:
+                self.identify = proxy_identifier(console)
+            case Authentication.PASSWORD:
+                self.sessions = Sessions(console.session_timeout, self.passwords.holds)
+                self.identify = self.sessions.identify
+            case Authentication.OIDC:
+                self.identify = self.sessions.identify
+            case _:
+                assert_never(console.authentication)

@@ -1,0 +1,62 @@
+"""What stands before every route: the names that are answered, and the headers of every answer."""
+
+from http import HTTPStatus
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+# No inline script and no inline style: what a message says cannot become either.
+POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self'",
+        "font-src 'self'",
+        "connect-src 'self'",
+        "form-action 'self'",
+        "base-uri 'none'",
+        "frame-ancestors 'none'",
+    )
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+    "Referrer-Policy": "same-origin",  # with `no-referrer` browsers hide the origin of a form
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+BY_HTTPS = {"Strict-Transport-Security": "max-age=31536000"}
+KEPT = "Cache-Control"
+
+
+class GuardedApp:
+    """The app behind a check of the header Host, with our headers on each of its answers."""
+
+    def __init__(self, app: ASGIApp, origins: frozenset[str]) -> None:
+        self._app = app
+        self._hosts = {urlsplit(origin).netloc for origin in origins}
+        is_https = all(origin.startswith("https:") for origin in origins)
+        self._headers = HEADERS | BY_HTTPS if is_https else HEADERS
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers.update(self._headers)
+                headers.setdefault(KEPT, "no-store")
+            await send(message)
+
+        if Headers(scope=scope).get("Host") not in self._hosts:
+            words = "this console has another name: console.origin says which\n"
+            await PlainTextResponse(words, HTTPStatus.MISDIRECTED_REQUEST)(scope, receive, send_guarded)
+            return
+        await self._app(scope, receive, send_guarded)

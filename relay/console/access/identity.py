@@ -1,0 +1,86 @@
+"""Roles, and who has which: a route names the least role that may use it.
+
+@router.post("/parked/{row}/retry")
+def retry(row: int, who: Annotated[Identity, Depends(require(Role.OPERATOR))]) -> Response: ...
+"""
+
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from enum import StrEnum
+from http import HTTPStatus
+from typing import Protocol
+
+from starlette.requests import Request
+
+from relay.errors import OutboxError
+
+
+class Role(StrEnum):
+    """What a user may do; each role may do what the ones before it may."""
+
+    VIEWER = "viewer"  # see figures, states and errors, but not what messages say
+    OPERATOR = "operator"  # reveal what messages say; retry, reroute, pause and resume
+    OWNER = "owner"  # discard and drop
+
+    def includes(self, other: "Role") -> bool:
+        """Whether this role may do what the other may."""
+        order = list(Role)
+        return order.index(self) >= order.index(other)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A user, as the audit names them."""
+
+    name: str
+    role: Role
+
+
+class Identifier(Protocol):
+    """Finds out who sends a request: by a session, or by a proxy's headers."""
+
+    def __call__(self, request: Request, /) -> Awaitable[Identity | None]:
+        """Return who it is; None for a request of nobody that we know."""
+
+
+class RefusedError(OutboxError):
+    """A request that this user may not make, or not now; nothing was done."""
+
+    def __init__(self, status: HTTPStatus, words: str) -> None:
+        super().__init__(words)
+        self.status = status
+
+
+class LoginNeededError(RefusedError):
+    """A request of nobody that we know."""
+
+    def __init__(self) -> None:
+        super().__init__(HTTPStatus.UNAUTHORIZED, "log in first")
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """A dependency of a route: returns who asks, if their role includes this one.
+
+    Raises:
+        LoginNeededError: the request is of nobody that we know.
+        RefusedError: the role does not include this one.
+    """
+
+    role: Role
+
+    async def __call__(self, request: Request) -> Identity:
+        identify: Identifier = request.app.state.identify
+        identity = await identify(request)
+        if identity is None:
+            raise LoginNeededError
+        if not identity.role.includes(self.role):
+            words = f"{identity.name} is {identity.role}, and this takes the role {self.role}"
+            raise RefusedError(HTTPStatus.FORBIDDEN, words)
+        request.state.identity = identity
+        return identity
+
+
+def require(role: Role) -> Requirement:
+    """Return the dependency of a route that users of this role, and of those above it, may use."""
+    return Requirement(role)

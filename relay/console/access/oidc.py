@@ -1,0 +1,215 @@
+"""Login by an OpenID Connect provider: authorization code flow with PKCE.
+
+What belongs to a login that has begun follows from a random text in a separate cookie. That one is SameSite=Lax, as
+the provider's answer comes from another site.
+"""
+
+import base64
+import hashlib
+import hmac
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import parse_qs, quote_plus, urlencode, urlsplit
+
+import httpx
+from joserfc import jwt
+from joserfc.errors import InvalidKeyIdError, JoseError
+from joserfc.jwk import KeySet
+
+from relay.config.settings import ConsoleSettings
+from relay.console.access.groups import role_of
+from relay.console.access.identity import Identity, RefusedError
+from relay.observe.printable import printable
+
+COOKIE = "__Host-relay-login"
+CALLBACK = "/login/callback"
+LOGIN_TIMEOUT = 600  # seconds at the provider's pages
+TIMEOUT = 10.0  # seconds for an answer of the provider
+KEPT = 3600.0  # seconds that the provider's addresses and keys are kept
+LEEWAY = 60  # seconds that clocks may differ
+ALGORITHMS = ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA", "Ed25519"]
+
+_KEY = secrets.token_bytes(32)
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A login that has begun; all follows from `seed`."""
+
+    seed: str
+
+    @property
+    def state(self) -> str:
+        return self._derived("state")
+
+    @property
+    def nonce(self) -> str:
+        return self._derived("nonce")
+
+    @property
+    def verifier(self) -> str:
+        return self._derived("verifier")
+
+    @property
+    def challenge(self) -> str:
+        return _text(hashlib.sha256(self.verifier.encode()).digest())
+
+    def _derived(self, use: str) -> str:
+        digest = hmac.new(_KEY, f"{use} {self.seed}".encode(), hashlib.sha256).digest()
+        return _text(digest)
+
+
+class Provider:
+    """The provider of console.oidc_issuer; it is asked when the first user logs in."""
+
+    def __init__(self, console: ConsoleSettings) -> None:
+        self._console = console
+        self._known: Mapping[str, Any] = {}
+        self._keys: KeySet | None = None
+        self._asked_at = 0.0
+
+    async def begin(self) -> tuple[Begun, str]:
+        """Return a login that begins, and the page of the provider where it goes on.
+
+        Raises:
+            RefusedError: the provider does not answer as one does.
+        """
+        begun = Begun(secrets.token_urlsafe(32))
+        asked = {
+            "response_type": "code",
+            "client_id": self._console.oidc_client_id,
+            "redirect_uri": self._redirect_uri,
+            "scope": self._console.oidc_scopes,
+            "state": begun.state,
+            "nonce": begun.nonce,
+            "code_challenge": begun.challenge,
+            "code_challenge_method": "S256",
+        }
+        page = (await self._metadata())["authorization_endpoint"]
+        return begun, f"{page}{'&' if '?' in page else '?'}{urlencode(asked)}"
+
+    async def finish(self, begun: Begun, query: str) -> Identity:
+        """Return the user for whom the provider has sent the browser back.
+
+        Raises:
+            RefusedError: the answer is not to this login, is not the provider's, or names nobody with a role.
+        """
+        given = {name: values[0] for name, values in parse_qs(query).items()}
+        if not hmac.compare_digest(given.get("state", "").encode(), begun.state.encode()):
+            raise RefusedError(HTTPStatus.FORBIDDEN, "this is no answer to a login that was begun here: begin again")
+        if "error" in given or "code" not in given:
+            raise _not_logged_in(given.get("error_description") or given.get("error", "it sent no code"))
+        try:
+            async with httpx.AsyncClient(timeout=TIMEOUT) as client:
+                token = await self._token(client, given["code"], begun.verifier)
+                claims = await self._claims(str(token["id_token"]), begun.nonce)
+                place = (await self._metadata()).get("userinfo_endpoint")
+                if place and self._console.oidc_groups_claim not in claims:
+                    claims |= await _told(client, place, str(token["access_token"]), claims["sub"])
+        except KeyError as error:
+            raise _not_logged_in(f"its answer has no {error}") from error
+        except (JoseError, httpx.HTTPError, ValueError) as error:
+            raise _not_logged_in(_words(error)) from error
+        return self._identity(claims)
+
+    def _identity(self, claims: Mapping[str, Any]) -> Identity:
+        name = printable(claims.get("preferred_username") or claims.get("email") or claims["sub"])
+        told = claims.get(self._console.oidc_groups_claim, [])
+        groups = [told] if isinstance(told, str) else [str(each) for each in told]
+        if (role := role_of(groups, self._console)) is None:
+            raise RefusedError(HTTPStatus.FORBIDDEN, f"no group of {name} has a role in this console")
+        return Identity(name, role)
+
+    async def _token(self, client: httpx.AsyncClient, code: str, verifier: str) -> Mapping[str, Any]:
+        """Return the tokens for a code, which the provider gives once, and to who has the verifier."""
+        console = self._console
+        form = {
+            "grant_type": "authorization_code",
+            "code": code,
+            "code_verifier": verifier,
+            "redirect_uri": self._redirect_uri,
+            "client_id": console.oidc_client_id,
+        }
+        secret = console.oidc_client_secret.get_secret_value()
+        # RFC 6749, 2.3.1: both are encoded as in a form first.
+        login = (
+            httpx.BasicAuth(quote_plus(console.oidc_client_id), quote_plus(secret))
+            if secret
+            else httpx.USE_CLIENT_DEFAULT
+        )
+        place = (await self._metadata())["token_endpoint"]
+        answer = await client.post(place, data=form, auth=login, headers={"Accept": "application/json"})
+        token: Mapping[str, Any] = answer.json()
+        if "error" in token:
+            raise ValueError(token.get("error_description") or token["error"])
+        answer.raise_for_status()
+        return token
+
+    async def _claims(self, token: str, nonce: str) -> dict[str, Any]:
+        """Return what an ID token says, once its signature, issuer, audience, age and nonce are right."""
+        try:
+            decoded = jwt.decode(token, await self._key_set(), algorithms=ALGORITHMS)
+        except InvalidKeyIdError:  # the provider may have new ones
+            decoded = jwt.decode(token, await self._key_set(fresh=True), algorithms=ALGORITHMS)
+        expected = jwt.JWTClaimsRegistry(
+            leeway=LEEWAY,
+            iss={"essential": True, "value": self._console.oidc_issuer},
+            aud={"essential": True, "value": self._console.oidc_client_id},
+            sub={"essential": True},
+            exp={"essential": True},
+            iat={"essential": True},
+            nonce={"essential": True, "value": nonce},
+        )
+        expected.validate(decoded.claims)
+        return dict(decoded.claims)
+
+    async def _metadata(self) -> Mapping[str, Any]:
+        if self._known and time.monotonic() - self._asked_at < KEPT:
+            return self._known
+        issuer = self._console.oidc_issuer
+        known: Mapping[str, Any] = await self._get(f"{issuer.rstrip('/')}/.well-known/openid-configuration")
+        if known.get("issuer") != issuer:
+            raise _not_logged_in(f"it names itself {known.get('issuer')}, and console.oidc_issuer is {issuer}")
+        self._known, self._keys, self._asked_at = known, None, time.monotonic()
+        return known
+
+    async def _key_set(self, *, fresh: bool = False) -> KeySet:
+        if self._keys is None or fresh:
+            self._keys = KeySet.import_key_set(await self._get((await self._metadata())["jwks_uri"]))
+        return self._keys
+
+    async def _get(self, address: str) -> Any:
+        try:
+            async with httpx.AsyncClient(timeout=TIMEOUT) as client:
+                return (await client.get(address)).raise_for_status().json()
+        except (httpx.HTTPError, ValueError) as error:
+            raise _not_logged_in(f"{urlsplit(address).netloc} does not answer: {_words(error)}") from error
+
+    @property
+    def _redirect_uri(self) -> str:
+        return self._console.origin + CALLBACK
+
+
+async def _told(client: httpx.AsyncClient, address: str, token: str, subject: str) -> dict[str, Any]:
+    """Return what the provider says of the user beyond the ID token."""
+    answer = await client.get(address, headers={"Authorization": f"Bearer {token}"})
+    told: dict[str, Any] = answer.raise_for_status().json()
+    if told.get("sub") != subject:
+        raise ValueError("its answer is about another user")
+    return told
+
+
+def _text(digest: bytes) -> str:
+    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+
+
+def _not_logged_in(reason: str) -> RefusedError:
+    return RefusedError(HTTPStatus.BAD_GATEWAY, f"the provider did not log you in: {reason}")
+
+
+def _words(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,106 @@
+"""Errors as answers: a page for a browser, a problem document for the API."""
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from urllib.parse import quote
+
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, RedirectResponse, Response
+
+from relay.console.access.identity import LoginNeededError, RefusedError
+from relay.console.templates import WITH_LOGIN, landing, page
+from relay.errors import (
+    AccessError,
+    BusyError,
+    DeadlineError,
+    NotFoundError,
+    OutboxError,
+    PartlyDoneError,
+    SchemaError,
+    UnavailableError,
+    UsageError,
+)
+from relay.logger import get_logger
+from relay.scrub import scrub
+
+log = get_logger(__name__)
+
+API = "/api/"
+LIVE = "/live"  # the stream of figures, which no page is
+STATUSES: dict[type[OutboxError], HTTPStatus] = {
+    NotFoundError: HTTPStatus.NOT_FOUND,
+    UsageError: HTTPStatus.UNPROCESSABLE_ENTITY,
+    BusyError: HTTPStatus.CONFLICT,
+    DeadlineError: HTTPStatus.GATEWAY_TIMEOUT,
+    UnavailableError: HTTPStatus.SERVICE_UNAVAILABLE,
+    SchemaError: HTTPStatus.SERVICE_UNAVAILABLE,
+    AccessError: HTTPStatus.SERVICE_UNAVAILABLE,
+    PartlyDoneError: HTTPStatus.SERVICE_UNAVAILABLE,
+}
+
+
+async def answer_error(request: Request, error: Exception) -> Response:
+    """Return what is answered to a request that failed with an error of ours."""
+    if not isinstance(error, OutboxError):
+        raise error
+    if isinstance(error, LoginNeededError) and (way := _to_login(request)) is not None:
+        return way
+    return _answer(request, status_of(error), scrub(str(error)))
+
+
+async def answer_http_error(request: Request, error: Exception) -> Response:
+    """Return what is answered to a request of a path or a method that is not there."""
+    if not isinstance(error, HTTPException):
+        raise error
+    status = HTTPStatus(error.status_code)
+    words = "there is no such page" if status is HTTPStatus.NOT_FOUND else str(error.detail)
+    return _answer(request, status, words, error.headers)
+
+
+async def answer_invalid(request: Request, error: Exception) -> Response:
+    """Return what is answered to a request whose parameters cannot be; names each, without its value."""
+    if not isinstance(error, RequestValidationError):
+        raise error
+    found = (f"{'.'.join(map(str, each['loc'][1:])) or 'the request'}: {each['msg']}" for each in error.errors())
+    return _answer(request, HTTPStatus.UNPROCESSABLE_ENTITY, "; ".join(found))
+
+
+async def answer_bug(request: Request, error: Exception) -> Response:
+    """Return what is answered to a request that failed by a fault of ours, which the log tells."""
+    log.error("console.failed", path=request.url.path, exc_info=error)
+    return _answer(request, HTTPStatus.INTERNAL_SERVER_ERROR, "a fault of the console: see its log")
+
+
+def status_of(error: OutboxError) -> HTTPStatus:
+    """Return the status of the answer to a request that failed so."""
+    if isinstance(error, RefusedError):
+        return error.status
+    kinds = (STATUSES[kind] for kind in type(error).__mro__ if kind in STATUSES)
+    return next(kinds, HTTPStatus.INTERNAL_SERVER_ERROR)
+
+
+def problem(status: HTTPStatus, detail: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    """Return a problem document (RFC 9457)."""
+    document = {"type": "about:blank", "title": status.phrase, "status": int(status), "detail": detail}
+    return JSONResponse(document, status, headers, media_type="application/problem+json")
+
+
+def _answer(request: Request, status: HTTPStatus, words: str, headers: Mapping[str, str] | None = None) -> Response:
+    if request.url.path.startswith(API):
+        return problem(status, words, headers)
+    response = page(request, "error.html", code=status, title=status.phrase, words=words)
+    response.headers.update(headers or {})
+    return response
+
+
+def _to_login(request: Request) -> Response | None:
+    """Return the way to the login for a browser that opens a page; None for other requests."""
+    authentication = request.app.state.settings.console.authentication
+    if authentication not in WITH_LOGIN or request.method != "GET" or request.url.path.startswith((API, LIVE)):
+        return None
+    here = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+    if request.headers.get("Sec-Fetch-Site") == "cross-site":  # the session's cookie may be there, and was not sent
+        return landing(here)
+    return RedirectResponse(f"/login?next={quote(here, safe='')}", HTTPStatus.SEE_OTHER)

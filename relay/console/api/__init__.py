@@ -1,0 +1,1 @@
+"""`/api/v1`: what the commands do, as HTTP."""

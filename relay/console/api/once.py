@@ -1,0 +1,137 @@
+"""Do what a request asks for once, however often it comes: its answer is kept by its header Idempotency-Key.
+
+What happens in the database alone commits together with its answer (`in_transaction`). What also changes something
+elsewhere is noted before it begins (`noted`): if the console dies over it, a repeat is told that nobody knows.
+"""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Annotated, Any
+
+import psycopg
+from fastapi import Depends, Header
+from psycopg.sql import SQL, Identifier
+from pydantic import TypeAdapter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from relay.console.access.identity import RefusedError
+from relay.console.database import Database
+from relay.errors import BusyError, OutboxError, PartlyDoneError
+
+KEY = Annotated[
+    str,
+    Header(
+        alias="Idempotency-Key",
+        min_length=1,
+        max_length=200,
+        pattern=r"^[!-~]+$",
+        description="Chosen by the client, new for each request and the same for its repeats. Kept for a day.",
+    ),
+]
+
+FORGET = SQL("DELETE FROM {schema}.api_answer WHERE begun_at < now() - interval '1 day'")
+CLAIM = SQL("""
+    INSERT INTO {schema}.api_answer (done_by, key, request) VALUES (%(by)s, %(key)s, %(request)s)
+    ON CONFLICT (done_by, key) DO NOTHING
+""")
+READ = SQL("SELECT request, status, body FROM {schema}.api_answer WHERE done_by = %(by)s AND key = %(key)s")
+KEEP = SQL(
+    "UPDATE {schema}.api_answer SET status = %(status)s, body = %(body)s WHERE done_by = %(by)s AND key = %(key)s"
+)
+GIVE_UP = SQL("DELETE FROM {schema}.api_answer WHERE done_by = %(by)s AND key = %(key)s AND status IS NULL")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request that changes something, as far as it is told from others."""
+
+    key: str
+    digest: bytes
+    database: Database
+
+    def in_transaction(
+        self,
+        by: str,
+        kind: type[Any],
+        act: Callable[[psycopg.Connection], Any],
+        *,
+        status: HTTPStatus = HTTPStatus.OK,
+    ) -> Response:
+        """Return the answer: what `act` returns, or what it has returned to an earlier request.
+
+        `act` gets a session that is in a transaction, and returns a value of the type `kind`.
+
+        Raises:
+            RefusedError: the key came with another request.
+            OutboxError: as `act`; nothing was done.
+        """
+        with self.database.session() as connection, connection.transaction():
+            if (kept := self._claim(connection, by)) is not None:
+                return kept
+            body = _body(kind, act(connection))
+            self._keep(connection, by, body, status)
+        return _answer(status, body)
+
+    def noted(self, by: str, kind: type[Any], act: Callable[[], Any]) -> Response:
+        """Return the answer as `in_transaction` does, where `act` commits what it does by itself.
+
+        Raises:
+            BusyError: an earlier request with this key has no answer: it is at work, or its console has died.
+            RefusedError, OutboxError: as `in_transaction`.
+        """
+        with self.database.session() as connection, connection.transaction():
+            if (kept := self._claim(connection, by)) is not None:
+                return kept
+        try:
+            body = _body(kind, act())
+        except PartlyDoneError:
+            raise  # the note stays: a repeat must not begin again unseen
+        except OutboxError:
+            with self.database.session() as connection:
+                self._run(connection, GIVE_UP, by)
+            raise
+        with self.database.session() as connection:
+            self._keep(connection, by, body)
+        return _answer(HTTPStatus.OK, body)
+
+    def _claim(self, connection: psycopg.Connection, by: str) -> Response | None:
+        self._run(connection, FORGET, by)
+        if self._run(connection, CLAIM, by).rowcount:
+            return None
+        request, status, body = self._run(connection, READ, by).fetchone() or (None, None, None)
+        if request != self.digest:
+            raise RefusedError(
+                HTTPStatus.UNPROCESSABLE_ENTITY, "this Idempotency-Key came with another request: choose a new one"
+            )
+        if status is None:
+            raise BusyError(
+                "an earlier request with this Idempotency-Key has no answer: it is being worked on, or its console has"
+                " died over it. Look at what is done, then repeat the rest with a new key"
+            )
+        return _answer(HTTPStatus(status), body or b"")
+
+    def _keep(self, connection: psycopg.Connection, by: str, body: bytes, status: HTTPStatus = HTTPStatus.OK) -> None:
+        self._run(connection, KEEP, by, status=int(status), body=body)
+
+    def _run(self, connection: psycopg.Connection, statement: SQL, by: str, **more: Any) -> psycopg.Cursor[Any]:
+        values = {"by": by, "key": self.key, "request": self.digest, **more}
+        return connection.execute(statement.format(schema=Identifier(self.database.schema)), values)
+
+
+async def _asked(request: Request, key: KEY) -> Asked:
+    said = b"\0".join((request.method.encode(), str(request.url.path).encode(), await request.body()))
+    return Asked(key, hashlib.sha256(said).digest(), request.app.state.database)
+
+
+Once = Annotated[Asked, Depends(_asked)]
+
+
+def _body(kind: type[Any], value: Any) -> bytes:
+    return TypeAdapter(kind).dump_json(value)
+
+
+def _answer(status: HTTPStatus, body: bytes) -> Response:
+    return Response(body, status, media_type="application/json")

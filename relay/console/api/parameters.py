@@ -1,0 +1,122 @@
+"""What requests are made of: texts and ids that the database can take, and the filters of the lists."""
+
+from typing import Annotated
+from uuid import UUID
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from relay.console.given import QUEUE_NAME
+from relay.errors import UsageError
+from relay.jobs.job import Caution
+from relay.operate import parked
+from relay.operate.whereabouts import MAX_ID, RowId, row_ids
+from relay.replay.selection import Filter
+
+MOST = 1000  # rows that one request lists or changes
+
+Text = Annotated[str, StringConstraints(pattern=r"^[^\u0000]*$", max_length=1000)]
+Why = Annotated[Text, StringConstraints(strip_whitespace=True, min_length=1)]
+Id = Annotated[int, Field(ge=1, le=MAX_ID)]
+RowName = Annotated[str, StringConstraints(pattern=r"^[0-9A-Fa-f-]{1,36}$"), Field(description="Its id or message id.")]
+RowNames = Annotated[tuple[RowName, ...], Field(max_length=MOST)]
+Address = Annotated[str, StringConstraints(pattern=r"^[^\u0000]*$", max_length=255)]
+QueueName = Annotated[
+    str,
+    StringConstraints(pattern=QUEUE_NAME),
+    Field(description="The consumed queue, or that of its dead letters."),
+]
+Moment = Annotated[
+    str | None,
+    StringConstraints(pattern=r"^[^\u0000]*$", max_length=50),
+    Field(description="2026-11-21T08:00:00Z, or so long ago: 2h"),
+]
+Group = Annotated[
+    str | None, StringConstraints(pattern=r"^[0-9a-f]{12}$"), Field(description="A failure group: what has one cause.")
+]
+Rate = Annotated[float | None, Field(gt=0, lt=1_000_000, description="Rows a second, at most.")]
+Stages = Annotated[tuple[Id, ...], Field(max_length=20, description="Wait for the outcome after so many rows.")]
+Share = Annotated[float | None, Field(ge=0, le=1, description="Pause when more than this share of a stage fails.")]
+Cursor = Annotated[
+    str | None, StringConstraints(max_length=100), Field(description="`next` of an earlier page; else the first page.")
+]
+Limit = Annotated[int, Field(ge=1, le=MOST)]
+
+
+class Closed(BaseModel):
+    """A part of a request; what it does not know is refused."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class MessageFilter(Closed):
+    """Which rows, by what their writer said."""
+
+    aggregate_type: Text | None = None
+    aggregate_id: Text | None = None
+    event_type: Text | None = None
+
+
+class ParkedFilter(MessageFilter):
+    """Which parked rows."""
+
+    ids: RowNames = ()
+    reason: Annotated[Text | None, Field(description="A part of the reason.")] = None
+    group: Group = None
+
+    def selection(self, limit: int | None) -> parked.Selection:
+        """Return the rows that it means; UsageError for what is no id."""
+        ids = row_ids(self.ids)
+        return parked.Selection(
+            ids=[each for each in ids if isinstance(each, int)] or None,
+            message_ids=[each for each in ids if isinstance(each, UUID)] or None,
+            aggregate_type=self.aggregate_type,
+            aggregate_id=self.aggregate_id,
+            event_type=self.event_type,
+            reason=self.reason,
+            group=self.group,
+            limit=limit,
+        )
+
+
+class ReplayFilter(MessageFilter):
+    """Which sent rows."""
+
+    message_ids: Annotated[tuple[UUID, ...], Field(max_length=MOST)] = ()
+    since: Moment = None
+    until: Moment = None
+
+    def filter(self) -> Filter:
+        """Return the filter as the operation takes it."""
+        return Filter(
+            message_ids=list(self.message_ids) or None,
+            aggregate_type=self.aggregate_type,
+            aggregate_id=self.aggregate_id,
+            event_type=self.event_type,
+            since=self.since,
+            until=self.until,
+        )
+
+
+def caution_of(rate: float | None, stages: tuple[int, ...], stop_when_failing: float | None) -> Caution:
+    """Return how carefully a job goes on; UsageError when the parts do not fit together."""
+    if list(stages) != sorted({*stages}):
+        raise UsageError("stages: rising numbers, such as [1, 10, 100]")
+    if stop_when_failing is not None and not stages:
+        raise UsageError("stop_when_failing needs stages, such as [1, 10, 100]")
+    return Caution(rate=rate, stages=stages, stop_when_failing=stop_when_failing)
+
+
+def row_id(name: str) -> RowId:
+    """Return the id or message id; UsageError when it is neither."""
+    (found,) = row_ids([name])
+    return found
+
+
+def check_choice(*, is_filtered: bool, is_all: bool) -> None:
+    """See that a request says which rows it means: by ids and filters, or all.
+
+    Raises:
+        UsageError: it says neither, or both.
+    """
+    if is_filtered == is_all:
+        raise UsageError('give ids or a filter, or "all": true for every row; not both')

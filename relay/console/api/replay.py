@@ -1,0 +1,63 @@
+"""`/replay`: what a replay would send again, and its order; `/jobs` has those that were ordered."""
+
+from http import HTTPStatus
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from relay.console.api.once import Once
+from relay.console.api.parameters import Address, Rate, ReplayFilter, Share, Stages, Text, caution_of, check_choice
+from relay.console.given import Operations, Operator, Viewer, within
+from relay.errors import UsageError
+from relay.jobs.job import Job
+from relay.operations.results import ReplayPreview
+from relay.replay.selection import Filter
+from relay.replay.target import Target
+
+router = APIRouter(prefix="/replay", tags=["replay"])
+
+
+class Order(ReplayFilter):
+    """Which sent rows go out again, where to, and how carefully."""
+
+    all: Annotated[bool, Field(description="Every sent row; needed when there is no filter.")] = False
+    to_exchange: Annotated[Address | None, Field(description='In place of where they went; "" addresses a queue.')] = (
+        None
+    )
+    routing_key: Annotated[Address | None, Field(description="In place of theirs; needs to_exchange.")] = None
+    rate: Rate = None
+    stages: Stages = ()
+    stop_when_failing: Share = None
+    why: Text = ""
+
+
+@router.get("/preview")
+def preview(operations: Operations, _: Viewer, asked: Annotated[ReplayFilter, Query()]) -> ReplayPreview:
+    """Count exactly what a replay would send, by day."""
+    return operations.preview_replay(asked.filter())
+
+
+@router.post("", status_code=HTTPStatus.ACCEPTED, response_model=Job)
+def order(request: Request, once: Once, who: Operator, asked: Order) -> Response:
+    """Send rows again that were sent before now, in order per key; a console does it."""
+    if asked.routing_key is not None and asked.to_exchange is None:
+        raise UsageError("routing_key needs to_exchange: rows of one filter may go to several exchanges")
+    chosen, caution = asked.filter(), caution_of(asked.rate, asked.stages, asked.stop_when_failing)
+    check_choice(is_filtered=chosen != Filter(), is_all=asked.all)
+    answer = once.in_transaction(
+        who.name,
+        Job,
+        lambda connection: within(request, connection).order_replay(
+            chosen,
+            Target(asked.to_exchange, asked.routing_key),
+            by=who.name,
+            why=asked.why.strip() or None,
+            caution=caution,
+        ),
+        status=HTTPStatus.ACCEPTED,
+    )
+    request.app.state.runner.wake()
+    return answer

@@ -1,0 +1,131 @@
+"""`/retention`, `/topology`, `/reconcile`: what is done now and then."""
+
+import asyncio
+from datetime import date
+from typing import Annotated, Any
+from uuid import UUID
+
+from fastapi import APIRouter, Query
+from pydantic import Field
+from starlette.responses import Response
+
+from relay.broker import topology
+from relay.broker.topology import Declared
+from relay.config.topology import TopologySettings
+from relay.console.api.once import Once
+from relay.console.api.parameters import MOST, Closed, Limit, MessageFilter, Text, Why
+from relay.console.given import Configured, Owner, Viewer
+from relay.errors import UsageError
+from relay.operate.definitions import definitions
+from relay.operate.reconcile.ask import Asked, ask
+from relay.operate.reconcile.report import Report
+from relay.operate.retention import drop_old_days, keeps_of, look_at_old_days
+from relay.retention.day import Fate, OldDay
+
+router = APIRouter()
+Keep = Annotated[Text | None, Field(description='"30 days"; else as the settings say.')]
+
+
+class Keeps(Closed):
+    """How long rows are kept."""
+
+    keep: Keep = None
+    keep_inbox: Keep = None
+
+
+class Drop(Keeps):
+    """What to drop, and why."""
+
+    why: Why
+
+
+class Day(Closed):
+    """A day that is older than is kept, and what becomes of it."""
+
+    table: str
+    day: date
+    rows: int | None
+    bytes: int
+    fate: Fate
+    reason: str
+
+
+class Apply(Closed):
+    """Nothing: what is declared is what the settings list."""
+
+
+class Reconcile(MessageFilter):
+    """What to compare."""
+
+    since: Annotated[Text, Field(max_length=50, description="Sent at or after: a moment, or so long ago: 2h")]
+    until: Annotated[Text | None, Field(max_length=50)] = None
+    message_ids: Annotated[tuple[UUID, ...], Field(max_length=MOST)] = ()
+    consumer: Annotated[
+        tuple[Text, ...], Field(max_length=100, description="All that the inbox knows unless given.")
+    ] = ()
+    grace: Annotated[Text, Field(max_length=50)] = "60s"
+    unique_business_key: bool = False
+    limit: Limit = 20
+
+
+@router.get("/retention", tags=["retention"])
+def look(settings: Configured, _: Viewer, asked: Annotated[Keeps, Query()]) -> list[Day]:
+    """List the days that are older than is kept, and what is in the way of a drop."""
+    return _days(look_at_old_days(settings.database, keeps_of(settings.relay, asked.keep, asked.keep_inbox)))
+
+
+@router.post("/retention", tags=["retention"], response_model=list[Day])
+def drop(settings: Configured, once: Once, who: Owner, asked: Drop) -> Response:
+    """Drop the days that are older than is kept, as a running relay does each hour."""
+    keeps = keeps_of(settings.relay, asked.keep, asked.keep_inbox)
+    if not keeps:
+        raise UsageError('retention is off: "keep": "14 days" tells what to keep')
+    return once.noted(
+        who.name, list[Day], lambda: _days(drop_old_days(settings.database, keeps, by=who.name, why=asked.why))
+    )
+
+
+@router.get("/topology", tags=["topology"])
+def listed(settings: Configured, _: Viewer) -> TopologySettings:
+    """Return the exchanges, queues and bindings that the settings list."""
+    return settings.topology
+
+
+@router.get("/topology/definitions", tags=["topology"])
+def as_definitions(settings: Configured, _: Viewer) -> dict[str, list[dict[str, Any]]]:
+    """Return them in the form of RabbitMQ's definitions."""
+    return dict(definitions(settings))
+
+
+@router.get("/topology/compare", tags=["topology"])
+def compare(settings: Configured, _: Viewer) -> list[Declared]:
+    """Return what is missing at the broker and what differs; declares nothing."""
+    return asyncio.run(topology.apply(settings.broker, settings.topology, dry_run=True))
+
+
+@router.post("/topology/apply", tags=["topology"], response_model=list[Declared])
+def apply(settings: Configured, once: Once, who: Owner, _: Apply) -> Response:
+    """Declare what is missing and compare the rest; nothing that is there is changed or taken away."""
+    return once.noted(who.name, list[Declared], lambda: asyncio.run(topology.apply(settings.broker, settings.topology)))
+
+
+@router.get("/reconcile", tags=["reconcile"])
+def reconcile(settings: Configured, _: Viewer, asked: Annotated[Reconcile, Query()]) -> Report:
+    """Compare what was sent with what the consumers of this database have applied."""
+    question = Asked(
+        since=asked.since,
+        until=asked.until,
+        message_ids=asked.message_ids,
+        aggregate_type=asked.aggregate_type,
+        aggregate_id=asked.aggregate_id,
+        event_type=asked.event_type,
+        consumers=asked.consumer,
+        grace=asked.grace,
+        with_repeated_keys=asked.unique_business_key,
+        limit=asked.limit,
+    )
+    return ask(settings.database, settings.database, question, timeout=settings.console.statement_timeout).report
+
+
+def _days(days: list[OldDay]) -> list[Day]:
+    return [Day.model_validate({name: getattr(day, name) for name in Day.model_fields}) for day in days]

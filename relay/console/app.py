@@ -1,0 +1,114 @@
+"""The console as an ASGI application: routes, access, errors, and what lives as long as the process."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from fastapi import Depends, FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.staticfiles import StaticFiles
+
+from relay import __version__
+from relay.config.settings import Settings
+from relay.console.access.access import Access
+from relay.console.access.headers import GuardedApp
+from relay.console.access.tokens import TokenFile, with_tokens
+from relay.console.access.writes import guard_writes, origins
+from relay.console.answers import answer_bug, answer_error, answer_http_error, answer_invalid
+from relay.console.api.router import router as api
+from relay.console.checkup import Checkup
+from relay.console.consumers import Consumers
+from relay.console.database import Database
+from relay.console.looks import Looks
+from relay.console.pages import (
+    audit,
+    doctor,
+    failures,
+    jobs,
+    login,
+    messages,
+    nodes,
+    overview,
+    reconcile,
+    replay,
+    routes,
+    upkeep,
+)
+from relay.console.runner import Runner
+from relay.console.sampler import Sampler
+from relay.console.templates import STATIC
+from relay.errors import OutboxError
+from relay.http.cached_answer import CachedAnswer
+from relay.operate.route_map import read_route_map
+
+ROUTE_MAP_PATIENCE = 0.2  # seconds that a page waits for the broker; then it shows what was seen before
+
+
+def make_app(settings: Settings, file: Path | None = None) -> FastAPI:
+    """Return the console for these settings.
+
+    `app.state` has `settings`, `database` (Database), `sampler` (Sampler), `checkup` (Checkup), `runner` (Runner) and
+    `access` (Access). It also has `consumers` (Consumers), `looks` (Looks), `identify` (Identifier), `route_map`
+    (CachedAnswer of a RouteMap) and `file`, the relay.toml that was read, for the doctor.
+    """
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        database.open()
+        tasks = [
+            asyncio.create_task(sampler.run(), name="sampler"),
+            asyncio.create_task(checkup.run(), name="checkup"),
+            asyncio.create_task(consumers.run(), name="consumers"),
+            asyncio.create_task(looks.run(), name="looks"),
+        ]
+        running = asyncio.create_task(runner.run(), name="jobs")
+        try:
+            yield
+        finally:
+            runner.stop()
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait([*tasks, running])
+            await route_map.close()
+            database.close()
+
+    database, access = Database(settings), Access(settings.console)
+    sampler, checkup, runner = Sampler(settings, database), Checkup(settings, file), Runner(settings)
+    route_map = CachedAnswer(lambda: read_route_map(settings), patience=ROUTE_MAP_PATIENCE)
+    consumers, looks = Consumers(settings, database), Looks(settings.broker)
+    app = FastAPI(
+        title="Outbox relay",
+        version=__version__,
+        docs_url=None,  # they load scripts from other hosts
+        redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,  # it would lead to http, also behind a proxy with a certificate
+        lifespan=lifespan,
+        dependencies=[Depends(guard_writes)],
+        middleware=[Middleware(GuardedApp, origins=origins(settings.console))],
+        exception_handlers={
+            OutboxError: answer_error,
+            HTTPException: answer_http_error,
+            RequestValidationError: answer_invalid,
+            Exception: answer_bug,
+        },
+    )
+    app.state.settings = settings
+    app.state.file = file
+    app.state.database = database
+    app.state.sampler = sampler
+    app.state.checkup = checkup
+    app.state.runner = runner
+    app.state.route_map = route_map
+    app.state.consumers = consumers
+    app.state.looks = looks
+    app.state.access = access
+    app.state.identify = with_tokens(access.identify, TokenFile(settings.console.tokens))
+    for each in (login, overview, messages, failures, jobs, replay, reconcile, routes, nodes, upkeep, doctor, audit):
+        app.include_router(each.router)
+    app.include_router(api)
+    app.mount("/static", StaticFiles(directory=STATIC), name="static")
+    return app

@@ -1,0 +1,163 @@
+"""How the consumers are doing: dead letters, held messages, pools. One look for all browsers, in the background.
+
+A page shows what the latest look saw, so no page waits for the broker.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+import psycopg
+from psycopg.rows import class_row
+from psycopg.sql import SQL, Identifier
+from starlette.concurrency import run_in_threadpool
+
+from relay.backoff import wait_for_event
+from relay.broker.connection import Connection, connect
+from relay.config.settings import Settings
+from relay.console.database import Database
+from relay.consume.failed.queues import dead_queue_name
+from relay.consume.queue_depth import ready_count
+from relay.errors import BrokerUnavailableError, OutboxError
+from relay.logger import get_logger
+from relay.operate import pool
+from relay.operate.dead_letters.change import queues_of
+from relay.scrub import scrub
+
+INTERVAL = 10.0  # seconds between two looks
+SHARE = 10  # a look may take this part of the time
+LATE = timedelta(minutes=1)  # a shorter wait for the next try needs no operator
+# The broker logs an error for each look at a queue that is not there.
+MISSING_FOR = 60.0  # seconds
+
+log = get_logger(__name__)
+
+# By the index on (consumer_name, due_at) alone. The first message of a key has a time, those behind it have infinity.
+HELD = SQL("""
+    SELECT consumer_name AS consumer, count(*) AS messages, count(*) FILTER (WHERE due_at < 'infinity') AS keys,
+        count(*) FILTER (WHERE due_at > now() + %(late)s AND due_at < 'infinity') AS waiting,
+        count(*) FILTER (WHERE due_at < now() - %(late)s) AS overdue
+    FROM {schema}.held_message
+    GROUP BY consumer_name
+    ORDER BY messages DESC, consumer_name
+""")
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBy:
+    """What a consumer holds."""
+
+    consumer: str
+    messages: int
+    keys: int
+    waiting: int  # keys whose next try is far off
+    overdue: int  # keys that no consumer has tried in time
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What one look saw.
+
+    Attributes:
+        letters: how many dead letters each queue has that is there.
+        reasons: why messages of pools wait, as `relay pool status` tells.
+        error: why nothing is known of the database, or of the broker.
+    """
+
+    at: datetime
+    letters: dict[str, int]
+    held: Sequence[HeldBy]
+    reasons: Sequence[str]
+    error: str | None
+
+
+class Consumers:
+    """Looks at the consumers again and again.
+
+    Attributes:
+        latest: None until the first look has ended.
+    """
+
+    def __init__(self, settings: Settings, database: Database) -> None:
+        self._settings = settings
+        self._database = database
+        # A consumer of a queue has its dead letters next to it, whether or not the settings list that queue, too.
+        self._queues = {queues_of(queue.name)[1] for queue in settings.topology.queues}
+        self._missing: dict[str, float] = {}  # queues, and when to look for them again
+        self._connection: Connection | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._wanted = asyncio.Event()
+        self.latest: Seen | None = None
+
+    def wake(self) -> None:
+        """Look at once; any thread may call it."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._wanted.set)
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        self._loop = asyncio.get_running_loop()
+        try:
+            while True:
+                begun = time.monotonic()
+                self._wanted.clear()
+                self.latest = await self._look()
+                took = time.monotonic() - begun
+                await wait_for_event(self._wanted, max(INTERVAL, took * SHARE) - took)
+        finally:
+            await self._hang_up()
+
+    async def _look(self) -> Seen:
+        held: Sequence[HeldBy] = ()
+        letters: dict[str, int] = {}
+        reasons: list[str] = []
+        error = None
+        try:
+            held = await run_in_threadpool(self._read_held)
+            broker = await self._connect()
+            pools = await pool.read_status(self._settings, broker=broker)
+            counted = {dead_queue_name(each.queue): each.dead_letters or 0 for each in pools.pools}
+            counted |= await self._count(broker, self._queues - counted.keys())
+            if broker.is_lost:
+                raise BrokerUnavailableError(str(broker.loss))
+            letters = counted
+            reasons = [pool.NO_MASTER] if pools.pools and not pools.master else []
+            reasons += [reason for each in pools.pools for reason in pool.reasons_of(each)]
+        except (OutboxError, psycopg.Error) as failure:
+            error = scrub(str(failure))
+        except Exception as failure:  # the next look may go well
+            error = "a fault of the console: see its log"
+            log.error("console.look_failed", exc_info=failure)
+        return Seen(datetime.now(UTC), dict(sorted(letters.items())), held, reasons, error)
+
+    def _read_held(self) -> list[HeldBy]:
+        statement = HELD.format(schema=Identifier(self._database.schema))
+        with self._database.session() as connection, connection.cursor(row_factory=class_row(HeldBy)) as cursor:
+            return cursor.execute(statement, {"late": LATE}).fetchall()
+
+    async def _count(self, broker: Connection, queues: set[str]) -> dict[str, int]:
+        now = time.monotonic()
+        found: dict[str, int] = {}
+        for queue in sorted(queues):
+            if self._missing.get(queue, now) > now:
+                continue
+            count = await ready_count(broker, queue, self._settings.broker.connect_timeout)
+            if count is None and not broker.is_lost:
+                self._missing[queue] = now + MISSING_FOR
+            if count is not None:
+                found[queue] = count
+        return found
+
+    async def _connect(self) -> Connection:
+        """Return the connection of the last look while it is open: one each time would fill the broker's log."""
+        if self._connection is None or self._connection.is_lost:
+            await self._hang_up()
+            self._connection = await connect(self._settings.broker, "relay console")
+        return self._connection
+
+    async def _hang_up(self) -> None:
+        if self._connection is not None:
+            await self._connection.hang_up()
+            self._connection = None

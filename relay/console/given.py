@@ -1,0 +1,56 @@
+"""What routes take: who asks, and the operations on the console's connections."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Annotated
+
+import psycopg
+from fastapi import Depends
+from starlette.requests import Request
+
+from relay.config.settings import Settings
+from relay.console.access.identity import Identity, Role, require
+from relay.console.database import Database
+from relay.operations.local import LocalOperations
+
+QUEUE_NAME = r"^[A-Za-z0-9_.:@#,/+ -]{1,200}$"  # that a request may name
+
+Viewer = Annotated[Identity, Depends(require(Role.VIEWER))]
+Operator = Annotated[Identity, Depends(require(Role.OPERATOR))]
+Owner = Annotated[Identity, Depends(require(Role.OWNER))]
+
+
+def _settings(request: Request) -> Settings:
+    settings: Settings = request.app.state.settings
+    return settings
+
+
+Configured = Annotated[Settings, Depends(_settings)]
+
+
+def _sessions(request: Request) -> Database:
+    database: Database = request.app.state.database
+    return database
+
+
+Sessions = Annotated[Database, Depends(_sessions)]
+
+
+def _operations(request: Request) -> LocalOperations:
+    state = request.app.state
+
+    @contextmanager
+    def connect(_: float | None) -> Iterator[psycopg.Connection]:
+        with state.database.session() as connection:  # its statements end after console.statement_timeout
+            yield connection
+
+    return LocalOperations(state.settings, state.file, connect=connect)
+
+
+Operations = Annotated[LocalOperations, Depends(_operations)]
+
+
+def within(request: Request, connection: psycopg.Connection) -> LocalOperations:
+    """Return the operations in the transaction of this session."""
+    state = request.app.state
+    return LocalOperations(state.settings, state.file, connect=lambda _: nullcontext(connection))

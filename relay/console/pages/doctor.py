@@ -1,0 +1,29 @@
+"""`/doctor`: the checklist."""
+
+from itertools import groupby
+from typing import Annotated
+
+from fastapi import APIRouter, Depends
+from starlette.requests import Request
+from starlette.responses import HTMLResponse
+
+from relay.console.access.identity import Identity, Role, require
+from relay.console.checkup import Checkup
+from relay.console.templates import page
+from relay.doctor.finding import Verdict, summary
+
+router = APIRouter()
+
+
+@router.get("/doctor")
+async def doctor(
+    request: Request, _: Annotated[Identity, Depends(require(Role.VIEWER))], again: bool = False
+) -> HTMLResponse:
+    """Show what the doctor has found; with `again` it looks now."""
+    checkup: Checkup = request.app.state.checkup
+    report = await checkup.report(newest=again)
+    urgent = [each for each in report.findings if each.verdict in (Verdict.FAILED, Verdict.WARNING)]
+    urgent.sort(key=lambda each: each.verdict is not Verdict.FAILED)
+    parts = [("to be mended", urgent)] if urgent else []
+    parts += [(part, list(found)) for part, found in groupby(report.findings, key=lambda each: each.part)]
+    return page(request, "doctor.html", report=report, parts_found=parts, summary=summary(report.findings))

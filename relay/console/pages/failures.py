@@ -1,0 +1,202 @@
+"""`/failures`: what failed, grouped by its cause, and what an operator does with a whole group."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from http import HTTPStatus
+from typing import Annotated
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Depends, Form, Query
+from pydantic import StringConstraints
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+
+from relay.console.access.identity import Identity, RefusedError, Role, require
+from relay.console.consumers import Consumers, Seen
+from relay.console.given import QUEUE_NAME, Operations, Sessions, Viewer
+from relay.console.looks import Look, Looks
+from relay.console.templates import page
+from relay.errors import UsageError
+from relay.jobs.job import NO_CAUTION, Caution, Job, Kind
+from relay.operate.dead_letters.audit import Entry
+from relay.operate.dead_letters.change import queues_of
+from relay.operate.dead_letters.letter import Selection as LetterSelection
+from relay.operate.failures import Group, Where, read_group, with_retries
+from relay.operate.parked import PARKED, Selection
+
+router = APIRouter()
+
+SHOWN = 20  # rows of a group
+STAGED = Caution(stages=(1, 10, 100), stop_when_failing=0.05)
+ROLES = {Kind.RETRY: Role.OPERATOR, Kind.ARCHIVE: Role.OPERATOR, Kind.DISCARD: Role.OWNER}
+KINDS = {Where.PARKED: tuple(ROLES), Where.DEAD_LETTER: (Kind.RETRY, Kind.DISCARD)}
+
+QueueName = Annotated[str, StringConstraints(pattern=QUEUE_NAME)]
+Named = Annotated[tuple[QueueName, ...], Query(max_length=10)]
+AnOperator = Annotated[Identity, Depends(require(Role.OPERATOR))]
+Why = Annotated[str, Form(max_length=500)]
+
+
+@dataclass(frozen=True, slots=True)
+class Letters:
+    """A queue of dead letters, as far as it is known."""
+
+    queue: str
+    number: int | None
+    look: Look | None
+    is_looked_at: bool  # now
+
+    @property
+    def age_s(self) -> float | None:
+        """Seconds since the look."""
+        return (datetime.now(UTC) - self.look.at).total_seconds() if self.look else None
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether letters came or went since the look."""
+        return self.look is not None and self.look.letters != self.number
+
+
+@router.get("/failures")
+def list_failures(
+    request: Request, operations: Operations, database: Sessions, who: Viewer, *, queue: Named = ()
+) -> HTMLResponse:
+    """Show the groups of parked rows, of routes in quarantine, of held messages, and of dead letters once looked at."""
+    queues = _queues(request, [queues_of(each)[1] for each in queue])
+    letters = [group for each in queues if each.look and each.number for group in each.look.groups]
+    with database.session() as connection:
+        letters = with_retries(connection, database.schema, letters)
+    groups = operations.list_failures((), with_held=True).groups
+    return page(
+        request,
+        "failures.html",
+        groups=sorted([*groups, *letters], key=lambda group: -group.count),
+        queues=queues,
+        unknown=seen.error if (seen := _consumers(request).latest) else None,
+        address=request.url.path + (f"?{request.url.query}" if request.url.query else ""),
+        can_look=who.role.includes(Role.OPERATOR),
+    )
+
+
+@router.post("/failures/looks")
+async def look(request: Request, _: AnOperator, queue: Annotated[QueueName, Form()]) -> Response:
+    """Look at a queue of dead letters, in the background."""
+    dead = queues_of(queue)[1]
+    _looks(request).begin(dead)
+    return RedirectResponse(f"/failures?{urlencode({'queue': dead})}", HTTPStatus.SEE_OTHER)
+
+
+@router.get("/failures/{group}")
+def show_failure(
+    request: Request, operations: Operations, database: Sessions, who: Viewer, *, group: str
+) -> HTMLResponse:
+    """Show a group with its first rows or letters, and what can be done."""
+    look = next((each for each in _looks(request).latest.values() if group in each.first), None)
+    if look is not None:
+        with database.session() as connection:
+            groups: Sequence[Group] = with_retries(connection, database.schema, look.groups)
+    else:
+        groups = operations.list_failures((), with_held=True).groups
+    found = read_group(groups, group)
+    first = Selection(group=group, limit=SHOWN)
+    is_parked = found.source is Where.PARKED
+    return page(
+        request,
+        "failure.html",
+        group=found,
+        look=look,
+        letters=look.first[group] if look else [],
+        rows=operations.list_parked(first, with_held=False, state=PARKED).rows if is_parked else [],
+        routes=operations.list_routes(group=group) if found.source is Where.QUARANTINE else [],
+        kinds=[kind for kind in KINDS.get(found.source, ()) if who.role.includes(ROLES[kind])],
+        can_try=who.role.includes(Role.OPERATOR),
+    )
+
+
+@router.post("/failures/{group}/jobs")
+def order(
+    request: Request,
+    operations: Operations,
+    who: AnOperator,
+    *,
+    group: str,
+    kind: Annotated[Kind, Form()],
+    why: Why = "",
+    staged: Annotated[bool, Form()] = False,
+    queue: Annotated[str, Form(pattern=f"^$|{QUEUE_NAME}")] = "",
+) -> Response:
+    """Order a job over the group, whose letters are in the queue if one is named; the console runs it."""
+    source = Where.DEAD_LETTER if queue else Where.PARKED
+    if kind not in KINDS[source]:
+        raise UsageError(f"a group of what is {source} is changed by {', '.join(KINDS[source])}; not {kind}")
+    if not who.role.includes(ROLES[kind]):
+        raise RefusedError(HTTPStatus.FORBIDDEN, f"{who.name} is {who.role}, and this takes the role {ROLES[kind]}")
+    reason = _reason(why)
+    if not reason and (queue or kind is not Kind.RETRY):
+        raise UsageError(f"say why: the audit keeps it with each message that you {kind}")
+    if queue:
+        job = _order_letters(operations, kind, queue, group=group, by=who.name, why=reason)
+    else:
+        caution = STAGED if staged and kind is Kind.RETRY else NO_CAUTION
+        job = operations.order_parked(
+            kind, Selection(group=group), by=who.name, why=reason or None, caution=caution
+        ).job
+    request.app.state.runner.wake()
+    return RedirectResponse(f"/jobs/{job.id}", HTTPStatus.SEE_OTHER)
+
+
+@router.post("/failures/{group}/probe")
+def probe(operations: Operations, _: AnOperator, group: str) -> Response:
+    """Ask the relays to try the routes of the group now."""
+    operations.probe([route.id for route in operations.list_routes(group=group)])
+    return RedirectResponse("/failures", HTTPStatus.SEE_OTHER)  # a group that is repaired has no page any more
+
+
+@router.post("/failures/{group}/held")
+def retry_held(request: Request, operations: Operations, who: AnOperator, *, group: str, why: Why = "") -> Response:
+    """Let the consumer try the held messages of the group now."""
+    if not (reason := _reason(why)):
+        raise UsageError("say why: the audit keeps it")
+    operations.retry_held(group, by=who.name, why=reason)
+    _consumers(request).wake()
+    return RedirectResponse("/failures", HTTPStatus.SEE_OTHER)
+
+
+def _queues(request: Request, named: Sequence[str]) -> list[Letters]:
+    """Return the queues that are named, were looked at, or have letters."""
+    looks, seen = _looks(request), _consumers(request).latest
+    counts: Mapping[str, int] = seen.letters if seen else {}
+    known = {*named, *looks.latest, *looks.running, *(queue for queue, number in counts.items() if number)}
+    return [
+        Letters(queue, _number(queue, looks.latest.get(queue), seen), looks.latest.get(queue), queue in looks.running)
+        for queue in sorted(known)
+    ]
+
+
+def _number(queue: str, look: Look | None, seen: Seen | None) -> int | None:
+    """Return how many letters a queue has, as the newer look of both tells; None when neither knows."""
+    counted = seen.letters.get(queue) if seen else None
+    if look is None or look.error or (seen and counted is not None and seen.at > look.at):
+        return counted
+    return look.letters
+
+
+def _order_letters(operations: Operations, kind: Kind, queue: str, *, group: str, by: str, why: str) -> Job:
+    consumed, dead = queues_of(queue)
+    entry = Entry(kind, dead, consumed if kind is Kind.RETRY else None, by, why)
+    return operations.order_letters(entry, LetterSelection(group=group), caution=NO_CAUTION)
+
+
+def _reason(why: str) -> str:
+    return why.replace("\0", "").strip()
+
+
+def _consumers(request: Request) -> Consumers:
+    consumers: Consumers = request.app.state.consumers
+    return consumers
+
+
+def _looks(request: Request) -> Looks:
+    looks: Looks = request.app.state.looks
+    return looks

@@ -1,0 +1,59 @@
+"""`/jobs`: bulk work, how far it is, and its end."""
+
+from http import HTTPStatus
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Depends, Form, Path
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+
+from relay.console.access.identity import Identity, Role, require
+from relay.console.given import Operations, Viewer
+from relay.console.templates import page
+from relay.errors import UsageError
+from relay.operate.whereabouts import MAX_ID
+
+router = APIRouter()
+
+JobId = Annotated[int, Path(ge=0, le=MAX_ID)]
+
+LISTED = 50
+FAILURES = 50
+
+
+@router.get("/jobs")
+def list_jobs(request: Request, operations: Operations, _: Viewer) -> HTMLResponse:
+    """Show the newest jobs."""
+    return page(request, "jobs.html", jobs=operations.list_jobs(limit=LISTED, kind=None))
+
+
+@router.get("/jobs/{job}")
+def show_job(request: Request, operations: Operations, who: Viewer, job: JobId) -> HTMLResponse:
+    """Show how far a job is, the rows that failed in it, and what can be done."""
+    shown = operations.show_job(job, limit=FAILURES)
+    return page(request, "job.html", job=shown.job, failures=shown.failures, can_turn=who.role.includes(Role.OPERATOR))
+
+
+@router.post("/jobs/{job}/{turn}")
+def turn_job(
+    request: Request,
+    operations: Operations,
+    who: Annotated[Identity, Depends(require(Role.OPERATOR))],
+    *,
+    job: JobId,
+    turn: Literal["pause", "resume", "cancel"],
+    why: Annotated[str, Form(max_length=500)] = "",
+) -> Response:
+    """Pause a job, let it go on, or end it for good."""
+    reason = why.replace("\0", "").strip()
+    match turn:
+        case "pause":
+            operations.pause_job(job, by=who.name, why=reason or None)
+        case "resume":
+            operations.resume_job(job, by=who.name, why=reason or None)
+            request.app.state.runner.wake()
+        case "cancel":
+            if not reason:
+                raise UsageError("say why the job ends: the audit keeps it")
+            operations.cancel_job(job, by=who.name, why=reason)
+    return RedirectResponse(f"/jobs/{job}", HTTPStatus.SEE_OTHER)

@@ -1,0 +1,193 @@
+"""`/messages`: look for messages; one message with its timeline; what it says, once it is revealed."""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Annotated, cast
+from urllib.parse import urlencode
+
+import orjson
+from fastapi import APIRouter, Depends, Form, Query
+from pydantic import BaseModel, ConfigDict, field_validator
+from starlette.requests import Request
+from starlette.responses import HTMLResponse
+
+from relay.console.access.identity import Identity, Role, require
+from relay.console.database import Database
+from relay.console.templates import page
+from relay.errors import UsageError
+from relay.operate.message import Message, Trace, read_message, read_trace, reveal_message
+from relay.operate.messages import Place, Search, State, row_id, search
+from relay.operate.whereabouts import MAX_ID
+
+router = APIRouter()
+
+
+class Filters(BaseModel):
+    """The filters of the form; what is empty selects nothing away."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    state: State = State.SENT
+    id: str = ""
+    type: str = ""
+    key: str = ""
+    event: str = ""
+    since: str = ""
+    until: str = ""
+    after: str = ""
+
+    @field_validator("id", "type", "key", "event", "since", "until", "after")
+    @classmethod
+    def _storable(cls, text: str) -> str:
+        if "\0" in text or len(text) > 1000:
+            raise ValueError("no text that a message can have")
+        return text.strip()
+
+    def search(self) -> Search:
+        """Return what is looked for.
+
+        Raises:
+            UsageError: an id or a time cannot be read.
+        """
+        return Search(
+            state=self.state,
+            row=row_id(self.id) if self.id else None,
+            aggregate_type=self.type or None,
+            aggregate_id=self.key or None,
+            event_type=self.event or None,
+            since=_moment(self.since),
+            until=_moment(self.until),
+        )
+
+    def address(self, **changed: str) -> str:
+        """Return the address of the page with these filters, and others changed."""
+        given = {**self.model_dump(mode="json", exclude={"after"}), **changed}
+        return "/messages?" + urlencode({name: value for name, value in given.items() if value})
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step of a message's way."""
+
+    mood: str
+    words: str
+    at: datetime | None = None
+    detail: str = ""
+
+
+@router.get("/messages")
+def list_messages(
+    request: Request, _: Annotated[Identity, Depends(require(Role.VIEWER))], filters: Annotated[Filters, Query()]
+) -> HTMLResponse:
+    """Show a page of messages."""
+    database, words, found = _database(request), "", None
+    try:
+        wanted = filters.search()
+        with database.session() as connection:
+            found = search(connection, database.schema, wanted, after=filters.after or None)
+    except UsageError as error:
+        words = str(error)
+    return page(
+        request, "messages.html", code=422 if words else 200, filters=filters, states=list(State), found=found,
+        words=words,
+    )  # fmt: skip
+
+
+@router.get("/messages/{row}")
+def show_message(
+    request: Request, row: int, _: Annotated[Identity, Depends(require(Role.VIEWER))], at: str = ""
+) -> HTMLResponse:
+    """Show one message with its timeline, without what it says."""
+    database, place = _database(request), _place(at)
+    with database.session() as connection:
+        message = read_message(connection, database.schema, _id(row), place)
+        trace = read_trace(connection, database.schema, message)
+    return page(
+        request, "message.html", message=message, at=at, steps=_steps(message, trace), content=None, headers="",
+        can_reveal=_can_reveal(request),
+    )  # fmt: skip
+
+
+@router.post("/messages/{row}/reveal")
+def reveal(
+    request: Request,
+    row: int,
+    who: Annotated[Identity, Depends(require(Role.OPERATOR))],
+    *,
+    at: Annotated[str, Form(max_length=100)] = "",
+    why: Annotated[str, Form(max_length=500)] = "",
+) -> HTMLResponse:
+    """Show what a message says; the audit notes who has read it."""
+    database, place = _database(request), _place(at)
+    with database.session() as connection:
+        message = read_message(connection, database.schema, _id(row), place)
+        reason = why.replace("\0", "").strip() or None
+        content = reveal_message(connection, database.schema, message, place=place, by=who.name, why=reason)
+        trace = read_trace(connection, database.schema, message)
+    headers = "" if content.headers is None else orjson.dumps(content.headers, option=orjson.OPT_INDENT_2).decode()
+    return page(
+        request, "message.html", message=message, at=at, steps=_steps(message, trace), content=content, headers=headers,
+        can_reveal=True,
+    )  # fmt: skip
+
+
+def _steps(message: Message, trace: Trace) -> list[Step]:
+    """Return the way of a message: row, broker, inbox, dead letter."""
+    steps = [Step("ok", f"written into lane {message.lane}", message.created_at, message.writer or "")]
+    match message.state:
+        case State.PENDING:
+            tried = f"tried {message.attempts} times; {message.last_error or ''}" if message.attempts else ""
+            steps.append(Step("warning", "waits to be sent", message.available_at, tried))
+        case State.PARKED:
+            behind = f", held behind {message.held_behind}" if message.held_behind else ""
+            steps.append(Step("failed", f"parked{behind}", message.parked_at, message.last_error or ""))
+        case State.QUARANTINED:
+            words = f"waits for route {message.quarantine}"
+            steps.append(Step("failed", words, message.parked_at, message.last_error or ""))
+        case State.DISCARDED:
+            steps.append(Step("failed", "discarded", None, message.last_error or ""))
+        case State.SENT:
+            steps.append(Step("ok", "confirmed by the broker, and marked as sent", message.sent_at))
+    steps += [Step("ok", f"applied by {each.consumer}", each.at) for each in trace.applied]
+    steps += [
+        Step("warning", f"held by {each.consumer} after {each.attempts} tries", each.since, each.reason or "")
+        for each in trace.held
+    ]
+    steps += [Step("warning", f"{each.command}, by {each.by}", each.at, each.why or "") for each in trace.audited]
+    if message.state == State.SENT and not trace.applied and not trace.held:
+        steps.append(Step("skipped", "no inbox of this database has it", None, "a consumer may have another database"))
+    return sorted(steps, key=lambda step: (step.at is None, step.at or message.created_at))
+
+
+def _can_reveal(request: Request) -> bool:
+    identity: Identity = request.state.identity
+    return identity.role.includes(Role.OPERATOR) and not request.app.state.settings.console.read_only
+
+
+def _id(row: int) -> int:
+    if not 0 <= row <= MAX_ID:
+        raise UsageError(f"{row} is no id of a row")
+    return row
+
+
+def _place(text: str) -> Place | None:
+    return Place.of(text) if text else None
+
+
+def _moment(text: str) -> datetime | None:
+    """Return a time that a browser's form or an operator has written; UTC unless it says more.
+
+    Raises:
+        UsageError: it is no time.
+    """
+    if not text:
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise UsageError(f"{text[:80]!r} is no time, as in 2026-11-26 08:30") from None
+
+
+def _database(request: Request) -> Database:
+    return cast(Database, request.app.state.database)

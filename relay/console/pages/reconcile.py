@@ -1,0 +1,57 @@
+"""`/reconcile`: compare what was sent with what the consumers of this database have applied."""
+
+from typing import Annotated
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Query
+from starlette.requests import Request
+from starlette.responses import HTMLResponse
+
+from relay.console.given import Configured, Viewer
+from relay.console.pages.replay import Wanted
+from relay.console.templates import page
+from relay.errors import UsageError
+from relay.operate.reconcile.ask import Asked, ask
+from relay.operate.reconcile.report import Report
+
+router = APIRouter()
+
+NAMED = 100  # missing messages; the page of replays takes as many by their ids
+
+
+@router.get("/reconcile")
+def reconcile(request: Request, settings: Configured, _: Viewer, wanted: Annotated[Wanted, Query()]) -> HTMLResponse:
+    """Show the form; with its first moment also what was found."""
+    words, report = "", None
+    if wanted.since:
+        question = Asked(
+            since=wanted.since,
+            until=wanted.until or None,
+            aggregate_type=wanted.type or None,
+            aggregate_id=wanted.key or None,
+            event_type=wanted.event or None,
+            limit=NAMED,
+        )
+        try:
+            told = ask(settings.database, settings.database, question, timeout=settings.console.statement_timeout)
+            report = told.report
+        except UsageError as error:
+            words = str(error)
+    return page(
+        request,
+        "reconcile.html",
+        code=422 if words else 200,
+        wanted=wanted,
+        report=report,
+        words=words,
+        replay=report and _replay(report, wanted),
+    )
+
+
+def _replay(report: Report, wanted: Wanted) -> str:
+    """Return the address of the page that sends the missing messages again; if they are many, with their time's."""
+    given = {"since": report.since.isoformat(), "until": report.expected_until.isoformat()}
+    named = {each.message_id: None for consumer in report.consumers for each in consumer.missing_first}
+    if len(named) <= NAMED and all(each.missing == len(each.missing_first) for each in report.consumers):
+        return "/replay?" + urlencode({**given, "id": " ".join(map(str, named))})
+    return "/replay?" + urlencode({**wanted.model_dump(include={"type", "key", "event"}), **given})

@@ -1,0 +1,121 @@
+"""`/replay`: count what was sent, by day, and send it again."""
+
+from http import HTTPStatus
+from typing import Annotated
+from uuid import UUID
+
+from fastapi import APIRouter, Depends, Form, Query
+from pydantic import BaseModel, ConfigDict, field_validator
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+
+from relay.console.access.identity import Identity, Role, require
+from relay.console.given import Operations, Viewer
+from relay.console.templates import page
+from relay.errors import UsageError
+from relay.jobs.job import Caution
+from relay.replay.selection import Filter
+from relay.replay.target import SAME
+
+router = APIRouter()
+
+STAGES = (1, 10, 100)
+MOST_FAILING = 0.05
+LONGEST = 5000  # characters: a hundred message ids
+
+
+class Wanted(BaseModel):
+    """The filters of the form; what is empty selects nothing away."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: str = ""
+    key: str = ""
+    event: str = ""
+    since: str = ""
+    until: str = ""
+    id: str = ""  # message ids, apart by blanks or commas
+
+    @field_validator("type", "key", "event", "since", "until", "id")
+    @classmethod
+    def _storable(cls, text: str) -> str:
+        if "\0" in text or len(text) > LONGEST:
+            raise ValueError("no text that a message can have")
+        return text.strip()
+
+    @property
+    def is_empty(self) -> bool:
+        return self == Wanted()
+
+    def filter(self) -> Filter:
+        """Return which messages to send again; UsageError for what is no message id."""
+        return Filter(
+            message_ids=[_message_id(each) for each in self.id.replace(",", " ").split()] or None,
+            aggregate_type=self.type or None,
+            aggregate_id=self.key or None,
+            event_type=self.event or None,
+            since=self.since or None,
+            until=self.until or None,
+        )
+
+
+class Order(Wanted):
+    """Which messages to send again, and how carefully."""
+
+    why: str = ""
+    staged: bool = False
+    rate: str = ""
+
+    def caution(self) -> Caution:
+        """Return what the form says; UsageError for what is no rate."""
+        try:
+            rate = float(self.rate) if self.rate else None
+        except ValueError:
+            rate = 0
+        if rate is not None and not 0 < rate < 1_000_000:
+            raise UsageError("the rate is a number of messages a second, such as 500")
+        stages = STAGES if self.staged else ()
+        return Caution(rate=rate, stages=stages, stop_when_failing=MOST_FAILING if stages else None)
+
+
+def _message_id(text: str) -> UUID:
+    try:
+        return UUID(text)
+    except ValueError:
+        raise UsageError(f"{text[:80]!r} is no message id") from None
+
+
+@router.get("/replay")
+def show(request: Request, operations: Operations, who: Viewer, wanted: Annotated[Wanted, Query()]) -> HTMLResponse:
+    """Show the form; with a filter also what would go out, by day."""
+    words, found = "", None
+    if not wanted.is_empty:
+        try:
+            found = operations.preview_replay(wanted.filter())
+        except UsageError as error:
+            words = str(error)
+    return page(
+        request,
+        "replay.html",
+        code=422 if words else 200,
+        wanted=wanted,
+        found=found,
+        words=words,
+        can_order=who.role.includes(Role.OPERATOR),
+    )
+
+
+@router.post("/replay")
+def order(
+    request: Request,
+    operations: Operations,
+    who: Annotated[Identity, Depends(require(Role.OPERATOR))],
+    asked: Annotated[Order, Form()],
+) -> Response:
+    """Order a replay; the console sends it."""
+    chosen = asked.filter()
+    if chosen == Filter():
+        raise UsageError("choose what goes out again, by one filter at least")
+    job = operations.order_replay(chosen, SAME, by=who.name, why=asked.why or None, caution=asked.caution())
+    request.app.state.runner.wake()
+    return RedirectResponse(f"/jobs/{job.id}", HTTPStatus.SEE_OTHER)

@@ -1,0 +1,92 @@
+"""`/routes`: where messages go, what waits for a route, and what an operator has paused."""
+
+from http import HTTPStatus
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Form
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+
+from relay.console.access.identity import Identity, Role, require
+from relay.console.given import Operations, Viewer
+from relay.console.templates import page
+from relay.engine.session.session import LANES
+from relay.errors import UsageError
+from relay.http.cached_answer import CachedAnswer
+from relay.operate.route_map import RouteMap
+
+router = APIRouter()
+
+Pauser = Annotated[Identity, Depends(require(Role.OPERATOR))]
+Name = Annotated[str, Form(max_length=255)]
+Why = Annotated[str, Form(max_length=500)]
+
+
+@router.get("/routes")
+async def routes(request: Request, operations: Operations, who: Viewer) -> HTMLResponse:
+    """Show the map, the routes in quarantine and the paused lanes."""
+    cached: CachedAnswer[RouteMap] = request.app.state.route_map
+    found = await run_in_threadpool(operations.list_routes)
+    lanes = await run_in_threadpool(operations.list_lanes)
+    return page(
+        request,
+        "routes.html",
+        map=await cached.answer(),
+        routes=found,
+        lanes=[lane for lane in lanes if lane.paused_at is not None],
+        numbers=range(LANES),
+        may_change=who.role.includes(Role.OPERATOR),
+    )
+
+
+@router.post("/routes/pause")
+def pause_route(
+    operations: Operations, who: Pauser, *, routing_key: Name, exchange: Name = "", why: Why = ""
+) -> Response:
+    """Pause an address, whether it works or not."""
+    operations.pause_route(_text(exchange), _text(routing_key), by=who.name, why=_reason(why))
+    return _back()
+
+
+@router.post("/routes/{route}/resume")
+def resume_route(operations: Operations, who: Pauser, *, route: int, why: Why = "") -> Response:
+    """Let the relays try a paused route."""
+    operations.resume_route(route, by=who.name, why=_text(why).strip() or None)
+    return _back()
+
+
+@router.post("/routes/{route}/probe")
+def probe(operations: Operations, _: Pauser, route: int) -> Response:
+    """Let the relays try a route now."""
+    operations.probe([route])
+    return _back()
+
+
+@router.post("/routes/lanes/pause")
+def pause_lane(operations: Operations, who: Pauser, *, lane: Annotated[int, Form()], why: Why = "") -> Response:
+    """Pause a lane."""
+    operations.pause_lane(lane, by=who.name, why=_reason(why))
+    return _back()
+
+
+@router.post("/routes/lanes/{lane}/resume")
+def resume_lane(operations: Operations, who: Pauser, *, lane: int, why: Why = "") -> Response:
+    """Let the relays carry a paused lane."""
+    operations.resume_lane(lane, by=who.name, why=_text(why).strip() or None)
+    return _back()
+
+
+def _back() -> Response:
+    return RedirectResponse("/routes", HTTPStatus.SEE_OTHER)
+
+
+def _reason(why: str) -> str:
+    reason = _text(why).strip()
+    if not reason:
+        raise UsageError("say why: the audit keeps it, and others see it while the pause lasts")
+    return reason
+
+
+def _text(given: str) -> str:
+    return given.replace("\0", "")

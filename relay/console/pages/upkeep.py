@@ -1,0 +1,78 @@
+"""`/retention` and `/batches`: which days will go, and what Spark has written."""
+
+from http import HTTPStatus
+from typing import Annotated, Any
+
+import psycopg
+from fastapi import APIRouter, Depends, Form
+from psycopg.rows import dict_row
+from psycopg.sql import SQL, Identifier
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+
+from relay.console.access.identity import Identity, Role, require
+from relay.console.given import Configured, Sessions, Viewer
+from relay.console.templates import page
+from relay.errors import UsageError
+from relay.operate.retention import drop_old_days, keeps_of, look_at_old_days
+
+router = APIRouter()
+
+LISTED = 100
+ARCHIVED = SQL("SELECT day, rows, path FROM {schema}.archived_day ORDER BY day DESC LIMIT %(limit)s")
+# A batch of several pieces has a row for each of them. The ledger has a row a batch, so a few thousand a day.
+BATCHES = SQL("""
+    SELECT app_id, version, max(partitions) AS partitions, count(*) AS pieces, max(committed_at) AS committed_at,
+        coalesce(sum((row_counts ->> 'rows')::bigint), 0)::bigint AS rows, (max(row_counts::text))::jsonb AS row_counts
+    FROM {schema}.batch
+    GROUP BY app_id, version
+    ORDER BY max(committed_at) DESC
+    LIMIT %(limit)s
+""")
+
+
+@router.get("/retention")
+def retention(request: Request, settings: Configured, database: Sessions, who: Viewer) -> HTMLResponse:
+    """Show the days that are older than is kept, and those that are archived."""
+    keeps = keeps_of(settings.relay, None, None)
+    days = look_at_old_days(settings.database, keeps)
+    with database.session() as connection:
+        archived = _rows(connection, ARCHIVED, database.schema)
+    return page(
+        request,
+        "retention.html",
+        keeps={kind.parent: kept for kind, kept in keeps.items()},
+        days=days,
+        archived=archived,
+        can_drop=who.role.includes(Role.OWNER),
+    )
+
+
+@router.post("/retention")
+def drop(
+    settings: Configured,
+    who: Annotated[Identity, Depends(require(Role.OWNER))],
+    why: Annotated[str, Form(max_length=500)] = "",
+) -> Response:
+    """Drop the days that are older than is kept, as a running relay does each hour."""
+    reason = why.replace("\0", "").strip()
+    keeps = keeps_of(settings.relay, None, None)
+    if not keeps:
+        raise UsageError("retention is off: relay.retention tells how long to keep")
+    if not reason:
+        raise UsageError("say why: the audit keeps it with each day that you drop")
+    drop_old_days(settings.database, keeps, by=who.name, why=reason)
+    return RedirectResponse("/retention", HTTPStatus.SEE_OTHER)
+
+
+@router.get("/batches")
+def batches(request: Request, database: Sessions, _: Viewer) -> HTMLResponse:
+    """Show the newest batches of Spark."""
+    with database.session() as connection:
+        found = _rows(connection, BATCHES, database.schema)
+    return page(request, "batches.html", batches=found)
+
+
+def _rows(connection: psycopg.Connection, statement: SQL, schema: str) -> list[dict[str, Any]]:
+    with connection.cursor(row_factory=dict_row) as cursor:
+        return cursor.execute(statement.format(schema=Identifier(schema)), {"limit": LISTED}).fetchall()

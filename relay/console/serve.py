@@ -1,0 +1,81 @@
+"""Run the console until it is told to stop."""
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import uvicorn
+
+from relay.config.settings import Settings
+from relay.console.access.requirements import check_access
+from relay.console.app import make_app
+from relay.console.sampler import Sampler
+from relay.errors import ConfigurationError
+from relay.logger import get_logger
+from relay.stopping import stopped_by_signals
+
+GOODBYE = 5  # seconds for the requests that are being answered
+
+log = get_logger(__name__)
+
+
+async def serve(settings: Settings, file: Path | None = None) -> None:
+    """Answer requests until SIGTERM or SIGINT.
+
+    Raises:
+        ConfigurationError: the address cannot be had, or would let in users whom nobody has authenticated.
+    """
+    check_access(settings.console)
+    listener = _listen(settings.console.listen)
+    app = make_app(settings, file)
+    sampler: Sampler = app.state.sampler
+    server = _Server(
+        uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_graceful_shutdown=GOODBYE,
+        )
+    )
+    stopping = asyncio.Event()
+    running = asyncio.create_task(server.serve([listener]), name="console")
+    with stopped_by_signals(lambda _: stopping.set(), running):
+        log.info("console.listening", address=settings.console.listen)
+        ending = asyncio.create_task(_end(stopping, sampler, server), name="ending")
+        try:
+            await running
+        finally:
+            ending.cancel()
+
+
+async def _end(stopping: asyncio.Event, sampler: Sampler, server: uvicorn.Server) -> None:
+    """Once told, end the streams of figures, then the server, which waits for each connection."""
+    await stopping.wait()
+    await sampler.stop()
+    server.should_exit = True
+
+
+class _Server(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave the signals to `relay.stopping`: uvicorn ends the process by the signal that it got."""
+        yield
+
+
+def _listen(address: str) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host.strip("[]"), int(port)))
+        listener.listen()
+    except OSError as error:
+        listener.close()
+        raise ConfigurationError(
+            f"console.listen = {address}: {error.strerror or error}; name another address (RELAY_CONSOLE_LISTEN)"
+        ) from error
+    return listener

@@ -1,0 +1,88 @@
+"""Pages from templates: every value is escaped."""
+
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.requests import Request
+from starlette.responses import HTMLResponse
+
+from relay import __version__
+from relay.config.settings import Authentication
+from relay.console.access.cookie import browser_of, form_token, new_browser, set_cookie
+from relay.console.formats import commands, duration, job_mood, moment, number, short
+from relay.operate.status import lane_ranges
+
+FOLDER = Path(__file__).parent / "templates"
+STATIC = Path(__file__).parent / "static"
+
+# In the order of the menu: path and title.
+MENU = (
+    ("/", "Overview"),
+    ("/messages", "Messages"),
+    ("/failures", "Failures"),
+    ("/jobs", "Jobs"),
+    ("/replay", "Replay"),
+    ("/reconcile", "Reconcile"),
+    ("/routes", "Routes"),
+    ("/nodes", "Nodes"),
+    ("/retention", "Retention"),
+    ("/batches", "Batches"),
+    ("/doctor", "Doctor"),
+    ("/audit", "Audit"),
+)
+WITH_LOGIN = (Authentication.PASSWORD, Authentication.OIDC)
+
+_environment = Environment(
+    loader=FileSystemLoader(FOLDER),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_environment.filters |= {
+    "commands": commands,
+    "duration": duration,
+    "lanes": lane_ranges,
+    "moment": moment,
+    "mood": job_mood,
+    "number": number,
+    "short": short,
+}
+
+
+def fragment(name: str, **values: Any) -> str:
+    """Return the part of a page that a template makes of these values."""
+    return _environment.get_template(name).render(**values)
+
+
+def page(request: Request, name: str, *, code: int = 200, **values: Any) -> HTMLResponse:
+    """Return the page that a template makes of these values.
+
+    The template also has the user, the menu, and the token that each form sends along.
+    """
+    browser = browser_of(request)
+    known = browser or new_browser()
+    text = _environment.get_template(name).render(
+        identity=getattr(request.state, "identity", None),
+        has_logout=request.app.state.settings.console.authentication in WITH_LOGIN,
+        menu=MENU,
+        path=request.url.path,
+        read_only=request.app.state.settings.console.read_only,
+        token=form_token(known),
+        version=__version__,
+        **values,
+    )
+    response = HTMLResponse(text, code)
+    if browser is None:
+        set_cookie(response, known)
+    return response
+
+
+def landing(address: str) -> HTMLResponse:
+    """Return a page that opens a path of this console.
+
+    For a browser that another site has sent: it keeps the session's cookie back until a page of ours asks.
+    """
+    text = _environment.get_template("landing.html").render(address=address)
+    return HTMLResponse(text)

@@ -1,0 +1,165 @@
+"""Routes and lanes that an operator has paused: their rows wait in the table, in order, until they are resumed.
+
+A paused route is a row of `quarantine` whose columns `paused_*` are filled; its rows wait in quarantine, and are not
+probed. A paused lane is a row of `lane_pause`; its rows stay pending, and no relay takes it. What is in flight when the
+pause comes is still sent. The relays are notified, and obey within a second or two.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+import psycopg
+from psycopg.rows import class_row
+from psycopg.sql import SQL, Composed, Identifier
+
+from relay.engine.session.session import LANES, ROUTES_CHANGED
+from relay.errors import UsageError
+from relay.operate.health import NODE_STALE_AFTER
+from relay.operate.quarantine import RouteStatus, list_routes, read_route, ring
+
+MAX_NAME_BYTES = 255
+
+# A fault keeps its reason: the route is in quarantine by it, too.
+PAUSE_ROUTE = SQL("""
+    INSERT INTO {schema}.quarantine AS route (exchange, routing_key, reason, paused_at, paused_by, paused_why)
+    VALUES (
+        %(exchange)s, %(routing_key)s, 'paused by ' || %(by)s::text || ': ' || %(why)s::text, now(), %(by)s, %(why)s
+    )
+    ON CONFLICT (exchange, routing_key) DO UPDATE
+    SET paused_at = excluded.paused_at, paused_by = excluded.paused_by, paused_why = excluded.paused_why
+    WHERE route.paused_at IS NULL
+    RETURNING id
+""")
+RESUME_ROUTE = SQL("""
+    UPDATE {schema}.quarantine
+    SET paused_at = NULL, paused_by = NULL, paused_why = NULL, probes = 0, reason = CASE
+        WHEN reason = 'paused by ' || paused_by || ': ' || paused_why THEN 'was paused; resumed by ' || %(by)s::text
+        ELSE reason END
+    WHERE id = %(route)s AND paused_at IS NOT NULL
+""")
+PAUSE_LANE = SQL("""
+    INSERT INTO {schema}.lane_pause (lane, paused_by, paused_why) VALUES (%(lane)s, %(by)s, %(why)s)
+    ON CONFLICT (lane) DO NOTHING
+""")
+RESUME_LANE = SQL("DELETE FROM {schema}.lane_pause WHERE lane = %(lane)s")
+NOTE = SQL("""
+    INSERT INTO {schema}.operator_audit (command, target, done_by, why)
+    VALUES (%(command)s, %(target)s, %(by)s, %(why)s)
+""")
+
+READ_LANES = SQL("""
+    SELECT lane.number::integer AS lane, pause.paused_at, pause.paused_by, pause.paused_why, (
+        SELECT name FROM {schema}.node
+        WHERE lane.number = ANY (node.lanes) AND clock_timestamp() - heartbeat_at <= {stale_after} * interval '1 second'
+        ORDER BY heartbeat_at DESC
+        LIMIT 1
+    ) AS node
+    FROM generate_series(0, {lanes} - 1) AS lane (number)
+    LEFT JOIN {schema}.lane_pause AS pause ON pause.lane = lane.number
+    ORDER BY lane.number
+""")
+
+
+@dataclass(frozen=True, slots=True)
+class LaneStatus:
+    """A lane: who carries it, and whether an operator has paused it."""
+
+    lane: int
+    node: str | None  # the relay that has it; of a paused lane until it has given the lane up
+    paused_at: datetime | None
+    paused_by: str | None
+    paused_why: str | None
+
+
+def list_lanes(connection: psycopg.Connection, schema: str) -> list[LaneStatus]:
+    """Return all lanes, by number."""
+    with connection.cursor(row_factory=class_row(LaneStatus)) as cursor:
+        return cursor.execute(_sql(schema, READ_LANES, lanes=LANES, stale_after=NODE_STALE_AFTER)).fetchall()
+
+
+def pause_route(
+    connection: psycopg.Connection, schema: str, exchange: str, routing_key: str, *, by: str, why: str
+) -> RouteStatus:
+    """Let the rows for an address wait from now on; return the route.
+
+    Raises:
+        UsageError: AMQP knows no such address, or it is paused already.
+    """
+    if max(len(exchange.encode()), len(routing_key.encode())) > MAX_NAME_BYTES:
+        raise UsageError(f"an exchange or routing key is longer than the {MAX_NAME_BYTES} bytes that AMQP allows")
+    values = {"exchange": exchange, "routing_key": routing_key, "by": by, "why": why}
+    with connection.transaction():
+        entered = connection.execute(_sql(schema, PAUSE_ROUTE), values).fetchone()
+        if entered is None:
+            address = (exchange, routing_key)
+            (there,) = [
+                each for each in list_routes(connection, schema) if (each.exchange, each.routing_key) == address
+            ]
+            raise UsageError(f"route {there.id} is paused already, by {there.paused_by}: {there.paused_why}")
+        route = read_route(connection, schema, entered[0])
+        _note(connection, schema, "quarantine pause", route.address, by=by, why=why)
+        ring(connection, schema, ROUTES_CHANGED)
+    return route
+
+
+def resume_route(connection: psycopg.Connection, schema: str, route: int, *, by: str, why: str | None) -> RouteStatus:
+    """Let the relays try a paused route now, and let its rows go when it works; return the route.
+
+    Raises:
+        NotFoundError: the route is not in quarantine.
+        UsageError: it is not paused.
+    """
+    with connection.transaction():
+        found = read_route(connection, schema, route)
+        if not connection.execute(_sql(schema, RESUME_ROUTE), {"route": route, "by": by}).rowcount:
+            raise UsageError(f"route {route} is not paused: the relays try it by themselves")
+        _note(connection, schema, "quarantine resume", found.address, by=by, why=why)
+        ring(connection, schema, ROUTES_CHANGED)
+        return read_route(connection, schema, route)
+
+
+def pause_lane(connection: psycopg.Connection, schema: str, lane: int, *, by: str, why: str) -> LaneStatus:
+    """Let no relay carry a lane from now on; return the lane.
+
+    Raises:
+        UsageError: there is no such lane, or it is paused already.
+    """
+    with connection.transaction():
+        before = _read_lane(connection, schema, lane)
+        values = {"lane": lane, "by": by, "why": why}
+        if not connection.execute(_sql(schema, PAUSE_LANE), values).rowcount:
+            raise UsageError(f"lane {lane} is paused already, by {before.paused_by}: {before.paused_why}")
+        _note(connection, schema, "lanes pause", f"lane {lane}", by=by, why=why)
+        ring(connection, schema)
+        return _read_lane(connection, schema, lane)
+
+
+def resume_lane(connection: psycopg.Connection, schema: str, lane: int, *, by: str, why: str | None) -> LaneStatus:
+    """Let the relays carry a paused lane again; return the lane.
+
+    Raises:
+        UsageError: there is no such lane, or it is not paused.
+    """
+    with connection.transaction():
+        _read_lane(connection, schema, lane)
+        if not connection.execute(_sql(schema, RESUME_LANE), {"lane": lane}).rowcount:
+            raise UsageError(f"lane {lane} is not paused")
+        _note(connection, schema, "lanes resume", f"lane {lane}", by=by, why=why)
+        ring(connection, schema)
+        return _read_lane(connection, schema, lane)
+
+
+def _read_lane(connection: psycopg.Connection, schema: str, lane: int) -> LaneStatus:
+    for each in list_lanes(connection, schema):
+        if each.lane == lane:
+            return each
+    raise UsageError(f"there is no lane {lane}: they are numbered from 0 to {LANES - 1}")
+
+
+def _note(connection: psycopg.Connection, schema: str, command: str, target: str, *, by: str, why: str | None) -> None:
+    values = {"command": command, "target": target, "by": by, "why": why}
+    connection.execute(_sql(schema, NOTE), values)
+
+
+def _sql(schema: str, statement: SQL, **numbers: float) -> Composed:
+    return statement.format(schema=Identifier(schema), **numbers)

@@ -1,0 +1,106 @@
+"""Compare what an operator asks for: words to moments, both databases, one report."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+import psycopg
+
+from relay.config.settings import DatabaseSettings
+from relay.database import refuse_pooler
+from relay.errors import UsageError
+from relay.operate.reconcile.inbox import Inbox
+from relay.operate.reconcile.interval import Interval
+from relay.operate.reconcile.report import Report
+from relay.operate.reconcile.run import Question, Show, reconcile
+from relay.operate.session import session
+from relay.operate.whereabouts import Missing, find_rows
+from relay.replay.moment import parse_interval, parse_length
+from relay.replay.selection import Selection, now
+
+FIRST_MOMENT = datetime(1970, 1, 1, tzinfo=UTC)  # nothing was sent before
+LONGEST_GRACE = timedelta(days=36_500)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What to compare, as an operator writes it: `since` and `until` are moments, or lengths of time ago."""
+
+    since: str
+    until: str | None = None
+    message_ids: Sequence[UUID] = ()
+    aggregate_type: str | None = None
+    aggregate_id: str | None = None
+    event_type: str | None = None
+    consumers: Sequence[str] = ()  # none: all that the inbox knows
+    grace: str = "60s"  # what was sent within this need not have been applied yet
+    with_repeated_keys: bool = False
+    limit: int = 20  # of each kind, how many are named
+    flags: tuple[str, ...] = field(default=())  # for the command that mends it
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """The report, and in words where each named message is that was not compared."""
+
+    report: Report
+    not_compared: list[str]
+
+
+def ask(
+    outbox: DatabaseSettings,
+    inbox: DatabaseSettings,
+    asked: Asked,
+    *,
+    timeout: float,
+    is_apart: bool = False,
+    show: Show = lambda *_: None,
+) -> Told:
+    """Compare; nothing is changed.
+
+    Args:
+        timeout: seconds for each statement.
+        is_apart: the inbox has another URL.
+    Raises:
+        UsageError: a moment or a length of time cannot be.
+        NotFoundError: no consumer is named, and the inbox knows no consumer.
+        OutboxError: as `session` and `Inbox.open`.
+    """
+    asyncio.run(refuse_pooler(outbox))
+    with (
+        session(outbox, timeout=timeout) as connection,
+        Inbox.open(inbox, timeout=timeout, is_apart=is_apart) as opened,
+    ):
+        moment = now(connection)
+        first, end = parse_interval(asked.since, asked.until, moment)
+        assert first is not None, "since is required"  # noqa: S101
+        grace = parse_length(asked.grace, "--grace")
+        if grace > LONGEST_GRACE:
+            raise UsageError(f"--grace {asked.grace} is longer than the {LONGEST_GRACE.days} days that it may be")
+        first = max(first, FIRST_MOMENT)
+        question = Question(
+            interval=Interval(first, max(first, min(end or moment, moment)), moment, grace),
+            selection=Selection(
+                message_ids=list(asked.message_ids) or None,
+                aggregate_type=asked.aggregate_type,
+                aggregate_id=asked.aggregate_id,
+                event_type=asked.event_type,
+            ),
+            consumers=sorted(set(asked.consumers)) or None,
+            with_repeated_keys=asked.with_repeated_keys,
+            limit=asked.limit,
+            flags=asked.flags,
+        )
+        report = reconcile(connection, outbox.schema_name, opened, question, show=show)
+        return Told(report, _not_compared(connection, outbox.schema_name, question))
+
+
+def _not_compared(outbox: psycopg.Connection, schema: str, question: Question) -> list[str]:
+    since, until = question.interval.since, question.interval.until
+    return [
+        f"{message_id} is not compared: {row.words}"
+        for message_id, row in find_rows(outbox, schema, question.selection.message_ids or []).items()
+        if isinstance(row, Missing) or row.sent_at is None or not since <= row.sent_at < until
+    ]

@@ -1,0 +1,331 @@
+"""The operations, done on the servers of the settings."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from relay.config.settings import Settings
+from relay.database import refuse_pooler
+from relay.doctor.finding import Finding
+from relay.engine.send.message import UnsendableError
+from relay.engine.send.routes import Router
+from relay.errors import UsageError
+from relay.jobs import job as jobs
+from relay.jobs.job import NO_CAUTION, Caution, Job, Kind
+from relay.operate import pauses, pool, quarantine, release
+from relay.operate.dead_letters import change
+from relay.operate.dead_letters.audit import Entry
+from relay.operate.dead_letters.document import document
+from relay.operate.dead_letters.job import order_letters, run_letters
+from relay.operate.dead_letters.letter import Held, Letter
+from relay.operate.dead_letters.letter import Selection as LetterSelection
+from relay.operate.dead_letters.read import count_letters, list_letters, read_letters, show_letter
+from relay.operate.failures import (
+    group_letters,
+    list_groups,
+    list_held_groups,
+    routes_of_group,
+    with_retries,
+)
+from relay.operate.held import retry_held
+from relay.operate.parked import PARKED, ParkedMessage, list_parked, show_parked
+from relay.operate.parked import Selection as ParkedSelection
+from relay.operate.pauses import LaneStatus
+from relay.operate.quarantine import Changed, RouteStatus
+from relay.operate.release import Done, Show
+from relay.operate.session import session
+from relay.operate.status import Node, Status, list_nodes, read_status
+from relay.operate.whereabouts import RowId
+from relay.operations.left_out import left_out
+from relay.operations.results import (
+    Failures,
+    ListedLetters,
+    Ordered,
+    ParkedRows,
+    ReplayPreview,
+    RoutePreview,
+    SeenLetters,
+    ShownJob,
+    ShownRoute,
+)
+from relay.replay.selection import Filter, count_by_day, now
+from relay.replay.serve import order_replay
+from relay.replay.target import Target, check_target
+
+BULK_TIMEOUT = 600.0  # seconds for a statement: one head may have a million rows behind it
+SCAN_TIMEOUT = 3600.0  # seconds for a statement: days of sent rows are read from end to end
+FIRST_PART = 1000  # characters of a payload, unless all of it is wanted
+
+Connect = Callable[[float | None], AbstractContextManager[psycopg.Connection]]
+
+
+class LocalOperations:
+    """See `relay.operations.operations.Operations`.
+
+    Args:
+        connect: yields a session, whose statements may take so many seconds; that of the settings unless given.
+        file: the relay.toml that was read, for the doctor.
+    """
+
+    def __init__(self, settings: Settings, file: Path | None = None, *, connect: Connect | None = None) -> None:
+        self._settings = settings
+        self._file = file
+        self._schema = settings.database.schema_name
+        self._connect: Connect = connect or (lambda timeout: session(settings.database, timeout=timeout))
+
+    def status(self) -> Status:
+        with self._connect(None) as connection:
+            return read_status(connection, self._schema, progress_timeout=3 * self._settings.relay.heartbeat_interval)
+
+    def nodes(self) -> list[Node]:
+        with self._connect(None) as connection:
+            return list_nodes(connection, self._schema)
+
+    def doctor(self) -> list[Finding]:
+        from relay.doctor.run import examine  # noqa: PLC0415  (few commands need the broker's library)
+
+        return examine(self._settings, self._file)
+
+    def pools(self, names: Sequence[str]) -> pool.PoolsStatus:
+        with self._connect(None):  # which finds the tables missing or behind
+            return asyncio.run(pool.read_status(self._settings, names=names))
+
+    def list_failures(self, queues: Sequence[str], *, with_held: bool) -> Failures:
+        warnings: list[str] = []
+        with self._connect(None) as connection:
+            groups = list_groups(connection, self._schema)
+            for queue in queues:
+                _, dead = change.queues_of(queue)
+                letters: list[Letter] = []
+                read = asyncio.run(read_letters(self._settings.broker, dead, LetterSelection(), _append_to(letters)))
+                groups += with_retries(connection, self._schema, group_letters(letters, dead))
+                warnings += [read.warning] if read.warning else []
+            if with_held:
+                groups += list_held_groups(connection, self._schema)
+        return Failures(groups, warnings)
+
+    def list_parked(
+        self, selection: ParkedSelection, *, with_held: bool, state: str = PARKED, after: int = 0
+    ) -> ParkedRows:
+        with self._connect(None) as connection:
+            rows, total = list_parked(
+                connection, self._schema, selection, with_held=with_held, state=state, after=after
+            )
+        return ParkedRows(rows, total)
+
+    def show_parked(self, row: RowId, *, is_full: bool) -> ParkedMessage:
+        with self._connect(None) as connection:
+            return show_parked(connection, self._schema, row, length=2**31 - 1 if is_full else FIRST_PART)
+
+    def preview_parked(self, kind: Kind, selection: ParkedSelection) -> Done:
+        with self._connect(BULK_TIMEOUT) as connection:
+            return release.preview(connection, self._schema, kind, selection)
+
+    def change_parked(
+        self,
+        kind: Kind,
+        selection: ParkedSelection,
+        *,
+        by: str,
+        why: str | None,
+        caution: Caution = NO_CAUTION,
+        show: Show = lambda _: None,
+    ) -> Done:
+        asyncio.run(refuse_pooler(self._settings.database))  # its lock tells who runs the job
+        with self._connect(BULK_TIMEOUT) as connection:
+            return release.change_rows(
+                connection, self._schema, kind, selection, by=by, why=why, caution=caution, show=show
+            )
+
+    def order_parked(
+        self, kind: Kind, selection: ParkedSelection, *, by: str, why: str | None, caution: Caution
+    ) -> Ordered:
+        """Write down a job that the consoles run."""
+        with self._connect(BULK_TIMEOUT) as connection:
+            not_found = release.rows_not_found(connection, self._schema, kind, selection)
+            job = release.order_rows(
+                connection, self._schema, kind, selection, by=by, why=why, caution=caution, by_console=True
+            )
+        return Ordered(job, not_found)
+
+    def list_letters(self, queue: str, selection: LetterSelection) -> ListedLetters:
+        letters, read = asyncio.run(list_letters(self._settings.broker, queue, selection))
+        return ListedLetters(queue, letters, read)
+
+    def look_at_letters(self, queue: str, selection: LetterSelection, *, first: int) -> SeenLetters:
+        letters: list[Letter] = []
+        failed: list[datetime] = []  # the earliest alone: a queue may have a million letters
+
+        def note(held: Held) -> None:
+            letter = held.letter
+            if len(letters) < first:
+                letters.append(letter)
+            if letter.last_failed_at is not None:
+                failed[:] = [min([letter.last_failed_at, *failed])]
+
+        read = asyncio.run(read_letters(self._settings.broker, queue, selection, note))
+        return SeenLetters(read, failed[0] if failed else None, letters)
+
+    def show_letter(self, queue: str, message_id: str) -> dict[str, Any]:
+        return document(asyncio.run(show_letter(self._settings.broker, queue, message_id)))
+
+    def preview_letters(self, entry: Entry, selection: LetterSelection) -> change.Done:
+        return asyncio.run(change.preview_letters(self._settings.broker, entry, selection))
+
+    def change_letters(
+        self,
+        entry: Entry,
+        selection: LetterSelection,
+        *,
+        rate: float | None = None,
+        show: change.Show = lambda *_: None,
+    ) -> change.Done:
+        asyncio.run(refuse_pooler(self._settings.database))  # its lock tells who runs the job
+        with self._connect(None) as connection:
+            job = order_letters(connection, self._schema, entry, selection, caution=Caution(rate=rate))
+            return asyncio.run(run_letters(connection, self._schema, self._settings.broker, job, show=show))
+
+    def order_letters(self, entry: Entry, selection: LetterSelection, *, caution: Caution) -> Job:
+        """Write down a job that the consoles run."""
+        asyncio.run(count_letters(self._settings.broker, entry.queue))  # which finds no such queue
+        with self._connect(None) as connection:
+            return order_letters(connection, self._schema, entry, selection, caution=caution, by_console=True)
+
+    def retry_held(self, group: str | None, *, by: str, why: str) -> int:
+        with self._connect(BULK_TIMEOUT) as connection:
+            return retry_held(connection, self._schema, group, by=by, why=why)
+
+    def list_routes(self, *, group: str | None = None) -> list[RouteStatus]:
+        with self._connect(None) as connection:
+            if group is not None:
+                return routes_of_group(connection, self._schema, group)
+            return quarantine.list_routes(connection, self._schema)
+
+    def show_route(self, named: RowId, *, limit: int, after: int = 0) -> ShownRoute:
+        with self._connect(None) as connection:
+            route = quarantine.route_of(connection, self._schema, named)
+            return ShownRoute(route, quarantine.list_rows(connection, self._schema, route.id, limit=limit, after=after))
+
+    def preview_route(self, route: int, rows: Sequence[RowId], *, limit: int) -> RoutePreview:
+        with self._connect(BULK_TIMEOUT) as connection:
+            found = quarantine.read_route(connection, self._schema, route)
+            number, oldest = quarantine.count_chosen(connection, self._schema, found, rows)
+            first = quarantine.list_chosen(connection, self._schema, route, rows, limit=limit)
+        return RoutePreview(found, number, oldest, first)
+
+    def reroute(
+        self, route: int, rows: Sequence[RowId], *, to_exchange: str | None, routing_key: str | None, by: str, why: str
+    ) -> Changed:
+        check_reroute(self._settings, to_exchange)
+        with self._connect(BULK_TIMEOUT) as connection:
+            found = quarantine.read_route(connection, self._schema, route)
+            exchange, key = found.rerouted(to_exchange, routing_key)
+            return quarantine.reroute(
+                connection, self._schema, found, rows, exchange=exchange, routing_key=key, by=by, why=why
+            )
+
+    def discard_route(self, route: int, rows: Sequence[RowId], *, by: str, why: str) -> Changed:
+        with self._connect(BULK_TIMEOUT) as connection:
+            found = quarantine.read_route(connection, self._schema, route)
+            return quarantine.discard(connection, self._schema, found, rows, by=by, why=why)
+
+    def probe(self, routes: Sequence[int]) -> list[int]:
+        with self._connect(None) as connection:
+            named = [quarantine.read_route(connection, self._schema, route) for route in routes]
+            if paused := [str(each.id) for each in named if each.paused_at is not None]:
+                raise UsageError(f"paused, so not tried: route {', '.join(paused)}; `relay quarantine resume` tries it")
+            every = named or quarantine.list_routes(connection, self._schema)
+            found = [each.id for each in every if each.paused_at is None]
+            quarantine.probe(connection, self._schema, found)
+        return found
+
+    def pause_route(self, exchange: str, routing_key: str, *, by: str, why: str) -> RouteStatus:
+        with self._connect(None) as connection:
+            return pauses.pause_route(connection, self._schema, exchange, routing_key, by=by, why=why)
+
+    def resume_route(self, route: int, *, by: str, why: str | None) -> RouteStatus:
+        with self._connect(None) as connection:
+            return pauses.resume_route(connection, self._schema, route, by=by, why=why)
+
+    def list_lanes(self) -> list[LaneStatus]:
+        with self._connect(None) as connection:
+            return pauses.list_lanes(connection, self._schema)
+
+    def pause_lane(self, lane: int, *, by: str, why: str) -> LaneStatus:
+        with self._connect(None) as connection:
+            return pauses.pause_lane(connection, self._schema, lane, by=by, why=why)
+
+    def resume_lane(self, lane: int, *, by: str, why: str | None) -> LaneStatus:
+        with self._connect(None) as connection:
+            return pauses.resume_lane(connection, self._schema, lane, by=by, why=why)
+
+    def preview_replay(self, asked: Filter) -> ReplayPreview:
+        with self._connect(SCAN_TIMEOUT) as connection:
+            selection = asked.selection(now(connection))
+            days = count_by_day(connection, self._schema, selection)
+            lines = left_out(connection, self._schema, selection)
+        return ReplayPreview(sum(day.rows for day in days), days, lines)
+
+    def order_replay(
+        self, asked: Filter, target: Target, *, by: str, why: str | None, caution: Caution = NO_CAUTION
+    ) -> Job:
+        """Write down a replay that the consoles run."""
+        asyncio.run(check_target(self._settings.broker, target.exchange, target.routing_key))
+        with self._connect(SCAN_TIMEOUT) as connection:
+            return order_replay(
+                connection,
+                self._schema,
+                asked.selection(now(connection)),
+                by=by,
+                why=why,
+                to_exchange=target.exchange,
+                routing_key=target.routing_key,
+                caution=caution,
+                by_console=True,
+            )
+
+    def list_jobs(self, *, limit: int, kind: Kind | None, before: int | None = None) -> list[Job]:
+        with self._connect(None) as connection:
+            return jobs.list_jobs(connection, self._schema, limit=limit, kind=kind, before=before)
+
+    def show_job(self, job: int, *, limit: int, after: int = 0) -> ShownJob:
+        with self._connect(None) as connection:
+            found = jobs.read_job(connection, self._schema, job)
+            return ShownJob(found, jobs.list_failures(connection, self._schema, job, limit=limit, after=after))
+
+    def pause_job(self, job: int, *, by: str, why: str | None) -> Job:
+        with self._connect(None) as connection:
+            return jobs.pause_job(connection, self._schema, job, by=by, why=why)
+
+    def resume_job(self, job: int, *, by: str, why: str | None) -> Job:
+        """Let a job go on that a console runs."""
+        with self._connect(None) as connection:
+            return jobs.resume_job(connection, self._schema, job, by=by, why=why)
+
+    def cancel_job(self, job: int, *, by: str, why: str) -> Job:
+        with self._connect(None) as connection:
+            jobs.cancellable(jobs.read_job(connection, self._schema, job))
+            return jobs.cancel_job(connection, self._schema, job, by=by, why=why)
+
+
+def _append_to(letters: list[Letter]) -> Callable[[Held], None]:
+    return lambda held: letters.append(held.letter)
+
+
+def check_reroute(settings: Settings, exchange: str | None) -> None:
+    """Refuse an exchange that rows may not name.
+
+    Raises:
+        UsageError: the relay would park them.
+    """
+    if exchange is None:
+        return
+    try:
+        Router.of(settings).check_exchange(exchange.encode())
+    except UnsendableError as error:
+        raise UsageError(f"{error}: the relay would park the rows") from None

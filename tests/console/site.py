@@ -1,0 +1,92 @@
+"""A console in this process, and browsers of it."""
+
+import asyncio
+import re
+import socket
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvicorn
+from fastapi import FastAPI
+
+from relay.config.settings import Authentication, ConsoleSettings, Settings
+from relay.console.access.identity import Role
+from relay.console.access.passwords import PasswordFile
+from relay.console.app import make_app
+
+ORIGIN = "https://relay.test"
+PASSWORD = "correct horse battery"  # of every user here
+TOKEN = re.compile(r'name="token" value="([0-9a-f]{64})"')
+
+
+@asynccontextmanager
+async def running(settings: Settings, **console: Any) -> AsyncIterator[FastAPI]:
+    """Yield a console with these settings of the section `[console]`."""
+    section = ConsoleSettings.model_validate({"origin": ORIGIN, **console})
+    app = make_app(settings.model_copy(update={"console": section}))
+    async with app.router.lifespan_context(app):
+        yield app
+
+
+def browser(app: FastAPI, *, address: str = "127.0.0.1", origin: str = ORIGIN) -> httpx.AsyncClient:
+    """Return a browser without cookies, at this address."""
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False, client=(address, 50_000))
+    return httpx.AsyncClient(transport=transport, base_url=origin)
+
+
+def users(folder: Path) -> dict[str, Any]:
+    """Return settings with a password file that has a user of each role, named for it."""
+    file = PasswordFile(folder / "users")
+    for role in Role:
+        file.put(role, role, PASSWORD)
+    return {"authentication": Authentication.PASSWORD, "users": str(file.path)}
+
+
+def token_of(page: httpx.Response) -> str:
+    """Return the token of the page's form."""
+    found = TOKEN.search(page.text)
+    assert found is not None, page.text
+    return found[1]
+
+
+async def post(
+    client: httpx.AsyncClient, path: str, form: Mapping[str, str], *, headers: Mapping[str, str] | None = None
+) -> httpx.Response:
+    """Send a form as a browser does."""
+    return await client.post(path, data=dict(form), headers={"Origin": ORIGIN, **(headers or {})})
+
+
+async def log_in(client: httpx.AsyncClient, name: str, password: str = PASSWORD, *, to: str = "/") -> httpx.Response:
+    """Log in with a name and a password."""
+    token = token_of(await client.get("/login", params={"next": to}))
+    return await post(client, "/login", {"token": token, "name": name, "password": password, "next": to})
+
+
+@asynccontextmanager
+async def serving(settings: Settings, **console: Any) -> AsyncIterator[str]:
+    """Yield the address of a console that listens on loopback, as `relay console` does."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        section = ConsoleSettings.model_validate({"origin": address, **console})
+        app = make_app(settings.model_copy(update={"console": section}))
+        server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False))
+        running = asyncio.create_task(server.serve([listener]), name="served console")
+        try:
+            yield address
+        finally:
+            await app.state.sampler.stop()
+            server.should_exit = True
+            await running
+
+
+async def session_cookie(address: str, name: str) -> str:
+    """Log in to a console that is served; return the header `Cookie` of the session, which no client sends by http."""
+    async with httpx.AsyncClient(base_url=address, timeout=60) as client:
+        page = await client.get("/login")
+        cookie = page.headers["Set-Cookie"].partition(";")[0]
+        form = {"token": token_of(page), "name": name, "password": PASSWORD}
+        done = await client.post("/login", data=form, headers={"Origin": address, "Cookie": cookie})
+    return str(done.headers["Set-Cookie"].partition(";")[0])

@@ -1,0 +1,75 @@
+"""A whole failure group is repaired in a page: retried in stages, archived or discarded, as a job."""
+
+from pathlib import Path
+
+from relay.config.settings import Settings
+from relay.console.access.identity import Role
+from tests.console.groups import group_page
+from tests.console.rows import parked
+from tests.console.site import browser, log_in, post, running, token_of, users
+from tests.operate.rows import Rows
+from tests.support.eventually import eventually
+
+
+async def test_a_group_is_retried_in_stages(settings: Settings, tmp_path: Path, database_url: str) -> None:
+    rows = [parked(database_url, "the broker says no") for _ in range(3)]
+    async with running(settings, **users(tmp_path)) as app, browser(app) as client:
+        await log_in(client, Role.OPERATOR)
+        path, page = await group_page(client)
+
+        form = {"token": token_of(page), "kind": "retry", "why": "mended", "staged": "true"}
+        ordered = await post(client, f"{path}/jobs", form)
+        job = await client.get(ordered.headers["Location"])
+
+        assert ordered.status_code == 303
+        assert all(f"/messages/{row}" in page.text for row in rows)
+        assert "1, 10, 100; pauses above 5 %" in job.text
+        assert "mended" in job.text
+        cancelled = await post(
+            client, f"{ordered.headers['Location']}/cancel", {"token": token_of(job), "why": "enough"}
+        )
+        assert "by operator: enough" in (await client.get(cancelled.headers["Location"])).text
+        assert "cancelled" in (await client.get("/jobs")).text
+
+
+async def test_a_group_is_archived_by_an_operator_and_discarded_by_an_owner(
+    settings: Settings, tmp_path: Path, database_url: str
+) -> None:
+    row = parked(database_url, "the broker says no")
+    async with running(settings, **users(tmp_path)) as app, browser(app) as client:
+        await log_in(client, Role.OPERATOR)
+        path, page = await group_page(client)
+        token = token_of(page)
+        no_reason = await post(client, f"{path}/jobs", {"token": token, "kind": "archive", "why": " "})
+        refused = await post(client, f"{path}/jobs", {"token": token, "kind": "discard", "why": "test"})
+        await log_in(client, Role.OWNER)
+        token = token_of(await client.get(path))
+        nonsense = await post(client, f"{path}/jobs", {"token": token, "kind": "replay", "why": "test"})
+        await post(client, f"{path}/jobs", {"token": token, "kind": "discard", "why": "test"})
+
+        with Rows(database_url).connection as connection:
+            await eventually(
+                lambda: (
+                    connection.execute("SELECT state FROM outbox.message WHERE id = %s", [row]).fetchone()
+                    == ("discarded",)
+                ),
+                "the job has discarded it",
+            )
+        assert [each.status_code for each in (no_reason, refused, nonsense)] == [422, 403, 422]
+        assert "Discard all" not in page.text
+        assert "Nothing has failed" in (await client.get("/failures")).text
+
+
+async def test_a_route_is_tried_by_a_button(settings: Settings, tmp_path: Path, database_url: str) -> None:
+    rows = Rows(database_url)
+    with rows.connection:
+        rows.quarantined("nowhere")
+    async with running(settings, **users(tmp_path)) as app, browser(app) as client:
+        await log_in(client, Role.OPERATOR)
+        path, page = await group_page(client)
+
+        tried = await post(client, f"{path}/probe", {"token": token_of(page)})
+
+    assert tried.status_code == 303
+    assert "Try now" in page.text
+    assert "nowhere" in page.text

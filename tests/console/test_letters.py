@@ -1,0 +1,202 @@
+"""Dead letters are looked at when an operator asks, grouped by cause, and a whole group is sent back or thrown away."""
+
+import re
+from pathlib import Path
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from relay.config.settings import Settings
+from relay.console import looks
+from relay.console.access.identity import Role
+from relay.console.looks import Look, Looks
+from relay.operate.dead_letters.queue import MOST_RETURNS
+from tests.console.groups import group_page
+from tests.console.site import browser, log_in, post, running, token_of, users
+from tests.consume.conftest import queue
+from tests.dead_letters.changes import Audit
+from tests.dead_letters.conftest import audit, letters
+from tests.dead_letters.letters import DEAD, Letters
+from tests.operate.held import held
+from tests.operate.rows import Rows
+from tests.support.eventually import eventually
+
+__all__ = ["audit", "letters", "queue"]  # fixtures
+
+HOSTILE = "<script>alert('x')</script> \" onload=alert(1) {{ 7 * 7 }}"
+
+
+async def looked(app: FastAPI, client: httpx.AsyncClient, name: str = DEAD) -> tuple[Look, httpx.Response]:
+    """Press the button, and return what the look saw, and the page."""
+    page = await client.get("/failures", params={"queue": name})
+    done = await post(client, "/failures/looks", {"token": token_of(page), "queue": name})
+    assert done.status_code == 303, done.text
+    found: Looks = app.state.looks
+    await eventually(lambda: name not in found.running, "the console has looked")
+    return found.latest[name], await client.get(done.headers["Location"])
+
+
+async def job_of(client: httpx.AsyncClient, ordered: httpx.Response) -> str:
+    """Return the page of the job that was ordered once it is done."""
+    assert ordered.status_code == 303, ordered.text
+    page = ""
+
+    async def is_done() -> bool:
+        nonlocal page
+        page = (await client.get(ordered.headers["Location"])).text
+        return '">done</span>' in page
+
+    await eventually(is_done, "the job is done")
+    return page
+
+
+async def test_a_group_is_found_and_sent_back(
+    settings: Settings, tmp_path: Path, letters: Letters, audit: Audit
+) -> None:
+    sent = [await letters.put(number, exception="OutOfPaper") for number in range(3)]
+    other = await letters.put(9, exception="OutOfInk", body=b'{"card": "a secret"}')
+    async with running(settings, **users(tmp_path)) as app, browser(app) as client:
+        await log_in(client, Role.OPERATOR)
+        look, listed = await looked(app, client)
+        (group,) = [each for each in look.groups if "OutOfPaper" in each.cause]
+        page = await client.get(f"/failures/{group.id}")
+        form = {"token": token_of(page), "queue": DEAD, "kind": "retry", "why": "paper is here"}
+        done = await job_of(client, await post(client, f"/failures/{group.id}/jobs", form))
+
+    assert (look.letters, look.read, group.count) == (4, 4, 3)
+    assert "s ago" in listed.text
+    assert all(f"/failures/{each.id}" in listed.text for each in look.groups)
+    assert all(message_id in page.text for message_id in sent)
+    assert "counter/a" in page.text
+    assert "a secret" not in listed.text + page.text
+    assert "Discard all" not in page.text  # it takes the owner
+    assert "3 of 3" in done
+    assert [each.message_id for each in await letters.consumed()] == sent
+    assert await letters.ids() == [other]
+    assert {(row["done_by"], row["why"]) for row in audit.execute("SELECT * FROM outbox.dead_letter_audit")} == {
+        ("operator", "paper is here")
+    }
+
+
+async def test_an_owner_throws_a_group_away_and_says_why(settings: Settings, tmp_path: Path, letters: Letters) -> None:
+    await letters.put(1)
+    async with running(settings, **users(tmp_path)) as app, browser(app) as client:
+        await log_in(client, Role.OPERATOR)
+        look, page = await looked(app, client)
+        path = f"/failures/{look.groups[0].id}/jobs"
+        form = {"token": token_of(page), "queue": DEAD, "kind": "discard", "why": "test data"}
+        refused = await post(client, path, form)
+        await log_in(client, Role.OWNER)
+        form["token"] = token_of(await client.get("/failures"))
+        without_reason = await post(client, path, {**form, "why": " "})
+        archived = await post(client, path, {**form, "kind": "archive"})
+        await job_of(client, await post(client, path, form))
+        await eventually(lambda: letters.has(0), "it is gone")
+
+    assert [each.status_code for each in (refused, without_reason, archived)] == [403, 422, 422]
+    assert await letters.consumed() == []
+
+
+async def test_a_look_ends_after_so_many_letters_and_says_how_many_are_left(
+    settings: Settings, letters: Letters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(looks, "MOST_LETTERS", 200)
+    await letters.put_all(450)
+    async with running(settings) as app, browser(app) as client:
+        look, page = await looked(app, client)
+        group = await client.get(f"/failures/{look.groups[0].id}")
+
+    assert (look.letters, look.read) == (450, 200)
+    assert re.search(r'<td class="number">250</td>', page.text)
+    assert "in the first 200 of 450 letters" in group.text
+    assert await letters.ids() == [f"id-{number}" for number in range(450)]  # in their places
+
+
+async def test_a_long_queue_is_not_written_again_for_a_look(
+    settings: Settings, letters: Letters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(looks, "MOST_LETTERS", 5)
+    await letters.put_all(6)
+    async with running(settings) as app, browser(app) as client:
+        seen = [(await looked(app, client))[0] for _ in range(MOST_RETURNS)]
+        refused, page = await looked(app, client)
+
+    assert [(each.error, each.returns) for each in seen] == [(None, 1), (None, 2), (None, 3)]
+    assert "another look would write 6 letters again" in (refused.error or "")
+    assert refused.groups == seen[-1].groups
+    assert "another look would write" in page.text
+    assert await letters.waiting() == 6
+
+
+async def test_no_page_reads_a_queue_and_a_viewer_begins_no_look(
+    settings: Settings, tmp_path: Path, letters: Letters
+) -> None:
+    await letters.put(1)
+    async with running(settings, **users(tmp_path)) as app, browser(app) as client:
+        await log_in(client, Role.VIEWER)
+        page = await client.get("/failures", params={"queue": "billing"})
+        latest = dict(app.state.looks.latest)
+
+    assert latest == {}
+    assert app.state.looks.running == set()
+    assert DEAD in page.text
+    assert "/failures/looks" not in page.text
+
+
+async def test_a_queue_has_one_look_at_a_time(settings: Settings, letters: Letters) -> None:
+    async with running(settings) as app:
+        found: Looks = app.state.looks
+        for _ in range(3):
+            found.begin(DEAD)
+        assert found._wanted.qsize() == 1
+        await eventually(lambda: not found.running, "the console has looked")
+
+
+async def test_a_queue_that_is_not_there_is_told(settings: Settings) -> None:
+    async with running(settings) as app, browser(app) as client:
+        _, page = await looked(app, client, "nowhere.dead")
+
+    assert "queue &#39;nowhere.dead&#39; does not exist" in page.text
+
+
+@pytest.mark.parametrize("name", ["", "é", "x" * 201, "<b>"])
+async def test_what_no_queue_is_called_is_refused(client: httpx.AsyncClient, name: str) -> None:
+    token = token_of(await client.get("/failures"))
+
+    shown = await client.get("/failures", params={"queue": name})
+    asked = await post(client, "/failures/looks", {"token": token, "queue": name})
+
+    assert (shown.status_code, asked.status_code) == (422, 422)
+
+
+async def test_hostile_letters_are_shown_and_not_run(settings: Settings, letters: Letters) -> None:
+    await letters.put(1, exception=HOSTILE, event_type=HOSTILE, key=HOSTILE, message_id=HOSTILE, consumer=HOSTILE)
+    async with running(settings) as app, browser(app) as client:
+        look, page = await looked(app, client)
+        group = await client.get(f"/failures/{look.groups[0].id}")
+
+    for text in (page.text, group.text):
+        assert "<script>alert" not in text
+        assert '" onload' not in text
+        assert "&lt;script&gt;" in text
+
+
+async def test_held_messages_are_tried_now_by_a_button(settings: Settings, tmp_path: Path, database_url: str) -> None:
+    rows = Rows(database_url)
+    with rows.connection as connection:
+        held(connection, messages=3)
+        async with running(settings, **users(tmp_path)) as app, browser(app) as client:
+            await log_in(client, Role.VIEWER)
+            path, shown = await group_page(client)
+            await log_in(client, Role.OPERATOR)
+            path, page = await group_page(client)
+            without_reason = await post(client, f"{path}/held", {"token": token_of(page), "why": " "})
+            tried = await post(client, f"{path}/held", {"token": token_of(page), "why": "it is open again"})
+
+        due = connection.execute("SELECT count(*) FROM outbox.held_message WHERE due_at <= now()").fetchone()
+        audit = connection.execute("SELECT command, target, done_by, why FROM outbox.operator_audit").fetchall()
+    assert "Try now" not in shown.text
+    assert (without_reason.status_code, tried.status_code, tried.headers["Location"]) == (422, 303, "/failures")
+    assert due == (1,)
+    assert audit == [("held retry", path.rpartition("/")[2], "operator", "it is open again")]

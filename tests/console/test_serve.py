@@ -1,0 +1,77 @@
+"""The process: it listens, and ends when it is told to."""
+
+import asyncio
+import signal
+import subprocess
+from pathlib import Path
+
+import httpx
+
+from relay.config.settings import Settings
+from tests.cli.command import RELAY, Command
+from tests.support.eventually import eventually
+from tests.support.process import free_port, is_listening
+
+
+async def test_sigterm_ends_it_with_0_also_while_a_page_is_open(settings: Settings, tmp_path: Path) -> None:
+    port = free_port()
+    environment = Command(
+        tmp_path,
+        RELAY_DATABASE_URL=settings.database.url.get_secret_value(),
+        RELAY_BROKER_URL=settings.broker.url.get_secret_value(),
+        RELAY_CONSOLE_LISTEN=f"127.0.0.1:{port}",
+    ).environment({})
+
+    async def listens() -> bool:
+        return is_listening(port)
+
+    process = await asyncio.create_subprocess_exec(
+        RELAY, "console", env=environment, cwd=tmp_path, stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        await eventually(listens, "the console listens", 60)
+        async with (
+            httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client,
+            client.stream("GET", "/live") as stream,
+        ):
+            lines = stream.aiter_lines()
+            assert (await anext(lines)) == "event: verdict"
+            process.send_signal(signal.SIGTERM)
+            async for _ in lines:
+                pass
+        _, log = await asyncio.wait_for(process.communicate(), 60)
+    finally:
+        if process.returncode is None:
+            process.kill()
+
+    assert process.returncode == 0, log.decode()
+    assert b"console.listening" in log
+
+
+def test_an_address_that_is_taken_is_told(tmp_path: Path, settings: Settings) -> None:
+    command = Command(tmp_path, RELAY_DATABASE_URL=settings.database.url.get_secret_value())
+
+    result = command("console", RELAY_CONSOLE_LISTEN="203.0.113.1:8420", RELAY_CONSOLE_ORIGIN="https://relay.test",
+                     RELAY_CONSOLE_AUTHENTICATION="proxy", RELAY_CONSOLE_TRUSTED_PROXIES="203.0.113.2",
+                     RELAY_CONSOLE_OWNER_GROUPS="sre")  # fmt: skip
+
+    assert result.code == 2
+    assert "console.listen = 203.0.113.1:8420" in result.err
+
+
+def test_users_are_added_listed_and_removed_by_commands(tmp_path: Path) -> None:
+    command = Command(tmp_path, RELAY_CONSOLE_USERS=str(tmp_path / "users"))
+    run = ["console", "user", "add", "ada", "--role", "owner"]
+    added = subprocess.run(
+        [RELAY, *run], input="correct horse battery\n", env=command.environment({}), cwd=tmp_path, text=True,
+        capture_output=True, check=False,
+    )  # fmt: skip
+
+    listed = command("console", "user", "list")
+    removed = command("console", "user", "remove", "ada")
+    again = command("console", "user", "remove", "ada")
+
+    assert added.returncode == 0, added.stderr
+    assert listed.out == "name\trole\nada\towner\n"
+    assert removed.code == 0
+    assert (again.code, "has no user ada" in again.err) == (1, True)

@@ -1,0 +1,83 @@
+"""Pages of what is done now and then: reconcile, retention, batches."""
+
+import html
+import re
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from relay.config.settings import RelaySettings, Settings
+from relay.console.access.identity import Role
+from tests.console.rows import sent
+from tests.console.site import browser, log_in, post, running, token_of, users
+
+APPLY = """
+    INSERT INTO outbox.processed_message (consumer_name, message_id, message_day)
+    SELECT 'billing', message_id, (created_at AT TIME ZONE 'UTC')::date
+    FROM outbox.message WHERE state = 'sent' ORDER BY id OFFSET %s
+"""
+AGE = "UPDATE outbox.message SET sent_at = now() - interval '5 min' WHERE state = 'sent'"  # the grace period is over
+OLD_DAY = "SELECT outbox.make_day('message_sent', current_date - 40)"
+BATCH = """
+    INSERT INTO outbox.batch (app_id, version, partition, partitions, token, row_counts)
+    SELECT 'invoices', 7, piece, 2, gen_random_uuid(), '{"rows": 5}' FROM generate_series(0, 1) AS piece
+"""
+
+
+@pytest.mark.parametrize(("left_out", "words"), [(0, "is applied"), (2, "It does not add up")])
+async def test_what_was_not_applied_is_told_with_its_replay(
+    settings: Settings, tmp_path: Path, database_url: str, left_out: int, words: str
+) -> None:
+    sent(database_url, 20)
+    with psycopg.connect(database_url) as connection:
+        connection.execute(APPLY, [left_out])
+        connection.execute(AGE)
+    async with running(settings, **users(tmp_path)) as app, browser(app) as client:
+        await log_in(client, Role.VIEWER)
+        page = await client.get("/reconcile", params={"since": "30d"})
+        form = await client.get("/reconcile")
+
+        link = re.search(r'href="(/replay\?[^"]*)"', page.text)
+        counted = await client.get(html.unescape(link[1])) if link else None
+
+    assert words in page.text
+    assert (counted and "<h2>2 messages</h2>" in counted.text) == (True if left_out else None)
+    assert form.status_code == 200
+
+
+async def test_a_moment_that_cannot_be_is_told(settings: Settings, tmp_path: Path) -> None:
+    async with running(settings, **users(tmp_path)) as app, browser(app) as client:
+        await log_in(client, Role.VIEWER)
+        page = await client.get("/reconcile", params={"since": "yesterday"})
+
+    assert page.status_code == 422
+    assert "yesterday" in page.text
+
+
+async def test_old_days_are_dropped_by_an_owner_who_says_why(
+    settings: Settings, tmp_path: Path, database_url: str
+) -> None:
+    with psycopg.connect(database_url) as connection:
+        connection.execute(OLD_DAY)
+    kept = settings.model_copy(update={"relay": RelaySettings(retention="30 days")})
+    async with running(kept, **users(tmp_path)) as app, browser(app) as client:
+        await log_in(client, Role.OWNER)
+        page = await client.get("/retention")
+        silent = await post(client, "/retention", {"token": token_of(page), "why": " "})
+        done = await post(client, "/retention", {"token": token_of(page), "why": "disk"})
+        after = await client.get("/retention")
+
+    assert "is kept for 30 days" in page.text
+    assert (silent.status_code, done.status_code) == (422, 303)
+    assert "No day is older than is kept" in after.text
+
+
+async def test_a_batch_of_pieces_is_one_line(settings: Settings, tmp_path: Path, database_url: str) -> None:
+    with psycopg.connect(database_url) as connection:
+        connection.execute(BATCH)
+    async with running(settings, **users(tmp_path)) as app, browser(app) as client:
+        await log_in(client, Role.VIEWER)
+        page = await client.get("/batches")
+
+    assert page.text.count("<td>invoices</td>") == 1

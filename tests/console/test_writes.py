@@ -1,0 +1,120 @@
+"""A request that changes something is refused, unless a page of the console has sent it for a user who may.
+
+The routes are those of the app, so that no route can be forgotten.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fastapi import FastAPI
+from fastapi.routing import APIRoute, RouteContext, iter_route_contexts
+
+from relay.config.settings import Settings
+from relay.console.access.cookie import form_token
+from relay.console.access.identity import Requirement, Role
+from relay.console.access.writes import HEADER, READING
+from tests.console.site import ORIGIN, browser, log_in, running, users
+
+OPEN = {"/login", "/logout", "/login/provider", "/login/callback"}
+
+
+def routes(app: FastAPI) -> Iterator[RouteContext]:
+    for route in iter_route_contexts(app.routes):
+        if isinstance(route.original_route, APIRoute):
+            yield route
+
+
+def writes(app: FastAPI) -> list[tuple[str, str, Role | None]]:
+    """Return method, path and least role of each route that changes something."""
+    return [
+        (method, re.sub(r"\{[^}]*\}", "1", route.path or ""), role_of(route))
+        for route in routes(app)
+        for method in sorted((route.methods or set()) - READING)
+    ]
+
+
+def role_of(route: RouteContext) -> Role | None:
+    roles = [each.call.role for each in route.dependant.dependencies if isinstance(each.call, Requirement)]
+    return max(roles, key=list(Role).index, default=None)
+
+
+def test_each_route_but_the_login_names_a_role(guarded: FastAPI) -> None:
+    assert [route.path for route in routes(guarded) if role_of(route) is None and route.path not in OPEN] == []
+    assert {"/", "/login", "/logout"} <= {route.path for route in routes(guarded)}
+
+
+def test_each_route_that_changes_something_takes_an_operator(guarded: FastAPI) -> None:
+    changing = {(path, role) for _, path, role in writes(guarded) if path not in OPEN}
+
+    assert {path for path, role in changing if role is None or not role.includes(Role.OPERATOR)} == set()
+    assert {"/messages/1/reveal", "/retention", "/api/v1/parked/retry"} <= {path for path, _ in changing}
+
+
+def test_nothing_but_the_static_files_stands_beyond_these_checks(guarded: FastAPI) -> None:
+    others = [each for each in iter_route_contexts(guarded.routes) if not isinstance(each.original_route, APIRoute)]
+
+    assert [each.path for each in others] == ["/static"]
+
+
+async def test_without_a_session_nothing_can_be_changed(guarded: FastAPI) -> None:
+    async with browser(guarded) as client:
+        await client.get("/login")  # a browser without a session has a token, too
+        headers = {"Origin": ORIGIN, HEADER: form_token(client.cookies["__Host-relay"])}
+        for method, path, role in writes(guarded):
+            if role is not None:
+                assert (await client.request(method, path, headers=headers)).status_code == 401, path
+
+
+@pytest.mark.parametrize("headers", [{}, {"Origin": "https://evil.test"}, {"Origin": "null"}], ids=str)
+async def test_from_another_site_nothing_can_be_changed(guarded: FastAPI, headers: dict[str, str]) -> None:
+    async with browser(guarded) as client:
+        await log_in(client, Role.OWNER)
+        token = form_token(client.cookies["__Host-relay"])
+        for method, path, _ in writes(guarded):
+            answer = await client.request(method, path, data={"token": token}, headers={**headers, HEADER: token})
+            assert answer.status_code == 403, path
+            assert "does not come from a page" in answer.text, path
+
+
+@pytest.mark.parametrize("token", ["", "0" * 64, "é" * 64], ids=["none", "wrong", "no text"])
+async def test_without_the_token_of_a_page_nothing_can_be_changed(guarded: FastAPI, token: str) -> None:
+    async with browser(guarded) as client:
+        await log_in(client, Role.OWNER)
+        for method, path, _ in writes(guarded):
+            answer = await client.request(method, path, data={"token": token}, headers={"Origin": ORIGIN})
+            assert answer.status_code == 403, path
+            assert "out of date" in answer.text, path
+
+
+async def test_a_token_of_another_browser_is_refused(guarded: FastAPI) -> None:
+    async with browser(guarded) as client, browser(guarded) as other:
+        await log_in(client, Role.OWNER)
+        await log_in(other, Role.OWNER)
+        headers = {"Origin": ORIGIN, HEADER: form_token(other.cookies["__Host-relay"])}
+        for method, path, _ in writes(guarded):
+            assert (await client.request(method, path, headers=headers)).status_code == 403, path
+
+
+@pytest.mark.parametrize("role", list(Role))
+async def test_a_role_changes_no_more_than_it_may(guarded: FastAPI, role: Role) -> None:
+    async with browser(guarded) as client:
+        await log_in(client, role)
+        headers = {"Origin": ORIGIN, HEADER: form_token(client.cookies["__Host-relay"])}
+        for method, path, least in writes(guarded):
+            if least is not None and not role.includes(least):
+                answer = await client.request(method, path, headers=headers)
+                assert answer.status_code == 403, path
+                assert f"{role} is {role}" in answer.text, path
+
+
+async def test_a_read_only_console_changes_nothing(settings: Settings, tmp_path: Path) -> None:
+    async with running(settings, read_only=True, **users(tmp_path)) as app, browser(app) as client:
+        await log_in(client, Role.OWNER)
+        headers = {"Origin": ORIGIN, HEADER: form_token(client.cookies["__Host-relay"])}
+        for method, path, role in writes(app):
+            if role is not None:
+                answer = await client.request(method, path, headers=headers)
+                assert answer.status_code == 403, path
+                assert "read-only" in answer.text, path
