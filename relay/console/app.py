@@ -22,6 +22,8 @@ from relay.console.api.router import router as api
 from relay.console.checkup import Checkup
 from relay.console.consumers import Consumers
 from relay.console.database import Database
+from relay.console.failure_groups import FailureGroups
+from relay.console.given import operations_of
 from relay.console.looks import Looks
 from relay.console.pages import (
     audit,
@@ -51,8 +53,9 @@ def make_app(settings: Settings, file: Path | None = None) -> FastAPI:
     """Return the console for these settings.
 
     `app.state` has `settings`, `database` (Database), `sampler` (Sampler), `checkup` (Checkup), `runner` (Runner) and
-    `access` (Access). It also has `consumers` (Consumers), `looks` (Looks), `identify` (Identifier), `route_map`
-    (CachedAnswer of a RouteMap) and `file`, the relay.toml that was read, for the doctor.
+    `access` (Access). It also has `consumers` (Consumers), `looks` (Looks), `failure_groups` (FailureGroups) and
+    `route_map` (CachedAnswer of a RouteMap). `identify` is an Identifier, and `file` the relay.toml that was read, for
+    the doctor.
     """
 
     @asynccontextmanager
@@ -73,12 +76,15 @@ def make_app(settings: Settings, file: Path | None = None) -> FastAPI:
                 task.cancel()
             await asyncio.wait([*tasks, running])
             await route_map.close()
+            await failure_groups.close()
             database.close()
 
     database, access = Database(settings), Access(settings.console)
     sampler, checkup, runner = Sampler(settings, database), Checkup(settings, file), Runner(settings)
     route_map = CachedAnswer(lambda: read_route_map(settings), patience=ROUTE_MAP_PATIENCE)
     consumers, looks = Consumers(settings, database), Looks(settings.broker)
+    operations = operations_of(settings, file, database)
+    failure_groups = FailureGroups(lambda: operations.list_failures((), with_held=True).groups)
     app = FastAPI(
         title="Outbox relay",
         version=__version__,
@@ -103,6 +109,7 @@ def make_app(settings: Settings, file: Path | None = None) -> FastAPI:
     app.state.checkup = checkup
     app.state.runner = runner
     app.state.route_map = route_map
+    app.state.failure_groups = failure_groups
     app.state.consumers = consumers
     app.state.looks = looks
     app.state.access = access

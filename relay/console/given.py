@@ -1,7 +1,7 @@
 """What routes take: who asks, and the operations on the console's connections."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Annotated
 
 import psycopg
@@ -38,13 +38,12 @@ Sessions = Annotated[Database, Depends(_sessions)]
 
 def _operations(request: Request) -> LocalOperations:
     state = request.app.state
+    return operations_of(state.settings, state.file, state.database)
 
-    @contextmanager
-    def connect(_: float | None) -> Iterator[psycopg.Connection]:
-        with state.database.session() as connection:  # its statements end after console.statement_timeout
-            yield connection
 
-    return LocalOperations(state.settings, state.file, connect=connect)
+def operations_of(settings: Settings, file: Path | None, database: Database) -> LocalOperations:
+    """Return the operations on the console's connections: statements end after console.statement_timeout."""
+    return LocalOperations(settings, file, connect=lambda _: database.session())
 
 
 Operations = Annotated[LocalOperations, Depends(_operations)]

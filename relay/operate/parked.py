@@ -5,7 +5,6 @@ Under the key policy `hold` later rows of a key are parked behind its first one,
 
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime
-from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -150,16 +149,31 @@ def list_parked(
     state: str = PARKED,
     after: int = 0,
 ) -> tuple[list[Parked], int]:
-    """Return the selected rows by id, and how many there are beyond `selection.limit`.
+    """Return what `first_parked` returns, and how many rows there are beyond `selection.limit`.
+
+    The number does not depend on `after`.
+    """
+    rows = first_parked(connection, schema, selection, with_held=with_held, state=state, after=after)
+    counted = composed(schema, COUNT_PARKED, state, is_of_group=selection.group is not None)
+    return rows, scalar(connection, counted, {**asdict(selection), "with_held": with_held})
+
+
+def first_parked(
+    connection: psycopg.Connection,
+    schema: str,
+    selection: Selection,
+    *,
+    with_held: bool,
+    state: str = PARKED,
+    after: int = 0,
+) -> list[Parked]:
+    """Return the selected rows behind the id `after`, by id.
 
     Without `with_held`, rows that only wait behind another one of their key are left out. `state` may be `ARCHIVED`.
-    The list begins behind the id `after`; the number does not depend on it.
     """
-    selected = partial(composed, schema, state=state, is_of_group=selection.group is not None)
-    parameters = {**asdict(selection), "with_held": with_held, "after": after}
+    listed = composed(schema, LIST_PARKED, state, is_of_group=selection.group is not None)
     with connection.cursor(row_factory=class_row(Parked)) as cursor:
-        rows = cursor.execute(selected(LIST_PARKED), parameters).fetchall()
-    return rows, scalar(connection, selected(COUNT_PARKED), parameters)
+        return cursor.execute(listed, {**asdict(selection), "with_held": with_held, "after": after}).fetchall()
 
 
 SHOW_PARKED = SQL("""

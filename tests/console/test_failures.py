@@ -64,12 +64,15 @@ async def test_a_route_is_tried_by_a_button(settings: Settings, tmp_path: Path, 
     rows = Rows(database_url)
     with rows.connection:
         rows.quarantined("nowhere")
-    async with running(settings, **users(tmp_path)) as app, browser(app) as client:
-        await log_in(client, Role.OPERATOR)
-        path, page = await group_page(client)
+        async with running(settings, **users(tmp_path)) as app, browser(app) as client:
+            await log_in(client, Role.OPERATOR)
+            path, page = await group_page(client)
 
-        tried = await post(client, f"{path}/probe", {"token": token_of(page)})
+            tried = await post(client, f"{path}/probe", {"token": token_of(page)})
+            rows.connection.execute("DELETE FROM outbox.message")
+            rows.connection.execute("DELETE FROM outbox.quarantine")
+            works_already = await post(client, f"{path}/probe", {"token": token_of(page)})
 
-    assert tried.status_code == 303
+    assert (tried.status_code, works_already.status_code) == (303, 303)
     assert "Try now" in page.text
     assert "nowhere" in page.text

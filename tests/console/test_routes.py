@@ -101,6 +101,7 @@ async def test_a_route_is_paused_resumed_and_probed_by_forms(settings: Settings,
         before = await client.get("/routes")
         form = {"token": token_of(before)}
         probed = await post(client, "/routes/1/probe", form)
+        works_already = await post(client, "/routes/99/probe", form)
         pause = {**form, "exchange": "", "routing_key": "<b>later", "why": "<i>repair"}
         paused = await post(client, "/routes/pause", pause)
         without = await post(client, "/routes/pause", {**pause, "routing_key": "other", "why": " "})
@@ -113,7 +114,7 @@ async def test_a_route_is_paused_resumed_and_probed_by_forms(settings: Settings,
             "SELECT command, done_by, why FROM outbox.operator_audit ORDER BY id"
         ).fetchall()
 
-    assert [each.status_code for each in (probed, paused, without, resumed)] == [303, 303, 422, 303]
+    assert [each.status_code for each in (probed, works_already, paused, without, resumed)] == [303, 303, 303, 422, 303]
     assert "Probe now" in before.text
     assert "&lt;b&gt;later" in seen.text
     assert "<b>later" not in seen.text

@@ -1,6 +1,7 @@
 """`/failures`: what failed, grouped by its cause, and what an operator does with a whole group."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from http import HTTPStatus
@@ -14,16 +15,17 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from relay.console.access.identity import Identity, RefusedError, Role, require
 from relay.console.consumers import Consumers, Seen
+from relay.console.failure_groups import Counted, FailureGroups
 from relay.console.given import QUEUE_NAME, Operations, Sessions, Viewer
 from relay.console.looks import Look, Looks
 from relay.console.templates import page
-from relay.errors import UsageError
+from relay.errors import NotFoundError, UsageError
 from relay.jobs.job import NO_CAUTION, Caution, Job, Kind
 from relay.operate.dead_letters.audit import Entry
 from relay.operate.dead_letters.change import queues_of
 from relay.operate.dead_letters.letter import Selection as LetterSelection
-from relay.operate.failures import Group, Where, read_group, with_retries
-from relay.operate.parked import PARKED, Selection
+from relay.operate.failures import Where, read_group, with_retries
+from relay.operate.parked import Selection, first_parked
 
 router = APIRouter()
 
@@ -36,6 +38,14 @@ QueueName = Annotated[str, StringConstraints(pattern=QUEUE_NAME)]
 Named = Annotated[tuple[QueueName, ...], Query(max_length=10)]
 AnOperator = Annotated[Identity, Depends(require(Role.OPERATOR))]
 Why = Annotated[str, Form(max_length=500)]
+
+
+async def _counted(request: Request) -> Counted:
+    failure_groups: FailureGroups = request.app.state.failure_groups
+    return await failure_groups.counted()
+
+
+Groups = Annotated[Counted, Depends(_counted)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,18 +70,18 @@ class Letters:
 
 @router.get("/failures")
 def list_failures(
-    request: Request, operations: Operations, database: Sessions, who: Viewer, *, queue: Named = ()
+    request: Request, database: Sessions, counted: Groups, who: Viewer, *, queue: Named = ()
 ) -> HTMLResponse:
     """Show the groups of parked rows, of routes in quarantine, of held messages, and of dead letters once looked at."""
     queues = _queues(request, [queues_of(each)[1] for each in queue])
     letters = [group for each in queues if each.look and each.number for group in each.look.groups]
     with database.session() as connection:
         letters = with_retries(connection, database.schema, letters)
-    groups = operations.list_failures((), with_held=True).groups
     return page(
         request,
         "failures.html",
-        groups=sorted([*groups, *letters], key=lambda group: -group.count),
+        groups=sorted([*counted.groups, *letters], key=lambda group: -group.count),
+        age_s=counted.age_s,
         queues=queues,
         unknown=seen.error if (seen := _consumers(request).latest) else None,
         address=request.url.path + (f"?{request.url.query}" if request.url.query else ""),
@@ -89,25 +99,24 @@ async def look(request: Request, _: AnOperator, queue: Annotated[QueueName, Form
 
 @router.get("/failures/{group}")
 def show_failure(
-    request: Request, operations: Operations, database: Sessions, who: Viewer, *, group: str
+    request: Request, operations: Operations, database: Sessions, *, counted: Groups, who: Viewer, group: str
 ) -> HTMLResponse:
     """Show a group with its first rows or letters, and what can be done."""
     look = next((each for each in _looks(request).latest.values() if group in each.first), None)
-    if look is not None:
-        with database.session() as connection:
-            groups: Sequence[Group] = with_retries(connection, database.schema, look.groups)
-    else:
-        groups = operations.list_failures((), with_held=True).groups
-    found = read_group(groups, group)
-    first = Selection(group=group, limit=SHOWN)
-    is_parked = found.source is Where.PARKED
+    with database.session() as connection:
+        groups = with_retries(connection, database.schema, look.groups) if look else counted.groups
+        found = read_group(groups, group)
+        first = Selection(group=group, limit=SHOWN)
+        is_parked = found.source is Where.PARKED
+        rows = first_parked(connection, database.schema, first, with_held=False) if is_parked else []
     return page(
         request,
         "failure.html",
         group=found,
         look=look,
         letters=look.first[group] if look else [],
-        rows=operations.list_parked(first, with_held=False, state=PARKED).rows if is_parked else [],
+        age_s=None if look else counted.age_s,
+        rows=rows,
         routes=operations.list_routes(group=group) if found.source is Where.QUARANTINE else [],
         kinds=[kind for kind in KINDS.get(found.source, ()) if who.role.includes(ROLES[kind])],
         can_try=who.role.includes(Role.OPERATOR),
@@ -149,7 +158,8 @@ def order(
 @router.post("/failures/{group}/probe")
 def probe(operations: Operations, _: AnOperator, group: str) -> Response:
     """Ask the relays to try the routes of the group now."""
-    operations.probe([route.id for route in operations.list_routes(group=group)])
+    with suppress(NotFoundError):  # the routes work by now
+        operations.probe([route.id for route in operations.list_routes(group=group)])
     return RedirectResponse("/failures", HTTPStatus.SEE_OTHER)  # a group that is repaired has no page any more
 
 
