@@ -31,7 +31,14 @@ async def test_a_replay_is_counted_and_ordered(settings: Settings, tmp_path: Pat
 
 @pytest.mark.parametrize(
     "form",
-    [{}, {"event": "Paid", "rate": "fast"}, {"event": "Paid", "rate": "-1"}, {"id": "x"}, {"since": "yesterday"}],
+    [
+        {},
+        {"event": "Paid", "rate": "fast"},
+        {"event": "Paid", "rate": "-1"},
+        {"id": "x"},
+        {"event": "Paid", "id": ","},
+        {"since": "yesterday"},
+    ],
     ids=str,
 )
 async def test_what_cannot_be_replayed_is_refused(

@@ -50,7 +50,9 @@ class Wanted(BaseModel):
     def filter(self) -> Filter:
         """Return which messages to send again; UsageError for what is no message id."""
         return Filter(
-            message_ids=[_message_id(each) for each in self.id.replace(",", " ").split()] or None,
+            message_ids=[_message_id(each) for each in self.id.replace(",", " ").split() or [self.id]]
+            if self.id
+            else None,
             aggregate_type=self.type or None,
             aggregate_id=self.key or None,
             event_type=self.event or None,
