@@ -9,11 +9,18 @@ from fastapi import FastAPI
 from playwright.async_api import Browser, async_playwright
 
 from relay.config.settings import Settings
+from relay.console import failure_groups
 from tests.console.site import browser, running, users
 from tests.console.windows import CHROMIUM
 from tests.http.conftest import rows, start_relay
 
 __all__ = ["rows", "start_relay"]  # fixtures
+
+
+@pytest.fixture(autouse=True)
+def counts_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page waits for its count of failures, however busy the machine is."""
+    monkeypatch.setattr(failure_groups, "PATIENCE", 60.0)
 
 
 @pytest.fixture

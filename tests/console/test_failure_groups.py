@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
+from relay.console import failure_groups
 from relay.console.failure_groups import FailureGroups
 from relay.errors import DeadlineError
 from relay.operate.failures import Group, Where
@@ -69,7 +70,10 @@ async def test_what_is_counted_soon_is_of_now(table: Table, groups: FailureGroup
     assert (first, await count(groups)) == (1, 2)
 
 
-async def test_the_last_count_has_to_do_while_the_next_takes_long(table: Table, groups: FailureGroups) -> None:
+async def test_the_last_count_has_to_do_while_the_next_takes_long(
+    table: Table, groups: FailureGroups, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failure_groups, "PATIENCE", 0.05)
     await count(groups)
     table.failures = 2
     table.open.clear()

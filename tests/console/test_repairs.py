@@ -27,6 +27,7 @@ from tests.support.eventually import eventually
 EXCHANGE, QUEUE, ROUTING_KEY = "billing", "invoices", "invoice.paid"
 KEYS, ROWS = 15, 4  # keys, and rows of each
 MAX_BYTES = 1_000  # of a payload, until the operator raises it
+QUARANTINED = "[aria-label='Routes in quarantine or paused']"
 SOON = {"RELAY_HEARTBEAT_INTERVAL": "0.2", "RELAY_BACKOFF_INITIAL": "0.05"}
 
 pytestmark = NEEDS_CHROMIUM
@@ -46,11 +47,16 @@ class Operator:
         if self.scripts:
             await expect(part).to_contain_text(words, timeout=60_000)
         else:
-            await eventually(lambda: self._loads(words, where), f"{where} says {words}")
+            await self.reads(words, where)
 
-    async def _loads(self, words: str, where: str) -> bool:
-        await self.page.reload()
-        return words in " ".join(await self.page.locator(where).all_inner_texts())
+    async def reads(self, words: str, where: str) -> None:
+        """Wait until a part of the page says this: it is loaded again until then."""
+
+        async def says() -> bool:
+            await self.page.reload()
+            return words in " ".join(await self.page.locator(where).all_inner_texts())
+
+        await eventually(says, f"{where} says {words}")
 
     async def follow(self, link: str) -> None:
         async with self.page.expect_navigation():  # or a reload would end it
@@ -127,9 +133,8 @@ async def test_a_route_without_a_queue_is_tried_once_the_queue_is_bound(
         await page.goto(address)
         await operator.sees(f"exchange '{EXCHANGE}', routing key '{ROUTING_KEY}' does not work", ".verdict")
         await operator.follow("See the route, and try it")
-        found = page.get_by_role("region", name="Routes in quarantine or paused")
-        await expect(found).to_contain_text(ROUTING_KEY)
-        await expect(found).to_contain_text(str(len(written)))
+        await operator.reads(ROUTING_KEY, QUARANTINED)
+        await operator.reads(str(len(written)), QUARANTINED)  # a probe takes one of them for a moment
         await bind(channel)
         await operator.press("Probe now")
         await operator.follow("Outbox relay")
@@ -225,4 +230,4 @@ async def test_a_row_that_nobody_needs_is_archived(
         await operator.sees("1 of 1", "#progress")
         await operator.sees("done", "#progress .tag")
         await page.goto(f"{address}/failures")
-        await expect(page.locator("main")).to_contain_text("Nothing has failed")
+        await operator.reads("Nothing has failed", "main")
