@@ -28,7 +28,7 @@ async def serve(settings: Settings, file: Path | None = None) -> None:
         ConfigurationError: the address cannot be had, or would let in users whom nobody has authenticated.
     """
     check_access(settings.console)
-    listener = _listen(settings.console.listen)
+    listener = listen(settings.console.listen)
     app = make_app(settings, file)
     sampler: Sampler = app.state.sampler
     server = _Server(
@@ -66,9 +66,12 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _listen(address: str) -> socket.socket:
+def listen(address: str) -> socket.socket:
+    """Return the socket of an address, `host:port` or `[host]:port`; raises ConfigurationError."""
     host, _, port = address.rpartition(":")
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # asyncio sets TCP_NODELAY where TCP is named: without it each page but the first of a connection takes 40 ms more.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host.strip("[]"), int(port)))

@@ -2,12 +2,14 @@
 
 import asyncio
 import signal
+import socket
 import subprocess
 from pathlib import Path
 
 import httpx
 
 from relay.config.settings import Settings
+from relay.console.serve import listen
 from tests.cli.command import RELAY, Command
 from tests.support.eventually import eventually
 from tests.support.process import free_port, is_listening
@@ -46,6 +48,20 @@ async def test_sigterm_ends_it_with_0_also_while_a_page_is_open(settings: Settin
 
     assert process.returncode == 0, log.decode()
     assert b"console.listening" in log
+
+
+async def test_no_part_of_an_answer_waits_until_the_browser_has_got_the_one_before() -> None:
+    sends_at_once = asyncio.get_running_loop().create_future()
+
+    async def connected(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        accepted = writer.get_extra_info("socket")
+        sends_at_once.set_result(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        writer.close()
+
+    listener = listen("127.0.0.1:0")
+    async with await asyncio.start_server(connected, sock=listener):
+        with socket.create_connection(listener.getsockname()):
+            assert await sends_at_once == 1
 
 
 def test_an_address_that_is_taken_is_told(tmp_path: Path, settings: Settings) -> None:
