@@ -1,16 +1,19 @@
 """0018: pauses end when the tables go back, and who may change a quarantine may pause at once."""
 
-import secrets
-
-from psycopg.sql import SQL, Identifier
-
 from relay.config.settings import DatabaseSettings
 from relay.operate.migrate import downgrade, migrate
 from relay.operate.pauses import list_lanes, pause_lane, pause_route
 from tests.migrations.catalog import description
 from tests.migrations.conftest import Connection, url_of
+from tests.migrations.earlier_roles import earlier_roles
 
 WHY = {"by": "ada", "why": "test"}
+GRANTS = """
+    GRANT SELECT, INSERT, UPDATE, DELETE ON outbox.quarantine TO {relay};
+    GRANT SELECT, INSERT ON outbox.operator_audit TO {relay};
+    GRANT SELECT ON outbox.node TO {relay};
+    GRANT SELECT ON outbox.quarantine TO {dashboard};
+"""
 
 
 def test_a_migration_back_and_forth_ends_pauses_and_keeps_the_routes(
@@ -35,33 +38,11 @@ def test_a_role_that_changes_the_quarantine_may_pause_at_once(
     database: DatabaseSettings, connection: Connection
 ) -> None:
     downgrade(database, "0017")
-    relay, dashboard = (Identifier(f"{name} {secrets.token_hex(6)}") for name in ("Relay", "dashboard"))
-    names = {"relay": relay, "dashboard": dashboard}
-    connection.execute(
-        SQL("""
-            CREATE ROLE {relay};
-            CREATE ROLE {dashboard};
-            GRANT USAGE ON SCHEMA outbox TO {relay}, {dashboard};
-            GRANT SELECT, INSERT, UPDATE, DELETE ON outbox.quarantine TO {relay};
-            GRANT SELECT, INSERT ON outbox.operator_audit TO {relay};
-            GRANT SELECT ON outbox.node TO {relay};
-            GRANT SELECT ON outbox.quarantine TO {dashboard};
-        """).format(**names)
-    )
-    try:
+    with earlier_roles(connection, GRANTS) as roles:
         migrate(database)
-        rights = """
-            SELECT array_agg(right_on ORDER BY right_on)
-            FROM unnest('{SELECT,INSERT,UPDATE,DELETE}'::text[]) AS named (right_on)
-            WHERE has_table_privilege(%s, 'outbox.lane_pause', right_on)
-        """
-        held = [connection.execute(rights, [name.as_string().strip('"')]).fetchone() for name in (relay, dashboard)]
-        connection.execute(SQL("SET ROLE {relay}").format(**names))
+        held = roles.rights_on("outbox.lane_pause")
+        roles.become_relay()
         paused = pause_lane(connection, "outbox", 7, **WHY)
-    finally:
-        connection.execute(
-            SQL("RESET ROLE; DROP OWNED BY {relay}, {dashboard}; DROP ROLE {relay}, {dashboard}").format(**names)
-        )
 
-    assert held == [(["DELETE", "INSERT", "SELECT"],), (["SELECT"],)]
+    assert held == [["DELETE", "INSERT", "SELECT"], ["SELECT"]]
     assert paused.paused_by == "ada"
