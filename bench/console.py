@@ -1,27 +1,44 @@
 """How soon the pages of the console answer over a large outbox: `python -m bench.console`. See docs/benchmarks.md."""
 
+import asyncio
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 
+import aio_pika
 import httpx
+from aiormq.abc import DeliveredMessage
+from pamqp.commands import Basic
+from pamqp.header import ContentHeader
 
 from bench.frame import backlog as table
+from bench.frame import queue
+from bench.frame.error import BenchmarkError
 from bench.frame.relay import SCRIPTS
 from bench.frame.run import Bench, Column, Count, Figures, Shown, main, quantile
 from bench.frame.servers import Servers, private_servers
 from bench.frame.watch import watching
 from bench.table import retain
-from tests.support.process import Process, free_port
+from relay.consume.classify import Failure, Reason
+from relay.consume.failed.envelope import dead_letter
+from tests.support.process import Process, free_port, wait_for
 
 LIMIT = 300.0  # milliseconds that a page may take, but for the slowest twentieth
 START_SECONDS = 30.0
 SETTLE = 15.0  # seconds after the start in which the console looks for the first time
+LOOK_SECONDS = 60.0  # that the broker takes for the letters, and the console for a look
 CAUSES = 40  # as many groups
+CONSUMED, DEAD = "bench.orders", "bench.orders.dead"
+BODY = b'{"order": 1}'
+TOKEN = re.compile(r'name="token" value="([0-9a-f]{64})"')
+LETTERS = re.compile(r'href="/failures/([0-9a-f]{12})">RuntimeError')
 
 # A trigger notes the cause of each row: tens of seconds for a million.
 PARK = """
@@ -43,6 +60,7 @@ def measure(
     requests: Count = 40,
     sent_rows: Count = 10_000_000,
     parked_rows: Count = 1_000_000,
+    letters: Count = 1_000_000,
     run: Bench,
 ) -> None:
     """Measure how soon each page answers. Exit code 1 when one takes too long, or fails.
@@ -57,9 +75,11 @@ def measure(
         Sent rows of ten days.
     parked_rows
         Parked rows of forty causes.
+    letters
+        Dead letters of one queue.
     """
     pages = run.table(
-        f"Pages over {sent_rows:,} sent and {parked_rows:,} parked rows; milliseconds to the last byte",
+        f"Pages over {sent_rows:,} sent and {parked_rows:,} parked rows, {letters:,} letters; milliseconds",
         Column("p95", "p95", 0, Shown.HIGHEST),
         Column("p50", "p50", 0, Shown.MEDIAN),
         Column("longest", "longest", 0, Shown.HIGHEST),
@@ -68,8 +88,12 @@ def measure(
         with run.status(f"writing {sent_rows:,} sent and {parked_rows:,} parked rows"):
             retain(servers, sent_rows)
             paths = fill(servers, parked_rows)
+        with run.status(f"giving up {letters:,} messages"):
+            asyncio.run(give_up(servers.broker_url, letters))
+            wait_for(lambda: queue.depth(servers.broker_url, DEAD) == letters, "the letters are there", LOOK_SECONDS)
         with serving(servers) as address, httpx.Client(base_url=address, timeout=60) as client:
             time.sleep(SETTLE)
+            paths.append(look(client))
             pages.measure({path: partial(answer, client, path, requests) for path in paths}, rounds)
     for side in dict.fromkeys(one.side for one in pages.taken):
         figures = [one.figures for one in pages.taken if one.side == side]
@@ -92,15 +116,67 @@ def fill(servers: Servers, rows: int) -> list[str]:
     ]  # fmt: skip
 
 
+async def give_up(broker_url: str, letters: int) -> None:
+    """Put so many letters into the queue of dead letters."""
+    async with await aio_pika.connect(broker_url) as connection:
+        channel = await (await connection.channel(publisher_confirms=False)).get_underlay_channel()
+        for name in (CONSUMED, DEAD):
+            await channel.queue_declare(name, durable=True, arguments={"x-queue-type": "quorum"})
+        came = Basic.Properties(
+            message_type="OrderPlaced", headers={"x-aggregate-type": "order", "x-aggregate-id": "7"}, delivery_mode=2
+        )
+        delivered = DeliveredMessage(
+            delivery=Basic.Deliver("", 1, redelivered=False, exchange=queue.EXCHANGE, routing_key="order.OrderPlaced"),
+            header=ContentHeader(properties=came),
+            body=BODY,
+            channel=channel,
+        )
+        now = datetime.now(UTC)
+        failure = Failure(
+            attempts=5,
+            first_failed_at=now,
+            failed_at=now,
+            exception="RuntimeError",
+            words="not today",
+            reason=Reason.EXHAUSTED,
+        )
+        for number in range(letters):
+            came.message_id = f"id-{number}"
+            sent = dead_letter(delivered, failure, "orders")
+            await channel.basic_publish(BODY, routing_key=DEAD, properties=sent)
+
+
+def look(client: httpx.Client) -> str:
+    """Look at the dead letters; return the page of their group."""
+    page = client.get("/failures")
+    token = TOKEN.search(page.text)
+    if token is None:
+        raise BenchmarkError("the page of failures has no form")
+    form = {"token": token[1], "queue": CONSUMED}
+    # The cookie is for https alone, but for browsers on loopback.
+    headers = {"Origin": str(client.base_url), "Cookie": page.headers["Set-Cookie"].partition(";")[0]}
+    if client.post("/failures/looks", data=form, headers=headers).status_code != HTTPStatus.SEE_OTHER:
+        raise BenchmarkError("the console does not look at the dead letters")
+    ends = time.monotonic() + LOOK_SECONDS
+    while (group := LETTERS.search(client.get("/failures").text)) is None:
+        if time.monotonic() > ends:
+            raise BenchmarkError("no group of dead letters is seen")
+        time.sleep(1)
+    return f"/failures/{group[1]}"
+
+
 @contextmanager
 def serving(servers: Servers) -> Iterator[str]:
     """Yield the address of a console that has no login."""
     listen = f"127.0.0.1:{free_port()}"
+    config = Path(servers.folder, "relay.toml")
+    config.write_text(f'[[topology.queues]]\nname = "{CONSUMED}"\n')
     environment = {
         **os.environ,
         "RELAY_DATABASE_URL": servers.database_url,
         "RELAY_BROKER_URL": servers.broker_url,
         "RELAY_CONSOLE_LISTEN": listen,
+        "RELAY_CONFIG": str(config),
     }
     process = Process([SCRIPTS / "relay", "console"], log=Path(servers.folder, "console.log"), environment=environment)
     try:

@@ -35,11 +35,11 @@ def declare_full(broker_url: str, name: str) -> None:
     _on_channel(broker_url, declare)
 
 
-def depth(broker_url: str) -> int:
-    """Return how many messages the queue holds. The leader answers, so every confirmed one is counted."""
+def depth(broker_url: str, name: str = QUEUE) -> int:
+    """Return how many messages a queue holds. The leader answers, so every confirmed one is counted."""
 
     async def count(channel: AbstractChannel) -> int:
-        return (await _queue(channel)).declaration_result.message_count or 0
+        return (await channel.declare_queue(name, passive=True)).declaration_result.message_count or 0
 
     return _on_channel(broker_url, count)
 
