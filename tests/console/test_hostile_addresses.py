@@ -1,15 +1,15 @@
-"""Whatever an address holds, a page answers without a fault, and shows it as text.
+"""Whatever an address or a form holds, a page answers without a fault, and shows it as text.
 
 The routes and their parameters are those of the app, so that no page can be forgotten.
 """
 
 import asyncio
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from html.parser import HTMLParser
 from itertools import product
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import httpx
 from fastapi import FastAPI
@@ -21,7 +21,9 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from relay.config.settings import Settings
+from relay.console.access.cookie import form_token
 from relay.console.access.identity import Role
+from relay.console.access.writes import HEADER
 from relay.console.app import make_app
 from tests.console.filled import fill
 from tests.console.site import serving, session_cookie, users
@@ -30,7 +32,12 @@ EXAMPLES = 10  # of each page: several parameters at once
 OURS = "relay-fuzz"  # no element and no attribute of a page is called so
 PARAMETER = re.compile(r"\{[^}]*\}")
 LINKS = ("href", "src", "action", "formaction")
-NOT_PAGES = ("/api/", "/live")  # schemathesis asks the first; the second never ends
+NOT_PAGES = ("/api/", "/live", "/logout")  # schemathesis asks the first; the second never ends; the third is the end
+# A form that is taken, until one of its fields becomes hostile.
+FORM = {
+    "why": "test", "kind": "retry", "queue": "", "lane": "7", "exchange": "", "routing_key": "later", "type": "order",
+    "rate": "1",
+}  # fmt: skip
 
 # Each parameter gets each of the first; a path, and several parameters at once, get all.
 WORST: list[str | bytes] = [
@@ -74,17 +81,17 @@ def _is_of_console(link: str) -> bool:
     return link.startswith(("/", "#")) and not link.startswith(("//", "/\\"))
 
 
-def pages(app: FastAPI) -> Iterator[tuple[str, list[str]]]:
-    """Yield the path of each page, and the names of its parameters behind the question mark."""
+def pages(app: FastAPI, method: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield the path of each page, and the names of its parameters: behind the question mark, or of its form."""
     for route in iter_route_contexts(app.routes):
-        path, is_read = route.path or "", "GET" in (route.methods or ())
-        if isinstance(route.original_route, APIRoute) and is_read and not path.startswith(NOT_PAGES):
+        path, is_asked = route.path or "", method in (route.methods or ())
+        if isinstance(route.original_route, APIRoute) and is_asked and not path.startswith(NOT_PAGES):
             yield path, names(route.dependant)
 
 
 def names(dependant: Dependant) -> list[str]:
     found: list[str] = []
-    for each in dependant.query_params:
+    for each in dependant.query_params + dependant.body_params:
         kind = each.field_info.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             found += kind.model_fields
@@ -97,7 +104,7 @@ async def test_no_address_breaks_a_page_or_becomes_part_of_it(
     settings: Settings, tmp_path: Path, database_url: str
 ) -> None:
     fill(database_url)
-    found = list(pages(make_app(settings)))
+    found = list(pages(make_app(settings), "GET"))
     async with serving(settings, **users(tmp_path), statement_timeout=60) as address:
         cookie = await session_cookie(address, Role.OWNER)
         with httpx.Client(base_url=address, headers={"Cookie": cookie}, timeout=60) as client:
@@ -107,6 +114,39 @@ async def test_no_address_breaks_a_page_or_becomes_part_of_it(
 
     assert {"/", "/messages/{row}", "/login"} <= {path for path, _ in found}
     assert dict(found)["/messages"] == ["state", "id", "type", "key", "event", "since", "until", "after"]
+
+
+async def test_no_form_breaks_the_console(settings: Settings, tmp_path: Path, database_url: str) -> None:
+    fill(database_url)
+    found = list(pages(make_app(settings), "POST"))
+    async with serving(settings, **users(tmp_path), statement_timeout=60) as address:
+        cookie = await session_cookie(address, Role.OWNER)
+        headers = {"Cookie": cookie, "Origin": address, HEADER: form_token(cookie.partition("=")[2])}
+        with httpx.Client(base_url=address, headers=headers, timeout=60) as client:
+            for path, fields in found:
+                await asyncio.to_thread(_send_each, client, path.replace("{turn}", "pause"), fields)
+
+    assert {"/routes/{route}/probe", "/routes/lanes/{lane}/resume"} <= {path for path, _ in found}
+    assert dict(found)["/routes/pause"] == ["routing_key", "exchange", "why"]
+
+
+def _send_each(client: httpx.Client, path: str, fields: list[str]) -> None:
+    """Send hostile values of each field, and of the path."""
+    for name, value in product(fields, WORST):
+        _check_sent(client, PARAMETER.sub("1", path), {**FORM, name: value})
+    if PARAMETER.search(path):
+        for value in HOSTILE:
+            _check_sent(client, PARAMETER.sub(quote(value, safe=""), path), FORM)
+
+
+def _check_sent(client: httpx.Client, target: str, form: Mapping[str, str | bytes]) -> None:
+    request = client.build_request("POST", client.base_url.copy_with(raw_path=target.encode()), content=urlencode(form))
+    request.headers["Content-Type"] = "application/x-www-form-urlencoded"
+    answer = client.send(request)
+
+    assert answer.status_code < 500, (target, form, answer.text)
+    assert answer.status_code not in (401, 403), (target, answer.text)
+    assert Marks(answer.text).found == [], (target, form)
 
 
 def _ask_each(client: httpx.Client, path: str, parameters: list[str]) -> None:

@@ -22,8 +22,8 @@ from relay.console.api.parameters import (
     Moment,
     QueueName,
     Rate,
+    Reasoned,
     Text,
-    Why,
     check_choice,
 )
 from relay.console.given import Configured, Operations, Operator, Owner, Sessions, Viewer, within
@@ -87,13 +87,12 @@ class Letters(Closed):
     warning: Annotated[str | None, Field(description="Letters that a delivery limit of their queue may drop.")]
 
 
-class Change(LetterFilter):
+class Change(LetterFilter, Reasoned):
     """Which letters a job changes, and why."""
 
     all: Annotated[bool, Field(description="Every letter; needed when there is no filter.")] = False
     limit: Annotated[int | None, Field(ge=1, le=MAX_ID, description="The first so many.")] = None
     rate: Rate = None
-    why: Why
 
 
 @router.get("")

@@ -8,18 +8,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from relay.console.api.once import Once
-from relay.console.api.parameters import Closed, Group, Why, check_choice
+from relay.console.api.parameters import Closed, Group, Reasoned, check_choice
 from relay.console.given import Operator, within
 
 router = APIRouter(prefix="/held", tags=["held"])
 
 
-class Retry(Closed):
+class Retry(Reasoned):
     """Which messages to try now, and why."""
 
     group: Group = None
     all: Annotated[bool, Field(description="Of every group; needed when no group is given.")] = False
-    why: Why
 
 
 class Retried(Closed):

@@ -9,8 +9,8 @@ from starlette.responses import Response
 
 from relay.console.api.once import Once
 from relay.console.api.paging import next_cursor, read_cursor
-from relay.console.api.parameters import Closed, Cursor, Id, Limit, Text, Why
-from relay.console.given import Operations, Operator, Viewer, within
+from relay.console.api.parameters import Closed, Cursor, Limit, MaybeReasoned, Reasoned
+from relay.console.given import Id, Operations, Operator, Viewer, within
 from relay.errors import UsageError
 from relay.jobs.job import Job, JobFailure, Kind
 
@@ -32,18 +32,6 @@ class ShownJob(Closed):
     job: Job
     failures: list[JobFailure]
     next: Next
-
-
-class Turn(Closed):
-    """Why a job is paused or goes on."""
-
-    why: Text = ""
-
-
-class Cancel(Closed):
-    """Why a job is ended."""
-
-    why: Why
 
 
 @router.get("")
@@ -69,31 +57,33 @@ def show(operations: Operations, _: Viewer, job: Id, cursor: Cursor = None, limi
 
 
 @router.post("/{job}/pause", response_model=Job)
-def pause(request: Request, once: Once, who: Operator, *, job: Id, asked: Turn) -> Response:
+def pause(request: Request, once: Once, who: Operator, *, job: Id, asked: MaybeReasoned) -> Response:
     """Pause a job; what runs it stops within a second, or when its list is made."""
     return once.in_transaction(
         who.name,
         Job,
-        lambda connection: within(request, connection).pause_job(job, by=who.name, why=asked.why.strip() or None),
+        lambda connection: within(request, connection).pause_job(job, by=who.name, why=asked.reason),
     )
 
 
 @router.post("/{job}/resume", response_model=Job)
-def resume(request: Request, operations: Operations, once: Once, who: Operator, *, job: Id, asked: Turn) -> Response:
+def resume(
+    request: Request, operations: Operations, once: Once, who: Operator, *, job: Id, asked: MaybeReasoned
+) -> Response:
     """Let a job go on that was ordered of a console; a command goes on with its jobs by `relay jobs resume`."""
     if not operations.show_job(job, limit=1).job.by_console:
         raise UsageError(f"job {job} was not ordered of a console: `relay jobs resume {job}` goes on")
     answer = once.in_transaction(
         who.name,
         Job,
-        lambda connection: within(request, connection).resume_job(job, by=who.name, why=asked.why.strip() or None),
+        lambda connection: within(request, connection).resume_job(job, by=who.name, why=asked.reason),
     )
     request.app.state.runner.wake()
     return answer
 
 
 @router.post("/{job}/cancel", response_model=Job)
-def cancel(request: Request, once: Once, who: Operator, *, job: Id, asked: Cancel) -> Response:
+def cancel(request: Request, once: Once, who: Operator, *, job: Id, asked: Reasoned) -> Response:
     """End a job for good; what runs it stops within a second, or when its list is made."""
     return once.in_transaction(
         who.name, Job, lambda connection: within(request, connection).cancel_job(job, by=who.name, why=asked.why)

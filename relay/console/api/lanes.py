@@ -1,32 +1,15 @@
 """`/lanes`: who carries each lane, and which of them wait because an operator wants it."""
 
-from typing import Annotated
-
-from fastapi import APIRouter, Path
+from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from relay.console.api.once import Once
-from relay.console.api.parameters import Closed, Text, Why
-from relay.console.given import Operations, Operator, Viewer, within
-from relay.engine.session.session import LANES
+from relay.console.api.parameters import MaybeReasoned, Reasoned
+from relay.console.given import Lane, Operations, Operator, Viewer, within
 from relay.operate.pauses import LaneStatus
 
 router = APIRouter(prefix="/lanes", tags=["lanes"])
-
-Lane = Annotated[int, Path(ge=0, lt=LANES)]
-
-
-class Pause(Closed):
-    """Why a lane is paused."""
-
-    why: Why
-
-
-class Resume(Closed):
-    """Why a lane goes on."""
-
-    why: Text = ""
 
 
 @router.get("")
@@ -36,7 +19,7 @@ def list_(operations: Operations, _: Viewer) -> list[LaneStatus]:
 
 
 @router.post("/{lane}/pause", response_model=LaneStatus)
-def pause(request: Request, once: Once, who: Operator, *, lane: Lane, asked: Pause) -> Response:
+def pause(request: Request, once: Once, who: Operator, *, lane: Lane, asked: Reasoned) -> Response:
     """Let no relay carry a lane; its rows stay pending, in order."""
     return once.in_transaction(
         who.name,
@@ -46,10 +29,10 @@ def pause(request: Request, once: Once, who: Operator, *, lane: Lane, asked: Pau
 
 
 @router.post("/{lane}/resume", response_model=LaneStatus)
-def resume(request: Request, once: Once, who: Operator, *, lane: Lane, asked: Resume) -> Response:
+def resume(request: Request, once: Once, who: Operator, *, lane: Lane, asked: MaybeReasoned) -> Response:
     """Let the relays carry a paused lane again."""
     return once.in_transaction(
         who.name,
         LaneStatus,
-        lambda connection: within(request, connection).resume_lane(lane, by=who.name, why=asked.why.strip() or None),
+        lambda connection: within(request, connection).resume_lane(lane, by=who.name, why=asked.reason),
     )

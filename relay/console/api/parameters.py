@@ -5,21 +5,19 @@ from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from relay.console.given import QUEUE_NAME
+from relay.console.given import QUEUE_NAME, GroupId, Id
 from relay.errors import UsageError
 from relay.jobs.job import Caution
 from relay.operate import parked
-from relay.operate.whereabouts import MAX_ID, RowId, row_ids
+from relay.operate.whereabouts import RowId, row_ids
 from relay.replay.selection import Filter
 
 MOST = 1000  # rows that one request lists or changes
 
 Text = Annotated[str, StringConstraints(pattern=r"^[^\u0000]*$", max_length=1000)]
 Why = Annotated[Text, StringConstraints(strip_whitespace=True, min_length=1)]
-Id = Annotated[int, Field(ge=1, le=MAX_ID)]
 RowName = Annotated[str, StringConstraints(pattern=r"^[0-9A-Fa-f-]{1,36}$"), Field(description="Its id or message id.")]
 RowNames = Annotated[tuple[RowName, ...], Field(max_length=MOST)]
-Address = Annotated[str, StringConstraints(pattern=r"^[^\u0000]*$", max_length=255)]
 QueueName = Annotated[
     str,
     StringConstraints(pattern=QUEUE_NAME),
@@ -30,9 +28,7 @@ Moment = Annotated[
     StringConstraints(pattern=r"^[^\u0000]*$", max_length=50),
     Field(description="2026-11-21T08:00:00Z, or so long ago: 2h"),
 ]
-Group = Annotated[
-    str | None, StringConstraints(pattern=r"^[0-9a-f]{12}$"), Field(description="A failure group: what has one cause.")
-]
+Group = Annotated[GroupId | None, Field(description="A failure group: what has one cause.")]
 Rate = Annotated[float | None, Field(gt=0, lt=1_000_000, description="Rows a second, at most.")]
 Stages = Annotated[tuple[Id, ...], Field(max_length=20, description="Wait for the outcome after so many rows.")]
 Share = Annotated[float | None, Field(ge=0, le=1, description="Pause when more than this share of a stage fails.")]
@@ -46,6 +42,23 @@ class Closed(BaseModel):
     """A part of a request; what it does not know is refused."""
 
     model_config = ConfigDict(extra="forbid")
+
+
+class Reasoned(Closed):
+    """A change, and why."""
+
+    why: Why
+
+
+class MaybeReasoned(Closed):
+    """A change, and why if that is told."""
+
+    why: Text = ""
+
+    @property
+    def reason(self) -> str | None:
+        """Return what the audit keeps."""
+        return self.why.strip() or None
 
 
 class MessageFilter(Closed):

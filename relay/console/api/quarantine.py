@@ -11,19 +11,17 @@ from relay.console.api.once import Once
 from relay.console.api.paging import next_cursor, read_cursor
 from relay.console.api.parameters import (
     MOST,
-    Address,
     Closed,
     Cursor,
     Group,
-    Id,
     Limit,
+    MaybeReasoned,
+    Reasoned,
     RowName,
     RowNames,
-    Text,
-    Why,
     row_id,
 )
-from relay.console.given import Operations, Operator, Owner, Viewer, within
+from relay.console.given import Address, Id, Operations, Operator, Owner, Viewer, within
 from relay.errors import UsageError
 from relay.operate.quarantine import Changed, RouteStatus, WaitingRow
 from relay.operate.whereabouts import row_ids
@@ -41,12 +39,11 @@ class RoutePage(Closed):
     next: Annotated[str | None, Field(description="The cursor of the next page; null on the last one.")]
 
 
-class Chosen(Closed):
+class Chosen(Reasoned):
     """Rows of a route, and why they are changed."""
 
     route: Id
     ids: Annotated[RowNames, Field(description="All of the route unless given.")] = ()
-    why: Why
 
 
 class Reroute(Chosen):
@@ -68,19 +65,17 @@ class Probed(Closed):
     routes: list[int]
 
 
-class Pause(Closed):
+class Pause(Reasoned):
     """Which address is paused, and why."""
 
     exchange: Annotated[Address, Field(description='"" addresses a queue.')]
     routing_key: Address
-    why: Why
 
 
-class Resume(Closed):
+class Resume(MaybeReasoned):
     """Which paused route goes on, and why."""
 
     route: Id
-    why: Text = ""
 
 
 @router.get("")
@@ -164,7 +159,5 @@ def resume(request: Request, once: Once, who: Operator, asked: Resume) -> Respon
     return once.in_transaction(
         who.name,
         RouteStatus,
-        lambda connection: within(request, connection).resume_route(
-            asked.route, by=who.name, why=asked.why.strip() or None
-        ),
+        lambda connection: within(request, connection).resume_route(asked.route, by=who.name, why=asked.reason),
     )

@@ -9,8 +9,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from relay.console.api.once import Once
-from relay.console.api.parameters import Address, Rate, ReplayFilter, Share, Stages, Text, caution_of, check_choice
-from relay.console.given import Operations, Operator, Viewer, within
+from relay.console.api.parameters import (
+    MaybeReasoned,
+    Rate,
+    ReplayFilter,
+    Share,
+    Stages,
+    caution_of,
+    check_choice,
+)
+from relay.console.given import Address, Operations, Operator, Viewer, within
 from relay.errors import UsageError
 from relay.jobs.job import Job
 from relay.operations.results import ReplayPreview
@@ -20,7 +28,7 @@ from relay.replay.target import Target
 router = APIRouter(prefix="/replay", tags=["replay"])
 
 
-class Order(ReplayFilter):
+class Order(ReplayFilter, MaybeReasoned):
     """Which sent rows go out again, where to, and how carefully."""
 
     all: Annotated[bool, Field(description="Every sent row; needed when there is no filter.")] = False
@@ -31,7 +39,6 @@ class Order(ReplayFilter):
     rate: Rate = None
     stages: Stages = ()
     stop_when_failing: Share = None
-    why: Text = ""
 
 
 @router.get("/preview")
@@ -54,7 +61,7 @@ def order(request: Request, once: Once, who: Operator, asked: Order) -> Response
             chosen,
             Target(asked.to_exchange, asked.routing_key),
             by=who.name,
-            why=asked.why.strip() or None,
+            why=asked.reason,
             caution=caution,
         ),
         status=HTTPStatus.ACCEPTED,

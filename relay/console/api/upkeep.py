@@ -13,7 +13,7 @@ from relay.broker import topology
 from relay.broker.topology import Declared
 from relay.config.topology import TopologySettings
 from relay.console.api.once import Once
-from relay.console.api.parameters import MOST, Closed, Limit, MessageFilter, Text, Why
+from relay.console.api.parameters import MOST, Closed, Limit, MessageFilter, Reasoned, Text
 from relay.console.given import Configured, Owner, Viewer
 from relay.errors import UsageError
 from relay.operate.definitions import definitions
@@ -33,10 +33,8 @@ class Keeps(Closed):
     keep_inbox: Keep = None
 
 
-class Drop(Keeps):
+class Drop(Keeps, Reasoned):
     """What to drop, and why."""
-
-    why: Why
 
 
 class Day(Closed):

@@ -1,14 +1,13 @@
 """`/doctor`: the checklist."""
 
 from itertools import groupby
-from typing import Annotated
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
-from relay.console.access.identity import Identity, Role, require
 from relay.console.checkup import Checkup
+from relay.console.given import Viewer
 from relay.console.templates import page
 from relay.doctor.finding import Verdict, summary
 
@@ -16,9 +15,7 @@ router = APIRouter()
 
 
 @router.get("/doctor")
-async def doctor(
-    request: Request, _: Annotated[Identity, Depends(require(Role.VIEWER))], again: bool = False
-) -> HTMLResponse:
+async def doctor(request: Request, _: Viewer, again: bool = False) -> HTMLResponse:
     """Show what the doctor has found; with `again` it looks now."""
     checkup: Checkup = request.app.state.checkup
     report = await checkup.report(newest=again)

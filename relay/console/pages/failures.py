@@ -13,10 +13,10 @@ from pydantic import StringConstraints
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from relay.console.access.identity import Identity, RefusedError, Role, require
+from relay.console.access.identity import RefusedError, Role
 from relay.console.consumers import Consumers, Seen
 from relay.console.failure_groups import Counted, FailureGroups
-from relay.console.given import QUEUE_NAME, Operations, Sessions, Viewer
+from relay.console.given import QUEUE_NAME, FormReason, GroupId, Operations, Operator, Sessions, Viewer
 from relay.console.looks import Look, Looks
 from relay.console.templates import page
 from relay.errors import NotFoundError, UsageError
@@ -36,8 +36,6 @@ KINDS = {Where.PARKED: tuple(ROLES), Where.DEAD_LETTER: (Kind.RETRY, Kind.DISCAR
 
 QueueName = Annotated[str, StringConstraints(pattern=QUEUE_NAME)]
 Named = Annotated[tuple[QueueName, ...], Query(max_length=10)]
-AnOperator = Annotated[Identity, Depends(require(Role.OPERATOR))]
-Why = Annotated[str, Form(max_length=500)]
 
 
 async def _counted(request: Request) -> Counted:
@@ -90,7 +88,7 @@ def list_failures(
 
 
 @router.post("/failures/looks")
-async def look(request: Request, _: AnOperator, queue: Annotated[QueueName, Form()]) -> Response:
+async def look(request: Request, _: Operator, queue: Annotated[QueueName, Form()]) -> Response:
     """Look at a queue of dead letters, in the background."""
     dead = queues_of(queue)[1]
     _looks(request).begin(dead)
@@ -127,11 +125,11 @@ def show_failure(
 def order(
     request: Request,
     operations: Operations,
-    who: AnOperator,
+    who: Operator,
     *,
-    group: str,
+    group: GroupId,
     kind: Annotated[Kind, Form()],
-    why: Why = "",
+    why: FormReason = "",
     staged: Annotated[bool, Form()] = False,
     queue: Annotated[str, Form(pattern=f"^$|{QUEUE_NAME}")] = "",
 ) -> Response:
@@ -141,22 +139,19 @@ def order(
         raise UsageError(f"a group of what is {source} is changed by {', '.join(KINDS[source])}; not {kind}")
     if not who.role.includes(ROLES[kind]):
         raise RefusedError(HTTPStatus.FORBIDDEN, f"{who.name} is {who.role}, and this takes the role {ROLES[kind]}")
-    reason = _reason(why)
-    if not reason and (queue or kind is not Kind.RETRY):
+    if not why and (queue or kind is not Kind.RETRY):
         raise UsageError(f"say why: the audit keeps it with each message that you {kind}")
     if queue:
-        job = _order_letters(operations, kind, queue, group=group, by=who.name, why=reason)
+        job = _order_letters(operations, kind, queue, group=group, by=who.name, why=why)
     else:
         caution = STAGED if staged and kind is Kind.RETRY else NO_CAUTION
-        job = operations.order_parked(
-            kind, Selection(group=group), by=who.name, why=reason or None, caution=caution
-        ).job
+        job = operations.order_parked(kind, Selection(group=group), by=who.name, why=why or None, caution=caution).job
     request.app.state.runner.wake()
     return RedirectResponse(f"/jobs/{job.id}", HTTPStatus.SEE_OTHER)
 
 
 @router.post("/failures/{group}/probe")
-def probe(operations: Operations, _: AnOperator, group: str) -> Response:
+def probe(operations: Operations, _: Operator, group: str) -> Response:
     """Ask the relays to try the routes of the group now."""
     with suppress(NotFoundError):  # the routes work by now
         operations.probe([route.id for route in operations.list_routes(group=group)])
@@ -164,11 +159,13 @@ def probe(operations: Operations, _: AnOperator, group: str) -> Response:
 
 
 @router.post("/failures/{group}/held")
-def retry_held(request: Request, operations: Operations, who: AnOperator, *, group: str, why: Why = "") -> Response:
+def retry_held(
+    request: Request, operations: Operations, who: Operator, *, group: GroupId, why: FormReason = ""
+) -> Response:
     """Let the consumer try the held messages of the group now."""
-    if not (reason := _reason(why)):
+    if not why:
         raise UsageError("say why: the audit keeps it")
-    operations.retry_held(group, by=who.name, why=reason)
+    operations.retry_held(group, by=who.name, why=why)
     _consumers(request).wake()
     return RedirectResponse("/failures", HTTPStatus.SEE_OTHER)
 
@@ -192,14 +189,10 @@ def _number(queue: str, look: Look | None, seen: Seen | None) -> int | None:
     return look.letters
 
 
-def _order_letters(operations: Operations, kind: Kind, queue: str, *, group: str, by: str, why: str) -> Job:
+def _order_letters(operations: Operations, kind: Kind, queue: str, *, group: GroupId, by: str, why: str) -> Job:
     consumed, dead = queues_of(queue)
     entry = Entry(kind, dead, consumed if kind is Kind.RETRY else None, by, why)
     return operations.order_letters(entry, LetterSelection(group=group), caution=NO_CAUTION)
-
-
-def _reason(why: str) -> str:
-    return why.replace("\0", "").strip()
 
 
 def _consumers(request: Request) -> Consumers:

@@ -1,21 +1,18 @@
 """`/jobs`: bulk work, how far it is, and its end."""
 
 from http import HTTPStatus
-from typing import Annotated, Literal
+from typing import Literal
 
-from fastapi import APIRouter, Depends, Form, Path
+from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from relay.console.access.identity import Identity, Role, require
-from relay.console.given import Operations, Viewer
+from relay.console.access.identity import Role
+from relay.console.given import FormReason, Id, Operations, Operator, Viewer
 from relay.console.templates import page
 from relay.errors import UsageError
-from relay.operate.whereabouts import MAX_ID
 
 router = APIRouter()
-
-JobId = Annotated[int, Path(ge=0, le=MAX_ID)]
 
 LISTED = 50
 FAILURES = 50
@@ -28,7 +25,7 @@ def list_jobs(request: Request, operations: Operations, _: Viewer) -> HTMLRespon
 
 
 @router.get("/jobs/{job}")
-def show_job(request: Request, operations: Operations, who: Viewer, job: JobId) -> HTMLResponse:
+def show_job(request: Request, operations: Operations, who: Viewer, job: Id) -> HTMLResponse:
     """Show how far a job is, the rows that failed in it, and what can be done."""
     shown = operations.show_job(job, limit=FAILURES)
     return page(request, "job.html", job=shown.job, failures=shown.failures, can_turn=who.role.includes(Role.OPERATOR))
@@ -38,22 +35,21 @@ def show_job(request: Request, operations: Operations, who: Viewer, job: JobId) 
 def turn_job(
     request: Request,
     operations: Operations,
-    who: Annotated[Identity, Depends(require(Role.OPERATOR))],
+    who: Operator,
     *,
-    job: JobId,
+    job: Id,
     turn: Literal["pause", "resume", "cancel"],
-    why: Annotated[str, Form(max_length=500)] = "",
+    why: FormReason = "",
 ) -> Response:
     """Pause a job, let it go on, or end it for good."""
-    reason = why.replace("\0", "").strip()
     match turn:
         case "pause":
-            operations.pause_job(job, by=who.name, why=reason or None)
+            operations.pause_job(job, by=who.name, why=why or None)
         case "resume":
-            operations.resume_job(job, by=who.name, why=reason or None)
+            operations.resume_job(job, by=who.name, why=why or None)
             request.app.state.runner.wake()
         case "cancel":
-            if not reason:
+            if not why:
                 raise UsageError("say why the job ends: the audit keeps it")
-            operations.cancel_job(job, by=who.name, why=reason)
+            operations.cancel_job(job, by=who.name, why=why)
     return RedirectResponse(f"/jobs/{job}", HTTPStatus.SEE_OTHER)

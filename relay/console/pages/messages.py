@@ -2,22 +2,21 @@
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Annotated, cast
+from typing import Annotated
 from urllib.parse import urlencode
 
 import orjson
-from fastapi import APIRouter, Depends, Form, Query
+from fastapi import APIRouter, Form, Query
 from pydantic import BaseModel, ConfigDict, field_validator
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
-from relay.console.access.identity import Identity, Role, require
-from relay.console.database import Database
+from relay.console.access.identity import Identity, Role
+from relay.console.given import FormReason, Id, Operator, Sessions, Viewer
 from relay.console.templates import page
 from relay.errors import UsageError
 from relay.operate.message import Message, Trace, read_message, read_trace, reveal_message
 from relay.operate.messages import Place, Search, State, row_id, search
-from relay.operate.whereabouts import MAX_ID
 
 router = APIRouter()
 
@@ -77,10 +76,10 @@ class Step:
 
 @router.get("/messages")
 def list_messages(
-    request: Request, _: Annotated[Identity, Depends(require(Role.VIEWER))], filters: Annotated[Filters, Query()]
+    request: Request, database: Sessions, _: Viewer, filters: Annotated[Filters, Query()]
 ) -> HTMLResponse:
     """Show a page of messages."""
-    database, words, found = _database(request), "", None
+    words, found = "", None
     try:
         wanted = filters.search()
         with database.session() as connection:
@@ -94,13 +93,11 @@ def list_messages(
 
 
 @router.get("/messages/{row}")
-def show_message(
-    request: Request, row: int, _: Annotated[Identity, Depends(require(Role.VIEWER))], at: str = ""
-) -> HTMLResponse:
+def show_message(request: Request, database: Sessions, _: Viewer, *, row: Id, at: str = "") -> HTMLResponse:
     """Show one message with its timeline, without what it says."""
-    database, place = _database(request), _place(at)
+    place = _place(at)
     with database.session() as connection:
-        message = read_message(connection, database.schema, _id(row), place)
+        message = read_message(connection, database.schema, row, place)
         trace = read_trace(connection, database.schema, message)
     return page(
         request, "message.html", message=message, at=at, steps=_steps(message, trace), content=None, headers="",
@@ -111,18 +108,18 @@ def show_message(
 @router.post("/messages/{row}/reveal")
 def reveal(
     request: Request,
-    row: int,
-    who: Annotated[Identity, Depends(require(Role.OPERATOR))],
+    database: Sessions,
+    who: Operator,
     *,
+    row: Id,
     at: Annotated[str, Form(max_length=100)] = "",
-    why: Annotated[str, Form(max_length=500)] = "",
+    why: FormReason = "",
 ) -> HTMLResponse:
     """Show what a message says; the audit notes who has read it."""
-    database, place = _database(request), _place(at)
+    place = _place(at)
     with database.session() as connection:
-        message = read_message(connection, database.schema, _id(row), place)
-        reason = why.replace("\0", "").strip() or None
-        content = reveal_message(connection, database.schema, message, place=place, by=who.name, why=reason)
+        message = read_message(connection, database.schema, row, place)
+        content = reveal_message(connection, database.schema, message, place=place, by=who.name, why=why or None)
         trace = read_trace(connection, database.schema, message)
     headers = "" if content.headers is None else orjson.dumps(content.headers, option=orjson.OPT_INDENT_2).decode()
     return page(
@@ -164,12 +161,6 @@ def _can_reveal(request: Request) -> bool:
     return identity.role.includes(Role.OPERATOR) and not request.app.state.settings.console.read_only
 
 
-def _id(row: int) -> int:
-    if not 0 <= row <= MAX_ID:
-        raise UsageError(f"{row} is no id of a row")
-    return row
-
-
 def _place(text: str) -> Place | None:
     return Place.of(text) if text else None
 
@@ -187,7 +178,3 @@ def _moment(text: str) -> datetime | None:
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
     except (ValueError, OverflowError):
         raise UsageError(f"{text[:80]!r} is no time, as in 2026-11-26 08:30") from None
-
-
-def _database(request: Request) -> Database:
-    return cast(Database, request.app.state.database)

@@ -1,15 +1,12 @@
 """`/nodes`: relays, the lanes that each has, and the pools of consumers with their partitions."""
 
-from typing import Annotated, cast
-
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
-from relay.config.settings import Settings
-from relay.console.access.identity import Identity, Role, require
 from relay.console.database import Database
+from relay.console.given import Configured, Sessions, Viewer
 from relay.console.templates import page
 from relay.operate.pauses import LaneStatus, list_lanes
 from relay.operate.pool import read_status as read_pools
@@ -19,10 +16,9 @@ router = APIRouter()
 
 
 @router.get("/nodes")
-async def nodes(request: Request, _: Annotated[Identity, Depends(require(Role.VIEWER))]) -> HTMLResponse:
+async def nodes(request: Request, settings: Configured, database: Sessions, _: Viewer) -> HTMLResponse:
     """Show who has what."""
-    settings = cast(Settings, request.app.state.settings)
-    found, lanes = await run_in_threadpool(_nodes, cast(Database, request.app.state.database))
+    found, lanes = await run_in_threadpool(_nodes, database)
     return page(request, "nodes.html", nodes=found, lanes=lanes, pools=await read_pools(settings))
 
 

@@ -4,17 +4,18 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
-from typing import Annotated, cast
+from typing import cast
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, StreamingResponse
 
-from relay.console.access.identity import Identifier, Identity, Role, require
+from relay.console.access.identity import Identifier
 from relay.console.charts import Chart, chart
 from relay.console.checkup import Report
 from relay.console.consumers import Seen
 from relay.console.formats import duration, short
+from relay.console.given import Viewer
 from relay.console.sampler import Point, Sample, Sampler
 from relay.console.templates import fragment, page
 from relay.console.verdict import verdict
@@ -49,7 +50,7 @@ class Drawn:
 
 
 @router.get("/")
-async def overview(request: Request, _: Annotated[Identity, Depends(require(Role.VIEWER))]) -> HTMLResponse:
+async def overview(request: Request, _: Viewer) -> HTMLResponse:
     """Show the state of the outbox in words, then its figures."""
     if _sampler(request).latest is None:  # the console has just started
         with suppress(TimeoutError):
@@ -59,7 +60,7 @@ async def overview(request: Request, _: Annotated[Identity, Depends(require(Role
 
 
 @router.get("/live")
-async def live(request: Request, _: Annotated[Identity, Depends(require(Role.VIEWER))]) -> StreamingResponse:
+async def live(request: Request, _: Viewer) -> StreamingResponse:
     """Send the figures as they change, until the browser leaves or the user may no longer see them."""
     return StreamingResponse(_events(request), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
 

@@ -4,13 +4,13 @@ from http import HTTPStatus
 from typing import Annotated
 from uuid import UUID
 
-from fastapi import APIRouter, Depends, Form, Query
+from fastapi import APIRouter, Form, Query
 from pydantic import BaseModel, ConfigDict, field_validator
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from relay.console.access.identity import Identity, Role, require
-from relay.console.given import Operations, Viewer
+from relay.console.access.identity import Role
+from relay.console.given import Operations, Operator, Reason, Viewer
 from relay.console.templates import page
 from relay.errors import UsageError
 from relay.jobs.job import Caution
@@ -64,7 +64,7 @@ class Wanted(BaseModel):
 class Order(Wanted):
     """Which messages to send again, and how carefully."""
 
-    why: str = ""
+    why: Reason = ""
     staged: bool = False
     rate: str = ""
 
@@ -108,12 +108,7 @@ def show(request: Request, operations: Operations, who: Viewer, wanted: Annotate
 
 
 @router.post("/replay")
-def order(
-    request: Request,
-    operations: Operations,
-    who: Annotated[Identity, Depends(require(Role.OPERATOR))],
-    asked: Annotated[Order, Form()],
-) -> Response:
+def order(request: Request, operations: Operations, who: Operator, asked: Annotated[Order, Form()]) -> Response:
     """Order a replay; the console sends it."""
     chosen = asked.filter()
     if chosen == Filter():

@@ -4,13 +4,13 @@ from contextlib import suppress
 from http import HTTPStatus
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Form
+from fastapi import APIRouter, Form
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from relay.console.access.identity import Identity, Role, require
-from relay.console.given import Operations, Viewer
+from relay.console.access.identity import Role
+from relay.console.given import Address, FormReason, Id, Lane, Operations, Operator, Viewer
 from relay.console.templates import page
 from relay.engine.session.session import LANES
 from relay.errors import NotFoundError, UsageError
@@ -19,9 +19,7 @@ from relay.operate.route_map import RouteMap
 
 router = APIRouter()
 
-Pauser = Annotated[Identity, Depends(require(Role.OPERATOR))]
-Name = Annotated[str, Form(max_length=255)]
-Why = Annotated[str, Form(max_length=500)]
+Name = Annotated[Address, Form()]
 
 
 @router.get("/routes")
@@ -43,22 +41,22 @@ async def routes(request: Request, operations: Operations, who: Viewer) -> HTMLR
 
 @router.post("/routes/pause")
 def pause_route(
-    operations: Operations, who: Pauser, *, routing_key: Name, exchange: Name = "", why: Why = ""
+    operations: Operations, who: Operator, *, routing_key: Name, exchange: Name = "", why: FormReason = ""
 ) -> Response:
     """Pause an address, whether it works or not."""
-    operations.pause_route(_text(exchange), _text(routing_key), by=who.name, why=_reason(why))
+    operations.pause_route(exchange, routing_key, by=who.name, why=_reason(why))
     return _back()
 
 
 @router.post("/routes/{route}/resume")
-def resume_route(operations: Operations, who: Pauser, *, route: int, why: Why = "") -> Response:
+def resume_route(operations: Operations, who: Operator, *, route: Id, why: FormReason = "") -> Response:
     """Let the relays try a paused route."""
-    operations.resume_route(route, by=who.name, why=_text(why).strip() or None)
+    operations.resume_route(route, by=who.name, why=why or None)
     return _back()
 
 
 @router.post("/routes/{route}/probe")
-def probe(operations: Operations, _: Pauser, route: int) -> Response:
+def probe(operations: Operations, _: Operator, route: Id) -> Response:
     """Let the relays try a route now."""
     with suppress(NotFoundError):  # it works by now
         operations.probe([route])
@@ -66,16 +64,18 @@ def probe(operations: Operations, _: Pauser, route: int) -> Response:
 
 
 @router.post("/routes/lanes/pause")
-def pause_lane(operations: Operations, who: Pauser, *, lane: Annotated[int, Form()], why: Why = "") -> Response:
+def pause_lane(
+    operations: Operations, who: Operator, *, lane: Annotated[Lane, Form()], why: FormReason = ""
+) -> Response:
     """Pause a lane."""
     operations.pause_lane(lane, by=who.name, why=_reason(why))
     return _back()
 
 
 @router.post("/routes/lanes/{lane}/resume")
-def resume_lane(operations: Operations, who: Pauser, *, lane: int, why: Why = "") -> Response:
+def resume_lane(operations: Operations, who: Operator, *, lane: Lane, why: FormReason = "") -> Response:
     """Let the relays carry a paused lane."""
-    operations.resume_lane(lane, by=who.name, why=_text(why).strip() or None)
+    operations.resume_lane(lane, by=who.name, why=why or None)
     return _back()
 
 
@@ -84,11 +84,6 @@ def _back() -> Response:
 
 
 def _reason(why: str) -> str:
-    reason = _text(why).strip()
-    if not reason:
+    if not why:
         raise UsageError("say why: the audit keeps it, and others see it while the pause lasts")
-    return reason
-
-
-def _text(given: str) -> str:
-    return given.replace("\0", "")
+    return why

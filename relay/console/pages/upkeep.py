@@ -1,17 +1,17 @@
 """`/retention` and `/batches`: which days will go, and what Spark has written."""
 
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Any
 
 import psycopg
-from fastapi import APIRouter, Depends, Form
+from fastapi import APIRouter
 from psycopg.rows import dict_row
 from psycopg.sql import SQL, Identifier
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from relay.console.access.identity import Identity, Role, require
-from relay.console.given import Configured, Sessions, Viewer
+from relay.console.access.identity import Role
+from relay.console.given import Configured, FormReason, Owner, Sessions, Viewer
 from relay.console.templates import page
 from relay.errors import UsageError
 from relay.operate.retention import drop_old_days, keeps_of, look_at_old_days
@@ -49,19 +49,14 @@ def retention(request: Request, settings: Configured, database: Sessions, who: V
 
 
 @router.post("/retention")
-def drop(
-    settings: Configured,
-    who: Annotated[Identity, Depends(require(Role.OWNER))],
-    why: Annotated[str, Form(max_length=500)] = "",
-) -> Response:
+def drop(settings: Configured, who: Owner, why: FormReason = "") -> Response:
     """Drop the days that are older than is kept, as a running relay does each hour."""
-    reason = why.replace("\0", "").strip()
     keeps = keeps_of(settings.relay, None, None)
     if not keeps:
         raise UsageError("retention is off: relay.retention tells how long to keep")
-    if not reason:
+    if not why:
         raise UsageError("say why: the audit keeps it with each day that you drop")
-    drop_old_days(settings.database, keeps, by=who.name, why=reason)
+    drop_old_days(settings.database, keeps, by=who.name, why=why)
     return RedirectResponse("/retention", HTTPStatus.SEE_OTHER)
 
 
