@@ -23,7 +23,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import outbox_spark
 from outbox_spark.connection import connect, conninfo
-from outbox_spark.ledger import read
+from outbox_spark.ledger import count_repeat, read
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # spark-submit knows only the folder of this file
 
@@ -91,6 +91,7 @@ def _recognised(options: argparse.Namespace, *, app_id: str, version: int) -> di
         return None
     print(f"{PROGRAM}: {batch} is in the ledger already: nothing is written", file=sys.stderr)
     with connect(conninfo(options.url)) as connection:
+        count_repeat(connection, options.outbox_schema, app_id=app_id, version=version)
         ((quarantined,),) = connection.execute(COUNT_QUARANTINE, {"app_id": app_id, "version": version}).fetchall()
     rows = batch.row_counts["rows"]
     return {

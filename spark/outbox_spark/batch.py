@@ -20,7 +20,7 @@ from outbox_spark.commit import commit_batch
 from outbox_spark.connection import connect, conninfo
 from outbox_spark.errors import BatchError, OptionError, OutboxWriteError
 from outbox_spark.events import MakeEvents, made_by
-from outbox_spark.ledger import Batch, read, refuse_begun_in_pieces
+from outbox_spark.ledger import Batch, count_repeat, read, refuse_begun_in_pieces
 from outbox_spark.load import load
 from outbox_spark.options import WriteLimits, batch_options
 from outbox_spark.plan import Plan, Save, Staged
@@ -98,6 +98,7 @@ class OutboxBatch:
             if self.recognised is None:
                 refuse_begun_in_pieces(connection, options.outbox_schema, options.app_id, options.version)
             else:
+                count_repeat(connection, options.outbox_schema, app_id=options.app_id, version=options.version)
                 say_recognised(self.recognised)
         self._is_open = True
         return self

@@ -14,14 +14,16 @@ from outbox_spark.ledger import (
     Batch,
     Entry,
     complete_pieces,
+    count_repeat,
     enter,
     enter_piece,
+    note_seconds,
     read,
     refuse_older_checkpoint,
     refuse_other_query,
     take,
 )
-from outbox_spark.plan import EventPlan, Pieces, Room, Save, Staged, of_outbox
+from outbox_spark.plan import EventPlan, Pieces, Room, Save, Staged, made_at, of_outbox
 
 ASK_AGAIN_FOR = 30.0  # seconds, when the connection broke while the commit was under way
 
@@ -67,7 +69,8 @@ def commit_batch(written: Written) -> Batch | None:
             if save.room is not None:
                 _wait_for_room(connection, save.room)
             with connection.transaction():
-                return _write(connection, written)
+                known = _write(connection, written)
+            return _counted(connection, save, known)
     except psycopg.OperationalError as error:
         # Unknown, not failed: the ledger knows.
         found = _ask_ledger(written, error)
@@ -92,9 +95,18 @@ def commit_pieces(save: Save, pieces: Pieces, staged: Sequence[Staged]) -> Batch
             if save.room is not None and not pieces.directly:
                 _wait_for_room(connection, save.room)
             with connection.transaction():
-                return _write_pieces(connection, save, pieces, staged)
+                known = _write_pieces(connection, save, pieces, staged)
+            return _counted(connection, save, known)
     except psycopg.Error as error:
         raise BatchError(f"the batch could not be completed: {one_line(error).rstrip('.')}; run it again") from None
+
+
+def _counted(connection: psycopg.Connection, save: Save, known: Batch | None) -> Batch | None:
+    """Count a repeat of a batch that is known."""
+    if known is not None:
+        options = save.options
+        count_repeat(connection, options.outbox_schema, app_id=options.app_id, version=options.version)
+    return known
 
 
 def _write(connection: psycopg.Connection, written: Written) -> Batch | None:
@@ -107,6 +119,12 @@ def _write(connection: psycopg.Connection, written: Written) -> Batch | None:
     in_order = [(save, [each for each in _by_partition(staged) if each.rows]) for save, staged in written]
     _refuse_repeated_ids(connection, in_order)
     _move_all(connection, in_order)
+    save, _ = written[0]
+    # The tables of a stream are older than the save() that commits them.
+    tables = [each.table for _, staged in written for each in staged if each.table]
+    begun_at = min(made_at(name) for name in (save.staging.prefix, *tables))
+    options = save.options
+    note_seconds(connection, options.outbox_schema, app_id=options.app_id, version=options.version, begun_at=begun_at)
     return None
 
 

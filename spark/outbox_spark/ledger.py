@@ -7,6 +7,7 @@ A batch in pieces has a row for each of them, the first thing of its transaction
 pieces there are, so that no rerun divides the rows otherwise. The row of a whole batch comes behind the last.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum, auto
@@ -42,6 +43,19 @@ ENTER = SQL("""
     ON CONFLICT (app_id, version, partition) DO NOTHING
 """)
 
+NOTE_SECONDS = SQL("""
+    UPDATE {schema}.batch
+    SET row_counts = row_counts
+        || jsonb_build_object('seconds', floor(extract(epoch FROM clock_timestamp()) - %(begun_at)s)::bigint)
+    WHERE app_id = %(app_id)s AND version = %(version)s AND partition = %(whole_batch)s
+""")
+COUNT_REPEAT = SQL("""
+    UPDATE {schema}.batch
+    SET row_counts = row_counts || jsonb_build_object('repeats', 1 + CASE jsonb_typeof(row_counts->'repeats')
+        WHEN 'number' THEN (row_counts->'repeats')::numeric ELSE 0 END)
+    WHERE app_id = %(app_id)s AND version = %(version)s AND partition = %(whole_batch)s
+""")
+
 # Rows without a role were written before the migration 0011. A role that was dropped since is nobody's.
 # The role to which the ledger is granted is every job's: any of them may take it on, and write a row by its name.
 FIND_FOREIGN = SQL("""
@@ -72,7 +86,12 @@ COUNT_PIECES = SQL("""
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A committed batch."""
+    """A committed batch.
+
+    Attributes:
+        row_counts: `rows` of the `table`, `messages`, and the `query` of a micro-batch. `seconds` from its begin to its
+            commit, and `repeats`, how often it came again: both only where the role may change row_counts.
+    """
 
     app_id: str
     version: int
@@ -208,6 +227,20 @@ def take(connection: psycopg.Connection, schema: str, app_id: str, version: int)
     return read(connection, schema, app_id, version)
 
 
+def note_seconds(connection: psycopg.Connection, schema: str, *, app_id: str, version: int, begun_at: float) -> None:
+    """Note how long a batch took, at the end of the transaction that writes it.
+
+    Args:
+        begun_at: the database's time of its begin, in seconds since 1970.
+    """
+    _note(connection, NOTE_SECONDS, schema, app_id=app_id, version=version, begun_at=begun_at)
+
+
+def count_repeat(connection: psycopg.Connection, schema: str, *, app_id: str, version: int) -> None:
+    """Count that a committed batch came again, and was not written."""
+    _note(connection, COUNT_REPEAT, schema, app_id=app_id, version=version)
+
+
 def enter_piece(
     connection: psycopg.Connection, schema: str, *, app_id: str, version: int, number: int, token: UUID, piece: Staged
 ) -> Entry:
@@ -265,6 +298,9 @@ def complete_pieces(
         token=token,
         row_counts=Jsonb({"rows": rows, "table": table, "messages": rows}),
     )
+    if (begun := _find(connection, schema, app_id, version, partition=IN_PIECES)) is not None:
+        begun_at = begun.committed_at.timestamp()
+        note_seconds(connection, schema, app_id=app_id, version=version, begun_at=begun_at)
 
 
 def take_for_query(connection: psycopg.Connection, schema: str, *, app_id: str, number: int, query: str) -> str:
@@ -337,6 +373,13 @@ def _find(connection: psycopg.Connection, schema: str, app_id: str, version: int
 def _enter(connection: psycopg.Connection, schema: str, **values: Any) -> Entry:
     written = connection.execute(ENTER.format(schema=Identifier(schema)), values).rowcount
     return Entry.NEW if written else Entry.KNOWN
+
+
+def _note(connection: psycopg.Connection, statement: SQL, schema: str, **values: Any) -> None:
+    # Without the right or on a standby nothing is noted, and a batch is written or recognised all the same.
+    refused = (psycopg.errors.InsufficientPrivilege, psycopg.errors.ReadOnlySqlTransaction)
+    with suppress(*refused), connection.transaction():
+        connection.execute(statement.format(schema=Identifier(schema)), {**values, "whole_batch": WHOLE_BATCH})
 
 
 def _count_pieces(

@@ -84,6 +84,11 @@ class Staging:
         return f"CREATE UNLOGGED TABLE {table} ({self.columns}) WITH (autovacuum_enabled = false)"
 
 
+def made_at(table: str) -> int:
+    """Return when the `save()` of a staging table began, by the database's clock, in seconds since 1970."""
+    return int(table.split("_")[1])
+
+
 @dataclass(frozen=True, slots=True)
 class Pieces:
     """A batch whose partitions are separate transactions, and what their tasks say to the ledger."""

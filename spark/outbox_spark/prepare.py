@@ -25,7 +25,7 @@ from pyspark.sql.types import StructType
 
 from outbox_spark.connection import connect, conninfo
 from outbox_spark.errors import OptionError, OutboxWriteError, one_line
-from outbox_spark.ledger import Batch, begin_pieces, read, refuse_begun_in_pieces
+from outbox_spark.ledger import Batch, begin_pieces, count_repeat, read, refuse_begun_in_pieces
 from outbox_spark.options import BatchOptions, WriteOptions, write_options
 from outbox_spark.plan import Pieces, Plan, Room, Save, Staging, of_outbox
 from outbox_spark.tables import describe, plan_write, require_outbox, require_staging
@@ -68,6 +68,8 @@ def prepare(given: Mapping[str, str], schema: StructType, *, overwrite: bool) ->
         recognised, pieces = _begin(
             connection, options, plan, staging=staging, token=token, made_by=options.made_by(schema)
         )
+        if recognised is not None:
+            count_repeat(connection, options.outbox_schema, app_id=options.app_id, version=options.version)
     return Save(token, _info(options), options, plan, staging, pieces, room_of(options)), recognised
 
 

@@ -19,7 +19,9 @@ STATEMENTS = """
     INSERT INTO outbox.dead_letter_audit (done_by, command, why, queue, message_id)
     VALUES ('ada', 'discard', 'a test', 'billing.dead', gen_random_uuid());
     INSERT INTO outbox.batch (app_id, version, partition, partitions, token, row_counts)
-    VALUES ('invoices', 7, 0, 1, gen_random_uuid(), '{"rows": 5}');
+    VALUES ('invoices', 7, -1, 1, gen_random_uuid(),
+            '{"rows": 5, "table": "billing.invoice", "messages": 5, "seconds": 3, "repeats": 1}'),
+        ('invoices', 8, -2, 4, gen_random_uuid(), '{}');
     INSERT INTO outbox.archived_day (day, rows, checksum, path) VALUES (current_date - 50, 9, 1, 's3a://archive/outbox');
     SELECT outbox.make_day('message_sent', current_date - 40);
     INSERT INTO outbox.processed_message (consumer_name, message_id, message_day)

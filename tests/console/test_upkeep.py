@@ -19,9 +19,14 @@ APPLY = """
 """
 AGE = "UPDATE outbox.message SET sent_at = now() - interval '5 min' WHERE state = 'sent'"  # the grace period is over
 OLD_DAY = "SELECT outbox.make_day('message_sent', current_date - 40)"
-BATCH = """
+# Two batches of two pieces: of one a piece is not written yet.
+BATCHES = """
     INSERT INTO outbox.batch (app_id, version, partition, partitions, token, row_counts)
-    SELECT 'invoices', 7, piece, 2, gen_random_uuid(), '{"rows": 5}' FROM generate_series(0, 1) AS piece
+    SELECT 'invoices', version, piece, 2, gen_random_uuid(), '{"rows": 5}'
+    FROM unnest('{7,7,7,7,8,8}'::int[], '{-2,-1,0,1,-2,0}'::int[]) AS made (version, piece);
+    UPDATE outbox.batch
+    SET row_counts = '{"rows": 10, "table": "<b>billing.invoice", "messages": 10, "seconds": 7, "repeats": 2}'
+    WHERE partition = -1
 """
 
 
@@ -73,11 +78,19 @@ async def test_old_days_are_dropped_by_an_owner_who_says_why(
     assert "No day is older than is kept" in after.text
 
 
-async def test_a_batch_of_pieces_is_one_line(settings: Settings, tmp_path: Path, database_url: str) -> None:
+async def test_a_batch_is_one_line_with_what_the_ledger_tells(
+    settings: Settings, tmp_path: Path, database_url: str
+) -> None:
     with psycopg.connect(database_url) as connection:
-        connection.execute(BATCH)
+        connection.execute(BATCHES)
     async with running(settings, **users(tmp_path)) as app, browser(app) as client:
         await log_in(client, Role.VIEWER)
         page = await client.get("/batches")
 
-    assert page.text.count("<td>invoices</td>") == 1
+    whole, begun = sorted(
+        (re.sub(r"<[^>]*>|\s+", " ", line).split() for line in re.findall(r"<tr>(.*?)</tr>", page.text, re.DOTALL)[1:]),
+        key=lambda words: words[1],
+    )
+    assert (whole[:2], whole[4:]) == (["invoices", "7"], ["7", "s", "10", "&lt;b&gt;billing.invoice", "10", "2", "2"])
+    assert begun[:4] == ["invoices", "8", "not", "committed"]
+    assert "1 of its 2 pieces are written" in " ".join(begun)

@@ -71,6 +71,7 @@ def test_the_job_writes_a_file_once_and_puts_the_bad_lines_aside(
         "outbox_rows": 3,
     }
     assert one(connection, "SELECT count(*) FROM outbox.message") == 3
+    assert one(connection, "SELECT row_counts->'repeats' FROM outbox.batch") == 1
 
 
 def test_a_file_of_another_shape_is_refused_and_writes_nothing(

@@ -71,9 +71,11 @@ def test_a_batch_run_again_stages_and_writes_nothing(
     save(invoices(spark), options, **BATCH)
     connection.execute(REFUSE_NEW_TABLES)
 
-    save(invoices(spark), options, **BATCH)
+    for _ in range(2):
+        save(invoices(spark), options, **BATCH)
 
     assert counts(connection) == (100, 100, 1)
+    assert one(connection, "SELECT row_counts->'repeats' FROM outbox.batch") == 2
 
 
 def test_a_batch_run_again_is_announced_before_any_task(

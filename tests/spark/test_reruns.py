@@ -218,6 +218,7 @@ def test_the_slower_driver_recognises_a_batch_whose_staging_tables_are_dropped(
     staged.append(_write(slower, ROWS[1], partition=1, attempt=1))
     OutboxWriter(slower, is_recognised=False).commit([Attempt(each) for each in staged])
 
+    assert connection.execute("SELECT row_counts->'repeats' FROM outbox.batch WHERE partition = -1").fetchone() == (1,)
     assert Counter(connection.execute(WRITTEN).fetchall()) == Counter(ROWS[0] + ROWS[1])
     assert staging_tables(connection) == []
 

@@ -38,6 +38,19 @@ def test_grants_on_the_columns_that_are_written_are_enough(
     assert staging_tables(connection) == []
 
 
+def test_a_role_that_may_not_change_the_ledger_writes_and_is_recognised_all_the_same(
+    spark: SparkSession, of_the_role: dict[str, str], connection: psycopg.Connection
+) -> None:
+    connection.execute("REVOKE UPDATE (row_counts) ON outbox.batch FROM outbox_spark")
+
+    save(invoices(spark), of_the_role)
+    save(invoices(spark), of_the_role)
+
+    assert counts(connection) == (100, 100, 1)
+    counted = "SELECT row_counts ?| '{seconds,repeats}' FROM outbox.batch"
+    assert connection.execute(counted).fetchone() == (False,)
+
+
 def test_a_column_without_its_grant_is_refused_by_name(spark: SparkSession, of_the_role: dict[str, str]) -> None:
     frame = invoices(spark).selectExpr("*", "CAST(NULL AS date) AS paid_on")
 

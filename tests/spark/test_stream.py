@@ -18,6 +18,7 @@ from tests.spark.frames import counts, invoices, one, save, staging_tables
 Options = dict[str, str]
 STREAM = "invoices-stream"
 VERSIONS = "SELECT array_agg(version ORDER BY version) FROM outbox.batch"
+REPEATED = "SELECT array_agg(version) FROM outbox.batch WHERE row_counts->'repeats' = '1'"
 
 
 @pytest.fixture
@@ -45,6 +46,7 @@ def test_each_micro_batch_is_written_once_through_restarts(
 
     assert counts(connection)[:2] == (60, 60)
     assert one(connection, VERSIONS) == [0, 1, 2]
+    assert one(connection, REPEATED) == [1]
     assert one(connection, "SELECT count(DISTINCT message_id) FROM outbox.message") == 60
     assert one(connection, "SELECT array_agg(DISTINCT batch_id ORDER BY batch_id) FROM outbox.message") == [0, 1, 2]
     assert staging_tables(connection) == []

@@ -20,13 +20,19 @@ router = APIRouter()
 
 LISTED = 100
 ARCHIVED = SQL("SELECT day, rows, path FROM {schema}.archived_day ORDER BY day DESC LIMIT %(limit)s")
-# A batch of several pieces has a row for each of them. The ledger has a row a batch, so a few thousand a day.
+# A batch has a row for the whole (partition -1). One in pieces has a row that says how many they are (-2), then one for
+# each of them. A job may have written anything into row_counts, so it is shown as text.
 BATCHES = SQL("""
-    SELECT app_id, version, max(partitions) AS partitions, count(*) AS pieces, max(committed_at) AS committed_at,
-        coalesce(sum((row_counts ->> 'rows')::bigint), 0)::bigint AS rows, (max(row_counts::text))::jsonb AS row_counts
+    SELECT app_id, version, partition = -1 AS is_committed, partitions, committed_at,
+        row_counts ->> 'rows' AS rows, row_counts ->> 'table' AS tables, row_counts ->> 'messages' AS messages,
+        row_counts ->> 'seconds' AS seconds, row_counts ->> 'repeats' AS repeats,
+        (SELECT count(*) FROM {schema}.batch AS piece
+            WHERE (piece.app_id, piece.version) = (batch.app_id, batch.version) AND piece.partition >= 0) AS pieces
     FROM {schema}.batch
-    GROUP BY app_id, version
-    ORDER BY max(committed_at) DESC
+    WHERE partition = -1 OR partition = -2 AND NOT EXISTS (
+        SELECT FROM {schema}.batch AS whole
+        WHERE (whole.app_id, whole.version, whole.partition) = (batch.app_id, batch.version, -1))
+    ORDER BY committed_at DESC
     LIMIT %(limit)s
 """)
 
