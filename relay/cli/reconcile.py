@@ -15,6 +15,7 @@ from relay.cli.options import DatabaseOptions, InboxOptions, Length, MessageFilt
 from relay.cli.printing import Row, aside, complain, print_json, print_lines, print_table, say
 from relay.observe.printable import utc
 from relay.operate.reconcile.ask import Asked, ask
+from relay.operate.reconcile.inbox import FLAG, OWN
 from relay.operate.reconcile.report import Report
 from relay.operate.reconcile.run import Show
 from relay.scrub import redacted
@@ -74,7 +75,7 @@ def reconcile(
         flags=_flags(options),
     )
     with _shown_progress() as show:
-        told = ask(database, of_inbox, asked, timeout=SCAN_TIMEOUT, is_apart=consumers.url is not None, show=show)
+        told = ask(database, of_inbox, asked, timeout=SCAN_TIMEOUT, inbox_url=FLAG if consumers.url else OWN, show=show)
     for words in told.not_compared:
         aside(words)
     report = told.report

@@ -11,7 +11,7 @@ from relay.cli.exit_code import ExitCode, exit_code
 from relay.cli.options import DatabaseOptions, InboxOptions, Length, Output
 from relay.cli.printing import aside, complain, counted, print_json, print_table, say
 from relay.errors import UsageError
-from relay.operate.reconcile.inbox import FLAG, of_inbox
+from relay.operate.reconcile.inbox import FLAG, OWN, of_inbox
 from relay.operate.retention import drop_old_days, keeps_of, look_at_old_days
 from relay.retention.day import Fate, OldDay
 from relay.retention.kind import INBOX, sent_kind
@@ -40,7 +40,7 @@ def retention(
         raise UsageError('retention is off: --keep "14 days" tells what to keep')
     database = inbox.settings(settings.database)
     consent.check()
-    with of_inbox(FLAG if inbox.url else "database.url"):
+    with of_inbox(FLAG if inbox.url else OWN):
         if consent.dry_run:
             done = look_at_old_days(database, keeps)
         elif consent.is_given(lambda: _loss(look_at_old_days(database, keeps))):

@@ -112,11 +112,16 @@ def _remembered(secret: SecretStr) -> SecretStr:
     return secret
 
 
+def _url_or_nothing(url: SecretStr) -> SecretStr:
+    return _libpq_url(url) if url.get_secret_value() else url
+
+
 DatabaseUrl = Annotated[
     SecretStr,
     AfterValidator(_libpq_url),
     Takes("a libpq URL, postgresql://user:password@host:5432/database"),
 ]
+InboxUrl = Annotated[SecretStr, AfterValidator(_url_or_nothing), Takes("a libpq URL, or nothing")]
 BrokerUrl = Annotated[
     SecretStr,
     AfterValidator(_amqp_urls),
@@ -371,6 +376,10 @@ class ConsoleSettings(Section):
     """nobody can change anything by the console"""
     statement_timeout: Seconds = 2.0
     """PostgreSQL ends a statement of the console after this"""
+    inbox_url: InboxUrl = SecretStr("")
+    """PostgreSQL of the consumers' inbox, if it is not the outbox's: Messages and Reconcile look there"""
+    inbox_schema: Identifier = "outbox"
+    """schema of the tables at `inbox_url`"""
     session_timeout: Seconds = 28800.0
     """a login ends after this"""
     users: Text = ""

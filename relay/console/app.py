@@ -21,7 +21,7 @@ from relay.console.answers import answer_bug, answer_error, answer_http_error, a
 from relay.console.api.router import router as api
 from relay.console.checkup import Checkup
 from relay.console.consumers import Consumers
-from relay.console.database import Database
+from relay.console.database import INBOX_URL, Database, inbox_of
 from relay.console.failure_groups import FailureGroups
 from relay.console.given import operations_of
 from relay.console.looks import Looks
@@ -52,15 +52,16 @@ ROUTE_MAP_PATIENCE = 0.2  # seconds that a page waits for the broker; then it sh
 def make_app(settings: Settings, file: Path | None = None) -> FastAPI:
     """Return the console for these settings.
 
-    `app.state` has `settings`, `database` (Database), `sampler` (Sampler), `checkup` (Checkup), `runner` (Runner) and
-    `access` (Access). It also has `consumers` (Consumers), `looks` (Looks), `failure_groups` (FailureGroups) and
-    `route_map` (CachedAnswer of a RouteMap). `identify` is an Identifier, and `file` the relay.toml that was read, for
-    the doctor.
+    `app.state` has `settings`, `database` and `inbox` (Database), `sampler` (Sampler), `checkup` (Checkup), `runner`
+    (Runner) and `access` (Access). It also has `consumers` (Consumers), `looks` (Looks), `failure_groups`
+    (FailureGroups) and `route_map` (CachedAnswer of a RouteMap). `identify` is an Identifier, and `file` the relay.toml
+    that was read, for the doctor.
     """
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         database.open()
+        inbox.open()
         tasks = [
             asyncio.create_task(sampler.run(), name="sampler"),
             asyncio.create_task(checkup.run(), name="checkup"),
@@ -78,8 +79,11 @@ def make_app(settings: Settings, file: Path | None = None) -> FastAPI:
             await route_map.close()
             await failure_groups.close()
             database.close()
+            inbox.close()
 
-    database, access = Database(settings), Access(settings.console)
+    database, access = Database(settings.database, settings.console), Access(settings.console)
+    apart = inbox_of(settings)
+    inbox = Database(apart, settings.console, url=INBOX_URL) if apart else database
     sampler, checkup, runner = Sampler(settings, database), Checkup(settings, file), Runner(settings)
     route_map = CachedAnswer(lambda: read_route_map(settings), patience=ROUTE_MAP_PATIENCE)
     consumers, looks = Consumers(settings, database), Looks(settings.broker)
@@ -105,6 +109,7 @@ def make_app(settings: Settings, file: Path | None = None) -> FastAPI:
     app.state.settings = settings
     app.state.file = file
     app.state.database = database
+    app.state.inbox = inbox
     app.state.sampler = sampler
     app.state.checkup = checkup
     app.state.runner = runner

@@ -6,12 +6,22 @@ from contextlib import contextmanager
 import psycopg
 from psycopg_pool import ConnectionPool, PoolTimeout
 
-from relay.config.settings import Settings
+from relay.config.settings import ConsoleSettings, DatabaseSettings, Settings
 from relay.database import conninfo
 from relay.errors import DatabaseUnavailableError
+from relay.operate.reconcile.inbox import OWN, of_inbox
 from relay.operate.session import in_words, limit_statements
 
 MOST_CONNECTIONS = 8
+INBOX_URL = "console.inbox_url"
+
+
+def inbox_of(settings: Settings) -> DatabaseSettings | None:
+    """Return where the consumers' inbox is; None: in the database of the outbox."""
+    console = settings.console
+    if not console.inbox_url.get_secret_value():
+        return None
+    return settings.database.model_copy(update={"url": console.inbox_url, "schema_name": console.inbox_schema})
 
 
 class Database:
@@ -19,13 +29,16 @@ class Database:
 
     Attributes:
         schema: of the outbox tables.
+
+    Args:
+        url: what the operator calls its URL.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        database = settings.database
+    def __init__(self, database: DatabaseSettings, console: ConsoleSettings, *, url: str = OWN) -> None:
         self.schema = database.schema_name
+        self._url = url
         self._lack = f"no outbox tables in schema {database.schema_name}"
-        self._timeout = settings.console.statement_timeout
+        self._timeout = console.statement_timeout
         self._pool = ConnectionPool(
             lambda: conninfo(database, application_name="relay console"),
             kwargs={"autocommit": True},
@@ -54,8 +67,12 @@ class Database:
             SchemaError, AccessError: the tables are missing, or not ours to read.
             DeadlineError: a statement took longer than console.statement_timeout.
         """
-        try:
-            with self._pool.connection() as connection, in_words(connection, self._lack, self._timeout):
-                yield connection
-        except PoolTimeout as error:
-            raise DatabaseUnavailableError(f"no connection to PostgreSQL: {error}") from error
+        with of_inbox(self._url):
+            try:
+                with (
+                    self._pool.connection() as connection,
+                    in_words(connection, self._lack, self._timeout, url=self._url),
+                ):
+                    yield connection
+            except PoolTimeout as error:
+                raise DatabaseUnavailableError(f"no connection to PostgreSQL: {error}") from error

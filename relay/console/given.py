@@ -11,8 +11,10 @@ from starlette.requests import Request
 
 from relay.config.settings import Settings
 from relay.console.access.identity import Identity, Role, require
-from relay.console.database import Database
+from relay.console.database import INBOX_URL, Database, inbox_of
 from relay.engine.session.session import LANES
+from relay.operate.reconcile.ask import Asked, ask
+from relay.operate.reconcile.report import Report
 from relay.operate.whereabouts import MAX_ID
 from relay.operations.local import LocalOperations
 
@@ -58,6 +60,14 @@ def operations_of(settings: Settings, file: Path | None, database: Database) -> 
 
 
 Operations = Annotated[LocalOperations, Depends(_operations)]
+
+
+def compare_with_inbox(settings: Settings, asked: Asked) -> Report:
+    """Compare what was sent with what the consumers of the inbox's database have applied; raises as `ask` does."""
+    timeout, apart = settings.console.statement_timeout, inbox_of(settings)
+    if apart is None:
+        return ask(settings.database, settings.database, asked, timeout=timeout).report
+    return ask(settings.database, apart, asked, timeout=timeout, inbox_url=INBOX_URL).report
 
 
 def within(request: Request, connection: psycopg.Connection) -> LocalOperations:

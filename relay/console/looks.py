@@ -37,6 +37,7 @@ class Look:
         letters: in the queue.
         read: of these.
         first: the first letters of each group, by its id.
+        group_of: the group of each letter that has a message id, by that.
         returns: how often these letters have come back.
         warning: why letters may be dropped by a delivery limit of their queue.
         error: why nothing was seen.
@@ -48,6 +49,7 @@ class Look:
     read: int = 0
     groups: tuple[Group, ...] = ()
     first: dict[str, list[Letter]] = field(default_factory=dict)
+    group_of: dict[str, str] = field(default_factory=dict)
     returns: int = 0
     warning: str | None = None
     error: str | None = None
@@ -68,6 +70,15 @@ class Looks:
         if queue not in self.running:
             self.running.add(queue)
             self._wanted.put_nowait(queue)
+
+    def of_message(self, message_id: str) -> list[tuple[Look, Group]]:
+        """Return the latest looks that saw the dead letter of a message, with its group."""
+        return [
+            (look, group)
+            for look in [*self.latest.values()]
+            for group in look.groups
+            if group.id == look.group_of.get(message_id)
+        ]
 
     async def run(self) -> None:
         """Look as asked, until cancelled."""
@@ -117,6 +128,7 @@ class Looks:
             read=len(letters),
             groups=tuple(group_letters(letters, queue)),
             first=first,
+            group_of={letter.message_id: letter.group for letter in letters if letter.message_id},
             returns=returns + 1 if returns < MOST_RETURNS else 0,  # else copies have replaced them
             warning=dead.refusal,
         )

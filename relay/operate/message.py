@@ -148,12 +148,11 @@ class Audited:
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
-    """What consumers of this database and operators have done with a message."""
+class Outcome:
+    """What the consumers of one database have done with a message."""
 
     applied: list[Applied]
     held: list[Held]
-    audited: list[Audited]
 
 
 # The inbox's key begins with the consumer: steps through the index find the consumers, then each one's message.
@@ -183,20 +182,23 @@ AUDITED = SQL("""
 """)
 
 
-def read_trace(connection: psycopg.Connection, schema: str, message: Message) -> Trace:
-    """Return what became of a message after the relay, as far as this database knows."""
+def read_outcome(connection: psycopg.Connection, schema: str, message: Message) -> Outcome:
+    """Return what became of a message after the relay, as the database of an inbox knows."""
     names = {
         "schema": Identifier(schema),
         "day": Literal(message.created_at.astimezone(UTC).date().isoformat()),
         "message_id": Literal(str(message.message_id)),
-        "text": Literal(str(message.message_id)),
-        "id": Literal(str(message.id)),
     }
-    return Trace(
+    return Outcome(
         applied=_all(connection, APPLIED.format(**names), Applied),
         held=_all(connection, HELD.format(**names), Held),
-        audited=_all(connection, AUDITED.format(**names), Audited),
     )
+
+
+def read_audit(connection: psycopg.Connection, schema: str, message: Message) -> list[Audited]:
+    """Return what operators have done with a message."""
+    names = {"schema": Identifier(schema), "text": Literal(str(message.message_id)), "id": Literal(str(message.id))}
+    return _all(connection, AUDITED.format(**names), Audited)
 
 
 def _all(connection: psycopg.Connection, statement: Composed, kind: type[Any]) -> list[Any]:

@@ -13,6 +13,7 @@ from relay.console.access.identity import Role
 from relay.console.looks import Look, Looks
 from relay.operate.dead_letters.queue import MOST_RETURNS
 from tests.console.groups import group_page
+from tests.console.rows import waiting
 from tests.console.site import browser, log_in, post, running, token_of, users
 from tests.consume.conftest import queue
 from tests.dead_letters.changes import Audit
@@ -77,6 +78,22 @@ async def test_a_group_is_found_and_sent_back(
     assert {(row["done_by"], row["why"]) for row in audit.execute("SELECT * FROM outbox.dead_letter_audit")} == {
         ("operator", "paper is here")
     }
+
+
+async def test_a_dead_letter_that_was_seen_is_part_of_its_messages_way(
+    settings: Settings, letters: Letters, database_url: str
+) -> None:
+    waiting(database_url, "parked", 2)
+    with Rows(database_url).connection as connection:
+        rows = connection.execute("SELECT id, message_id::text FROM outbox.message_parked ORDER BY id").fetchall()
+    await letters.put(message_id=rows[0][1], exception="OutOfPaper")
+    async with running(settings) as app, browser(app) as client:
+        before = await client.get(f"/messages/{rows[0][0]}")
+        await looked(app, client)
+        seen, other = [await client.get(f"/messages/{row}") for row, _ in rows]
+
+    assert [f"in {DEAD}, when it was looked at" in page.text for page in (before, seen, other)] == [False, True, False]
+    assert "OutOfPaper" in seen.text
 
 
 async def test_an_owner_throws_a_group_away_and_says_why(settings: Settings, tmp_path: Path, letters: Letters) -> None:

@@ -129,7 +129,7 @@ async def test_the_pages_show_the_rows_and_lead_to_each(client: httpx.AsyncClien
     assert len(found) == messages.ROWS
     assert f"<dd>{found[0][1]}</dd>" in one.text
     assert "confirmed by the broker" in one.text
-    assert "no inbox of this database has it" in one.text
+    assert "no inbox here has it" in one.text
 
 
 async def test_what_consumers_and_operators_did_is_part_of_its_way(

@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 import psycopg
 
 from relay.config.settings import DatabaseSettings
-from relay.operate.reconcile.inbox import Inbox
+from relay.operate.reconcile.inbox import FLAG, Inbox
 from relay.operate.reconcile.interval import Interval
 from relay.operate.reconcile.report import Report
 from relay.operate.reconcile.run import Question, Show, reconcile
@@ -79,7 +79,7 @@ class Ends:
         outbox, inbox = self._databases
         with (
             session(outbox) as connection,
-            Inbox.open(inbox, timeout=60, is_apart=True) as opened,
+            Inbox.open(inbox, timeout=60, url=FLAG) as opened,
         ):
             moment: datetime = now(connection)
             interval = Interval(moment - since, moment - until, moment, grace)

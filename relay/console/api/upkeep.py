@@ -14,10 +14,10 @@ from relay.broker.topology import Declared
 from relay.config.topology import TopologySettings
 from relay.console.api.once import Once
 from relay.console.api.parameters import MOST, Closed, Limit, MessageFilter, Reasoned, Text
-from relay.console.given import Configured, Owner, Viewer
+from relay.console.given import Configured, Owner, Viewer, compare_with_inbox
 from relay.errors import UsageError
 from relay.operate.definitions import definitions
-from relay.operate.reconcile.ask import Asked, ask
+from relay.operate.reconcile.ask import Asked
 from relay.operate.reconcile.report import Report
 from relay.operate.retention import drop_old_days, keeps_of, look_at_old_days
 from relay.retention.day import Fate, OldDay
@@ -109,7 +109,7 @@ def apply(settings: Configured, once: Once, who: Owner, _: Apply) -> Response:
 
 @router.get("/reconcile", tags=["reconcile"])
 def reconcile(settings: Configured, _: Viewer, asked: Annotated[Reconcile, Query()]) -> Report:
-    """Compare what was sent with what the consumers of this database have applied."""
+    """Compare what was sent with what consumers have applied, whose inbox is here or at console.inbox_url."""
     question = Asked(
         since=asked.since,
         until=asked.until,
@@ -122,7 +122,7 @@ def reconcile(settings: Configured, _: Viewer, asked: Annotated[Reconcile, Query
         with_repeated_keys=asked.unique_business_key,
         limit=asked.limit,
     )
-    return ask(settings.database, settings.database, question, timeout=settings.console.statement_timeout).report
+    return compare_with_inbox(settings, question)
 
 
 def _days(days: list[OldDay]) -> list[Day]:

@@ -1,5 +1,6 @@
 """`/messages`: look for messages; one message with its timeline; what it says, once it is revealed."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated
@@ -12,11 +13,14 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
 from relay.console.access.identity import Identity, Role
+from relay.console.database import Database
 from relay.console.given import FormReason, Id, Operator, Sessions, Viewer
+from relay.console.looks import Looks
 from relay.console.templates import page
-from relay.errors import UsageError
-from relay.operate.message import Message, Trace, read_message, read_trace, reveal_message
+from relay.errors import OutboxError, UsageError
+from relay.operate.message import Audited, Message, read_audit, read_message, read_outcome, reveal_message
 from relay.operate.messages import Place, Search, State, row_id, search
+from relay.scrub import scrub
 
 router = APIRouter()
 
@@ -98,10 +102,10 @@ def show_message(request: Request, database: Sessions, _: Viewer, *, row: Id, at
     place = _place(at)
     with database.session() as connection:
         message = read_message(connection, database.schema, row, place)
-        trace = read_trace(connection, database.schema, message)
+        audited = read_audit(connection, database.schema, message)
     return page(
-        request, "message.html", message=message, at=at, steps=_steps(message, trace), content=None, headers="",
-        can_reveal=_can_reveal(request),
+        request, "message.html", message=message, at=at, steps=_steps(request, message, audited), content=None,
+        headers="", can_reveal=_can_reveal(request),
     )  # fmt: skip
 
 
@@ -120,16 +124,22 @@ def reveal(
     with database.session() as connection:
         message = read_message(connection, database.schema, row, place)
         content = reveal_message(connection, database.schema, message, place=place, by=who.name, why=why or None)
-        trace = read_trace(connection, database.schema, message)
+        audited = read_audit(connection, database.schema, message)
     headers = "" if content.headers is None else orjson.dumps(content.headers, option=orjson.OPT_INDENT_2).decode()
     return page(
-        request, "message.html", message=message, at=at, steps=_steps(message, trace), content=content, headers=headers,
-        can_reveal=True,
+        request, "message.html", message=message, at=at, steps=_steps(request, message, audited), content=content,
+        headers=headers, can_reveal=True,
     )  # fmt: skip
 
 
-def _steps(message: Message, trace: Trace) -> list[Step]:
+def _steps(request: Request, message: Message, audited: Sequence[Audited]) -> list[Step]:
     """Return the way of a message: row, broker, inbox, dead letter."""
+    steps = [*_of_outbox(message), *_of_consumers(request, message)]
+    steps += [Step("warning", f"{each.command}, by {each.by}", each.at, each.why or "") for each in audited]
+    return sorted(steps, key=lambda step: (step.at is None, step.at or message.created_at))
+
+
+def _of_outbox(message: Message) -> list[Step]:
     steps = [Step("ok", f"written into lane {message.lane}", message.created_at, message.writer or "")]
     match message.state:
         case State.PENDING:
@@ -145,15 +155,29 @@ def _steps(message: Message, trace: Trace) -> list[Step]:
             steps.append(Step("failed", "discarded", None, message.last_error or ""))
         case State.SENT:
             steps.append(Step("ok", "confirmed by the broker, and marked as sent", message.sent_at))
-    steps += [Step("ok", f"applied by {each.consumer}", each.at) for each in trace.applied]
+    return steps
+
+
+def _of_consumers(request: Request, message: Message) -> list[Step]:
+    inbox: Database = request.app.state.inbox
+    looks: Looks = request.app.state.looks
+    steps = [
+        Step("failed", f"in {look.queue}, when it was looked at", look.at, group.cause)
+        for look, group in looks.of_message(str(message.message_id))
+    ]
+    try:
+        with inbox.session() as connection:
+            outcome = read_outcome(connection, inbox.schema, message)
+    except OutboxError as error:
+        return [*steps, Step("warning", "what consumers have done with it is not known", None, scrub(str(error)))]
+    steps += [Step("ok", f"applied by {each.consumer}", each.at) for each in outcome.applied]
     steps += [
         Step("warning", f"held by {each.consumer} after {each.attempts} tries", each.since, each.reason or "")
-        for each in trace.held
+        for each in outcome.held
     ]
-    steps += [Step("warning", f"{each.command}, by {each.by}", each.at, each.why or "") for each in trace.audited]
-    if message.state == State.SENT and not trace.applied and not trace.held:
-        steps.append(Step("skipped", "no inbox of this database has it", None, "a consumer may have another database"))
-    return sorted(steps, key=lambda step: (step.at is None, step.at or message.created_at))
+    if message.state == State.SENT and not steps:
+        steps.append(Step("skipped", "no inbox here has it", None, "a consumer may have another database"))
+    return steps
 
 
 def _can_reveal(request: Request) -> bool:

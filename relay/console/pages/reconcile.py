@@ -1,4 +1,4 @@
-"""`/reconcile`: compare what was sent with what the consumers of this database have applied."""
+"""`/reconcile`: compare what was sent with what consumers have applied."""
 
 from typing import Annotated
 from urllib.parse import urlencode
@@ -7,11 +7,11 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
-from relay.console.given import Configured, Viewer
+from relay.console.given import Configured, Viewer, compare_with_inbox
 from relay.console.pages.replay import Wanted
 from relay.console.templates import page
 from relay.errors import UsageError
-from relay.operate.reconcile.ask import Asked, ask
+from relay.operate.reconcile.ask import Asked
 from relay.operate.reconcile.report import Report
 
 router = APIRouter()
@@ -33,8 +33,7 @@ def reconcile(request: Request, settings: Configured, _: Viewer, wanted: Annotat
             limit=NAMED,
         )
         try:
-            told = ask(settings.database, settings.database, question, timeout=settings.console.statement_timeout)
-            report = told.report
+            report = compare_with_inbox(settings, question)
         except UsageError as error:
             words = str(error)
     return page(

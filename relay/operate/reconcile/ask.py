@@ -11,7 +11,7 @@ import psycopg
 from relay.config.settings import DatabaseSettings
 from relay.database import refuse_pooler
 from relay.errors import UsageError
-from relay.operate.reconcile.inbox import Inbox
+from relay.operate.reconcile.inbox import OWN, Inbox
 from relay.operate.reconcile.interval import Interval
 from relay.operate.reconcile.report import Report
 from relay.operate.reconcile.run import Question, Show, reconcile
@@ -55,14 +55,14 @@ def ask(
     asked: Asked,
     *,
     timeout: float,
-    is_apart: bool = False,
+    inbox_url: str = OWN,
     show: Show = lambda *_: None,
 ) -> Told:
     """Compare; nothing is changed.
 
     Args:
         timeout: seconds for each statement.
-        is_apart: the inbox has another URL.
+        inbox_url: what the operator calls the URL of the inbox.
     Raises:
         UsageError: a moment or a length of time cannot be.
         NotFoundError: no consumer is named, and the inbox knows no consumer.
@@ -71,7 +71,7 @@ def ask(
     asyncio.run(refuse_pooler(outbox))
     with (
         session(outbox, timeout=timeout) as connection,
-        Inbox.open(inbox, timeout=timeout, is_apart=is_apart) as opened,
+        Inbox.open(inbox, timeout=timeout, url=inbox_url) as opened,
     ):
         moment = now(connection)
         first, end = parse_interval(asked.since, asked.until, moment)

@@ -19,7 +19,7 @@ from relay.operate.reconcile.table import listed
 from relay.operate.session import in_words, limit_statements
 from relay.operate.status import BY_INDEX
 
-FLAG = "--inbox"
+OWN, FLAG = "database.url", "--inbox"  # where the URL of the inbox is
 
 
 class Entry(NamedTuple):
@@ -86,18 +86,17 @@ class Inbox:
 
     @classmethod
     @contextmanager
-    def open(cls, database: DatabaseSettings, *, timeout: float, is_apart: bool) -> Iterator["Inbox"]:
+    def open(cls, database: DatabaseSettings, *, timeout: float, url: str) -> Iterator["Inbox"]:
         """Connect.
 
         Args:
             timeout: seconds for each statement.
-            is_apart: the URL is that of --inbox, and not database.url.
+            url: what the operator calls its URL; database.url when it is that of the outbox.
         Raises:
-            InboxUnavailableError: --inbox lets us not in, or the connection was lost.
+            InboxUnavailableError: another URL than database.url lets us not in, or the connection was lost.
             ConfigurationError: a pooler that keeps no session.
             SchemaError, AccessError, DeadlineError: as `relay.operate.session.session`.
         """
-        url = FLAG if is_apart else "database.url"
         with of_inbox(url):
             asyncio.run(refuse_pooler(database))
             connection = connect(database)
@@ -167,14 +166,14 @@ class Inbox:
 
 @contextmanager
 def of_inbox(url: str) -> Iterator[None]:
-    """Let errors that name database.url name the flag in its place, where the inbox is in a separate database."""
+    """Let errors that name database.url name this URL in its place, where the inbox is in a separate database."""
     try:
         yield
     except DatabaseUnavailableError as error:
-        if url != FLAG:
+        if url == OWN:
             raise
-        raise InboxUnavailableError(f"{FLAG}: {error}") from error
+        raise InboxUnavailableError(f"{url}: {error}") from error
     except ConfigurationError as error:
-        if url != FLAG:
+        if url == OWN:
             raise
-        raise ConfigurationError(str(error).replace("database.url (RELAY_DATABASE_URL)", FLAG)) from error
+        raise ConfigurationError(str(error).replace("database.url (RELAY_DATABASE_URL)", url)) from error
