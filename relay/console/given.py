@@ -20,13 +20,13 @@ from relay.operations.local import LocalOperations
 
 QUEUE_NAME = r"^[A-Za-z0-9_.:@#,/+ -]{1,200}$"  # that a request may name
 
-Address = Annotated[str, StringConstraints(pattern=r"^[^\u0000]*$", max_length=255)]
+ShortString = Annotated[str, StringConstraints(pattern=r"^[^\u0000]*$", max_length=255)]
 GroupId = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{12}$")]
 Id = Annotated[int, Field(ge=1, le=MAX_ID)]
 Lane = Annotated[int, Field(ge=0, lt=LANES)]
 # PostgreSQL takes no NUL in a text. Empty means that nothing was said.
-Reason = Annotated[str, AfterValidator(lambda text: text.replace("\0", "").strip()), Field(max_length=500)]
-FormReason = Annotated[Reason, Form()]
+Words = Annotated[str, AfterValidator(lambda text: text.replace("\0", "").strip()), Field(max_length=500)]
+FormWords = Annotated[Words, Form()]
 
 Viewer = Annotated[Identity, Depends(require(Role.VIEWER))]
 Operator = Annotated[Identity, Depends(require(Role.OPERATOR))]

@@ -53,7 +53,11 @@ def token_of(page: httpx.Response) -> str:
 
 
 async def post(
-    client: httpx.AsyncClient, path: str, form: Mapping[str, str], *, headers: Mapping[str, str] | None = None
+    client: httpx.AsyncClient,
+    path: str,
+    form: Mapping[str, str | list[str]],
+    *,
+    headers: Mapping[str, str] | None = None,
 ) -> httpx.Response:
     """Send a form as a browser does."""
     return await client.post(path, data=dict(form), headers={"Origin": ORIGIN, **(headers or {})})

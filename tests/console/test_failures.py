@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from relay.config.settings import Settings
 from relay.console.access.identity import Role
 from tests.console.groups import group_page
@@ -30,6 +32,28 @@ async def test_a_group_is_retried_in_stages(settings: Settings, tmp_path: Path, 
         )
         assert "by operator: enough" in (await client.get(cancelled.headers["Location"])).text
         assert "cancelled" in (await client.get("/jobs")).text
+
+
+@pytest.mark.parametrize("chosen", ["ticked", "by a key"])
+async def test_a_part_of_a_group_is_retried(settings: Settings, tmp_path: Path, database_url: str, chosen: str) -> None:
+    rows = Rows(database_url)
+    with rows.connection:
+        first, second, _ = (rows.parked(key, aggregate_type="order") for key in ("7", "7", "8"))
+        async with running(settings, **users(tmp_path)) as app, browser(app) as client:
+            await log_in(client, Role.OPERATOR)
+            path, page = await group_page(client)
+            form = {"token": token_of(page), "kind": "retry", "part": "true"}
+            nothing = await post(client, f"{path}/jobs", form)
+            all_and_some = await post(client, f"{path}/jobs", {**form, "part": "false", "id": str(first)})
+            no_id = await post(client, f"{path}/jobs", {**form, "id": "seven"})
+            part = {"id": [str(first), str(second)]} if chosen == "ticked" else {"type": "order", "key": "7"}
+            ordered = await post(client, f"{path}/jobs", {**form, **part})
+            await eventually(
+                lambda: [state for state, _ in rows.states().values()] == ["pending", "pending", "parked"],
+                "the part is retried",
+            )
+
+    assert [each.status_code for each in (nothing, all_and_some, no_id, ordered)] == [422, 422, 422, 303]
 
 
 async def test_a_group_is_archived_by_an_operator_and_discarded_by_an_owner(

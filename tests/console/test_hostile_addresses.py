@@ -36,7 +36,7 @@ NOT_PAGES = ("/api/", "/live", "/logout")  # schemathesis asks the first; the se
 # A form that is taken, until one of its fields becomes hostile.
 FORM = {
     "why": "test", "kind": "retry", "queue": "", "lane": "7", "exchange": "", "routing_key": "later", "type": "order",
-    "rate": "1",
+    "rate": "1", "part": "true", "key": "7",
 }  # fmt: skip
 
 # Each parameter gets each of the first; a path, and several parameters at once, get all.

@@ -80,6 +80,25 @@ async def test_a_group_is_found_and_sent_back(
     }
 
 
+@pytest.mark.parametrize("chosen", ["ticked", "by a key"])
+async def test_a_part_of_a_group_is_sent_back(
+    settings: Settings, tmp_path: Path, letters: Letters, chosen: str
+) -> None:
+    first, other = await letters.put(1, key="a"), await letters.put(2, key="b")
+    async with running(settings, **users(tmp_path)) as app, browser(app) as client:
+        await log_in(client, Role.OPERATOR)
+        look, _ = await looked(app, client)
+        page = await client.get(f"/failures/{look.groups[0].id}")
+        form = {"token": token_of(page), "queue": DEAD, "kind": "retry", "why": "paper is here", "part": "true"}
+        part = {"id": first} if chosen == "ticked" else {"type": "counter", "key": "a"}
+        done = await job_of(client, await post(client, f"/failures/{look.groups[0].id}/jobs", {**form, **part}))
+
+    assert f'value="{first}" aria-label="Choose {first}"' in page.text
+    assert "1 of 1" in done
+    assert [each.message_id for each in await letters.consumed()] == [first]
+    assert await letters.ids() == [other]
+
+
 async def test_a_dead_letter_that_was_seen_is_part_of_its_messages_way(
     settings: Settings, letters: Letters, database_url: str
 ) -> None:

@@ -64,7 +64,7 @@ async def test_a_poison_group_of_dead_letters_is_sent_back(
             await shows(page, "no such customer")
         await page.get_by_role("link", name="no such customer").click()
         handler.failures.clear()  # a release that knows the customer
-        await page.get_by_label("Why").fill("1.4 knows the customer")
+        await page.get_by_label("Why", exact=True).fill("1.4 knows the customer")
         await page.get_by_role("button", name="Retry all").click()
 
         if scripts:
@@ -106,7 +106,7 @@ async def test_a_lagging_consumer_tries_now_what_it_holds_for_an_hour(
         await page.get_by_role("link", name="See why, and let it try now").click()
         await page.get_by_role("link", name="the tax office does not answer").click()
         handler.failures.clear()  # it answers again
-        await page.get_by_label("Why").fill("the tax office is open")
+        await page.get_by_label("Why", exact=True).fill("the tax office is open")
         await page.get_by_role("button", name="Try now").click()
 
         await eventually(lambda: consumer.counters.applied == 5, "all are applied")

@@ -21,7 +21,7 @@ from relay.console.api.parameters import (
     RowNames,
     row_id,
 )
-from relay.console.given import Address, Id, Operations, Operator, Owner, Viewer, within
+from relay.console.given import Id, Operations, Operator, Owner, ShortString, Viewer, within
 from relay.errors import UsageError
 from relay.operate.quarantine import Changed, RouteStatus, WaitingRow
 from relay.operate.whereabouts import row_ids
@@ -49,8 +49,8 @@ class Chosen(Reasoned):
 class Reroute(Chosen):
     """Where the rows go from now on: at least one of the two."""
 
-    to_exchange: Annotated[Address | None, Field(description='"" addresses a queue.')] = None
-    routing_key: Address | None = None
+    to_exchange: Annotated[ShortString | None, Field(description='"" addresses a queue.')] = None
+    routing_key: ShortString | None = None
 
 
 class Probe(Closed):
@@ -68,8 +68,8 @@ class Probed(Closed):
 class Pause(Reasoned):
     """Which address is paused, and why."""
 
-    exchange: Annotated[Address, Field(description='"" addresses a queue.')]
-    routing_key: Address
+    exchange: Annotated[ShortString, Field(description='"" addresses a queue.')]
+    routing_key: ShortString
 
 
 class Resume(MaybeReasoned):

@@ -18,7 +18,7 @@ from relay.console.api.parameters import (
     caution_of,
     check_choice,
 )
-from relay.console.given import Address, Operations, Operator, Viewer, within
+from relay.console.given import Operations, Operator, ShortString, Viewer, within
 from relay.errors import UsageError
 from relay.jobs.job import Job
 from relay.operations.results import ReplayPreview
@@ -32,10 +32,10 @@ class Order(ReplayFilter, MaybeReasoned):
     """Which sent rows go out again, where to, and how carefully."""
 
     all: Annotated[bool, Field(description="Every sent row; needed when there is no filter.")] = False
-    to_exchange: Annotated[Address | None, Field(description='In place of where they went; "" addresses a queue.')] = (
-        None
-    )
-    routing_key: Annotated[Address | None, Field(description="In place of theirs; needs to_exchange.")] = None
+    to_exchange: Annotated[
+        ShortString | None, Field(description='In place of where they went; "" addresses a queue.')
+    ] = None
+    routing_key: Annotated[ShortString | None, Field(description="In place of theirs; needs to_exchange.")] = None
     rate: Rate = None
     stages: Stages = ()
     stop_when_failing: Share = None

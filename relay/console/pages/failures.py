@@ -7,25 +7,37 @@ from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Annotated
 from urllib.parse import urlencode
+from uuid import UUID
 
 from fastapi import APIRouter, Depends, Form, Query
-from pydantic import StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from relay.console.access.identity import RefusedError, Role
 from relay.console.consumers import Consumers, Seen
 from relay.console.failure_groups import Counted, FailureGroups
-from relay.console.given import QUEUE_NAME, FormReason, GroupId, Operations, Operator, Sessions, Viewer
+from relay.console.given import (
+    QUEUE_NAME,
+    FormWords,
+    GroupId,
+    Operations,
+    Operator,
+    Sessions,
+    ShortString,
+    Viewer,
+    Words,
+)
 from relay.console.looks import Look, Looks
 from relay.console.templates import page
 from relay.errors import NotFoundError, UsageError
-from relay.jobs.job import NO_CAUTION, Caution, Job, Kind
+from relay.jobs.job import NO_CAUTION, Caution, Kind
 from relay.operate.dead_letters.audit import Entry
 from relay.operate.dead_letters.change import queues_of
 from relay.operate.dead_letters.letter import Selection as LetterSelection
 from relay.operate.failures import Where, read_group, with_retries
 from relay.operate.parked import Selection, first_parked
+from relay.operate.whereabouts import row_ids
 
 router = APIRouter()
 
@@ -64,6 +76,41 @@ class Letters:
     def has_changed(self) -> bool:
         """Whether letters came or went since the look."""
         return self.look is not None and self.look.letters != self.number
+
+
+class Order(BaseModel):
+    """What a job does with a group, or with a part of it."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    kind: Kind
+    why: Words = ""
+    staged: bool = False
+    queue: Annotated[str, StringConstraints(pattern=f"^$|{QUEUE_NAME}")] = ""  # of letters; empty: parked rows
+    part: bool = False  # only what the rest chooses
+    id: Annotated[tuple[ShortString, ...], Field(max_length=SHOWN)] = ()  # of rows, or message ids of letters
+    type: Words = ""
+    key: Words = ""
+
+    def rows(self, group: str) -> Selection:
+        """Return the parked rows that it means; UsageError for what is no id."""
+        ids = row_ids(self.id)
+        return Selection(
+            group=group,
+            ids=[each for each in ids if isinstance(each, int)] or None,
+            message_ids=[each for each in ids if isinstance(each, UUID)] or None,
+            aggregate_type=self.type or None,
+            aggregate_id=self.key or None,
+        )
+
+    def letters(self, group: str) -> LetterSelection:
+        """Return the dead letters that it means."""
+        return LetterSelection(
+            group=group,
+            message_ids=frozenset(self.id),
+            aggregate_type=self.type or None,
+            aggregate_id=self.key or None,
+        )
 
 
 @router.get("/failures")
@@ -123,29 +170,25 @@ def show_failure(
 
 @router.post("/failures/{group}/jobs")
 def order(
-    request: Request,
-    operations: Operations,
-    who: Operator,
-    *,
-    group: GroupId,
-    kind: Annotated[Kind, Form()],
-    why: FormReason = "",
-    staged: Annotated[bool, Form()] = False,
-    queue: Annotated[str, Form(pattern=f"^$|{QUEUE_NAME}")] = "",
+    request: Request, operations: Operations, who: Operator, *, group: GroupId, asked: Annotated[Order, Form()]
 ) -> Response:
-    """Order a job over the group, whose letters are in the queue if one is named; the console runs it."""
-    source = Where.DEAD_LETTER if queue else Where.PARKED
+    """Order a job over the group, or a part of it; the console runs it."""
+    source, kind = Where.DEAD_LETTER if asked.queue else Where.PARKED, asked.kind
     if kind not in KINDS[source]:
         raise UsageError(f"a group of what is {source} is changed by {', '.join(KINDS[source])}; not {kind}")
     if not who.role.includes(ROLES[kind]):
         raise RefusedError(HTTPStatus.FORBIDDEN, f"{who.name} is {who.role}, and this takes the role {ROLES[kind]}")
-    if not why and (queue or kind is not Kind.RETRY):
+    if not asked.why and (asked.queue or kind is not Kind.RETRY):
         raise UsageError(f"say why: the audit keeps it with each message that you {kind}")
-    if queue:
-        job = _order_letters(operations, kind, queue, group=group, by=who.name, why=why)
+    if asked.part != bool(asked.id or asked.type or asked.key):
+        raise UsageError("tick something or name a key for a part of the group; neither for all of it")
+    if asked.queue:
+        consumed, dead = queues_of(asked.queue)
+        entry = Entry(kind, dead, consumed if kind is Kind.RETRY else None, who.name, asked.why)
+        job = operations.order_letters(entry, asked.letters(group), caution=NO_CAUTION)
     else:
-        caution = STAGED if staged and kind is Kind.RETRY else NO_CAUTION
-        job = operations.order_parked(kind, Selection(group=group), by=who.name, why=why or None, caution=caution).job
+        caution = STAGED if asked.staged and kind is Kind.RETRY else NO_CAUTION
+        job = operations.order_parked(kind, asked.rows(group), by=who.name, why=asked.why or None, caution=caution).job
     request.app.state.runner.wake()
     return RedirectResponse(f"/jobs/{job.id}", HTTPStatus.SEE_OTHER)
 
@@ -160,7 +203,7 @@ def probe(operations: Operations, _: Operator, group: str) -> Response:
 
 @router.post("/failures/{group}/held")
 def retry_held(
-    request: Request, operations: Operations, who: Operator, *, group: GroupId, why: FormReason = ""
+    request: Request, operations: Operations, who: Operator, *, group: GroupId, why: FormWords = ""
 ) -> Response:
     """Let the consumer try the held messages of the group now."""
     if not why:
@@ -187,12 +230,6 @@ def _number(queue: str, look: Look | None, seen: Seen | None) -> int | None:
     if look is None or look.error or (seen and counted is not None and seen.at > look.at):
         return counted
     return look.letters
-
-
-def _order_letters(operations: Operations, kind: Kind, queue: str, *, group: GroupId, by: str, why: str) -> Job:
-    consumed, dead = queues_of(queue)
-    entry = Entry(kind, dead, consumed if kind is Kind.RETRY else None, by, why)
-    return operations.order_letters(entry, LetterSelection(group=group), caution=NO_CAUTION)
 
 
 def _consumers(request: Request) -> Consumers:

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from relay.console.access.identity import Role
-from relay.console.given import FormReason, Id, Operations, Operator, Viewer
+from relay.console.given import FormWords, Id, Operations, Operator, Viewer
 from relay.console.templates import page
 from relay.errors import UsageError
 
@@ -39,7 +39,7 @@ def turn_job(
     *,
     job: Id,
     turn: Literal["pause", "resume", "cancel"],
-    why: FormReason = "",
+    why: FormWords = "",
 ) -> Response:
     """Pause a job, let it go on, or end it for good."""
     match turn:

@@ -14,7 +14,7 @@ from starlette.responses import HTMLResponse
 
 from relay.console.access.identity import Identity, Role
 from relay.console.database import Database
-from relay.console.given import FormReason, Id, Operator, Sessions, Viewer
+from relay.console.given import FormWords, Id, Operator, Sessions, Viewer
 from relay.console.looks import Looks
 from relay.console.templates import page
 from relay.errors import OutboxError, UsageError
@@ -117,7 +117,7 @@ def reveal(
     *,
     row: Id,
     at: Annotated[str, Form(max_length=100)] = "",
-    why: FormReason = "",
+    why: FormWords = "",
 ) -> HTMLResponse:
     """Show what a message says; the audit notes who has read it."""
     place = _place(at)

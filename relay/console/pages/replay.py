@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from relay.console.access.identity import Role
-from relay.console.given import Operations, Operator, Reason, Viewer
+from relay.console.given import Operations, Operator, Viewer, Words
 from relay.console.templates import page
 from relay.errors import UsageError
 from relay.jobs.job import Caution
@@ -64,7 +64,7 @@ class Wanted(BaseModel):
 class Order(Wanted):
     """Which messages to send again, and how carefully."""
 
-    why: Reason = ""
+    why: Words = ""
     staged: bool = False
     rate: str = ""
 

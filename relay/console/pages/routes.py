@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from relay.console.access.identity import Role
-from relay.console.given import Address, FormReason, Id, Lane, Operations, Operator, Viewer
+from relay.console.given import FormWords, Id, Lane, Operations, Operator, ShortString, Viewer
 from relay.console.templates import page
 from relay.engine.session.session import LANES
 from relay.errors import NotFoundError, UsageError
@@ -19,7 +19,7 @@ from relay.operate.route_map import RouteMap
 
 router = APIRouter()
 
-Name = Annotated[Address, Form()]
+Name = Annotated[ShortString, Form()]
 
 
 @router.get("/routes")
@@ -41,7 +41,7 @@ async def routes(request: Request, operations: Operations, who: Viewer) -> HTMLR
 
 @router.post("/routes/pause")
 def pause_route(
-    operations: Operations, who: Operator, *, routing_key: Name, exchange: Name = "", why: FormReason = ""
+    operations: Operations, who: Operator, *, routing_key: Name, exchange: Name = "", why: FormWords = ""
 ) -> Response:
     """Pause an address, whether it works or not."""
     operations.pause_route(exchange, routing_key, by=who.name, why=_reason(why))
@@ -49,7 +49,7 @@ def pause_route(
 
 
 @router.post("/routes/{route}/resume")
-def resume_route(operations: Operations, who: Operator, *, route: Id, why: FormReason = "") -> Response:
+def resume_route(operations: Operations, who: Operator, *, route: Id, why: FormWords = "") -> Response:
     """Let the relays try a paused route."""
     operations.resume_route(route, by=who.name, why=why or None)
     return _back()
@@ -65,7 +65,7 @@ def probe(operations: Operations, _: Operator, route: Id) -> Response:
 
 @router.post("/routes/lanes/pause")
 def pause_lane(
-    operations: Operations, who: Operator, *, lane: Annotated[Lane, Form()], why: FormReason = ""
+    operations: Operations, who: Operator, *, lane: Annotated[Lane, Form()], why: FormWords = ""
 ) -> Response:
     """Pause a lane."""
     operations.pause_lane(lane, by=who.name, why=_reason(why))
@@ -73,7 +73,7 @@ def pause_lane(
 
 
 @router.post("/routes/lanes/{lane}/resume")
-def resume_lane(operations: Operations, who: Operator, *, lane: Lane, why: FormReason = "") -> Response:
+def resume_lane(operations: Operations, who: Operator, *, lane: Lane, why: FormWords = "") -> Response:
     """Let the relays carry a paused lane."""
     operations.resume_lane(lane, by=who.name, why=why or None)
     return _back()

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from relay.console.access.identity import Role
-from relay.console.given import Configured, FormReason, Owner, Sessions, Viewer
+from relay.console.given import Configured, FormWords, Owner, Sessions, Viewer
 from relay.console.templates import page
 from relay.errors import UsageError
 from relay.operate.retention import drop_old_days, keeps_of, look_at_old_days
@@ -55,7 +55,7 @@ def retention(request: Request, settings: Configured, database: Sessions, who: V
 
 
 @router.post("/retention")
-def drop(settings: Configured, who: Owner, why: FormReason = "") -> Response:
+def drop(settings: Configured, who: Owner, why: FormWords = "") -> Response:
     """Drop the days that are older than is kept, as a running relay does each hour."""
     keeps = keeps_of(settings.relay, None, None)
     if not keeps:
