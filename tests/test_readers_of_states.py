@@ -32,6 +32,7 @@ ALLOWED = {
     ("relay/operate/messages.py", "SELECT"): BLOCKS,
     ("relay/operate/messages.py", "a partition"): BLOCKS,
     ("relay/operate/quarantine.py", "UPDATE"): CHANGES,
+    ("relay/operate/quarantine_job.py", "UPDATE"): CHANGES,
     ("relay/operate/release.py", "UPDATE"): CHANGES,
     ("relay/replay/selection.py", "a partition"): DAYS,
     ("relay/replay/session.py", "SELECT"): BLOCKS,

@@ -127,7 +127,8 @@ def behind_words(chosen: int, released: int) -> str:
 
 def changed_words(job: Job) -> str:
     """Return what a job over rows has done until now."""
-    released = "" if job.kind is Kind.RESTORE else f", and released {behind_words(job.done, job.released)}"
+    goes_alone = job.kind is Kind.RESTORE or job.source is Source.QUARANTINED
+    released = "" if goes_alone else f", and released {behind_words(job.done, job.released)}"
     return f"{PAST[job.kind]} {counted(job.done, 'row')}{released}"
 
 
@@ -139,7 +140,7 @@ def report_job(job: Job, output: Output, *, seconds: float) -> ExitCode:
             return report_replay(job.id, job.state, progress, output, seconds=seconds)
         case Source.DEAD_LETTER:
             return report_letters(done_by_console(job), entry_of(job), output)
-        case Source.PARKED | Source.ARCHIVED:
+        case Source.PARKED | Source.ARCHIVED | Source.QUARANTINED:
             return report_rows(job, output)
 
 

@@ -100,7 +100,7 @@ def resume(
                 pass  # its session is another one
             case Source.DEAD_LETTER:
                 return run_letters_job(settings, connection, found, output)
-            case Source.PARKED | Source.ARCHIVED:
+            case Source.PARKED | Source.ARCHIVED | Source.QUARANTINED:
                 with shown_rows(settings.log, found.words) as shown:
                     found = run_rows(connection, schema, found, show=shown)
                 return report_rows(found, output)

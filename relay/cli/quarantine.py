@@ -1,5 +1,6 @@
 """`relay quarantine`."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
@@ -8,12 +9,14 @@ from cyclopts import App, Parameter, validators
 
 from relay.cli.consent import EXCERPT, Audit, Consent, Loss, show_loss
 from relay.cli.exit_code import ExitCode, exit_code
+from relay.cli.job_runs import how_it_ended, shown_rows
 from relay.cli.operations import RemoteDatabaseOptions
 from relay.cli.options import DryRun, FailureGroup, Output, check_address
 from relay.cli.printing import aside, complain, counted, print_json, print_pairs, print_table, say
 from relay.errors import UsageError
 from relay.observe.printable import utc
 from relay.operate.quarantine import Changed, RouteStatus, WaitingRow
+from relay.operate.release import Done
 from relay.operate.whereabouts import RowId, row_ids
 from relay.operations.operations import Operations
 
@@ -124,7 +127,8 @@ def reroute_(
             by=audit.operator,
             why=audit.reason,
         )
-        codes.append(_report(done, f"rerouted {counted(done.rows, 'row')} {verb}", output))
+        words = f"rerouted {counted(done.rows, 'row')} {verb}"
+        codes.append(_report(done, words, output, rows=done.rows, left_out=done.left_out))
     return max(codes, default=ExitCode.DONE)
 
 
@@ -150,8 +154,17 @@ def discard_(
         elif not consent.is_given(loss):
             codes.append(ExitCode.FAILED)
         else:
-            done = operations.discard_route(each, rows, by=consent.operator, why=consent.reason)
-            codes.append(_report(done, f"discarded {counted(done.rows, 'row')} of route {each}", output))
+            with shown_rows(options.log_settings(), f"discard of route {each}") as shown:
+                done = operations.discard_route(each, rows, by=consent.operator, why=consent.reason, show=shown)
+            job = operations.show_job(done.job or 0, limit=1).job
+            code = _report(
+                done,
+                f"discarded {counted(done.chosen, 'row')} of route {each}",
+                output,
+                rows=done.chosen,
+                left_out=done.not_found,
+            )
+            codes.append(max(code, how_it_ended(job)))
     return max(codes, default=ExitCode.DONE)
 
 
@@ -219,15 +232,15 @@ def _loss(operations: Operations, route: int, rows: list[RowId]) -> Loss:
     return Loss(words, foreseen.oldest, excerpt)
 
 
-def _report(done: Changed, words: str, output: Output) -> ExitCode:
+def _report(done: Changed | Done, words: str, output: Output, *, rows: int, left_out: Sequence[str]) -> ExitCode:
     """Print what was done, and return the exit code."""
     if output == "json":
         print_json(done)
     else:
         say(words)
-    for reason in done.left_out:
+    for reason in left_out:
         complain(reason)
-    return exit_code(done=done.rows, left=len(done.left_out))
+    return exit_code(done=rows, left=len(left_out))
 
 
 def _list_row(route: RouteStatus) -> tuple[object, ...]:

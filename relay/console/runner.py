@@ -28,7 +28,7 @@ log = get_logger(__name__)
 
 LOOK_INTERVAL = 5.0  # seconds between two looks for jobs that another console has left
 STATEMENT_TIMEOUT = 600.0  # seconds: one head may have a million rows behind it
-ROWS = (Source.PARKED, Source.ARCHIVED)
+ROWS = (Source.PARKED, Source.ARCHIVED, Source.QUARANTINED)
 LETTERS = (Source.DEAD_LETTER,)
 REPLAYS = (Source.SENT,)
 # The next look may find it gone.

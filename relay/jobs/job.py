@@ -1,7 +1,8 @@
 """The table of jobs: made, listed, shown, paused, resumed, cancelled. Who does the work is told by a job's source.
 
-Rows of the table: relay/operate/release.py. Dead letters: relay/operate/dead_letters/change.py. Sent rows:
-relay/replay/run.py. Each saves in the table how far it is, so another process can read that, and go on after a kill.
+Parked rows: relay/operate/release.py. Rows in quarantine: relay/operate/quarantine_job.py. Dead letters:
+relay/operate/dead_letters/change.py. Sent rows: relay/replay/run.py. Each saves in the table how far it is, so another
+process can read that, and go on after a kill.
 """
 
 import getpass
@@ -40,6 +41,7 @@ class Source(StrEnum):
     PARKED = "parked"
     ARCHIVED = "archived"
     DEAD_LETTER = "dead letter"
+    QUARANTINED = "quarantined"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

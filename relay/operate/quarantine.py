@@ -5,7 +5,7 @@ leaves the rows in quarantine: the relay alone makes them pending, in the order 
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -143,7 +143,7 @@ def list_rows(
 ) -> list[WaitingRow]:
     """Return the first rows of a route behind the id `after`, by id."""
     statement = READ_ROWS.format(schema=Identifier(schema), which=OF_ROUTE)
-    return _read_rows(connection, statement, {**_values(route, []), "limit": limit, "after": after})
+    return _read_rows(connection, statement, {**parameters(route, []), "limit": limit, "after": after})
 
 
 def list_chosen(
@@ -152,7 +152,7 @@ def list_chosen(
     """Return the first rows that `reroute` or `discard` would change now, by id."""
     names = {"schema": Identifier(schema), "is_behind": IS_BEHIND}
     statement = READ_ROWS.format(**names, which=CHOSEN.format(**names))
-    return _read_rows(connection, statement, {**_values(route, rows), "limit": limit, "after": 0})
+    return _read_rows(connection, statement, {**parameters(route, rows), "limit": limit, "after": 0})
 
 
 def _read_rows(connection: psycopg.Connection, statement: Composed, values: dict[str, Any]) -> list[WaitingRow]:
@@ -162,7 +162,7 @@ def _read_rows(connection: psycopg.Connection, statement: Composed, values: dict
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """What a reroute or discard did."""
+    """What a reroute did."""
 
     route: int
     rows: int
@@ -215,49 +215,27 @@ def reroute(
     """
     if (exchange, routing_key) == (route.exchange, route.routing_key):
         raise UsageError(f"the rows of route {route.id} have this address already: {route.address}")
-    words = {"words": f"rerouted by {by}: {why}", "by": by, "why": why}
-
-    def move(values: dict[str, Any]) -> int:
-        to = {"exchange": exchange, "routing_key": routing_key, **words}
-        (entered,) = connection.execute(_sql(schema, ENTER), to).fetchone() or (0,)
-        moved = connection.execute(_sql(schema, MOVE), {**values, **to, "to": entered}).rowcount
-        if not rows:
-            connection.execute(_sql(schema, MOVE_FOLLOWERS), {**values, "to": entered})
-        return moved
-
-    return _change(connection, schema, route=route.id, rows=rows, change=move)
-
-
-DISCARD = SQL("""
-    WITH discarded AS (
-        UPDATE {schema}.message
-        SET state = 'discarded', quarantine = NULL, last_error = concat_ws('; ', last_error, %(words)s::text)
-        WHERE {chosen}
-        RETURNING id
-    )
-    INSERT INTO {schema}.operator_audit (command, target, done_by, why)
-    SELECT 'quarantine discard', id::text, %(by)s, %(why)s FROM discarded
-""")
-
-
-def discard(
-    connection: psycopg.Connection, schema: str, route: RouteStatus, rows: Sequence[RowId], *, by: str, why: str
-) -> Changed:
-    """Discard the rows of a route, or those named, in one transaction; they are kept as `discarded`.
-
-    The rows behind them go out.
-
-    Raises:
-        NotFoundError: the route is not in quarantine any more.
-    """
-    words = {"words": f"discarded by {by}: {why}", "by": by, "why": why}
-    return _change(
-        connection,
-        schema,
-        route=route.id,
-        rows=rows,
-        change=lambda values: connection.execute(_sql(schema, DISCARD), {**values, **words}).rowcount,
-    )
+    to = {
+        "exchange": exchange, "routing_key": routing_key, "words": f"rerouted by {by}: {why}", "by": by, "why": why,
+    }  # fmt: skip
+    values = parameters(route.id, rows)
+    deadline = time.monotonic() + PROBE_WAIT
+    while True:
+        with connection.transaction():
+            if connection.execute(composed(schema, LOCK_ROUTE), values).rowcount == 0:
+                raise NotFoundError(f"route {route.id} is not in quarantine any more: its rows are on their way")
+            probes = [id_ for (id_,) in connection.execute(composed(schema, PROBES_ON_THEIR_WAY), values)]
+            if not probes or time.monotonic() >= deadline:
+                left_out = not_chosen(connection, schema, route.id, rows, probes=probes)
+                (entered,) = connection.execute(composed(schema, ENTER), to).fetchone() or (0,)
+                moved = connection.execute(composed(schema, MOVE), {**values, **to, "to": entered}).rowcount
+                if not rows:
+                    connection.execute(composed(schema, MOVE_FOLLOWERS), {**values, "to": entered})
+                # What is left in the route waits for no more than it did: try it now.
+                connection.execute(composed(schema, TRY_NOW), {"routes": [route.id]})
+                ring(connection, schema, ROUTES_CHANGED)
+                return Changed(route.id, moved, left_out)
+        time.sleep(PROBE_POLL)
 
 
 COUNT_CHOSEN = SQL("SELECT count(*), min(created_at) FROM {schema}.message_state WHERE {chosen}")
@@ -267,7 +245,7 @@ def count_chosen(
     connection: psycopg.Connection, schema: str, route: RouteStatus, rows: Sequence[RowId]
 ) -> tuple[int, datetime | None]:
     """Return how many rows `reroute` or `discard` would change now, and when the oldest was written."""
-    found = connection.execute(_sql(schema, COUNT_CHOSEN), _values(route.id, rows)).fetchone()
+    found = connection.execute(composed(schema, COUNT_CHOSEN), parameters(route.id, rows)).fetchone()
     return found or (0, None)
 
 
@@ -277,7 +255,7 @@ TRY_NOW = SQL("UPDATE {schema}.quarantine SET probes = 0 WHERE id = ANY (%(route
 def probe(connection: psycopg.Connection, schema: str, routes: Sequence[int]) -> None:
     """Ask the running relays to try these routes now."""
     with connection.transaction():
-        connection.execute(_sql(schema, TRY_NOW), {"routes": list(routes)})
+        connection.execute(composed(schema, TRY_NOW), {"routes": list(routes)})
         ring(connection, schema, ROUTES_CHANGED)
 
 
@@ -291,44 +269,25 @@ READ_CHOSEN = SQL("SELECT id, message_id FROM {schema}.message_state WHERE {chos
 RING = SQL("SELECT pg_notify(%(channel)s, %(word)s)")
 
 
-def _change(
-    connection: psycopg.Connection,
-    schema: str,
-    *,
-    route: int,
-    rows: Sequence[RowId],
-    change: Callable[[dict[str, Any]], int],
-) -> Changed:
-    """Change the rows once no probe of them is on its way, or the others after `PROBE_WAIT`."""
-    values = _values(route, rows)
-    deadline = time.monotonic() + PROBE_WAIT
-    while True:
-        with connection.transaction():
-            if connection.execute(_sql(schema, LOCK_ROUTE), values).rowcount == 0:
-                raise NotFoundError(f"route {route} is not in quarantine any more: its rows are on their way")
-            probes = [id_ for (id_,) in connection.execute(_sql(schema, PROBES_ON_THEIR_WAY), values)]
-            if not probes or time.monotonic() >= deadline:
-                left_out = _left_out(connection, schema, values, rows or probes)
-                changed = change(values)
-                # What is left in the route waits for no more than it did: try it now.
-                connection.execute(_sql(schema, TRY_NOW), {"routes": [route]})
-                ring(connection, schema, ROUTES_CHANGED)
-                return Changed(route, changed, left_out)
-        time.sleep(PROBE_POLL)
-
-
-def _left_out(
-    connection: psycopg.Connection, schema: str, values: dict[str, Any], wanted: Sequence[RowId]
+def not_chosen(
+    connection: psycopg.Connection, schema: str, route: int, rows: Sequence[RowId], *, probes: Sequence[int] = ()
 ) -> list[str]:
+    """Return what was named and cannot be changed now, with the reason.
+
+    Args:
+        probes: rows of the route that are on their way, to be told when no row is named.
+    """
+    values = parameters(route, rows)
     chosen: set[RowId] = set()
-    for row in connection.execute(_sql(schema, READ_CHOSEN), values):
+    for row in connection.execute(composed(schema, READ_CHOSEN), values):
         chosen.update(row)
-    missing = [each for each in wanted if each not in chosen]
+    missing = [each for each in rows or probes if each not in chosen]
     where = whereabouts(connection, schema, missing)
     return [f"{each} is left as it is: {where[each]}" for each in missing]
 
 
-def _values(route: int, rows: Sequence[RowId]) -> dict[str, Any]:
+def parameters(route: int, rows: Sequence[RowId]) -> dict[str, Any]:
+    """Return what CHOSEN takes: all rows of the route, or those named."""
     return {"route": route, "all": not rows, **as_parameters(rows)}
 
 
@@ -337,6 +296,7 @@ def ring(connection: psycopg.Connection, schema: str, word: str = "") -> None:
     connection.execute(RING, {"channel": nodes_channel(schema), "word": word})
 
 
-def _sql(schema: str, statement: SQL) -> Composed:
+def composed(schema: str, statement: SQL) -> Composed:
+    """Return the statement for a schema."""
     names = {"schema": Identifier(schema), "is_behind": IS_BEHIND}
-    return statement.format(**names, chosen=CHOSEN.format(**names))
+    return statement.format(**names, chosen=CHOSEN.format(**names), probes=PROBES_ON_THEIR_WAY.format(**names))

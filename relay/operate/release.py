@@ -19,6 +19,7 @@ from psycopg.sql import SQL, Composed, Identifier
 from relay.errors import OutboxError, PartlyDoneError, UsageError
 from relay.jobs.job import NO_CAUTION, Caution, Job, Kind, Order, Source, make_job, operator, read_job, running
 from relay.operate.parked import ARCHIVED, PARKED, Selection, composed, scalar
+from relay.operate.quarantine_job import run_discard
 from relay.operate.whereabouts import whereabouts
 
 BATCH_HEADS = 500  # a transaction; a head goes with all that is held behind it, however many
@@ -141,7 +142,7 @@ def change_rows(
 
 
 def run_rows(connection: psycopg.Connection, schema: str, job: Job, *, show: Show = lambda _: None) -> Job:
-    """Do the rest of a job over rows, and return it: done, or paused or cancelled meanwhile.
+    """Do the rest of a job over parked, archived or quarantined rows, and return it: done, paused or cancelled.
 
     Rows parked after the job was made are left alone, so it ends also when a relay parks them again at once.
 
@@ -151,6 +152,8 @@ def run_rows(connection: psycopg.Connection, schema: str, job: Job, *, show: Sho
         BusyError: another process runs it.
         PartlyDoneError: the database failed after some rows; `relay jobs resume` goes on.
     """
+    if job.source is Source.QUARANTINED:
+        return run_discard(connection, schema, job, show=show)
     return _Run(connection, schema, job, show).run()
 
 

@@ -37,6 +37,7 @@ from relay.operate.parked import PARKED, ParkedMessage, list_parked, show_parked
 from relay.operate.parked import Selection as ParkedSelection
 from relay.operate.pauses import LaneStatus
 from relay.operate.quarantine import Changed, RouteStatus
+from relay.operate.quarantine_job import order_discard
 from relay.operate.release import Done, Show
 from relay.operate.session import session
 from relay.operate.status import Node, Status, list_nodes, read_status
@@ -229,10 +230,28 @@ class LocalOperations:
                 connection, self._schema, found, rows, exchange=exchange, routing_key=key, by=by, why=why
             )
 
-    def discard_route(self, route: int, rows: Sequence[RowId], *, by: str, why: str) -> Changed:
+    def discard_route(
+        self, route: int, rows: Sequence[RowId], *, by: str, why: str, show: Show = lambda _: None
+    ) -> Done:
+        asyncio.run(refuse_pooler(self._settings.database))  # its lock tells who runs the job
         with self._connect(BULK_TIMEOUT) as connection:
-            found = quarantine.read_route(connection, self._schema, route)
-            return quarantine.discard(connection, self._schema, found, rows, by=by, why=why)
+            ordered = self._order_discard(connection, route, rows, by=by, why=why, by_console=False)
+            show(ordered.job)
+            job = release.run_rows(connection, self._schema, ordered.job, show=show)
+        return Done(job.done, job.released, ordered.not_found, job.id, job.state)
+
+    def order_discard(self, route: int, rows: Sequence[RowId], *, by: str, why: str) -> Ordered:
+        """Write down a job that the consoles run."""
+        with self._connect(BULK_TIMEOUT) as connection:
+            return self._order_discard(connection, route, rows, by=by, why=why, by_console=True)
+
+    def _order_discard(
+        self, connection: psycopg.Connection, route: int, rows: Sequence[RowId], *, by: str, why: str, by_console: bool
+    ) -> Ordered:
+        found = quarantine.read_route(connection, self._schema, route)
+        not_found = quarantine.not_chosen(connection, self._schema, route, rows)
+        job = order_discard(connection, self._schema, found, rows, by=by, why=why, by_console=by_console)
+        return Ordered(job, not_found)
 
     def probe(self, routes: Sequence[int]) -> list[int]:
         with self._connect(None) as connection:

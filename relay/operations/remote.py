@@ -177,9 +177,11 @@ class RemoteOperations:
         target = {"to_exchange": to_exchange, "routing_key": routing_key}
         return self._post(Changed, "/quarantine/reroute", {**_of_route(route, rows), **target, "why": why})
 
-    def discard_route(self, route: int, rows: Sequence[RowId], *, by: str, why: str) -> Changed:
+    def discard_route(self, route: int, rows: Sequence[RowId], *, by: str, why: str, show: ShowJob) -> Done:
         del by
-        return self._post(Changed, "/quarantine/discard", {**_of_route(route, rows), "why": why})
+        ordered = self._post(Ordered, "/quarantine/discard", {**_of_route(route, rows), "why": why})
+        job = self._follow(ordered.job, show)
+        return Done(job.done, job.released, ordered.not_found, job.id, job.state)
 
     def probe(self, routes: Sequence[int]) -> list[int]:
         return self._post(dict[str, list[int]], "/quarantine/probe", {"routes": list(routes)})["routes"]

@@ -20,7 +20,7 @@ from relay.operate.session import session
 from tests.console.rows import parked, sent, waiting
 from tests.console.site import browser, log_in, post, running, token_of, users
 
-HOSTILE = "<script>alert('x')</script> \" onload=alert(1) \u202e{{ 7 * 7 }}"
+HOSTILE = "<script>alert('x')</script> \" onload=alert(1) \u202e{{ 7777 * 7777 }}"
 CELL = re.compile(r'<a href="(/messages/(\d+)[^"]*)">')
 
 
@@ -195,7 +195,7 @@ async def test_hostile_texts_are_shown_and_not_run(client: httpx.AsyncClient, da
         assert answer.status_code == 200
         assert "<script>alert" not in answer.text
         assert '" onload' not in answer.text
-        assert "49" not in re.sub(r"\d{3,}|:49|49:", "", re.sub(r'value="[0-9a-f]{64}"', "", answer.text))
+        assert str(7777 * 7777) not in answer.text
     assert "&lt;script&gt;" in listed.text
 
 

@@ -17,7 +17,10 @@ from relay.engine.send.routes import Address, Router
 from relay.engine.session.session import LaneSession
 from relay.engine.settle.quarantine import ROUTES_AT_A_TIME, Quarantine
 from relay.engine.settle.quarantine_table import Entry, Place, QuarantineTable
-from relay.operate.quarantine import Changed, discard, list_routes, probe, reroute
+from relay.jobs.job import Job
+from relay.operate.quarantine import Changed, list_routes, probe, reroute
+from relay.operate.quarantine_job import order_discard
+from relay.operate.release import run_rows
 from relay.operate.session import session
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.engine.follower import IN_ORDER, unhurried
@@ -237,17 +240,18 @@ async def test_rows_behind_a_discarded_one_go_out(
     lost = await outbox.insert("1", exchange="", routing_key="gone")
     behind = [await outbox.insert("1") for _ in range(3)]
 
-    def give_up() -> Changed:
+    def give_up() -> Job:
         with session(database) as connection:
             (route,) = list_routes(connection, "outbox")
-            return discard(connection, "outbox", route, [lost], by="ada", why="too late")
+            job = order_discard(connection, "outbox", route, [lost], by="ada", why="too late")
+            return run_rows(connection, "outbox", job)
 
     async with run_node():
         await eventually(lambda: outbox.are_aside([lost, *behind]), "all wait")
         done = await asyncio.to_thread(give_up)
         assert await in_order(queue, 3) == behind
 
-    assert (done.rows, done.left_out) == (1, [])
+    assert (done.state, done.done) == ("done", 1)
     assert await outbox.ids("discarded") == [lost]
 
 

@@ -10,8 +10,10 @@ from random import Random
 import psycopg
 import pytest
 
-from relay.jobs.job import Kind, read_job
+from relay.jobs.job import Job, Kind, read_job
 from relay.operate.parked import Selection
+from relay.operate.quarantine import list_routes
+from relay.operate.quarantine_job import order_discard
 from relay.operate.release import order_rows
 from tests.operate.rows import Rows
 from tests.replay.conftest import Commands
@@ -32,6 +34,14 @@ HOLD = """
 """
 AUDIT = "SELECT count(*), count(DISTINCT target), count(DISTINCT job) FROM outbox.operator_audit WHERE command = %s"
 STATES = "SELECT state, count(*) FROM outbox.message GROUP BY state ORDER BY state"
+SET_ASIDE = """
+    WITH route AS (
+        INSERT INTO outbox.quarantine (exchange, routing_key, reason) VALUES ('', 'gone', '312 NO_ROUTE') RETURNING id
+    )
+    INSERT INTO outbox.message (aggregate_type, aggregate_id, event_type, payload, state, quarantine, routing_key)
+    SELECT 'invoice', n::text, 'InvoiceIssued', '1', 'quarantined', route.id, 'gone'
+    FROM route, generate_series(1, %s) AS n
+"""
 SESSIONS = "SELECT FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 2"
 
 
@@ -49,30 +59,54 @@ async def test_a_killed_job_is_resumed_and_each_row_is_done_once(
     kind: Kind, state: str, rows: Rows, connection: psycopg.Connection, relay: Commands
 ) -> None:
     """A job over 4,000 keys is killed eight times: resumed, its counts are exact, and its audit is complete."""
-    seed = int(os.environ.get(SEED_VARIABLE) or secrets.randbits(32))
-    print(f"{SEED_VARIABLE}={seed}")  # shown when the test fails
-    chance = Random(seed)
     rows.connection.execute(PARK, [KEYS])
     rows.connection.execute(HOLD, [HELD])
-    job = order_rows(connection, "outbox", kind, Selection(), by="ada", why="drill").id
+    job = order_rows(connection, "outbox", kind, Selection(), by="ada", why="drill")
 
-    def done() -> int:
-        return read_job(connection, "outbox", job).done
+    last = await killed_and_ended(job, rows, connection, relay=relay)
 
-    for number in range(KILLS):
-        goal = min(KEYS - 1, (number + 1) * chance.randrange(1, KEYS // KILLS))
-        resumed = relay.start("jobs", "resume", str(job))
-        await eventually(lambda: done() >= goal or not resumed.is_running(), "some rows are done", 60)  # noqa: B023
-        resumed.stop(signal.SIGKILL)
-        await eventually(lambda: rows.connection.execute(SESSIONS).rowcount == 0, "the killed one's session is gone")
-    before_last = read_job(connection, "outbox", job)
-    ended = await relay("jobs", "resume", str(job))
-
-    last = read_job(connection, "outbox", job)
-    assert ended.code in (0, 2), ended.said  # 2: the last kill came after the end
-    assert before_last.state in ("interrupted", "done")
     assert (last.state, last.selected, last.done, last.released, last.failed) == ("done", KEYS, KEYS, KEYS * HELD, 0)
     assert rows.connection.execute(AUDIT, [f"parked {kind}"]).fetchone() == (KEYS, KEYS, 1)
     went = {state: KEYS, "pending": KEYS * HELD} if state != "pending" else {state: KEYS * (1 + HELD)}
     assert dict(rows.connection.execute(STATES).fetchall()) == went
     assert rows.connection.execute("SELECT count(*) FROM outbox.parked_failure").fetchone() == (0,)
+
+
+@pytest.mark.drills
+@pytest.mark.timeout(300)
+async def test_a_killed_discard_of_a_route_is_resumed_and_each_row_is_done_once(
+    rows: Rows, connection: psycopg.Connection, relay: Commands
+) -> None:
+    """A discard of a route's 4,000 rows is killed eight times: resumed, its counts and its audit are exact."""
+    rows.connection.execute(SET_ASIDE, [KEYS])
+    (route,) = list_routes(connection, "outbox")
+    job = order_discard(connection, "outbox", route, [], by="ada", why="drill")
+
+    last = await killed_and_ended(job, rows, connection, relay=relay)
+
+    assert (last.state, last.selected, last.done, last.failed) == ("done", KEYS, KEYS, 0)
+    assert rows.connection.execute(AUDIT, ["quarantine discard"]).fetchone() == (KEYS, KEYS, 1)
+    assert dict(rows.connection.execute(STATES).fetchall()) == {"discarded": KEYS}
+
+
+async def killed_and_ended(job: Job, rows: Rows, connection: psycopg.Connection, *, relay: Commands) -> Job:
+    """Resume a job again and again, kill it in the middle of its work, and let it end; return it."""
+    seed = int(os.environ.get(SEED_VARIABLE) or secrets.randbits(32))
+    print(f"{SEED_VARIABLE}={seed}")  # shown when the test fails
+    chance = Random(seed)
+
+    def done() -> int:
+        return read_job(connection, "outbox", job.id).done
+
+    for number in range(KILLS):
+        goal = min(KEYS - 1, (number + 1) * chance.randrange(1, KEYS // KILLS))
+        resumed = relay.start("jobs", "resume", str(job.id))
+        await eventually(lambda: done() >= goal or not resumed.is_running(), "some rows are done", 60)  # noqa: B023
+        resumed.stop(signal.SIGKILL)
+        await eventually(lambda: rows.connection.execute(SESSIONS).rowcount == 0, "the killed one's session is gone")
+    before_last = read_job(connection, "outbox", job.id)
+    ended = await relay("jobs", "resume", str(job.id))
+
+    assert ended.code in (0, 2), ended.said  # 2: the last kill came after the end
+    assert before_last.state in ("interrupted", "done")
+    return read_job(connection, "outbox", job.id)

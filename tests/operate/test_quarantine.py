@@ -1,46 +1,77 @@
-"""A row that tries its route just now is waited for, and named when it does not come back."""
+"""A row that tries its route just now is waited for, and left alone when it does not come back."""
 
 import threading
 
 import psycopg
 import pytest
 
-from relay.operate import quarantine
-from relay.operate.quarantine import Changed, discard, list_routes
+from relay.jobs.job import Job
+from relay.operate import quarantine_job
+from relay.operate.quarantine import list_routes
+from relay.operate.quarantine_job import order_discard
+from relay.operate.release import run_rows
 from tests.operate.rows import Rows
 from tests.support.process import wait_for
 
-WHY = {"by": "ada", "why": "too late"}
+BY, WHY = "ada", "too late"
 TRY = "UPDATE outbox.message SET state = 'pending' WHERE id = %s"  # as the relay does, which keeps the route's number
 PUT_BACK = "UPDATE outbox.message SET state = 'quarantined' WHERE id = %s"
 
 
+def discard(connection: psycopg.Connection) -> Job:
+    """Discard the rows of the only route by a job."""
+    (route,) = list_routes(connection, "outbox")
+    return run_rows(connection, "outbox", order_discard(connection, "outbox", route, [], by=BY, why=WHY))
+
+
 def test_a_probe_that_comes_back_is_changed_with_the_others(rows: Rows, connection: psycopg.Connection) -> None:
     probe, other = rows.quarantined("gone"), rows.quarantined("gone", "2")
-    (route,) = list_routes(connection, "outbox")
     rows.connection.execute(TRY, [probe])
-    done: list[Changed] = []
+    done: list[Job] = []
 
-    changing = threading.Thread(target=lambda: done.append(discard(connection, "outbox", route, [], **WHY)))
+    changing = threading.Thread(target=lambda: done.append(discard(connection)))
     changing.start()
     looked = f"SELECT FROM pg_stat_activity WHERE pid = {connection.info.backend_pid} AND query = 'COMMIT'"
     wait_for(lambda: rows.connection.execute(looked).rowcount > 0, "it has looked", 10)
     rows.connection.execute(PUT_BACK, [probe])
     changing.join(10)
 
-    assert done == [Changed(route.id, 2, [])]
+    assert [(job.state, job.selected, job.done) for job in done] == [("done", 2, 2)]
     assert rows.states() == {probe: ("discarded", None), other: ("discarded", None)}
 
 
 def test_a_probe_that_stays_away_is_left_out(
     rows: Rows, connection: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quarantine, "PROBE_WAIT", 0.0)
+    monkeypatch.setattr(quarantine_job, "PROBE_WAIT", 0.0)
     probe, other = rows.quarantined("gone"), rows.quarantined("gone", "2")
-    (route,) = list_routes(connection, "outbox")
     rows.connection.execute(TRY, [probe])
 
-    done = discard(connection, "outbox", route, [], **WHY)
+    job = discard(connection)
 
-    assert done == Changed(route.id, 1, [f"{probe} is left as it is: it is pending, and tries route 1 just now"])
+    assert (job.state, job.selected, job.done) == ("done", 2, 1)
     assert rows.states() == {probe: ("pending", None), other: ("discarded", None)}
+
+
+def test_a_route_that_works_by_now_ends_the_job(rows: Rows, connection: psycopg.Connection) -> None:
+    row = rows.quarantined("gone")
+    (route,) = list_routes(connection, "outbox")
+    job = order_discard(connection, "outbox", route, [], by=BY, why=WHY)
+    rows.connection.execute("UPDATE outbox.message SET state = 'pending', quarantine = NULL")
+    rows.connection.execute("DELETE FROM outbox.quarantine")
+
+    ended = run_rows(connection, "outbox", job)
+
+    assert (ended.state, ended.selected, ended.done) == ("done", 1, 0)
+    assert rows.states() == {row: ("pending", None)}
+
+
+def test_what_comes_after_the_order_stays(rows: Rows, connection: psycopg.Connection) -> None:
+    rows.quarantined("gone")
+    (route,) = list_routes(connection, "outbox")
+    job = order_discard(connection, "outbox", route, [], by=BY, why=WHY)
+    later = rows.quarantined("gone", "2")
+
+    run_rows(connection, "outbox", job)
+
+    assert rows.states()[later] == ("quarantined", None)

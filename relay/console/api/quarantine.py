@@ -1,5 +1,6 @@
 """`/quarantine`: what waits for a route that does not work, or that an operator has paused."""
 
+from http import HTTPStatus
 from typing import Annotated
 
 from fastapi import APIRouter, Query
@@ -25,7 +26,7 @@ from relay.console.given import Id, Operations, Operator, Owner, ShortString, Vi
 from relay.errors import UsageError
 from relay.operate.quarantine import Changed, RouteStatus, WaitingRow
 from relay.operate.whereabouts import row_ids
-from relay.operations.results import RoutePreview
+from relay.operations.results import Ordered, RoutePreview
 
 router = APIRouter(prefix="/quarantine", tags=["quarantine"])
 KIND = "quarantine"
@@ -126,13 +127,18 @@ def reroute(operations: Operations, once: Once, who: Operator, asked: Reroute) -
     )
 
 
-@router.post("/discard", response_model=Changed)
-def discard(operations: Operations, once: Once, who: Owner, asked: Chosen) -> Response:
+@router.post("/discard", status_code=HTTPStatus.ACCEPTED, response_model=Ordered)
+def discard(request: Request, once: Once, who: Owner, asked: Chosen) -> Response:
     """Give up the rows of a route: they are kept and never sent; rows behind them go out."""
     rows = row_ids(asked.ids)
-    return once.noted(
-        who.name, Changed, lambda: operations.discard_route(asked.route, rows, by=who.name, why=asked.why)
+    answer = once.in_transaction(
+        who.name,
+        Ordered,
+        lambda connection: within(request, connection).order_discard(asked.route, rows, by=who.name, why=asked.why),
+        status=HTTPStatus.ACCEPTED,
     )
+    request.app.state.runner.wake()
+    return answer
 
 
 @router.post("/probe", response_model=Probed)

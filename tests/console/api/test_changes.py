@@ -60,16 +60,33 @@ async def test_a_reroute_that_cannot_be_is_refused(program: Program, rows: Rows,
 
 
 async def test_a_request_whose_console_has_died_is_not_begun_again(program: Program, rows: Rows) -> None:
-    row = rows.quarantined("nowhere")
-    body = {"route": 1, "why": "wrong"}
-    await program.post("/quarantine/discard", body, key="one")
+    rows.quarantined("nowhere")
+    body = {"route": 1, "routing_key": "other", "why": "wrong"}
+    await program.post("/quarantine/reroute", body, key="one")
     rows.connection.execute("UPDATE outbox.api_answer SET status = NULL, body = NULL")
-    rows.connection.execute("UPDATE outbox.message SET state = 'quarantined', quarantine = 1 WHERE id = %s", [row])
 
-    repeated = await program.post("/quarantine/discard", body, key="one")
+    repeated = await program.post("/quarantine/reroute", body, key="one")
 
     assert repeated.status_code == 409
-    assert rows.states()[row][0] == "quarantined"
+    assert rows.connection.execute("SELECT count(*) FROM outbox.operator_audit").fetchone() == (1,)
+
+
+async def test_the_rows_of_a_route_are_discarded_by_a_job(program: Program, rows: Rows) -> None:
+    ids = [rows.quarantined("nowhere", str(key)) for key in range(3)]
+    body = {"route": 1, "ids": [str(ids[0]), "999"], "why": "wrong"}
+
+    some = await program.post("/quarantine/discard", body)
+    named = await program.job(some)
+    rest = await program.job(await program.post("/quarantine/discard", {"route": 1, "why": "wrong"}))
+
+    assert (some.status_code, [words[:3] for words in some.json()["not_found"]]) == (202, ["999"])
+    assert [(job["state"], job["source"], job["done"]) for job in (named, rest)] == [
+        ("done", "quarantined", 1),
+        ("done", "quarantined", 2),
+    ]
+    assert {state for state, _ in rows.states().values()} == {"discarded"}
+    audit = rows.connection.execute("SELECT command, job FROM outbox.operator_audit ORDER BY id").fetchall()
+    assert audit == [("quarantine discard", 1), ("quarantine discard", 2), ("quarantine discard", 2)]
 
 
 async def test_of_the_same_request_at_the_same_time_one_does_the_work(program: Program, rows: Rows) -> None:

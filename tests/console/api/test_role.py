@@ -24,7 +24,7 @@ async def test_the_role_may_do_what_operators_do(
     held(rows.connection)
     row = rows.parked()
     rows.parked("2")
-    rows.quarantined("nowhere")
+    aside = rows.quarantined("nowhere")
     rows.quarantined("nowhere", "2")
     url = SecretStr(f"{database_url}?options=-crole%3Doutbox_console")
     limited = settings.model_copy(update={"database": DatabaseSettings(url=url)})
@@ -47,7 +47,7 @@ async def test_the_role_may_do_what_operators_do(
         ("/quarantine/resume", {"route": 3, "why": "repaired"}),
         ("/lanes/7/pause", {"why": "repair"}),
         ("/lanes/7/resume", {}),
-        ("/quarantine/reroute", {"route": 1, "routing_key": "other", "why": "typo"}),
+        ("/quarantine/reroute", {"route": 1, "ids": [str(aside)], "routing_key": "other", "why": "typo"}),
         ("/quarantine/discard", {"route": 1, "why": "wrong"}),
         ("/dead-letters/retry", letter),
         ("/dead-letters/discard", {"queue": DEAD, "message_ids": ["id-1"], "why": "wrong"}),
@@ -62,4 +62,4 @@ async def test_the_role_may_do_what_operators_do(
 
     assert set(read) == {200}
     assert [each.text for each in written if not each.is_success] == []
-    assert [(job["state"], job["done"]) for job in jobs] == [("done", 1)] * 4
+    assert [(job["state"], job["done"]) for job in jobs] == [("done", 1)] * 5

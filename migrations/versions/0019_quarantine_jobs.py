@@ -1,0 +1,36 @@
+"""Let a job select rows in quarantine.
+
+A release before this one may run on the tables, and cannot list such a job: order one when the last of them is gone.
+
+Made as the owner of the tables, whichever role migrates.
+
+Lock: ACCESS EXCLUSIVE on job for an instant, while its rows are checked.
+"""
+
+from alembic import op
+
+revision = "0019"
+down_revision = "0018"
+branch_labels = None
+depends_on = None
+oldest_release = "0.1.0"
+drops = ()
+
+AS_OWNER = """
+SELECT set_config('role', pg_get_userbyid(relowner), true) FROM pg_class WHERE oid = '{schema}.message'::regclass
+"""
+CHECK = """
+ALTER TABLE {schema}.job DROP CONSTRAINT job_source, ADD CONSTRAINT job_source CHECK (source IN ({sources}))
+"""
+BEFORE = "'sent', 'parked', 'archived', 'dead letter'"
+
+
+def upgrade(schema: str) -> None:
+    op.execute(AS_OWNER.format(schema=schema))
+    op.execute(CHECK.format(schema=schema, sources=f"{BEFORE}, 'quarantined'"))
+    op.execute("RESET ROLE")
+
+
+def downgrade(schema: str) -> None:
+    op.execute(f"DELETE FROM {schema}.job WHERE source = 'quarantined'")
+    op.execute(CHECK.format(schema=schema, sources=BEFORE))
