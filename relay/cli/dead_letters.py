@@ -14,10 +14,11 @@ from pydantic import TypeAdapter
 
 from relay.cli.consent import EXCERPT, Audit, Consent, Loss
 from relay.cli.exit_code import ExitCode
-from relay.cli.job_runs import Rate, report_letters, shown_letters, warn_of_returns
+from relay.cli.job_runs import Careful, report_letters, shown_letters, warn_of_returns
 from relay.cli.operations import RemoteBrokerOptions, RemoteOptions
 from relay.cli.options import BrokerOptions, DryRun, FailureGroup, MessageFilters, Output, check_choice
 from relay.cli.printing import aside, counted, print_json, print_pairs, print_table, say
+from relay.jobs.job import NO_CAUTION, Caution
 from relay.observe.log import keep_libraries_quiet
 from relay.observe.printable import printable, utc
 from relay.operate.dead_letters.audit import Entry
@@ -156,20 +157,20 @@ def retry_(
     audit: Audit = Audit(),
     options: RemoteOptions = RemoteOptions(),
     filters: BulkFilters = BulkFilters(),
-    rate: Rate = None,
+    careful: Careful = Careful(),
     dry_run: DryRun = False,
     output: Output = "text",
 ) -> ExitCode:
     """Send letters back into the queue that they came from, where they are tried again with all attempts."""
     consumed, dead = queues_of(queue)
-    selection = filters.bulk_selection(*message_ids)
+    selection, caution = filters.bulk_selection(*message_ids), careful.caution()
     if not dry_run:
         audit.check_reason()
     entry = Entry("retry", dead, consumed, audit.operator, audit.reason)
     keep_libraries_quiet()
     if dry_run:
         return _preview(options.operations(), entry, selection, output)
-    return _change(options, entry, selection, rate=rate, output=output)
+    return _change(options, entry, selection, caution=caution, output=output)
 
 
 @app.command(name="discard")
@@ -193,7 +194,7 @@ def discard_(
         return _preview(operations, entry, selection, output)
     if not consent.is_given(lambda: _loss(operations, entry, selection)):
         return ExitCode.FAILED
-    return _change(options, entry, selection, rate=None, output=output)
+    return _change(options, entry, selection, caution=NO_CAUTION, output=output)
 
 
 @app.command(name="export")
@@ -235,10 +236,10 @@ def _preview(operations: Operations, entry: Entry, selection: Selection, output:
 
 
 def _change(
-    options: RemoteOptions, entry: Entry, selection: Selection, *, rate: float | None, output: Output
+    options: RemoteOptions, entry: Entry, selection: Selection, *, caution: Caution, output: Output
 ) -> ExitCode:
     with shown_letters(options.log_settings(), entry) as show:
-        done = options.operations().change_letters(entry, selection, rate=rate, show=show)
+        done = options.operations().change_letters(entry, selection, caution=caution, show=show)
     return report_letters(done, entry, output)
 
 

@@ -121,7 +121,7 @@ class Runner:
         """Do a job; return why it cannot go on without an operator. What it raises is over at a later look."""
         settings = self._settings
         try:
-            done = asyncio.run(
+            asyncio.run(
                 run_letters(
                     connection, settings.database.schema_name, settings.broker, job, run=self._run_letters_command
                 )
@@ -134,8 +134,6 @@ class Runner:
                 return None
             is_elsewhere = read_job(connection, settings.database.schema_name, job.id).state == "running"
             return None if is_elsewhere else one_line(error)
-        if done.is_stopped and not self._stopping.is_set():
-            return f"{len(done.refused)} letters were refused, and stay: {done.refused[-1][1]}"
         return None
 
     async def _run_letters_command(self, command: Command) -> Done:

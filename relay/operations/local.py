@@ -183,12 +183,12 @@ class LocalOperations:
         entry: Entry,
         selection: LetterSelection,
         *,
-        rate: float | None = None,
+        caution: Caution = NO_CAUTION,
         show: change.Show = lambda *_: None,
     ) -> change.Done:
         asyncio.run(refuse_pooler(self._settings.database))  # its lock tells who runs the job
         with self._connect(None) as connection:
-            job = order_letters(connection, self._schema, entry, selection, caution=Caution(rate=rate))
+            job = order_letters(connection, self._schema, entry, selection, caution=caution)
             return asyncio.run(run_letters(connection, self._schema, self._settings.broker, job, show=show))
 
     def order_letters(self, entry: Entry, selection: LetterSelection, *, caution: Caution) -> Job:

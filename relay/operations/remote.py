@@ -117,7 +117,7 @@ class RemoteOperations:
             "all": selection.is_everything,
             "limit": selection.limit,
             "why": why or "",
-            **{name: value for name, value in asdict(caution).items() if value},
+            **_careful(caution),
         }
         ordered = self._post(Ordered, f"/parked/{kind}", body)
         job = self._follow(ordered.job, show)
@@ -141,15 +141,13 @@ class RemoteOperations:
         limit = min(MOST, selection.limit or MOST)
         return self._get(LettersDone, "/dead-letters/preview", {**_letters(entry.queue, selection), "limit": limit})
 
-    def change_letters(
-        self, entry: Entry, selection: LetterSelection, *, rate: float | None, show: Show
-    ) -> LettersDone:
+    def change_letters(self, entry: Entry, selection: LetterSelection, *, caution: Caution, show: Show) -> LettersDone:
         body = {
             **_letters(entry.queue, selection),
             "all": selection.is_everything,
             "limit": selection.limit,
-            "rate": rate,
             "why": entry.why,
+            **_careful(caution),
         }
         ordered = self._post(Job, f"/dead-letters/{entry.command}", body)
         return done_by_console(self._follow(ordered, lambda job: show(job.selected or job.done, job.done, job.failed)))
@@ -320,6 +318,10 @@ def _parked(selection: ParkedSelection) -> dict[str, Any]:
     names = ("aggregate_type", "aggregate_id", "event_type", "reason", "group")
     given = {name: value for name in names if (value := getattr(selection, name)) is not None}
     return {**given, "ids": [str(each) for each in ids]}
+
+
+def _careful(caution: Caution) -> dict[str, Any]:
+    return {name: value for name, value in asdict(caution).items() if value}
 
 
 def _letters(queue: str, selection: LetterSelection) -> dict[str, Any]:

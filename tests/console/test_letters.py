@@ -19,6 +19,7 @@ from tests.consume.conftest import queue
 from tests.dead_letters.changes import Audit
 from tests.dead_letters.conftest import audit, letters
 from tests.dead_letters.letters import DEAD, Letters
+from tests.dead_letters.tried import consuming
 from tests.operate.held import held
 from tests.operate.rows import Rows
 from tests.support.eventually import eventually
@@ -38,17 +39,17 @@ async def looked(app: FastAPI, client: httpx.AsyncClient, name: str = DEAD) -> t
     return found.latest[name], await client.get(done.headers["Location"])
 
 
-async def job_of(client: httpx.AsyncClient, ordered: httpx.Response) -> str:
-    """Return the page of the job that was ordered once it is done."""
+async def job_of(client: httpx.AsyncClient, ordered: httpx.Response, *, state: str = "done") -> str:
+    """Return the page of the job that was ordered once it is in this state."""
     assert ordered.status_code == 303, ordered.text
     page = ""
 
-    async def is_done() -> bool:
+    async def is_so() -> bool:
         nonlocal page
         page = (await client.get(ordered.headers["Location"])).text
-        return '">done</span>' in page
+        return f'">{state}</span>' in page
 
-    await eventually(is_done, "the job is done")
+    await eventually(is_so, f"the job is {state}")
     return page
 
 
@@ -78,6 +79,24 @@ async def test_a_group_is_found_and_sent_back(
     assert {(row["done_by"], row["why"]) for row in audit.execute("SELECT * FROM outbox.dead_letter_audit")} == {
         ("operator", "paper is here")
     }
+
+
+async def test_a_group_is_sent_back_in_stages(
+    settings: Settings, tmp_path: Path, letters: Letters, audit: Audit
+) -> None:
+    await letters.put_all(3)
+    async with running(settings, **users(tmp_path)) as app, browser(app) as client:
+        await log_in(client, Role.OPERATOR)
+        look, _ = await looked(app, client)
+        page = await client.get(f"/failures/{look.groups[0].id}")
+        form = {"token": token_of(page), "queue": DEAD, "kind": "retry", "why": "paper is here", "staged": "true"}
+        async with consuming(letters, audit, fails=lambda _: True) as tried:
+            ordered = await post(client, f"/failures/{look.groups[0].id}/jobs", form)
+            paused = await job_of(client, ordered, state="paused")
+
+    assert 'name="staged" value="true" checked' in page.text
+    assert "letters that failed while a stage of 1 was tried: 1, or 100%, and at most 5% may" in paused
+    assert tried.ids == ["id-0"]
 
 
 @pytest.mark.parametrize("chosen", ["ticked", "by a key"])

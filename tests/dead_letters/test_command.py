@@ -14,7 +14,9 @@ from relay.consume.classify import Reason
 from relay.consume.failed.envelope import unpack
 from tests.cli.command import Command, Result
 from tests.consume.effects import QUEUE
+from tests.dead_letters.changes import Audit
 from tests.dead_letters.letters import DEAD, Letters
+from tests.dead_letters.tried import consuming
 from tests.support.eventually import eventually
 
 WHY = ("--why", "the tax office is open again")
@@ -115,6 +117,24 @@ async def test_a_retry_that_the_queue_refuses_is_an_error(letters: Letters, rela
 
     assert (refused.code, refused.out) == (1, f"sent 0 letters of {DEAD} into {QUEUE}\n")
     assert refused.err.startswith("relay: one stays: queue billing refused it (basic.nack): it is full")
+
+
+async def test_retry_in_stages_says_why_it_pauses_and_what_failed(
+    letters: Letters, relay: DeadLettersCommand, audit: Audit
+) -> None:
+    await letters.put_all(3)
+
+    async with consuming(letters, audit, fails=lambda _: True):
+        paused = await relay.process(
+            "retry", letters.queue.name, "--all", *WHY, "--stages", "1,all", "--stop-when-failing", "5%"
+        )
+        told = await relay.process("retry", letters.queue.name, "id-1", *WHY, "--stages", "1,all")
+
+    assert (paused.code, paused.out) == (3, f"sent 1 letter of {letters.queue.name}.dead into {letters.queue.name}\n")
+    assert "job 1 is paused: letters that failed while a stage of 1 was tried: 1, or 100%, and at most" in paused.err
+    assert "`relay jobs resume 1` goes on" in paused.err
+    assert told.code == 1
+    assert "letters that failed while stages were tried: 1; see `relay dead-letters list billing.dead`" in told.err
 
 
 async def test_discard_asks_where_somebody_can_be_asked(

@@ -20,14 +20,15 @@ from relay.console.api.parameters import (
     Limit,
     MessageFilter,
     Moment,
+    Paced,
     QueueName,
-    Rate,
     Reasoned,
+    Staged,
     Text,
     check_choice,
 )
 from relay.console.given import Configured, Operations, Operator, Owner, Sessions, Viewer, within
-from relay.jobs.job import Caution, Job
+from relay.jobs.job import Job
 from relay.observe.printable import printable_json
 from relay.operate.dead_letters.audit import Entry
 from relay.operate.dead_letters.change import Done, queues_of
@@ -87,12 +88,15 @@ class Letters(Closed):
     warning: Annotated[str | None, Field(description="Letters that a delivery limit of their queue may drop.")]
 
 
-class Change(LetterFilter, Reasoned):
+class Change(LetterFilter, Reasoned, Paced):
     """Which letters a job changes, and why."""
 
     all: Annotated[bool, Field(description="Every letter; needed when there is no filter.")] = False
     limit: Annotated[int | None, Field(ge=1, le=MAX_ID, description="The first so many.")] = None
-    rate: Rate = None
+
+
+class Retry(Change, Staged):
+    """Which letters to send back, and how carefully."""
 
 
 @router.get("")
@@ -140,7 +144,7 @@ def export_(settings: Configured, database: Sessions, who: Operator, asked: Anno
 
 
 @router.post("/retry", status_code=HTTPStatus.ACCEPTED, response_model=Job)
-def retry(request: Request, once: Once, who: Operator, asked: Change) -> Response:
+def retry(request: Request, once: Once, who: Operator, asked: Retry) -> Response:
     """Send letters back into the queue that they came from, where they are tried again with all attempts."""
     consumed, dead = queues_of(asked.queue)
     return _order(request, once, Entry("retry", dead, consumed, who.name, asked.why), asked)
@@ -155,7 +159,7 @@ def discard(request: Request, once: Once, who: Owner, asked: Change) -> Response
 
 def _order(request: Request, once: Asked, entry: Entry, asked: Change) -> Response:
     """Order a job, which a console runs."""
-    selection, caution = asked.selection(asked.limit), Caution(rate=asked.rate)
+    selection, caution = asked.selection(asked.limit), asked.caution()
     check_choice(is_filtered=not selection.is_everything, is_all=asked.all)
     answer = once.in_transaction(
         entry.done_by,

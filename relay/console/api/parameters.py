@@ -29,9 +29,6 @@ Moment = Annotated[
     Field(description="2026-11-21T08:00:00Z, or so long ago: 2h"),
 ]
 Group = Annotated[GroupId | None, Field(description="A failure group: what has one cause.")]
-Rate = Annotated[float | None, Field(gt=0, lt=1_000_000, description="Rows a second, at most.")]
-Stages = Annotated[tuple[Id, ...], Field(max_length=20, description="Wait for the outcome after so many rows.")]
-Share = Annotated[float | None, Field(ge=0, le=1, description="Pause when more than this share of a stage fails.")]
 Cursor = Annotated[
     str | None, StringConstraints(max_length=100), Field(description="`next` of an earlier page; else the first page.")
 ]
@@ -91,6 +88,32 @@ class ParkedFilter(MessageFilter):
         )
 
 
+class Paced(Closed):
+    """A job, and how fast it goes."""
+
+    rate: Annotated[float | None, Field(gt=0, lt=1_000_000, description="Rows a second, at most.")] = None
+
+    def caution(self) -> Caution:
+        """Return how carefully the job goes on; UsageError when the parts do not fit together."""
+        return Caution(rate=self.rate)
+
+
+class Staged(Paced):
+    """A job, and how carefully it goes on."""
+
+    stages: Annotated[tuple[Id, ...], Field(max_length=20, description="Wait for the outcome after so many rows.")] = ()
+    stop_when_failing: Annotated[
+        float | None, Field(ge=0, le=1, description="Pause when more than this share of a stage fails.")
+    ] = None
+
+    def caution(self) -> Caution:
+        if list(self.stages) != sorted({*self.stages}):
+            raise UsageError("stages: rising numbers, such as [1, 10, 100]")
+        if self.stop_when_failing is not None and not self.stages:
+            raise UsageError("stop_when_failing needs stages, such as [1, 10, 100]")
+        return Caution(rate=self.rate, stages=self.stages, stop_when_failing=self.stop_when_failing)
+
+
 class ReplayFilter(MessageFilter):
     """Which sent rows."""
 
@@ -108,15 +131,6 @@ class ReplayFilter(MessageFilter):
             since=self.since,
             until=self.until,
         )
-
-
-def caution_of(rate: float | None, stages: tuple[int, ...], stop_when_failing: float | None) -> Caution:
-    """Return how carefully a job goes on; UsageError when the parts do not fit together."""
-    if list(stages) != sorted({*stages}):
-        raise UsageError("stages: rising numbers, such as [1, 10, 100]")
-    if stop_when_failing is not None and not stages:
-        raise UsageError("stop_when_failing needs stages, such as [1, 10, 100]")
-    return Caution(rate=rate, stages=stages, stop_when_failing=stop_when_failing)
 
 
 def row_id(name: str) -> RowId:

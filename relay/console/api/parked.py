@@ -14,19 +14,17 @@ from relay.console.api.parameters import (
     Closed,
     Cursor,
     Limit,
+    Paced,
     ParkedFilter,
-    Rate,
     RowName,
-    Share,
-    Stages,
+    Staged,
     Text,
     Why,
-    caution_of,
     check_choice,
     row_id,
 )
 from relay.console.given import Operations, Operator, Owner, Sessions, Viewer, within
-from relay.jobs.job import Caution, Kind
+from relay.jobs.job import Kind
 from relay.operate.message import note_reveal
 from relay.operate.parked import ARCHIVED, PARKED, Parked, ParkedMessage
 from relay.operate.release import Done
@@ -55,27 +53,18 @@ class ParkedPage(Closed):
     next: Annotated[str | None, Field(description="The cursor of the next page; null on the last one.")]
 
 
-class Change(ParkedFilter):
+class Change(ParkedFilter, Paced):
     """Which rows a job changes, and why."""
 
     all: Annotated[bool, Field(description="Every row; needed when there is no filter.")] = False
     limit: Annotated[int | None, Field(ge=1, le=MAX_ID, description="The first so many, by id.")] = None
-    rate: Rate = None
     why: Why
 
-    def caution(self) -> Caution:
-        return Caution(rate=self.rate)
 
-
-class Retry(Change):
+class Retry(Change, Staged):
     """Which rows to send again, and how carefully."""
 
     why: Text = ""
-    stages: Stages = ()
-    stop_when_failing: Share = None
-
-    def caution(self) -> Caution:
-        return caution_of(self.rate, self.stages, self.stop_when_failing)
 
 
 @router.get("")

@@ -11,11 +11,8 @@ from starlette.responses import Response
 from relay.console.api.once import Once
 from relay.console.api.parameters import (
     MaybeReasoned,
-    Rate,
     ReplayFilter,
-    Share,
-    Stages,
-    caution_of,
+    Staged,
     check_choice,
 )
 from relay.console.given import Operations, Operator, ShortString, Viewer, within
@@ -28,7 +25,7 @@ from relay.replay.target import Target
 router = APIRouter(prefix="/replay", tags=["replay"])
 
 
-class Order(ReplayFilter, MaybeReasoned):
+class Order(ReplayFilter, MaybeReasoned, Staged):
     """Which sent rows go out again, where to, and how carefully."""
 
     all: Annotated[bool, Field(description="Every sent row; needed when there is no filter.")] = False
@@ -36,9 +33,6 @@ class Order(ReplayFilter, MaybeReasoned):
         ShortString | None, Field(description='In place of where they went; "" addresses a queue.')
     ] = None
     routing_key: Annotated[ShortString | None, Field(description="In place of theirs; needs to_exchange.")] = None
-    rate: Rate = None
-    stages: Stages = ()
-    stop_when_failing: Share = None
 
 
 @router.get("/preview")
@@ -52,7 +46,7 @@ def order(request: Request, once: Once, who: Operator, asked: Order) -> Response
     """Send rows again that were sent before now, in order per key; a console does it."""
     if asked.routing_key is not None and asked.to_exchange is None:
         raise UsageError("routing_key needs to_exchange: rows of one filter may go to several exchanges")
-    chosen, caution = asked.filter(), caution_of(asked.rate, asked.stages, asked.stop_when_failing)
+    chosen, caution = asked.filter(), asked.caution()
     check_choice(is_filtered=chosen != Filter(), is_all=asked.all)
     answer = once.in_transaction(
         who.name,

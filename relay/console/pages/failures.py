@@ -182,12 +182,12 @@ def order(
         raise UsageError(f"say why: the audit keeps it with each message that you {kind}")
     if asked.part != bool(asked.id or asked.type or asked.key):
         raise UsageError("tick something or name a key for a part of the group; neither for all of it")
+    caution = STAGED if asked.staged and kind is Kind.RETRY else NO_CAUTION
     if asked.queue:
         consumed, dead = queues_of(asked.queue)
         entry = Entry(kind, dead, consumed if kind is Kind.RETRY else None, who.name, asked.why)
-        job = operations.order_letters(entry, asked.letters(group), caution=NO_CAUTION)
+        job = operations.order_letters(entry, asked.letters(group), caution=caution)
     else:
-        caution = STAGED if asked.staged and kind is Kind.RETRY else NO_CAUTION
         job = operations.order_parked(kind, asked.rows(group), by=who.name, why=asked.why or None, caution=caution).job
     request.app.state.runner.wake()
     return RedirectResponse(f"/jobs/{job.id}", HTTPStatus.SEE_OTHER)

@@ -19,6 +19,7 @@ from relay.errors import OutboxError, PartlyDoneError
 from relay.operate.dead_letters.audit import Entry
 from relay.operate.dead_letters.letter import Held, Letter, Selection
 from relay.operate.dead_letters.queue import ACKNOWLEDGED_PAGE, PAGE, Copy, DeadQueue, opened
+from relay.operate.dead_letters.stages import Stages
 from relay.replay.pace import Pace
 from relay.stopping import stopped_by_signals
 
@@ -46,8 +47,10 @@ class Done:
         chosen: letters that match, as far as they were looked for.
         done: sent back or thrown away; of a preview, those that would be.
         refused: message ids, each with the reason why it was not sent: these letters are where they were.
+        failed_again: letters that came into the queue while stages waited for their outcome.
         not_found: message ids that were named, and are not there.
         warning: what else an operator should know.
+        paused_because: why it cannot go on without an operator.
         job: the number of the job; None: a preview.
     """
 
@@ -55,9 +58,11 @@ class Done:
     chosen: int = 0
     done: int = 0
     refused: list[tuple[str | None, str]] = field(default_factory=list)
+    failed_again: int = 0
     not_found: list[str] = field(default_factory=list)
     is_stopped: bool = False
     warning: str | None = None
+    paused_because: str | None = None
     job: int | None = None
 
 
@@ -145,6 +150,7 @@ class Command:
         write: commits rows of the audit.
         known: tells of letters what an earlier run of the same job did.
         rate: letters a second at most; None: as fast as the broker takes them.
+        stages: after how many letters it waits for those that fail again.
         show: called after each page.
     """
 
@@ -157,6 +163,7 @@ class Command:
         write: Write,
         known: Known = lambda _: {},
         rate: float | None = None,
+        stages: Stages | None = None,
         show: Show = lambda *_: None,
     ) -> None:
         self._broker = broker
@@ -164,6 +171,7 @@ class Command:
         self._write = write
         self._known = known
         self._rate = rate
+        self._stages = stages or Stages()
         self._show = show
         self._refused_in_a_row = 0
         self._under_way = 0  # letters that are confirmed or noted, and not known to be acknowledged
@@ -207,16 +215,36 @@ class Command:
 
     async def _work(self, queue: DeadQueue) -> None:
         pace = None if self._rate is None else Pace(self._rate)
-        is_whole = self._choice.is_whole_queue and pace is None
+        is_whole = self._choice.is_whole_queue and pace is None and self._stages.is_over
         async for page in queue.pages(PAGE if is_whole else ACKNOWLEDGED_PAGE):
             chosen = self._choice.of(page)
             while chosen and not self.done.is_stopped:
-                count = len(chosen) if pace is None else await pace.room(len(chosen))
+                if self._stages.is_full:
+                    await self._end_stage(queue)
+                    continue
+                count = self._stages.room(len(chosen))
+                count = count if pace is None else await pace.room(count)
                 await self._settle(queue, chosen[:count])
                 chosen = chosen[count:]
             self._show(queue.count, queue.read, len(self.done.refused))
             if self.done.is_stopped or self._choice.is_complete:
-                return
+                break
+        if self._stages.is_under_way and not self.done.is_stopped:
+            await self._end_stage(queue)
+
+    async def _end_stage(self, queue: DeadQueue) -> None:
+        because = await self._stages.outcome(queue, goes_on=self._goes_on)
+        self.done.failed_again = self._stages.came
+        if because is not None:
+            self._pause(because)
+
+    async def _goes_on(self) -> bool:
+        await asyncio.to_thread(self._write, [])  # which fails once an operator has paused or cancelled the job
+        return not self.done.is_stopped
+
+    def _pause(self, because: str) -> None:
+        self.done.paused_because = because
+        self.stop()
 
     async def _settle(self, queue: DeadQueue, letters: Sequence[Held]) -> None:
         if not letters:
@@ -233,6 +261,7 @@ class Command:
         await queue.acknowledge(set(confirmed))
         self._under_way = 0
         self.done.done += len(confirmed)
+        self._stages.note(letters, targets, refused)
         self._note(letters, refused)
 
     def _note(self, letters: Sequence[Held], refused: Mapping[Held, str]) -> None:
@@ -243,7 +272,7 @@ class Command:
             else:
                 self._refused_in_a_row = 0
         if self._refused_in_a_row >= MOST_REFUSED:
-            self.stop()
+            self._pause(f"{len(self.done.refused)} letters were refused, and stay: {self.done.refused[-1][1]}")
 
 
 async def preview_letters(broker: BrokerSettings, entry: Entry, selection: Selection) -> Done:

@@ -19,6 +19,7 @@ from relay.operate.dead_letters.audit import Entry, write_audit
 from relay.operate.dead_letters.change import Before, Command, Done
 from relay.operate.dead_letters.letter import SOURCE, Letter, Selection
 from relay.operate.dead_letters.read import list_command
+from relay.operate.dead_letters.stages import Stages
 
 QUEUE, SENT_TO = "queue", "sent_to"  # in the job's filter, next to what selects the letters
 
@@ -26,7 +27,14 @@ LOCK_JOB = SQL("SELECT state FROM {schema}.job WHERE id = %(job)s FOR UPDATE")
 COUNT_DONE = SQL("UPDATE {schema}.job SET done = done + %(letters)s, saved_at = now() WHERE id = %(job)s")
 END = SQL("""
     UPDATE {schema}.job
-    SET state = 'done', failed = %(failed)s, selected = coalesce(selected, done + %(failed)s), saved_at = now()
+    SET state = 'done', failed = failed + %(refused)s, selected = coalesce(selected, done + %(refused)s),
+        saved_at = now()
+    WHERE id = %(job)s AND state = 'open'
+""")
+END_STAGE = SQL("""
+    UPDATE {schema}.job
+    SET failed = failed + %(came)s, stage = stage + 1, saved_at = now(), paused_because = %(because)s,
+        state = CASE WHEN %(because)s::text IS NULL THEN state ELSE 'paused' END
     WHERE id = %(job)s AND state = 'open'
 """)
 PAUSE = SQL("""
@@ -92,8 +100,19 @@ async def run_letters(
     if selection.limit is not None:
         selection = replace(selection, limit=selection.limit - job.done)
     with running(connection, schema, job):
-        command = Command(broker, book.entry, selection, write=book.write, known=book.known, rate=job.rate, show=show)
+        command = Command(
+            broker,
+            book.entry,
+            selection,
+            write=book.write,
+            known=book.known,
+            rate=job.rate,
+            stages=book.stages(),
+            show=show,
+        )
         done = await run(command)
+        if done.paused_because is not None:
+            pause_letters(connection, schema, job, because=done.paused_because)
         if not done.is_stopped:
             book.end(refused=len(done.refused))
     done.job = job.id
@@ -119,7 +138,7 @@ def done_by_console(job: Job) -> Done:
         raise PartlyDoneError(
             f"{job.done} letters of {queue} are done, and {left} stay or are not there: see {list_command(queue)}"
         )
-    return Done(queue, chosen=job.done, done=job.done, job=job.id)
+    return Done(queue, chosen=job.done, done=job.done, failed_again=job.failed, job=job.id)
 
 
 def entry_of(job: Job) -> Entry:
@@ -169,9 +188,19 @@ class _Book:
             if each.message_id in ids
         }
 
+    def stages(self) -> Stages:
+        """Return the stages that are left."""
+        job = self._job
+        ends = (job.stages or [])[job.stage :]
+        return Stages(ends, most=job.stop_when_failing, tried=job.done, save=self._end_stage)
+
     def end(self, *, refused: int) -> None:
         """Note that no letter is left to do."""
-        self._connection.execute(self._sql(END), {"job": self._job.id, "failed": refused})
+        self._connection.execute(self._sql(END), {"job": self._job.id, "refused": refused})
+
+    def _end_stage(self, came: int, because: str | None) -> None:
+        """Note that a stage has ended, and pause the job when there is a reason."""
+        self._connection.execute(self._sql(END_STAGE), {"job": self._job.id, "came": came, "because": because})
 
     def _count_retried(self, letters: Sequence[Letter]) -> None:
         values = {

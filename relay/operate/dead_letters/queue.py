@@ -79,6 +79,7 @@ class DeadQueue:
         self._page: Page | None = None
         self._held: list[AbstractChannel] = []
         self._left = 0  # letters of theirs, without those of the page
+        self._renewed = 0  # letters that are in the queue as copies
         self._is_renewing = False
         self._came_back = False  # what was read last has come back before
 
@@ -89,6 +90,10 @@ class DeadQueue:
             count = await self._count(channel, queue)
             await self._close(channel)
             return count
+
+    async def came(self) -> int:
+        """Return how many letters have come since we began; raises as `opened`."""
+        return await self.waiting(self.name) + self.read - self._renewed - self.count
 
     async def pages(self, size: int = PAGE) -> AsyncIterator[list[Held]]:
         """Yield the letters, so many together at most; what is not acknowledged stays in the queue.
@@ -206,6 +211,7 @@ class DeadQueue:
         if self._is_renewing:
             copies = (Copy(each, self.name, renewed(each.delivered)) for each in page.letters)
             refused = await self.publish(copies)
+            self._renewed += len(page.letters) - len(refused)
             await self.acknowledge({*page.letters} - {*refused})
             if refused:
                 self.refusal, self._is_renewing = next(iter(refused.values())), False

@@ -23,6 +23,7 @@ from tests.consume.conftest import client, inbox, queue, table
 from tests.dead_letters.changes import RETRY, Audit
 from tests.dead_letters.conftest import audit, letters
 from tests.dead_letters.letters import Letters
+from tests.dead_letters.tried import consuming
 from tests.replay.conftest import Commands
 from tests.support.eventually import eventually
 from tests.support.process import free_port
@@ -129,6 +130,21 @@ async def test_a_job_that_is_resumed_while_its_run_ends_goes_on(
 
     assert (ended["state"], ended["done"]) == ("done", 20)
     assert len(await letters.consumed()) == 20
+
+
+async def test_a_retry_in_stages_pauses_when_letters_fail_again(
+    program: Program, letters: Letters, audit: Audit
+) -> None:
+    await letters.put_all(3)
+    order = {"queue": letters.queue.name, "all": True, "stages": [2], "stop_when_failing": 0.6, "why": "mended"}
+
+    async with consuming(letters, audit, fails=lambda _: True):
+        job = await program.job(await program.post("/dead-letters/retry", order), "paused", "done")
+    refused = await program.post("/dead-letters/discard", {**order, "why": "old"})
+
+    assert (job["done"], job["stage"], job["failed"]) == (2, 1, 2)
+    assert job["paused_because"].startswith("letters that failed while a stage of 2 was tried: 2, or 100%")
+    assert refused.status_code == 422  # what is thrown away has no outcome
 
 
 async def test_a_job_whose_letters_are_refused_is_paused_and_says_why(program: Program, letters: Letters) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from relay.config.settings import Settings
 from relay.console.access.identity import Role
+from relay.operate.dead_letters import stages
 from tests.cli.command import Command, Result
 from tests.console.api.program import tokens
 from tests.console.site import serving, users
@@ -143,6 +144,19 @@ async def test_letters_are_sent_back_and_thrown_away_by_the_console(ends: Ends, 
     assert (paced.code, paced.out) == (0, f"sent 1 letter of {DEAD} into {QUEUE}\n")
     assert (discarded.code, json.loads(discarded.out)["done"]) == (0, 2)
     assert [each.message_id for each in await letters.consumed()] == ids[:3]
+
+
+async def test_letters_are_sent_back_in_stages_by_the_console(
+    ends: Ends, letters: Letters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stages, "LONGEST", 0.1)
+    await letters.put_all(3)
+
+    paused = await ends.there("dead-letters", "retry", QUEUE, "--all", "--stages", "1,all", *WHY)
+
+    assert paused.code == 3
+    assert f"is paused after 1 letters of {DEAD}: letters still wait in {QUEUE}: see to its consumers" in paused.err
+    assert await letters.waiting() == 2
 
 
 async def test_held_messages_are_tried_by_the_console(ends: Ends, rows: Rows) -> None:
