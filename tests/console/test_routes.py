@@ -122,6 +122,25 @@ async def test_a_route_is_paused_resumed_and_probed_by_forms(settings: Settings,
     assert audit == [("quarantine pause", "operator", "<i>repair"), ("quarantine resume", "operator", None)]
 
 
+async def test_an_owner_discards_the_rows_of_a_route_by_a_form(settings: Settings, tmp_path: Path, rows: Rows) -> None:
+    row = rows.quarantined("gone")
+    async with running(settings, **users(tmp_path)) as app, browser(app) as client:
+        await log_in(client, Role.OPERATOR)
+        page = await client.get("/routes")
+        refused = await post(client, "/routes/1/discard", {"token": token_of(page), "why": "test data"})
+        await log_in(client, Role.OWNER)
+        form = {"token": token_of(await client.get("/routes"))}
+        without = await post(client, "/routes/1/discard", form)
+        missing = await post(client, "/routes/99/discard", {**form, "why": "test data"})
+        ordered = await post(client, "/routes/1/discard", {**form, "why": "test data"})
+        await eventually(lambda: rows.states()[row][0] == "discarded", "the row is discarded")
+
+    assert "Discard its rows" not in page.text
+    assert [each.status_code for each in (refused, without, missing, ordered)] == [403, 422, 404, 303]
+    assert ordered.headers["Location"] == "/jobs/1"
+    assert rows.connection.execute(AUDIT).fetchall() == [("quarantine discard", "owner", "test data")]
+
+
 async def test_a_lane_is_paused_and_resumed_by_forms(settings: Settings, tmp_path: Path, rows: Rows) -> None:
     rows.node()
     async with running(settings, **users(tmp_path)) as app, browser(app) as client:

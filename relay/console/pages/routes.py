@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from relay.console.access.identity import Role
-from relay.console.given import FormWords, Id, Lane, Operations, Operator, ShortString, Viewer
+from relay.console.given import FormWords, Id, Lane, Operations, Operator, Owner, ShortString, Viewer
 from relay.console.templates import page
 from relay.engine.session.session import LANES
 from relay.errors import NotFoundError, UsageError
@@ -36,6 +36,7 @@ async def routes(request: Request, operations: Operations, who: Viewer) -> HTMLR
         lanes=[lane for lane in lanes if lane.paused_at is not None],
         numbers=range(LANES),
         may_change=who.role.includes(Role.OPERATOR),
+        may_discard=who.role.includes(Role.OWNER),
     )
 
 
@@ -61,6 +62,16 @@ def probe(operations: Operations, _: Operator, route: Id) -> Response:
     with suppress(NotFoundError):  # it works by now
         operations.probe([route])
     return _back()
+
+
+@router.post("/routes/{route}/discard")
+def discard(request: Request, operations: Operations, who: Owner, *, route: Id, why: FormWords = "") -> Response:
+    """Order a job that gives up all rows of a route; the console runs it."""
+    if not why:
+        raise UsageError("say why: the audit keeps it with each row that you discard")
+    job = operations.order_discard(route, [], by=who.name, why=why).job
+    request.app.state.runner.wake()
+    return RedirectResponse(f"/jobs/{job.id}", HTTPStatus.SEE_OTHER)
 
 
 @router.post("/routes/lanes/pause")
