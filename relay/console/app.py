@@ -60,8 +60,8 @@ def make_app(settings: Settings, file: Path | None = None) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        database.open()
-        inbox.open()
+        for each in {database, inbox}:  # often the same
+            each.open()
         tasks = [
             asyncio.create_task(sampler.run(), name="sampler"),
             asyncio.create_task(checkup.run(), name="checkup"),
@@ -78,8 +78,8 @@ def make_app(settings: Settings, file: Path | None = None) -> FastAPI:
             await asyncio.wait([*tasks, running])
             await route_map.close()
             await failure_groups.close()
-            database.close()
-            inbox.close()
+            for each in {database, inbox}:
+                each.close()
 
     database, access = Database(settings.database, settings.console), Access(settings.console)
     apart = inbox_of(settings)
