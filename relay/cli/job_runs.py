@@ -256,15 +256,15 @@ def report_letters(done: LettersDone, entry: Entry, output: Output, *, is_previe
     if done.paused_because is not None:
         complain(f"job {done.job} is paused: {done.paused_because}")
         aside(f"`relay jobs resume {done.job}` goes on")
-        return exit_code(done=done.done, left=left or 1)
+        return ExitCode.PARTLY
     if left:
         return exit_code(done=done.done, left=left)
-    if done.failed_again:
-        complain(f"letters that failed while stages were tried: {done.failed_again}; see {list_command(done.queue)}")
-        return ExitCode.FAILED
     if done.is_stopped:
         aside(f"stopped: `relay jobs resume {done.job}` goes on")
         return ExitCode.INTERRUPTED
+    if done.failed_again:
+        complain(f"letters that failed while stages were tried: {done.failed_again}; see {list_command(done.queue)}")
+        return ExitCode.FAILED
     return ExitCode.DONE
 
 

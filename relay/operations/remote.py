@@ -212,9 +212,8 @@ class RemoteOperations:
         """Have the console send; return the job when it has ended, or is paused."""
         given = {name: value for name, value in asdict(asked).items() if value is not None}
         address = {"to_exchange": target.exchange, "routing_key": target.routing_key}
-        careful = {name: value for name, value in asdict(caution).items() if value}
         ids = {"message_ids": [str(each) for each in asked.message_ids or ()]}
-        body = {**given, **ids, **address, **careful, "all": asked == Filter(), "why": why or ""}
+        body = {**given, **ids, **address, **_careful(caution), "all": asked == Filter(), "why": why or ""}
         return self._follow(self._post(Job, "/replay", body), show)
 
     def list_jobs(self, *, limit: int, kind: Kind | None) -> list[Job]:
@@ -321,7 +320,7 @@ def _parked(selection: ParkedSelection) -> dict[str, Any]:
 
 
 def _careful(caution: Caution) -> dict[str, Any]:
-    return {name: value for name, value in asdict(caution).items() if value}
+    return {name: value for name, value in asdict(caution).items() if value not in (None, ())}
 
 
 def _letters(queue: str, selection: LetterSelection) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """Letters are sent back in stages, and a job pauses when too many of them fail again."""
 
+from datetime import timedelta
+
 import psycopg
 import pytest
 
@@ -11,11 +13,31 @@ from relay.operate.dead_letters.job import order_letters, run_letters
 from relay.operate.dead_letters.letter import Selection
 from relay.operate.session import session
 from tests.dead_letters.changes import RETRY, Audit
-from tests.dead_letters.letters import Letters
-from tests.dead_letters.tried import LATER, consuming
+from tests.dead_letters.letters import DEAD, FAILED_AT, Letters
+from tests.dead_letters.tried import consuming
 from tests.support.eventually import eventually
 
 EVERYTHING = Selection()
+
+
+class Stopped:
+    """A run that is stopped when the consumer has a letter of the first stage."""
+
+    def __init__(self) -> None:
+        self._command: Command | None = None
+
+    async def run(self, command: Command) -> Done:
+        self._command = command
+        return await command.run()
+
+    async def stop(self) -> None:
+        if self._command is not None:
+            self._command.stop()
+
+
+@pytest.fixture
+def stopped() -> Stopped:
+    return Stopped()
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +80,9 @@ async def test_a_stage_that_fails_pauses_the_job_which_goes_on_without_what_came
     async with consuming(letters, audit, fails=lambda id_: id_ == "id-0") as tried:
         with session(database) as connection:
             done, paused = await retried(connection, letters, Caution(stages=(2, 4), stop_when_failing=0.4))
+            await eventually(lambda: letters.has(5), "the others are back")
             left = await letters.ids()
+            await eventually(lambda: letters.has(5), "they are back again")
             job = await resumed(connection, letters, paused)
         await eventually(lambda: len(tried.ids) == len(sent), "all are consumed")
 
@@ -71,38 +95,55 @@ async def test_a_stage_that_fails_pauses_the_job_which_goes_on_without_what_came
     assert await letters.ids() == ["id-0"]
 
 
-async def test_a_stage_waits_as_long_as_the_tries_of_a_letter_took_the_last_time(
+async def test_a_stage_waits_longer_than_the_tries_of_a_keys_letters_took_the_last_time(
+    letters: Letters, database: DatabaseSettings, audit: Audit
+) -> None:
+    """Five letters of one key may be tried one after the other; the test waits until the first has failed."""
+    for number in range(5):
+        await letters.put(number, failed_at=FAILED_AT + timedelta(seconds=2))
+
+    async with consuming(letters, audit, fails=lambda _: True, after=6):
+        with session(database) as connection:
+            _, job = await retried(connection, letters, Caution(stages=(5,), stop_when_failing=0))
+
+    assert (job.state, job.done) == ("paused", 5)
+    assert job.failed >= 1
+
+
+async def test_a_stage_that_nobody_consumes_pauses_the_job_which_stays_in_it(
     letters: Letters, database: DatabaseSettings, audit: Audit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The test does not wait for all of that minute: the letter comes back."""
-    monkeypatch.setattr(stages, "MARGIN", 0)
-    await letters.put(message_id="late", failed_at=LATER)
-    await letters.put(message_id="other")
-    left = list[str | None]()
-
-    def is_seen_first(id_: str | None) -> bool:
-        left.append(id_)
-        return True
-
-    async with consuming(letters, audit, fails=is_seen_first, after=1):
-        with session(database) as connection:
-            _, job = await retried(connection, letters, Caution(stages=(1,), stop_when_failing=0))
-
-    assert (job.state, job.done, left) == ("paused", 1, ["late"])
-
-
-async def test_a_stage_that_nobody_consumes_pauses_the_job(
-    letters: Letters, database: DatabaseSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stages, "LONGEST", 0.5)
+    monkeypatch.setattr(stages, "LONGEST", 3)
     await letters.put_all(3)
 
     with session(database) as connection:
         _, job = await retried(connection, letters, Caution(stages=(1,)))
+        await eventually(lambda: letters.has(2), "the others are back")
+        async with consuming(letters, audit) as tried:
+            ended = await resumed(connection, letters, job)
+            await eventually(lambda: len(tried.ids) == 3, "all are consumed")
 
-    assert (job.state, job.stage, job.done) == ("paused", 1, 1)
-    assert job.paused_because == f"letters still wait in {letters.queue.name}: see to its consumers"
-    assert await letters.waiting() == 2
+    assert (job.state, job.stage, job.done) == ("paused", 0, 1)
+    assert job.paused_because == f"{letters.queue.name} was never empty in 3 s: see to its consumers"
+    assert tried.stages == [(0, 0), (1, 1), (2, 1)]
+    assert (ended.state, ended.done) == ("done", 3)
+
+
+async def test_a_stage_cannot_count_while_others_take_letters(
+    letters: Letters, database: DatabaseSettings, audit: Audit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stages, "LONGEST", 3)
+    await letters.put_all(40)  # more than the job has in its hands
+
+    async def takes_one() -> None:
+        await letters.channel.basic_get(DEAD, no_ack=True)
+
+    async with consuming(letters, audit, does=takes_one):
+        with session(database) as connection:
+            _, job = await retried(connection, letters, Caution(stages=(1,)))
+
+    assert (job.state, job.stage, job.done) == ("paused", 0, 1)
+    assert job.paused_because == f"others took letters out of {DEAD}: a stage cannot count in it"
 
 
 async def test_letters_that_are_refused_are_failures_of_their_stage(
@@ -120,27 +161,42 @@ async def test_letters_that_are_refused_are_failures_of_their_stage(
 
 
 async def test_a_job_that_is_stopped_in_a_stage_sends_each_letter_once(
-    letters: Letters, database: DatabaseSettings, audit: Audit
+    letters: Letters, database: DatabaseSettings, audit: Audit, stopped: Stopped, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(stages, "LONGEST", 3)
     sent = await letters.put_all(5)
 
-    async def run_and_stop(command: Command) -> Done:
-        running.append(command)
-        return await command.run()
-
-    def fails(_: str | None) -> bool:
-        running[0].stop()  # its first stage waits
-        return False
-
-    running: list[Command] = []
-    async with consuming(letters, audit, fails=fails) as tried:
+    async with consuming(letters, audit, does=stopped.stop) as tried:
         with session(database) as connection:
-            job = order_letters(connection, "outbox", RETRY, EVERYTHING, caution=Caution(stages=(1, 3)))
-            await run_letters(connection, "outbox", letters.broker, job, run=run_and_stop)
-            stopped = read_job(connection, "outbox", job.id)
-            ended = await resumed(connection, letters, job)
+            chosen = Selection(message_ids=frozenset(sent))
+            job = order_letters(connection, "outbox", RETRY, chosen, caution=Caution(stages=(1, 3)))
+            await run_letters(connection, "outbox", letters.broker, job, run=stopped.run)
+            first = read_job(connection, "outbox", job.id)
+            await eventually(lambda: letters.has(4), "the others are back")
+            done = await run_letters(connection, "outbox", letters.broker, first)
+            ended = read_job(connection, "outbox", job.id)
         await eventually(lambda: len(tried.ids) == len(sent), "all are consumed")
 
-    assert (stopped.state, stopped.stage, stopped.done) == ("interrupted", 0, 1)
+    assert (first.state, first.stage, first.done) == ("interrupted", 0, 1)
     assert (ended.state, ended.stage, ended.done, ended.failed) == ("done", 2, 5, 0)
+    assert (done.done, done.not_found) == (4, [])
     assert tried.ids == sent
+
+
+async def test_what_failed_after_a_stop_counts_in_its_stage(
+    letters: Letters, database: DatabaseSettings, audit: Audit, stopped: Stopped
+) -> None:
+    await letters.put_all(4)
+
+    async with consuming(letters, audit, fails=lambda _: True, does=stopped.stop):
+        with session(database) as connection:
+            job = order_letters(
+                connection, "outbox", RETRY, EVERYTHING, caution=Caution(stages=(2,), stop_when_failing=0.6)
+            )
+            await run_letters(connection, "outbox", letters.broker, job, run=stopped.run)
+            await eventually(lambda: letters.has(4), "all are back")
+            await run_letters(connection, "outbox", letters.broker, read_job(connection, "outbox", job.id))
+            job = read_job(connection, "outbox", job.id)
+
+    assert (job.state, job.stage, job.done, job.failed) == ("paused", 1, 2, 2)
+    assert job.paused_because == "letters that failed while a stage of 2 was tried: 2, or 100%, and at most 60% may"

@@ -1,7 +1,7 @@
 """A consumer of letters that are sent back, which gives some of them up again."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -22,9 +22,18 @@ class Tried:
     stages: list[tuple[int, int]] = field(default_factory=list)  # how many it had tried, and stages that had ended
 
 
+async def nothing() -> None:
+    return
+
+
 @asynccontextmanager
 async def consuming(
-    letters: Letters, audit: Audit, *, fails: Callable[[str | None], bool] = lambda _: False, after: float = 0
+    letters: Letters,
+    audit: Audit,
+    *,
+    fails: Callable[[str | None], bool] = lambda _: False,
+    after: float = 0,
+    does: Callable[[], Awaitable[None]] = nothing,
 ) -> AsyncIterator[Tried]:
     """Consume what is sent back, and give some of it up again, so many seconds later."""
     tried = Tried()
@@ -33,6 +42,7 @@ async def consuming(
         row = audit.execute("SELECT max(stage) AS stage FROM outbox.job").fetchone()
         tried.stages.append((len(tried.ids), row["stage"] if row else 0))
         tried.ids.append(message.message_id)
+        await does()
         if fails(message.message_id):
             await asyncio.sleep(after)
             await letters.put(message_id=message.message_id, failed_at=LATER)

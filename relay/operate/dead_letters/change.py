@@ -47,7 +47,7 @@ class Done:
         chosen: letters that match, as far as they were looked for.
         done: sent back or thrown away; of a preview, those that would be.
         refused: message ids, each with the reason why it was not sent: these letters are where they were.
-        failed_again: letters that came into the queue while stages waited for their outcome.
+        failed_again: letters that came into the queue in the stages of the job.
         not_found: message ids that were named, and are not there.
         warning: what else an operator should know.
         paused_because: why it cannot go on without an operator.
@@ -77,7 +77,7 @@ class _Choice:
 
     def __init__(self, entry: Entry, selection: Selection) -> None:
         self.done = Done(entry.queue)
-        self._sent_to = entry.sent_to
+        self.sent_to = entry.sent_to
         self._selection = selection
         self._found: set[str | None] = set()
         self._seen: set[str] = set()  # queues that are there
@@ -107,9 +107,9 @@ class _Choice:
         Raises:
             NotFoundError: such a queue does not exist.
         """
-        if self._sent_to is None:
+        if self.sent_to is None:
             return {}
-        targets = {each: came_from(each.delivered, self._sent_to) for each in letters}
+        targets = {each: came_from(each.delivered, self.sent_to) for each in letters}
         for target in sorted({*targets.values()} - self._seen):
             await queue.waiting(target)
             self._seen.add(target)
@@ -215,6 +215,7 @@ class Command:
 
     async def _work(self, queue: DeadQueue) -> None:
         pace = None if self._rate is None else Pace(self._rate)
+        await self._stages.begin(queue, self._choice.sent_to)
         is_whole = self._choice.is_whole_queue and pace is None and self._stages.is_over
         async for page in queue.pages(PAGE if is_whole else ACKNOWLEDGED_PAGE):
             chosen = self._choice.of(page)
@@ -234,7 +235,6 @@ class Command:
 
     async def _end_stage(self, queue: DeadQueue) -> None:
         because = await self._stages.outcome(queue, goes_on=self._goes_on)
-        self.done.failed_again = self._stages.came
         if because is not None:
             self._pause(because)
 

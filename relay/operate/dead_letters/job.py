@@ -19,7 +19,7 @@ from relay.operate.dead_letters.audit import Entry, write_audit
 from relay.operate.dead_letters.change import Before, Command, Done
 from relay.operate.dead_letters.letter import SOURCE, Letter, Selection
 from relay.operate.dead_letters.read import list_command
-from relay.operate.dead_letters.stages import Stages
+from relay.operate.dead_letters.stages import Stages, Standing
 
 QUEUE, SENT_TO = "queue", "sent_to"  # in the job's filter, next to what selects the letters
 
@@ -31,10 +31,11 @@ END = SQL("""
         saved_at = now()
     WHERE id = %(job)s AND state = 'open'
 """)
-END_STAGE = SQL("""
+SAVE_STAGE = SQL("""
     UPDATE {schema}.job
-    SET failed = failed + %(came)s, stage = stage + 1, saved_at = now(), paused_because = %(because)s,
-        state = CASE WHEN %(because)s::text IS NULL THEN state ELSE 'paused' END
+    SET position = %(expected)s, failed = failed + %(came)s, stage = stage + %(has_ended)s::integer,
+        state = CASE WHEN %(because)s::text IS NULL THEN state ELSE 'paused' END, paused_because = %(because)s,
+        saved_at = now()
     WHERE id = %(job)s AND state = 'open'
 """)
 PAUSE = SQL("""
@@ -99,6 +100,7 @@ async def run_letters(
     selection = Selection.from_json(job.filter)
     if selection.limit is not None:
         selection = replace(selection, limit=selection.limit - job.done)
+    stages = Stages(standing_of(job), book.save_stage)
     with running(connection, schema, job):
         command = Command(
             broker,
@@ -107,15 +109,17 @@ async def run_letters(
             write=book.write,
             known=book.known,
             rate=job.rate,
-            stages=book.stages(),
+            stages=stages,
             show=show,
         )
         done = await run(command)
-        if done.paused_because is not None:
+        if done.paused_because is not None and not stages.has_paused:
             pause_letters(connection, schema, job, because=done.paused_because)
         if not done.is_stopped:
             book.end(refused=len(done.refused))
     done.job = job.id
+    done.failed_again = job.failed + stages.failed
+    done.not_found = book.not_done_before(done.not_found)
     return done
 
 
@@ -147,6 +151,18 @@ def entry_of(job: Job) -> Entry:
     return Entry(job.kind, filter_[QUEUE], filter_[SENT_TO], job.made_by, job.why or "", job.id)
 
 
+def standing_of(job: Job) -> Standing:
+    """Return where the stages of a job stand."""
+    ends = job.stages or []
+    return Standing(
+        ends=ends[job.stage :],
+        most=job.stop_when_failing,
+        done=job.done,
+        begun=ends[job.stage - 1] if job.stage else 0,
+        expected=job.position,
+    )
+
+
 class _Book:
     """Keeps the notes and the count of a job."""
 
@@ -175,12 +191,9 @@ class _Book:
 
     def known(self, letters: Sequence[Letter]) -> Mapping[Letter, Before]:
         """Return what earlier runs did with these letters."""
-        if not self._job.done:
+        if not self._job.done and not self._job.stages:
             return {}
-        values = {"job": self._job.id, "message_ids": [each.message_id for each in letters if each.message_id]}
-        noted: set[tuple[str, datetime | None]] = set(
-            self._connection.execute(self._sql(READ_NOTES), values).fetchall()
-        )
+        noted = self._notes([each.message_id for each in letters if each.message_id])
         ids = {message_id for message_id, _ in noted}
         return {
             each: Before.NOTED if (each.message_id, each.last_failed_at) in noted else Before.CAME_BACK
@@ -188,19 +201,26 @@ class _Book:
             if each.message_id in ids
         }
 
-    def stages(self) -> Stages:
-        """Return the stages that are left."""
-        job = self._job
-        ends = (job.stages or [])[job.stage :]
-        return Stages(ends, most=job.stop_when_failing, tried=job.done, save=self._end_stage)
+    def not_done_before(self, message_ids: list[str]) -> list[str]:
+        """Return which of these no earlier run has done."""
+        if not self._job.done:
+            return message_ids
+        done = {message_id for message_id, _ in self._notes(message_ids)}
+        return [each for each in message_ids if each not in done]
+
+    def save_stage(self, *, expected: int, came: int = 0, has_ended: bool = False, because: str | None = None) -> None:
+        """Note where a stage stands, and pause the job when there is a reason; raises as `write`."""
+        values = {"job": self._job.id, "expected": expected, "came": came, "has_ended": has_ended, "because": because}
+        if not self._connection.execute(self._sql(SAVE_STAGE), values).rowcount:
+            raise JobTurnedError(f"{self._job.words} was paused or cancelled")
 
     def end(self, *, refused: int) -> None:
         """Note that no letter is left to do."""
         self._connection.execute(self._sql(END), {"job": self._job.id, "refused": refused})
 
-    def _end_stage(self, came: int, because: str | None) -> None:
-        """Note that a stage has ended, and pause the job when there is a reason."""
-        self._connection.execute(self._sql(END_STAGE), {"job": self._job.id, "came": came, "because": because})
+    def _notes(self, message_ids: Sequence[str]) -> set[tuple[str, datetime | None]]:
+        values = {"job": self._job.id, "message_ids": list(message_ids)}
+        return set(self._connection.execute(self._sql(READ_NOTES), values).fetchall())
 
     def _count_retried(self, letters: Sequence[Letter]) -> None:
         values = {

@@ -10,18 +10,19 @@ import pytest
 
 from relay.config.settings import Settings
 from relay.console.access.identity import Role
-from relay.operate.dead_letters import stages
 from tests.cli.command import Command, Result
 from tests.console.api.program import tokens
 from tests.console.site import serving, users
 from tests.consume.conftest import queue
 from tests.consume.effects import QUEUE
-from tests.dead_letters.conftest import letters
+from tests.dead_letters.changes import Audit
+from tests.dead_letters.conftest import audit, letters
 from tests.dead_letters.letters import DEAD, Letters
+from tests.dead_letters.tried import consuming
 from tests.operate.held import held
 from tests.operate.rows import Rows
 
-__all__ = ["letters", "queue"]  # fixtures
+__all__ = ["audit", "letters", "queue"]  # fixtures
 
 WHY = ("--why", "fixed")
 PAUSED = """
@@ -146,17 +147,16 @@ async def test_letters_are_sent_back_and_thrown_away_by_the_console(ends: Ends, 
     assert [each.message_id for each in await letters.consumed()] == ids[:3]
 
 
-async def test_letters_are_sent_back_in_stages_by_the_console(
-    ends: Ends, letters: Letters, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stages, "LONGEST", 0.1)
+async def test_letters_are_sent_back_in_stages_by_the_console(ends: Ends, letters: Letters, audit: Audit) -> None:
     await letters.put_all(3)
+    careful = ("--stages", "1,all", "--stop-when-failing", "0%")
 
-    paused = await ends.there("dead-letters", "retry", QUEUE, "--all", "--stages", "1,all", *WHY)
+    async with consuming(letters, audit, fails=lambda _: True):
+        paused = await ends.there("dead-letters", "retry", QUEUE, "--all", *careful, *WHY)
 
     assert paused.code == 3
-    assert f"is paused after 1 letters of {DEAD}: letters still wait in {QUEUE}: see to its consumers" in paused.err
-    assert await letters.waiting() == 2
+    assert f"is paused after 1 letters of {DEAD}: letters that failed while a stage of 1 was tried: 1" in paused.err
+    assert "at most 0% may" in paused.err
 
 
 async def test_held_messages_are_tried_by_the_console(ends: Ends, rows: Rows) -> None:
