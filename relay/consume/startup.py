@@ -97,8 +97,8 @@ async def keep_asking(inbox: Inbox, session: InboxSession, stopping: asyncio.Eve
 @asynccontextmanager
 async def _opened(inbox: Inbox) -> AsyncIterator[Transactions]:
     transactions = open_transactions(inbox)
-    await transactions.open()
     try:
+        await transactions.open()  # which may be cancelled when it has the connection
         yield transactions
     finally:
         await transactions.close()

@@ -1,0 +1,28 @@
+"""The upkeep of an inbox leaves nothing behind, whenever it is cancelled."""
+
+import asyncio
+
+import pytest
+
+from relay.consume import Inbox
+from relay.consume.startup import keep_up
+from relay.database import Connection
+
+
+async def test_a_connection_is_closed_though_the_upkeep_is_cancelled_before_it_is_used(
+    inbox: Inbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: asyncio.Queue[Connection] = asyncio.Queue()
+
+    async def wait(self: Connection, _: bool) -> None:
+        opened.put_nowait(self)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Connection, "set_autocommit", wait)
+    upkeep = asyncio.create_task(keep_up(inbox))
+    connection = await opened.get()
+
+    upkeep.cancel()
+    await asyncio.wait([upkeep])
+
+    assert connection.closed
