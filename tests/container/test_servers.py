@@ -1,4 +1,4 @@
-"""The tests of the engine, of the doctor and of consumers, on PostgreSQL 17 and RabbitMQ 4."""
+"""The tests of the engine, of the doctor, of consumers and of dead letters, on PostgreSQL 17 and RabbitMQ 4."""
 
 import os
 import re
@@ -18,7 +18,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("tests", ["tests/engine", "tests/doctor", "tests/consume"])
+@pytest.mark.parametrize("tests", ["tests/engine", "tests/doctor", "tests/consume", "tests/dead_letters"])
 def test_they_pass_on_them(
     tests: str, postgres: GivenPostgres, rabbitmq: GivenRabbit, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -95,7 +95,8 @@ async def _measure(history: History, database_url: str, pid: Callable[[], int | 
             while True:
                 (oldest,) = await (await connection.execute(OLDEST)).fetchone() or (0.0,)
                 if (found := pid()) is not None:
-                    history.append(Measured(resident_bytes(found), oldest))
+                    with suppress(FileNotFoundError, ProcessLookupError):  # it was killed since
+                        history.append(Measured(resident_bytes(found), oldest))
                 await asyncio.sleep(INTERVAL)
 
 
