@@ -116,7 +116,7 @@ def shown_rows(log_settings: LogSettings, title: str) -> Iterator[Callable[[Job]
             yield show_job
         except KeyboardInterrupt:
             if last:
-                aside(how_to_go_on(last[0]))
+                aside(how_to_go_on(last[0].id))
             raise
 
 
@@ -162,15 +162,15 @@ def how_it_ended(job: Job) -> ExitCode:
             return ExitCode.FAILED if job.failed else ExitCode.DONE
         case "paused":
             complain(f"{job.words} is paused: {job.paused_because}")
-            aside(how_to_go_on(job))
+            aside(how_to_go_on(job.id))
         case state:
             complain(f"{job.words} is {state}")
     return ExitCode.PARTLY
 
 
-def how_to_go_on(job: Job) -> str:
+def how_to_go_on(job: int | None) -> str:
     """Return which command goes on with a job."""
-    return f"`relay jobs resume {job.id}` goes on"
+    return f"`relay jobs resume {job}` goes on"
 
 
 def run_replay(settings: Settings, job: Job, rate: float | None, output: Output) -> ExitCode:
@@ -181,7 +181,7 @@ def run_replay(settings: Settings, job: Job, rate: float | None, output: Output)
             end = uvloop.run(serve(settings, job, rate=rate, show=lambda told: show(_seen(told))))
     except OutboxError as error:
         if not isinstance(error, BusyError | PartlyDoneError):
-            aside(how_to_go_on(job))
+            aside(how_to_go_on(job.id))
         raise
     return report_replay(job.id, ENDS[end.how], end.progress, output, seconds=time.monotonic() - started)
 
@@ -194,7 +194,7 @@ def report_replay(job: int, state: str, progress: Progress, output: Output, *, s
     elif state != "done":
         say(f"replay {job} is {state} after {done + failed} of {selected or 'uncounted'} rows")
         if state != "cancelled":
-            aside(f"`relay jobs resume {job}` goes on")
+            aside(how_to_go_on(job))
     elif not selected:
         say(f"no sent row matches: nothing to replay (replay {job})")
     else:
@@ -252,15 +252,14 @@ def report_letters(done: LettersDone, entry: Entry, output: Output, *, is_previe
     for message_id in done.not_found:
         complain(f"{message_id} is not there, or is with another consumer: see {list_command(done.queue)}")
     warn_of_returns(done.warning)
-    left = len(done.refused) + len(done.not_found)
     if done.paused_because is not None:
         complain(f"job {done.job} is paused: {done.paused_because}")
-        aside(f"`relay jobs resume {done.job}` goes on")
+        aside(how_to_go_on(done.job))
         return ExitCode.PARTLY
-    if left:
+    if left := len(done.refused) + len(done.not_found):
         return exit_code(done=done.done, left=left)
     if done.is_stopped:
-        aside(f"stopped: `relay jobs resume {done.job}` goes on")
+        aside(f"stopped: {how_to_go_on(done.job)}")
         return ExitCode.INTERRUPTED
     if done.failed_again:
         complain(f"letters that failed while stages were tried: {done.failed_again}; see {list_command(done.queue)}")

@@ -232,8 +232,7 @@ def reroute(
                 if not rows:
                     connection.execute(composed(schema, MOVE_FOLLOWERS), {**values, "to": entered})
                 # What is left in the route waits for no more than it did: try it now.
-                connection.execute(composed(schema, TRY_NOW), {"routes": [route.id]})
-                ring(connection, schema, ROUTES_CHANGED)
+                probe(connection, schema, [route.id])
                 return Changed(route.id, moved, left_out)
         time.sleep(PROBE_POLL)
 

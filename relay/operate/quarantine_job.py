@@ -11,7 +11,6 @@ from uuid import UUID
 import psycopg
 from psycopg.sql import SQL
 
-from relay.engine.session.session import ROUTES_CHANGED
 from relay.errors import OutboxError, PartlyDoneError
 from relay.jobs.job import Job, Kind, Order, Source, make_job, read_job, running
 from relay.operate.quarantine import (
@@ -19,11 +18,10 @@ from relay.operate.quarantine import (
     PROBE_POLL,
     PROBE_WAIT,
     PROBES_ON_THEIR_WAY,
-    TRY_NOW,
     RouteStatus,
     composed,
     parameters,
-    ring,
+    probe,
 )
 from relay.operate.whereabouts import RowId
 
@@ -137,8 +135,7 @@ def _step(connection: psycopg.Connection, schema: str, job: Job, *, may_wait: bo
         if not rows:
             connection.execute(composed(schema, SAVE), ended)
             # What is left in the route waits for no more than it did: try it now.
-            connection.execute(composed(schema, TRY_NOW), {"routes": [route]})
-            ring(connection, schema, ROUTES_CHANGED)
+            probe(connection, schema, [route])
             return None
         words = f"discarded by {job.made_by}: {job.why}"
         change = {**values, "rows": rows, "words": words, "by": job.made_by, "why": job.why}
