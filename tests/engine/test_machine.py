@@ -6,6 +6,7 @@ Tail and publisher are real, the table and the broker are not (world.py): so tho
 import asyncio
 from collections.abc import Coroutine
 from contextlib import suppress
+from functools import partial
 from math import inf
 from types import SimpleNamespace
 from typing import Any, cast
@@ -20,7 +21,6 @@ from psycopg.errors import LockNotAvailable
 from relay.config.settings import KeyPolicy, RelaySettings
 from relay.engine.delivery_policy import DeliveryPolicy
 from relay.engine.read import positions, tail
-from relay.engine.read.positions import LaneFloor
 from relay.engine.read.tail import Tail
 from relay.engine.row import Key, Outcome, Row, Settled
 from relay.engine.send.publisher import Publisher
@@ -95,7 +95,6 @@ class Relaying(RuleBasedStateMachine):
         self.first_sent: set[int] = set()
         self.confirmed: set[int] = set()
         self.held: set[Key | None] = set()
-        self.saved: dict[int, LaneFloor] = {}
         self.loop.do(self._connect())
 
     async def _connect(self) -> None:
@@ -105,9 +104,10 @@ class Relaying(RuleBasedStateMachine):
 
     async def _open_session(self) -> None:
         self.session = WorldSession(self.world)
+        self.session.lanes.take(range(LANES))
         session = cast("LaneSession", self.session)
         self.tail = Tail(session, self.settings, self.policy, GivesUp())
-        self.tail.enter(range(LANES), self.world.floors(self.saved))
+        self.tail.enter(range(LANES), self.world.floors())
 
     def teardown(self) -> None:
         if not hasattr(self, "loop"):
@@ -156,6 +156,7 @@ class Relaying(RuleBasedStateMachine):
         if not self.tail._positions.has_room():
             return
         self.world.clock += BETWEEN
+        self.session.reads = 0
         window = self.loop.do(self.tail._next_rows())
         kept = [row for row in window if row.key in self.held]
         self._park(kept)
@@ -168,8 +169,11 @@ class Relaying(RuleBasedStateMachine):
         self.world.commit(self._running(which))
         later = self._running(other)
         if self.tail._positions.has_room():
-            self.session.after_read = lambda: self.world.commit(later)
+            self.session.between_reads = partial(self._commit, later)
             self.read()
+            if self.session.between_reads is not None:
+                self.session.between_reads = None
+                self.world.commit(later)
 
     @rule(answers=st.integers(0, 2))
     def read_in_vain(self, answers: int) -> None:
@@ -182,18 +186,30 @@ class Relaying(RuleBasedStateMachine):
     @rule(lanes=st.sets(st.integers(0, LANES - 1), min_size=1))
     def save_floors(self, lanes: set[int]) -> None:
         """Not all of them: another session may have held the others."""
-        self.saved |= {lane: read for lane, read in self.tail.floors().items() if lane in lanes}
+        self.world.saved |= {lane: read for lane, read in self.tail.floors().items() if lane in lanes}
 
-    @rule(lane=st.integers(0, LANES - 1))
-    def give_a_lane_up(self, lane: int) -> None:
-        if self.tail.is_clear(lane):
-            self.session.lanes.release([lane])
+    @rule(lanes=st.sets(st.integers(0, LANES - 1), min_size=1))
+    def leave_lanes(self, lanes: set[int]) -> None:
+        self.session.lanes.leave(lanes & {*self.session.lanes.held})
+
+    @rule()
+    def give_up_what_leaves(self) -> None:
+        leaving = self.session.lanes.leaving
+        self.tail.hand_back(self.publisher.give_back(leaving))
+        self.session.lanes.release([lane for lane in leaving if self.tail.is_clear(lane)])
 
     @rule()
     def take_all_lanes(self) -> None:
+        for _ in range(100):  # what leaves must go first, or it may come twice
+            if not self.session.lanes.leaving:
+                break
+            self.give_up_what_leaves()
+            while self.wire.open:
+                self.settle(0, Outcome.CONFIRMED)
+            self.mark()
         lanes = [lane for lane in range(LANES) if lane not in self.session.lanes.held]
         self.session.lanes.take(lanes)
-        self.tail.enter(lanes, self.world.floors(self.saved))
+        self.tail.enter(lanes, self.world.floors())
 
     @rule(rounds=st.integers(1, 6), key=st.integers(0, 5))
     def go_on_for_a_while(self, rounds: int, key: int) -> None:
@@ -281,6 +297,9 @@ class Relaying(RuleBasedStateMachine):
     def _is_passed(self, id_: int) -> bool:
         """Whether a refused row may be passed over; one that is refused again and again is parked."""
         return self.settings.key_policy is KeyPolicy.SKIP and self.world.table[id_].attempts > 0
+
+    async def _commit(self, transaction: OpenTransaction) -> None:
+        self.world.commit(transaction)
 
     def _running(self, which: int) -> OpenTransaction:
         return list(self.world.running.values())[which % len(self.world.running)]

@@ -1,7 +1,7 @@
 """A table and its writers without a server: transactions, snapshots and the tail's statements."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from math import ceil, inf
@@ -9,14 +9,17 @@ from types import SimpleNamespace
 from typing import Any
 
 from psycopg.errors import LockNotAvailable
+from psycopg.sql import SQL, Composed
 
-from relay.engine.read.pending import DUE_FAR
+from relay.engine.read.floors import LOAD, SAVE
+from relay.engine.read.pending import DUE, DUE_FAR, READ
 from relay.engine.read.positions import LaneFloor
 from relay.engine.row import Row
 from relay.engine.session.session import HeldLanes
 from tests.engine.rows import ROW
 
 LANES = 3
+STATEMENTS = {"read": READ, "due": DUE, "save": SAVE, "load": LOAD}
 
 
 @dataclass
@@ -25,6 +28,7 @@ class WrittenRow:
 
     row: Row
     began: int
+    xid: int
     committed: int = 0
     state: str = "pending"
     attempts: int = 0
@@ -39,12 +43,14 @@ class OpenTransaction:
 
 
 class World:
-    """The table, and the clock that all go by."""
+    """The table, the locks of its lanes and their saved floors, and the clock that all go by."""
 
     def __init__(self) -> None:
         self.clock = 100.0
         self.table: dict[int, WrittenRow] = {}  # committed rows by id
         self.running: dict[int, OpenTransaction] = {}
+        self.saved: dict[int, LaneFloor] = {}
+        self.owners: dict[int, WorldSession] = {}  # of the lanes' locks
         self._moments = self._ids = self._xids = 0
         self._ended = 0  # the highest transaction that has ended
 
@@ -59,7 +65,7 @@ class World:
         row = ROW._replace(
             lane=key % LANES, id=self._ids, message_id=b"%036d" % self._ids, aggregate_id=str(key).encode()
         )
-        transaction.rows.append(WrittenRow(row, transaction.began))
+        transaction.rows.append(WrittenRow(row, transaction.began, transaction.xid))
 
     def commit(self, transaction: OpenTransaction) -> None:
         self._end(transaction)
@@ -106,16 +112,43 @@ class World:
                 first.setdefault(written.row.lane, id_)
         return list(first.items())
 
-    def floors(self, saved: Mapping[int, LaneFloor]) -> dict[int, LaneFloor]:
-        """Answer the LOAD of the saved floors."""
+    def floors(self) -> dict[int, LaneFloor]:
+        """Return the saved floors as LOAD does."""
         waiting: dict[int, int] = {}
         for id_, written in sorted(self.table.items()):
             if written.state == "pending" and written.due and (written.attempts or not self._wait(written)):
                 waiting.setdefault(written.row.lane, id_)
         return {
             lane: read._replace(floor=min(read.floor, waiting.get(lane, read.floor + 1) - 1))
-            for lane, read in saved.items()
+            for lane, read in self.saved.items()
         }
+
+    def save(self, parameters: Mapping[str, Any]) -> None:
+        """Answer SAVE."""
+        running = dict(zip(numbers(parameters["running"]), numbers(parameters["since"]), strict=True))
+        for lane, floor in zip(numbers(parameters["lanes"]), numbers(parameters["floors"]), strict=True):
+            self.saved[lane] = LaneFloor(floor, parameters["watermark"], running)
+
+    def load(self, parameters: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+        """Answer LOAD."""
+        lanes = numbers(parameters["lanes"])
+        return [
+            (lane, read.floor, read.watermark, list(read.running), list(read.running.values()))
+            for lane, read in self.floors().items()
+            if lane in lanes
+        ]
+
+    def lock(self, session: "WorldSession", parameters: Mapping[str, Any]) -> list[tuple[int]]:
+        """Answer the LOCK of lanes, of which there are fewer here."""
+        free = [lane for lane in numbers(parameters["lanes"]) if lane < LANES and lane not in self.owners]
+        for lane in free[: parameters["number"]]:
+            self.owners[lane] = session
+        return [(lane,) for lane in free[: parameters["number"]]]
+
+    def unlock(self, parameters: Mapping[str, Any]) -> None:
+        """Answer the UNLOCK of lanes."""
+        for lane in numbers(parameters["lanes"]):
+            del self.owners[lane]
 
     def _wait(self, written: WrittenRow) -> int:
         return max(0, ceil(1000 * (written.due - self.clock)))
@@ -130,40 +163,64 @@ class World:
 
 
 class WorldSession:
-    """What the tail needs of a session; it refuses statements once `answers` is 0; `after_read` is called once."""
+    """What tail, floors and lanes need of a session, without a lane yet.
+
+    Attributes:
+        answers: how many statements it answers before it refuses the others.
+        between_reads: called once, before a read that repeats the one just made, from further back.
+    """
+
+    schema = "outbox"
+    nodes_channel = "outbox.nodes"
 
     def __init__(self, world: World) -> None:
         self.lanes = HeldLanes()
-        self.lanes.take(range(LANES))
         self.wake = asyncio.Event()
         self.written_at = 0.0
         self.adapters = SimpleNamespace(register_loader=lambda *_: None)
         self.row_factory: object = None
         self.pgresult = None
         self.answers = inf
-        self.after_read: Callable[[], None] | None = None
+        self.between_reads: Callable[[], Awaitable[None]] | None = None
+        self.reads = 0
         self._world = world
         self._rows: Sequence[Any] = ()
 
     def cursor(self) -> "WorldSession":
         return self
 
-    def sql(self, _statement: object, **names: object) -> str:
-        return "read" if names else "due"
+    def sql(self, statement: SQL, **_names: object) -> str:
+        return next(kind for kind, known in STATEMENTS.items() if statement is known)
 
     @asynccontextmanager
     async def use(self) -> AsyncIterator["WorldSession"]:
         yield self
 
-    async def execute(self, statement: str, parameters: Mapping[str, Any], *, prepare: bool) -> "WorldSession":
-        assert prepare
+    async def execute(
+        self, statement: str | Composed, parameters: Mapping[str, Any], *, prepare: bool = False
+    ) -> "WorldSession":
         if self.answers == 0:
             raise LockNotAvailable
         self.answers -= 1
-        self._rows = self._world.read(parameters) if statement == "read" else self._world.due(parameters)
-        if statement == "read" and self.after_read is not None:
-            self.after_read()
-            self.after_read = None
+        match statement:
+            case "read":
+                assert prepare
+                self.reads += 1
+                if self.reads > 1 and (between := self.between_reads) is not None:
+                    self.between_reads = None
+                    await between()
+                self._rows = self._world.read(parameters)
+            case "due":
+                assert prepare
+                self._rows = self._world.due(parameters)
+            case "save":
+                self._world.save(parameters)
+            case "load":
+                self._rows = self._world.load(parameters)
+            case Composed() if "pg_try_advisory_lock" in statement.as_string():
+                self._rows = self._world.lock(self, parameters)
+            case _:
+                self._world.unlock(parameters)
         return self
 
     async def fetchall(self) -> Sequence[Any]:

@@ -118,7 +118,7 @@ class Lanes:
             log.info("lanes.taken", lanes=sorted(taken))
 
     async def _give_up(self) -> None:
-        self._tail.forget(self._publisher.give_back(self._lanes.leaving))
+        self._tail.hand_back(self._publisher.give_back(self._lanes.leaving))
         async with self._session.use() as connection:  # no read is under way meanwhile
             settled = [lane for lane in self._lanes.leaving if self._tail.is_clear(lane)]
             if not settled:

@@ -90,6 +90,7 @@ class Positions:
         self._far: dict[int, None] = {}  # lanes to read from far back, in the order of their turn
         self._large: dict[int, int] = {}  # lane -> cost of its next row, which did not fit, in the order of their turn
         self._gone_back: dict[int, int] = {}  # lane -> how far, since the last read began
+        self._planned: Collection[int] = ()  # lanes of the read that has begun; the lock is free before it is repeated
         self._open = OpenTransactions()
         self._sweep_interval = settings.sweep_interval
         self._sweep_at = now + settings.sweep_interval
@@ -127,8 +128,8 @@ class Positions:
         self.has_more |= self._window.forget(rows)  # a lane that was left out until now
 
     def is_clear(self, lane: int) -> bool:
-        """Whether no row of the lane is under way."""
-        return not self._window.ids(lane)
+        """Whether no row of the lane is under way, and no read that has begun may bring one."""
+        return not self._window.ids(lane) and lane not in self._planned
 
     def under_way(self) -> Iterable[int]:
         """Return the ids of all rows that were read and not forgotten."""
@@ -216,7 +217,7 @@ class Positions:
         Args:
             position: the highest id that was given when it was made.
         """
-        self.has_more = False
+        self.has_more, self._planned = False, ()
         for lane in plan.lanes:
             self._far.pop(lane, None)
             self._large.pop(lane, None)
@@ -279,6 +280,7 @@ class Positions:
         floors = [0 if lane == sweeping else min(self._floors[lane], floor) for lane in lanes]
         most = max(1, room // max(1, len(lanes)))  # no lane when the last of them has begun to leave
         self._gone_back.clear()
+        self._planned = lanes
         return Plan(
             lanes,
             floors,

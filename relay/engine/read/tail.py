@@ -96,6 +96,12 @@ class Tail:
         for lane in {row.lane for row in rows}:
             self._positions.reread_from(lane)
 
+    def hand_back(self, rows: Collection[Row]) -> None:
+        """Leave rows of lanes that leave to the table; the lanes' floors end before them, for the next holder."""
+        self.forget(rows)
+        for lane, first in first_ids((row.lane, row.id) for row in rows).items():
+            self._positions.reread_from(lane, first - 1)
+
     def back_off(self, row: Row, until: float, followers: Collection[Row]) -> None:
         """Leave a row to the table until that moment (monotonic), and its followers, which come back behind it."""
         self._backing_off.add(row, until, followers)
@@ -108,11 +114,11 @@ class Tail:
         The caller offers them at once: later a key may begin to wait, or a lane to leave.
         """
         free, held = self._backing_off.hold_rows(window, self._read_at)
-        if leaving := self._lanes.leaving:
-            held = [*held, *(row for row in free if row.lane in leaving)]
-            free = [row for row in free if row.lane not in leaving]
         if held:
             self.forget(held)
+        if leaving := self._lanes.leaving:
+            self.hand_back([row for row in free if row.lane in leaving])
+            free = [row for row in free if row.lane not in leaving]
         if self._left_keys and (later := [row for row in free if row.key in self._left_keys]):
             # Rows of these keys come before them.
             self.leave(later)
@@ -138,7 +144,7 @@ class Tail:
         }
 
     def is_clear(self, lane: int) -> bool:
-        """Whether no row of the lane is under way. Call it while no read can run: inside `session.use`."""
+        """Whether no row of the lane is under way, and no read that has begun may bring one."""
         return self._positions.is_clear(lane)
 
     def reread_from(self, lane: int, before: int = 0) -> None:
@@ -235,6 +241,14 @@ class Tail:
                 self._positions.reread_from(lane, first - 1)
 
 
+def first_ids(places: Iterable[tuple[int, int]]) -> dict[int, int]:
+    """Return the lowest id of each lane."""
+    first: dict[int, int] = {}
+    for lane, id_ in places:
+        first[lane] = min(id_, first.get(lane, id_))
+    return first
+
+
 @dataclass(slots=True)
 class Wait:
     """The wait of one key."""
@@ -271,10 +285,7 @@ class BackingOff:
 
     def first(self) -> dict[int, int]:
         """Return the first id that waits in each lane."""
-        first: dict[int, int] = {}
-        for wait in self._waits.values():
-            first[wait.lane] = min(wait.first, first.get(wait.lane, wait.first))
-        return first
+        return first_ids((wait.lane, wait.first) for wait in self._waits.values())
 
     def hold_rows(self, window: list[Row], read_at: float) -> tuple[list[Row], list[Row]]:
         """Split rows that were read at that moment into those to send now and those to read again later."""

@@ -22,7 +22,7 @@ from psycopg.sql import SQL
 
 from relay.backoff import backoff
 from relay.engine.delivery_policy import DeliveryPolicy
-from relay.engine.read.tail import Tail
+from relay.engine.read.tail import Tail, first_ids
 from relay.engine.row import Fault, Key, Row, pieces
 from relay.engine.send.publisher import Publisher
 from relay.engine.send.routes import Address, Router
@@ -400,10 +400,7 @@ class Quarantine:
                 assert_never(left)
 
     def _go_back(self, rows: Iterable[Place]) -> None:
-        first: dict[int, int] = {}
-        for lane, id_ in rows:
-            first[lane] = min(id_, first.get(lane, id_))
-        for lane, id_ in first.items():
+        for lane, id_ in first_ids(rows).items():
             self._tail.reread_from(lane, id_ - 1)
 
     def _schedule(self, route: QuarantinedRoute) -> None:
