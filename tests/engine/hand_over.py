@@ -63,13 +63,13 @@ class SteppedLoop(asyncio.SelectorEventLoop):
 
 
 class Limits(NamedTuple):
-    """What a course may have of what could otherwise go on for ever.
+    """What a course may have of what could otherwise go on without end.
 
     Attributes:
-        rows: of two keys in turn, each key in a lane of its own; half of them are there from the start.
+        rows: of two keys in turn, each key in a separate lane; half of them are there from the start.
         moves: how often a relay begins to take lanes, or to leave some.
         saves: of floors that differ from what is saved.
-        late: the number of the row whose transaction commits at any time; 0 for none.
+        late: the number of the row whose transaction commits at any time; 0: no row.
         refusals: rows that the broker refuses once.
         left: reads of rows whose key an operator has just released: they are left to the table.
         kills: of relays.
@@ -313,7 +313,7 @@ def ids(rows: Iterable[Row]) -> tuple[int, ...]:
     return tuple(row.id for row in rows)
 
 
-# No step changes these, or none depends on them.
+# No step changes these, or depends on them.
 SHARED = {FunctionType, SimpleNamespace, SteppedLoop, Health, Histogram, RelaySettings, DeliveryPolicy, Limits, count}
 
 
