@@ -10,6 +10,7 @@ import pytest
 
 from relay.config.settings import Ordering, Settings
 from relay.engine.node import Node
+from relay.engine.read import floors
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.support.eventually import eventually
 from tests.support.proxied import proxied
@@ -89,6 +90,44 @@ async def test_a_node_cut_off_from_the_broker_gives_its_lanes_to_one_that_can_de
             proxy.refusing = False
             await share([cut, fine], 8, 8)
     assert sorted(await queue.ids(100)) == await outbox.ids("sent")
+
+
+@pytest.mark.drills
+@pytest.mark.timeout(300)
+async def test_lanes_that_move_every_second_keep_their_order_while_floors_are_saved(
+    outbox: Outbox, queue: Reader, settings: Settings, run_node: RunNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of two relays loses its broker every second, for a minute; keys stay in order, and no sweep finds a row."""
+    monkeypatch.setattr(floors, "SAVE_INTERVAL", 0.003)
+    written = 0
+    async with proxied(settings.broker) as (proxy, far):
+        through = settings.model_copy(update={"broker": far})
+        quick = {"sweep_interval": 1.0, "max_in_flight": 50}
+        async with run_node(through, node="cut", **quick) as cut, run_node(node="fine", **quick) as fine:
+            for _ in range(30):
+                for shares in ((8, 8), (0, 16)):
+                    proxy.refusing = shares[0] == 0
+                    if proxy.refusing:
+                        proxy.cut()
+                    moved = asyncio.create_task(share([cut, fine], *shares))
+                    while not moved.done():
+                        await outbox.insert_many(72, keys=36)
+                        written += 72
+                        await asyncio.sleep(0.1)
+                    await moved
+            proxy.refusing = False
+            await eventually(outbox.is_empty, "every row marked")
+            finds = [node.snapshot().sweep_finds for node in (cut, fine)]
+
+    messages = await queue.drain_different(written)
+    first = dict.fromkeys(
+        (str(one.headers["x-aggregate-id"]), int(str(one.headers["x-outbox-id"]))) for one in messages
+    )
+    of_key: dict[str, list[int]] = {}
+    for key, id_ in first:
+        of_key.setdefault(key, []).append(id_)
+    assert {key: ids for key, ids in of_key.items() if list(ids) != sorted(ids)} == {}
+    assert finds == [0, 0]
 
 
 async def test_while_nobody_can_deliver_the_lanes_stay(settings: Settings, run_node: RunNode) -> None:
