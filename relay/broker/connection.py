@@ -347,7 +347,8 @@ def words(error: BaseException) -> str:
     if isinstance(error, ssl.SSLError):
         return f"TLS: {error_words(error)}"
     if isinstance(error, AuthenticationError):  # the library's own, before it has sent a password
-        return f"the broker offers the mechanisms {error.args[0]}, and not the one of the parameter auth"
+        offered = " ".join(sorted(str(error.args[0]).split()))
+        return f"the broker offers the mechanisms {offered}, and not the one of the parameter auth"
     return " ".join(_text(error.args).split()) or type(error).__name__
 
 

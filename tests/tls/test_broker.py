@@ -149,7 +149,7 @@ async def test_a_certificate_takes_the_place_of_user_and_password(url: URL, name
 async def test_a_mechanism_that_the_broker_does_not_offer_is_named(rabbitmq: RabbitServer) -> None:
     words = await refusal(URL(rabbitmq.url()).with_query(auth="external"))
 
-    assert words == "the broker offers the mechanisms PLAIN AMQPLAIN, and not the one of the parameter auth"
+    assert words == "the broker offers the mechanisms AMQPLAIN PLAIN, and not the one of the parameter auth"
 
 
 async def test_a_broker_without_tls_gets_no_password(rabbitmq: RabbitServer, authority: Authority) -> None:
