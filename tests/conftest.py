@@ -9,6 +9,7 @@ import secrets
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack
+from signal import SIG_IGN, SIGHUP, SIGINT, SIGTERM, getsignal, signal
 
 import psycopg
 import pytest
@@ -42,6 +43,10 @@ SPARK = "tests/spark/"
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", f"every_postgres: runs on PostgreSQL {OLDEST} and {NEWEST}")
+    for ignored in (SIGINT, SIGTERM, SIGHUP):
+        if getsignal(ignored) is SIG_IGN:  # behind `nohup`, or in a script's background
+            # Processes would inherit that from us. What is handled here is at its default in them.
+            signal(ignored, lambda *_: None)
     if home := java_home():
         os.environ["JAVA_HOME"] = str(home)  # Spark takes the first Java on PATH otherwise, which may be too new
 

@@ -66,16 +66,21 @@ class Command:
         )
         return _without_leaks(Result(done.returncode, done.stdout, done.stderr))
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        """Start the installed command without waiting."""
-        return subprocess.Popen(
+    @contextlib.contextmanager
+    def start(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+        """Run the installed command until the end of the block at the latest."""
+        with subprocess.Popen(
             [RELAY, *arguments],
             cwd=self.folder,
             env=self.environment({}),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-        )
+        ) as process:
+            try:
+                yield process
+            finally:
+                process.kill()
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ from tests.support.postgres import PostgresServer
 
 STATUS_KEYS = {"pending", "in_flight", "parked", "oldest_pending_age_s", "nodes", "published_total", "state", "reasons"}
 ESCAPE = "\x1b"
+WATCH = ("status", "--watch", "--interval", "0.1", "--output", "json")
 
 
 def test_version_and_help(tmp_path: Path) -> None:
@@ -80,34 +81,33 @@ def test_status_in_a_pipe_is_plain(relay: Command, rows: Rows) -> None:
 
 
 def test_watch_goes_on_until_interrupted(relay: Command, rows: Rows) -> None:
-    watching = relay.start("status", "--watch", "--interval", "0.1", "--output", "json")
-    assert watching.stdout is not None
-    first = json.loads(watching.stdout.readline())
-    rows.pending()
-    while json.loads(watching.stdout.readline())["pending"] == first["pending"]:
-        pass
+    with relay.start(*WATCH) as watching:
+        assert watching.stdout is not None
+        first = json.loads(watching.stdout.readline())
+        rows.pending()
+        while json.loads(watching.stdout.readline())["pending"] == first["pending"]:
+            pass
 
-    watching.send_signal(signal.SIGINT)
-    _, err = watching.communicate(timeout=20)
+        watching.send_signal(signal.SIGINT)
+        _, err = watching.communicate(timeout=20)
 
     assert (watching.returncode, err) == (130, "")
 
 
 def test_watch_outlives_a_lost_database(relay: Command, rows: Rows, postgres: PostgresServer) -> None:
-    watching = relay.start("status", "--watch", "--interval", "0.1", "--output", "json")
-    assert watching.stdout is not None
-    assert watching.stderr is not None
-    watching.stdout.readline()
     database = rows.connection.info.dbname
-    with psycopg.connect(postgres.admin_url, autocommit=True) as admin:
+    with psycopg.connect(postgres.admin_url, autocommit=True) as admin, relay.start(*WATCH) as watching:
+        assert watching.stdout is not None
+        assert watching.stderr is not None
+        watching.stdout.readline()
         admin.execute(f"ALTER DATABASE {database} ALLOW_CONNECTIONS false")
         complaint = watching.stderr.readline()
         admin.execute(f"ALTER DATABASE {database} ALLOW_CONNECTIONS true")
-    watching.stdout.readline()
-    watching.stdout.readline()
+        watching.stdout.readline()
+        watching.stdout.readline()
 
-    watching.send_signal(signal.SIGINT)
-    watching.communicate(timeout=20)
+        watching.send_signal(signal.SIGINT)
+        watching.communicate(timeout=20)
 
     assert complaint.startswith("relay: ")
     assert "not currently accepting connections" in complaint
@@ -293,19 +293,14 @@ def test_healthcheck_asks_for_the_node_of_the_settings(relay: Command, rows: Row
 
 def test_run_says_when_it_is_ready_and_drains_on_sigterm(relay: Command, broker_url: str) -> None:
     relay.variables["RELAY_BROKER_URL"] = broker_url
-    running = relay.start("run")
-    assert running.stderr is not None
     events = []
-    try:
+    with relay.start("run") as running:
+        assert running.stderr is not None
         while "relay.ready" not in events:
             events.append(json.loads(running.stderr.readline())["event"])
         alive = relay("healthcheck", "--ready")
         running.send_signal(signal.SIGTERM)
         _, err = running.communicate(timeout=30)
-    except BaseException:
-        running.kill()
-        running.communicate()
-        raise
 
     assert alive == type(alive)(0, "", "")
     assert running.returncode == 0

@@ -277,13 +277,12 @@ def test_the_installed_command_does_as_the_tests_do(relay: Command, tmp_path: Pa
 
 
 def test_a_reader_that_has_seen_enough_gets_no_complaint(relay: Command) -> None:
-    command = relay.start("status", "--watch", "--interval", "0.1")
-    assert command.stdout is not None
-    assert command.stderr is not None
-    command.stdout.readline()
+    with relay.start("status", "--watch", "--interval", "0.1") as command:
+        assert command.stdout is not None
+        assert command.stderr is not None
+        command.stdout.readline()
 
-    command.stdout.close()
+        command.stdout.close()
 
-    assert command.wait(30) == 141
-    assert command.stderr.read() == ""
-    command.stderr.close()
+        assert command.wait(30) == 141
+        assert command.stderr.read() == ""

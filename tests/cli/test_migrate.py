@@ -10,7 +10,7 @@ import pytest
 
 from relay.config.settings import DatabaseSettings
 from relay.operate.migrate import current_revision
-from tests.cli.command import RELAY, Command
+from tests.cli.command import Command
 from tests.operate.rows import Rows
 from tests.support.process import wait_for
 from tests.support.revision import is_at_head
@@ -74,18 +74,10 @@ def test_flags_of_a_downgrade_go_with_it_alone(relay: Command, flag: str) -> Non
 def running(database_url: str, broker_url: str, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A relay that holds lanes."""
     command = Command(tmp_path, RELAY_DATABASE_URL=database_url, RELAY_BROKER_URL=broker_url, RELAY_NODE="first")
-    with (
-        subprocess.Popen(
-            [RELAY, "run"], env=command.environment({}), cwd=tmp_path, stderr=subprocess.PIPE, text=True
-        ) as process,
-        psycopg.connect(database_url, autocommit=True) as connection,
-    ):
-        try:
-            held = "SELECT count(*) FROM outbox.node WHERE cardinality(lanes) > 0"
-            wait_for(lambda: connection.execute(held).fetchone() == (1,), "the relay has lanes", 60)
-            yield process
-        finally:
-            process.kill()
+    with command.start("run") as process, psycopg.connect(database_url, autocommit=True) as connection:
+        held = "SELECT count(*) FROM outbox.node WHERE cardinality(lanes) > 0"
+        wait_for(lambda: connection.execute(held).fetchone() == (1,), "the relay has lanes", 60)
+        yield process
 
 
 def test_a_running_relay_is_named_and_kept_unless_told_otherwise(

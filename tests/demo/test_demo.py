@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psycopg
@@ -32,10 +33,11 @@ def place() -> Iterator[Path]:
         yield folder
 
 
-def start(place: Path, *options: str, **variables: str) -> subprocess.Popen[str]:
-    """Run the demo in that folder, on its own servers unless the variables name others."""
+@contextmanager
+def start(place: Path, *options: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
+    """Run the demo in that folder until the end of the block, on its own servers unless the variables name others."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RELAY_")}
-    return subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-m", "demo", "--input", place / "purchases.txt", *options],
         cwd=ROOT,
         env={**environment, "DEMO_FOLDER": str(place), "COLUMNS": "120", **variables},
@@ -43,7 +45,11 @@ def start(place: Path, *options: str, **variables: str) -> subprocess.Popen[str]
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
-    )
+    ) as demo:
+        try:
+            yield demo
+        finally:
+            demo.kill()  # its servers end with it
 
 
 def processes_of(place: Path) -> list[str]:

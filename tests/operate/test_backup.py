@@ -48,8 +48,7 @@ def write(url: str, number: int) -> None:
 @asynccontextmanager
 async def relaying(relay: Command, url: str) -> AsyncIterator[None]:
     """Run a relay until the end of the block and until no row is pending, and stop it."""
-    process = Command(relay.folder, **{**relay.variables, "RELAY_DATABASE_URL": url}).start("run")
-    try:
+    with Command(relay.folder, **{**relay.variables, "RELAY_DATABASE_URL": url}).start("run") as process:
         yield
         async with await connect_async(DatabaseSettings(url=SecretStr(url))) as connection:
 
@@ -60,8 +59,6 @@ async def relaying(relay: Command, url: str) -> AsyncIterator[None]:
         process.terminate()
         _, said = await asyncio.to_thread(process.communicate, timeout=60)
         assert process.returncode == 0, said
-    finally:
-        process.kill()
 
 
 async def test_a_restored_outbox_sends_again_and_reconcile_names_what_is_gone(

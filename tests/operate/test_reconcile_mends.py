@@ -32,10 +32,8 @@ async def take(message: Message, connection: psycopg.AsyncConnection) -> None:
 @asynccontextmanager
 async def delivering(relay: Command) -> AsyncIterator[None]:
     """Run a relay during the test."""
-    process = relay.start("run")
-    try:
+    with relay.start("run") as process:
         yield
-    finally:
         process.send_signal(signal.SIGTERM)
         await asyncio.to_thread(process.communicate, timeout=30)
 

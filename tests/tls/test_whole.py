@@ -49,25 +49,25 @@ async def test_relay_consumer_and_publisher_are_let_in_by_their_certificates(
     connection = await connect(broker, "test")
     await declare_bound(await connection.channel(), "applied")
     consumer = Consumer("applied", [apply], inbox=Inbox(database, "tls"), broker=broker)
-    running = relay.start("run")
     consuming = asyncio.create_task(consumer.run(signals=False))
-    try:
-        with psycopg.connect(database.url.get_secret_value()) as writer:
-            add(writer, Event("customer", "1", "Written", {}))
-        async with DurablePublisher(database, broker=broker, name="tls") as publisher:
-            await publisher.publish(Event("customer", "1", "Published", {}))
-        await eventually(lambda: applied == {"Written", "Published"}, "both are applied")
+    with relay.start("run") as running:
+        try:
+            with psycopg.connect(database.url.get_secret_value()) as writer:
+                add(writer, Event("customer", "1", "Written", {}))
+            async with DurablePublisher(database, broker=broker, name="tls") as publisher:
+                await publisher.publish(Event("customer", "1", "Published", {}))
+            await eventually(lambda: applied == {"Written", "Published"}, "both are applied")
 
-        status = await asyncio.to_thread(relay.process, "status", "--output", "json")
-        with psycopg.connect(admin_url) as admin:
-            encrypted = admin.execute(ENCRYPTED, [ROLE]).fetchone()
-        connections = tls_rabbitmq.ctl("list_connections", "ssl", "auth_mechanism").split("\n")
-    finally:
-        consuming.cancel()
-        await asyncio.gather(consuming, return_exceptions=True)
-        running.send_signal(signal.SIGTERM)
-        output, log = await asyncio.to_thread(running.communicate, None, 60)
-        await connection.close()
+            status = await asyncio.to_thread(relay.process, "status", "--output", "json")
+            with psycopg.connect(admin_url) as admin:
+                encrypted = admin.execute(ENCRYPTED, [ROLE]).fetchone()
+            connections = tls_rabbitmq.ctl("list_connections", "ssl", "auth_mechanism").split("\n")
+        finally:
+            consuming.cancel()
+            await asyncio.gather(consuming, return_exceptions=True)
+            running.send_signal(signal.SIGTERM)
+            output, log = await asyncio.to_thread(running.communicate, None, 60)
+            await connection.close()
 
     assert (status.code, json.loads(status.out)["state"]) == (0, "ok"), status
     assert encrypted == (True, True)
