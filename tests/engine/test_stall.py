@@ -149,6 +149,17 @@ async def test_a_database_that_does_not_answer_is_told_before_any_time_out() -> 
     assert watched.passes(0.5) == "ok"
 
 
+async def test_a_session_that_waits_for_its_name_answers_and_writes_nothing() -> None:
+    watched = Watched()
+    session = watched.session = cast(LaneSession, SimpleNamespace(written_at=0.0, answered_at=watched.now))
+
+    for _ in range(HOUR):
+        session.answered_at = watched.now
+        assert watched.passes(1, answering=False) == "ok"
+
+    assert watched.passes(7, answering=False) == "degraded"
+
+
 async def test_a_queue_that_takes_nothing_is_a_reason_to_look_and_none_to_be_unready() -> None:
     health = Health()
 

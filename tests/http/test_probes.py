@@ -75,6 +75,17 @@ async def test_one_that_stands_by_is_ready_only_for_who_asks_for_that(run_site: 
             assert (await second.get("/readyz?standby=no")).status == 503
 
 
+async def test_one_whose_name_another_has_could_take_its_place(run_site: RunSite) -> None:
+    async with run_site(node="twin", standby=True) as second:
+        async with run_site(node="first") as other:
+            await eventually(other.is_ready, "ready")
+            async with run_site(node="twin") as twin:
+                await eventually(lambda: twin.is_unready("lanes: another relay has its name"), "it waits for its name")
+                await eventually(lambda: stands_by(twin), "a rolling update goes on")
+                assert (await twin.get("/readyz")).body == "lanes: another relay has its name\n"
+        await eventually(second.is_ready, "the last one serves")
+
+
 async def test_unready_while_it_drains(settings: Settings, rows: Rows, start_relay: StartRelay) -> None:
     async with proxied(settings.broker) as (proxy, far):
         relay = start_relay(RELAY_BROKER_URL=far.url.get_secret_value(), RELAY_DRAIN_TIMEOUT="60")

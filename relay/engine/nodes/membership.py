@@ -227,6 +227,8 @@ class Membership:
                 if peer in silent or peer.pid == self._former:
                     await self._end(peer)
             await wait_for_event(self._session.nodes_changed, JOIN_INTERVAL)
+        self._health.heal("lanes")
+        self._health.expect("lanes", "none held")
 
     async def _is_joined(self) -> bool:
         async with self._session.use() as connection:

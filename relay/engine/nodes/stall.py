@@ -46,7 +46,7 @@ class StallWatch:
         self._watched: LaneSession | None = None
         self._waiting = 0
         self._is_empty = False  # nothing waited at the last look
-        self._written_at = 0.0
+        self._heard_at = 0.0
         self._is_silent = False
         self._session_at = self._answered_at = time.monotonic()
         self._timer.restart(self._session_at)
@@ -64,10 +64,11 @@ class StallWatch:
         self._look_at_delivery(now)
 
     def _look_at_database(self, now: float) -> None:
-        # Each heartbeat is a write, so an idle session answers too.
+        # Each heartbeat is a write, so an idle session answers too. A relay writes none while another has its name.
         session = self._watched
-        if session is None or session.written_at != self._written_at:
-            self._written_at = session.written_at if session else 0.0
+        heard_at = (session.written_at or session.answered_at) if session else 0.0
+        if session is None or heard_at != self._heard_at:
+            self._heard_at = heard_at
             self._answered_at = now
         if now - self._answered_at > self._answers_within:
             self._is_silent = True

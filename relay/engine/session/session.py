@@ -197,6 +197,7 @@ class LaneSession:
         nodes_channel: on it a node notifies the others that it has come or gone, or has given up lanes.
         wake: set when a writer rings, or when the session is wanted; ends `rest`.
         nodes_changed: set when another node has notified.
+        answered_at: when the last statement that was answered began (monotonic).
         written_at: when the last committed change of this session began (monotonic). A snapshot does not know of
             running transactions above the last one that has ended. The id of that change is above all that were given
             before, so every later snapshot names those that still run.
@@ -210,7 +211,7 @@ class LaneSession:
         self.wake = asyncio.Event()
         self.nodes_changed = asyncio.Event()
         self._routes_changed: Callable[[], None] = lambda: None
-        self._answered_at = time.monotonic()
+        self.answered_at = time.monotonic()
         self.written_at = 0.0
         self._connection = connection
         self._command_timeout = database.command_timeout
@@ -285,7 +286,7 @@ class LaneSession:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._answered_at = -inf
+        self.answered_at = -inf
         await self._connection.close()
 
     def sql(self, statement: SQL, **names: Any) -> bytes:
@@ -314,7 +315,7 @@ class LaneSession:
                 raise DeadlineError("a statement of the relay", self._command_timeout) from None
             finally:
                 if not self._connection.closed:
-                    self._answered_at = started
+                    self.answered_at = started
             if self._is_unreplicated:
                 raise CommitUnknownError
 
@@ -352,7 +353,7 @@ class LaneSession:
 
         At that moment the session held its locks. The publisher calls this for each batch.
         """
-        return time.monotonic() - self._answered_at < seconds
+        return time.monotonic() - self.answered_at < seconds
 
     async def rest(self, seconds: float, *, listen: bool) -> None:
         """Sleep until a notification comes (if `listen`), the session is wanted, or the time is over.
