@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import psycopg
 from psycopg.abc import RV, PQGen
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from psycopg.pq import TransactionStatus
+from psycopg.pq import Conninfo, TransactionStatus
 
 from relay.config.settings import DatabaseSettings
 from relay.config.urls import libpq_parameters
@@ -27,6 +27,7 @@ KEEPALIVE = {
 }
 
 CANCEL_TIMEOUT = 1.0  # seconds in which a server that lives cancels a statement
+TAKES = "postgresql://user:password@host:5432/database"
 SERVER_SAYS = re.compile(r"\w:  \S")
 
 BACKEND = "SELECT pg_backend_pid()"
@@ -69,18 +70,25 @@ class Host(NamedTuple):
 def conninfo(database: DatabaseSettings, *, last: Host | None = None, **overrides: Any) -> str:
     """Return the libpq connection string with our deadlines, which the URL's own parameters override.
 
+    It names hosts and ports also where libpq would take them from the environment.
+
     The URL is asked for now: it may be read from a file that holds another password by now.
 
     Args:
         last: one of the URL's hosts, to be tried after all others.
     Raises:
-        ConfigurationError: libpq cannot read the URL.
+        ConfigurationError: there is no URL, or libpq cannot read it.
     """
+    url = database.url.get_secret_value()
+    if not url:
+        raise ConfigurationError(f"database.url (RELAY_DATABASE_URL) is not set; it takes {TAKES}")
     try:
-        given = libpq_parameters(database.url.get_secret_value())
+        given = libpq_parameters(url)
     except ValueError as error:
-        reason = str(error) or "it is no libpq URL; it takes postgresql://user:password@host:5432/database"
+        reason = str(error) or f"it is no libpq URL; it takes {TAKES}"
         raise ConfigurationError(f"database.url (RELAY_DATABASE_URL): {reason}") from None
+    if "service" not in given:  # whose file goes before the environment
+        given = _with_places(given)
     hosts = _hosts(given)
     defaults: dict[str, Any] = {
         "connect_timeout": max(2, round(database.connect_timeout)),  # libpq takes no less
@@ -102,6 +110,16 @@ def each_host(database: DatabaseSettings) -> list[dict[str, str]]:
     given = conninfo_to_dict(conninfo(database))
     ways = [_places(given, [place]) for place in range(len(_hosts(given)))]
     return [{**way, "target_session_attrs": "any"} for way in ways]
+
+
+def host_of(connection: psycopg.Connection) -> str:
+    """Name the host and port that a connection leads to, wherever libpq found them."""
+    return f"{connection.info.host}:{connection.info.port}"
+
+
+def login_of(connection: psycopg.Connection) -> str:
+    """Name the database that a connection leads to, its host and port, and the user."""
+    return f"database {connection.info.dbname} on {host_of(connection)}, as user {connection.info.user}"
 
 
 def connect(database: DatabaseSettings, **overrides: Any) -> psycopg.Connection:
@@ -259,6 +277,13 @@ async def _backend(connection: psycopg.AsyncConnection) -> int:
     # Not prepared: the statement might stay behind on another server process.
     row = await (await connection.execute(BACKEND, prepare=False)).fetchone()
     return int(row[0]) if row else 0
+
+
+def _with_places(given: dict[str, Any]) -> dict[str, Any]:
+    """Add the hosts and ports that the environment names that the URL leaves out, as libpq does."""
+    usual = {each.keyword.decode(): each.val.decode() for each in Conninfo.get_defaults() if each.val}
+    places = ("host", "hostaddr") if not (given.get("host") or given.get("hostaddr")) else ()
+    return {**{key: usual[key] for key in (*places, "port") if key in usual}, **given}
 
 
 def _hosts(given: dict[str, Any]) -> list[Host]:

@@ -15,6 +15,8 @@ from relay.config.settings import BrokerSettings
 from relay.config.urls import amqp_urls
 from relay.errors import BrokerUnavailableError, ConfigurationError
 
+TAKES = "amqp:// or amqps:// URLs separated by commas, like amqp://user:password@host:5672/vhost"
+
 # Each process has its own order of the addresses of a name; it stays the same, whatever the order of DNS is.
 SALT = os.urandom(8)
 
@@ -34,16 +36,15 @@ def broker_urls(broker: BrokerSettings) -> list[URL]:
     """Return each URL, in the order in which they are tried.
 
     Raises:
-        ConfigurationError: one of them is no AMQP URL.
+        ConfigurationError: no URL is given, or one is no AMQP URL.
     """
+    urls = broker.url.get_secret_value()
+    if not urls:
+        raise ConfigurationError(f"broker.url (RELAY_BROKER_URL) is not set; it takes {TAKES}")
     try:
-        return amqp_urls(broker.url.get_secret_value())
+        return amqp_urls(urls)
     except ValueError as error:  # settings that were made without a check
-        raise ConfigurationError(
-            str(error)
-            or "broker.url (RELAY_BROKER_URL) takes amqp:// or amqps:// URLs separated by commas,"
-            " like amqp://user:password@host:5672/vhost"
-        ) from None
+        raise ConfigurationError(str(error) or f"broker.url (RELAY_BROKER_URL) takes {TAKES}") from None
 
 
 def place(url: URL) -> str:

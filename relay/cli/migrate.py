@@ -12,7 +12,7 @@ from relay.cli.exit_code import ExitCode
 from relay.cli.options import DatabaseOptions, Seconds
 from relay.cli.printing import aside, print_table, say
 from relay.config.settings import DatabaseSettings, Settings
-from relay.database import refuse_pooler
+from relay.database import login_of, refuse_pooler
 from relay.errors import UsageError
 from relay.logger import get_logger
 from relay.observe.log import set_up
@@ -70,8 +70,9 @@ def migrate(
         return _downgrade(settings, downgrade, limits, consent, force=force)
     if not check:
         operate.migrate(database, limits=limits, tell=aside)
-    with session(database):  # which refuses what is missing, behind, or too far ahead
-        pass
+    with session(database) as connection:  # which refuses what is missing, behind, or too far ahead
+        if check:
+            aside(login_of(connection))
     _say_version(database)
     return ExitCode.DONE
 

@@ -121,10 +121,9 @@ class InboxOptions:
             UsageError: a flag has a value that cannot be.
         """
         given = {"url": self.url and SecretStr(self.url), "schema_name": self.schema}
+        said = {name: value for name, value in given.items() if value is not None}
         try:
-            return DatabaseSettings.model_validate(
-                {**database.model_dump(), **{name: value for name, value in given.items() if value is not None}}
-            )
+            return DatabaseSettings.model_validate({**database.model_dump(exclude_unset=True), **said})
         except ValidationError as error:
             wrong = {place for each in error.errors() for place in each["loc"]}
             if "url" in wrong:

@@ -18,6 +18,8 @@ from relay.config.settings import Settings
 from relay.scrub import redacted, scrub
 
 UNFIXED_DEFAULTS = {
+    "database.url": "required",
+    "broker.url": "required",
     "relay.node": "the host's name",
     "relay.max_window_bytes": "64 MiB, or less by the memory limit (docs/container.md)",
 }

@@ -214,7 +214,7 @@ class LogFormat(StrEnum):
 class DatabaseSettings(Section):
     """`[database]`: where the outbox is."""
 
-    url: DatabaseUrl = SecretStr("postgresql://localhost/postgres")
+    url: DatabaseUrl = SecretStr("")  # without one nothing connects: a server that was not named is another's
     """PostgreSQL; several hosts are tried in turn (docs/failover.md)"""
     schema_name: Identifier = Field("outbox", alias="schema")
     """schema of the outbox tables"""
@@ -231,7 +231,7 @@ class DatabaseSettings(Section):
 class BrokerSettings(Section):
     """`[broker]`: where the messages go."""
 
-    url: BrokerUrl = SecretStr("amqp://guest:guest@localhost/")
+    url: BrokerUrl = SecretStr("")
     """RabbitMQ; several URLs are tried in turn, and each address of a name"""
     exchange: ShortString = "outbox"
     """for rows that name no exchange and match no route"""

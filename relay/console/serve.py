@@ -8,10 +8,12 @@ from pathlib import Path
 
 import uvicorn
 
+from relay.broker.hosts import broker_urls
 from relay.config.settings import Settings
 from relay.console.access.requirements import check_access
 from relay.console.app import make_app
 from relay.console.sampler import Sampler
+from relay.database import conninfo
 from relay.errors import ConfigurationError
 from relay.logger import get_logger
 from relay.stopping import stopped_by_signals
@@ -25,8 +27,11 @@ async def serve(settings: Settings, file: Path | None = None) -> None:
     """Answer requests until SIGTERM or SIGINT.
 
     Raises:
-        ConfigurationError: the address cannot be had, or would let in users whom nobody has authenticated.
+        ConfigurationError: a server has no URL, or the address cannot be had, or would let in users whom nobody has
+            authenticated.
     """
+    conninfo(settings.database)
+    broker_urls(settings.broker)
     check_access(settings.console)
     listener = listen(settings.console.listen)
     app = make_app(settings, file)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import psycopg
 
 from relay.config.settings import DatabaseSettings
-from relay.database import connect, each_host
+from relay.database import connect, each_host, host_of, login_of
 from relay.doctor.finding import Finding, Verdict
 from relay.errors import DatabaseUnavailableError
 
@@ -41,9 +41,10 @@ class Hosts:
         ways = each_host(self._database)
         primaries: list[str] = []
         for way in ways:
-            place = f"{way.get('host') or way.get('hostaddr', 'local socket')}:{way.get('port', 5432)}"
+            place = f"{way.get('host') or way.get('hostaddr') or 'local socket'}:{way['port']}"
             try:
                 connection = connect(self._database, **way, application_name="outbox-relay doctor")
+                place = host_of(connection)  # a service's file may name the server, too
                 in_recovery, is_read_only = connection.execute(READ_STATE).fetchone() or (None, None)
             except (DatabaseUnavailableError, psycopg.Error) as error:
                 verdict = Verdict.WARNING if len(ways) > 1 else Verdict.FAILED
@@ -67,7 +68,8 @@ class Hosts:
             words = f"{' and '.join(primaries)} take writes: a split, or servers that are no pair"
             yield Finding(check, Verdict.FAILED, words, "end all but one: what is written to one is not on the others")
         else:
-            yield Finding(check, Verdict.OK, f"the relay goes to {primaries[0]}, the only one that takes writes")
+            words = f"the relay goes to {login_of(self.connection)}; no other host takes writes"
+            yield Finding(check, Verdict.OK, words)
 
     def _keep(self, connection: psycopg.Connection, *, is_better: bool) -> None:
         if self.connection is not None and is_better:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 import psycopg
 import sqlalchemy as sa
@@ -19,7 +19,7 @@ import relay
 from relay.compatibility import READ_TABLES, note_of, refuse_newer
 from relay.config.loading import load
 from relay.config.settings import DatabaseSettings
-from relay.database import connect, one_line
+from relay.database import connect, login_of, one_line
 from relay.errors import SchemaError, UsageError
 from relay.operate.lock_wait import LockLimits, LockWait
 from relay.operate.revision import SCRIPTS, head_revision
@@ -164,6 +164,7 @@ def _working(database: DatabaseSettings, limits: LockLimits | None, tell: Callab
         LockWait(database, connection, limits or LockLimits(), tell) as waiting,
     ):
         # Nobody waits behind this lock but other migrations, so no rest is needed between two tries.
+        tell(login_of(cast("psycopg.Connection", connection.connection.driver_connection)))
         waiting.run(partial(_prepare, connection, schema), "relay migrate", rest=0)
         config = _config(database)
         config.attributes["connection"] = connection

@@ -52,7 +52,12 @@ LINKED = ("lane", "parked")
 
 PAGE = re.compile(r"docs/([\w-]+\.md)")
 
-UNFIXED_EXAMPLES = {"relay.node": '"relay-1"', "relay.max_window_bytes": "67108864"}
+UNFIXED_EXAMPLES = {
+    "database.url": '"postgresql://relay:secret@db.example.com/shop"',
+    "broker.url": '"amqp://relay:secret@rabbit.example.com/"',
+    "relay.node": '"relay-1"',
+    "relay.max_window_bytes": "67108864",
+}
 EXAMPLES = {
     "routes": """\
 # event_type and aggregate_type are shell patterns; exchange = "" is the default exchange, which takes the name

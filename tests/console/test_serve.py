@@ -65,7 +65,8 @@ async def test_no_part_of_an_answer_waits_until_the_browser_has_got_the_one_befo
 
 
 def test_an_address_that_is_taken_is_told(tmp_path: Path, settings: Settings) -> None:
-    command = Command(tmp_path, RELAY_DATABASE_URL=settings.database.url.get_secret_value())
+    database, broker = (each.url.get_secret_value() for each in (settings.database, settings.broker))
+    command = Command(tmp_path, RELAY_DATABASE_URL=database, RELAY_BROKER_URL=broker)
 
     result = command("console", RELAY_CONSOLE_LISTEN="203.0.113.1:8420", RELAY_CONSOLE_ORIGIN="https://relay.test",
                      RELAY_CONSOLE_AUTHENTICATION="proxy", RELAY_CONSOLE_TRUSTED_PROXIES="203.0.113.2",

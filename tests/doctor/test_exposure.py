@@ -12,6 +12,9 @@ from relay.doctor.finding import Finding
 from tests.doctor.findings import OK, SKIPPED, WARNING
 from tests.support.pipes import piped
 
+DATABASE = DatabaseSettings(url=SecretStr("postgresql://localhost/app"))
+BROKER = BrokerSettings(url=SecretStr("amqp://localhost/"))
+
 
 @pytest.mark.parametrize(
     ("url", "login", "encryption"),
@@ -30,7 +33,7 @@ from tests.support.pipes import piped
     ],
 )
 def test_how_the_broker_is_entered(url: str, login: str, encryption: str) -> None:
-    found = list(exposure(Settings(broker=BrokerSettings(url=SecretStr(url))), {}))
+    found = list(exposure(Settings(database=DATABASE, broker=BrokerSettings(url=SecretStr(url))), {}))
 
     assert [(each.check, each.verdict) for each in found] == [
         ("settings.login", login),
@@ -101,12 +104,12 @@ def test_what_libpq_finds_in_the_environment_counts(tmp_path: Path, monkeypatch:
 
 
 def of_database(url: str) -> Finding:
-    _, _, found, *_ = exposure(Settings(database=DatabaseSettings(url=SecretStr(url))), {})
+    _, _, found, *_ = exposure(Settings(database=DatabaseSettings(url=SecretStr(url)), broker=BROKER), {})
     return found
 
 
 def of_broker(url: str) -> Finding:
-    _, found, *_ = exposure(Settings(broker=BrokerSettings(url=SecretStr(url))), {})
+    _, found, *_ = exposure(Settings(database=DATABASE, broker=BrokerSettings(url=SecretStr(url))), {})
     return found
 
 
@@ -117,7 +120,7 @@ def test_a_secret_in_a_file(tmp_path: Path, mode: int, verdict: str, variable: s
     file.write_text("amqps://relay:hunter2@rabbit/")
     file.chmod(mode)
 
-    *_, finding = exposure(Settings(), {variable: str(file)})
+    *_, finding = exposure(Settings(database=DATABASE, broker=BROKER), {variable: str(file)})
 
     assert finding.verdict == verdict
     assert (str(file) in finding.words) is (verdict == WARNING)
@@ -138,7 +141,7 @@ def test_a_password_in_relay_toml(tmp_path: Path, text: str, mode: int, verdict:
     file.chmod(mode)
     loaded = load(config=file, environ={})
 
-    *_, finding = exposure(loaded.settings, {}, loaded.file)
+    *_, finding = exposure(loaded.settings.model_copy(update={"database": DATABASE, "broker": BROKER}), {}, loaded.file)
 
     assert finding.verdict == verdict
     assert (str(file) in finding.words) is (verdict == WARNING)
@@ -149,7 +152,7 @@ def test_the_key_of_a_certificate_in_an_open_file(tmp_path: Path) -> None:
     key.touch(0o644)
     url = f"amqps://relay@rabbit/?certfile={tmp_path}/tls.crt&keyfile={key}"
 
-    *_, finding = exposure(Settings(broker=BrokerSettings(url=SecretStr(url))), {})
+    *_, finding = exposure(Settings(database=DATABASE, broker=BrokerSettings(url=SecretStr(url))), {})
 
     assert (finding.verdict, finding.remedy) == (WARNING, f"chmod o-rw {key}")
 
@@ -158,7 +161,7 @@ def test_a_file_that_cannot_be_looked_at_is_named() -> None:
     key = "/" + "k" * 300  # refused like a file in a closed folder, and for root too
     url = f"amqps://relay@rabbit/?certfile=/tls.crt&keyfile={key}"
 
-    *_, finding = exposure(Settings(broker=BrokerSettings(url=SecretStr(url))), {})
+    *_, finding = exposure(Settings(database=DATABASE, broker=BrokerSettings(url=SecretStr(url))), {})
 
     assert finding.verdict == SKIPPED
     assert finding.words == f"{key}, which holds a secret: File name too long"
@@ -167,7 +170,7 @@ def test_a_file_that_cannot_be_looked_at_is_named() -> None:
 def test_a_pipe_is_not_read_again() -> None:
     pipe = piped('[broker]\nurl = "amqps://relay:hunter2@rabbit/"')
 
-    *_, finding = exposure(Settings(), {}, pipe)
+    *_, finding = exposure(Settings(database=DATABASE, broker=BROKER), {}, pipe)
 
     assert finding.verdict == OK
     assert "hunter2" in pipe.read_text()

@@ -93,7 +93,8 @@ def test_tables_that_are_ahead_are_left_alone_and_served_in_the_range_that_they_
 
     assert (migrated.code, checked.code) == (0, 0)
     assert migrated.out == checked.out == f"schema outbox is of version {NEXT}\n"
-    assert migrated.err == (
+    assert migrated.err.startswith("database ")
+    assert migrated.err.partition("\n")[2] == (
         f"schema outbox is of version {NEXT}, ahead of this release's {head_revision()};"
         f" release {product.__version__} runs on it, and there is nothing to do\n"
     )

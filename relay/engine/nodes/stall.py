@@ -64,7 +64,7 @@ class StallWatch:
         self._look_at_delivery(now)
 
     def _look_at_database(self, now: float) -> None:
-        # Each heartbeat is a write, so an idle session answers too. A relay writes none while another has its name.
+        # Each heartbeat is a write, so an idle session answers too. While another relay has its name, it only asks.
         session = self._watched
         heard_at = (session.written_at or session.answered_at) if session else 0.0
         if session is None or heard_at != self._heard_at:
