@@ -30,6 +30,9 @@ CANCEL_TIMEOUT = 1.0  # seconds in which a server that lives cancels a statement
 TAKES = "postgresql://user:password@host:5432/database"
 SERVER_SAYS = re.compile(r"\w:  \S")
 
+# A server's default for all applications may be stricter: then statements of ours end each other with 40001.
+READ_COMMITTED = "SET default_transaction_isolation = 'read committed'"
+
 BACKEND = "SELECT pg_backend_pid()"
 LOOKS = 5  # one would do in an idle pool; a busy one hands processes out in any order
 LOOK_TIMEOUT = 5.0  # seconds for all of them
@@ -122,28 +125,46 @@ def login_of(connection: psycopg.Connection) -> str:
     return f"database {connection.info.dbname} on {host_of(connection)}, as user {connection.info.user}"
 
 
-def connect(database: DatabaseSettings, **overrides: Any) -> psycopg.Connection:
-    """Open a connection in autocommit mode.
+def connect(database: DatabaseSettings, *, is_lent: bool = False, **overrides: Any) -> psycopg.Connection:
+    """Open a connection in autocommit mode, for transactions that are READ COMMITTED.
 
+    Args:
+        is_lent: a pooler may lend the session to an application after us; nothing is set in it.
     Raises:
         DatabaseUnavailableError: no host of the URL lets us in; libpq's own words tell why.
     """
     try:
-        return psycopg.connect(conninfo(database, **overrides), autocommit=True)
+        connection = psycopg.connect(conninfo(database, **overrides), autocommit=True)
+        if not is_lent:
+            connection.execute(READ_COMMITTED)
+        return connection
     except psycopg.OperationalError as error:
         raise DatabaseUnavailableError(one_line(error), is_refusal=is_refusal(error)) from error
 
 
-async def connect_async(database: DatabaseSettings, *, last: Host | None = None, **overrides: Any) -> "Connection":
-    """Open an asyncio connection in autocommit mode.
+async def connect_async(
+    database: DatabaseSettings, *, last: Host | None = None, is_lent: bool = False, **overrides: Any
+) -> "Connection":
+    """Open an asyncio connection in autocommit mode, for transactions that are READ COMMITTED.
 
     Args:
         last: one of the URL's hosts, to be tried after all others.
+        is_lent: as for `connect`.
     Raises:
         DatabaseUnavailableError: no host of the URL lets us in; libpq's own words tell why.
     """
     try:
-        return await Connection.connect(conninfo(database, last=last, **overrides), autocommit=True)
+        connection = await Connection.connect(conninfo(database, last=last, **overrides), autocommit=True)
+        try:
+            if not is_lent:
+                async with asyncio.timeout(database.command_timeout):
+                    await connection.execute(READ_COMMITTED)
+        except BaseException:
+            await connection.close()
+            raise
+        return connection
+    except TimeoutError as error:
+        raise DatabaseUnavailableError(f"no answer within {database.command_timeout:g} s") from error
     except psycopg.OperationalError as error:
         raise DatabaseUnavailableError(one_line(error), is_refusal=is_refusal(error)) from error
 
@@ -203,7 +224,7 @@ def unplug(connection: psycopg.Connection | psycopg.AsyncConnection) -> None:
 
 async def refuse_pooler(database: DatabaseSettings) -> None:
     """See that the URL leads to sessions; raises as `connect_async` and `require_session`."""
-    async with await connect_async(database) as connection:
+    async with await connect_async(database, is_lent=True) as connection:
         await require_session(connection, database)
 
 
@@ -221,7 +242,7 @@ async def require_session(connection: psycopg.AsyncConnection, database: Databas
     try:
         async with (
             asyncio.timeout(LOOK_TIMEOUT),
-            await connect_async(database, application_name="outbox-relay pooler test") as other,
+            await connect_async(database, is_lent=True, application_name="outbox-relay pooler test") as other,
         ):
             is_kept = await _is_kept(connection, other)
     except (psycopg.Error, TimeoutError) as error:

@@ -7,7 +7,7 @@ import psycopg
 from psycopg_pool import ConnectionPool, PoolTimeout
 
 from relay.config.settings import ConsoleSettings, DatabaseSettings, Settings
-from relay.database import conninfo
+from relay.database import READ_COMMITTED, conninfo
 from relay.errors import DatabaseUnavailableError
 from relay.operate.reconcile.inbox import OWN, of_inbox
 from relay.operate.session import in_words, limit_statements
@@ -42,13 +42,17 @@ class Database:
         self._pool = ConnectionPool(
             lambda: conninfo(database, application_name="relay console"),
             kwargs={"autocommit": True},
-            configure=lambda connection: limit_statements(connection, self._timeout),
+            configure=self._configure,
             check=ConnectionPool.check_connection,
             min_size=0,
             max_size=MOST_CONNECTIONS,
             timeout=database.connect_timeout,
             open=False,
         )
+
+    def _configure(self, connection: psycopg.Connection) -> None:
+        connection.execute(READ_COMMITTED)
+        limit_statements(connection, self._timeout)
 
     def open(self) -> None:
         """Begin; an unreachable database is not waited for."""

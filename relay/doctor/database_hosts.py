@@ -43,7 +43,7 @@ class Hosts:
         for way in ways:
             place = f"{way.get('host') or way.get('hostaddr') or 'local socket'}:{way['port']}"
             try:
-                connection = connect(self._database, **way, application_name="outbox-relay doctor")
+                connection = connect(self._database, is_lent=True, **way, application_name="outbox-relay doctor")
                 place = host_of(connection)  # a service's file may name the server, too
                 in_recovery, is_read_only = connection.execute(READ_STATE).fetchone() or (None, None)
             except (DatabaseUnavailableError, psycopg.Error) as error:

@@ -296,6 +296,7 @@ def _ask_ledger(written: Written, error: psycopg.Error) -> Batch | None:
         # Still no connection, lost again, or the transaction has not ended; or a standby on its way to be primary.
         not_yet = suppress(psycopg.OperationalError, psycopg.errors.ReadOnlySqlTransaction)
         with not_yet, psycopg.connect(save.info) as connection:
+            connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
             connection.execute("SELECT set_config('lock_timeout', %s, true)", [f"{left + 0.001:.3f}s"])
             found = _enter_ledger(connection, written)
             connection.rollback()

@@ -73,7 +73,7 @@ def _is_ambiguous(url: str, given: dict[str, Any]) -> bool:
 
 
 def connect(info: str) -> "psycopg.Connection":
-    """Open a connection in autocommit mode.
+    """Open a connection in autocommit mode, for transactions that are READ COMMITTED whatever the default is.
 
     Raises:
         OutboxWriteError: no host lets us in; libpq's own words tell why.
@@ -81,7 +81,9 @@ def connect(info: str) -> "psycopg.Connection":
     import psycopg  # noqa: PLC0415
 
     try:
-        return psycopg.connect(info, autocommit=True)
+        connection = psycopg.connect(info, autocommit=True)
+        connection.execute("SET default_transaction_isolation = 'read committed'")
+        return connection
     except psycopg.OperationalError as error:
         raise OutboxWriteError(one_line(error)) from None
 

@@ -259,8 +259,10 @@ def test_a_role_without_rights(relay: Command, rows: Rows, postgres: PostgresSer
     assert (read.code, migrated.code) == (1, 1)
     words = f"permission denied for schema outbox: grant it to role {database} (`relay config roles` prints the roles"
     assert words in only_line(read)
-    assert "permission denied" in only_line(migrated)
-    assert "run it as the role that owns the tables" in only_line(migrated)
+    which_server, refusal = migrated.err.splitlines()
+    assert which_server.endswith(f", as user {database}")
+    assert "permission denied" in refusal
+    assert "run it as the role that owns the tables" in refusal
 
 
 def test_the_installed_command_does_as_the_tests_do(relay: Command, tmp_path: Path) -> None:

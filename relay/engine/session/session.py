@@ -50,7 +50,7 @@ PLANNER = SQL("""
 """)
 
 # Older servers lack some of these settings.
-SET_TIMEOUTS = SQL("""
+SET_OWN = SQL("""
     SELECT set_config(name, value, false)
     FROM unnest(%(names)s::text[], %(values)s::text[]) AS own (name, value)
     JOIN pg_settings USING (name)
@@ -121,7 +121,7 @@ async def prepare(connection: AsyncConnection, database: DatabaseSettings) -> No
     try:
         async with asyncio.timeout(database.command_timeout):
             await require_session(connection, database)
-            await connection.execute(SET_TIMEOUTS, _timeouts(connection, database))
+            await connection.execute(SET_OWN, _own_settings(connection, database))
             await connection.execute(PLANNER)
             await connection.execute(WIDE_ROW)
             cursor = await connection.execute(READ_TABLES.format(schema=Identifier(schema)))
@@ -138,8 +138,8 @@ async def prepare(connection: AsyncConnection, database: DatabaseSettings) -> No
         raise DatabaseUnavailableError(f"the database ended the session: {one_line(error)}") from error
 
 
-def _timeouts(connection: AsyncConnection, database: DatabaseSettings) -> dict[str, list[str]]:
-    """Return the server's time-outs for this session, which replace the defaults of its role and database.
+def _own_settings(connection: AsyncConnection, database: DatabaseSettings) -> dict[str, list[str]]:
+    """Return time-outs and isolation for this session, which replace the defaults of its role and database.
 
     The server, too, must notice a peer that died silently: until then no live node holds the lanes.
     """
@@ -147,6 +147,7 @@ def _timeouts(connection: AsyncConnection, database: DatabaseSettings) -> dict[s
         "statement_timeout": f"{max(1, round(database.command_timeout * 1000))}ms",
         "lock_timeout": "3s",  # then the wait for a lock is logged (relay/engine/session/database_retry.py)
         "transaction_timeout": "0",
+        "default_transaction_isolation": "read committed",
         "idle_session_timeout": "0",
         "idle_in_transaction_session_timeout": "30s",
     }
@@ -239,7 +240,7 @@ class LaneSession:
         """
         # A standby may show commits in another order than the primary made them, and cannot be marked on.
         primary = {"application_name": "outbox-relay", "target_session_attrs": "read-write"}
-        connection = await connect_async(database, last=last, **primary)
+        connection = await connect_async(database, last=last, is_lent=True, **primary)
         try:
             await prepare(connection, database)
         except BaseException:
