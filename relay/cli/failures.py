@@ -16,7 +16,7 @@ from relay.errors import UsageError
 from relay.observe.log import keep_libraries_quiet
 from relay.observe.printable import utc
 from relay.operate.failures import Group, Where, list_held_groups, read_group
-from relay.operate.session import in_words, limit_statements
+from relay.operate.session import bound_moments, in_words, limit_statements
 
 LIST_COLUMNS = (
     "group", "source", "count", "event", "place", "first", "last", "keys held", "retried", "cause",
@@ -95,6 +95,7 @@ def _held(inbox: InboxOptions, settings: Settings) -> list[Group]:
     try:
         with in_words(connection, lack, database.command_timeout, url="--inbox"):
             limit_statements(connection, database.command_timeout)
+            bound_moments(connection)
             return list_held_groups(connection, database.schema_name)
     finally:
         connection.close()

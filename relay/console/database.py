@@ -10,7 +10,7 @@ from relay.config.settings import ConsoleSettings, DatabaseSettings, Settings
 from relay.database import READ_COMMITTED, conninfo
 from relay.errors import DatabaseUnavailableError
 from relay.operate.reconcile.inbox import OWN, of_inbox
-from relay.operate.session import in_words, limit_statements
+from relay.operate.session import bound_moments, in_words, limit_statements
 
 MOST_CONNECTIONS = 8
 INBOX_URL = "console.inbox_url"
@@ -53,6 +53,7 @@ class Database:
     def _configure(self, connection: psycopg.Connection) -> None:
         connection.execute(READ_COMMITTED)
         limit_statements(connection, self._timeout)
+        bound_moments(connection)
 
     def open(self) -> None:
         """Begin; an unreachable database is not waited for."""

@@ -23,7 +23,7 @@ READ = SQL("""
         SELECT extract(epoch FROM sent_at - greatest(created_at, available_at))::float8 AS taken
         FROM {schema}.message
         WHERE state = 'sent' AND sent_at >= {since} AND sent_at < {until} AND sent_at > now() - interval '1 minute'
-            AND ctid >= format('(%%s,0)', %(block)s::bigint)::tid
+            AND isfinite(greatest(created_at, available_at)) AND ctid >= format('(%%s,0)', %(block)s::bigint)::tid
     ) AS row
 """)
 

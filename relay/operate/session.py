@@ -2,16 +2,22 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, date, datetime
 
 import psycopg
 from psycopg import errors
+from psycopg.abc import Buffer
 from psycopg.sql import SQL, Identifier
+from psycopg.types.datetime import DateBinaryLoader, DateLoader, TimestamptzBinaryLoader, TimestamptzLoader
 
 from relay.compatibility import READ_TABLES, refuse_newer
 from relay.config.settings import DatabaseSettings
 from relay.database import connect
 from relay.errors import AccessError, DatabaseUnavailableError, DeadlineError, SchemaError
 from relay.operate.revision import head_revision
+
+# Two days from the ends of what Python can tell: any time zone can show them.
+FIRST, LAST = datetime(1, 1, 3, tzinfo=UTC), datetime(9999, 12, 29, tzinfo=UTC)
 
 SET_TIMEOUT = SQL("SELECT set_config('statement_timeout', %(milliseconds)s, false)")
 
@@ -33,6 +39,7 @@ def session(database: DatabaseSettings, *, timeout: float | None = None) -> Iter
     try:
         with in_words(connection, f"no outbox tables in schema {database.schema_name}", seconds):
             limit_statements(connection, seconds)
+            bound_moments(connection)
             _check_revision(connection, database.schema_name)
             yield connection
     finally:
@@ -42,6 +49,57 @@ def session(database: DatabaseSettings, *, timeout: float | None = None) -> Iter
 def limit_statements(connection: psycopg.Connection, seconds: float) -> None:
     """Let the server end each statement of this session after so many seconds."""
     connection.execute(SET_TIMEOUT, {"milliseconds": str(round(seconds * 1000))})
+
+
+def bound_moments(connection: psycopg.Connection) -> None:
+    """Read infinite moments, and years that Python does not know, as the first or the last that it knows.
+
+    The driver would refuse the whole answer for one such row, which any writer can write.
+    """
+    for loader in (_Moment, _BinaryMoment):
+        connection.adapters.register_loader("timestamptz", loader)
+    for loader in (_Day, _BinaryDay):
+        connection.adapters.register_loader("date", loader)
+
+
+class _Moment(TimestamptzLoader):
+    def load(self, data: Buffer) -> datetime:
+        try:
+            return super().load(data)
+        except psycopg.DataError:
+            return FIRST if _is_early(data) else LAST
+
+
+class _BinaryMoment(TimestamptzBinaryLoader):
+    def load(self, data: Buffer) -> datetime:
+        try:
+            return super().load(data)
+        except psycopg.DataError:
+            return FIRST if _is_negative(data) else LAST
+
+
+class _Day(DateLoader):
+    def load(self, data: Buffer) -> date:
+        try:
+            return super().load(data)
+        except psycopg.DataError:
+            return (FIRST if _is_early(data) else LAST).date()
+
+
+class _BinaryDay(DateBinaryLoader):
+    def load(self, data: Buffer) -> date:
+        try:
+            return super().load(data)
+        except psycopg.DataError:
+            return (FIRST if _is_negative(data) else LAST).date()
+
+
+def _is_early(data: Buffer) -> bool:
+    return bytes(data) == b"-infinity" or bytes(data).endswith(b"BC")
+
+
+def _is_negative(data: Buffer) -> bool:
+    return bool(bytes(data)[0] & 0x80)  # a signed number, counted from 2000
 
 
 @contextmanager

@@ -59,10 +59,11 @@ COUNT_NOT_SENT = SQL(
 # A row scheduled for next week must not look like one that has waited since last week. A row waits since it was
 # written, or since its available_at. The first of each lane stands for its lane, as ids and times of writing run
 # together but for transactions that overlap. So a backlog of a million rows costs what one of ten does.
-# The rows of a paused lane wait as an operator wants it.
+# The rows of a paused lane wait as an operator wants it. A writer may have written an infinite moment, from which
+# nothing can be subtracted: a row that is due since ever waits since it was written.
 OLDEST_PENDING = SQL("""
     SELECT extract(epoch FROM now() - least(
-        (SELECT min(front.created_at)
+        (SELECT min(front.created_at) FILTER (WHERE isfinite(front.created_at))
          FROM generate_series(0, {lanes} - 1) AS lane (number)
          CROSS JOIN LATERAL (
              SELECT row.created_at
@@ -74,7 +75,11 @@ OLDEST_PENDING = SQL("""
          WHERE lane.number <> ALL (ARRAY(SELECT pause.lane FROM {schema}.lane_pause AS pause))),
         (SELECT min(row.available_at)
          FROM {schema}.message_state AS row
-         WHERE row.state = 'pending' AND row.available_at IS NOT NULL AND row.available_at <= now()
+         WHERE row.state = 'pending' AND row.available_at > '-infinity' AND row.available_at <= now()
+            AND row.lane <> ALL (ARRAY(SELECT pause.lane FROM {schema}.lane_pause AS pause))),
+        (SELECT min(row.created_at)
+         FROM {schema}.message_state AS row
+         WHERE row.state = 'pending' AND row.available_at = '-infinity' AND isfinite(row.created_at)
             AND row.lane <> ALL (ARRAY(SELECT pause.lane FROM {schema}.lane_pause AS pause)))
     ))::float8
 """)

@@ -16,7 +16,7 @@ from relay.errors import ConfigurationError, DatabaseUnavailableError, InboxUnav
 from relay.operate.reconcile.interval import Interval
 from relay.operate.reconcile.report import RepeatedKey
 from relay.operate.reconcile.table import listed
-from relay.operate.session import in_words, limit_statements
+from relay.operate.session import bound_moments, in_words, limit_statements
 from relay.operate.status import BY_INDEX
 
 OWN, FLAG = "database.url", "--inbox"  # where the URL of the inbox is
@@ -104,6 +104,7 @@ class Inbox:
             inbox = cls(connection, database, timeout, url)
             with inbox._words():
                 limit_statements(connection, timeout)
+                bound_moments(connection)
             yield inbox
         finally:
             connection.close()
