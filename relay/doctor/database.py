@@ -13,7 +13,7 @@ from relay.doctor.database_hosts import Hosts
 from relay.doctor.finding import Finding, Verdict
 from relay.doctor.foreign import lock_holders, owners, shared_inbox, strangers
 from relay.doctor.rights import ownership, rights
-from relay.doctor.server import durability, free_connections, keepalive, server_version
+from relay.doctor.server import durability, free_connections, keepalive, server_version, standby
 from relay.doctor.tables import days_ahead, tables_at_head
 from relay.doctor.vacuum import hot_partition, old_snapshots, replication_slots, transaction_ids
 from relay.errors import ConfigurationError, DatabaseUnavailableError
@@ -37,6 +37,7 @@ CHECKS: dict[str, Check] = {
     "database.vacuum": hot_partition,
     "database.transaction_ids": transaction_ids,
     "database.durability": durability,
+    "database.standby": standby,
     "database.keepalive": keepalive,
     "database.clock": clock_difference,
 }

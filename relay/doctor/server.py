@@ -6,6 +6,7 @@ import psycopg
 
 from relay.config.settings import Settings
 from relay.doctor.finding import Finding, Verdict
+from relay.operate.holders import commits_without_standby
 
 OLDEST_SERVER = 15  # the oldest release that the tests run on
 
@@ -81,6 +82,15 @@ def durability(connection: psycopg.Connection, _: Settings) -> Iterator[Finding]
         yield Finding(check, Verdict.WARNING, words, f"set {name} = on")
     if not off:
         yield Finding(check, Verdict.OK, f"{', '.join(name for name, *_ in found)} are on")
+
+
+def standby(connection: psycopg.Connection, _: Settings) -> Iterator[Finding]:
+    check = "database.standby"
+    if waiting := commits_without_standby(connection):
+        words, _, remedy = str(waiting).partition(": ")
+        yield Finding(check, Verdict.FAILED, words, remedy)
+    else:
+        yield Finding(check, Verdict.OK, "no commit waits for a synchronous standby")
 
 
 def keepalive(connection: psycopg.Connection, _: Settings) -> Iterator[Finding]:

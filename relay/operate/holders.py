@@ -6,6 +6,8 @@ import psycopg
 
 from relay.engine.nodes.vacuum import HELD_LONG, HOLDERS, Holder
 
+BRING_STANDBY = "bring it back, or take it out of synchronous_standby_names"
+
 # Every session may take any advisory lock, whatever its role may do otherwise. A lock of ours belongs to a role with
 # a right on what the lock is about: `allowed` names it. Writers try the doorbell for an instant, so they may hold it.
 FOREIGN_LOCKS = """
@@ -49,6 +51,30 @@ FOREIGN_LOCKS = """
 """
 
 
+STANDBY_SLOW = 5.0  # seconds for which a commit has waited for a standby
+
+COMMITS_WAITING = """
+    SELECT count(*)::integer, max(extract(epoch FROM clock_timestamp() - query_start))::float8,
+        coalesce(bool_or(application_name = 'outbox-relay'), false)
+    FROM pg_stat_activity
+    WHERE wait_event = 'SyncRep' AND datname = current_database()
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingCommits:
+    """Commits that are made here and are not answered, as no synchronous standby has them."""
+
+    number: int
+    seconds: float  # for which the first has waited
+    is_relay: bool  # a relay's is among them
+
+    def __str__(self) -> str:
+        words = "1 commit waits" if self.number == 1 else f"{self.number} commits wait"
+        theirs = ", a relay's too" if self.is_relay else ""
+        return f"{words} for a synchronous standby for up to {self.seconds:.0f} s{theirs}: {BRING_STANDBY}"
+
+
 @dataclass(frozen=True, slots=True)
 class ForeignLock:
     """An advisory lock of ours that a session holds whose role has no right to what it is about."""
@@ -61,6 +87,15 @@ class ForeignLock:
     def __str__(self) -> str:
         application = f", {self.application!r}" if self.application else ""
         return f"session {self.pid} of role {self.role}{application} holds the lock {self.lock} without a right to it"
+
+
+def commits_without_standby(connection: psycopg.Connection) -> WaitingCommits | None:
+    """Return the commits that wait for a standby; None while they are quick.
+
+    Without pg_read_all_stats, only those of our role.
+    """
+    number, seconds, is_relay = connection.execute(COMMITS_WAITING).fetchone() or (0, None, False)
+    return WaitingCommits(number, seconds, is_relay) if seconds is not None and seconds >= STANDBY_SLOW else None
 
 
 def long_holders(connection: psycopg.Connection) -> list[Holder]:

@@ -16,7 +16,7 @@ from pydantic_core import CoreSchema
 from relay.engine.send.message import NOT_SENT
 from relay.engine.session.session import LANES
 from relay.operate.health import NODE_STALE_AFTER, OutboxState
-from relay.operate.holders import foreign_locks, long_holders
+from relay.operate.holders import commits_without_standby, foreign_locks, long_holders
 from relay.operate.pauses import LaneStatus, list_lanes
 from relay.operate.quarantine import RouteStatus, list_routes
 
@@ -59,8 +59,8 @@ COUNT_NOT_SENT = SQL(
 # A row scheduled for next week must not look like one that has waited since last week. A row waits since it was
 # written, or since its available_at. The first of each lane stands for its lane, as ids and times of writing run
 # together but for transactions that overlap. So a backlog of a million rows costs what one of ten does.
-# The rows of a paused lane wait as an operator wants it. A writer may have written an infinite moment, from which
-# nothing can be subtracted: a row that is due since ever waits since it was written.
+# The rows of a paused lane wait as an operator wants it. A writer may have written an infinite moment. Nothing can be
+# subtracted from it: a row that is due since ever waits since it was written.
 OLDEST_PENDING = SQL("""
     SELECT extract(epoch FROM now() - least(
         (SELECT min(front.created_at) FILTER (WHERE isfinite(front.created_at))
@@ -199,7 +199,10 @@ def read_status(
         stalled = not _have_published(nodes, published_before)
     elif stalled:
         stalled = not _progresses(connection, schema, nodes, progress_timeout)
-    reasons = _reasons(nodes, lanes, pending, oldest_age if stalled else None)
+    standby = commits_without_standby(connection)
+    reasons = [Reason(str(standby), About.SESSIONS)] if standby else []
+    if not (standby and standby.is_relay):  # whose heartbeats are among these commits
+        reasons += _reasons(nodes, lanes, pending, oldest_age if stalled else None)
     reasons += _row_reasons(refused, parked_heads, parked - parked_heads, not_sent)
     reasons += _route_reasons(routes)
     paused_lanes = [lane for lane in lanes if lane.paused_at is not None]
