@@ -30,9 +30,9 @@ async def serve(settings: Settings, file: Path | None = None) -> None:
         ConfigurationError: a server has no URL, or the address cannot be had, or would let in users whom nobody has
             authenticated.
     """
+    check_access(settings.console)
     conninfo(settings.database)
     broker_urls(settings.broker)
-    check_access(settings.console)
     listener = listen(settings.console.listen)
     app = make_app(settings, file)
     sampler: Sampler = app.state.sampler

@@ -87,7 +87,7 @@ def durability(connection: psycopg.Connection, _: Settings) -> Iterator[Finding]
 def standby(connection: psycopg.Connection, _: Settings) -> Iterator[Finding]:
     check = "database.standby"
     if waiting := commits_without_standby(connection):
-        words, _, remedy = str(waiting).partition(": ")
+        words, remedy = str(waiting).split(": ")
         yield Finding(check, Verdict.FAILED, words, remedy)
     else:
         yield Finding(check, Verdict.OK, "no commit waits for a synchronous standby")

@@ -58,8 +58,8 @@ def bound_moments(connection: psycopg.Connection) -> None:
     """
     for loader in (_Moment, _BinaryMoment):
         connection.adapters.register_loader("timestamptz", loader)
-    for loader in (_Day, _BinaryDay):
-        connection.adapters.register_loader("date", loader)
+    for of_days in (_Day, _BinaryDay):
+        connection.adapters.register_loader("date", of_days)
 
 
 class _Moment(TimestamptzLoader):

@@ -13,8 +13,8 @@ from tests.support.process import free_port
 @pytest.fixture
 def without_port(database_url: str) -> dict[str, str]:
     """Variables of a command whose URL leaves host and port to the environment."""
-    parts = conninfo_to_dict(database_url)
-    place = {"PGHOST": str(parts.pop("host")), "PGPORT": str(parts.pop("port"))}
+    parts = {name: str(value) for name, value in conninfo_to_dict(database_url).items()}
+    place = {"PGHOST": parts.pop("host"), "PGPORT": parts.pop("port")}
     return {"RELAY_DATABASE_URL": make_conninfo(**parts), **place}
 
 

@@ -1,6 +1,7 @@
 """A row whose moments are infinite, which any writer can write, hides nothing from the operator."""
 
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import httpx
@@ -23,7 +24,7 @@ CALLS = "/api/v1/status", "/api/v1/parked", "/api/v1/parked/2", "/api/v1/failure
 
 def write(rows: Rows, available_at: str, created_at: str | None) -> None:
     """Write such a row that is pending and one that is parked, and one that has waited for an hour."""
-    when = {"available_at": available_at, **({"created_at": created_at} if created_at else {})}
+    when: dict[str, Any] = {"available_at": available_at, **({"created_at": created_at} if created_at else {})}
     rows.pending("1", message_id=MESSAGE, **when)
     rows.parked("2", **when)
     rows.connection.execute(
