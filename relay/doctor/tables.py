@@ -12,6 +12,13 @@ from relay.operate.revision import head_revision
 
 DAYS_AHEAD = 3  # today (UTC) and the next two, as the relay makes them (`database_retry.ENSURE_DAYS`)
 
+# Floors are saved at a position that was given: a sequence below it was set back. A relay that lives tells it itself.
+READ_HISTORY = SQL("""
+    SELECT (SELECT last_value - (NOT is_called)::integer FROM {schema}.message_id_seq),
+        (SELECT max(watermark) FROM {schema}.lane_floor),
+        (SELECT min(reason) FROM {schema}.node, unnest(reasons) AS reason WHERE starts_with(reason, 'history: '))
+""")
+
 # A day is there when its partition is attached; a table that only has the name keeps it from being made.
 READ_DAYS = SQL("""
     SELECT part.name, part.oid IS NOT NULL, pg_inherits.inhrelid IS NOT NULL
@@ -59,3 +66,16 @@ def days_ahead(connection: psycopg.Connection, settings: Settings) -> Iterator[F
         yield Finding(check, Verdict.WARNING, words, "if a relay runs, see its event days.blocked")
     if not in_the_way and not missing:
         yield Finding(check, Verdict.OK, f"today's partition and those of the next {DAYS_AHEAD - 1} days are there")
+
+
+def history(connection: psycopg.Connection, settings: Settings) -> Iterator[Finding]:
+    check = "database.history"
+    statement = READ_HISTORY.format(schema=Identifier(settings.database.schema_name))
+    given, saved, told = connection.execute(statement).fetchone() or (0, None, None)
+    remedy = "compare with `relay reconcile` what consumers have applied (docs/backup.md)"
+    if told:
+        yield Finding(check, Verdict.FAILED, str(told).removeprefix("history: ").partition(":")[0], remedy)
+    elif saved is not None and saved > given:
+        yield Finding(check, Verdict.FAILED, f"the database went back from message {saved} to {given}", remedy)
+    else:
+        yield Finding(check, Verdict.OK, "no fewer messages were written than relays have seen")

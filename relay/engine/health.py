@@ -11,8 +11,8 @@ log = get_logger(__name__)
 REFUSED_AFTER = 5.0  # seconds, for what has no `relay.stall_after`
 TOLD_REASONS = 20  # remembered for each part: reasons with a changing number must not fill the memory
 
-# Some messages wait there while the others go out. The operator should look, but the node can deliver.
-PARTIAL = frozenset({"queues", "routes"})
+# Some messages wait there while the others go out, or are gone. The operator should look, but the node can deliver.
+PARTIAL = frozenset({"queues", "routes", "history"})
 
 
 class HealthState(StrEnum):
@@ -58,6 +58,10 @@ class Health:
             told.append(reason)
             del told[:-TOLD_REASONS]
             log.warning(f"{part}.degraded", reason=reason, **more)
+
+    def warn(self, part: str, reason: str) -> None:
+        """Note what the operator must look at; the caller has logged it."""
+        self._reasons[part] = reason
 
     def heal(self, part: str) -> None:
         self._expected.pop(part, None)

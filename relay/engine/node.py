@@ -45,6 +45,7 @@ INTERRUPTED = 130  # exit code
 OURS_FOR = 0.9  # of node_timeout: without an answer for so long, other nodes may soon end the session
 DRAIN_LOOK = 0.2  # seconds: the drain may begin before there is a broker
 NO_LANES = "none held"
+WENT_BACK = "the database went back from message {seen} to {found}: see docs/backup.md"
 
 # What a relay gets when another process downgrades or drops its tables.
 TABLES_CHANGED = (
@@ -142,6 +143,7 @@ class Node:
             self._publisher, self._delivered, self._health, settings.relay, session=lambda: self._session
         )
         self._tail: Tail | None = None
+        self._seen = 0  # the highest id of a row that was read, in whichever session
         self._losses: dict[str, int] = Counter()  # of database sessions, by reason
         self._sweep_finds = 0  # of earlier sessions' tails
         self._ready = False
@@ -273,7 +275,7 @@ class Node:
         self._sweep_finds += self._tail.sweep_finds if self._tail else 0
         self._publisher.send_while(partial(session.has_answered_within, settings.node_timeout * OURS_FOR))
         retry = DatabaseRetry(session, self._health, drain=self.drain)
-        tail = self._tail = Tail(session, settings, self._policy, retry)
+        tail = self._tail = Tail(session, settings, self._policy, retry, note_read=self._note_read)
         held = ParkedKeys(session, tail, retry)
         router = Router.of(self._settings)
         quarantine = Quarantine(session, tail, self._publisher, router, policy=self._policy, retry=retry)
@@ -330,6 +332,15 @@ class Node:
             for task in (*beside, announcing):
                 task.cancel()
         await membership.leave()
+
+    def _note_read(self, given: int, highest: int) -> None:
+        """Notice a database that was set back, as by a restored backup: fewer ids were given than rows were seen."""
+        if given < self._seen:
+            log.error("database.went_back", seen=self._seen, found=given)
+            self._health.warn("history", WENT_BACK.format(seen=self._seen, found=given))
+            self._seen = given
+        else:
+            self._seen = max(self._seen, min(highest, given))  # a writer may choose an id above
 
     async def _announce(self, session: LaneSession, lanes: Lanes) -> None:
         if not self._ready:

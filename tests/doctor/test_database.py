@@ -64,6 +64,16 @@ def test_tables_of_another_version(settings: Settings, version: str, verdict: st
     assert f"schema outbox is of version {version}" in finding.words
 
 
+def test_floors_that_were_saved_above_all_messages(settings: Settings) -> None:
+    assert verdicts(settings, "database.history") == [OK]
+
+    with operator(settings) as connection:
+        connection.execute("INSERT INTO outbox.lane_floor VALUES (3, 90, 100, '{}', '{}')")
+    (finding,) = look(settings, "database.history")
+
+    assert (finding.verdict, finding.words) == (FAILED, "the database went back from message 100 to 0")
+
+
 @pytest.mark.every_postgres
 def test_days_that_are_missing(settings: Settings) -> None:
     assert verdicts(settings, "database.days") == [OK]

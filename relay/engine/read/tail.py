@@ -5,7 +5,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from operator import itemgetter
 
@@ -28,12 +28,23 @@ wait_of = itemgetter(Row._fields.index("backoff_ms"))
 class Tail:
     """The pending rows of the session's lanes, as windows bounded in rows and bytes.
 
+    Args:
+        note_read: called at each read with the highest id that was given, and that of the rows that came.
     Attributes:
         sweep_finds: rows that only a sweep has found, as no rule foresaw them.
     """
 
-    def __init__(self, session: LaneSession, settings: RelaySettings, policy: DeliveryPolicy, retry: Retry) -> None:
+    def __init__(
+        self,
+        session: LaneSession,
+        settings: RelaySettings,
+        policy: DeliveryPolicy,
+        retry: Retry,
+        *,
+        note_read: Callable[[int, int], None] = lambda _given, _highest: None,
+    ) -> None:
         self._session = session
+        self._note_read = note_read
         self._lanes = session.lanes
         self._settings = settings
         self._retry = retry
@@ -228,6 +239,8 @@ class Tail:
             await self._cursor.execute(self.statement, parameters, prepare=True)
             head, *rows = await fetch_rows(self._cursor)
         self._clock_offset = head.created_at - asked_at * 1e6
+        # No sooner than a row is committed is its id on the disk. Ids that no row has may be given again after a crash.
+        self._note_read(head.id, max((row.id for row in rows), default=0))
         self._due_at = max(time.monotonic() + head.backoff_ms / 1000, self._looked_at + DUE_INTERVAL)
         return head, rows
 
