@@ -163,7 +163,14 @@ CONSUMERS: Rows = {
             ],
             "mps",
         ),
-        Graph("Failures", [per_second("outbox_consumer_failures_total", "consumer, queue", OF_CONSUMER)], "mps"),
+        Graph(
+            "Failures",
+            [
+                per_second("outbox_consumer_failures_total", "consumer, queue", f"failed {OF_CONSUMER}"),
+                per_second("outbox_consumer_repeated_total", "consumer, queue", f"repeated {OF_CONSUMER}"),
+            ],
+            "mps",
+        ),
         Graph("Retries", [per_second("outbox_consumer_retries_total", "queue, step", "{{queue}} {{step}} s")], "mps"),
         Graph(
             "Dead letters",

@@ -4,7 +4,8 @@
     raise Transient("the shop is closed")          again later, so and so often
     raise Overload("429 from the tax office")      everything pauses until a try gets through; no attempt is burnt
 
-Everything else is unclassified, unless the consumer was told what it means: again later, a number of times.
+Everything else is unclassified, unless the consumer was told what it means: again later, a number of times. What the
+database says of itself is no failure of a message: `database_faults`.
 """
 
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import assert_never
 
 import psycopg
 
+from relay.consume.database_faults import PASSING, cause_of, fault_of
 from relay.consume.message import Delivery
 from relay.consume.policies import FailureClass, FailurePolicy
 from relay.errors import (
@@ -30,12 +32,6 @@ from relay.logger import get_logger
 log = get_logger("relay.consume")
 
 LONGEST_WORDS = 300  # characters of an exception's first line; what follows it may show values
-
-# The server cannot, whatever it is asked for: connections, resources, an operator, its disks, and a primary that takes
-# no writes (any more). By the prefix of the SQLSTATE.
-OUTAGES = ("08", "53", "57P", "58", "25006")
-# It has ended a session for what was done in it: idle_in_transaction_session_timeout and transaction_timeout.
-TOO_LONG = ("25P03", "25P04")
 
 
 class Permanent(OutboxError):  # noqa: N818  (a handler says what it means; nothing of ours went wrong)
@@ -98,6 +94,8 @@ class Judge:
             FailureClass.UNCLASSIFIED: policy.retries,
             FailureClass.TRANSIENT: policy.transient_retries or policy.retries,
         }
+        named = policy.classes()
+        self._named = named.keys()
         self._classes: dict[type, FailureClass] = {
             Permanent: FailureClass.PERMANENT,
             Transient: FailureClass.TRANSIENT,
@@ -107,7 +105,7 @@ class Judge:
             TransactionEndedError: FailureClass.PERMANENT,
             psycopg.errors.SerializationFailure: FailureClass.TRANSIENT,
             psycopg.errors.DeadlockDetected: FailureClass.TRANSIENT,
-        } | policy.classes()
+        } | named
 
     @property
     def steps(self) -> list[float]:
@@ -118,6 +116,10 @@ class Judge:
         """Return the class of an error: the one of its type, or of the nearest type above that is known."""
         kinds = (*type(error).__mro__, *type(cause_of(error)).__mro__)
         return next((self._classes[each] for each in kinds if each in self._classes), FailureClass.UNCLASSIFIED)
+
+    def is_passing(self, error: BaseException) -> bool:
+        """Whether an error speaks of a session or of another transaction, and the policy does not name its class."""
+        return fault_of(error) in PASSING and self._named.isdisjoint((type(error), type(cause_of(error))))
 
     def failure(self, error: BaseException, history: History) -> Failure:
         """Return what follows from an error that is no overload."""
@@ -170,24 +172,6 @@ def unfit(reason: Reason, words: str, history: History) -> Failure:
         words=_writable(words),
         reason=reason,
     )
-
-
-def is_outage(error: BaseException) -> bool:
-    """Whether the database could not answer: then no message has failed."""
-    cause = cause_of(error)
-    return isinstance(cause, psycopg.Error) and (cause.sqlstate or "").startswith(OUTAGES)
-
-
-def took_too_long(error: BaseException) -> bool:
-    """Whether the server ended the session because the transaction took too long: the same would come again."""
-    cause = cause_of(error)
-    return isinstance(cause, psycopg.Error) and cause.sqlstate in TOO_LONG
-
-
-def cause_of(error: BaseException) -> BaseException:
-    """Return the driver's error, where SQLAlchemy has wrapped it."""
-    cause = getattr(error, "orig", None)
-    return cause if isinstance(cause, BaseException) else error
 
 
 def name_of(error: BaseException) -> str:

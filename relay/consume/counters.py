@@ -27,6 +27,7 @@ class Counters:
     retried: Counter[float] = field(default_factory=Counter)  # put off until their next try, by step (seconds)
     dead_letters: Counter[str] = field(default_factory=Counter)  # by reason
     held: int = 0  # messages of this consumer in the table, whichever process put them there
+    repeated: int = 0  # tries that ended by a stale session or another transaction
     overloads: int = 0  # tries that ended by an overload
     paused_seconds: float = 0.0  # for overloads; brought up to date at each probe, and when a figure is read
     in_flight: int = 0  # transactions that run

@@ -12,8 +12,8 @@ from types import TracebackType
 from typing import Self
 
 from relay.backoff import Backoff, raise_if_set, until_tick, wait_for_event
-from relay.consume.classify import cause_of
 from relay.consume.counters import Counters
+from relay.consume.database_faults import cause_of
 from relay.database import kind_of_loss, one_line
 from relay.engine.health import Health
 from relay.errors import UnavailableError

@@ -33,6 +33,7 @@ def metrics(consumer: ConsumerSnapshot, waiting: int | None) -> Iterator[Metric]
         ("applied", "Messages that were committed for the first time", counters.applied),
         ("duplicates", "Messages that the inbox knew", counters.duplicates),
         ("failures", "Tries that a handler failed", counters.failed),
+        ("repeated", "Tries that ended by a stale session or another transaction; no attempt", counters.repeated),
         ("overloads", "Tries that ended by an overload", counters.overloads),
         ("paused_seconds", "For how long overloads have paused it", counters.paused_seconds),
     ):

@@ -249,6 +249,7 @@ async def test_it_tells_when_it_is_ready_and_what_it_did(
         "retried": {},
         "dead_letters": {},
         "held": 0,
+        "repeated": 0,
         "overloads": 0,
         "paused_seconds": 0.0,
         "broker_losses": {},

@@ -1,12 +1,18 @@
 """What errors mean, and when the next try is."""
 
+import re
+from pathlib import Path
+
 import psycopg
 import pytest
 
 from relay.consume import FailurePolicy, Overload, Permanent, Retries, Transient
-from relay.consume.classify import History, Judge, Reason, first_line, is_outage
+from relay.consume.classify import History, Judge, Reason, first_line
+from relay.consume.database_faults import FAULTS, Fault, fault_of
 from relay.consume.policies import FailureClass
 from relay.errors import ConfigurationError
+
+ROOT = Path(__file__).parents[2]
 
 
 class RefusedError(Exception): ...
@@ -75,15 +81,40 @@ def test_retries_that_cannot_be_are_refused(wrong: dict[str, float]) -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [psycopg.errors.DiskFull(), psycopg.errors.ReadOnlySqlTransaction(), psycopg.errors.AdminShutdown()]
+    ("error", "fault"),
+    [
+        (psycopg.errors.DiskFull(), Fault.OUTAGE),
+        (psycopg.errors.ReadOnlySqlTransaction(), Fault.OUTAGE),
+        (psycopg.errors.AdminShutdown(), Fault.OUTAGE),
+        (psycopg.errors.DeadlockDetected(), Fault.CONFLICT),
+        (psycopg.errors.InvalidSqlStatementName(), Fault.SESSION),
+        (psycopg.errors.TransactionTimeout(), Fault.DURATION),
+        (psycopg.errors.FeatureNotSupported(), Fault.MESSAGE),
+        (psycopg.errors.UniqueViolation(), Fault.MESSAGE),
+        (psycopg.errors.UndefinedTable(), Fault.MESSAGE),
+        (psycopg.errors.QueryCanceled(), Fault.MESSAGE),
+        (OSError("gone"), Fault.MESSAGE),
+    ],
+    ids=lambda each: type(each).__name__ if isinstance(each, Exception) else each.value,
 )
-def test_a_database_that_cannot_is_no_messages_fault(error: psycopg.Error) -> None:
-    assert is_outage(error)
+def test_an_error_of_the_database_speaks_of_the_message_or_of_the_database(error: Exception, fault: Fault) -> None:
+    assert fault_of(error) is fault
 
 
-@pytest.mark.parametrize("error", [psycopg.errors.UniqueViolation(), psycopg.errors.UndefinedTable(), OSError("gone")])
-def test_what_the_handler_did_is_no_outage(error: Exception) -> None:
-    assert not is_outage(error)
+def test_a_conflict_that_the_policy_names_is_what_the_policy_says() -> None:
+    deadlock = psycopg.errors.DeadlockDetected()
+
+    assert Judge(FailurePolicy()).is_passing(deadlock)
+    assert Judge(FailurePolicy(permanent_on=[psycopg.Error])).is_passing(deadlock)
+    assert not Judge(FailurePolicy(permanent_on=[psycopg.errors.DeadlockDetected])).is_passing(deadlock)
+
+
+def test_the_page_lists_what_the_database_says_of_itself() -> None:
+    page = (ROOT / "docs" / "consumer.md").read_text()
+
+    listed = dict(re.findall(r"^\| `(\w{2,5})` \| \w+ \| .+ \| `(\w+)` \|$", page, re.MULTILINE))
+
+    assert listed == {prefix: fault.value for prefix, fault in FAULTS.items()}
 
 
 def test_of_an_error_only_the_first_line_is_told() -> None:

@@ -22,7 +22,7 @@ from psycopg.rows import tuple_row
 from psycopg.sql import Composed
 from psycopg.transaction import OutOfOrderTransactionNesting
 
-from relay.backoff import Stopping
+from relay.backoff import Backoff, Stopping, raise_if_set, wait_for_event
 from relay.consume.apply.handlers import Handlers, call, call_async, in_own_task
 from relay.consume.apply.inbox import (
     MAKE_DAYS,
@@ -37,8 +37,9 @@ from relay.consume.apply.inbox import (
     require_fence,
 )
 from relay.consume.apply.partition_state import PartitionState
-from relay.consume.classify import Judge, cause_of, first_line, is_outage, name_of, took_too_long
+from relay.consume.classify import Judge, first_line, name_of
 from relay.consume.counters import Counters
+from relay.consume.database_faults import Fault, cause_of, fault_of
 from relay.consume.hindrances import Entry, Outages, Overloaded
 from relay.consume.message import Delivery, Message
 from relay.consume.policies import FailureClass
@@ -388,6 +389,10 @@ class ThreadTransactions(ConnectionTransactions[psycopg.Connection]):
 # It did what no handler may do, or left its own transaction() block open.
 BY_HANDLER = (HandlerError, OutOfOrderTransactionNesting)
 
+# For what speaks of a session or of another transaction.
+REPEAT_FOR = 10.0  # seconds, from the first such error on; then it counts as an attempt
+REPEAT_BACKOFF = Backoff(initial=0.02, maximum=0.25)
+
 
 @dataclass(slots=True, kw_only=True)
 class Attempt:
@@ -401,13 +406,14 @@ class Attempt:
     state: PartitionState | None = None
 
     async def apply(self, batch: Sequence[Delivery], entry: Entry) -> Applied | Overloaded:
-        """Apply in one transaction.
+        """Apply in one transaction, again and again while the database speaks of itself, and not of a message.
 
         Raises:
             Stopping: the consumer stops, before the database is there again or because another member has the
                 partition. Nothing was applied, unless the answer to a commit was lost; no attempt counts.
             Exception: what a handler raised; nothing was applied.
         """
+        repeats, repeat_until = 0, 0.0
         with self.outages.begin() as outage:
             while not (outage.failures and self.stopping.is_set()):
                 begun_at = monotonic()
@@ -417,12 +423,18 @@ class Attempt:
                     await self.stopping.wait()  # the next check-in learns it, too, and stops us
                     raise Stopping from None
                 except Exception as error:  # by a handler: anything
-                    is_outage = self._is_outage(error)
-                    if is_outage or isinstance(error, BY_HANDLER):
+                    is_outage, fault = self._is_outage(error), fault_of(error)
+                    if is_outage or fault is Fault.SESSION or isinstance(error, BY_HANDLER):
                         await self.transactions.close()  # with what a handler has set in its session, or still does
                     if is_outage:
                         await outage.wait(error, self.stopping)
                         continue
+                    if self.judge.is_passing(error):
+                        repeat_until = repeat_until or monotonic() + REPEAT_FOR
+                        if monotonic() < repeat_until:
+                            repeats += 1
+                            await self._wait_to_repeat(batch, error, repeats)
+                            continue
                     if self.judge.class_of(error) is not FailureClass.OVERLOAD:
                         raise
                     self.counters.overloads += 1
@@ -454,9 +466,19 @@ class Attempt:
                 self.counters.in_flight -= 1
 
     def _is_outage(self, error: Exception) -> bool:
-        if took_too_long(error) or isinstance(error, BY_HANDLER):
+        fault = fault_of(error)
+        if fault is Fault.DURATION or isinstance(error, BY_HANDLER):
             return False  # the session is lost, too, by what the handler did
-        return isinstance(error, DatabaseUnavailableError) or self.transactions.is_lost or is_outage(error)
+        return isinstance(error, DatabaseUnavailableError) or self.transactions.is_lost or fault is Fault.OUTAGE
+
+    async def _wait_to_repeat(self, batch: Sequence[Delivery], error: Exception, repeats: int) -> None:
+        """Wait until it is time for the next try, which costs no attempt. Raises Stopping."""
+        self.counters.repeated += 1
+        if repeats == 1:
+            reason = f"{name_of(error)}: {first_line(error)}"
+            log.warning("batch.repeated", messages=len(batch), fault=fault_of(error).value, reason=reason)
+        await wait_for_event(self.stopping, REPEAT_BACKOFF.seconds(repeats))
+        raise_if_set(self.stopping)
 
     def _count(self, batch: Sequence[Delivery], applied: Applied) -> None:
         left = sum(delivery.message.message_id in applied.left for delivery in batch) if applied.left else 0
