@@ -6,7 +6,10 @@ import signal
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
 from functools import partial
+from types import FrameType
+from typing import Any
 
 from relay.logger import get_logger
 
@@ -40,6 +43,83 @@ def at_signal(number: signal.Signals, call: Callable[[], None]) -> Iterator[None
         loop.remove_signal_handler(number)
         if before is signal.SIG_IGN:
             signal.signal(number, signal.SIG_IGN)
+
+
+@contextmanager
+def shared_signals(stop: Callable[[], None], *, reload: Callable[[], None], wanted: bool | None) -> Iterator[None]:
+    """Call `stop` at each SIGTERM and SIGINT, and `reload` at each SIGHUP, as a part of an application.
+
+    Who has asked before is called, too, and so is the application's own handler.
+
+    Args:
+        wanted: main thread only. `None`: in the task of `asyncio.run` all are taken. In another task those are left
+            alone that other code handles, such as a web server. In another thread all are.
+    """
+    calls = {**dict.fromkeys(STOPS, stop), signal.SIGHUP: reload}
+    if wanted is None:
+        is_main = _is_main_task()
+        calls = {number: call for number, call in calls.items() if is_main or _is_free(number)}
+    with ExitStack() as stack:
+        for number, call in calls.items() if wanted is not False else ():
+            stack.enter_context(_listening(number, call))
+        yield
+
+
+@dataclass(slots=True, eq=False)
+class _Listeners:
+    """The handler of a signal for several callers.
+
+    It is one of `signal` and not of the loop, which has one for each signal. The loop calls its own all the same: it
+    learns of signals by a file descriptor.
+    """
+
+    before: Any  # what `signal.getsignal` has returned
+    calls: list[Callable[[], object]] = field(default_factory=list)
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        for call in self.calls:
+            call()
+        if callable(self.before) and not _is_pythons(self.before):
+            self.before(number, frame)
+
+
+@contextmanager
+def _listening(number: signal.Signals, call: Callable[[], None]) -> Iterator[None]:
+    listeners = signal.getsignal(number)
+    if not isinstance(listeners, _Listeners):
+        listeners = _Listeners(listeners)
+        signal.signal(number, listeners)
+    call_soon = partial(asyncio.get_running_loop().call_soon_threadsafe, call)
+    listeners.calls.append(call_soon)
+    try:
+        yield
+    finally:
+        listeners.calls.remove(call_soon)
+        if not listeners.calls and signal.getsignal(number) is listeners:
+            signal.signal(number, listeners.before)
+
+
+def _is_main_task() -> bool:
+    """Whether the current task is that of `asyncio.run`, whose handler of SIGINT knows it."""
+    handler = signal.getsignal(signal.SIGINT)
+    while isinstance(handler, _Listeners):
+        handler = handler.before
+    return isinstance(handler, partial) and handler.keywords.get("main_task") is asyncio.current_task()
+
+
+def _is_free(number: signal.Signals) -> bool:
+    """Whether no code but ours handles it."""
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    handler = signal.getsignal(number)
+    return isinstance(handler, signal.Handlers | _Listeners) or _is_pythons(handler)
+
+
+def _is_pythons(handler: object) -> bool:
+    """Whether it is Python's own: that of the start, or that of `asyncio.run`, which cancels the main task."""
+    if isinstance(handler, partial):
+        handler = handler.func
+    return handler is signal.default_int_handler or isinstance(getattr(handler, "__self__", None), asyncio.Runner)
 
 
 @contextmanager

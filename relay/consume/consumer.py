@@ -13,7 +13,7 @@ those that were committed, and only the others have an effect.
 """
 
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 
 from aiormq.abc import AbstractChannel
 
@@ -33,7 +33,7 @@ from relay.consume.setup import Setup
 from relay.consume.startup import check_inbox, tell_left_behind
 from relay.errors import BrokerUnavailableError, ConfigurationError, QueueMissingError
 from relay.logger import get_logger
-from relay.stopping import at_signals, cut_after
+from relay.stopping import cut_after, shared_signals
 
 BESIDE_THE_WORKERS = 3  # database connections: for statements of the consumer, for held messages and for days
 
@@ -144,15 +144,19 @@ class Consumer:
         """
         read_again(self.setup.broker.url, *self.setup.inbox.urls)
 
-    async def run(self, *, signals: bool = True) -> None:
-        """Consume until `stop`, or SIGTERM or SIGINT when `signals` (main thread only); SIGHUP is `reload` then.
+    async def run(self, *, signals: bool | None = None) -> None:
+        """Consume until `stop`, or SIGTERM or SIGINT; SIGHUP is `reload`.
+
+        Args:
+            signals: take them (main thread only), and call who had them before, too. None: unless other code of the
+                process handles them, such as a web server, or in the task of `asyncio.run`.
 
         Raises:
             DatabaseUnavailableError, SchemaError, BrokerUnavailableError, QueueMissingError, QueueUnfitError,
                 ConfigurationError: at the start. Once it has been ready, it waits for these to heal.
         """
         setup = self.setup
-        with at_signals(lambda _: self.stop(), reload=self.reload) if signals else nullcontext():
+        with shared_signals(self.stop, reload=self.reload, wanted=signals):
             try:
                 async with cut_after(setup.stop, setup.work.drain_timeout):
                     await unless_stopping(setup.stop, self._prepare())

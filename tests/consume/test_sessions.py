@@ -136,7 +136,7 @@ class Raising:
             self.calls += 1
             await count(message, connection)
             if self.calls <= times:
-                await connection.execute(f"DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '{code}'; END $$")  # type: ignore[arg-type]
+                await connection.execute(f"DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '{code}'; END $$")
 
         self.handle = handle
 

@@ -12,7 +12,6 @@ import math
 import os
 import socket
 from collections.abc import Iterable
-from contextlib import nullcontext
 from dataclasses import replace
 from secrets import token_hex
 
@@ -34,7 +33,7 @@ from relay.consume.pool.policy import Partition, PoolPolicy
 from relay.consume.startup import check_inbox, keep_up, tell_left_behind
 from relay.errors import ConfigurationError, DatabaseUnavailableError
 from relay.logger import get_logger
-from relay.stopping import at_signals, cut_after
+from relay.stopping import cut_after, shared_signals
 
 CHECK_INS = 4  # within the time-out
 # To the database, when it holds all partitions: two for each, for its messages and for those that are held. Then one
@@ -167,8 +166,12 @@ class PartitionedConsumer:
         """
         read_again(self._setup.broker.url, *self._setup.inbox.urls)
 
-    async def run(self, *, signals: bool = True) -> None:
-        """Be a member until `stop`, or SIGTERM or SIGINT when `signals` (main thread only); SIGHUP is `reload` then.
+    async def run(self, *, signals: bool | None = None) -> None:
+        """Be a member until `stop`, or SIGTERM or SIGINT; SIGHUP is `reload`.
+
+        Args:
+            signals: take them (main thread only), and call who had them before, too. None: unless other code of the
+                process handles them, such as a web server, or in the task of `asyncio.run`.
 
         Raises:
             DatabaseUnavailableError, SchemaError, BrokerUnavailableError, QueueUnfitError: at the start. Later it waits
@@ -177,7 +180,7 @@ class PartitionedConsumer:
                 yet.
         """
         setup = self._setup
-        with at_signals(lambda _: self.stop(), reload=self.reload) if signals else nullcontext():
+        with shared_signals(self.stop, reload=self.reload, wanted=signals):
             try:
                 async with cut_after(setup.stop, setup.work.drain_timeout):
                     await unless_stopping(setup.stop, self._prepare())
