@@ -101,8 +101,8 @@ def _listening(number: signal.Signals, call: Callable[[], None]) -> Iterator[Non
 
 def _is_main_task() -> bool:
     """Whether the current task is that of `asyncio.run`, whose handler of SIGINT knows it."""
-    handler = signal.getsignal(signal.SIGINT)
-    while isinstance(handler, _Listeners):
+    handler: Any = signal.getsignal(signal.SIGINT)
+    if isinstance(handler, _Listeners):
         handler = handler.before
     return isinstance(handler, partial) and handler.keywords.get("main_task") is asyncio.current_task()
 

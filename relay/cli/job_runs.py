@@ -101,7 +101,12 @@ def shown_rows(log_settings: LogSettings, title: str) -> Iterator[Callable[[Job]
 
     def tell(seen: Seen) -> None:
         log.info(
-            "job.progressed", job=last[0].id, kind=last[0].kind, rows=seen.total, done=seen.done, failed=seen.failed
+            "job.progressed",
+            job=last[0].id,
+            kind=str(last[0].kind),
+            rows=seen.total,
+            done=seen.done,
+            failed=seen.failed,
         )
 
     with ExitStack() as stack:

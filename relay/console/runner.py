@@ -174,4 +174,4 @@ class Runner:
 
     def _tell(self, job: Job) -> None:
         figures = {"done": job.done, "failed": job.failed}
-        log.info("console.job_ended", job=job.id, kind=job.kind, state=job.state, **figures)
+        log.info("console.job_ended", job=job.id, kind=str(job.kind), state=job.state, **figures)

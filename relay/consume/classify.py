@@ -11,7 +11,7 @@ database says of itself is no failure of a message: `database_faults`.
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
-from traceback import format_tb
+from types import TracebackType
 from typing import assert_never
 
 import psycopg
@@ -28,9 +28,12 @@ from relay.errors import (
     TransactionEndedError,
 )
 from relay.logger import get_logger
+from relay.observe.printable import printable
+from relay.scrub import scrub
 
 log = get_logger("relay.consume")
 
+CALLS = "relay.consume.apply.handlers"  # the module that calls handlers and hooks
 LONGEST_WORDS = 300  # characters of an exception's first line; what follows it may show values
 
 
@@ -84,6 +87,18 @@ class Failure:
     reason: Reason | None  # of a dead letter; None: it is tried again
     step: float = 0.0  # seconds to the next try, at most ...
     wait: float = 0.0  # ... and by chance
+    most_attempts: int | None = None  # None: it is not tried however many there were
+
+    @property
+    def error(self) -> str:
+        """Return the class of the exception, if there was one, and its first line."""
+        return f"{self.exception}: {self.words}".removeprefix(": ")
+
+    @property
+    def outlook(self) -> str:
+        """Return which try it was, and what follows."""
+        tries = f"try {self.attempts}" if self.most_attempts is None else f"try {self.attempts} of {self.most_attempts}"
+        return f"{tries}, again in {self.wait:.2g} s" if self.reason is None else f"{tries}, {self.reason.value}"
 
 
 class Judge:
@@ -131,8 +146,9 @@ class Judge:
             case FailureClass.TRANSIENT | FailureClass.UNCLASSIFIED:
                 retries = self._retries[failure_class]
                 if attempts >= retries.attempts:
-                    return _failure(error, history, reason=Reason.EXHAUSTED)
-                return _failure(error, history, step=retries.step(attempts), wait=retries.wait(attempts))
+                    return _failure(error, history, reason=Reason.EXHAUSTED, most_attempts=retries.attempts)
+                step, wait = retries.step(attempts), retries.wait(attempts)
+                return _failure(error, history, step=step, wait=wait, most_attempts=retries.attempts)
             case FailureClass.OVERLOAD:
                 raise AssertionError("an overload is nobody's failure")
             case _:
@@ -140,7 +156,13 @@ class Judge:
 
 
 def _failure(
-    error: BaseException, history: History, *, reason: Reason | None = None, step: float = 0.0, wait: float = 0.0
+    error: BaseException,
+    history: History,
+    *,
+    reason: Reason | None = None,
+    step: float = 0.0,
+    wait: float = 0.0,
+    most_attempts: int | None = None,
 ) -> Failure:
     now = datetime.now(UTC)
     first, attempts = history.first_failed_at or now, history.attempts + 1
@@ -153,6 +175,7 @@ def _failure(
         reason=reason,
         step=step,
         wait=wait,
+        most_attempts=most_attempts,
     )
 
 
@@ -175,18 +198,21 @@ def unfit(reason: Reason, words: str, history: History) -> Failure:
 
 
 def name_of(error: BaseException) -> str:
-    """Return the name of its class, with its module where that is not Python's own."""
-    kind = type(error)
+    """Return the name of its class, or of the driver's error in it; with the module where that is not Python's own."""
+    kind = type(cause_of(error))
     return _writable(kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}")
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of what it says, not too long: PostgreSQL shows values on the ones that follow."""
+    """Return the first line of what it says, not too long: PostgreSQL shows values on the ones that follow.
+
+    Of an error of SQLAlchemy it is the driver's: before that may stand how a flush came about.
+    """
     try:
-        words = str(error)
+        words = str(cause_of(error))
     except Exception as broken:  # the application's own classes: what they raise here would end the worker
         words = f"its words cannot be had: {type(broken).__name__}"
-    return _writable(next(iter(words.splitlines()), ""))
+    return _writable(scrub(next(iter(words.splitlines()), "")))
 
 
 def _writable(words: str) -> str:
@@ -196,14 +222,25 @@ def _writable(words: str) -> str:
 
 
 def log_failure(delivery: Delivery, failure: Failure, error: BaseException) -> None:
+    message = delivery.message
     log.warning(
         "message.failed",
-        message_id=str(delivery.message.message_id),
-        type=delivery.message.type,
+        message_id=str(message.message_id),
+        type=message.type,
         key=delivery.key,
         attempts=failure.attempts,
         retry_in_s=round(failure.wait, 3) if failure.reason is None else None,
-        error=f"{failure.exception}: {failure.words}",
-        # Where, without values: a traceback of structlog's default shows every local variable, payloads too.
-        traceback="".join(format_tb(error.__traceback__)) if failure.attempts == 1 else None,
+        error=failure.error,
+        summary=printable(f"{message.type} {delivery.key}: {failure.error} ({failure.outlook})"),
+        exc_info=exc_info_of(error) if failure.attempts == 1 else None,
     )
+
+
+def exc_info_of(error: BaseException) -> tuple[type[BaseException], BaseException, TracebackType] | None:
+    """Return an error as a log takes it, from the application's first frame on; None if no such frame is there."""
+    trace, own = error.__traceback__, None
+    while trace is not None:
+        if trace.tb_frame.f_globals.get("__name__") == CALLS:
+            own = trace.tb_next
+        trace = trace.tb_next
+    return None if own is None else (type(error), error, own)

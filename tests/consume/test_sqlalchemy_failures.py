@@ -5,12 +5,14 @@ from typing import Any
 import psycopg
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.orm import Session
+from structlog.testing import capture_logs
 
 from relay.config.settings import BrokerSettings
-from relay.consume import Consumer, FailurePolicy, Inbox, Message, on
+from relay.consume import Consumer, FailurePolicy, Inbox, Message, Retries, on
 from tests.consume.effects import CONSUMER, Queue, Table, running
 from tests.consume.policies import SOON
-from tests.consume.sqlalchemy_handlers import HANDLERS, KINDS
+from tests.consume.sqlalchemy_handlers import HANDLERS, KINDS, Effect, effect
 from tests.support.eventually import eventually
 
 DIVIDE = sa.text("SELECT 1 / 0")
@@ -72,5 +74,39 @@ async def test_the_drivers_error_decides_what_a_failure_means(
         await eventually(lambda: consumer.counters.applied == 1, "the other one is applied")
 
     (letter,) = await queue.dead()
-    assert letter.headers["x-exception"] == "sqlalchemy.exc.DataError"
+    assert letter.headers["x-exception"] == "psycopg.errors.DivisionByZero"
     assert await table.numbers() == [1]
+
+
+@on("Counted")
+def add_and_ask(message: Message, session: Session) -> None:
+    session.add(Effect(**effect(message)))
+    session.execute(sa.text("SELECT 1"))  # a flush first
+    session.scalars(sa.select(Effect)).all()
+
+
+async def test_the_drivers_error_is_told_and_not_how_the_flush_came_about(
+    queue: Queue, table: Table, targets: dict[str, Any], *, broker: BrokerSettings
+) -> None:
+    await table.connection.execute("ALTER TABLE effect ADD CONSTRAINT small CHECK (number < 10)")
+    await queue.send(10)
+
+    consumer = Consumer(
+        queue.name,
+        [add_and_ask],
+        inbox=Inbox(targets["session"], CONSUMER),
+        broker=broker,
+        failures=FailurePolicy(retries=Retries(attempts=1)),
+    )
+    with capture_logs() as events:
+        async with running(consumer):
+            await eventually(lambda: consumer.counters.dead_letters["exhausted"] == 1, "it is a dead letter")
+
+    words = 'new row for relation "effect" violates check constraint "small"'
+    (letter,) = await queue.dead()
+    assert (letter.headers["x-exception"], letter.headers["x-exception-message"]) == (
+        "psycopg.errors.CheckViolation",
+        words,
+    )
+    errors = [event["error"] for event in events if event["event"] in ("message.failed", "message.dead")]
+    assert errors == [f"psycopg.errors.CheckViolation: {words}"] * 2

@@ -21,6 +21,7 @@ from relay.consume.failed.poison import BegunAttempts
 from relay.consume.failed.queues import retry_queue_name
 from relay.consume.message import Delivery
 from relay.logger import get_logger
+from relay.observe.printable import printable
 
 log = get_logger("relay.consume")
 
@@ -100,15 +101,19 @@ class Copies:
         if failure.reason is None:
             self.context.counters.retried[failure.step] += 1
             return Offer.TAKEN
-        self.context.counters.dead_letters[failure.reason] += 1
+        self.context.counters.dead_letters[failure.reason.value] += 1
         log.error(
             "message.dead",
             message_id=properties.message_id,
             type=properties.message_type,
             queue=name,
-            reason=failure.reason,
+            reason=failure.reason.value,
             attempts=failure.attempts,
-            error=f"{failure.exception}: {failure.words}".removeprefix(": "),
+            error=failure.error,
+            summary=printable(
+                f"{properties.message_type or 'message'} {properties.message_id}: {failure.error}"
+                f" ({failure.reason.value}: now in {name})"
+            ),
         )
         return Offer.TAKEN
 

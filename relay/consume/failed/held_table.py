@@ -19,6 +19,7 @@ from relay.consume.classify import Failure, History, Reason, first_line, name_of
 from relay.consume.failed.envelope import history_of, pack, unpack
 from relay.consume.message import Delivery, read_delivery
 from relay.logger import get_logger
+from relay.observe.printable import printable
 
 NOTHING_YET = dict.fromkeys(("last_failed_at", "wait", "exception", "error", "reason"))  # of a follower
 # After it another process may try a held message; while a handler has it, its row is locked. So long a key waits for
@@ -299,6 +300,9 @@ class HeldTable:
             attempts=row.attempts,
             retry_in_s=PUT_OFF_FOR.total_seconds(),
             error=f"{exception}: {words}",
+            summary=printable(
+                f"{row.event_type} {row.key}: {exception}: {words} (again in {PUT_OFF_FOR.total_seconds():g} s)"
+            ),
         )
 
     def _head(self, row: _Row) -> Head:

@@ -9,12 +9,14 @@ from relay.consume.apply.fence import Fence
 from relay.consume.apply.handlers import call_in_thread, in_own_task
 from relay.consume.apply.partition_state import PartitionState
 from relay.consume.channel import LOST, close, consume, wait_for_first
+from relay.consume.classify import exc_info_of, first_line, name_of
 from relay.consume.pool.database_contact import DatabaseContact
 from relay.consume.pool.member_connection import MemberConnection
 from relay.consume.pool.policy import Hook, Partition, PoolPolicy
 from relay.consume.setup import Setup
 from relay.errors import BrokerUnavailableError, ConfigurationError, DatabaseUnavailableError, QueueMissingError
 from relay.logger import get_logger
+from relay.observe.printable import printable
 
 log = get_logger("relay.consume")
 
@@ -145,12 +147,14 @@ class Holding:
             # In a thread: a member whose event loop stands still is taken for dead. An async one only begins there.
             await in_own_task(call_in_thread(hook, self._partition))
         except Exception as error:  # the user's code may raise anything, and the other partitions must go on
+            words = f"{name_of(error)}: {first_line(error)}"
             log.error(
                 "pool.hook_failed",
                 partition=self.fence.partition,
                 epoch=self.fence.epoch,
-                error=str(error),
-                exc_info=True,
+                error=words,
+                summary=printable(f"partition {self.fence.partition}: {words}"),
+                exc_info=exc_info_of(error),
             )
             return HookResult.FAILED
         return HookResult.DONE
