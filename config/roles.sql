@@ -94,7 +94,7 @@ GRANT SELECT (position, consumer_name, key, message_id, event_type, exchange, ro
     ON outbox.held_message TO outbox_relay; -- relay failures, where the inbox is here: all but what a message says
 GRANT UPDATE (due_at) ON outbox.held_message TO outbox_relay; -- relay held retry
 GRANT SELECT, INSERT ON outbox.dead_letter_audit, outbox.operator_audit TO outbox_relay;
-GRANT SELECT ON outbox.processed_message TO outbox_relay; -- relay reconcile, where the inbox is here
+GRANT SELECT ON outbox.processed_message, outbox.consumer_queue TO outbox_relay; -- relay reconcile, where the inbox is here
 -- Masters of partitioned consumers, where their inbox is here.
 GRANT SELECT ON outbox.pool, outbox.pool_member, outbox.pool_partition TO outbox_relay;
 GRANT DELETE ON outbox.pool_member TO outbox_relay;
@@ -107,6 +107,7 @@ GRANT SELECT, INSERT, UPDATE ON outbox.pool_master TO outbox_relay;
 GRANT SELECT, INSERT ON outbox.processed_message TO outbox_consumer;
 GRANT EXECUTE ON FUNCTION outbox.ensure_inbox_days(date, integer) TO outbox_consumer;
 GRANT SELECT, INSERT, UPDATE, DELETE ON outbox.held_message, outbox.begun_message TO outbox_consumer;
+GRANT SELECT, INSERT, UPDATE ON outbox.consumer_queue TO outbox_consumer; -- what it consumes, for relay reconcile
 -- Members of a pool: check in and out, and release a partition.
 GRANT SELECT, INSERT, UPDATE ON outbox.pool TO outbox_consumer;
 GRANT SELECT, INSERT, UPDATE, DELETE ON outbox.pool_member TO outbox_consumer;
@@ -131,7 +132,8 @@ GRANT UPDATE (retried) ON outbox.failure TO outbox_console;
 GRANT SELECT ON outbox.parked_failure TO outbox_console; -- a trigger writes it
 GRANT SELECT, INSERT ON outbox.dead_letter_audit, outbox.operator_audit TO outbox_console;
 GRANT SELECT, INSERT, UPDATE, DELETE ON outbox.api_answer TO outbox_console;
-GRANT SELECT ON outbox.processed_message, outbox.held_message, outbox.begun_message TO outbox_console;
+GRANT SELECT ON outbox.processed_message, outbox.held_message, outbox.begun_message, outbox.consumer_queue
+    TO outbox_console;
 GRANT UPDATE (due_at) ON outbox.held_message TO outbox_console;
 GRANT SELECT ON outbox.pool, outbox.pool_member, outbox.pool_partition, outbox.pool_master TO outbox_console;
 

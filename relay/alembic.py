@@ -33,7 +33,7 @@ OURS = re.compile(
     r"migration|node|lane_floor|lane_pause|published|batch|quarantine|operator_audit|api_answer|dead_letter_audit"
     r"|archived_day|inbox_memory"
     r"|job|job_(failure|row)|failure|parked_failure|replay|replay_failure|pool|pool_(member|partition|master)"
-    r"|held_message|begun_message"
+    r"|held_message|begun_message|consumer_queue"
     r"|message|message_(pending|parked|quarantined|discarded|archived|sent)"
     r"|processed_message|processed_message_undated"
     r"|(message_sent|processed_message)_[0-9]{8}"

@@ -85,7 +85,7 @@ class _Listeners:
 
 @contextmanager
 def _listening(number: signal.Signals, call: Callable[[], None]) -> Iterator[None]:
-    listeners = signal.getsignal(number)
+    listeners: Any = signal.getsignal(number)
     if not isinstance(listeners, _Listeners):
         listeners = _Listeners(listeners)
         signal.signal(number, listeners)
@@ -95,7 +95,7 @@ def _listening(number: signal.Signals, call: Callable[[], None]) -> Iterator[Non
         yield
     finally:
         listeners.calls.remove(call_soon)
-        if not listeners.calls and signal.getsignal(number) is listeners:
+        if not listeners.calls and signal.getsignal(number) == listeners:
             signal.signal(number, listeners.before)
 
 

@@ -59,7 +59,8 @@ def reconcile(
     output: Output = "text",
 ) -> ExitCode:
     """Compare what was sent with what consumers have applied; exit with 1 on a difference, and tell what mends it."""
-    database = options.load().settings.database
+    settings = options.load().settings
+    database = settings.database
     of_inbox = consumers.settings(database)
     asked = Asked(
         since=period.since,
@@ -75,7 +76,15 @@ def reconcile(
         flags=_flags(options),
     )
     with _shown_progress() as show:
-        told = ask(database, of_inbox, asked, timeout=SCAN_TIMEOUT, inbox_url=FLAG if consumers.url else OWN, show=show)
+        told = ask(
+            database,
+            of_inbox,
+            asked,
+            timeout=SCAN_TIMEOUT,
+            broker=settings.broker,
+            inbox_url=FLAG if consumers.url else OWN,
+            show=show,
+        )
     for words in told.not_compared:
         aside(words)
     report = told.report
@@ -155,8 +164,11 @@ def _parts(report: Report) -> list[_Part]:
         _Part(
             "consumer",
             "Messages by consumer",
-            ("consumer", "expected", "applied", "missing", "lost"),
-            [(each.consumer, each.expected, each.applied, each.missing, each.lost) for each in report.consumers],
+            ("consumer", "expected", "applied", "missing", "lost", "dead"),
+            [
+                (each.consumer, each.expected, each.applied, each.missing, each.lost, each.dead)
+                for each in report.consumers
+            ],
         ),
         _Part(
             "missing",

@@ -66,8 +66,9 @@ def compare_with_inbox(settings: Settings, asked: Asked) -> Report:
     """Compare what was sent with what the consumers of the inbox's database have applied; raises as `ask` does."""
     timeout, apart = settings.console.statement_timeout, inbox_of(settings)
     if apart is None:
-        return ask(settings.database, settings.database, asked, timeout=timeout).report
-    return ask(settings.database, apart, asked, timeout=timeout, inbox_url=INBOX_URL).report
+        return ask(settings.database, settings.database, asked, timeout=timeout, broker=settings.broker).report
+    told = ask(settings.database, apart, asked, timeout=timeout, broker=settings.broker, inbox_url=INBOX_URL)
+    return told.report
 
 
 def within(request: Request, connection: psycopg.Connection) -> LocalOperations:

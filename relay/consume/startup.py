@@ -1,7 +1,7 @@
 """Check and maintain the inbox: it answers, has the days that come next, and keeps no attempts that are long past."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 
 import psycopg
@@ -14,7 +14,7 @@ from relay.consume.apply.inbox_session import InboxSession
 from relay.consume.apply.transactions import Transactions
 from relay.consume.apply.transactions_factory import open_transactions
 from relay.database import one_line
-from relay.errors import DeadlineError, OutboxError, SchemaError
+from relay.errors import DatabaseUnavailableError, DeadlineError, OutboxError, SchemaError
 from relay.logger import get_logger
 
 log = get_logger("relay.consume")
@@ -32,6 +32,12 @@ FORGET_TRIES = """
     DELETE FROM {schema}.begun_message WHERE consumer_name = %(consumer)s AND begun_at < now() - interval '1 day'
 """
 UPKEEP_INTERVAL = 3600.0  # seconds
+
+NOTE = """
+    INSERT INTO {schema}.consumer_queue (consumer_name, queue, event_types)
+    VALUES (%(consumer)s, %(queue)s, %(event_types)s)
+    ON CONFLICT (consumer_name, queue) DO UPDATE SET event_types = excluded.event_types, started_at = now()
+"""
 
 ASK = "SELECT 1"
 ASK_INTERVAL = 5.0  # seconds
@@ -69,6 +75,25 @@ async def check_inbox(inbox: Inbox) -> None:
             f"the consumer's database user may not use {inbox.schema}.processed_message; it needs SELECT and INSERT,"
             f" and EXECUTE on {inbox.schema}.ensure_inbox_days, which `relay config roles` grants to outbox_consumer"
         )
+
+
+async def note_queue(inbox: Inbox, session: InboxSession, queue: str, event_types: Sequence[str] | None) -> None:
+    """Note what this consumer handles, for `relay reconcile`. Where that cannot be, the log says so.
+
+    Raises:
+        DatabaseUnavailableError: no answer.
+    """
+    note = {
+        "consumer": inbox.consumer_name,
+        "queue": queue,
+        "event_types": None if event_types is None else list(event_types),
+    }
+    try:
+        await session.run(inbox.statement(NOTE), note)
+    except DatabaseUnavailableError as error:
+        if not isinstance(error.__cause__, errors.UndefinedTable | errors.InsufficientPrivilege):
+            raise
+        log.warning("consumer.not_noted", queue=queue, reason=one_line(error.__cause__))
 
 
 async def keep_up(inbox: Inbox) -> None:

@@ -10,12 +10,12 @@ from relay.operate.holders import foreign_locks
 
 # What the migrations make; tests/doctor/test_foreign.py compares.
 TABLES = (
-    "api_answer", "archived_day", "batch", "begun_message", "dead_letter_audit", "failure", "held_message",
-    "inbox_memory", "job", "job_failure", "job_row", "lane_floor", "lane_pause", "message", "message_archived",
-    "message_count", "message_discarded", "message_parked", "message_pending", "message_quarantined", "message_sent",
-    "message_state", "migration", "node", "operator_audit", "parked_failure", "pool", "pool_master", "pool_member",
-    "pool_partition", "processed_message", "processed_message_undated", "published", "quarantine", "replay",
-    "replay_failure",
+    "api_answer", "archived_day", "batch", "begun_message", "consumer_queue", "dead_letter_audit", "failure",
+    "held_message", "inbox_memory", "job", "job_failure", "job_row", "lane_floor", "lane_pause", "message",
+    "message_archived", "message_count", "message_discarded", "message_parked", "message_pending",
+    "message_quarantined", "message_sent", "message_state", "migration", "node", "operator_audit", "parked_failure",
+    "pool", "pool_master", "pool_member", "pool_partition", "processed_message", "processed_message_undated",
+    "published", "quarantine", "replay", "replay_failure",
 )  # fmt: skip
 FUNCTIONS = (
     "attached_day(text, date)", "drop_inbox_day(date, boolean)", "drop_sent_day(date, boolean, boolean)",

@@ -85,6 +85,7 @@ GRANTS = (
     Grant("SELECT", "TABLE", "held_message", HELD, command="failures"),
     Grant("UPDATE", "TABLE", "held_message", ("due_at",), command="held"),
     Grant("SELECT", "TABLE", "processed_message", command="reconcile"),
+    Grant("SELECT", "TABLE", "consumer_queue", command="reconcile"),
     *(Grant("SELECT", "TABLE", table, command="pool") for table in ("pool", "pool_member", "pool_partition")),
     Grant("DELETE", "TABLE", "pool_member", command="pool"),
     Grant("UPDATE", "TABLE", "pool_partition", ("epoch", "member", "wanted_by", "taken_from", "since"), command="pool"),

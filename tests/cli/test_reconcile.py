@@ -34,6 +34,9 @@ KEYS = {
         "lost_until",
         "missing_first",
         "lost_first",
+        "dead",
+        "event_types",
+        "queues",
     },
     "missing_first": {"message_id", "id", "sent_at"},
     "lost_first": {"message_id", "processed_at"},
@@ -66,7 +69,7 @@ def test_no_difference_exits_with_0(relay: Command, ends: Ends) -> None:
 
     lines = [line.split("\t") for line in ended.out.splitlines()]
     assert (ended.code, ended.err) == (0, "")
-    assert lines[-1] == ["consumer", "billing", "3", "3", "0", "0"]
+    assert lines[-1] == ["consumer", "billing", "3", "3", "0", "0", "0"]
     assert {line[0] for line in lines} == {"since", "until", "expected_until", "rows", "consumer"}
 
 

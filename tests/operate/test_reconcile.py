@@ -247,7 +247,7 @@ def test_many_are_counted_and_the_first_are_named(ends: Ends) -> None:
     assert (len(billing.missing_first), len(billing.lost_first)) == (7, 7)
     assert report.mend is not None
     assert not report.mend.is_exact
-    assert report.mend.command.split()[-2] == "--until"  # no id follows
+    assert report.mend.command.split()[-1] == "--event-type=InvoiceIssued"  # no id follows
 
 
 def test_the_pieces_in_which_it_looks_make_no_difference(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,3 +260,57 @@ def test_the_pieces_in_which_it_looks_make_no_difference(ends: Ends, monkeypatch
     ends.apply(ends.send(10, ago=5 * DAY), "b")
 
     assert figures(ends.reconcile()) == {"a": (50, 40, 10, 10), "b": (50, 40, 10, 0)}
+
+
+def note(ends: Ends, consumer: str, event_types: list[str] | None, *, queue: str = "billing") -> None:
+    """Note what a consumer does at its start."""
+    ends.inbox.execute(
+        "INSERT INTO outbox.consumer_queue (consumer_name, queue, event_types) VALUES (%s, %s, %s)",
+        [consumer, queue, event_types],
+    )
+
+
+def test_of_a_consumer_only_the_types_are_expected_that_it_handles(ends: Ends) -> None:
+    issued, paid = ends.send(5), ends.send(3, event_type="InvoicePaid")
+    ends.apply(issued, "billing")
+    ends.apply(paid, "payments")
+    note(ends, "billing", ["InvoiceIssued"])
+    note(ends, "payments", ["InvoicePaid"], queue="payments")
+
+    report = ends.reconcile()
+
+    assert report.differences == []
+    assert report.mend is None
+    assert figures(report) == {"billing": (5, 5, 0, 0), "payments": (3, 3, 0, 0)}
+
+
+def test_the_types_of_several_queues_add_up_and_every_type_is_more(ends: Ends) -> None:
+    ends.apply(ends.send(5), "billing")
+    ends.send(3, event_type="InvoicePaid")
+    note(ends, "billing", ["InvoiceIssued"])
+    assert figures(ends.reconcile()) == {"billing": (5, 5, 0, 0)}
+
+    note(ends, "billing", ["InvoicePaid"], queue="payments")
+    assert figures(ends.reconcile()) == {"billing": (8, 5, 3, 0)}
+
+    note(ends, "billing", None, queue="audit")
+    assert figures(ends.reconcile()) == {"billing": (8, 5, 3, 0)}
+
+
+def test_a_replay_is_of_the_one_type_that_is_missing(ends: Ends) -> None:
+    ends.apply(ends.send(5), "billing")
+    ends.send(compare.IDS_KEPT + 1, event_type="InvoicePaid")
+    note(ends, "billing", ["InvoiceIssued", "InvoicePaid"])
+
+    report = ends.reconcile()
+
+    assert report.mend is not None
+    assert "--event-type=InvoicePaid" in report.mend.command
+
+
+def test_without_the_right_to_read_it_everything_is_expected(ends: Ends) -> None:
+    ends.apply(ends.send(5), "billing")
+    ends.send(3, event_type="InvoicePaid")
+    ends.inbox.execute("DROP TABLE outbox.consumer_queue")
+
+    assert figures(ends.reconcile()) == {"billing": (8, 5, 3, 0)}

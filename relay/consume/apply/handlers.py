@@ -152,6 +152,11 @@ class Handlers:
     by_type: dict[str, dict[str | None, Handler]]  # by version within; None: every other version
     is_async: bool
 
+    @property
+    def event_types(self) -> list[str] | None:
+        """Return the types that have a handler; None: every type has one."""
+        return None if EVERY_OTHER_TYPE in self.by_type else sorted(self.by_type)
+
     def takes(self, message: Message) -> bool:
         return self._handler_of(message) is not None
 

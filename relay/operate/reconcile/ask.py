@@ -8,9 +8,13 @@ from uuid import UUID
 
 import psycopg
 
-from relay.config.settings import DatabaseSettings
+from relay.config.settings import BrokerSettings, DatabaseSettings
+from relay.consume.failed.queues import dead_queue_name
 from relay.database import refuse_pooler
-from relay.errors import UsageError
+from relay.errors import OutboxError, UsageError
+from relay.operate.dead_letters.letter import Held
+from relay.operate.dead_letters.letter import Selection as Letters
+from relay.operate.dead_letters.read import read_letters
 from relay.operate.reconcile.inbox import OWN, Inbox
 from relay.operate.reconcile.interval import Interval
 from relay.operate.reconcile.report import Report
@@ -20,6 +24,7 @@ from relay.operate.whereabouts import Missing, find_rows
 from relay.replay.moment import parse_interval, parse_length
 from relay.replay.selection import Selection, now
 
+EVERY_LETTER = Letters()
 FIRST_MOMENT = datetime(1970, 1, 1, tzinfo=UTC)  # nothing was sent before
 LONGEST_GRACE = timedelta(days=36_500)
 
@@ -55,6 +60,7 @@ def ask(
     asked: Asked,
     *,
     timeout: float,
+    broker: BrokerSettings | None = None,
     inbox_url: str = OWN,
     show: Show = lambda *_: None,
 ) -> Told:
@@ -62,6 +68,7 @@ def ask(
 
     Args:
         timeout: seconds for each statement.
+        broker: where the dead letters of the consumers are; None: they count as missing.
         inbox_url: what the operator calls the URL of the inbox.
     Raises:
         UsageError: a moment or a length of time cannot be.
@@ -93,8 +100,37 @@ def ask(
             limit=asked.limit,
             flags=asked.flags,
         )
-        report = reconcile(connection, outbox.schema_name, opened, question, show=show)
-        return Told(report, _not_compared(connection, outbox.schema_name, question))
+        letters = _DeadLetters(broker)
+        report = reconcile(
+            connection, outbox.schema_name, opened, question, look_up_dead=letters.message_ids, show=show
+        )
+        return Told(report, [*_not_compared(connection, outbox.schema_name, question), *letters.unread])
+
+
+class _DeadLetters:
+    """The message ids of dead letters, each queue read once and when it is needed."""
+
+    def __init__(self, broker: BrokerSettings | None) -> None:
+        self._broker = broker
+        self._found: dict[str, set[str]] = {}
+        self.unread: list[str] = []  # why
+
+    def message_ids(self, queue: str) -> set[str]:
+        """Return those of a consumed queue; none where its dead letters cannot be read."""
+        if queue not in self._found:
+            found = self._found[queue] = set()
+            name = dead_queue_name(queue)
+            try:
+                if self._broker is not None:
+                    asyncio.run(read_letters(self._broker, name, EVERY_LETTER, lambda held: _note(found, held)))
+            except OutboxError as error:
+                self.unread.append(f"dead letters of {queue} are counted as missing: {error}")
+        return self._found[queue]
+
+
+def _note(found: set[str], held: Held) -> None:
+    if held.letter.message_id is not None:
+        found.add(held.letter.message_id.lower())
 
 
 def _not_compared(outbox: psycopg.Connection, schema: str, question: Question) -> list[str]:

@@ -6,13 +6,13 @@ the first ones that are told.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from datetime import date, datetime
 from itertools import groupby
 from operator import attrgetter
 from uuid import UUID
 
-from relay.operate.reconcile.inbox import Entry
+from relay.operate.reconcile.inbox import Entry, Handled
 from relay.operate.reconcile.report import Consumer, Count, Duplicate, Lost, Missing
 from relay.operate.reconcile.table import TableRow
 
@@ -21,6 +21,7 @@ ENTRIES_PER_LOOK = 50_000  # in the table, which is read from end to end each ti
 IDS_KEPT = 50  # of missing messages: more are no command line
 
 LookUpApplied = Callable[[Sequence[tuple[str, str]]], set[tuple[str, str]]]
+LookUpDead = Callable[[str], Set[str]]  # of a queue: the message ids of its dead letters
 LookUpLost = Callable[[Sequence[Entry]], list[Entry]]
 
 
@@ -29,7 +30,7 @@ class Comparison:
 
     Attributes:
         counts: meant rows by day and state.
-        expected: messages that each consumer should have applied.
+        missing_types: the event types of what some consumer has not.
         missing_ids: the first of those that some consumer has not; one more than `IDS_KEPT` stands for more.
         first_sent, last_sent: the times between which all of these were sent.
         duplicates: message ids of several rows; and the first of them.
@@ -37,22 +38,28 @@ class Comparison:
 
     def __init__(
         self,
-        consumers: Iterable[str],
+        consumers: Mapping[str, Handled],
         lost_between: tuple[datetime, datetime],
         *,
         limit: int,
         look_up_applied: LookUpApplied,
+        look_up_dead: LookUpDead,
         look_up_lost: LookUpLost,
     ) -> None:
-        self._tallies = {name: Consumer(name) for name in consumers}
+        self._tallies = {
+            name: Consumer(name, event_types=handled.event_types, queues=handled.queues)
+            for name, handled in consumers.items()
+        }
+        self._by_type: dict[str, list[Consumer]] = {}
         self._lost_from, self._lost_until = lost_between
         self._limit = limit
         self._look_up_applied = look_up_applied
+        self._look_up_dead = look_up_dead
         self._look_up_lost = look_up_lost
         self._unapplied: list[tuple[str, TableRow]] = []
         self._without_row: list[Entry] = []
         self.counts: Counter[tuple[date, str]] = Counter()
-        self.expected = 0
+        self.missing_types: set[str] = set()
         self.missing_ids: dict[str, None] = {}
         self.first_sent: datetime | None = None
         self.last_sent: datetime | None = None
@@ -76,7 +83,7 @@ class Comparison:
     def consumers(self) -> list[Consumer]:
         """Return what was found of each consumer, by name."""
         for tally in self._tallies.values():
-            tally.expected, tally.applied = self.expected, self.expected - tally.missing
+            tally.applied = tally.expected - tally.missing - tally.dead
         return sorted(self._tallies.values(), key=attrgetter("consumer"))
 
     def rows(self) -> list[Count]:
@@ -95,9 +102,18 @@ class Comparison:
             if self.duplicates <= self._limit:
                 self.duplicates_first.append(Duplicate(UUID(rows[0].message_id), len(rows)))
         if is_expected is not None:
-            self.expected += 1
             applied_by = {entry.consumer for entry in entries}  # one may have it twice, under two days
-            self._unapplied += [(name, is_expected) for name in self._tallies if name not in applied_by]
+            for tally in self._handling(is_expected.event_type):
+                tally.expected += 1
+                if tally.consumer not in applied_by:
+                    self._unapplied.append((tally.consumer, is_expected))
+
+    def _handling(self, event_type: str) -> list[Consumer]:
+        if event_type not in self._by_type:
+            self._by_type[event_type] = [
+                each for each in self._tallies.values() if each.event_types is None or event_type in each.event_types
+            ]
+        return self._by_type[event_type]
 
     def _settle_unapplied(self) -> None:
         """Count those that are still not there: they may have been applied at another time, or just now."""
@@ -111,7 +127,11 @@ class Comparison:
 
     def _note_missing(self, tally: Consumer, row: TableRow) -> None:
         assert row.sent_at is not None, "only sent rows are expected"  # noqa: S101
+        if any(row.message_id in self._look_up_dead(queue) for queue in tally.queues):
+            tally.dead += 1
+            return
         tally.missing += 1
+        self.missing_types.add(row.event_type)
         if tally.missing <= self._limit:
             tally.missing_first.append(Missing(UUID(row.message_id), row.id, row.sent_at))
         if len(self.missing_ids) <= IDS_KEPT:

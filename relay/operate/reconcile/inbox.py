@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 import psycopg
+from psycopg import errors
 from psycopg.rows import TupleRow
 from psycopg.sql import SQL, Composed, Identifier, Literal
 
@@ -29,6 +30,28 @@ class Entry(NamedTuple):
     consumer: str
     processed_at: datetime
 
+
+class Handled(NamedTuple):
+    """What a consumer has noted of itself; nothing: every type is expected of it."""
+
+    event_types: list[str] | None
+    queues: list[str]
+
+
+NOTHING_NOTED = Handled(None, [])
+
+# Of a consumer of several queues all their types.
+NOTED = SQL("""
+    SELECT consumer_name,
+        CASE WHEN bool_and(event_types IS NOT NULL) THEN (
+            SELECT array_agg(DISTINCT event_type ORDER BY event_type)
+            FROM {schema}.consumer_queue AS own CROSS JOIN unnest(own.event_types) AS event_type
+            WHERE own.consumer_name = noted.consumer_name
+        ) END,
+        array_agg(queue ORDER BY queue)
+    FROM {schema}.consumer_queue AS noted
+    GROUP BY consumer_name
+""")
 
 # From one name to the next through the primary key: DISTINCT would read the whole inbox.
 CONSUMERS = SQL("""
@@ -114,6 +137,16 @@ class Inbox:
         with self._words(), self._connection.transaction():
             self._connection.execute(BY_INDEX)
             return [name for (name,) in self._connection.execute(self._sql(CONSUMERS))]
+
+    def handled(self, consumers: Sequence[str]) -> dict[str, Handled]:
+        """Return what these consumers have noted of themselves; nothing where this login may not read it."""
+        with self._words():
+            try:
+                rows = self._connection.execute(self._sql(NOTED)).fetchall()
+            except (errors.UndefinedTable, errors.InsufficientPrivilege):  # tables or grants of an earlier release
+                rows = []
+        noted = {name: Handled(event_types, queues) for name, event_types, queues in rows}
+        return {name: noted.get(name, NOTHING_NOTED) for name in consumers}
 
     @contextmanager
     def list_entries(self, interval: Interval, consumers: Sequence[str]) -> Iterator[Iterator[Entry]]:

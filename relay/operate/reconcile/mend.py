@@ -1,7 +1,7 @@
 """The command that sends again what consumers lack."""
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime, timedelta
 
 from relay.operate.reconcile.compare import IDS_KEPT
@@ -10,11 +10,18 @@ from relay.replay.selection import Selection
 
 
 def mend_command(
-    missing_ids: Sequence[str], *, first_sent: datetime, last_sent: datetime, selection: Selection, flags: Iterable[str]
+    missing_ids: Sequence[str],
+    *,
+    first_sent: datetime,
+    last_sent: datetime,
+    selection: Selection,
+    event_types: Collection[str],
+    flags: Iterable[str],
 ) -> Mend:
     """Return the `relay replay` that sends the missing messages: by id when they are few, else all of their time.
 
     Args:
+        event_types: of what is missing.
         flags: where the settings are, as the command that found them was told.
     """
     is_exact = len(missing_ids) <= IDS_KEPT
@@ -24,7 +31,10 @@ def mend_command(
         words += missing_ids
     else:
         words += [str(message_id) for message_id in selection.message_ids or ()]
-        for name in ("aggregate_type", "aggregate_id", "event_type"):
-            if (value := getattr(selection, name)) is not None:
-                words.append(f"--{name.replace('_', '-')}={value}")
+        filters = {
+            "--aggregate-type": selection.aggregate_type,
+            "--aggregate-id": selection.aggregate_id,
+            "--event-type": selection.event_type or (next(iter(event_types)) if len(event_types) == 1 else None),
+        }
+        words += [f"{flag}={value}" for flag, value in filters.items() if value is not None]
     return Mend(shlex.join(words), is_exact)

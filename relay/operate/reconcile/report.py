@@ -39,11 +39,14 @@ class Consumer:
     expected: int = 0
     applied: int = 0
     missing: int = 0
+    dead: int = 0  # not applied, and in its queue of dead letters
     lost: int = 0
     lost_from: datetime | None = None  # when the first and the last of them were applied
     lost_until: datetime | None = None
     missing_first: list[Missing] = field(default_factory=list)
     lost_first: list[Lost] = field(default_factory=list)
+    event_types: list[str] | None = None  # that it handles; None: every type is expected
+    queues: list[str] = field(default_factory=list)  # that it has noted
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,9 @@ from functools import partial
 
 import psycopg
 
+from relay.consume.failed.queues import dead_queue_name
 from relay.errors import NotFoundError
-from relay.operate.reconcile.compare import Comparison
+from relay.operate.reconcile.compare import Comparison, LookUpDead
 from relay.operate.reconcile.inbox import Entry, Inbox
 from relay.operate.reconcile.interval import Interval
 from relay.operate.reconcile.mend import mend_command
@@ -42,10 +43,18 @@ class Question:
 
 
 def reconcile(
-    outbox: psycopg.Connection, schema: str, inbox: Inbox, question: Question, *, show: Show = lambda *_: None
+    outbox: psycopg.Connection,
+    schema: str,
+    inbox: Inbox,
+    question: Question,
+    *,
+    look_up_dead: LookUpDead = lambda _: frozenset(),
+    show: Show = lambda *_: None,
 ) -> Report:
     """Compare; nothing is changed.
 
+    Args:
+        look_up_dead: is asked for the queue of a consumer that lacks something.
     Raises:
         NotFoundError: no consumer is named, and the inbox knows no consumer.
     """
@@ -59,10 +68,11 @@ def reconcile(
     with inbox.list_entries(interval, consumers) as entries:
         show("listing what was sent", 0, None)
         comparison = Comparison(
-            consumers,
+            inbox.handled(consumers),
             (max(interval.since, _judged_from(kept_from, interval.grace)), interval.until),
             limit=question.limit,
             look_up_applied=inbox.applied,
+            look_up_dead=look_up_dead,
             look_up_lost=partial(_still_lost, outbox, schema, interval.grace),
         )
         with list_rows(outbox, schema, interval, question.selection) as (number, rows):
@@ -126,6 +136,7 @@ def _mend(question: Question, comparison: Comparison) -> Mend | None:
         first_sent=first,
         last_sent=last,
         selection=question.selection,
+        event_types=comparison.missing_types,
         flags=question.flags,
     )
 
@@ -134,6 +145,9 @@ def _differences(report: Report) -> Iterable[str]:
     for each in report.consumers:
         if each.missing:
             yield f"{each.missing} of {each.expected} that were sent are not in the inbox of {each.consumer}"
+        if each.dead:
+            queues = ", ".join(dead_queue_name(queue) for queue in each.queues)
+            yield f"{each.dead} of {each.expected} that were sent are dead letters of {each.consumer}, in {queues}"
         if each.lost:
             yield (
                 f"{each.lost} in the inbox of {each.consumer} without a row in the table, applied from {each.lost_from}"

@@ -21,6 +21,7 @@ class TableRow(NamedTuple):
     message_id: str
     id: int
     state: str
+    event_type: str
     day: date
     sent_at: datetime | None
     is_meant: bool  # of the time range, and selected
@@ -29,14 +30,15 @@ class TableRow(NamedTuple):
 
 # Each arm names its partitions: one WHERE with an OR would be left to the planner's wits.
 ROWS = SQL("""
-    SELECT row.message_id::text, row.id, row.state, row.day, row.sent_at, row.is_meant,
+    SELECT row.message_id::text, row.id, row.state, row.event_type, row.day, row.sent_at, row.is_meant,
         row.is_meant AND row.sent_at < {expected_until}::timestamptz IS TRUE
     FROM (
-        SELECT message_id, id, state, (sent_at AT TIME ZONE 'UTC')::date AS day, sent_at,
+        SELECT message_id, id, state, event_type, (sent_at AT TIME ZONE 'UTC')::date AS day, sent_at,
             (sent_at >= {since}::timestamptz AND sent_at < {until}::timestamptz AND {conditions}) IS TRUE AS is_meant
         FROM {schema}.sent({first}::timestamptz, {end}::timestamptz)
         UNION ALL
         SELECT message_id, id, CASE WHEN state = 'parked' AND held_behind IS NOT NULL THEN 'held' ELSE state END,
+            event_type,
             (created_at AT TIME ZONE 'UTC')::date, NULL,
             (created_at >= {since}::timestamptz AND created_at < {until}::timestamptz AND {conditions}) IS TRUE
         FROM {schema}.message_state
