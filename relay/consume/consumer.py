@@ -30,7 +30,7 @@ from relay.consume.failed.queues import dead_queue, dead_queue_name, prepare, re
 from relay.consume.policies import FailurePolicy, WorkPolicy
 from relay.consume.queue_depth import ready_count
 from relay.consume.setup import Setup
-from relay.consume.startup import check_inbox, note_queue, tell_left_behind
+from relay.consume.startup import check_inbox, note_queue, tell_left_behind, warn_of_single_batches
 from relay.errors import BrokerUnavailableError, ConfigurationError, QueueMissingError
 from relay.logger import get_logger
 from relay.stopping import cut_after, shared_signals
@@ -181,6 +181,7 @@ class Consumer:
         await check_inbox(setup.inbox)
         await setup.session.check()
         await tell_left_behind(setup.inbox, setup.session, holds=setup.failures.holds_keys)
+        warn_of_single_batches(setup.handlers, setup.work.batch_size)
         await note_queue(setup.inbox, setup.session, self.queue, setup.handlers.event_types)
         await prepare(
             setup.broker,

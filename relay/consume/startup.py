@@ -9,6 +9,7 @@ from psycopg import errors
 
 from relay.backoff import Stopping, wait_for_event
 from relay.consume.apply.fence import NO_PARTITION
+from relay.consume.apply.handlers import Handlers
 from relay.consume.apply.inbox import Inbox
 from relay.consume.apply.inbox_session import InboxSession
 from relay.consume.apply.transactions import Transactions
@@ -75,6 +76,13 @@ async def check_inbox(inbox: Inbox) -> None:
             f"the consumer's database user may not use {inbox.schema}.processed_message; it needs SELECT and INSERT,"
             f" and EXECUTE on {inbox.schema}.ensure_inbox_days, which `relay config roles` grants to outbox_consumer"
         )
+
+
+def warn_of_single_batches(handlers: Handlers, batch_size: int) -> None:
+    """Log which handlers take lists of which each has one message."""
+    names = handlers.of_batches() if batch_size == 1 else []
+    if names:
+        log.warning("consumer.batches_of_one", handlers=names, remedy="work=WorkPolicy(batch_size=...)")
 
 
 async def note_queue(inbox: Inbox, session: InboxSession, queue: str, event_types: Sequence[str] | None) -> None:

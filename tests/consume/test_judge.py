@@ -1,12 +1,23 @@
 """What errors mean, and when the next try is."""
 
+import inspect
 import re
 from pathlib import Path
 
 import psycopg
 import pytest
 
-from relay.consume import FailurePolicy, Overload, Permanent, Retries, Transient
+from relay.consume import (
+    Backoff,
+    Consumer,
+    FailurePolicy,
+    Inbox,
+    Overload,
+    Permanent,
+    Retries,
+    Transient,
+    WorkPolicy,
+)
 from relay.consume.classify import History, Judge, Reason, first_line
 from relay.consume.database_faults import FAULTS, Fault, fault_of
 from relay.consume.policies import FailureClass
@@ -130,3 +141,13 @@ class MuteError(Exception):
 
 def test_an_error_without_words_is_told_too() -> None:
     assert first_line(MuteError("one")) == "its words cannot be had: IndexError"
+
+
+@pytest.mark.parametrize("options", [Consumer, Inbox, FailurePolicy, Retries, WorkPolicy, Backoff])
+def test_the_page_lists_every_option(options: type) -> None:
+    page = (ROOT / "docs" / "consumer.md").read_text()
+
+    (section,) = re.findall(r"^## Options\n(.+?)^## ", page, re.MULTILINE | re.DOTALL)
+
+    (item,) = [each for each in section.split("\n- ") if each.lstrip("- \n").startswith(f"`{options.__name__}")]
+    assert [name for name in inspect.signature(options).parameters if name not in item] == []

@@ -4,10 +4,11 @@ import asyncio
 
 import pytest
 from pydantic import SecretStr
+from structlog.testing import capture_logs
 from yarl import URL
 
 from relay.config.settings import BrokerSettings, DatabaseSettings
-from relay.consume import Consumer, FailurePolicy, Inbox
+from relay.consume import Consumer, FailurePolicy, Inbox, WorkPolicy
 from relay.errors import (
     BrokerUnavailableError,
     ConfigurationError,
@@ -15,7 +16,8 @@ from relay.errors import (
     QueueMissingError,
     SchemaError,
 )
-from tests.consume.effects import Queue, Table, count
+from tests.consume.effects import MakeConsumer, Queue, Table, count, count_together, running
+from tests.support.eventually import eventually
 from tests.support.process import free_port
 from tests.support.proxied import with_port
 from tests.support.rabbitmq import RabbitServer
@@ -79,3 +81,15 @@ async def test_servers_that_are_not_there_are_told_at_the_start(
         await Consumer(queue.name, [count], inbox=Inbox(no_database, "c"), broker=broker).run(signals=False)
     with pytest.raises(BrokerUnavailableError, match=str(nobody)):
         await Consumer(queue.name, [count], inbox=inbox, broker=with_port(broker, nobody)).run(signals=False)
+
+
+@pytest.mark.parametrize(("batch_size", "told"), [(1, [["count_together"]]), (2, [])])
+async def test_a_handler_of_batches_that_gets_single_messages_is_told(
+    batch_size: int, told: list[list[str]], *, queue: Queue, table: Table, make_consumer: MakeConsumer
+) -> None:
+    consumer = make_consumer(count_together, work=WorkPolicy(batch_size=batch_size))
+    with capture_logs() as events:
+        async with running(consumer):
+            await eventually(lambda: not consumer.hindrances(), "it is ready")
+
+    assert [event["handlers"] for event in events if event["event"] == "consumer.batches_of_one"] == told

@@ -4,6 +4,7 @@ from datetime import timedelta
 
 import psycopg
 import pytest
+from structlog.testing import capture_logs
 
 from relay.config.settings import DatabaseSettings
 from relay.jobs.job import Caution, Job, read_job, resume_job
@@ -116,13 +117,15 @@ async def test_a_stage_that_nobody_consumes_pauses_the_job_which_stays_in_it(
     monkeypatch.setattr(stages, "LONGEST", 3)
     await letters.put_all(3)
 
-    with session(database) as connection:
+    with session(database) as connection, capture_logs() as events:
         _, job = await retried(connection, letters, Caution(stages=(1,)))
         await eventually(lambda: letters.has(2), "the others are back")
+        warned = [event["queue"] for event in events if event["event"] == "dead_letters.unconsumed"]
         async with consuming(letters, audit) as tried:
             ended = await resumed(connection, letters, job)
             await eventually(lambda: len(tried.ids) == 3, "all are consumed")
 
+    assert warned == [letters.queue.name]
     assert (job.state, job.stage, job.done) == ("paused", 0, 1)
     assert job.paused_because == f"{letters.queue.name} was never empty in 3 s: see to its consumers"
     assert tried.stages == [(0, 0), (1, 1), (2, 1)]

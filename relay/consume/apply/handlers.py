@@ -157,6 +157,11 @@ class Handlers:
         """Return the types that have a handler; None: every type has one."""
         return None if EVERY_OTHER_TYPE in self.by_type else sorted(self.by_type)
 
+    def of_batches(self) -> list[str]:
+        """Return the names of those that take a list."""
+        every = (handler for versions in self.by_type.values() for handler in versions.values())
+        return sorted({name_of_function(each.function) for each in every if each.takes_batch})
+
     def takes(self, message: Message) -> bool:
         return self._handler_of(message) is not None
 

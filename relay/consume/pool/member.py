@@ -30,7 +30,7 @@ from relay.consume.pool.database_contact import DatabaseContact
 from relay.consume.pool.holding import Holding
 from relay.consume.pool.member_connection import MemberConnection
 from relay.consume.pool.policy import Partition, PoolPolicy
-from relay.consume.startup import check_inbox, keep_up, note_queue, tell_left_behind
+from relay.consume.startup import check_inbox, keep_up, note_queue, tell_left_behind, warn_of_single_batches
 from relay.errors import ConfigurationError, DatabaseUnavailableError
 from relay.logger import get_logger
 from relay.stopping import cut_after, shared_signals
@@ -205,6 +205,7 @@ class PartitionedConsumer:
         await check_inbox(setup.inbox)
         await setup.session.check()
         await tell_left_behind(setup.inbox, setup.session, holds=True, by_partition=True)
+        warn_of_single_batches(setup.handlers, setup.work.batch_size)
         await note_queue(setup.inbox, setup.session, self.queue, setup.handlers.event_types)
         topology = pool_topology(self.queue)
         await prepare(setup.broker, setup.inbox.consumer_name, topology, may_declare=self._may_declare)

@@ -16,12 +16,15 @@ from relay.consume.failed.envelope import sent_back
 from relay.consume.failed.queues import came_from, dead_queue_name
 from relay.database import one_line
 from relay.errors import OutboxError, PartlyDoneError
+from relay.logger import get_logger
 from relay.operate.dead_letters.audit import Entry
 from relay.operate.dead_letters.letter import Held, Letter, Selection
 from relay.operate.dead_letters.queue import ACKNOWLEDGED_PAGE, PAGE, Copy, DeadQueue, opened
 from relay.operate.dead_letters.stages import Stages
 from relay.replay.pace import Pace
 from relay.stopping import stopped_by_signals
+
+log = get_logger(__name__)
 
 MOST_REFUSED = 10  # in a row: what refuses so many refuses all
 
@@ -215,6 +218,9 @@ class Command:
 
     async def _work(self, queue: DeadQueue) -> None:
         pace = None if self._rate is None else Pace(self._rate)
+        if not await self._stages.has_consumer(queue, self._choice.sent_to):
+            remedy = "start its consumer: a stage ends when its letters have been consumed"
+            log.warning("dead_letters.unconsumed", queue=self._choice.sent_to, remedy=remedy)
         await self._stages.begin(queue, self._choice.sent_to)
         is_whole = self._choice.is_whole_queue and pace is None and self._stages.is_over
         async for page in queue.pages(PAGE if is_whole else ACKNOWLEDGED_PAGE):

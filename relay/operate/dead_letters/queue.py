@@ -21,7 +21,7 @@ from aiormq.exceptions import (
     ChannelInvalidStateError,
     ChannelNotFoundEntity,
 )
-from pamqp.commands import Basic
+from pamqp.commands import Basic, Queue
 
 from relay.broker.connection import Connection, answer_within, connect, is_told_to_end, open_channel, words
 from relay.config.settings import BrokerSettings
@@ -90,6 +90,14 @@ class DeadQueue:
             count = await self._count(channel, queue)
             await self._close(channel)
             return count
+
+    async def consumers(self, queue: str) -> int:
+        """Return how many consumers a queue has; raises as `opened`."""
+        with in_words(queue):
+            channel = await self._open_channel()
+            declared = await self._declared(channel, queue)
+            await self._close(channel)
+            return declared.consumer_count or 0
 
     async def came(self) -> int:
         """Return how many letters have come since we began; raises as `opened`."""
@@ -223,9 +231,11 @@ class DeadQueue:
         self._page = None
 
     async def _count(self, channel: AbstractChannel, queue: str) -> int:
+        return (await self._declared(channel, queue)).message_count or 0
+
+    async def _declared(self, channel: AbstractChannel, queue: str) -> Queue.DeclareOk:
         async with answer_within(f"queue {queue}", self._broker.connect_timeout):
-            declared = await channel.queue_declare(queue, passive=True)
-        return declared.message_count or 0
+            return await channel.queue_declare(queue, passive=True)
 
     async def _open_channel(self) -> AbstractChannel:
         async with answer_within("a channel", self._broker.connect_timeout):

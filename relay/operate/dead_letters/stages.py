@@ -113,6 +113,15 @@ class Stages:
             self._expected = seen
             await asyncio.to_thread(self._save, expected=seen)
 
+    async def has_consumer(self, queue: DeadQueue, consumed: str | None) -> bool:
+        """Whether a process consumes what a stage would send; else its outcome is not known before one does."""
+        if self.is_over or consumed is None:
+            return True
+        for each in sorted(await _queues_of(consumed, queue)):
+            if await queue.consumers(each):
+                return True
+        return False
+
     def room(self, wanted: int) -> int:
         """Return how many of so many letters belong to this stage."""
         return min(wanted, self._ends[0] - self._tried) if self._ends else wanted
