@@ -2,15 +2,43 @@
 
 from typing import Annotated
 
-from cyclopts import App, Parameter
+from cyclopts import App, Parameter, validators
 
 from relay.cli.consent import Audit
 from relay.cli.exit_code import ExitCode
 from relay.cli.operations import RemoteDatabaseOptions
-from relay.cli.options import FailureGroup, Output, check_choice
-from relay.cli.printing import counted, print_json, say
+from relay.cli.options import DatabaseOptions, FailureGroup, InboxOptions, Output, check_choice
+from relay.cli.printing import counted, print_json, print_table, say
+from relay.database import connect
+from relay.observe.printable import utc
+from relay.operate.held import HeldMessage, list_held
+from relay.operate.session import in_words, limit_statements
 
-app = App(name="held", help="Let consumers try the messages that they hold; `relay failures list --held` lists them.")
+app = App(name="held", help="See the messages that consumers hold, and let them be tried now.")
+
+COLUMNS = ("consumer", "key", "message id", "event", "attempts", "held", "due", "error")
+
+
+@app.command(name="list")
+def list_(
+    *,
+    options: DatabaseOptions = DatabaseOptions(),
+    inbox: InboxOptions = InboxOptions(),
+    consumer: Annotated[str | None, Parameter(help="Only of this consumer.")] = None,
+    limit: Annotated[int, Parameter(help="At most so many.", validator=validators.Number(gte=1))] = 100,
+    output: Output = "text",
+) -> ExitCode:
+    """List held messages, those of a key in order; what was not tried waits behind the first."""
+    database = inbox.settings(options.load().settings.database)
+    lack = f"no held messages in schema {database.schema_name}"
+    with connect(database) as connection, in_words(connection, lack, database.command_timeout):
+        limit_statements(connection, database.command_timeout)
+        messages = list_held(connection, database.schema_name, consumer=consumer, limit=limit)
+    if output == "json":
+        print_json(messages)
+    else:
+        print_table(COLUMNS, [_row(each) for each in messages], wide={"held"})
+    return ExitCode.DONE
 
 
 @app.command
@@ -31,3 +59,9 @@ def retry(
     else:
         say(f"{counted(messages, 'message')} will be tried within seconds")
     return ExitCode.DONE
+
+
+def _row(message: HeldMessage) -> tuple[object, ...]:
+    moments = (utc(message.held_at), message.due_at and utc(message.due_at))
+    kind = (message.consumer, message.key, message.message_id, message.event_type)
+    return (*kind, message.attempts, *moments, message.error)

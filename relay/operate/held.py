@@ -1,10 +1,46 @@
-"""Let consumers try held messages now, in place of waiting for the next try."""
+"""List held messages, and let consumers try them now, in place of waiting for the next try."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
 
 import psycopg
+from psycopg.rows import class_row
 from psycopg.sql import SQL, Identifier
 
 from relay.consume.failed.held_table import CLAIM_FOR
 from relay.errors import NotFoundError
+
+LIST = SQL("""
+    SELECT consumer_name AS consumer, key, message_id, event_type, attempts, held_at,
+        nullif(due_at, 'infinity') AS due_at, concat_ws(': ', exception, error) AS error
+    FROM {schema}.held_message
+    WHERE %(consumer)s::text IS NULL OR consumer_name = %(consumer)s
+    ORDER BY consumer_name, key, position
+    LIMIT %(limit)s
+""")
+
+
+@dataclass(frozen=True, slots=True)
+class HeldMessage:
+    """A message that a consumer holds, without its body."""
+
+    consumer: str
+    key: str
+    message_id: UUID
+    event_type: str
+    attempts: int  # tries that failed; 0: it waits behind an earlier one of its key
+    held_at: datetime
+    due_at: datetime | None  # of the next try; None: not before the earlier ones
+    error: str  # of the last try
+
+
+def list_held(connection: psycopg.Connection, schema: str, *, consumer: str | None, limit: int) -> list[HeldMessage]:
+    """Return held messages, those of a key together and in its order."""
+    values = {"consumer": consumer, "limit": limit}
+    with connection.cursor(row_factory=class_row(HeldMessage)) as cursor:
+        return cursor.execute(LIST.format(schema=Identifier(schema)), values).fetchall()
+
 
 # What was never tried waits behind another message of its key, and follows by itself. What a consumer has in hand keeps
 # its time: it is locked, or was claimed a moment ago. One statement, so that no change lacks its note.

@@ -25,3 +25,24 @@ def test_a_group_is_tried_now_and_the_audit_says_why(relay: Command, rows: Rows)
     assert (unknown.code, "no message of failure group" in unknown.err) == (1, True)
     audit = rows.connection.execute("SELECT command, target, done_by, why FROM outbox.operator_audit").fetchall()
     assert audit == [("held retry", group, "ada", "mended")]
+
+
+def test_held_messages_are_listed_by_key_in_order(relay: Command, rows: Rows) -> None:
+    held(rows.connection, "a", messages=2)
+    held(rows.connection, "b", consumer="mail", error="no paper")
+
+    shown = [line.split("\t") for line in relay("held", "list").out.splitlines()]
+    told = json.loads(relay("held", "list", "--consumer", "billing", "-o", "json").out)
+    first = json.loads(relay("held", "list", "--limit", "1", "-o", "json").out)
+
+    assert [(line[0], line[1], line[4]) for line in shown[1:]] == [
+        ("billing", "a", "3"),
+        ("billing", "a", "0"),
+        ("mail", "b", "3"),
+    ]
+    assert shown[3][-1] == "ConnectionError: no paper"
+    assert [(each["attempts"], each["due_at"] is None) for each in told] == [(3, False), (0, True)]
+    assert set(told[0]) == {
+        "consumer", "key", "message_id", "event_type", "attempts", "held_at", "due_at", "error",
+    }  # fmt: skip
+    assert first == told[:1]

@@ -11,7 +11,7 @@ def said(configure: str) -> tuple[str, str]:
     return done.stdout, done.stderr
 
 
-def test_it_shows_warnings_and_errors_on_stderr_until_the_application_configures_a_log() -> None:
+def test_it_shows_warnings_on_stderr_until_the_application_configures_a_log() -> None:
     assert said("") == ("", "WARNING event='broker.degraded' host='b1'\n")
 
 
