@@ -18,40 +18,32 @@ ASYNC = (AsyncConnection, AsyncSession, async_scoped_session)
 
 
 def write(target: Sync, rows: Sequence[Row], schema: str, *, by_copy: bool) -> None:
-    if not rows:
+    if by_copy and _is_copied(target, rows, schema):
         return
-    if not by_copy:
-        target.execute(*_execution(rows, schema))
-        return
-    connection = target if isinstance(target, sa.Connection) else target.connection()
-    if not connection.in_transaction():
-        connection.begin()  # as any execute() does; COPY goes past SQLAlchemy, which must know of it to commit it
-    driver = connection.connection.driver_connection
-    if not isinstance(driver, psycopg.Connection):
-        raise _not_psycopg(driver)
-    insert.write(driver, rows, schema, by_copy=True)
+    for batch in insert.batches(rows):
+        target.execute(*_execution(batch, schema))
 
 
 async def write_async(target: Async, rows: Sequence[Row], schema: str, *, by_copy: bool) -> None:
-    if not rows:
-        return
-    if not by_copy:
-        await target.execute(*_execution(rows, schema))
-        return
-    connection = target if isinstance(target, AsyncConnection) else await target.connection()
+    given = target() if isinstance(target, async_scoped_session) else target
+    await given.run_sync(write, rows, schema, by_copy=by_copy)
+
+
+def _is_copied(target: Sync, rows: Sequence[Row], schema: str) -> bool:
+    """Write by COPY if the driver is psycopg 3, and return whether it is."""
+    connection = target if isinstance(target, sa.Connection) else target.connection()
+    driver = connection.connection.driver_connection
+    if not isinstance(driver, psycopg.Connection | psycopg.AsyncConnection):
+        return False
     if not connection.in_transaction():
-        await connection.begin()
-    driver = (await connection.get_raw_connection()).driver_connection
-    if not isinstance(driver, psycopg.AsyncConnection):
-        raise _not_psycopg(driver)
-    await insert.write_async(driver, rows, schema, by_copy=True)
+        connection.begin()  # as any execute() does; COPY goes past SQLAlchemy, which must know of it to commit it
+    if isinstance(driver, psycopg.Connection):
+        insert.write(driver, rows, schema, by_copy=True)
+    else:
+        adapted: Any = connection.connection.dbapi_connection
+        adapted.run_async(lambda driver: insert.write_async(driver, rows, schema, by_copy=True))
+    return True
 
 
 def _execution(rows: Sequence[Row], schema: str) -> tuple[sa.TextClause, dict[str, Any]]:
     return sa.text(insert.statement(len(rows), schema, ":{}".format)), insert.parameters(rows)
-
-
-def _not_psycopg(driver: object) -> TypeError:
-    return TypeError(
-        f"add_many writes by psycopg 3's COPY; this connection is a {type(driver).__module__} one: use add"
-    )

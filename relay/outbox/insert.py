@@ -4,11 +4,12 @@ A statement names only the columns that a writer may fill, so the role `outbox_w
 needs no more.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import psycopg
 from psycopg import sql
+from psycopg.pq import PipelineStatus
 
 from relay.outbox.row import Row
 
@@ -45,13 +46,16 @@ INSERT_SEVERAL = """
 COPY = "COPY {schema}.message ({columns}) FROM STDIN"
 
 
+# PostgreSQL ends the connection at a message of 1 GiB; 40 payloads of 16 MiB are one, as bytea is sent as hex digits.
+STATEMENT_BYTES = 16 * 1024 * 1024
+
+
 def write(connection: psycopg.Connection[Any], rows: Sequence[Row], schema: str, *, by_copy: bool) -> None:
-    if not rows:
-        return
     # A cursor of our own class: the connection's may be one that wants another kind of placeholder.
     with psycopg.Cursor(connection) as cursor:
-        if not by_copy:
-            cursor.execute(*_execution(rows, schema))
+        if not (by_copy and _may_copy(connection)):
+            for batch in batches(rows):
+                cursor.execute(*_execution(batch, schema))
             return
         with cursor.copy(_copy_statement(schema, Row._fields)) as stream:
             for row in rows:
@@ -61,13 +65,12 @@ def write(connection: psycopg.Connection[Any], rows: Sequence[Row], schema: str,
 async def write_async(
     connection: psycopg.AsyncConnection[Any], rows: Sequence[Row], schema: str, *, by_copy: bool
 ) -> None:
-    if not rows:
-        return
-    if by_copy:
+    if by_copy and _may_copy(connection):
         await copy_async(connection, Row._fields, rows, schema)
         return
     async with psycopg.AsyncCursor(connection) as cursor:
-        await cursor.execute(*_execution(rows, schema))
+        for batch in batches(rows):
+            await cursor.execute(*_execution(batch, schema))
 
 
 async def copy_async(
@@ -77,6 +80,19 @@ async def copy_async(
     async with psycopg.AsyncCursor(connection) as cursor, cursor.copy(_copy_statement(schema, columns)) as stream:
         for row in rows:
             await stream.write_row(row)
+
+
+def batches(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
+    """Yield the rows in order, as many at once as one statement takes."""
+    first = size = 0
+    for position, row in enumerate(rows):
+        size_of_row = sum(len(value) for value in row if isinstance(value, str | bytes))
+        if position > first and size + size_of_row > STATEMENT_BYTES:
+            yield rows[first:position]
+            first, size = position, 0
+        size += size_of_row
+    if rows:
+        yield rows[first:]
 
 
 def statement(row_count: int, schema: str, placeholder: Callable[[str], str]) -> str:
@@ -90,6 +106,10 @@ def parameters(rows: Sequence[Row]) -> dict[str, Any]:
     if len(rows) == 1:
         return rows[0]._asdict()
     return dict(zip(Row._fields, map(list, zip(*rows, strict=True)), strict=True))
+
+
+def _may_copy(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> bool:
+    return connection.info.pipeline_status is PipelineStatus.OFF  # the protocol has no COPY in a pipeline
 
 
 def _execution(rows: Sequence[Row], schema: str) -> tuple[bytes, dict[str, Any]]:

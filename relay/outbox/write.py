@@ -49,7 +49,7 @@ def add(
 def add(
     target: "Sync | Async", *events: Event, schema: str = "outbox", max_payload_bytes: int = MAX_PAYLOAD_BYTES
 ) -> Coroutine[Any, Any, None] | None:
-    """Write the events in the transaction of `target`, in one statement; await it where `target` is asynchronous.
+    """Write the events in the transaction of `target`; await it where `target` is asynchronous.
 
     `target`: a connection of psycopg, a connection or session of SQLAlchemy, or a connection or cursor of Django (with
     psycopg 3). It is neither opened, nor committed,
@@ -81,11 +81,11 @@ def add_many(
     schema: str = "outbox",
     max_payload_bytes: int = MAX_PAYLOAD_BYTES,
 ) -> Coroutine[Any, Any, None] | None:
-    """Write as `add` does, by COPY where the events are many.
+    """Write any number of events as `add` does; where they are many and psycopg 3 can, by COPY.
 
     All rows are in memory before the first is sent, so that a bad event leaves the transaction usable. Give millions in
-    several calls, in one transaction. COPY takes psycopg 3, also beneath SQLAlchemy, and its errors are psycopg's own
-    there.
+    several calls, in one transaction. With another driver beneath SQLAlchemy, and in psycopg's pipeline mode, the rows
+    are written by INSERT. The errors of COPY are psycopg's own, also beneath SQLAlchemy.
     """
     rows = _rows(events, max_payload_bytes)
     return _write(target, rows, schema, by_copy=len(rows) >= ROWS_TO_COPY)

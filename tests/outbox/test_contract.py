@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace import TracerProvider
 
 from relay.outbox import Event, EventError
 from tests.outbox.conftest import MessageTable
-from tests.outbox.writers import ALL, CHECKED, Writer
+from tests.outbox.writers import ALL, CHECKED, MANY, Writer
 
 pytestmark = pytest.mark.every_postgres
 
@@ -122,6 +122,21 @@ async def test_ids_follow_the_order_of_the_events(
     await write(writer, module_url, *[Event("A", "7", "E", str(number)) for number in range(count)])
 
     assert [row["payload"] for row in table.rows()] == [str(number) for number in range(count)]
+
+
+@pytest.mark.parametrize("many", MANY)
+@pytest.mark.parametrize("count", [1, 49, 50, 51, 1000])
+async def test_any_number_of_events_is_written_by_every_driver(
+    many: str, module_url: str, table: MessageTable, count: int
+) -> None:
+    events = [Event("A", "7", "E", str(number), headers={"n": number} if number % 2 else None)
+              for number in range(count)]  # fmt: skip
+
+    await write(MANY[many], module_url, *events)
+
+    assert [(row["payload"], row["headers"]) for row in table.rows()] == [
+        (event.payload, event.headers) for event in events
+    ]
 
 
 async def test_nobody_sees_an_event_before_the_commit(writer: Writer, module_url: str, table: MessageTable) -> None:

@@ -12,7 +12,8 @@ from sqlalchemy.orm import Session
 
 from relay.config.settings import DatabaseSettings
 from relay.operate.migrate import migrate, sqlalchemy_engine
-from relay.outbox import Event, OutboxMessage, PayloadTooLargeError, add, add_many
+from relay.outbox import Event, OutboxMessage, PayloadTooLargeError, add, add_many, insert
+from relay.outbox.row import row_of
 from tests.outbox.conftest import MessageTable
 from tests.outbox.writers import CHECKED
 
@@ -36,6 +37,32 @@ def test_add_many_writes_any_number_in_order(module_url: str, table: MessageTabl
         add_many(connection, (event(str(number)) for number in range(count)))
 
     assert [row["payload"] for row in table.rows()] == [str(number) for number in range(count)]
+
+
+@pytest.mark.parametrize("writer", ["psycopg_connection-add", "psycopg_async_pipeline-add", "asyncpg_session-add"])
+async def test_events_beyond_the_size_of_a_statement_go_in_several_in_order(
+    writer: str, module_url: str, table: MessageTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(insert, "STATEMENT_BYTES", 100)  # in the place of 16 MiB: a test of 1 GiB takes minutes
+    events = [event(str(number) * (number % 7 + 1)) for number in range(10, 60)]
+
+    async with CHECKED[writer](module_url) as transaction:
+        await transaction.add(*events)
+        await transaction.commit()
+
+    assert [row["payload"] for row in table.rows()] == [each.payload for each in events]
+
+
+def test_a_statement_holds_no_more_than_its_limit_unless_one_row_alone_does() -> None:
+    sizes = [1, 6, 5, 30, 2, 2, 9, 1]
+    rows = [row_of(Event("A", "7", "E", b"x" * (size * 1024 * 1024), content_type="text/plain"), None, 2**30)
+            for size in sizes]  # fmt: skip
+
+    assert [[len(row.payload_bytes or b"") >> 20 for row in batch] for batch in insert.batches(rows)] == [
+        [1, 6, 5],
+        [30],
+        [2, 2, 9, 1],
+    ]
 
 
 def test_rows_can_be_added_inside_a_block_of_a_connection_in_autocommit_mode(

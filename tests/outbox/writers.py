@@ -42,6 +42,10 @@ def add_copying(target: Any, *events: Event) -> Coroutine[Any, Any, None] | None
     return cast(Add, add_many)(target, [*events, *FILLER])
 
 
+def add_exactly(target: Any, *events: Event) -> Coroutine[Any, Any, None] | None:
+    return cast(Add, add_many)(target, events)
+
+
 @asynccontextmanager
 async def psycopg_connection(url: str, add: Add) -> AsyncIterator[Transaction]:
     connection = psycopg.connect(url)
@@ -56,6 +60,26 @@ async def psycopg_async_connection(url: str, add: Add) -> AsyncIterator[Transact
     connection = await psycopg.AsyncConnection.connect(url)
     try:
         yield _in_turn(connection, add, lambda text: connection.execute(text.encode()))
+    finally:
+        await connection.close()
+
+
+@asynccontextmanager
+async def psycopg_pipeline(url: str, add: Add) -> AsyncIterator[Transaction]:
+    connection = psycopg.connect(url)
+    try:
+        with connection.pipeline():
+            yield _in_turn(connection, add, lambda text: connection.execute(text.encode()))
+    finally:
+        connection.close()
+
+
+@asynccontextmanager
+async def psycopg_async_pipeline(url: str, add: Add) -> AsyncIterator[Transaction]:
+    connection = await psycopg.AsyncConnection.connect(url)
+    try:
+        async with connection.pipeline():
+            yield _in_turn(connection, add, lambda text: connection.execute(text.encode()))
     finally:
         await connection.close()
 
@@ -85,6 +109,18 @@ async def sqlalchemy_scoped_session(url: str, add: Add) -> AsyncIterator[Transac
 async def sqlalchemy_async_connection(url: str, add: Add) -> AsyncIterator[Transaction]:
     async with _async_engine(url).connect() as connection:
         yield _in_turn(connection, add, connection.exec_driver_sql)
+
+
+@asynccontextmanager
+async def asyncpg_connection(url: str, add: Add) -> AsyncIterator[Transaction]:
+    async with _async_engine(url, "asyncpg").connect() as connection:
+        yield _in_turn(connection, add, connection.exec_driver_sql)
+
+
+@asynccontextmanager
+async def asyncpg_session(url: str, add: Add) -> AsyncIterator[Transaction]:
+    async with AsyncSession(_async_engine(url, "asyncpg")) as session:
+        yield _in_turn(session, add, lambda text: session.execute(sa.text(text)))
 
 
 @asynccontextmanager
@@ -159,13 +195,19 @@ TARGETS = [
     sqlalchemy_async_session,
     sqlalchemy_async_scoped_session,
 ]
+WITHOUT_COPY = [psycopg_pipeline, psycopg_async_pipeline, asyncpg_connection, asyncpg_session]
 CHECKED: dict[str, Writer] = {
     **{f"{target.__name__}-add": partial(target, add=add) for target in TARGETS},
     **{f"{target.__name__}-copy": partial(target, add=add_copying) for target in TARGETS},
+    **{f"{target.__name__}-add": partial(target, add=add) for target in WITHOUT_COPY},
+    **{f"{target.__name__}-many": partial(target, add=add_copying) for target in WITHOUT_COPY},
     "django_connection-add": partial(django_connection, add=add),
     "django_cursor-copy": partial(django_cursor, add=add_copying),
     "mapped-session": partial(sqlalchemy_session, add=add_mapped),
     "mapped-async_session": partial(sqlalchemy_async_session, add=add_mapped),
+}
+MANY: dict[str, Writer] = {
+    target.__name__: partial(target, add=add_exactly) for target in (*TARGETS, *WITHOUT_COPY, django_connection)
 }
 ALL: dict[str, Writer] = {**CHECKED, "plain": partial(psycopg_connection, add=add_plain)}
 
@@ -203,9 +245,9 @@ def _engine(url: str) -> sa.Engine:
     return sa.create_engine(_sqlalchemy_url(url), poolclass=sa.pool.NullPool)
 
 
-def _async_engine(url: str) -> Any:
-    return create_async_engine(_sqlalchemy_url(url), poolclass=sa.pool.NullPool)
+def _async_engine(url: str, driver: str = "psycopg") -> Any:
+    return create_async_engine(_sqlalchemy_url(url, driver), poolclass=sa.pool.NullPool)
 
 
-def _sqlalchemy_url(url: str) -> str:
-    return url.replace("postgresql://", "postgresql+psycopg://")
+def _sqlalchemy_url(url: str, driver: str = "psycopg") -> str:
+    return url.replace("postgresql://", f"postgresql+{driver}://")
