@@ -5,6 +5,7 @@ OutboxError
     MissingExtraError     the part that is imported was not installed
   UsageError              a command was asked for something that it does not do
   EventError              an event that the outbox would refuse (relay.outbox)
+  NoTransactionError      events for a connection in autocommit mode, outside of a transaction (relay.outbox)
   NotAwaitedError         events for an asynchronous connection that nobody awaited (relay.outbox)
   UnavailableError        no connection to a server
     DatabaseUnavailableError

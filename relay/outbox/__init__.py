@@ -10,7 +10,15 @@ with psycopg.connect(url) as connection:
 from typing import TYPE_CHECKING, Any
 
 from relay.errors import importing
-from relay.outbox.errors import EventError, FieldError, HeaderError, NotAwaitedError, PayloadError, PayloadTooLargeError
+from relay.outbox.errors import (
+    EventError,
+    FieldError,
+    HeaderError,
+    NotAwaitedError,
+    NoTransactionError,
+    PayloadError,
+    PayloadTooLargeError,
+)
 from relay.outbox.event import Event
 from relay.outbox.write import add, add_many
 
@@ -22,6 +30,7 @@ __all__ = [
     "EventError",
     "FieldError",
     "HeaderError",
+    "NoTransactionError",
     "NotAwaitedError",
     "OutboxMessage",
     "PayloadError",

@@ -9,6 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_s
 from sqlalchemy.orm import Session, scoped_session
 
 from relay.outbox import insert
+from relay.outbox.errors import NoTransactionError
 from relay.outbox.row import Row
 
 Sync = sa.Connection | Session | scoped_session[Session]
@@ -17,31 +18,51 @@ SYNC = (sa.Connection, Session, scoped_session)
 ASYNC = (AsyncConnection, AsyncSession, async_scoped_session)
 
 
-def write(target: Sync, rows: Sequence[Row], schema: str, *, by_copy: bool) -> None:
-    if by_copy and _is_copied(target, rows, schema):
+def write(target: Sync, rows: Sequence[Row], schema: str, *, by_copy: bool, autocommit: bool) -> None:
+    if not rows:
+        return
+    connection = target if isinstance(target, sa.Connection) else target.connection()
+    if not autocommit:
+        require_transaction(connection)
+    if by_copy and _is_copied(connection, rows, schema):
         return
     for batch in insert.batches(rows):
         target.execute(*_execution(batch, schema))
 
 
-async def write_async(target: Async, rows: Sequence[Row], schema: str, *, by_copy: bool) -> None:
+async def write_async(target: Async, rows: Sequence[Row], schema: str, *, by_copy: bool, autocommit: bool) -> None:
     given = target() if isinstance(target, async_scoped_session) else target
-    await given.run_sync(write, rows, schema, by_copy=by_copy)
+    await given.run_sync(write, rows, schema, by_copy=by_copy, autocommit=autocommit)
 
 
-def _is_copied(target: Sync, rows: Sequence[Row], schema: str) -> bool:
+def require_transaction(connection: sa.Connection) -> None:
+    """Check that what is written now is in a transaction; raises NoTransactionError.
+
+    With AUTOCOMMIT, SQLAlchemy's transactions do not reach the database: the driver commits each statement. psycopg 3 and
+    asyncpg also know of a transaction that the application began by a BEGIN.
+    """
+    adapted: Any = connection.connection.dbapi_connection
+    driver: Any = connection.connection.driver_connection
+    if isinstance(driver, psycopg.Connection):
+        insert.require_transaction(driver)
+    elif isinstance(driver, psycopg.AsyncConnection):
+        adapted.run_async(insert.require_transaction_async)
+    elif adapted.autocommit and not (hasattr(driver, "is_in_transaction") and driver.is_in_transaction()):
+        raise NoTransactionError
+
+
+def _is_copied(connection: sa.Connection, rows: Sequence[Row], schema: str) -> bool:
     """Write by COPY if the driver is psycopg 3, and return whether it is."""
-    connection = target if isinstance(target, sa.Connection) else target.connection()
     driver = connection.connection.driver_connection
     if not isinstance(driver, psycopg.Connection | psycopg.AsyncConnection):
         return False
     if not connection.in_transaction():
         connection.begin()  # as any execute() does; COPY goes past SQLAlchemy, which must know of it to commit it
     if isinstance(driver, psycopg.Connection):
-        insert.write(driver, rows, schema, by_copy=True)
+        insert.write(driver, rows, schema, by_copy=True, autocommit=True)
     else:
         adapted: Any = connection.connection.dbapi_connection
-        adapted.run_async(lambda driver: insert.write_async(driver, rows, schema, by_copy=True))
+        adapted.run_async(lambda driver: insert.write_async(driver, rows, schema, by_copy=True, autocommit=True))
     return True
 
 

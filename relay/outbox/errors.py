@@ -5,6 +5,7 @@ EventError (relay.errors)
   HeaderError             a header that AMQP cannot carry
   PayloadError            a payload that is not what its content type says
     PayloadTooLargeError
+NoTransactionError (OutboxError)
 NotAwaitedError (OutboxError)
 
 An EventError names the event by its type and key, never by its payload.
@@ -18,7 +19,15 @@ from relay.errors import EventError, OutboxError
 if TYPE_CHECKING:
     from relay.outbox.event import Event
 
-__all__ = ["EventError", "FieldError", "HeaderError", "NotAwaitedError", "PayloadError", "PayloadTooLargeError"]
+__all__ = [
+    "EventError",
+    "FieldError",
+    "HeaderError",
+    "NoTransactionError",
+    "NotAwaitedError",
+    "PayloadError",
+    "PayloadTooLargeError",
+]
 
 
 class FieldError(EventError):
@@ -54,6 +63,17 @@ class PayloadTooLargeError(PayloadError):
         super().__init__(event, f"has {size} bytes; the limit is {limit} (max_payload_bytes)")
         self.size = size
         self.limit = limit
+
+
+class NoTransactionError(OutboxError):
+    """Events for a connection in autocommit mode, outside of a transaction; nothing was sent to the database."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "no transaction is open, and the connection is in autocommit mode: the event would be committed, even if"
+            " the change fails that it tells of. Begin a transaction first (psycopg: `connection.transaction()`,"
+            " Django: `transaction.atomic()`, SQLAlchemy: an engine without AUTOCOMMIT). Or pass autocommit=True"
+        )
 
 
 class NotAwaitedError(OutboxError):

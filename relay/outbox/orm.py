@@ -6,9 +6,10 @@ from uuid import UUID
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, Mapper, mapped_column
 
 from relay.alembic import INFO
+from relay.outbox.alchemy import require_transaction
 from relay.outbox.event import Event
 from relay.outbox.row import MAX_PAYLOAD_BYTES, row_of
 from relay.outbox.trace import current_trace_context
@@ -41,8 +42,11 @@ class OutboxMessage(OutboxBase):
     The event is checked here, before the session knows of it. A schema other than `outbox` comes from the engine:
     `execution_options={"schema_translate_map": {"outbox": "events"}}`.
 
+    `autocommit`: the flush may be outside of a transaction, on an engine with AUTOCOMMIT.
+
     Raises:
         EventError: the event cannot be carried.
+        NoTransactionError: from the flush, which is outside of a transaction.
     """
 
     __tablename__ = "message"
@@ -62,5 +66,14 @@ class OutboxMessage(OutboxBase):
     available_at: Mapped[datetime | None] = mapped_column(sa.DateTime(timezone=True))
     trace_context: Mapped[str | None] = mapped_column(JsonText(postgresql.JSONB()))
 
-    def __init__(self, event: Event, *, max_payload_bytes: int = MAX_PAYLOAD_BYTES) -> None:
+    _may_autocommit = False
+
+    def __init__(self, event: Event, *, max_payload_bytes: int = MAX_PAYLOAD_BYTES, autocommit: bool = False) -> None:
         super().__init__(**row_of(event, current_trace_context(), max_payload_bytes)._asdict())
+        self._may_autocommit = autocommit
+
+
+@sa.event.listens_for(OutboxMessage, "before_insert")
+def _check_transaction(_: Mapper[OutboxMessage], connection: sa.Connection, message: OutboxMessage) -> None:
+    if not message._may_autocommit:
+        require_transaction(connection)

@@ -41,38 +41,65 @@ CALLS = 2  # from the application to where the write begins: `add` or `add_many`
 
 
 @overload
-def add(target: "Sync", *events: Event, schema: str = "outbox", max_payload_bytes: int = MAX_PAYLOAD_BYTES) -> None: ...
+def add(
+    target: "Sync",
+    *events: Event,
+    schema: str = "outbox",
+    max_payload_bytes: int = MAX_PAYLOAD_BYTES,
+    autocommit: bool = False,
+) -> None: ...
 @overload
 def add(
-    target: "Async", *events: Event, schema: str = "outbox", max_payload_bytes: int = MAX_PAYLOAD_BYTES
+    target: "Async",
+    *events: Event,
+    schema: str = "outbox",
+    max_payload_bytes: int = MAX_PAYLOAD_BYTES,
+    autocommit: bool = False,
 ) -> Coroutine[Any, Any, None]: ...
 def add(
-    target: "Sync | Async", *events: Event, schema: str = "outbox", max_payload_bytes: int = MAX_PAYLOAD_BYTES
+    target: "Sync | Async",
+    *events: Event,
+    schema: str = "outbox",
+    max_payload_bytes: int = MAX_PAYLOAD_BYTES,
+    autocommit: bool = False,
 ) -> Coroutine[Any, Any, None] | None:
     """Write the events in the transaction of `target`; await it where `target` is asynchronous.
 
     `target`: a connection of psycopg, a connection or session of SQLAlchemy, or a connection or cursor of Django (with
-    psycopg 3). It is neither opened, nor committed,
-    nor rolled back: the events exist if and when the caller's transaction commits. On a connection in autocommit
-    mode outside a transaction block that is at once, apart from whatever they tell of.
+    psycopg 3). It is neither opened, nor committed, nor rolled back: the events exist if and when the caller's
+    transaction commits.
+
+    `autocommit`: the target may be in autocommit mode and outside of a transaction. Then the events are committed at
+    once, whatever becomes of the change that they tell of.
 
     The current OpenTelemetry span goes along as the events' trace context.
 
     Raises:
         EventError: an event cannot be carried; nothing was sent to the database, the transaction goes on.
+        NoTransactionError: the target is in autocommit mode, outside of a transaction; nothing was sent to the database.
         NotAwaitedError: nobody awaited it, and nothing was written. No `except` sees it: Python prints it to stderr.
     """
     rows = _rows(events, max_payload_bytes)
-    return _write(target, rows, schema, by_copy=False)
+    return _write(target, rows, schema, by_copy=False, autocommit=autocommit)
 
 
 @overload
 def add_many(
-    target: "Sync", events: Iterable[Event], *, schema: str = "outbox", max_payload_bytes: int = MAX_PAYLOAD_BYTES
+    target: "Sync",
+    events: Iterable[Event],
+    *,
+    schema: str = "outbox",
+    max_payload_bytes: int = MAX_PAYLOAD_BYTES,
+    autocommit: bool = False,
 ) -> None: ...
 @overload
 def add_many(
-    target: "Async", events: Iterable[Event], *, schema: str = "outbox", max_payload_bytes: int = MAX_PAYLOAD_BYTES
+    target: "Async",
+    events: Iterable[Event],
+    *,
+    schema: str = "outbox",
+    max_payload_bytes: int = MAX_PAYLOAD_BYTES,
+    autocommit: bool = False,
 ) -> Coroutine[Any, Any, None]: ...
 def add_many(
     target: "Sync | Async",
@@ -80,6 +107,7 @@ def add_many(
     *,
     schema: str = "outbox",
     max_payload_bytes: int = MAX_PAYLOAD_BYTES,
+    autocommit: bool = False,
 ) -> Coroutine[Any, Any, None] | None:
     """Write any number of events as `add` does; where they are many and psycopg 3 can, by COPY.
 
@@ -88,7 +116,7 @@ def add_many(
     are written by INSERT. The errors of COPY are psycopg's own, also beneath SQLAlchemy.
     """
     rows = _rows(events, max_payload_bytes)
-    return _write(target, rows, schema, by_copy=len(rows) >= ROWS_TO_COPY)
+    return _write(target, rows, schema, by_copy=len(rows) >= ROWS_TO_COPY, autocommit=autocommit)
 
 
 def _rows(events: Iterable[Event], max_payload_bytes: int) -> list[Row]:
@@ -96,20 +124,22 @@ def _rows(events: Iterable[Event], max_payload_bytes: int) -> list[Row]:
     return [row_of(event, trace_context, max_payload_bytes) for event in events]
 
 
-def _write(target: "Sync | Async", rows: list[Row], schema: str, *, by_copy: bool) -> Coroutine[Any, Any, None] | None:
+def _write(
+    target: "Sync | Async", rows: list[Row], schema: str, *, by_copy: bool, autocommit: bool
+) -> Coroutine[Any, Any, None] | None:
     driver = _beneath_django(target)
     if isinstance(driver, psycopg.AsyncConnection):
-        return Awaited(insert.write_async(driver, rows, schema, by_copy=by_copy), CALLS)
+        return Awaited(insert.write_async(driver, rows, schema, by_copy=by_copy, autocommit=autocommit), CALLS)
     if isinstance(driver, psycopg.Connection):
-        insert.write(driver, rows, schema, by_copy=by_copy)
+        insert.write(driver, rows, schema, by_copy=by_copy, autocommit=autocommit)
         return None
     if sys.modules.get("sqlalchemy"):  # else it is not imported, and nothing of it can be the target
         from relay.outbox import alchemy  # noqa: PLC0415
 
         if isinstance(target, alchemy.ASYNC):
-            return Awaited(alchemy.write_async(target, rows, schema, by_copy=by_copy), CALLS)
+            return Awaited(alchemy.write_async(target, rows, schema, by_copy=by_copy, autocommit=autocommit), CALLS)
         if isinstance(target, alchemy.SYNC):
-            alchemy.write(target, rows, schema, by_copy=by_copy)
+            alchemy.write(target, rows, schema, by_copy=by_copy, autocommit=autocommit)
             return None
     kind = f"{type(driver).__module__}.{type(driver).__qualname__}"
     raise TypeError(f"{kind} is no connection or session of psycopg 3, SQLAlchemy or Django")

@@ -70,9 +70,9 @@ def test_a_writer_writes_with_every_writer_of_the_package(connection: Connection
     event = Event("a", "k", "e", {"a": 1})
 
     with role(connection, "outbox_writer") as writer:
-        add(writer, event)
-        add(writer, event, event)
-        add_many(writer, [event] * 100)
+        add(writer, event, autocommit=True)
+        add(writer, event, event, autocommit=True)
+        add_many(writer, [event] * 100, autocommit=True)
     with Session(sqlalchemy_engine(database)) as session:
         session.connection().exec_driver_sql("SET ROLE outbox_writer")
         session.add_all([OutboxMessage(Event("a", "k", "e", {})) for _ in range(3)])

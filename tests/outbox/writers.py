@@ -140,7 +140,7 @@ async def sqlalchemy_async_scoped_session(url: str, add: Add) -> AsyncIterator[T
 
 @asynccontextmanager
 async def django_connection(url: str, add: Add) -> AsyncIterator[Transaction]:
-    connection = _django(url)
+    connection = django_wrapper(url)
     try:
         yield _in_turn(connection, add, lambda text: connection.cursor().execute(text))
     finally:
@@ -149,7 +149,7 @@ async def django_connection(url: str, add: Add) -> AsyncIterator[Transaction]:
 
 @asynccontextmanager
 async def django_cursor(url: str, add: Add) -> AsyncIterator[Transaction]:
-    connection = _django(url)
+    connection = django_wrapper(url)
     try:
         with connection.cursor() as cursor:
             by_cursor = _in_turn(cursor, add, cursor.execute)
@@ -214,20 +214,21 @@ ALL: dict[str, Writer] = {**CHECKED, "plain": partial(psycopg_connection, add=ad
 
 def _in_turn(target: Any, add: Add, execute: Callable[[str], object]) -> Transaction:
     """Make an interface of a target whose methods may or may not have to be awaited."""
-
-    async def call(function: Callable[..., Any], *arguments: object) -> Any:
-        result = function(*arguments)
-        return await result if hasattr(result, "__await__") else result
-
     return Transaction(
-        add=lambda *events: call(add, target, *events),
-        execute=lambda text: call(execute, text),
-        commit=lambda: call(target.commit),
-        rollback=lambda: call(target.rollback),
+        add=lambda *events: called(add, target, *events),
+        execute=lambda text: called(execute, text),
+        commit=lambda: called(target.commit),
+        rollback=lambda: called(target.rollback),
     )
 
 
-def _django(url: str) -> Any:
+async def called(function: Callable[..., Any], *arguments: object, **options: object) -> Any:
+    """Call it, and await what it returns if it must be awaited."""
+    result = function(*arguments, **options)
+    return await result if hasattr(result, "__await__") else result
+
+
+def django_wrapper(url: str) -> Any:
     """Make what `django.db.connection` is; in transactions, as in `atomic`."""
     if not settings.configured:
         settings.configure()

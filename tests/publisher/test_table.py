@@ -76,7 +76,7 @@ async def test_on_the_wire_an_event_is_what_the_relay_makes_of_its_row(
     assert direct.timestamp is not None
     assert began <= direct.timestamp <= datetime.now(UTC)
 
-    await add(outbox.connection, event(**fields))
+    await add(outbox.connection, event(**fields), autocommit=True)
     async with run_node(settings.model_copy(update={"routes": ROUTES})):
         (relayed,) = await queue.drain(1)
 
