@@ -31,6 +31,7 @@ OutboxError
     HandlerTransactionError  it left no transaction to commit
       TransactionEndedError  it committed or rolled back itself
   NotAcceptedError        an event that was neither confirmed nor buffered
+  ForkedError             a forked process used what its parent has opened
   BufferFileError         a file that cannot be a publisher's buffer
   BusyError               another process is working on it
   NotFoundError           nothing of that name or id is there
@@ -39,6 +40,7 @@ OutboxError
     JobTurnedError        an operator has paused or cancelled the job
 """
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import date
@@ -135,6 +137,20 @@ class NotAcceptedError(OutboxError):
 
     It may have been: published again as the same `Event` it has the same message_id, and takes effect once.
     """
+
+
+class ForkedError(OutboxError):
+    """A forked process used what its parent has opened, and whose connections and tasks are the parent's.
+
+    Nothing was done.
+    """
+
+    def __init__(self, what: str, opened_by: int) -> None:
+        super().__init__(
+            f"{what} was opened by process {opened_by}, and this is its fork {os.getpid()}: open one in each process,"
+            " after the fork"
+        )
+        self.opened_by = opened_by
 
 
 class BufferFileError(OutboxError):

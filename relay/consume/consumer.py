@@ -12,6 +12,7 @@ goes to the dead letters. A process that dies leaves its messages unacknowledged
 those that were committed, and only the others have an effect.
 """
 
+import os
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 
@@ -31,7 +32,7 @@ from relay.consume.policies import FailurePolicy, WorkPolicy
 from relay.consume.queue_depth import ready_count
 from relay.consume.setup import Setup
 from relay.consume.startup import check_inbox, note_queue, tell_left_behind, warn_of_single_batches
-from relay.errors import BrokerUnavailableError, ConfigurationError, QueueMissingError
+from relay.errors import BrokerUnavailableError, ConfigurationError, ForkedError, QueueMissingError
 from relay.logger import get_logger
 from relay.stopping import cut_after, shared_signals
 
@@ -83,6 +84,7 @@ class Consumer:
         self._was_ready = False
         self._connection: Connection | None = None  # the present one, or the last
         self._failures = 0  # of the broker, since the consumer was last ready
+        self._process: int | None = None  # in which it has run
 
     @property
     def prefetch(self) -> int:
@@ -154,7 +156,11 @@ class Consumer:
         Raises:
             DatabaseUnavailableError, SchemaError, BrokerUnavailableError, QueueMissingError, QueueUnfitError,
                 ConfigurationError: at the start. Once it has been ready, it waits for these to heal.
+            ForkedError: it has run in another process, of which this is a fork.
         """
+        if self._process is not None and self._process != os.getpid():
+            raise ForkedError(f"the consumer of {self.queue!r}", self._process)
+        self._process = os.getpid()
         setup = self.setup
         with shared_signals(self.stop, reload=self.reload, wanted=signals):
             try:

@@ -38,8 +38,8 @@ async def write_async(target: Async, rows: Sequence[Row], schema: str, *, by_cop
 def require_transaction(connection: sa.Connection) -> None:
     """Check that what is written now is in a transaction; raises NoTransactionError.
 
-    With AUTOCOMMIT, SQLAlchemy's transactions do not reach the database: the driver commits each statement. psycopg 3 and
-    asyncpg also know of a transaction that the application began by a BEGIN.
+    With AUTOCOMMIT, SQLAlchemy's transactions do not reach the database: the driver commits each statement. psycopg 3
+    and asyncpg also know of a transaction that the application began by a BEGIN.
     """
     adapted: Any = connection.connection.dbapi_connection
     driver: Any = connection.connection.driver_connection

@@ -76,7 +76,7 @@ def add(
 
     Raises:
         EventError: an event cannot be carried; nothing was sent to the database, the transaction goes on.
-        NoTransactionError: the target is in autocommit mode, outside of a transaction; nothing was sent to the database.
+        NoTransactionError: the target is in autocommit mode, outside of a transaction; nothing was sent.
         NotAwaitedError: nobody awaited it, and nothing was written. No `except` sees it: Python prints it to stderr.
     """
     rows = _rows(events, max_payload_bytes)

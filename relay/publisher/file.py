@@ -4,6 +4,7 @@ All of SQLite happens in one separate thread, call after call.
 """
 
 import asyncio
+import ctypes
 import os
 import sqlite3
 import stat
@@ -97,6 +98,17 @@ LARGEST = f"SELECT coalesce(max({SIZE}), 0) FROM message"
 
 LEFT = "SELECT count(*) FILTER (WHERE due = 0), count(*) FILTER (WHERE due > 0) FROM message"
 
+OPEN: set[sqlite3.Connection] = set()
+
+
+def _never_close() -> None:
+    """Keep a fork from closing the parent's files at its end: SQLite would delete the log that the parent writes to."""
+    for database in OPEN:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(database))
+
+
+os.register_at_fork(after_in_child=_never_close)
+
 Answer = TypeVar("Answer")
 Key = tuple[str, str]  # aggregate type and id
 
@@ -128,6 +140,7 @@ class File:
         """
         try:
             self._database = await self._do(lambda: _opened(self.path))
+            OPEN.add(self._database)
             (self._largest,) = await self._do(lambda: self._connected().execute(LARGEST).fetchone())
         except BaseException:
             self._thread.shutdown(wait=False)
@@ -136,6 +149,7 @@ class File:
     async def close(self) -> None:
         if self._database is not None:
             await self._do(self._database.close)
+            OPEN.discard(self._database)
         self._thread.shutdown(wait=False)
 
     async def write(self, entries: Sequence[Entry]) -> None:

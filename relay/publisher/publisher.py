@@ -1,6 +1,7 @@
 """The durable publisher: what applications open, and what works while it is open."""
 
 import asyncio
+import os
 import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -15,7 +16,7 @@ from relay.config.secret import read_again
 from relay.config.settings import BrokerSettings, DatabaseSettings, RelaySettings, Route, Settings, Url, settings_of
 from relay.engine.health import Health
 from relay.engine.send.broker_link import BrokerLink
-from relay.errors import ConfigurationError, NotAcceptedError
+from relay.errors import ConfigurationError, ForkedError, NotAcceptedError
 from relay.outbox.errors import FieldError
 from relay.outbox.event import Event
 from relay.publisher.buffer import Buffer
@@ -74,6 +75,7 @@ class DurablePublisher:
         self._buffer: Buffer | None = None
         self._path: DeliveryPath | None = None
         self._running: AbstractAsyncContextManager[None] | None = None
+        self._process = 0  # that has opened it
 
     async def publish(self, event: Event) -> None:
         """Return when the event is accepted: confirmed by the broker, or committed in the buffer.
@@ -83,11 +85,13 @@ class DurablePublisher:
 
         Raises:
             EventError: the outbox would refuse the event; nothing was sent.
+            ForkedError: this process is a fork of the one that opened the publisher; nothing was sent.
             NotAcceptedError: neither the broker nor the buffer took it within `database.command_timeout`, or the
                 publisher is closed. The same event may be published again.
         """
         if self._path is None:
             raise NotAcceptedError("the publisher is not open: use it by `async with`")
+        self._refuse_fork()
         if event.available_at is not None:
             raise FieldError(event, "available_at", "is for `relay.outbox.add`: a durable publisher sends at once")
         entry = Entry.of(event, self._settings.relay.max_message_bytes)
@@ -97,6 +101,10 @@ class DurablePublisher:
     @property
     def state(self) -> PublisherState:
         """What it does at this moment, and what is in its way."""
+        if self._is_forked:
+            return PublisherState(
+                Mode.BUFFERED, 0, 0, 0, (f"opened by process {self._process}, of which this is a fork",)
+            )
         if (path := self._path) is None or self._buffer is None:
             return PublisherState(Mode.BUFFERED, 0, 0, 0, ("not open",))
         reasons = (*self._health.reasons, *self._buffer.reasons)
@@ -116,6 +124,7 @@ class DurablePublisher:
         does not take within `GOODBYES` is refused (`NotAcceptedError`) at the end of the block.
         """
         if self._path is not None and self._buffer is not None:
+            self._refuse_fork()
             self._buffer.stop()
             await self._path.close(self._settings.relay.drain_timeout)
 
@@ -126,6 +135,7 @@ class DurablePublisher:
             DatabaseUnavailableError, SchemaError, AccessError: the table cannot be used as the buffer.
             BusyError, BufferFileError: the file cannot. The broker need not be there.
         """
+        self._process = os.getpid()
         self._running = self._run()
         await self._running.__aenter__()
         return self
@@ -133,8 +143,18 @@ class DurablePublisher:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._is_forked:
+            return  # the parent closes it
         assert self._running is not None, "it was entered"  # noqa: S101
         await self._running.__aexit__(kind, error, trace)
+
+    @property
+    def _is_forked(self) -> bool:
+        return self._path is not None and self._process != os.getpid()
+
+    def _refuse_fork(self) -> None:
+        if self._is_forked:
+            raise ForkedError(f"the durable publisher {self.name!r}", self._process)
 
     @asynccontextmanager
     async def _run(self) -> AsyncIterator[None]:
