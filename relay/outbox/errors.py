@@ -49,11 +49,12 @@ class HeaderError(EventError):
 
 
 class PayloadError(EventError):
-    """A payload that is not what its content type says."""
+    """A payload that is not what its content type says; `path` is the value's place, as in `payload.lines[2].price`."""
 
-    def __init__(self, event: "Event", problem: str) -> None:
-        super().__init__(f"{_named(event)}: payload {problem}")
+    def __init__(self, event: "Event", problem: str, path: str = "payload") -> None:
+        super().__init__(f"{_named(event)}: {path} {problem}")
         self.event = event
+        self.path = path
 
 
 class PayloadTooLargeError(PayloadError):

@@ -33,7 +33,8 @@ class Event:
     - a pydantic model writes itself.
 
     `headers`: text, bool, 64-bit integers, finite floats, None, and lists and dicts of these.
-    `exchange` and `routing_key`: None leaves it to the relay's routes.
+    `exchange` and `routing_key`: None leaves it to the relay's routes. With no routing key, `aggregate_type` and
+    `event_type` must fit into the default one, `<aggregate_type>.<event_type>`: 255 bytes.
     `available_at`: not sent before this instant; it takes a time zone.
     `message_id`: what consumers recognise a repeat by.
     """

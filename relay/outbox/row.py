@@ -1,9 +1,11 @@
 """From an event to the row that is written, or to the error that says why not."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from datetime import datetime
 from math import isfinite
+from reprlib import repr as shortened
 from typing import Any, NamedTuple, NoReturn
 from uuid import UUID
 
@@ -15,6 +17,7 @@ from relay.outbox.headers import headers_text
 
 MAX_PAYLOAD_BYTES = 16 * 1024 * 1024  # as relay.max_message_bytes: what the relay sends at most
 MAX_TEXT_BYTES = 255  # an AMQP short string, and the table's own checks
+MAX_PATH_DEPTH = 256  # orjson's is 254; a payload that holds itself has no end
 
 
 class Row(NamedTuple):
@@ -39,12 +42,16 @@ def row_of(event: Event, trace_context: str | None, max_payload_bytes: int = MAX
 
     Raises:
         EventError: the table would refuse the row, or the relay could never send it.
+        TypeError: it is no Event.
     """
+    if not isinstance(event, Event):
+        raise TypeError(_not_an_event(event))
     _check_text(event, "aggregate_type", event.aggregate_type)
     _check_text(event, "aggregate_id", event.aggregate_id, optional=True)
     _check_text(event, "event_type", event.event_type)
     _check_text(event, "exchange", event.exchange, optional=True, may_be_empty=True)  # '' is the default exchange
     _check_text(event, "routing_key", event.routing_key, optional=True, may_be_empty=True)
+    _check_default_routing_key(event)
     _check_text(event, "content_type", event.content_type, optional=True)
     if not isinstance(event.message_id, UUID):
         raise FieldError(event, "message_id", f"is of type {_kind(event.message_id)}; it takes a UUID")
@@ -84,6 +91,35 @@ def _check_text(event: Event, field: str, value: object, *, optional: bool = Fal
         raise FieldError(event, field, "holds half a surrogate pair, which UTF-8 cannot encode") from None
     if size > MAX_TEXT_BYTES:
         raise FieldError(event, field, f"has {size} bytes of UTF-8; the limit is {MAX_TEXT_BYTES}")
+
+
+def _check_default_routing_key(event: Event) -> None:
+    if event.routing_key is not None:
+        return
+    # As DEFAULT_ROUTING_KEY of relay/engine/send/routes.py.
+    size = len(f"{event.aggregate_type}.{event.event_type}".encode())
+    if size > MAX_TEXT_BYTES:
+        raise FieldError(
+            event,
+            "routing_key",
+            f"would be <aggregate_type>.<event_type>, which has {size} bytes of UTF-8; the limit is {MAX_TEXT_BYTES}:"
+            " give the event a shorter one",
+        )
+
+
+def _not_an_event(given: object) -> str:
+    kind = f"{type(given).__module__}.{type(given).__qualname__}"
+    match given:
+        case type():
+            return f"the class {given.__qualname__} is no event: make one, as in Event(aggregate_type, ...)"
+        case dict():
+            return "a dict is no event: make one of it, as in Event(**fields)"
+        case list() | tuple() | set() | Iterator():
+            return (
+                f"a {type(given).__name__} is no event: write add(connection, *events) or add_many(connection, events)"
+            )
+        case _:
+            return f"{kind} is no event: write add(connection, event), the connection first"
 
 
 def _check_available_at(event: Event) -> None:
@@ -130,7 +166,10 @@ def _json_text(event: Event) -> str:
         case dict() | list():
             return _dumped(event, payload)
         case _ if callable(dump := getattr(payload, "model_dump_json", None)):
-            return str(dump())
+            try:
+                return str(dump())
+            except ValueError as error:  # as pydantic's
+                raise PayloadError(event, f"cannot be written as JSON: {error}") from error
         case _:
             raise PayloadError(event, f"is of type {_kind(payload)}; it takes bytes, str, dict, list or a model")
 
@@ -160,25 +199,46 @@ def _dumped(event: Event, payload: dict[str, Any] | list[Any]) -> str:
     try:
         data = orjson.dumps(payload)
     except orjson.JSONEncodeError as error:
-        raise PayloadError(event, f"cannot be written as JSON: {error}") from None
+        path = _path_of_unwritable(payload, "payload", MAX_PATH_DEPTH)
+        raise PayloadError(event, f"cannot be written as JSON: {error}", path or "payload") from None
     # orjson writes NaN and infinities as null. Looking for them costs more than the dump, so only where a null is.
-    if b"null" in data and _has_lost_number(payload):
-        raise PayloadError(event, "cannot be written as JSON: it holds NaN or an infinity")
+    if b"null" in data and (path := _path_of_lost_number(payload, "payload")):
+        raise PayloadError(event, "cannot be written as JSON: it is NaN or an infinity", path)
     return data.decode()
 
 
-def _has_lost_number(value: object) -> bool:
+def _path_of_unwritable(value: object, path: str, depth: int) -> str | None:
+    """Return the path of the innermost value that orjson refuses; None where it is nested too deeply to tell."""
+    if not depth:
+        return None
+    for inner_path, inner in _inner(value, path):
+        try:
+            orjson.dumps(inner)
+        except orjson.JSONEncodeError:
+            return _path_of_unwritable(inner, inner_path, depth - 1)
+    return path
+
+
+def _path_of_lost_number(value: object, path: str) -> str | None:
+    if isinstance(value, float):
+        return None if isfinite(value) else path
+    found = (_path_of_lost_number(inner, inner_path) for inner_path, inner in _inner(value, path))
+    return next(filter(None, found), None)
+
+
+def _inner(value: object, path: str) -> Iterator[tuple[str, object]]:
+    """Yield what orjson writes inside a value, each with its path."""
     match value:
-        case float():
-            return not isfinite(value)
         case dict():
-            return any(_has_lost_number(item) for item in value.values())
+            yield from ((f"{path}.{_name(name)}", inner) for name, inner in value.items())
         case list() | tuple():
-            return any(_has_lost_number(item) for item in value)
+            yield from ((f"{path}[{position}]", inner) for position, inner in enumerate(value))
         case _ if is_dataclass(value):
-            return any(_has_lost_number(getattr(value, each.name)) for each in fields(value))
-        case _:
-            return False
+            yield from ((f"{path}.{each.name}", getattr(value, each.name)) for each in fields(value))
+
+
+def _name(key: object) -> str:
+    return key if isinstance(key, str) and key.isidentifier() else shortened(key)
 
 
 def _not_json(event: Event, why: str) -> PayloadError:

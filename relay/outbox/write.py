@@ -37,6 +37,13 @@ if TYPE_CHECKING:
 
 # Rows from which `add_many` copies: at 100 rows COPY takes 12 us a row and one INSERT 22, at 5 they are even.
 ROWS_TO_COPY = 50
+HINTS = {
+    "relay.outbox.event.Event": ": the connection comes first, as in add(connection, event)",
+    "psycopg.": ": of a cursor pass cursor.connection, of a pool pool.connection()",
+    "psycopg_pool.": ": pass what pool.connection() gives",
+    "sqlalchemy.": ": pass what engine.begin() or a sessionmaker gives",
+    "asyncpg.": ": asyncpg is taken beneath SQLAlchemy only",
+}
 CALLS = 2  # from the application to where the write begins: `add` or `add_many`, and `_write`
 
 
@@ -115,6 +122,8 @@ def add_many(
     several calls, in one transaction. With another driver beneath SQLAlchemy, and in psycopg's pipeline mode, the rows
     are written by INSERT. The errors of COPY are psycopg's own, also beneath SQLAlchemy.
     """
+    if isinstance(events, Event):
+        raise TypeError("add_many takes many events, as in add_many(connection, events); one is written by add")
     rows = _rows(events, max_payload_bytes)
     return _write(target, rows, schema, by_copy=len(rows) >= ROWS_TO_COPY, autocommit=autocommit)
 
@@ -142,7 +151,8 @@ def _write(
             alchemy.write(target, rows, schema, by_copy=by_copy, autocommit=autocommit)
             return None
     kind = f"{type(driver).__module__}.{type(driver).__qualname__}"
-    raise TypeError(f"{kind} is no connection or session of psycopg 3, SQLAlchemy or Django")
+    hint = next((hint for each, hint in HINTS.items() if kind.startswith(each)), "")
+    raise TypeError(f"{kind} is no connection or session of psycopg 3, SQLAlchemy or Django{hint}")
 
 
 def _beneath_django(target: object) -> object:

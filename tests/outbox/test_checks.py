@@ -6,11 +6,23 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
+import psycopg
 import pytest
+import sqlalchemy as sa
 from pydantic import BaseModel
 
 from relay.config.settings import RelaySettings
-from relay.outbox import Event, EventError, FieldError, HeaderError, PayloadError, PayloadTooLargeError
+from relay.outbox import (
+    Event,
+    EventError,
+    FieldError,
+    HeaderError,
+    OutboxMessage,
+    PayloadError,
+    PayloadTooLargeError,
+    add,
+    add_many,
+)
 from relay.outbox.row import MAX_PAYLOAD_BYTES, Row, row_of
 
 GOOD = Event("Invoice", "7", "InvoiceIssued", "{}")
@@ -37,7 +49,7 @@ TEXT_FIELDS = ["aggregate_type", "aggregate_id", "event_type", "exchange", "rout
 @pytest.mark.parametrize("field", TEXT_FIELDS)
 def test_a_field_has_255_bytes_of_utf8_at_most(field: str) -> None:
     # + "+json": a content type must stay one of JSON for this payload
-    assert getattr(encoded(**{field: "ä" * 125 + "+json"}), field) == "ä" * 125 + "+json"
+    assert getattr(encoded(**{"routing_key": "given", field: "ä" * 125 + "+json"}), field) == "ä" * 125 + "+json"
 
     with pytest.raises(FieldError, match=f"{field} has 256 bytes of UTF-8; the limit is 255") as refusal:
         encoded(**{field: "ä" * 128})
@@ -121,6 +133,10 @@ class Invoice(BaseModel):
     total: Decimal
 
 
+class Attachment(BaseModel):
+    data: bytes
+
+
 @dataclass
 class Line:
     price: float
@@ -171,12 +187,15 @@ def test_another_payload_goes_to_the_bytes_column(payload: str | bytes, data: by
         ("[" * 100_000, "is nested too deeply"),
         (None, "is of type NoneType"),
         (7, "is of type int"),
-        ({"n": float("nan")}, "NaN or an infinity"),
-        ({"n": [1, (Line(float("inf")),)]}, "NaN or an infinity"),
-        ({"n": Decimal("1.5")}, "not JSON serializable: decimal.Decimal"),
-        ({"n": 2**64}, "Integer exceeds 64-bit range"),
-        ({7: 1}, "Dict key must be str"),
-        ({"s": "\ud800"}, "surrogates not allowed"),
+        ({"n": float("nan")}, r"payload\.n .*NaN or an infinity"),
+        ({"n": [1, (Line(float("inf")),)]}, r"payload\.n\[1\]\[0\]\.price .*NaN or an infinity"),
+        ({"n": Decimal("1.5")}, r"payload\.n .*not JSON serializable: decimal.Decimal"),
+        ([{"a": 1, "lines": [0, {"price": Decimal("1.5")}]}], r"payload\[0\]\.lines\[1\]\.price .*Decimal"),
+        ({"a b": {1}}, r"payload\.'a b' .*not JSON serializable: set"),
+        ({"n": 2**64}, r"payload\.n .*Integer exceeds 64-bit range"),
+        ({"deep": [{7: 1}]}, r"payload\.deep\[0\] .*Dict key must be str"),
+        ({"s": "\ud800"}, r"payload\.s .*surrogates not allowed"),
+        (Attachment(data=b"\xff"), "cannot be written as JSON"),
     ],
 )
 def test_a_payload_that_is_not_json_is_refused(payload: Any, problem: str) -> None:
@@ -223,3 +242,52 @@ def test_an_error_stays_one_short_line_for_a_long_name() -> None:
 
     assert len(str(refusal.value)) < 200
     assert "\n" not in str(refusal.value)
+
+
+def test_a_payload_that_holds_itself_is_refused() -> None:
+    payload: dict[str, Any] = {}
+    payload["self"] = [payload]
+
+    with pytest.raises(PayloadError, match=r"payload cannot be written as JSON: Recursion"):
+        encoded(payload=payload)
+
+
+def test_a_default_routing_key_that_is_too_long_is_refused() -> None:
+    long = {"aggregate_type": "ä" * 60, "event_type": "e" * 135}
+
+    with pytest.raises(FieldError, match=r"routing_key would be .*256 bytes of UTF-8; the limit is 255"):
+        encoded(**long)
+    assert encoded(**long | {"event_type": "e" * 134}).routing_key is None
+    assert encoded(**long, routing_key="short").routing_key == "short"
+
+
+@pytest.mark.parametrize(
+    ("given", "hint"),
+    [
+        ([GOOD], "a list is no event: write add"),
+        ((GOOD,), "a tuple is no event"),
+        ((each for each in [GOOD]), "a generator is no event"),
+        ({"aggregate_type": "Invoice"}, r"Event\(\*\*fields\)"),
+        (Event, "the class Event is no event: make one"),
+        (object(), "the connection first"),
+    ],
+)
+def test_what_is_no_event_is_told_what_is_meant(given: Any, hint: str) -> None:
+    with pytest.raises(TypeError, match=hint):
+        add(object(), given)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match=hint):
+        OutboxMessage(given)
+
+
+def test_swapped_arguments_are_told_what_is_meant(module_url: str) -> None:
+    with psycopg.connect(module_url) as connection:
+        with pytest.raises(TypeError, match="the connection first"):
+            add(GOOD, connection)  # type: ignore[call-overload]
+        with pytest.raises(TypeError, match="one is written by add"):
+            add_many(connection, GOOD)  # type: ignore[call-overload]
+        with pytest.raises(TypeError, match="the connection comes first"):
+            add_many(GOOD, [GOOD])  # type: ignore[call-overload]
+        with connection.cursor() as cursor, pytest.raises(TypeError, match=r"pass cursor\.connection"):
+            add(cursor, GOOD)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match=r"engine\.begin\(\)"):
+        add(sa.create_engine("postgresql+psycopg://"), GOOD)  # type: ignore[call-overload]
