@@ -10,6 +10,7 @@ from relay.doctor.exposure import exposure
 from relay.doctor.finding import Finding
 from relay.doctor.memory import memory
 from relay.doctor.review import review
+from relay.doctor.routes import routes
 
 
 def examine(settings: Settings, file: Path | None = None) -> list[Finding]:
@@ -20,6 +21,7 @@ def examine(settings: Settings, file: Path | None = None) -> list[Finding]:
     return [
         *exposure(settings, file=file),
         memory(settings.relay),
+        *routes(settings),
         *examine_database(settings),
         *asyncio.run(_broker(settings)),
         *review(settings),
