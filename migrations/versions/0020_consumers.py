@@ -9,7 +9,7 @@ Lock: none that anyone waits for; every object is new.
 
 from alembic import op
 
-revision = "0021"
+revision = "0020"
 down_revision = "0019"
 branch_labels = None
 depends_on = None
