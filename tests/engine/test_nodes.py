@@ -105,9 +105,9 @@ async def test_lanes_that_move_every_second_keep_their_order_while_floors_are_sa
         quick = {"sweep_interval": 1.0, "max_in_flight": 50}
         async with run_node(through, node="cut", **quick) as cut, run_node(node="fine", **quick) as fine:
             for _ in range(30):
-                for shares in ((8, 8), (0, 16)):
-                    proxy.refusing = shares[0] == 0
-                    if proxy.refusing:
+                for refuses, shares in ((False, (8, 8)), (True, (0, 16))):
+                    proxy.refusing = refuses
+                    if refuses:
                         proxy.cut()
                     moved = asyncio.create_task(share([cut, fine], *shares))
                     while not moved.done():
