@@ -166,6 +166,10 @@ class FaultProxy:
     def comes(self, connection: int, way: Way, data: bytes) -> None:
         """Called before a frame or some bytes pass. A subclass may still `hold` their direction."""
 
+    def instead(self, connection: int, way: Way, data: bytes) -> bytes:  # noqa: ARG002
+        """Return what to forward instead of a frame or some bytes, for subclasses; b"" drops them."""
+        return data
+
     def passes(self, connection: int, way: Way, data: bytes) -> None:
         """Called right before a frame or some bytes are forwarded, for subclasses."""
 
@@ -254,6 +258,7 @@ class FaultProxy:
                 await asyncio.sleep(early)
             await self._act(piece.before, link, way, writer)
             self.comes(link.number, way, piece.data)
+            piece.data = self.instead(link.number, way, piece.data)
             await self._gates[way].wait()
             size, action = self._limits.get(way, (len(piece.data) + 1, None))
             self.passes(link.number, way, piece.data[:size])

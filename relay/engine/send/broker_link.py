@@ -10,7 +10,7 @@ from math import isinf
 from typing import NamedTuple, Protocol
 
 from aiormq.abc import AbstractChannel as Underlay
-from aiormq.exceptions import AMQPError
+from aiormq.exceptions import AMQPError, ConnectionClosed
 from pydantic import SecretStr
 
 from relay.backoff import backoff, until_tick
@@ -29,9 +29,9 @@ from relay.broker.topology import Declared, Standing, Thing, declare, default_ex
 from relay.config.settings import BrokerSettings, Settings
 from relay.config.topology import TopologySettings
 from relay.engine.health import Health
-from relay.engine.row import Settled
+from relay.engine.row import Outcome, Settled
 from relay.engine.send.message import Identity
-from relay.engine.send.probe import Prober
+from relay.engine.send.probe import Prober, RefusedAll
 from relay.engine.send.refusals import Refusals
 from relay.engine.send.routes import Router
 from relay.engine.send.wire import Wire
@@ -70,6 +70,14 @@ class Ended(NamedTuple):
 
     was_left: bool  # for other hosts; otherwise it was lost
     reason: str = ""  # of a loss
+    is_refusal: bool = False  # the relay has ended it, as the broker refused every message
+
+
+class RefusesAllError(ConnectionClosed):
+    """The broker refuses every message on a connection; only another connection can help.
+
+    Like the library's error, it ends with the broker's words.
+    """
 
 
 class Sender(Protocol):
@@ -123,6 +131,7 @@ class BrokerLink:
         self._broker = settings.broker  # with the hosts of the last `use_hosts`
         self._connection: Connection | None = None
         self._left: Connection | None = None  # a connection whose host is no longer configured
+        self._refused_all: RefusedAll | None = None  # by the broker, on the last connection
         self._blocked_before = 0.0  # on connections that have ended
         self._renew_after = RENEW_AFTER
         self.up = asyncio.Event()
@@ -166,7 +175,7 @@ class BrokerLink:
                 if ended.was_left:
                     lost = None
                     continue
-                lost, reason, is_refusal = connection, ended.reason, False
+                lost, reason, is_refusal = connection, ended.reason, ended.is_refusal
                 if self._refusals.confirmed_at >= connected_at or loop.time() - connected_at >= HELD_AFTER:
                     failures = 0
             if not self.up.is_set() and loop.time() >= give_up_at:
@@ -197,7 +206,7 @@ class BrokerLink:
         self._publisher.attach_prober(prober)
         end: BaseException | None = None
         try:
-            await self._use(connection)
+            await self._use(connection, prober)
         # CancelledError even when the task was not cancelled: the library raises it when the connection is lost.
         except (AMQPError, OSError, RuntimeError, asyncio.CancelledError) as error:
             if is_told_to_end():
@@ -218,20 +227,31 @@ class BrokerLink:
             return Ended(was_left=True)
         kind = kind_of_end(end)
         self.reconnects[kind] += 1
+        if isinstance(end, RefusesAllError):
+            return Ended(was_left=False, reason=words(end), is_refusal=True)
         return Ended(was_left=False, reason=f"connection lost: {kind if end is None else words(end)}")
 
-    async def _use(self, connection: Connection) -> None:
+    async def _use(self, connection: Connection, prober: Prober) -> None:
         await declare_at_start(connection, self._undeclared)  # empty on a reconnect
+        if self._refused_all is not None:
+            await prober.still_refuses_all(self._refused_all)
+            self._check_refused(prober)
         while not connection.is_lost and self._left is not connection:
             async with answer_within("open a channel", self._settings.broker.connect_timeout):
                 channel = await broker.open_channel(connection, confirms=CONFIRMS)
-            if await self._publish(connection, channel) is not Verdict.CLOSED:
+            if await self._publish(connection, channel, prober) is not Verdict.CLOSED:
                 # If the broker opens the next channel in time, it is alive. Then a queue takes nothing, and another
                 # host would not help.
                 await close_channel(channel)
+            self._check_refused(prober)
             await asyncio.sleep(REOPEN_AFTER)
 
-    async def _publish(self, connection: Connection, channel: Underlay) -> Verdict:
+    def _check_refused(self, prober: Prober) -> None:
+        self._refused_all = prober.refused_all
+        if self._refused_all is not None:
+            raise RefusesAllError("the broker refuses every message:", self._refused_all.words)
+
+    async def _publish(self, connection: Connection, channel: Underlay, prober: Prober) -> Verdict:
         """Publish through one channel until it has closed or must be replaced."""
         wire = self._wires.on(channel, connection, self._refusals.settle)
         carrying = asyncio.create_task(wire.run(), name="wire")
@@ -240,7 +260,7 @@ class BrokerLink:
             self._publisher.attach(wire)
             self._health.heal("broker")
             self.up.set()
-            verdict = await self._watch(wire, connection, channel, carrying)
+            verdict = await self._watch(wire, connection, channel, carrying, prober=prober)
             if verdict is Verdict.REFUSED:
                 await self._settle_all(lambda: wire.in_flight, SETTLED_WITHIN, channel)
             elif verdict is Verdict.LEFT:
@@ -252,11 +272,17 @@ class BrokerLink:
             await asyncio.wait([carrying])
             timeout = self._settings.broker.confirm_timeout
             late = wire.sent_before(connection.clock() - timeout / 2) if verdict is Verdict.OVERDUE else []
-            for lost in await wire.close():
-                if verdict is Verdict.OVERDUE:
-                    self._refusals.settle_overdue(lost, late, timeout)
-                else:
-                    self._publisher.settle(lost)
+            closed = await wire.close()
+            judged: Sequence[Settled] = [each._replace(outcome=Outcome.UNKNOWN) for each in closed]
+            try:
+                if not is_told_to_end():
+                    judged = await prober.judge(closed)
+            finally:
+                for lost in judged:
+                    if verdict is Verdict.OVERDUE:
+                        self._refusals.settle_overdue(lost, late, timeout)
+                    else:
+                        self._publisher.settle(lost)
         return verdict
 
     async def _settle_all(self, in_flight: Callable[[], int], within: float, channel: Underlay) -> None:
@@ -269,7 +295,7 @@ class BrokerLink:
             await asyncio.sleep(REOPEN_AFTER)
 
     async def _watch(
-        self, wire: Wire, connection: Connection, channel: Underlay, carrying: asyncio.Task[None]
+        self, wire: Wire, connection: Connection, channel: Underlay, carrying: asyncio.Task[None], *, prober: Prober
     ) -> Verdict:
         """Return why the channel is used no more, when it has closed or must be replaced."""
         clock = asyncio.get_running_loop().time
@@ -282,6 +308,7 @@ class BrokerLink:
             if self._left is connection:
                 log.info("broker.left", host=str(connection.host), in_flight=self._publisher.in_flight)
                 return Verdict.LEFT
+            self._check_refused(prober)
             hindrance = connection.hindrance
             if hindrance is not None:
                 self._health.degrade("broker", hindrance)

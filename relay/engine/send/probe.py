@@ -2,16 +2,20 @@
 
 Whatever happens to that channel affects no other row. The broker closes a channel for a missing exchange. RabbitMQ also
 makes a channel wait after a few dozen messages to a quorum queue without a leader, and then the whole connection.
+
+A broker whose disk is full, or for which the user's token has ended, closes the channel over each message. It says so
+in the same way as of a message that is too large, or of a forbidden exchange. So the prober first asks whether the
+broker takes an empty message, for this address and for others (`judge`).
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 from aiormq.abc import AbstractChannel as Underlay
 from aiormq.abc import ChannelFrame
-from aiormq.exceptions import AMQPError, ChannelAccessRefused, ChannelNotFoundEntity
+from aiormq.exceptions import AMQPChannelError, AMQPError
 from pamqp import frame
 from pamqp.commands import Basic, Tx
 from pamqp.header import ContentHeader
@@ -21,18 +25,27 @@ from relay.broker.connection import Connection, answer_within, words
 from relay.engine.row import Outcome, Row, Settled
 from relay.engine.send.frames import publish_frame
 from relay.engine.send.routes import Address, Router
-from relay.engine.send.wire import Settle, Wire
+from relay.engine.send.wire import Settle, Wire, forbids_exchange, names_address
 from relay.errors import BrokerUnavailableError
 
 # Seconds for the channel and the confirm. While the broker blocks publishing, they count for a question only.
 ANSWER_WITHIN = 5.0
 AT_ONCE = 16  # channels for rows, and the same number for questions
+MOST_ASKED = 50  # addresses of one judgement
 LOST = "the connection was lost before the confirm"
 # Otherwise an exchange of the type x-recent-history would keep the message in spite of the rollback.
 NOT_KEPT = ContentHeader(properties=Basic.Properties(headers={"x-recent-history-no-store": True}))
 NO_CHANNEL = (AMQPError, OSError, RuntimeError)
+BLAMES_THE_ROW = frozenset({Outcome.REFUSED, Outcome.REJECTED})
 # Outcomes that say what is wrong with a single row. Any other says only that the row did not get through.
 TELLING = frozenset(Outcome) - {Outcome.NACKED, Outcome.SUSPECT, Outcome.UNKNOWN}
+
+
+class RefusedAll(NamedTuple):
+    """A broker that refuses every message."""
+
+    words: str  # the broker's
+    asked: Sequence[Address]  # all refused
 
 
 class Prober:
@@ -41,6 +54,8 @@ class Prober:
     Args:
         wire_on: returns a wire on a channel; the wire passes outcomes to the given `Settle`.
         router: finds the addresses of rows.
+    Attributes:
+        refused_all: set when the broker has refused every message; the connection is of no more use.
     """
 
     def __init__(
@@ -51,6 +66,7 @@ class Prober:
         router: Router,
     ) -> None:
         self.router = router
+        self.refused_all: RefusedAll | None = None
         self._connection = connection
         self._wire_on = wire_on
         self._settle = settle
@@ -90,6 +106,50 @@ class Prober:
 
         task.add_done_callback(end)
 
+    async def judge(self, lost: Sequence[Settled]) -> Sequence[Settled]:
+        """Return what became of rows on a channel that has closed, after a look at what else the broker takes.
+
+        A refused row is to blame only if the broker takes an empty message for its address; otherwise the address is.
+        If the broker takes nothing for any address that it is asked for, the rows are unknown.
+        """
+        doubted = next((each for each in lost if _is_doubtful(each)), None)
+        if doubted is None or self._connection.is_lost:
+            return lost
+        own = self.router.address(doubted.rows[0])
+        addresses = (own, *(self.router.address(row) for each in lost for row in each.rows))
+        try:
+            refusals = await self._ask_all(addresses)
+        except (*NO_CHANNEL, BrokerUnavailableError):
+            return [each._replace(outcome=Outcome.UNKNOWN) for each in lost]
+        if doubted.outcome in BLAMES_THE_ROW and not refusals[own]:
+            return lost
+        if self._note_refused_all(refusals, doubted.reason):
+            return [each._replace(outcome=Outcome.UNKNOWN) for each in lost]
+        return [doubted._replace(outcome=Outcome.BARRED)] if doubted.outcome in BLAMES_THE_ROW else lost
+
+    async def still_refuses_all(self, refused: RefusedAll) -> bool:
+        """Whether the broker still refuses what it has refused on an earlier connection."""
+        try:
+            return self._note_refused_all(await self._ask_all(refused.asked), refused.words)
+        except BrokerUnavailableError as error:
+            raise ConnectionResetError(str(error)) from error
+
+    async def _ask_all(self, addresses: Iterable[Address]) -> dict[Address, str]:
+        """Return the broker's refusal by address, also for the exchanges of the settings; "" where it takes messages.
+
+        Raises:
+            NO_CHANNEL, BrokerUnavailableError: the broker does not answer.
+        """
+        first, *others = addresses
+        own = (Address(exchange, b"") for exchange in (b"", *self.router.own_exchanges))
+        asked = list(dict.fromkeys((first, *own, *others)))[:MOST_ASKED]
+        return dict(zip(asked, await asyncio.gather(*map(self._answer_for, asked)), strict=True))
+
+    def _note_refused_all(self, refusals: dict[Address, str], words: str) -> bool:
+        if all(refusals.values()):
+            self.refused_all = RefusedAll(words, list(refusals))
+        return self.refused_all is not None
+
     def give_up(self) -> None:
         """Stop waiting for rows; each row that was sent settles soon."""
         for task in self._tasks:
@@ -115,7 +175,7 @@ class Prober:
     async def _try(self, row: Row, *, redelivered: bool) -> Settled:
         async with self._room:
             try:
-                settled = await self._answer(row, redelivered=redelivered)
+                (settled,) = await self.judge([await self._answer(row, redelivered=redelivered)])
             except NO_CHANNEL as error:
                 return Settled((row,), Outcome.BARRED, words(error))
         return settled if settled.outcome in TELLING else settled._replace(outcome=Outcome.BARRED)
@@ -159,16 +219,27 @@ class Prober:
     async def _refusal(self, address: Address, *, at_once: bool) -> str:
         async with nullcontext() if at_once else self._room_to_ask:
             try:
-                channel = await broker.open_channel_within(self._connection, ANSWER_WITHIN)
-                try:
-                    await self._publish_and_take_back(channel, address)
-                finally:
-                    if not channel.is_closed:
-                        await broker.close_channel(channel)
-            except (ChannelNotFoundEntity, ChannelAccessRefused) as error:
-                return words(error)
+                refusal = await self._answer_for(address)
+                if forbids_exchange(refusal) and self._note_refused_all(await self._ask_all([address]), refusal):
+                    return ""
             except (*NO_CHANNEL, BrokerUnavailableError):
                 return ""  # the relay sends the rows, and the wire sees their outcome
+        return refusal if names_address(refusal) else ""
+
+    async def _answer_for(self, address: Address) -> str:
+        """Return the broker's refusal of an empty message for an address; "" if it takes one.
+
+        Raises:
+            NO_CHANNEL, BrokerUnavailableError: the broker does not answer.
+        """
+        channel = await broker.open_channel_within(self._connection, ANSWER_WITHIN)
+        try:
+            await self._publish_and_take_back(channel, address)
+        except AMQPChannelError as error:
+            return words(error)
+        finally:
+            if not channel.is_closed:
+                await broker.close_channel(channel)
         return ""
 
     async def _publish_and_take_back(self, channel: Underlay, address: Address) -> None:
@@ -192,3 +263,10 @@ class Prober:
                 answer.cancel()
             if channel.closing.done():
                 channel.closing.result()
+
+
+def _is_doubtful(settled: Settled) -> bool:
+    """Whether the broker may refuse every message in this way."""
+    if settled.outcome is Outcome.BARRED:
+        return forbids_exchange(settled.reason)
+    return settled.outcome is Outcome.SUSPECT or settled.outcome in BLAMES_THE_ROW

@@ -83,6 +83,11 @@ def forbids_topic(words: str) -> bool:
     return found is not None and found[0].startswith("topic")
 
 
+def forbids_exchange(words: str) -> bool:
+    """Whether the broker's words forbid a whole exchange."""
+    return words.startswith("ACCESS_REFUSED") and names_address(words) and not forbids_topic(words)
+
+
 def _is_named(address: Address, words: str) -> bool:
     if (found := ADDRESS_NAMED.search(words)) is None:
         return False
