@@ -99,6 +99,7 @@ DELIVERY: Rows = {
             [(f"sum(rate(outbox_{name}_total{RATE}))", name) for name in ("returned", "nacked", "unknown")],
             "mps",
         ),
+        Graph("Nobody is bound", [per_second("outbox_unroutable_total", "policy", "{{policy}}")], "mps"),
         Graph(
             "Parked",
             [

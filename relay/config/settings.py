@@ -187,6 +187,14 @@ class KeyPolicy(StrEnum):
     SKIP = "skip"  # they go on
 
 
+class Unroutable(StrEnum):
+    """What becomes of a row for which the broker has no queue."""
+
+    QUARANTINE = "quarantine"  # it waits until a queue is bound
+    SENT = "sent"  # it is marked sent
+    DISCARD = "discard"  # it is kept as discarded
+
+
 class WireKind(StrEnum):
     """How a message is handed to the AMQP library."""
 
@@ -354,6 +362,8 @@ class Route(Section):
     """an exchange that exists; `""` is the default exchange"""
     routing_key: ShortString = "{aggregate_type}.{event_type}"
     """may contain `{aggregate_type}`, `{aggregate_id}` and `{event_type}`"""
+    unroutable: Unroutable = Unroutable.QUARANTINE
+    """rows of these types for which no queue is bound: they wait in quarantine, are marked sent, or are discarded"""
 
 
 class HttpSettings(Section):

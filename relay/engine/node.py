@@ -128,7 +128,7 @@ class Node:
             self._health.expect(part, "not connected yet")
         self._health.expect("lanes", NO_LANES)
         self._policy = DeliveryPolicy.of(settings.relay.ordering, settings.relay.key_policy)
-        self._publisher = Publisher(self._policy, settings.relay.max_in_flight)
+        self._publisher = Publisher(self._policy, settings.relay.max_in_flight, Router.of(settings).unroutable)
         self._delivered = Delivered()
         self._broker_link = BrokerLink(
             settings,
@@ -169,6 +169,7 @@ class Node:
             in_flight=publisher.in_flight,
             published=self._delivered.total,
             failures=dict(publisher.failures),
+            unroutable=dict(publisher.unroutable),
             confirm_times=publisher.confirm_times,
             delivery_times=self._delivered.times,
             sweep_finds=self._sweep_finds + (self._tail.sweep_finds if self._tail else 0),

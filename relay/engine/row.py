@@ -115,6 +115,7 @@ class Blame(Enum):
     ADDRESS = auto()  # the row itself may be fine
     ROW = auto()  # it may go out at another attempt
     ROW_FOR_GOOD = auto()  # no further attempt can help
+    NOBODY = auto()  # no queue is bound for it, and its route says to discard it
 
 
 class Fault(NamedTuple):

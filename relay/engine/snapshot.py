@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from relay.config.settings import Unroutable
 from relay.engine.row import Outcome
 from relay.observe.histogram import Histogram
 
@@ -20,6 +21,7 @@ class NodeSnapshot:
     in_flight: int
     published: int
     failures: Mapping[Outcome, int]
+    unroutable: Mapping[Unroutable, int]  # rows for which no queue was bound
     confirm_times: Histogram  # seconds from the write to the confirm
     delivery_times: Histogram  # seconds from the writer's transaction to the mark
     sweep_finds: int

@@ -70,6 +70,8 @@ def _outcomes(node: NodeSnapshot) -> Iterator[Metric]:
     yield counted("outbox_publish_failures", ended, "reason", node.failures.items())
     for outcome in (Outcome.RETURNED, Outcome.NACKED, Outcome.UNKNOWN):
         yield CounterMetricFamily(f"outbox_{outcome}", f"Attempts that ended as {outcome}", node.failures[outcome])
+    unbound = "Messages for which no queue was bound, by what became of them"
+    yield counted("outbox_unroutable", unbound, "policy", node.unroutable.items())
     yield histogram("outbox_publish_duration_seconds", "From the write to the confirm", node.confirm_times)
     yield histogram(
         "outbox_end_to_end_latency_seconds", "From the writer's transaction to the mark", node.delivery_times

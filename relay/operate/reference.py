@@ -62,11 +62,13 @@ EXAMPLES = {
     "routes": """\
 # event_type and aggregate_type are shell patterns; exchange = "" is the default exchange, which takes the name
 # of a queue as routing_key. routing_key may contain {aggregate_type}, {aggregate_id} and {event_type}.
+# Rows of these types for which no queue is bound wait ("quarantine"), or are "sent", or go to "discard".
 #[[routes]]
 #event_type = "Invoice*"
 #aggregate_type = "*"
 #exchange = "billing"
 #routing_key = "{aggregate_type}.{event_type}"
+#unroutable = "quarantine"
 """,
     "topology.exchanges": """\
 #[[topology.exchanges]]

@@ -423,7 +423,7 @@ async def test_a_pause_that_the_relay_has_not_heard_of_is_obeyed_in_the_table(
         ((_, entry),) = await table.routes()
         await outbox.connection.execute("UPDATE outbox.quarantine SET paused_at = now()")
 
-        probe = await table.take_probe(entry.id, but=(), holding=True)
+        probe = await table.take_probe(entry.id, but=(), holding=True, last=False)
         gone = await table.let_go(entry.id, 10)
 
     assert probe is None

@@ -8,7 +8,7 @@ import aio_pika
 import pytest
 from aio_pika.abc import AbstractChannel
 
-from relay.config.settings import DatabaseSettings, RelaySettings, WireKind
+from relay.config.settings import DatabaseSettings, RelaySettings, Route, Settings, Unroutable, WireKind
 from relay.engine.nodes.lanes import lock_lanes
 from relay.engine.read.tail import Tail
 from relay.engine.row import ROWS_PER_MOVE, Row
@@ -324,3 +324,48 @@ async def test_rows_of_other_routes_go_on_while_many_routes_are_probed(
         await queue.ids(1)
 
     assert 0 < probes_before <= 3 * ROUTES_AT_A_TIME
+
+
+@pytest.mark.parametrize("wire", WireKind)
+@pytest.mark.parametrize(
+    ("unroutable", "state"), [(Unroutable.SENT, "sent"), (Unroutable.DISCARD, "discarded")], ids=["sent", "discard"]
+)
+async def test_a_route_says_what_becomes_of_rows_that_nobody_is_bound_to(
+    outbox: Outbox,
+    queue: Reader,
+    settings: Settings,
+    run_node: RunNode,
+    wire: WireKind,
+    unroutable: Unroutable,
+    state: str,
+) -> None:
+    """They hold up no later row of their keys, and a row of another route still waits."""
+    unwanted = {"event_type": "Viewed", "exchange": "", "routing_key": "nobody"}
+    gone = [await outbox.insert(str(n), **unwanted) for n in range(20)]
+    fine = [await outbox.insert(str(n)) for n in range(20)]
+    kept = await outbox.insert("kept", exchange="", routing_key="nobody")
+    route = Route(event_type="Viewed", exchange="outbox", unroutable=unroutable)
+
+    async with run_node(settings.model_copy(update={"routes": [route]}), wire=wire) as node:
+        assert sorted(await queue.ids(20)) == fine
+        await eventually(lambda: outbox.are_aside([kept]), "it waits")
+        assert node.snapshot().unroutable[unroutable] == len(gone)
+
+    assert set(gone) <= set(await outbox.ids(state))
+    assert await outbox.column("attempts", gone[0]) == 0
+
+
+async def test_rows_in_quarantine_follow_the_route_s_new_word(
+    outbox: Outbox, queue: Reader, settings: Settings, run_node: RunNode
+) -> None:
+    gone = [await outbox.insert("1", event_type="Viewed", exchange="", routing_key="nobody") for _ in range(3)]
+    fine = await outbox.insert("1")
+    async with run_node():
+        await eventually(lambda: outbox.are_aside([*gone, fine]), "they wait")
+    route = Route(event_type="Viewed", exchange="outbox", unroutable=Unroutable.DISCARD)
+
+    async with run_node(settings.model_copy(update={"routes": [route]})):
+        assert await queue.ids(1) == [fine]
+
+    assert await outbox.ids("discarded") == gone
+    assert await outbox.quarantined_routes() == []

@@ -14,10 +14,12 @@ from time import monotonic
 from typing import NamedTuple, assert_never
 
 from relay.backoff import backoff
+from relay.config.settings import Unroutable
 from relay.engine.delivery_policy import DeliveryPolicy
 from relay.engine.row import Blame, Fault, Key, Outcome, Row, Settled, key_of
 from relay.engine.send.exchange_checks import Checked, ExchangeChecks
 from relay.engine.send.probe import Prober
+from relay.engine.send.repeats import Repeats
 from relay.engine.send.resend_timer import ResendTimer
 from relay.engine.send.wire import Wire, names_address
 from relay.engine.snapshot import CONFIRM_BOUNDS
@@ -35,28 +37,38 @@ class Publisher:
 
     Args:
         max_in_flight: messages that may wait for their confirms.
+        unroutable: what becomes of a row for which no queue is bound.
     Attributes:
         queue: the rows that wait to be sent.
         in_flight: messages handed to a wire or to the prober and not yet settled.
         failures: attempts since the start that ended without a confirm, by outcome.
+        unroutable: rows for which no queue was bound, each time that one was sent, by what became of them.
         confirm_times: see `snapshot.NodeSnapshot`; the wire records them.
         confirmed, faulty: settled rows, which the marker takes (`take_settled`).
         settled: set when there are settled rows.
     """
 
-    def __init__(self, policy: DeliveryPolicy, max_in_flight: int) -> None:
+    def __init__(
+        self,
+        policy: DeliveryPolicy,
+        max_in_flight: int,
+        unroutable: Callable[[Row], Unroutable] = lambda _: Unroutable.QUARANTINE,
+    ) -> None:
         self._max_in_flight = max_in_flight
+        self._unroutable = unroutable
         self._may_send: Callable[[], bool] = lambda: True
         self._wire: Wire | None = None
         self._prober: Prober | None = None
         self._probing: set[int] = set()  # ids of the rows in flight that the prober has sent
         self._redelivered: set[int] = set()
+        self._repeats = Repeats()
         self._taken: list[Row] = []  # confirmed, and being marked
         self._unmarked = Unmarked()
         self._stopped = False
         self.queue = SendQueue(policy, self.pump, self._refuse)
         self.in_flight = 0
         self.failures: dict[Outcome, int] = {outcome: 0 for outcome in Outcome if outcome is not Outcome.CONFIRMED}
+        self.unroutable: dict[Unroutable, int] = dict.fromkeys(Unroutable, 0)
         self.confirm_times = Histogram(CONFIRM_BOUNDS)
         self.confirmed: list[Row] = []
         self.faulty: list[Fault] = []
@@ -102,13 +114,9 @@ class Publisher:
             self.failures[settled.outcome] += len(settled.rows)
         match settled.outcome:
             case Outcome.CONFIRMED:
-                self.confirmed.extend(settled.rows)
-                self.settled.set()
-                self.queue.confirm(settled.rows)
-                if self._redelivered:
-                    self._redelivered.difference_update(row.id for row in settled.rows)
+                self._take_confirmed(settled.rows)
             case Outcome.RETURNED:
-                self._blame(settled, Blame.ADDRESS)
+                self._take_returned(settled)
             case Outcome.BARRED:
                 self._blame(settled, Blame.ADDRESS)
                 self._redelivered.update(row.id for row in settled.rows)  # an earlier send may have arrived
@@ -130,6 +138,39 @@ class Publisher:
         if self._stopped:
             self.settled.set()
         self.pump()
+
+    def _take_confirmed(self, rows: Sequence[Row]) -> None:
+        self.confirmed.extend(rows)
+        self.settled.set()
+        self.queue.confirm(rows)
+        if self._repeats and self._prober is not None:
+            self._repeats.note_confirmed(rows, self._prober.router)
+        if self._redelivered:
+            self._redelivered.difference_update(row.id for row in rows)
+
+    def _take_returned(self, returned: Settled) -> None:
+        (row,) = returned.rows
+        unroutable = self._unroutable(row)
+        if unroutable is Unroutable.QUARANTINE and self._steps_aside(row):
+            self.queue.put_later(returned.rows)
+            return
+        self.unroutable[unroutable] += 1
+        match unroutable:
+            case Unroutable.QUARANTINE:
+                self._blame(returned, Blame.ADDRESS)
+            case Unroutable.SENT:
+                self._take_confirmed(returned.rows)
+            case Unroutable.DISCARD:
+                self._blame(returned, Blame.NOBODY)
+            case _:
+                assert_never(unroutable)
+
+    def _steps_aside(self, row: Row) -> bool:
+        """Whether a returned row is a repeat, and its route may work; see `Repeats`."""
+        if self._prober is None or row.id in self._probing:
+            return False
+        address = self._prober.router.address(row)
+        return self._repeats.steps_aside(row, address, is_repeat=row.id in self._redelivered)
 
     def _learn(self, barred: Settled) -> None:
         """Begin to ask for exchanges if an exchange has closed the channel that all rows share."""

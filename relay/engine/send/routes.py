@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase, translate
 from typing import NamedTuple, Self
 
-from relay.config.settings import Route, Settings
+from relay.config.settings import Route, Settings, Unroutable
 from relay.engine.row import Row
 from relay.engine.send.message import UnsendableError
 
@@ -73,8 +73,12 @@ class Router:
         exchange = row.exchange if row.exchange is not None else route.exchange.encode()
         return Address(exchange, row.routing_key if row.routing_key is not None else _fill(route.routing_key, row))
 
+    def unroutable(self, row: Row) -> Unroutable:
+        """Return what becomes of the row when no queue is bound for its address."""
+        return self.route(row.aggregate_type, row.event_type).unroutable
+
     def route(self, aggregate_type: bytes, event_type: bytes) -> Route:
-        """Return the route of the rows of a kind that name no address."""
+        """Return the route of the rows of a kind; it has the address of those that name no address."""
         kind = (aggregate_type, event_type)
         route = self._matched.get(kind)
         if route is None:

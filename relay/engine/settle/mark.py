@@ -66,6 +66,12 @@ PARK = SQL("""
     WHERE state = 'pending' AND ctid = ANY (ARRAY(SELECT given.place FROM {given}))
 """)
 
+DISCARD = SQL("""
+    UPDATE {schema}.message
+    SET state = 'discarded', available_at = NULL, quarantine = NULL, last_error = %(reason)s
+    WHERE state = 'pending' AND ctid = ANY (ARRAY(SELECT given.place FROM {given}))
+""")
+
 MARK_INTERVAL, BUSY_MARK_INTERVAL = 0.003, 0.02  # seconds between two marks with fewer rows than `ROWS_WORTH_A_MARK`
 ROWS_WORTH_A_MARK = 1000
 BUSY_IN_FLIGHT = 200  # messages; a backlog keeps more in flight, a steady flow far fewer
@@ -171,6 +177,7 @@ class Marker:
 
     async def _faults(self, faults: Sequence[Fault]) -> None:
         given_up: list[Fault] = []
+        unwanted: list[Fault] = []
         for fault in faults:
             row = fault.row._replace(attempts=fault.row.attempts + 1)
             match fault.blame:
@@ -179,12 +186,29 @@ class Marker:
                 case Blame.ROW if row.attempts < self._settings.max_attempts:
                     if not await self._quarantine.put_back(row):
                         await self._postpone(row, fault.reason)
+                case Blame.NOBODY:
+                    unwanted.append(fault)
                 case Blame.ROW | Blame.ROW_FOR_GOOD:
                     given_up.append(fault._replace(row=row))
                 case _:
                     assert_never(fault.blame)
         for piece in pieces(given_up, (fault.row.cost for fault in given_up)):
             await self._park(piece)
+        for piece in pieces(unwanted, (fault.row.cost for fault in unwanted)):
+            await self._discard([fault.row for fault in piece], piece[0].reason)
+
+    async def _discard(self, rows: Sequence[Row], reason: str) -> None:
+        await self._write_discarded(rows, reason)
+        log.debug("messages.discarded", rows=len(rows), reason=reason)
+        self._tail.forget(rows)
+        self._quarantine.note_sent(rows)
+        for row in rows:
+            self._publisher.queue.release_key(row)
+
+    @retried
+    async def _write_discarded(self, rows: Sequence[Row], reason: str) -> None:
+        async with self._session.use() as connection:
+            await connection.execute(self._session.sql(DISCARD), {**places(rows), "reason": reason})
 
     async def _postpone(self, row: Row, reason: str) -> None:
         seconds = backoff(row.attempts, self._settings.backoff_initial, self._settings.backoff_max)

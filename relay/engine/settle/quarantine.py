@@ -296,7 +296,7 @@ class Quarantine:
         return None
 
     def note_sent(self, rows: Iterable[Row]) -> None:
-        """Note that these rows are confirmed and marked: a route whose probe is among them works again."""
+        """Note that these rows are marked, or discarded: a route whose probe is among them works again."""
         probed = {route.probe: (address, route) for address, route in self._routes.items() if route.probe}
         if not probed:
             return
@@ -370,7 +370,8 @@ class Quarantine:
         if route.probe is not None and await self._table.is_on_its_way(route.probe, but=waiting):
             self._schedule(route)  # the probe is still under way: refused for now, or the broker is unreachable
             return
-        route.probe = await self._table.take_probe(route.id, but=waiting, holding=self._holding)
+        last = route.probes % 2 == 1
+        route.probe = await self._table.take_probe(route.id, but=waiting, holding=self._holding, last=last)
         if route.probe is None:
             await self._let_go(address, route)  # no row waits for the route
             return

@@ -59,6 +59,7 @@ KEY_OF_PENDING = SQL("""
 """)
 # A row that may go out at once: the first row of its key. Neither a parked row nor a row that backs off (`but`) holds
 # the key. A row that was at fault itself becomes a probe `again` only when no other row waits.
+# The first and the last such row take turns: the first ones may be repeats, which a deduplicating exchange returns.
 # `quarantine` stays: a pending row that has a value there is a probe under way (relay/operate/quarantine.py reads it).
 TAKE_PROBE = SQL("""
     UPDATE {schema}.message SET state = 'pending', available_at = now(), last_error = NULL
@@ -83,7 +84,7 @@ TAKE_PROBE = SQL("""
                 WHERE ahead.state = 'quarantined' AND ahead.aggregate_type = row.aggregate_type
                     AND ahead.aggregate_id = row.aggregate_id AND ahead.id < row.id
             ))
-        ORDER BY row.id
+        ORDER BY row.id {direction}
         LIMIT 1
     )
     RETURNING lane, id
@@ -176,13 +177,15 @@ class QuarantineTable:
         return found is not None and (found[1] is None or (found[0].encode(), found[1].encode()) not in but)
 
     @retried
-    async def take_probe(self, route: int, *, but: Collection[Key], holding: bool) -> Place | None:
+    async def take_probe(self, route: int, *, but: Collection[Key], holding: bool, last: bool) -> Place | None:
         """Make one row that waits for a route pending, and return its place; None if no row may go.
 
         Args:
             but: keys whose rows may not go.
             holding: whether a parked or quarantined row holds its key.
+            last: whether to take the last such row instead of the first.
         """
+        statement = self._session.sql(TAKE_PROBE, direction=SQL("DESC" if last else "ASC"))
         async with self._session.use() as connection, connection.transaction():
             values = {
                 "route": route,
@@ -195,7 +198,7 @@ class QuarantineTable:
             if not noted.rowcount:  # it was paused, or has left the quarantine, in this moment
                 return None
             for again in (False, True):
-                cursor = await connection.execute(self._session.sql(TAKE_PROBE), {**values, "again": again})
+                cursor = await connection.execute(statement, {**values, "again": again})
                 if (probe := await cursor.fetchone()) is not None:
                     return probe
         return None

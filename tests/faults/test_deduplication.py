@@ -1,0 +1,54 @@
+"""A deduplicating exchange returns a repeat. That is no fault of the route: other rows go on."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+from pamqp.commands import Basic
+from yarl import URL
+
+from relay.config.settings import Settings, WireKind
+from tests.engine.conftest import Outbox, Reader, RunNode
+from tests.faults.hosts import to_hosts
+from tests.support.deduplicating import DeduplicatingProxy
+from tests.support.eventually import eventually
+from tests.support.proxy import Act, Way
+
+
+@pytest.fixture
+async def proxy(settings: Settings) -> AsyncIterator[DeduplicatingProxy]:
+    url = URL(settings.broker.url.get_secret_value())
+    async with DeduplicatingProxy(str(url.host), url.port or 5672) as proxy:
+        yield proxy
+
+
+@pytest.mark.parametrize("wire", WireKind)
+async def test_new_rows_pass_the_repeats_of_a_cut(
+    outbox: Outbox, queue: Reader, settings: Settings, run_node: RunNode, proxy: DeduplicatingProxy, wire: WireKind
+) -> None:
+    stored = [await outbox.insert(f"stored-{n}") for n in range(50)]
+    proxy.on_frame(Way.DOWN, Basic.Ack, 1, Act.RESET)
+
+    async with run_node(to_hosts(settings, proxy), wire=wire):
+        await proxy.wait_seen(Way.DOWN, Basic.Return, 1)
+        new = [await outbox.insert(f"new-{n}") for n in range(50)]
+        messages = await queue.drain_different(100)
+        assert sorted({int(str(message.headers["x-outbox-id"])) for message in messages}) == stored + new
+        assert not set(stored) <= set(await outbox.ids("sent")), "the repeats still wait"
+        proxy.forget()
+        await eventually(outbox.is_at_rest, "the exchange has forgotten the repeats")
+
+    assert await outbox.ids("sent") == stored + new
+
+
+async def test_a_route_works_although_its_first_row_was_sent_by_an_earlier_relay(
+    outbox: Outbox, queue: Reader, settings: Settings, run_node: RunNode, proxy: DeduplicatingProxy
+) -> None:
+    sent_before = await outbox.insert("before")
+    proxy.known.add(str(await outbox.column("message_id", sent_before)))
+
+    async with run_node(to_hosts(settings, proxy)):
+        await proxy.wait_seen(Way.DOWN, Basic.Return, 1)
+        new = [await outbox.insert(f"new-{n}") for n in range(20)]
+        assert sorted(await queue.ids(20)) == new
+        proxy.forget()
+        assert await queue.ids(1) == [sent_before]
