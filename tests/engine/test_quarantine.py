@@ -87,9 +87,9 @@ async def test_many_rows_of_a_route_are_set_aside_in_pieces(
     moved: list[int] = []
     set_aside = QuarantineTable.set_aside
 
-    async def note(table: QuarantineTable, address: Address, rows: Collection[Row], reason: str) -> Entry:
+    async def note(table: QuarantineTable, rows: Collection[Row], *more: Any) -> dict[Address, Entry]:
         moved.append(len(rows))
-        return await set_aside(table, address, rows, reason)
+        return await set_aside(table, rows, *more)
 
     monkeypatch.setattr(QuarantineTable, "set_aside", note)
     async with run_node():
@@ -369,3 +369,29 @@ async def test_rows_in_quarantine_follow_the_route_s_new_word(
 
     assert await outbox.ids("discarded") == gone
     assert await outbox.quarantined_routes() == []
+
+
+async def test_many_routes_are_set_aside_in_few_statements(
+    outbox: Outbox, queue: Reader, run_node: RunNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await outbox.connection.execute(
+        "INSERT INTO outbox.message (aggregate_type, aggregate_id, event_type, payload, exchange, routing_key)"
+        " SELECT 'customer', n::text, 'InvoiceIssued', '1', '', 'gone-' || n FROM generate_series(1, 2000) AS n"
+    )
+    statements = 0
+    set_aside = QuarantineTable.set_aside
+
+    async def count(table: QuarantineTable, *given: Any) -> dict[Address, Entry]:
+        nonlocal statements
+        statements += 1
+        return await set_aside(table, *given)
+
+    async def are_all_in_quarantine() -> bool:
+        return len(await outbox.quarantined_routes()) == 2000
+
+    monkeypatch.setattr(QuarantineTable, "set_aside", count)
+    async with run_node():
+        await eventually(are_all_in_quarantine, "each route is in quarantine")
+        entered = statements
+
+    assert entered < 500  # one for each route before

@@ -14,7 +14,7 @@ address.
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -27,7 +27,7 @@ from relay.engine.row import Fault, Key, Row, pieces
 from relay.engine.send.publisher import Publisher
 from relay.engine.send.routes import Address, Router
 from relay.engine.session.session import LaneSession, Retry, places, retried
-from relay.engine.settle.quarantine_table import Left, Place, QuarantineTable, names
+from relay.engine.settle.quarantine_table import Entry, Left, Place, QuarantineTable, names
 from relay.logger import get_logger
 
 log = get_logger(__name__)
@@ -199,7 +199,7 @@ class Quarantine:
                 route.reason = entry.reason
                 route.pause()
                 # With each load: a row that was in flight at the pause may have been refused since, to be sent again.
-                await self._take(address, [], entry.reason)
+                await self._take([], {address: entry.reason})
         for address, route in self._routes.items():
             if route.is_paused and not (address in entries and entries[address].is_paused):
                 log.info("route.resumed", **names(address))
@@ -219,7 +219,8 @@ class Quarantine:
             return await self._hold_rows(window)
 
     async def _hold_rows(self, window: list[Row]) -> list[Row]:
-        by_address: dict[Address, list[Row]] = {}
+        waiting: list[Row] = []
+        addresses: set[Address] = set()
         free: list[Row] = []
         for row in window:
             address = self._router.address(row)
@@ -230,32 +231,29 @@ class Quarantine:
                 self._publisher.queue.send_alone(row.id)
                 free.append(row)
             else:
-                by_address.setdefault(address, []).append(row)
-        for address, rows in by_address.items():
-            await self._set_aside(address, rows, self._routes[address].reason)
+                waiting.append(row)
+                addresses.add(address)
+        await self._set_aside(waiting, {address: self._routes[address].reason for address in addresses})
         return await self._hold_followers(free)
 
     async def take(self, faults: Sequence[Fault]) -> None:
         """Put the addresses of these rows into quarantine, with all rows for these addresses that were not sent."""
-        by_address: dict[Address, list[Fault]] = {}
-        for fault in faults:
-            by_address.setdefault(self._router.address(fault.row), []).append(fault)
+        reasons = {self._router.address(fault.row): fault.reason for fault in reversed(faults)}  # the first of each
         async with self._turn:
-            for address, own in by_address.items():
-                await self._take(address, [fault.row for fault in own], own[0].reason)
+            await self._take([fault.row for fault in faults], reasons)
 
-    async def _take(self, address: Address, returned: Sequence[Row], reason: str) -> None:
-        """Set aside these rows, and all rows for the address that wait to be sent."""
+    async def _take(self, returned: Sequence[Row], reasons: Mapping[Address, str]) -> None:
+        """Set aside these rows, and all rows for these addresses that wait to be sent."""
         queue = self._publisher.queue
 
         def is_bound_there(row: Row) -> bool:
-            return self._router.address(row) == address
+            return self._router.address(row) in reasons
 
         withdrawn = queue.withdraw(is_bound_there)
         heads, waiting = [*returned, *withdrawn.heads], withdrawn.waiting
         if not heads and not waiting:
             return
-        await self._set_aside(address, [*heads, *filter(is_bound_there, waiting)], reason)
+        await self._set_aside([*heads, *filter(is_bound_there, waiting)], reasons)
         if not self._holding:
             for row in heads:
                 queue.release_key(row)
@@ -277,7 +275,7 @@ class Quarantine:
         reason = self._routes[address].reason  # read before the wait: the route may be released meanwhile
         async with self._turn:
             await self._table.note_failure(row)
-            await self._take(address, [row], reason)
+            await self._take([row], {address: reason})
         return True
 
     def end_probe(self, row: Row, *, at_once: bool = True) -> Address | None:
@@ -334,22 +332,31 @@ class Quarantine:
         if self._routes:
             self._arm()  # also when no probe was due: the loop counts milliseconds, so a timer may fire a bit early
 
-    async def _set_aside(self, address: Address, rows: Sequence[Row], reason: str) -> None:
-        entry = None
+    async def _set_aside(self, rows: Sequence[Row], reasons: Mapping[Address, str]) -> None:
+        """Let rows wait for their routes, for these reasons."""
+        new: list[Address] = []
         for piece in pieces(rows, (row.cost for row in rows)):
-            entry = await self._table.set_aside(address, piece, reason)
+            addresses = [self._router.address(row) for row in piece]
+            own = {address: reasons[address] for address in addresses}
+            entries = await self._table.set_aside(piece, addresses, own)
             self._tail.forget(piece)
-        if entry is None:
-            return
-        route = self._routes.get(address)
-        if route is None:
-            route = self._routes[address] = QuarantinedRoute(entry.id, reason, entry.probes)
-            log.warning("route.quarantined", **names(address), reason=reason)
-            self._schedule(route)
+            aside = {(row.lane, row.id) for row in piece}
+            for address, entry in entries.items():
+                if address not in self._routes:
+                    self._routes[address] = QuarantinedRoute(entry.id, entry.reason, entry.probes)
+                    self._schedule(self._routes[address])
+                    new.append(address)
+                self._update(self._routes[address], entry, aside)
+        if new:
+            more = {"more": len(new) - 1} if len(new) > 1 else {}
+            log.warning("route.quarantined", **names(new[0]), reason=reasons[new[0]], **more)
             self._arm()
-        elif route.probe in {(row.lane, row.id) for row in rows}:
+
+    def _update(self, route: QuarantinedRoute, entry: Entry, aside: Container[Place]) -> None:
+        """Note that rows wait for a route once more."""
+        if route.probe in aside:
             route.probe = None
-        route.id, route.reason, route.works = entry.id, reason, False
+        route.id, route.reason, route.works = entry.id, entry.reason, False
         if entry.is_paused:
             route.pause()
         elif route.is_paused:

@@ -1,6 +1,6 @@
 """The quarantine in the database: its routes, the rows that wait for them, and the rows' way in and out."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from enum import Enum, auto
 from typing import NamedTuple
 
@@ -14,16 +14,26 @@ Place = tuple[int, int]  # lane and id of a row
 
 LOAD = SQL("SELECT id, exchange, routing_key, reason, probes, paused_at IS NOT NULL FROM {schema}.quarantine")
 
-# The update locks the route's row: no other node can delete the row before the rows that wait for it are written.
+# The update locks the routes' rows: no other node can delete one before the rows that wait for it are written. All
+# nodes lock them in one order. One statement for all: with one each, 30,000 routes took 550 s, and other rows waited.
 ENTER = SQL("""
     INSERT INTO {schema}.quarantine (exchange, routing_key, reason)
-    VALUES (%(exchange)s, %(routing_key)s, %(reason)s)
+    SELECT exchange, routing_key, reason
+    FROM unnest(%(exchanges)s::text[], %(routing_keys)s::text[], %(reasons)s::text[])
+        AS entered (exchange, routing_key, reason)
+    ORDER BY exchange, routing_key
     ON CONFLICT (exchange, routing_key) DO UPDATE SET reason = excluded.reason
-    RETURNING id, reason, probes, paused_at IS NOT NULL
+    RETURNING exchange, routing_key, id, reason, probes, paused_at IS NOT NULL
 """)
 
 SET_ASIDE = SQL("""
-    UPDATE {schema}.message SET state = 'quarantined', quarantine = %(route)s, last_error = %(reason)s
+    UPDATE {schema}.message AS row
+    SET state = 'quarantined', (quarantine, last_error) = (
+        SELECT aside.route, aside.reason
+        FROM unnest(%(lanes)s::smallint[], %(ids)s::bigint[], %(routes)s::bigint[], %(reasons)s::text[])
+            AS aside (lane, id, route, reason)
+        WHERE aside.lane = row.lane AND aside.id = row.id
+    )
     WHERE state = 'pending' AND ctid = ANY (ARRAY(SELECT given.place FROM {given}))
 """)
 
@@ -150,16 +160,31 @@ class QuarantineTable:
             ]
 
     @retried
-    async def set_aside(self, address: Address, rows: Collection[Row], reason: str) -> Entry:
-        """Let rows wait for a route, which is added if it is new; return the route."""
-        entered = {**names(address), "reason": reason}
+    async def set_aside(
+        self, rows: Collection[Row], addresses: Sequence[Address], reasons: Mapping[Address, str]
+    ) -> dict[Address, Entry]:
+        """Let rows wait for their routes, which are added where they are new; return the routes.
+
+        Args:
+            addresses: one for each row.
+        """
+        entered = {
+            "exchanges": [address.exchange.decode() for address in reasons],
+            "routing_keys": [address.routing_key.decode() for address in reasons],
+            "reasons": list(reasons.values()),
+        }
         async with self._session.write() as connection, connection.transaction():
             cursor = await connection.execute(self._session.sql(ENTER), entered)
-            entry = Entry(*(await cursor.fetchone() or (0, reason, 0, False)))
-            await connection.execute(
-                self._session.sql(SET_ASIDE), {**places(rows), "route": entry.id, "reason": reason}
-            )
-        return entry
+            entries = {
+                Address(exchange.encode(), routing_key.encode()): Entry(*rest)
+                for exchange, routing_key, *rest in await cursor.fetchall()
+            }
+            aside = {
+                "routes": [entries[address].id for address in addresses],
+                "reasons": [reasons[address] for address in addresses],
+            }
+            await connection.execute(self._session.sql(SET_ASIDE), places(rows) | aside)
+        return entries
 
     @retried
     async def set_aside_behind(self, rows: Collection[Row]) -> set[int]:
