@@ -85,6 +85,12 @@ class Fleet:
     injected: Counter[str] = field(default_factory=Counter)
     complaints: list[str] = field(default_factory=list)
 
+    def overtaken(self) -> list[str]:
+        """Return what the relays have logged of rows that only a sweep found."""
+        logs = (log for relay in self.relays.values() for log in relay.victim.logs.glob("*.log"))
+        lines = (line for log in sorted(set(logs)) for line in log.read_text().splitlines())
+        return [line for line in lines if "rows.overtaken" in line]
+
     async def connect(self) -> psycopg.AsyncConnection:
         """Open a session that passes no proxy."""
         return await psycopg.AsyncConnection.connect(self.servers.database_url, autocommit=True)

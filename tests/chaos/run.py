@@ -60,6 +60,7 @@ async def run(servers: FleetServers, seed: int, seconds: float, logs: Path, say:
         parked = sum(row.state == "parked" for row in await read_table(servers.database_url))
         left = await remains(servers.database_url)
         await _stop(fleet)
+        fleet.complaints += fleet.overtaken()
     return Outcome(fleet.history, fleet.injected, checker.deliveries, findings, parked, fleet.complaints, left)
 
 

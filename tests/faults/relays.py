@@ -32,6 +32,7 @@ class FleetDrill:
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
+        assert self.fleet.overtaken() == []
         self.repeats = 0
 
     def lanes(self, relay: str) -> int:

@@ -212,6 +212,13 @@ CASES = [
         )
     ),
     Case(
+        "OutboxRowsOvertaken",
+        {f"outbox_sweep_finds_total{{{RELAY}}}": "0x9 3x40"},
+        quiet="8m",
+        fires="12m",
+        over="40m",
+    ),
+    Case(
         "OutboxConsumerDuplicates",
         {
             f"outbox_consumer_acknowledged_total{{{CONSUMER}}}": "0+100x90",

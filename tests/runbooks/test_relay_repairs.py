@@ -103,6 +103,14 @@ async def test_a_lock_that_stalls_the_relay_ends(
         await eventually(site.is_ready, "ready again")
 
 
+async def test_an_overtaken_row_is_shown_with_the_others_of_its_key(operator: Operator, rows: Rows) -> None:
+    late, other, later = rows.pending("1"), rows.pending("2"), rows.pending("1")
+
+    shown = await operator.repair("OutboxRowsOvertaken", ID=late)
+
+    assert [str(id_) in shown.split() for id_ in (late, other, later)] == [True, False, True]
+
+
 async def test_parked_rows_are_sent_again(operator: Operator, rows: Rows) -> None:
     rows.parked("1")
     rows.parked("2")

@@ -16,6 +16,9 @@ from relay.engine.read.pending import DUE, read_statement
 from relay.engine.read.positions import LaneFloor, Plan, Positions
 from relay.engine.row import Key, Row, fetch_rows, give_rows
 from relay.engine.session.session import LaneSession, Retry, array_text, retried
+from relay.logger import get_logger
+
+log = get_logger(__name__)
 
 SHORT_REST = 0.002  # seconds between two reads while rows keep coming
 DOORBELL_AFTER = 0.02  # seconds without a row, after which writers are asked to ring
@@ -220,7 +223,10 @@ class Tail:
         while (longer := positions.plan_again(plan, head.message_id)) is not None:
             plan = longer
             head, rows = await self._select(plan)
-        self.sweep_finds += sum(not self._backing_off.holds(row) for row in positions.found_by_sweep(plan, rows))
+        found = [row for row in positions.found_by_sweep(plan, rows) if not self._backing_off.holds(row)]
+        if found:
+            self.sweep_finds += len(found)
+            log.warning("rows.overtaken", rows=len(found), first_id=found[0].id)
         rows = positions.take(plan, rows, head.id, began=began, ended=time.monotonic())
         self._read_at, self._known_until = began, known_until
         return rows
