@@ -14,7 +14,7 @@ address.
 """
 
 import asyncio
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -42,6 +42,18 @@ LOAD_PARKED = SQL("""
     SELECT DISTINCT aggregate_type, aggregate_id
     FROM {schema}.message
     WHERE state = 'parked' AND held_behind IS NULL AND aggregate_id IS NOT NULL
+""")
+
+FIND_PARKED = SQL("""
+    SELECT wanted.kind, wanted.key
+    FROM unnest(%(kinds)s::text[], %(keys)s::text[]) AS wanted (kind, key)
+    CROSS JOIN LATERAL (
+        SELECT
+        FROM {schema}.message AS head
+        WHERE head.state = 'parked' AND head.held_behind IS NULL
+            AND head.aggregate_type = wanted.kind AND head.aggregate_id = wanted.key
+        LIMIT 1
+    ) AS head
 """)
 
 PARK_BEHIND = SQL("""
@@ -110,7 +122,8 @@ class ParkedKeys:
         parked = await self._write_parked(rows)
         self._tail.forget([row for row in rows if row.id in parked])
         if left := [row for row in rows if row.id not in parked]:
-            self._keys -= {row.key for row in left if row.key is not None} - await self._read_keys()
+            keys = {row.key for row in left if row.key is not None}
+            self._keys -= keys - await self._find_keys(keys)
             self._tail.leave(left)
         if parked:
             log.warning("messages.held", rows=len(parked))
@@ -120,6 +133,14 @@ class ParkedKeys:
         async with self._session.use() as connection:
             cursor = await connection.execute(self._session.sql(LOAD_PARKED))
             return {(kind.encode(), id_.encode()) for kind, id_ in await cursor.fetchall()}
+
+    @retried
+    async def _find_keys(self, keys: Collection[Key]) -> set[Key]:
+        """Return which of these keys have a parked row."""
+        wanted = {"kinds": [kind.decode() for kind, _ in keys], "keys": [key.decode() for _, key in keys]}
+        async with self._session.use() as connection:
+            cursor = await connection.execute(self._session.sql(FIND_PARKED), wanted)
+            return {(kind.encode(), key.encode()) for kind, key in await cursor.fetchall()}
 
     @retried
     async def _write_parked(self, rows: Sequence[Row]) -> set[int]:
